@@ -1,0 +1,19 @@
+//! The foliomem memory manager: pure logic over a small [`machine::Machine`].
+//!
+//! Nothing here knows a syscall, a pointer or a thread: the same code manages the memory of a real
+//! program (crate `foliomem-linux`) and of a simulated machine. Words are the kernel's: a *page* is
+//! 4 KiB, a *folio* is a naturally aligned run of `2^order` pages, a *frame* is a page of physical
+//! budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster* is 512 slots.
+//!
+//! # Lock order
+//! A lock may be taken while holding only locks of a lower rank.
+//!
+//! | rank | lock | protects |
+//! |---|---|---|
+//! | 1 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
+//! | 2 | everything in [`buddy`], [`cluster`], [`store`], [`lru`] | leaves: none of them takes another |
+#![forbid(unsafe_code)]
+
+pub mod stats;
+pub mod sync;
+pub mod units;

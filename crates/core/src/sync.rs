@@ -1,0 +1,46 @@
+//! Every lock and atomic of the engine comes from here, so that a schedule explorer can take their
+//! place: `RUSTFLAGS="--cfg shuttle"` builds the whole crate over shuttle's.
+//!
+//! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so that no thread can ever
+//! see a half-done change of a thread that panicked.
+
+#[cfg(not(shuttle))]
+pub use std::sync::atomic;
+#[cfg(not(shuttle))]
+use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+
+#[cfg(shuttle)]
+pub use shuttle::sync::atomic;
+#[cfg(shuttle)]
+use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+
+/// A mutual exclusion lock without poisoning.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(RawMutex<T>);
+
+/// What a [`Mutex`] hands out while it is held.
+pub type MutexGuard<'a, T> = RawGuard<'a, T>;
+
+impl<T> Mutex<T> {
+    /// A lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self(RawMutex::new(value))
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        match self.0.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Takes the lock if nobody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+}
