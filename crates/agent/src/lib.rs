@@ -1,1 +1,16 @@
-//! (skeleton)
+//! The library that `foliomem run` preloads into a program.
+//!
+//! It exports nothing but the hooks below (a test checks the built library) and does nothing unless
+//! `FOLIOMEM_CONTROL` names the control segment of a run. Its constructor claims a slot there, says
+//! hello, and starts the keeper (`foliomem_linux::runtime`); from then on everything happens in the
+//! agent's own threads and around forks.
+//!
+//! Rules for code in this library: no allocation from the program's malloc (see [`heap`]), no
+//! thread-local storage, no output to stdout, `errno` kept, no symbol bound lazily.
+
+mod heap;
+mod hooks;
+mod start;
+
+#[global_allocator]
+static HEAP: heap::AgentHeap = heap::AgentHeap::new();

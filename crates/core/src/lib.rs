@@ -14,6 +14,9 @@
 //! | 2 | everything in [`buddy`], [`cluster`], [`store`], [`lru`] | leaves: none of them takes another |
 #![forbid(unsafe_code)]
 
+pub mod buddy;
+pub mod page_table;
+pub mod queue;
 pub mod stats;
 pub mod sync;
 pub mod units;

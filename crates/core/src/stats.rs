@@ -157,6 +157,11 @@ macro_rules! counters {
             fn clear_gauges(&self) {
                 $(counters!(@clear $kind, self.$field);)*
             }
+
+            /// The child of a fork has what its parent has.
+            fn inherit_gauges(&self, parent: &$name) {
+                $(counters!(@inherit $kind, self.$field, parent.$field);)*
+            }
         }
     };
     (@fold count, $from:expr, $to:expr) => { $to.add($from.get()) };
@@ -164,6 +169,8 @@ macro_rules! counters {
     (@fold max, $from:expr, $to:expr) => { $to.add($from.get()) };
     (@clear gauge, $field:expr) => { $field.set(0) };
     (@clear $kind:ident, $field:expr) => { let _ = &$field; };
+    (@inherit gauge, $field:expr, $parent:expr) => { $field.set($parent.get()) };
+    (@inherit $kind:ident, $field:expr, $parent:expr) => { let _ = (&$field, &$parent); };
 }
 
 counters! {
@@ -338,6 +345,15 @@ impl Counters {
         for (from, to) in self.fault_ns.iter().zip(&total.fault_ns) {
             from.fold_into(to);
         }
+    }
+
+    /// Sets every gauge to the parent's: what the child of a fork holds.
+    pub fn inherit_gauges(&self, parent: &Counters) {
+        for (own, parent) in self.size.iter().zip(&parent.size) {
+            own.inherit_gauges(parent);
+        }
+        self.vm.inherit_gauges(&parent.vm);
+        self.store.inherit_gauges(&parent.store);
     }
 
     /// Sets every gauge to zero: what a process that has ended holds.

@@ -1,0 +1,333 @@
+//! A buddy allocator over frame numbers.
+//!
+//! Per order one bitmap of naturally aligned runs: bit `i` of order `k` is 1 when the run of frames
+//! `i*2^k .. (i+1)*2^k` is free *at that order*. A frame is free at one order only, the largest at which
+//! its whole run is free: buddies are always merged. Above each bitmap stand summaries, one bit for each
+//! word below that is not zero, so the lowest or highest free run is found in one step a level (four levels
+//! reach 2^24 runs, five all 2^32 frames). All bits of all orders are two a frame: 0.25 bytes, and
+//! untouched parts of a large arena cost nothing.
+//!
+//! No lock: the owner wraps it in one.
+
+use crate::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
+
+/// A bitmap with summaries: `levels[0]` holds the bits, bit `i` of `levels[n + 1]` says that word `i` of
+/// `levels[n]` is not zero. The top level is one word.
+struct BitTree {
+    levels: Vec<Vec<u64>>,
+    ones: u32,
+}
+
+impl BitTree {
+    fn new(bits: usize) -> BitTree {
+        let mut levels = Vec::new();
+        let mut words = bits.div_ceil(64).max(1);
+        loop {
+            levels.push(vec![0; words]);
+            if words == 1 {
+                return BitTree { levels, ones: 0 };
+            }
+            words = words.div_ceil(64);
+        }
+    }
+
+    fn get(&self, bit: usize) -> bool {
+        self.levels[0].get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
+    }
+
+    fn set(&mut self, bit: usize) {
+        debug_assert!(!self.get(bit));
+        self.ones += 1;
+        let mut at = bit;
+        for level in &mut self.levels {
+            let word = &mut level[at / 64];
+            let was = *word;
+            *word |= 1 << (at % 64);
+            if was != 0 {
+                return;
+            }
+            at /= 64;
+        }
+    }
+
+    fn clear(&mut self, bit: usize) {
+        debug_assert!(self.get(bit));
+        self.ones -= 1;
+        let mut at = bit;
+        for level in &mut self.levels {
+            let word = &mut level[at / 64];
+            *word &= !(1 << (at % 64));
+            if *word != 0 {
+                return;
+            }
+            at /= 64;
+        }
+    }
+
+    fn find(&self, pick: impl Fn(u64) -> u32) -> Option<usize> {
+        let mut at = 0;
+        for level in self.levels.iter().rev() {
+            let word = level[at];
+            if word == 0 {
+                return None;
+            }
+            at = at * 64 + pick(word) as usize;
+        }
+        Some(at)
+    }
+
+    fn lowest(&self) -> Option<usize> {
+        self.find(u64::trailing_zeros)
+    }
+
+    fn highest(&self) -> Option<usize> {
+        self.find(|word| 63 - word.leading_zeros())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        let words = self.levels[0].iter().enumerate();
+        words
+            .flat_map(|(index, &word)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index * 64 + bit))
+    }
+
+    fn check(&self) {
+        let ones: u32 = self.levels[0].iter().map(|word| word.count_ones()).sum();
+        assert_eq!(ones, self.ones);
+        for pair in self.levels.windows(2) {
+            for (index, word) in pair[0].iter().enumerate() {
+                assert_eq!(pair[1][index / 64] >> (index % 64) & 1 == 1, *word != 0, "summary of word {index}");
+            }
+        }
+    }
+}
+
+/// The allocator.
+pub struct Buddy {
+    frames: u32,
+    free: [BitTree; ORDERS],
+    free_frames: u32,
+}
+
+impl Buddy {
+    /// An allocator for frames `0..frames`, none of which is free yet.
+    pub fn new(frames: u32) -> Buddy {
+        let tree = |order: usize| BitTree::new((frames >> order) as usize + 1);
+        Buddy { frames, free: std::array::from_fn(tree), free_frames: 0 }
+    }
+
+    fn run(bit: usize, order: Order) -> FrameRun {
+        FrameRun::new(Frame((bit as u32) << order.get()), order)
+    }
+
+    fn bit(run: FrameRun) -> usize {
+        (run.head.0 >> run.order.get()) as usize
+    }
+
+    /// Makes `frames` frames from `head` on free, which were not.
+    pub fn add_free(&mut self, head: Frame, frames: u32) {
+        let (mut at, end) = (head.0, head.0 + frames);
+        while at < end {
+            let aligned = at.trailing_zeros().min(u32::from(MAX_ORDER.get())) as u8;
+            let fits = |order: &Order| order.get() <= aligned && end - at >= order.pages();
+            let Some(order) = Order::all().rev().find(fits) else { unreachable!("order 0 always fits") };
+            self.free(FrameRun::new(Frame(at), order));
+            at += order.pages();
+        }
+    }
+
+    /// The lowest free run of exactly or more than `order`, split down to it.
+    pub fn alloc(&mut self, order: Order) -> Option<FrameRun> {
+        self.alloc_by(order, BitTree::lowest, 0)
+    }
+
+    /// The same from the top of the highest free run.
+    pub fn alloc_highest(&mut self, order: Order) -> Option<FrameRun> {
+        self.alloc_by(order, BitTree::highest, 1)
+    }
+
+    fn alloc_by(&mut self, order: Order, find: fn(&BitTree) -> Option<usize>, upper: usize) -> Option<FrameRun> {
+        let (from, mut bit) = Order::all()
+            .filter(|&from| from >= order)
+            .find_map(|from| find(&self.free[from.index()]).map(|bit| (from, bit)))?;
+        self.free[from.index()].clear(bit);
+        for level in (order.index()..from.index()).rev() {
+            let half = bit * 2 + upper;
+            self.free[level].set(half ^ 1);
+            bit = half;
+        }
+        self.free_frames -= order.pages();
+        Some(Self::run(bit, order))
+    }
+
+    /// Takes this very run, if all of it is free.
+    pub fn alloc_at(&mut self, run: FrameRun) -> bool {
+        let Some(holder) = self.holder(run.head).filter(|holder| holder.order >= run.order) else { return false };
+        self.free[holder.order.index()].clear(Self::bit(holder));
+        for level in (run.order.index()..holder.order.index()).rev() {
+            let on_path = (run.head.0 >> level) as usize;
+            self.free[level].set(on_path ^ 1);
+        }
+        self.free_frames -= run.frames();
+        true
+    }
+
+    /// Takes a run back and merges it with its free buddies.
+    pub fn free(&mut self, run: FrameRun) {
+        debug_assert!(run.head.0 + run.frames() <= self.frames, "{run:?} beyond {} frames", self.frames);
+        debug_assert!(self.holder(run.head).is_none(), "{run:?} is free already");
+        self.free_frames += run.frames();
+        let (mut bit, mut order) = (Self::bit(run), run.order);
+        while let Some(higher) = order.higher() {
+            if !self.free[order.index()].get(bit ^ 1) {
+                break;
+            }
+            self.free[order.index()].clear(bit ^ 1);
+            (bit, order) = (bit / 2, higher);
+        }
+        self.free[order.index()].set(bit);
+    }
+
+    /// The free run that holds `frame`.
+    fn holder(&self, frame: Frame) -> Option<FrameRun> {
+        Order::all()
+            .find(|order| self.free[order.index()].get((frame.0 >> order.get()) as usize))
+            .map(|order| Self::run((frame.0 >> order.get()) as usize, order))
+    }
+
+    /// Free frames.
+    pub fn free_frames(&self) -> u32 {
+        self.free_frames
+    }
+
+    /// Free runs of exactly `order`.
+    pub fn free_runs(&self, order: Order) -> u32 {
+        self.free[order.index()].ones
+    }
+
+    /// Whether `frame` is free.
+    pub fn is_free(&self, frame: Frame) -> bool {
+        self.holder(frame).is_some()
+    }
+
+    /// Whether a run of `order` can be had.
+    pub fn can_alloc(&self, order: Order) -> bool {
+        Order::all().any(|free| free >= order && self.free_runs(free) > 0)
+    }
+
+    /// The free runs of exactly `order`, ascending.
+    pub fn iter_free(&self, order: Order) -> impl Iterator<Item = FrameRun> + '_ {
+        self.free[order.index()].iter().map(move |bit| Self::run(bit, order))
+    }
+
+    /// Walks the whole structure: summaries, totals, no frame free at two orders, buddies merged.
+    pub fn check(&self) {
+        let mut total = 0;
+        for order in Order::all() {
+            self.free[order.index()].check();
+            total += self.free_runs(order) * order.pages();
+            for run in self.iter_free(order) {
+                assert!(run.head.0 + run.frames() <= self.frames, "{run:?} is beyond the last frame");
+                let merged = order == MAX_ORDER || !self.free[order.index()].get(Self::bit(run) ^ 1);
+                assert!(merged, "{run:?} and its buddy are both free");
+                let above = Order::all().filter(|&higher| higher > order);
+                for higher in above {
+                    let held = self.free[higher.index()].get((run.head.0 >> higher.get()) as usize);
+                    assert!(!held, "{run:?} is free at {higher:?}, too");
+                }
+            }
+        }
+        assert_eq!(total, self.free_frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Alloc(u8),
+        AllocHighest(u8),
+        AllocAt(u32, u8),
+        Free(prop::sample::Index),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0u8..10).prop_map(Step::Alloc),
+            1 => (0u8..10).prop_map(Step::AllocHighest),
+            2 => (0u32..3000, 0u8..10).prop_map(|(head, order)| Step::AllocAt(head, order)),
+            4 => any::<prop::sample::Index>().prop_map(Step::Free),
+        ]
+    }
+
+    fn frames_of(run: FrameRun) -> impl Iterator<Item = u32> {
+        run.head.0..run.head.0 + run.frames()
+    }
+
+    /// Whether the model has a free naturally aligned run.
+    fn model_has(free: &BTreeSet<u32>, order: Order) -> bool {
+        free.iter()
+            .any(|&head| head % order.pages() == 0 && (head..head + order.pages()).all(|frame| free.contains(&frame)))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+        #[test]
+        fn it_gives_out_what_a_set_of_frames_has(frames in 1u32..3000, steps in prop::collection::vec(step(), 1..120)) {
+            let mut buddy = Buddy::new(frames);
+            buddy.add_free(Frame(0), frames);
+            let mut free: BTreeSet<u32> = (0..frames).collect();
+            let mut held: Vec<FrameRun> = Vec::new();
+            for step in steps {
+                let got = match step {
+                    Step::Alloc(order) | Step::AllocHighest(order) => {
+                        let order = Order::new(order).unwrap();
+                        let got = if matches!(step, Step::Alloc(_)) { buddy.alloc(order) } else { buddy.alloc_highest(order) };
+                        prop_assert_eq!(got.is_some(), model_has(&free, order));
+                        got
+                    }
+                    Step::AllocAt(head, order) => {
+                        let order = Order::new(order).unwrap();
+                        let run = FrameRun::new(Frame(head & !(order.pages() - 1)), order);
+                        let possible = frames_of(run).all(|frame| free.contains(&frame));
+                        prop_assert_eq!(buddy.alloc_at(run), possible);
+                        possible.then_some(run)
+                    }
+                    Step::Free(index) => {
+                        if !held.is_empty() {
+                            let run = held.swap_remove(index.index(held.len()));
+                            buddy.free(run);
+                            free.extend(frames_of(run));
+                        }
+                        None
+                    }
+                };
+                if let Some(run) = got {
+                    for frame in frames_of(run) {
+                        prop_assert!(free.remove(&frame), "{:?} was not free", run);
+                    }
+                    held.push(run);
+                }
+                buddy.check();
+                prop_assert_eq!(buddy.free_frames() as usize, free.len());
+            }
+            for frame in 0..frames {
+                prop_assert_eq!(buddy.is_free(Frame(frame)), free.contains(&frame));
+            }
+        }
+    }
+
+    #[test]
+    fn freeing_everything_merges_everything() {
+        let mut buddy = Buddy::new(2048);
+        buddy.add_free(Frame(0), 2048);
+        let runs: Vec<FrameRun> = std::iter::from_fn(|| buddy.alloc(Order::ZERO)).collect();
+        assert_eq!(runs.len(), 2048);
+        runs.into_iter().rev().for_each(|run| buddy.free(run));
+        assert_eq!(buddy.free_runs(MAX_ORDER), 4);
+        buddy.check();
+    }
+}

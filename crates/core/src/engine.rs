@@ -1,0 +1,198 @@
+//! The memory manager: faults, reclaim and mapping changes over one program's memory.
+//!
+//! A page's life: first touch or adoption makes it part of a *resident* folio, the youngest of the
+//! active queue. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
+//! A staged folio that is touched moves straight back (second chance); one that is not is *written
+//! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
+//! others. Touching it then *swaps it in* whole. Every way into the program goes through
+//! `bring_in`, every way out through `stage`, every split through `carve`.
+//!
+//! Any number of threads may call in. Long work (compressing, decompressing) is done without a lock,
+//! its pages marked busy; see [`crate::page_table`] for who owns what then. Lock order: one block, then
+//! leaves (homes, queues, slots, store). Never two blocks.
+
+mod check;
+mod fault;
+mod mapping;
+mod reclaim;
+
+pub use fault::Served;
+
+use crate::cluster::{CacheReclaim, Strategy, SwapClusters};
+use crate::homes::{Homes, Urgency};
+use crate::machine::Machine;
+use crate::page_table::PageTable;
+use crate::queue::Queue;
+use crate::slot_map::SlotMap;
+use crate::stats::Counters;
+use crate::store::{RunSource, Store};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::units::{FrameRun, Order, OrderSet, PageNumber, Slot};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Enabled folio sizes.
+    pub sizes: OrderSet,
+    /// The largest piece that is compressed as one.
+    pub granule: Order,
+    /// Frames in the arena. Only what is used costs memory.
+    pub arena_frames: u32,
+    /// Slots of the swap device. Only what is used costs memory.
+    pub swap_slots: u32,
+    /// How slots are found.
+    pub strategy: Strategy,
+    /// CPUs that allocate slots.
+    pub cpus: u16,
+}
+
+/// Part of the content (1/2^4) that is kept staged while there is pressure: enough that a folio in use
+/// is touched before it is written back, little enough that the touches cost little.
+const STAGED_SHARE_SHIFT: u32 = 4;
+/// Never fewer staged pages than this: 1 MiB.
+const STAGED_MIN_PAGES: u64 = 256;
+
+/// The memory manager of one program.
+pub struct Engine<M: Machine> {
+    machine: M,
+    config: EngineConfig,
+    table: PageTable,
+    homes: Homes,
+    active: Queue,
+    staged: Queue,
+    slots: SwapClusters,
+    slot_map: SlotMap,
+    store: Store,
+    /// Ranges the program has discarded; their resident pages are to be looked at again.
+    discarded: Mutex<VecDeque<Range<PageNumber>>>,
+    resident_pages: AtomicU64,
+    staged_pages: AtomicU64,
+}
+
+/// The engine's frames as the store's memory. The store grows only while something larger is written
+/// back, so it may take the reserve.
+struct StoreRuns<'a, M: Machine>(&'a Engine<M>);
+
+impl<M: Machine> RunSource for StoreRuns<'_, M> {
+    fn alloc_run(&self, order: Order) -> Option<FrameRun> {
+        self.0.homes.alloc_full(&self.0.machine, order, Urgency::Reclaim).ok().map(|(run, _)| run)
+    }
+
+    fn free_run(&self, run: FrameRun) {
+        self.0.homes.free_full(run);
+    }
+}
+
+/// Our slots are freed the moment their content is back: none is ever kept for the cache alone.
+struct NoCachedSlots;
+
+impl CacheReclaim for NoCachedSlots {
+    fn reclaim(&self, _slot: Slot, _slots: u32) -> bool {
+        false
+    }
+}
+
+impl<M: Machine> Engine<M> {
+    /// A manager of `machine` that manages nothing yet.
+    pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
+        Engine {
+            table: PageTable::default(),
+            homes: Homes::new(config.arena_frames),
+            active: Queue::default(),
+            staged: Queue::default(),
+            slots: SwapClusters::new(config.swap_slots, config.cpus, config.strategy, false),
+            slot_map: SlotMap::new(config.swap_slots),
+            store: Store::new(config.swap_slots),
+            discarded: Mutex::new(VecDeque::new()),
+            resident_pages: AtomicU64::new(0),
+            staged_pages: AtomicU64::new(0),
+            machine,
+            config,
+        }
+    }
+
+    /// The machine it manages.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// How it was set up.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> &Counters {
+        self.machine.counters()
+    }
+
+    /// Pages in the program.
+    pub fn resident_pages(&self) -> u64 {
+        self.resident_pages.load(Relaxed)
+    }
+
+    /// Pages staged at home.
+    pub fn staged_pages(&self) -> u64 {
+        self.staged_pages.load(Relaxed)
+    }
+
+    /// Free frames that need no charge.
+    pub fn free_frames(&self) -> u32 {
+        self.homes.full_frames()
+    }
+
+    /// Pages in the store.
+    pub fn swapped_pages(&self) -> u64 {
+        u64::from(self.slots.used_slots())
+    }
+
+    /// Publishes the gauges of the store.
+    pub fn publish_store(&self) {
+        let stats = self.store.stats();
+        let store = &self.counters().store;
+        store.orig_data_size.set(stats.orig_data_bytes);
+        store.compr_data_size.set(stats.compr_data_bytes);
+        store.mem_used_total.set(stats.used_bytes);
+        store.mem_used_max.raise_to(stats.used_bytes);
+        store.same_pages.set(stats.same_filled_pages);
+        store.huge_pages.set(stats.huge_pages);
+    }
+
+    fn staged_target_pages(&self) -> u64 {
+        ((self.resident_pages() + self.staged_pages()) >> STAGED_SHARE_SHIFT).max(STAGED_MIN_PAGES)
+    }
+
+    fn runs(&self) -> StoreRuns<'_, M> {
+        StoreRuns(self)
+    }
+
+    /// Frees frames that held pages of the program.
+    fn free_content(&self, run: FrameRun) {
+        if self.machine.frames_escape() {
+            self.machine.release(run);
+            self.machine.uncharge(run.frames());
+            self.homes.free_empty(run);
+        } else {
+            self.homes.free_full(run);
+        }
+    }
+
+    /// Frees `slots` slots from `first` on and drops their references to their pieces.
+    fn free_slots(&self, first: Slot, slots: u32) {
+        let mut done = 0;
+        while done < slots {
+            let piece = self.slot_map.take(first.offset(done));
+            let mut pages = 1;
+            while done + pages < slots && self.slot_map.get(first.offset(done + pages)) == piece {
+                self.slot_map.take(first.offset(done + pages));
+                pages += 1;
+            }
+            self.store.release(&self.runs(), piece, pages as u16);
+            done += pages;
+        }
+        self.slots.free(first, slots);
+    }
+}

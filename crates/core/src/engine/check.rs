@@ -1,0 +1,74 @@
+//! The whole-engine check: every page, frame and slot is accounted for exactly once.
+
+use super::Engine;
+use crate::machine::Machine;
+use crate::page_table::PageState;
+use crate::units::{Frame, ORDERS, Order};
+use std::collections::HashSet;
+
+impl<M: Machine> Engine<M> {
+    /// Walks everything and panics at the first thing that does not add up. Only while no other call
+    /// is under way.
+    pub fn check(&self) {
+        self.homes.check();
+        self.slots.check();
+        self.store.check();
+        let mut frames: HashSet<Frame> = HashSet::new();
+        let mut slots = HashSet::new();
+        let (mut resident, mut staged) = (0u64, 0u64);
+        let mut nr_anon = [0u64; ORDERS];
+        for block in self.table.blocks() {
+            let entries = block.lock();
+            for (head, state) in entries.folios() {
+                let Some(order) = state.order() else { continue };
+                for index in 0..order.pages() {
+                    let page = head.offset(index);
+                    assert_eq!(entries.get(page), state.offset(index), "{page:?} of the folio at {head:?}");
+                }
+                match state {
+                    PageState::None => {}
+                    PageState::Resident { frame, .. } => {
+                        resident += u64::from(order.pages());
+                        nr_anon[order.index()] += 1;
+                        self.check_frames(frame, order, &mut frames);
+                        assert!(entries.is_queued(head), "resident {head:?} is in no queue");
+                    }
+                    PageState::Home { frame, writeback, .. } => {
+                        assert!(!writeback, "{head:?} is busy");
+                        staged += u64::from(order.pages());
+                        self.check_frames(frame, order, &mut frames);
+                        assert!(entries.is_queued(head), "staged {head:?} is in no queue");
+                    }
+                    PageState::Swapped { slot, fetching, .. } => {
+                        assert!(!fetching, "{head:?} is busy");
+                        for index in 0..order.pages() {
+                            assert!(slots.insert(slot.offset(index)), "{slot:?}+{index} is used twice");
+                            self.slot_map.get(slot.offset(index));
+                        }
+                    }
+                }
+            }
+            let covered: u32 = entries.folios().filter_map(|(_, state)| state.order()).map(Order::pages).sum();
+            let with_content = (0..crate::units::BLOCK_PAGES as u32)
+                .filter(|&index| entries.get(entries.first().offset(index)) != PageState::None);
+            assert_eq!(covered as usize, with_content.count(), "a page of no folio in {:?}", entries.first());
+        }
+        assert_eq!(resident, self.resident_pages(), "resident pages");
+        assert_eq!(staged, self.staged_pages(), "staged pages");
+        assert_eq!(slots.len() as u64, self.swapped_pages(), "slots in use");
+        for order in Order::all() {
+            assert_eq!(nr_anon[order.index()], self.counters().of(order).nr_anon.get(), "nr_anon of {order:?}");
+        }
+        let held = u64::from(self.store.held_frames());
+        let free = u64::from(self.homes.full_frames() + self.homes.empty_frames());
+        assert_eq!(free + resident + staged + held, u64::from(self.homes.frames()), "every frame is somewhere");
+    }
+
+    fn check_frames(&self, head: Frame, order: Order, seen: &mut HashSet<Frame>) {
+        for index in 0..order.pages() {
+            let frame = head.offset(index);
+            assert!(seen.insert(frame), "{frame:?} is used twice");
+            assert!(!self.homes.is_free(frame), "{frame:?} is used and free");
+        }
+    }
+}

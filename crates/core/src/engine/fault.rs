@@ -1,0 +1,357 @@
+//! Serving a fault: first touch, second chance and swap-in.
+
+use super::Engine;
+use crate::homes::{Content, NoRun, Urgency};
+use crate::machine::{Corrupted, Machine, MoveError, Stopped};
+use crate::page_table::{Block, Entries, PageState};
+use crate::queue::{FolioName, Queue};
+use crate::stats::FaultKind;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
+
+/// What became of a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// The page is there, or whoever fetches it will wake the program.
+    Done(FaultKind),
+    /// The program is changing its mappings. Hear the change first, then try again.
+    Again,
+}
+
+type Guard<'a> = MutexGuard<'a, Box<Entries>>;
+
+/// What one look at the faulting page came to.
+enum Step {
+    Served(Served),
+    /// The limit was in the way: reclaim, then look again.
+    OverLimit,
+    /// Somebody changed the page meanwhile.
+    LookAgain,
+}
+
+/// Times a fault reclaims for the order it wants before it takes a lower one.
+const TRIES_BEFORE_FALLBACK: u32 = 3;
+/// Pages a fault reclaims at a time: what a few large folios need.
+const DIRECT_RECLAIM_PAGES: u64 = 64;
+
+impl<M: Machine> Engine<M> {
+    /// Serves a fault on `page`: its content is in the program afterwards, whoever waited is woken.
+    pub fn fault(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
+        let Some(block) = self.table.get_or_create(page) else {
+            self.machine.wake(page, Order::ZERO);
+            return Served::Done(FaultKind::Spurious);
+        };
+        let mut tries = 0;
+        loop {
+            match self.try_fault(worker, block, page, tries >= TRIES_BEFORE_FALLBACK) {
+                Step::Served(served) => return served,
+                Step::LookAgain => {}
+                Step::OverLimit => {
+                    tries += 1;
+                    self.counters().vm.allocstall.inc();
+                    let freed = self.reclaim(worker, DIRECT_RECLAIM_PAGES);
+                    self.counters().vm.pgsteal_direct.add(freed);
+                }
+            }
+        }
+    }
+
+    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, last_try: bool) -> Step {
+        let mut entries = block.lock();
+        match entries.get(page) {
+            PageState::None => self.first_touch(&mut entries, page, last_try),
+            PageState::Resident { order, .. } => {
+                if self.drop_absent(&mut entries, page.head(order)..page.head(order).offset(order.pages())) == 0
+                    || entries.get(page) != PageState::None
+                {
+                    self.machine.wake(page, Order::ZERO);
+                    return Step::Served(Served::Done(FaultKind::Spurious));
+                }
+                Step::LookAgain
+            }
+            PageState::Home { order, writeback, .. } => {
+                let head = page.head(order);
+                if writeback && !self.copy_from_writeback(&mut entries, head, order) {
+                    drop(entries);
+                    std::thread::yield_now();
+                    return Step::LookAgain;
+                }
+                self.counters().vm.pgactivate.add(u64::from(order.pages()));
+                Step::Served(self.bring_in(&mut entries, head, FaultKind::Home))
+            }
+            PageState::Swapped { fetching: true, .. } => Step::Served(Served::Done(FaultKind::Spurious)),
+            PageState::Swapped { .. } => self.swap_in(worker, block, entries, page, last_try),
+        }
+    }
+
+    /// The highest order that fits the mapping and is wholly untouched, then lower ones.
+    fn first_touch(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Step {
+        let Some(mapping) = self.machine.mapping(page) else {
+            self.machine.wake(page, Order::ZERO);
+            return Step::Served(Served::Done(FaultKind::Spurious));
+        };
+        for order in self.config.sizes.descending() {
+            let head = page.head(order);
+            if head < mapping.start || head.offset(order.pages()) > mapping.end || !entries.all_none(head, order) {
+                continue;
+            }
+            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { Urgency::Normal };
+            match self.homes.alloc_full(&self.machine, order, urgency) {
+                Ok((run, content)) => {
+                    if content == Content::Dirty {
+                        self.machine.zero(run);
+                    }
+                    let state = PageState::Home { frame: run.head, order, writeback: false };
+                    entries.set_folio(head, order, state);
+                    self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
+                    self.counters().of(order).anon_fault_alloc.inc();
+                    return Step::Served(self.bring_in(entries, head, FaultKind::FirstTouch));
+                }
+                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
+                Err(reason) => {
+                    let counters = self.counters().of(order);
+                    counters.anon_fault_fallback.inc();
+                    if reason == NoRun::OverLimit {
+                        counters.anon_fault_fallback_charge.inc();
+                    }
+                }
+            }
+        }
+        // Not even one frame, beyond the limit and of the whole arena: wait for a worker to free some.
+        Step::OverLimit
+    }
+
+    /// Gives a folio that is being compressed other frames with the same content; the old ones are the
+    /// compressing worker's to free. False where no frames can be had.
+    fn copy_from_writeback(&self, entries: &mut Entries, head: PageNumber, order: Order) -> bool {
+        let PageState::Home { frame, .. } = entries.get(head) else { unreachable!("a folio at home") };
+        let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
+        self.machine.copy(FrameRun::new(frame, order), run);
+        entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
+        true
+    }
+
+    /// Moves the folio at `head`, which is at home and not under writeback, into the program.
+    pub(super) fn bring_in(&self, entries: &mut Entries, head: PageNumber, kind: FaultKind) -> Served {
+        let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
+            unreachable!("{head:?} is {:?}", entries.get(head))
+        };
+        let run = FrameRun::new(frame, order);
+        let mut moved = self.machine.move_in(run, head);
+        if moved == Err(Stopped { moved_pages: 0, error: MoveError::Busy }) {
+            self.machine.unshare_home(run);
+            moved = self.machine.move_in(run, head);
+        }
+        match moved {
+            Ok(()) => self.make_resident(entries, head, frame, order),
+            Err(Stopped { moved_pages: 0, error: MoveError::Changing }) => {
+                self.enqueue(&self.staged, entries, head, order);
+                return Served::Again;
+            }
+            Err(Stopped { moved_pages, .. }) => return self.bring_in_pages(entries, head, run, moved_pages, kind),
+        }
+        Served::Done(kind)
+    }
+
+    fn make_resident(&self, entries: &mut Entries, head: PageNumber, frame: Frame, order: Order) {
+        entries.set_folio(head, order, PageState::Resident { frame, order });
+        let pages = u64::from(order.pages());
+        self.staged_pages.fetch_sub(pages, Relaxed);
+        self.resident_pages.fetch_add(pages, Relaxed);
+        self.counters().of(order).nr_anon.inc();
+        // Its place is behind everything that was there before it, whatever queue it was in.
+        entries.set_queued(head, false);
+        self.enqueue(&self.active, entries, head, order);
+    }
+
+    /// Only the first `moved_pages` of the folio could move: the rest follows page by page, by copy where
+    /// a move is refused. Whoever waits for a page that stays behind is woken to try again.
+    fn bring_in_pages(
+        &self,
+        entries: &mut Entries,
+        head: PageNumber,
+        run: FrameRun,
+        moved_pages: u32,
+        kind: FaultKind,
+    ) -> Served {
+        if run.order > Order::ZERO {
+            self.counters().of(run.order).split.inc();
+        }
+        let mut served = Served::Done(kind);
+        for index in 0..run.frames() {
+            let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
+            entries.set_queued(page, false);
+            entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
+            let outcome = if index < moved_pages { Ok(()) } else { self.bring_in_page(page, part) };
+            match outcome {
+                Ok(()) => self.make_resident(entries, page, part.head, Order::ZERO),
+                Err(MoveError::Exists) => {
+                    // The program has a newer page there.
+                    self.staged_pages.fetch_sub(1, Relaxed);
+                    entries.set(page, PageState::None);
+                    self.free_content(part);
+                }
+                Err(error) => {
+                    self.enqueue(&self.staged, entries, page, Order::ZERO);
+                    if error == MoveError::Changing {
+                        served = Served::Again;
+                    }
+                }
+            }
+        }
+        self.machine.wake(head, run.order);
+        served
+    }
+
+    fn bring_in_page(&self, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
+        match self.machine.move_in(part, page) {
+            Ok(()) => Ok(()),
+            Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
+                self.machine.copy_in(part.head, page)?;
+                self.machine.release(part);
+                Ok(())
+            }
+            Err(stopped) => Err(stopped.error),
+        }
+    }
+
+    /// Appends a folio to a queue, unless it is in one.
+    pub(super) fn enqueue(&self, queue: &Queue, entries: &mut Entries, head: PageNumber, order: Order) {
+        if !entries.set_queued(head, true) {
+            queue.push(FolioName { head, order });
+        }
+    }
+
+    /// Fetches the folio of `page` from the store, whole if frames for it can be had, else the largest
+    /// part around `page` that they can be had for.
+    fn swap_in<'a>(
+        &'a self,
+        worker: &mut M::Worker,
+        block: &'a Block,
+        mut entries: Guard<'a>,
+        page: PageNumber,
+        last_try: bool,
+    ) -> Step {
+        let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
+        let mut order = whole;
+        let run = loop {
+            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { Urgency::Normal };
+            match self.homes.alloc_full(&self.machine, order, urgency) {
+                Ok((run, _)) => break run,
+                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
+                Err(reason) => {
+                    self.counters().of(order).swpin_fallback.inc();
+                    if reason == NoRun::OverLimit {
+                        self.counters().of(order).swpin_fallback_charge.inc();
+                    }
+                }
+            }
+            let Some(lower) = order.lower() else { return Step::OverLimit };
+            order = lower;
+        };
+        let head = page.head(order);
+        if order < whole {
+            self.carve(&mut entries, head..head.offset(order.pages()));
+        }
+        let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
+        entries.set_folio(head, order, PageState::Swapped { slot, order, fetching: true });
+        drop(entries);
+        let fetched = self.fetch(worker, slot, run);
+        entries = block.lock();
+        Step::Served(self.finish_swap_in(&mut entries, head, slot, run, fetched))
+    }
+
+    /// Decompresses the slots from `slot` on to the homes of `run`. The slots stay ours meanwhile, because
+    /// their pages say *fetching*.
+    fn fetch(&self, worker: &mut M::Worker, slot: Slot, run: FrameRun) -> Result<(), Corrupted> {
+        let mut done = 0;
+        while done < run.frames() {
+            let first = slot.offset(done);
+            let pinned = self.store.pin(self.slot_map.get(first));
+            let piece = pinned.piece();
+            let granule_pages = piece.granule.pages();
+            let skip = first.0 % granule_pages;
+            let part_order = if skip == 0 && granule_pages <= run.frames() - done {
+                piece.granule
+            } else {
+                run.order.min(piece.granule)
+            };
+            let into = run.part(done, part_order);
+            let read = self.machine.read_piece(worker, piece, skip, into);
+            self.store.unpin(&self.runs(), pinned);
+            read?;
+            done += part_order.pages();
+        }
+        Ok(())
+    }
+
+    fn finish_swap_in(
+        &self,
+        entries: &mut Entries,
+        head: PageNumber,
+        slot: Slot,
+        run: FrameRun,
+        fetched: Result<(), Corrupted>,
+    ) -> Served {
+        let order = run.order;
+        if let Err(corrupted) = fetched {
+            return self.give_up_corrupted(entries, head, slot, run, corrupted);
+        }
+        self.counters().vm.pswpin.add(u64::from(order.pages()));
+        let ours: [bool; BLOCK_PAGES] = std::array::from_fn(|index| {
+            (index as u32) < order.pages() && is_fetched(entries, head.offset(index as u32), slot.offset(index as u32))
+        });
+        self.free_slots(slot, order.pages());
+        if ours[..order.pages() as usize].iter().all(|&ours| ours) {
+            entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
+            self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
+            self.counters().of(order).swpin.inc();
+            return self.bring_in(entries, head, FaultKind::SwapIn);
+        }
+        // Part of it was unmapped or discarded meanwhile.
+        let mut served = Served::Done(FaultKind::SwapIn);
+        for index in 0..order.pages() {
+            let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
+            if !ours[index as usize] {
+                self.free_content(part);
+                continue;
+            }
+            entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
+            self.staged_pages.fetch_add(1, Relaxed);
+            if self.bring_in(entries, page, FaultKind::SwapIn) == Served::Again {
+                served = Served::Again;
+            }
+        }
+        self.machine.wake(head, order);
+        served
+    }
+
+    /// Never hands over content that does not match its checksum: the program gets SIGBUS there.
+    fn give_up_corrupted(
+        &self,
+        entries: &mut Entries,
+        head: PageNumber,
+        slot: Slot,
+        run: FrameRun,
+        corrupted: Corrupted,
+    ) -> Served {
+        self.counters().vm.store_corrupted.inc();
+        for index in 0..run.frames() {
+            let page = head.offset(index);
+            if is_fetched(entries, page, slot.offset(index)) {
+                self.machine.poison(page, corrupted);
+                entries.set(page, PageState::None);
+            }
+        }
+        self.free_slots(slot, run.frames());
+        self.free_content(run);
+        self.machine.wake(head, run.order);
+        Served::Done(FaultKind::SwapIn)
+    }
+}
+
+/// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.
+fn is_fetched(entries: &Entries, page: PageNumber, slot: Slot) -> bool {
+    matches!(entries.get(page), PageState::Swapped { slot: now, fetching: true, .. } if now == slot)
+}

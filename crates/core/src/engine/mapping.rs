@@ -1,0 +1,251 @@
+//! Changes of the program's mappings: adoption, unmap, discard, remap; and the splits they need.
+
+use super::Engine;
+use crate::machine::Machine;
+use crate::page_table::{Entries, PageState};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber};
+use std::ops::Range;
+
+impl<M: Machine> Engine<M> {
+    /// Calls `act` with every existing block that has pages in `range`, and which of them.
+    pub(super) fn in_blocks(&self, range: Range<PageNumber>, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
+        let mut page = range.start;
+        while page < range.end {
+            let next = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
+            if let Some(block) = self.table.get(page) {
+                act(&mut block.lock(), page..next.min(range.end));
+            }
+            page = next;
+        }
+    }
+
+    /// Takes over what the program has in `range` already: each present page becomes part of the
+    /// largest enabled folio that is wholly present. The caller has made sure that first touches in
+    /// `range` come to [`fault`](Engine::fault) by now. Returns the pages taken over.
+    pub fn adopt(&self, range: Range<PageNumber>) -> u64 {
+        let mut adopted = 0;
+        let mut page = range.start;
+        while page < range.end {
+            let next = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
+            let Some(block) = self.table.get_or_create(page) else { break };
+            let mut entries = block.lock();
+            self.machine.for_each_present(page..next.min(range.end), &mut |run| {
+                adopted += self.adopt_run(&mut entries, run);
+            });
+            page = next;
+        }
+        self.counters().vm.pgadopted.add(adopted);
+        adopted
+    }
+
+    fn adopt_run(&self, entries: &mut Entries, run: Range<PageNumber>) -> u64 {
+        let mut adopted = 0;
+        let mut page = run.start;
+        while page < run.end {
+            let fits = |&order: &Order| {
+                page.head(order) == page && page.offset(order.pages()) <= run.end && entries.all_none(page, order)
+            };
+            let found = self.config.sizes.descending().find(fits);
+            let home = found.and_then(|order| self.homes.alloc_empty(order));
+            let Some(home) = home else {
+                page = page.offset(1);
+                continue;
+            };
+            let order = home.order;
+            entries.set_folio(page, order, PageState::Resident { frame: home.head, order });
+            self.resident_pages.fetch_add(u64::from(order.pages()), Relaxed);
+            self.counters().of(order).nr_anon.inc();
+            self.enqueue(&self.active, entries, page, order);
+            adopted += u64::from(order.pages());
+            page = page.offset(order.pages());
+        }
+        adopted
+    }
+
+    /// The program has unmapped `range`: whatever was there is gone.
+    pub fn unmapped(&self, range: Range<PageNumber>) {
+        self.in_blocks(range, |entries, part| {
+            self.carve(entries, part.clone());
+            self.for_each_folio(entries, part, |entries, head, state| self.drop_folio(entries, head, state));
+        });
+    }
+
+    /// The program is about to discard the content of `range` (MADV_DONTNEED, MADV_FREE): it reads as
+    /// zeros from now on. Resident pages are the kernel's to free; they are looked at again later.
+    pub fn discarded(&self, range: Range<PageNumber>) {
+        let mut resident = false;
+        self.in_blocks(range.clone(), |entries, part| {
+            self.carve(entries, part.clone());
+            self.for_each_folio(entries, part, |entries, head, state| match state {
+                PageState::Resident { .. } => resident = true,
+                _ => self.drop_folio(entries, head, state),
+            });
+        });
+        if resident {
+            self.discarded.lock().push_back(range);
+        }
+    }
+
+    /// The program has moved `pages` pages from `from` to `to`, where nothing is managed yet.
+    pub fn remapped(&self, from: PageNumber, to: PageNumber, pages: u32) {
+        let (from_end, to_end) = (from.offset(pages), to.offset(pages));
+        self.unmapped(to..to_end);
+        // A folio keeps its order only where it is naturally aligned at its new place, too.
+        let delta = from.0 ^ to.0;
+        let fitting = Order::all().rev().find(|order| delta.trailing_zeros() >= u32::from(order.get()));
+        let most = fitting.unwrap_or(Order::ZERO);
+        let mut page = from;
+        while page < from_end {
+            let Some(block) = self.table.get(page) else {
+                page = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
+                continue;
+            };
+            let mut entries = block.lock();
+            self.carve(&mut entries, from..from_end);
+            let state = entries.get(page);
+            let Some(order) = state.order() else {
+                page = page.offset(1);
+                continue;
+            };
+            if matches!(state, PageState::Home { writeback: true, .. } | PageState::Swapped { fetching: true, .. }) {
+                // A worker owns its frames or slots: it is done soon.
+                drop(entries);
+                std::thread::yield_now();
+                continue;
+            }
+            if order > most {
+                self.carve_to(&mut entries, page, order, most);
+                continue;
+            }
+            entries.set_folio(page, order, PageState::None);
+            drop(entries);
+            let target = to.offset((page.0 - from.0) as u32);
+            self.place(target, order, state);
+            page = page.offset(order.pages());
+        }
+    }
+
+    /// Gives the folio at `head` a state that was taken from elsewhere.
+    fn place(&self, head: PageNumber, order: Order, state: PageState) {
+        let Some(block) = self.table.get_or_create(head) else { unreachable!("the program mapped {head:?}") };
+        let mut entries = block.lock();
+        debug_assert!(entries.all_none(head, order), "{head:?} was unmapped");
+        entries.set_folio(head, order, state);
+        match state {
+            PageState::Resident { .. } => self.enqueue(&self.active, &mut entries, head, order),
+            PageState::Home { .. } => self.enqueue(&self.staged, &mut entries, head, order),
+            PageState::None | PageState::Swapped { .. } => {}
+        }
+    }
+
+    /// Calls `act` with each folio of `range`, which must not cut one.
+    fn for_each_folio(
+        &self,
+        entries: &mut Entries,
+        range: Range<PageNumber>,
+        mut act: impl FnMut(&mut Entries, PageNumber, PageState),
+    ) {
+        let mut page = range.start;
+        while page < range.end {
+            let state = entries.get(page);
+            let Some(order) = state.order() else {
+                page = page.offset(1);
+                continue;
+            };
+            debug_assert_eq!(page.head(order), page, "the range cuts a folio");
+            act(entries, page, state);
+            page = page.offset(order.pages());
+        }
+    }
+
+    /// Forgets a folio whose mapping is gone, and frees what it held. What a worker is busy with is
+    /// freed by that worker.
+    fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
+        let Some(order) = state.order() else { return };
+        entries.set_folio(head, order, PageState::None);
+        let pages = u64::from(order.pages());
+        match state {
+            PageState::None => {}
+            PageState::Resident { frame, .. } => {
+                self.resident_pages.fetch_sub(pages, Relaxed);
+                self.counters().of(order).nr_anon.sub(1);
+                self.homes.free_empty(FrameRun::new(frame, order));
+                self.machine.program_freed(order.pages());
+            }
+            PageState::Home { frame, writeback, .. } => {
+                self.staged_pages.fetch_sub(pages, Relaxed);
+                if !writeback {
+                    self.free_content(FrameRun::new(frame, order));
+                }
+            }
+            PageState::Swapped { slot, fetching, .. } => {
+                if !fetching {
+                    self.free_slots(slot, order.pages());
+                }
+            }
+        }
+    }
+
+    /// Forgets the resident pages of `range` that are not there any more; returns how many.
+    pub(super) fn drop_absent(&self, entries: &mut Entries, range: Range<PageNumber>) -> u32 {
+        let mut absent = [false; MAX_ORDER.pages() as usize];
+        for index in range.start.index_in_block()..range.start.index_in_block() + (range.end.0 - range.start.0) as usize
+        {
+            absent[index] = true;
+        }
+        self.machine.for_each_present(range.clone(), &mut |run| {
+            for page in run.start.0..run.end.0 {
+                absent[PageNumber(page).index_in_block()] = false;
+            }
+        });
+        let mut dropped = 0;
+        let mut page = range.start;
+        while page < range.end {
+            if absent[page.index_in_block()] && matches!(entries.get(page), PageState::Resident { .. }) {
+                let end = page.offset(1);
+                self.carve(entries, page..end);
+                let state = entries.get(page);
+                self.drop_folio(entries, page, state);
+                dropped += 1;
+            }
+            page = page.offset(1);
+        }
+        dropped
+    }
+
+    /// Splits the folios that cross a border of `range`, as little as possible: the rest of each stays
+    /// in the largest naturally aligned folios.
+    pub(super) fn carve(&self, entries: &mut Entries, range: Range<PageNumber>) {
+        for border in [range.start, range.end] {
+            if border.head(MAX_ORDER) != entries.first() {
+                continue;
+            }
+            while let Some(order) = entries.get(border).order() {
+                let head = border.head(order);
+                let Some(lower) = order.lower().filter(|_| head != border) else { break };
+                self.carve_to(entries, head, order, lower);
+            }
+        }
+    }
+
+    /// Splits the folio at `head` from order `from` into folios of order `to`.
+    pub(super) fn carve_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
+        let state = entries.get(head);
+        entries.set_queued(head, false);
+        for index in (0..from.pages()).step_by(to.pages() as usize) {
+            let part = head.offset(index);
+            let part_state = state.offset(index).with_order(to);
+            entries.set_folio(part, to, part_state);
+            match part_state {
+                PageState::Resident { .. } => self.enqueue(&self.active, entries, part, to),
+                PageState::Home { writeback: false, .. } => self.enqueue(&self.staged, entries, part, to),
+                PageState::None | PageState::Home { .. } | PageState::Swapped { .. } => {}
+            }
+        }
+        if matches!(state, PageState::Resident { .. }) {
+            self.counters().of(from).nr_anon.sub(1);
+            self.counters().of(to).nr_anon.add(u64::from(from.pages() / to.pages()));
+        }
+    }
+}

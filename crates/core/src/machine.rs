@@ -1,0 +1,144 @@
+//! The one door between the memory manager and the machine it manages.
+//!
+//! On Linux it is a real program's memory through userfaultfd; in tests and in the lab it is an array.
+//! The engine never holds a leaf lock while it calls the machine. It may hold one page table block,
+//! where a method says so; such a method must not wait for anything but the kernel.
+//!
+//! Places: the *program* is addressed by [`PageNumber`]; the *arena* by [`Frame`]. A frame's page is
+//! either at home (in the arena), or moved into the program, its home then being *empty*.
+
+use crate::stats::Counters;
+use crate::store::{Piece, Place};
+use crate::units::{CpuNumber, Frame, FrameRun, Order, PageNumber};
+use std::ops::Range;
+use thiserror::Error;
+
+/// Why pages could not be moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum MoveError {
+    /// Somebody else refers to the page: it is pinned, or shared since a fork.
+    #[error("the page is pinned or shared")]
+    Busy,
+    /// The destination already holds a page.
+    #[error("the destination is occupied")]
+    Exists,
+    /// There is no page to move.
+    #[error("the source is empty")]
+    Absent,
+    /// The mapping does not allow it: other protection, locked, or the range crosses its border.
+    #[error("the mapping does not allow moves")]
+    Refused,
+    /// The program is changing its mappings: the change must be heard first.
+    #[error("the mapping is being changed")]
+    Changing,
+    /// The mapping, or the whole program, is gone.
+    #[error("the mapping is gone")]
+    Gone,
+}
+
+/// A move that did not go all the way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("after {moved_pages} pages: {error}")]
+pub struct Stopped {
+    /// Pages that were moved: the first ones of the range.
+    pub moved_pages: u32,
+    /// What stopped it.
+    pub error: MoveError,
+}
+
+/// What compressing a piece came to. The bytes wait in the worker's scratch memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Compressed {
+    /// The whole piece repeats one word and needs no bytes.
+    Filled(u64),
+    /// Compressed, or `raw` where that saved nothing.
+    Bytes {
+        /// How many bytes to store.
+        len_bytes: u32,
+        /// They are the content itself.
+        raw: bool,
+        /// Checksum of the stored bytes.
+        checksum: u64,
+    },
+}
+
+/// A stored piece could not be turned back into the pages it was made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("a stored piece does not match its checksum")]
+pub struct Corrupted;
+
+/// What the engine asks of the machine.
+pub trait Machine: Sync {
+    /// Per-thread state for compression: contexts and scratch memory.
+    type Worker;
+
+    /// A clock that never goes back.
+    fn now_ns(&self) -> u64;
+    /// Where the caller runs. A hint: it may have moved since.
+    fn cpu(&self) -> CpuNumber;
+
+    /// Takes `pages` of the budget, unless that would exceed the limit.
+    fn try_charge(&self, pages: u32) -> bool;
+    /// Takes `pages` of the budget even beyond the limit.
+    fn charge(&self, pages: u32);
+    /// Gives `pages` back to the budget.
+    fn uncharge(&self, pages: u32);
+    /// Pages left below the limit; negative beyond it.
+    fn room_pages(&self) -> i64;
+    /// The program has unmapped or discarded `pages` resident pages: the kernel has freed them.
+    fn program_freed(&self, pages: u32);
+    /// The counters of the managed program.
+    fn counters(&self) -> &Counters;
+
+    /// Gives the empty homes of `run` pages full of zeros. The caller has charged them.
+    fn populate(&self, run: FrameRun);
+    /// Empties the homes of `run`: their pages go back to the system.
+    fn release(&self, run: FrameRun);
+    /// Fills the pages at home in `run` with zeros.
+    fn zero(&self, run: FrameRun);
+    /// Copies the pages at home in `from` over those at home in `to`, of the same order.
+    fn copy(&self, from: FrameRun, to: FrameRun);
+    /// Whether somebody outside the program may still read frames that were its own (a pipe, a
+    /// zero-copy socket): then no frame may be used again before its page has gone back to the system.
+    fn frames_escape(&self) -> bool;
+    /// Moves the page at home in `from` to the empty home of `to`.
+    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError>;
+
+    /// Moves the pages at home in `run` into the program at `to` and wakes whoever waits for them.
+    /// Called under a block lock.
+    fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;
+    /// Moves the program's pages at `from` to the empty homes of `run`. Called under a block lock.
+    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped>;
+    /// Copies the page at home in `frame` into the program where a move is refused, and wakes. Called
+    /// under a block lock.
+    fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError>;
+    /// Makes pages that a fork left shared the program's own again, if they are still there. Never
+    /// called under a lock: the program may have to be served meanwhile.
+    fn unshare(&self, pages: Range<PageNumber>);
+    /// Makes pages at home that a fork left shared our own again. Called under a block lock.
+    fn unshare_home(&self, run: FrameRun);
+    /// Wakes whoever waits for the 2^order pages at `page`. Called under a block lock.
+    fn wake(&self, page: PageNumber, order: Order);
+    /// Makes any access to the page end the program with SIGBUS, and says why.
+    fn poison(&self, page: PageNumber, why: Corrupted);
+
+    /// The mapping around `page`, as far as it is known: a folio never leaves it.
+    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>>;
+    /// Calls `found` with each maximal run of pages in `pages` that the program has content in, in
+    /// ascending order. Called under a block lock.
+    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));
+
+    /// Compresses the pages at home in `run` as one piece into the worker's scratch memory.
+    fn compress(&self, worker: &mut Self::Worker, run: FrameRun) -> Compressed;
+    /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
+    fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place);
+    /// Restores pages `skip_pages..` of `piece`, as many as `into` has, to the homes of `into`, after
+    /// verifying the checksum.
+    fn read_piece(
+        &self,
+        worker: &mut Self::Worker,
+        piece: &Piece,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted>;
+}

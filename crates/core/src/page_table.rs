@@ -1,0 +1,311 @@
+//! What the engine knows of every page of the managed address space, as a radix tree of blocks.
+//!
+//! A [`Block`] is 2 MiB of address space: 512 entries of 8 bytes (0.2% of what they describe) under one
+//! lock. A folio is naturally aligned and at most 2 MiB, so it never leaves its block and one lock
+//! suffices for it. Every page of a folio of order `k` carries `k` and its own frame or slot; these are
+//! consecutive over the folio, so the head's follows from any page's.
+//!
+//! States of a page, and who may change them (always under the block's lock):
+//!
+//! | state | content is | left by |
+//! |---|---|---|
+//! | `None` | nowhere: reads as zeros | first touch, adoption |
+//! | `Resident` | in the program; the home is empty and reserved | staging, unmap |
+//! | `Home` | at home; the program cannot touch it | a fault (second chance), writeback, unmap |
+//! | `Home` + writeback | the same, and a worker reads it: **only that worker frees the frame** | the worker; a fault copies; unmap |
+//! | `Swapped` | in the store, under its slot | a fault, unmap |
+//! | `Swapped` + fetching | the same, and a worker reads it: **only that worker frees the slot** | the worker; unmap |
+//!
+//! Lock rank 1 (block). Lookup takes no lock. Blocks are never freed.
+
+use crate::sync::{Mutex, MutexGuard};
+use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};
+use std::sync::OnceLock;
+
+/// What is known of one page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PageState {
+    /// No content.
+    #[default]
+    None,
+    /// In the program.
+    Resident {
+        /// Its reserved, empty home.
+        frame: Frame,
+        /// Of its folio.
+        order: Order,
+    },
+    /// At home.
+    Home {
+        /// Where.
+        frame: Frame,
+        /// Of its folio.
+        order: Order,
+        /// A worker is compressing it.
+        writeback: bool,
+    },
+    /// In the store.
+    Swapped {
+        /// Under which slot.
+        slot: Slot,
+        /// Of its folio.
+        order: Order,
+        /// A worker is fetching it.
+        fetching: bool,
+    },
+}
+
+impl PageState {
+    /// The order of the folio the page belongs to; `None` where it has no content.
+    pub fn order(self) -> Option<Order> {
+        match self {
+            PageState::None => None,
+            PageState::Resident { order, .. } | PageState::Home { order, .. } | PageState::Swapped { order, .. } => {
+                Some(order)
+            }
+        }
+    }
+
+    /// The same state in a folio of another order.
+    #[must_use]
+    pub fn with_order(self, new: Order) -> PageState {
+        match self {
+            PageState::None => PageState::None,
+            PageState::Resident { frame, .. } => PageState::Resident { frame, order: new },
+            PageState::Home { frame, writeback, .. } => PageState::Home { frame, order: new, writeback },
+            PageState::Swapped { slot, fetching, .. } => PageState::Swapped { slot, order: new, fetching },
+        }
+    }
+
+    /// The state of the page `pages` further on in the same folio.
+    #[must_use]
+    pub fn offset(self, pages: u32) -> PageState {
+        match self {
+            PageState::None => PageState::None,
+            PageState::Resident { frame, order } => PageState::Resident { frame: frame.offset(pages), order },
+            PageState::Home { frame, order, writeback } => {
+                PageState::Home { frame: frame.offset(pages), order, writeback }
+            }
+            PageState::Swapped { slot, order, fetching } => {
+                PageState::Swapped { slot: slot.offset(pages), order, fetching }
+            }
+        }
+    }
+}
+
+/// A [`PageState`] in one word. Bits 0..2 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`),
+/// bit 3 busy (writeback or fetching), bit 4 queued, bits 8..12 order, bits 32..64 frame or slot.
+/// The all-zero word is `None`, not queued.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Entry(u64);
+
+impl Entry {
+    const BUSY: u64 = 1 << 3;
+    const QUEUED: u64 = 1 << 4;
+
+    fn encode(state: PageState) -> Entry {
+        let pack = |kind: u64, busy: bool, order: Order, number: u32| {
+            Entry(kind | if busy { Entry::BUSY } else { 0 } | u64::from(order.get()) << 8 | u64::from(number) << 32)
+        };
+        match state {
+            PageState::None => Entry(0),
+            PageState::Resident { frame, order } => pack(1, false, order, frame.0),
+            PageState::Home { frame, order, writeback } => pack(2, writeback, order, frame.0),
+            PageState::Swapped { slot, order, fetching } => pack(3, fetching, order, slot.0),
+        }
+    }
+
+    fn decode(self) -> PageState {
+        let number = (self.0 >> 32) as u32;
+        let busy = self.0 & Entry::BUSY != 0;
+        let Some(order) = Order::new((self.0 >> 8) as u8 & 0xf) else { unreachable!("entry {:x}", self.0) };
+        match self.0 & 7 {
+            0 => PageState::None,
+            1 => PageState::Resident { frame: Frame(number), order },
+            2 => PageState::Home { frame: Frame(number), order, writeback: busy },
+            3 => PageState::Swapped { slot: Slot(number), order, fetching: busy },
+            kind => unreachable!("entry kind {kind}"),
+        }
+    }
+}
+
+/// The entries of one block, in the hands of whoever holds its lock.
+pub struct Entries {
+    first: PageNumber,
+    pages: [Entry; BLOCK_PAGES],
+}
+
+impl Entries {
+    /// The first page of the block.
+    pub fn first(&self) -> PageNumber {
+        self.first
+    }
+
+    fn index(&self, page: PageNumber) -> usize {
+        debug_assert_eq!(page.head(crate::units::MAX_ORDER), self.first, "page of another block");
+        page.index_in_block()
+    }
+
+    /// The state of `page`.
+    pub fn get(&self, page: PageNumber) -> PageState {
+        self.pages[self.index(page)].decode()
+    }
+
+    /// Changes the state of `page`. Whether it is queued stays, unless its content is gone.
+    pub fn set(&mut self, page: PageNumber, state: PageState) {
+        let index = self.index(page);
+        let queued = if state == PageState::None { 0 } else { self.pages[index].0 & Entry::QUEUED };
+        self.pages[index] = Entry(Entry::encode(state).0 | queued);
+    }
+
+    /// Gives the 2^order pages at `head` the consecutive states that start with `state`.
+    pub fn set_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
+        debug_assert_eq!(head.head(order), head);
+        for index in 0..order.pages() {
+            self.set(head.offset(index), state.offset(index));
+        }
+    }
+
+    /// Whether the folio at `head` is in a reclaim queue.
+    pub fn is_queued(&self, head: PageNumber) -> bool {
+        self.pages[self.index(head)].0 & Entry::QUEUED != 0
+    }
+
+    /// Says whether the folio at `head` is in a reclaim queue; returns what it was.
+    pub fn set_queued(&mut self, head: PageNumber, queued: bool) -> bool {
+        let index = self.index(head);
+        let was = self.pages[index].0 & Entry::QUEUED != 0;
+        self.pages[index].0 = self.pages[index].0 & !Entry::QUEUED | if queued { Entry::QUEUED } else { 0 };
+        was
+    }
+
+    /// Whether all 2^order pages at `head` are without content.
+    pub fn all_none(&self, head: PageNumber, order: Order) -> bool {
+        let start = self.index(head);
+        self.pages[start..start + order.pages() as usize].iter().all(|entry| entry.decode() == PageState::None)
+    }
+
+    /// Every folio that has a page in the block, as its first page and that page's state.
+    pub fn folios(&self) -> impl Iterator<Item = (PageNumber, PageState)> + '_ {
+        (0..BLOCK_PAGES as u32).filter_map(|index| {
+            let page = self.first.offset(index);
+            let state = self.get(page);
+            state.order().filter(|&order| page.head(order) == page).map(|_| (page, state))
+        })
+    }
+}
+
+/// 2 MiB of managed address space.
+pub struct Block(Mutex<Box<Entries>>);
+
+impl Block {
+    /// Takes the block's lock.
+    pub fn lock(&self) -> MutexGuard<'_, Box<Entries>> {
+        self.0.lock()
+    }
+}
+
+// A block number of a 47-bit address space has 26 bits: 8 + 9 + 9.
+const ROOT_BITS: u32 = 8;
+const LEVEL_BITS: u32 = 9;
+const _: () = assert!(ROOT_BITS + 2 * LEVEL_BITS == 47 - 21);
+
+type Leaf = Box<[OnceLock<Block>]>;
+type Middle = Box<[OnceLock<Leaf>]>;
+
+/// The radix tree over all blocks.
+pub struct PageTable {
+    root: Box<[OnceLock<Middle>]>,
+}
+
+fn level<T>(bits: u32) -> Box<[OnceLock<T>]> {
+    (0..1usize << bits).map(|_| OnceLock::new()).collect()
+}
+
+impl Default for PageTable {
+    fn default() -> Self {
+        PageTable { root: level(ROOT_BITS) }
+    }
+}
+
+impl PageTable {
+    fn path(page: PageNumber) -> (usize, usize, usize) {
+        let block = page.0 / BLOCK_PAGES as u64;
+        let mask = (1 << LEVEL_BITS) - 1;
+        ((block >> (2 * LEVEL_BITS)) as usize, (block >> LEVEL_BITS) as usize & mask, block as usize & mask)
+    }
+
+    /// The block of `page`, if it was ever needed. Pages beyond a 47-bit address space have none.
+    pub fn get(&self, page: PageNumber) -> Option<&Block> {
+        let (root, middle, leaf) = Self::path(page);
+        self.root.get(root)?.get()?[middle].get()?[leaf].get()
+    }
+
+    /// The block of `page`, made if need be; `None` beyond a 47-bit address space.
+    pub fn get_or_create(&self, page: PageNumber) -> Option<&Block> {
+        let (root, middle, leaf) = Self::path(page);
+        let middle_level = self.root.get(root)?.get_or_init(|| level(LEVEL_BITS));
+        let leaf_level = middle_level[middle].get_or_init(|| level(LEVEL_BITS));
+        Some(leaf_level[leaf].get_or_init(|| {
+            let first = page.head(crate::units::MAX_ORDER);
+            Block(Mutex::new(Box::new(Entries { first, pages: [Entry::default(); BLOCK_PAGES] })))
+        }))
+    }
+
+    /// Every block there is, in ascending order.
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
+        let middles = self.root.iter().filter_map(OnceLock::get);
+        let leaves = middles.flat_map(|middle| middle.iter().filter_map(OnceLock::get));
+        leaves.flat_map(|leaf| leaf.iter().filter_map(OnceLock::get))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_state() -> impl Strategy<Value = PageState> {
+        let order = (0u8..10).prop_map(|order| Order::new(order).unwrap());
+        prop_oneof![
+            Just(PageState::None),
+            (any::<u32>(), order.clone()).prop_map(|(n, order)| PageState::Resident { frame: Frame(n), order }),
+            (any::<u32>(), order.clone(), any::<bool>()).prop_map(|(n, order, writeback)| PageState::Home {
+                frame: Frame(n),
+                order,
+                writeback
+            }),
+            (any::<u32>(), order, any::<bool>()).prop_map(|(n, order, fetching)| PageState::Swapped {
+                slot: Slot(n),
+                order,
+                fetching
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_decodes_to_what_was_encoded(state in any_state(), queued: bool) {
+            let table = PageTable::default();
+            let page = PageNumber(0x7f12_3456_7);
+            let mut entries = table.get_or_create(page).unwrap().lock();
+            entries.set(page, state);
+            entries.set_queued(page, queued);
+            prop_assert_eq!(entries.get(page), state);
+            prop_assert_eq!(entries.is_queued(page), queued);
+        }
+    }
+
+    #[test]
+    fn blocks_are_found_again_and_beyond_the_address_space_there_are_none() {
+        let table = PageTable::default();
+        let pages = [PageNumber(0), PageNumber(511), PageNumber(512), PageNumber((1 << 35) - 1)];
+        for page in pages {
+            assert!(table.get_or_create(page).is_some());
+            assert_eq!(table.get(page).unwrap().lock().first(), page.head(crate::units::MAX_ORDER));
+        }
+        assert_eq!(table.blocks().count(), 3);
+        assert!(table.get_or_create(PageNumber(1 << 35)).is_none());
+        assert!(table.get(PageNumber(1024)).is_none());
+    }
+}

@@ -1,0 +1,276 @@
+//! A machine made of maps: a page's content is one word, so that a test can say what every page of the
+//! program must hold. Faults can be injected: pinned pages, mappings that refuse moves, pages shared by
+//! a fork, a budget that is too small.
+
+use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
+use foliomem_core::stats::Counters;
+use foliomem_core::store::{Piece, Place};
+use foliomem_core::units::{CpuNumber, Frame, FrameRun, Order, PageNumber};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// What the machine holds.
+#[derive(Default)]
+pub struct State {
+    /// Pages present in the program.
+    pub program: BTreeMap<u64, u64>,
+    /// Pages at home, by frame.
+    pub homes: HashMap<u32, u64>,
+    /// Mapped ranges.
+    pub mappings: Vec<Range<u64>>,
+    /// Pages that cannot be moved.
+    pub pinned: BTreeSet<u64>,
+    /// Pages of mappings that refuse moves.
+    pub refusing: BTreeSet<u64>,
+    /// Pages shared since a fork.
+    pub shared: BTreeSet<u64>,
+    /// Pages whose access ends the program.
+    pub poisoned: BTreeSet<u64>,
+    /// Pieces, by where their first byte is.
+    pub pieces: HashMap<(u32, u32), Vec<u64>>,
+    /// Pages charged to the budget.
+    pub charged: i64,
+    /// The budget.
+    pub limit_pages: i64,
+    /// Frames must not be used again in place.
+    pub frames_escape: bool,
+    /// The next piece read is corrupted.
+    pub corrupt_next: bool,
+}
+
+/// The machine.
+pub struct Double {
+    pub state: Mutex<State>,
+    counters: Counters,
+}
+
+impl Double {
+    pub fn new(limit_pages: i64) -> Double {
+        Double { state: Mutex::new(State { limit_pages, ..State::default() }), counters: Counters::default() }
+    }
+
+    fn refuses(state: &State, page: u64) -> Option<MoveError> {
+        if state.pinned.contains(&page) || state.shared.contains(&page) {
+            Some(MoveError::Busy)
+        } else if state.refusing.contains(&page) {
+            Some(MoveError::Refused)
+        } else {
+            None
+        }
+    }
+
+    fn place_key(place: &Place) -> (u32, u32) {
+        let first = place.fragments()[0];
+        (first.head.0, first.offset_bytes)
+    }
+}
+
+fn frames(run: FrameRun) -> impl Iterator<Item = u32> {
+    (0..run.frames()).map(move |index| run.head.0 + index)
+}
+
+impl Machine for Double {
+    type Worker = Vec<u64>;
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn cpu(&self) -> CpuNumber {
+        CpuNumber(0)
+    }
+
+    fn try_charge(&self, pages: u32) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let fits = state.charged + i64::from(pages) <= state.limit_pages;
+        if fits {
+            state.charged += i64::from(pages);
+        }
+        fits
+    }
+
+    fn charge(&self, pages: u32) {
+        self.state.lock().unwrap().charged += i64::from(pages);
+    }
+
+    fn uncharge(&self, pages: u32) {
+        self.state.lock().unwrap().charged -= i64::from(pages);
+    }
+
+    fn room_pages(&self) -> i64 {
+        let state = self.state.lock().unwrap();
+        state.limit_pages - state.charged
+    }
+
+    fn program_freed(&self, pages: u32) {
+        self.uncharge(pages);
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn populate(&self, run: FrameRun) {
+        let mut state = self.state.lock().unwrap();
+        for frame in frames(run) {
+            assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was not empty");
+        }
+    }
+
+    fn release(&self, run: FrameRun) {
+        let mut state = self.state.lock().unwrap();
+        for frame in frames(run) {
+            assert!(state.homes.remove(&frame).is_some(), "frame {frame:x} was empty");
+        }
+    }
+
+    fn zero(&self, run: FrameRun) {
+        let mut state = self.state.lock().unwrap();
+        for frame in frames(run) {
+            *state.homes.get_mut(&frame).expect("a page at home") = 0;
+        }
+    }
+
+    fn copy(&self, from: FrameRun, to: FrameRun) {
+        let mut state = self.state.lock().unwrap();
+        for (from, to) in frames(from).zip(frames(to)) {
+            let content = state.homes[&from];
+            *state.homes.get_mut(&to).expect("a page at home") = content;
+        }
+    }
+
+    fn frames_escape(&self) -> bool {
+        self.state.lock().unwrap().frames_escape
+    }
+
+    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
+        let mut state = self.state.lock().unwrap();
+        let content = state.homes.remove(&from.0).ok_or(MoveError::Absent)?;
+        assert!(state.homes.insert(to.0, content).is_none(), "{to:?} was not empty");
+        Ok(())
+    }
+
+    fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
+        let mut state = self.state.lock().unwrap();
+        for (index, frame) in frames(run).enumerate() {
+            let page = to.0 + index as u64;
+            let stop = |error| Err(Stopped { moved_pages: index as u32, error });
+            if !state.mappings.iter().any(|mapping| mapping.contains(&page)) {
+                return stop(MoveError::Gone);
+            }
+            if state.refusing.contains(&page) {
+                return stop(MoveError::Refused);
+            }
+            if state.program.contains_key(&page) {
+                return stop(MoveError::Exists);
+            }
+            let Some(content) = state.homes.remove(&frame) else { return stop(MoveError::Absent) };
+            state.program.insert(page, content);
+        }
+        Ok(())
+    }
+
+    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
+        let mut state = self.state.lock().unwrap();
+        for (index, frame) in frames(run).enumerate() {
+            let page = from.0 + index as u64;
+            let stop = |error| Err(Stopped { moved_pages: index as u32, error });
+            if let Some(error) = Double::refuses(&state, page) {
+                return stop(error);
+            }
+            let Some(content) = state.program.remove(&page) else { return stop(MoveError::Absent) };
+            assert!(state.homes.insert(frame, content).is_none(), "home {frame:x} was not empty");
+        }
+        Ok(())
+    }
+
+    fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
+        let mut state = self.state.lock().unwrap();
+        if !state.mappings.iter().any(|mapping| mapping.contains(&to.0)) {
+            return Err(MoveError::Gone);
+        }
+        if state.program.contains_key(&to.0) {
+            return Err(MoveError::Exists);
+        }
+        let content = state.homes[&frame.0];
+        state.program.insert(to.0, content);
+        Ok(())
+    }
+
+    fn unshare(&self, pages: Range<PageNumber>) {
+        let mut state = self.state.lock().unwrap();
+        (pages.start.0..pages.end.0).for_each(|page| {
+            state.shared.remove(&page);
+        });
+    }
+
+    fn unshare_home(&self, _run: FrameRun) {}
+
+    fn wake(&self, _page: PageNumber, _order: Order) {}
+
+    fn poison(&self, page: PageNumber, _why: Corrupted) {
+        self.state.lock().unwrap().poisoned.insert(page.0);
+    }
+
+    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
+        let state = self.state.lock().unwrap();
+        let mapping = state.mappings.iter().find(|mapping| mapping.contains(&page.0))?;
+        Some(PageNumber(mapping.start)..PageNumber(mapping.end))
+    }
+
+    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
+        let present: Vec<u64> = {
+            let state = self.state.lock().unwrap();
+            state.program.range(pages.start.0..pages.end.0).map(|(&page, _)| page).collect()
+        };
+        for run in present.chunk_by(|a, b| a + 1 == *b) {
+            found(PageNumber(run[0])..PageNumber(run[run.len() - 1] + 1));
+        }
+    }
+
+    fn compress(&self, worker: &mut Vec<u64>, run: FrameRun) -> Compressed {
+        let state = self.state.lock().unwrap();
+        worker.clear();
+        worker.extend(frames(run).map(|frame| state.homes[&frame]));
+        if worker.iter().all(|&word| word == worker[0]) && worker[0].is_multiple_of(5) {
+            return Compressed::Filled(worker[0]);
+        }
+        let raw = worker[0].is_multiple_of(7);
+        let whole = run.order.bytes() as u32;
+        let len_bytes = if raw { whole } else { 32 + (worker[0] % u64::from(whole * 3 / 4)) as u32 };
+        Compressed::Bytes { len_bytes, raw, checksum: worker.iter().fold(1, |sum, word| sum * 31 ^ word) }
+    }
+
+    fn write_piece(&self, worker: &mut Vec<u64>, _run: FrameRun, place: &Place) {
+        self.state.lock().unwrap().pieces.insert(Double::place_key(place), worker.clone());
+    }
+
+    fn read_piece(
+        &self,
+        worker: &mut Vec<u64>,
+        piece: &Piece,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted> {
+        let mut state = self.state.lock().unwrap();
+        if std::mem::take(&mut state.corrupt_next) {
+            return Err(Corrupted);
+        }
+        worker.clear();
+        match piece.filled {
+            Some(word) => worker.resize(piece.granule.pages() as usize, word),
+            None => {
+                worker.extend(&state.pieces[&Double::place_key(&piece.place)]);
+                let sum = worker.iter().fold(1, |sum, word| sum * 31 ^ word);
+                if sum != piece.checksum {
+                    return Err(Corrupted);
+                }
+            }
+        }
+        for (frame, word) in frames(into).zip(&worker[skip_pages as usize..]) {
+            *state.homes.get_mut(&frame).expect("a page at home") = *word;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! The whole engine against a naive model: a program that maps, writes, reads, discards, remaps and
+//! unmaps at random, under a small budget, with pinned and shared pages, must read what it wrote.
+//! `check()` walks the whole engine after every step.
+
+mod double;
+
+use double::Double;
+use foliomem_core::cluster::Strategy as SlotStrategy;
+use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::units::{Order, OrderSet, PageNumber};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// The test's address space: 4 blocks of 512 pages, from a base that is not special.
+const BASE: u64 = 512 * 1000;
+const PAGES: u64 = 2048;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Map { start: u64, pages: u64 },
+    NativeTouch { start: u64, pages: u64, value: u64 },
+    Write { page: u64, pages: u64, value: u64 },
+    Read { page: u64, pages: u64 },
+    Reclaim { pages: u64 },
+    PageOut { start: u64, pages: u64 },
+    Discard { start: u64, pages: u64 },
+    Unmap { start: u64, pages: u64 },
+    Remap { from: u64, to: u64, pages: u64 },
+    Pin { page: u64 },
+    Unpin,
+    Share,
+    Refuse { start: u64, pages: u64 },
+    Shrink { pages: u32 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let page = 0..PAGES;
+    let short = 1u64..80;
+    prop_oneof![
+        2 => (page.clone(), 1u64..700).prop_map(|(start, pages)| Step::Map { start, pages }),
+        1 => (page.clone(), short.clone(), 0u64..40).prop_map(|(start, pages, value)| Step::NativeTouch { start, pages, value }),
+        6 => (page.clone(), short.clone(), 0u64..40).prop_map(|(page, pages, value)| Step::Write { page, pages, value }),
+        4 => (page.clone(), short.clone()).prop_map(|(page, pages)| Step::Read { page, pages }),
+        3 => (1u64..300).prop_map(|pages| Step::Reclaim { pages }),
+        3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
+        2 => (page.clone(), short.clone()).prop_map(|(start, pages)| Step::Discard { start, pages }),
+        2 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::Unmap { start, pages }),
+        2 => (page.clone(), page.clone(), 1u64..200).prop_map(|(from, to, pages)| Step::Remap { from, to, pages }),
+        1 => page.clone().prop_map(|page| Step::Pin { page }),
+        1 => Just(Step::Unpin),
+        1 => Just(Step::Share),
+        1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
+        1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
+    ]
+}
+
+/// The program, the engine and what the program must read.
+struct World {
+    engine: Engine<Double>,
+    worker: Vec<u64>,
+    /// Content of every mapped page.
+    model: BTreeMap<u64, u64>,
+}
+
+impl World {
+    fn new(sizes: u16, granule: u8, limit_pages: i64) -> World {
+        let config = EngineConfig {
+            sizes: OrderSet::from_bits(sizes),
+            granule: Order::new(granule).unwrap(),
+            arena_frames: 16384,
+            swap_slots: 512 * 64,
+            strategy: SlotStrategy::default(),
+            cpus: 1,
+        };
+        World { engine: Engine::new(Double::new(limit_pages), config), worker: Vec::new(), model: BTreeMap::new() }
+    }
+
+    fn mapped(&self, start: u64, pages: u64) -> Vec<u64> {
+        let start = BASE + start;
+        self.model.range(start..(start + pages).min(BASE + PAGES)).map(|(&page, _)| page).collect()
+    }
+
+    /// Makes sure `page` is in the program, as a touch does.
+    fn touch(&mut self, page: u64) {
+        let present = self.engine.machine().state.lock().unwrap().program.contains_key(&page);
+        if !present {
+            let served = self.engine.fault(&mut self.worker, PageNumber(page));
+            assert!(matches!(served, Served::Done(_)), "{served:?}");
+        }
+        let state = self.engine.machine().state.lock().unwrap();
+        assert!(state.program.contains_key(&page), "page {page:x} is not there after its fault");
+    }
+
+    fn map(&mut self, start: u64, pages: u64) {
+        let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
+        if self.model.range(start..end).next().is_some() {
+            return;
+        }
+        self.model.extend((start..end).map(|page| (page, 0)));
+        self.engine.machine().state.lock().unwrap().mappings.push(start..end);
+    }
+
+    /// What the program touched before its mapping was registered: then it is adopted.
+    fn native_touch(&mut self, start: u64, pages: u64, value: u64) {
+        for page in self.mapped(start, pages) {
+            let mut state = self.engine.machine().state.lock().unwrap();
+            // Only pages nobody knows yet can still be touched natively.
+            if self.model[&page] == 0 && !state.program.contains_key(&page) && state.homes.is_empty() {
+                state.program.insert(page, value);
+                state.charged += 1;
+                self.model.insert(page, value);
+            }
+        }
+        let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
+        self.engine.adopt(PageNumber(start)..PageNumber(end));
+    }
+
+    fn unmap(&mut self, start: u64, pages: u64) {
+        let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
+        {
+            let mut state = self.engine.machine().state.lock().unwrap();
+            let mut kept = Vec::new();
+            for mapping in state.mappings.drain(..) {
+                kept.push(mapping.start..mapping.end.min(start));
+                kept.push(mapping.start.max(end)..mapping.end);
+            }
+            kept.retain(|mapping| mapping.start < mapping.end);
+            state.mappings = kept;
+            for page in start..end {
+                state.program.remove(&page);
+                state.pinned.remove(&page);
+                state.shared.remove(&page);
+                state.refusing.remove(&page);
+            }
+        }
+        self.model.retain(|page, _| !(start..end).contains(page));
+        self.engine.unmapped(PageNumber(start)..PageNumber(end));
+    }
+
+    fn discard(&mut self, start: u64, pages: u64) {
+        let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
+        self.engine.discarded(PageNumber(start)..PageNumber(end));
+        {
+            let mut state = self.engine.machine().state.lock().unwrap();
+            (start..end).for_each(|page| {
+                state.program.remove(&page);
+                state.shared.remove(&page);
+            });
+        }
+        self.model.range_mut(start..end).for_each(|(_, value)| *value = 0);
+        self.engine.tend();
+    }
+
+    fn remap(&mut self, from: u64, to: u64, pages: u64) {
+        let (from, to) = (BASE + from, BASE + to);
+        let inside = |start: u64| start + pages <= BASE + PAGES;
+        let overlap = from < to + pages && to < from + pages;
+        let whole = (from..from + pages).all(|page| self.model.contains_key(&page));
+        let clear = {
+            let state = self.engine.machine().state.lock().unwrap();
+            state.pinned.range(from..from + pages).next().is_none()
+        };
+        if !inside(from) || !inside(to) || overlap || !whole || !clear {
+            return;
+        }
+        self.unmap(to - BASE, pages);
+        {
+            let mut state = self.engine.machine().state.lock().unwrap();
+            let mut kept = Vec::new();
+            for mapping in state.mappings.drain(..) {
+                kept.push(mapping.start..mapping.end.min(from));
+                kept.push(mapping.start.max(from + pages)..mapping.end);
+            }
+            kept.retain(|mapping| mapping.start < mapping.end);
+            kept.push(to..to + pages);
+            state.mappings = kept;
+            for index in 0..pages {
+                if let Some(content) = state.program.remove(&(from + index)) {
+                    state.program.insert(to + index, content);
+                }
+                if state.shared.remove(&(from + index)) {
+                    state.shared.insert(to + index);
+                }
+                if state.refusing.remove(&(from + index)) {
+                    state.refusing.insert(to + index);
+                }
+            }
+        }
+        for index in 0..pages {
+            let value = self.model.remove(&(from + index)).unwrap();
+            self.model.insert(to + index, value);
+        }
+        self.engine.remapped(PageNumber(from), PageNumber(to), pages as u32);
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Map { start, pages } => self.map(start, pages),
+            Step::NativeTouch { start, pages, value } => self.native_touch(start, pages, value),
+            Step::Write { page, pages, value } => {
+                for page in self.mapped(page, pages) {
+                    self.touch(page);
+                    self.engine.machine().state.lock().unwrap().program.insert(page, value + page % 3);
+                    self.model.insert(page, value + page % 3);
+                }
+            }
+            Step::Read { page, pages } => self.mapped(page, pages).into_iter().for_each(|page| self.verify(page)),
+            Step::Reclaim { pages } => {
+                self.engine.reclaim(&mut self.worker, pages);
+            }
+            Step::PageOut { start, pages } => {
+                self.engine.page_out(&mut self.worker, PageNumber(BASE + start)..PageNumber(BASE + start + pages));
+            }
+            Step::Discard { start, pages } => self.discard(start, pages),
+            Step::Unmap { start, pages } => self.unmap(start, pages),
+            Step::Remap { from, to, pages } => self.remap(from, to, pages),
+            Step::Pin { page } => {
+                let mut state = self.engine.machine().state.lock().unwrap();
+                if state.program.contains_key(&(BASE + page)) {
+                    state.pinned.insert(BASE + page);
+                }
+            }
+            Step::Unpin => self.engine.machine().state.lock().unwrap().pinned.clear(),
+            Step::Share => {
+                let mut state = self.engine.machine().state.lock().unwrap();
+                state.shared = state.program.keys().copied().collect();
+            }
+            Step::Refuse { start, pages } => {
+                let pages = self.mapped(start, pages);
+                self.engine.machine().state.lock().unwrap().refusing.extend(pages);
+            }
+            Step::Shrink { pages } => {
+                self.engine.shrink(0, pages);
+            }
+        }
+    }
+
+    fn verify(&mut self, page: u64) {
+        self.touch(page);
+        let state = self.engine.machine().state.lock().unwrap();
+        assert_eq!(state.program[&page], self.model[&page], "content of page {page:x}");
+    }
+
+    fn check(&self) {
+        self.engine.check();
+        let state = self.engine.machine().state.lock().unwrap();
+        let taken = (state.homes.len() + state.program.len()) as i64;
+        assert_eq!(state.charged, taken, "what is charged is what is there");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_program_reads_what_it_wrote(
+        sizes in prop_oneof![Just(0u16), Just(1 << 4), Just(0x3fe), Just(1 << 2 | 1 << 9), any::<u16>()],
+        granule in 0u8..10,
+        limit_pages in 300i64..3000,
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut world = World::new(sizes, granule, limit_pages);
+        world.map(0, 600);
+        world.native_touch(0, 100, 3);
+        for step in &steps {
+            world.run(step);
+            world.check();
+        }
+        let pages: Vec<u64> = world.model.keys().copied().collect();
+        for page in pages {
+            world.verify(page);
+        }
+        world.check();
+    }
+}
+
+#[test]
+fn a_folio_goes_out_and_comes_back_whole() {
+    let mut world = World::new(1 << 4, 4, 4000);
+    world.map(0, 512);
+    for page in 0..512 {
+        world.run(&Step::Write { page, pages: 1, value: 11 });
+    }
+    let order = Order::new(4).unwrap();
+    assert_eq!(world.engine.counters().of(order).anon_fault_alloc.get(), 32);
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+    assert_eq!(world.engine.counters().of(order).swpout.get(), 32);
+    assert_eq!(world.engine.swapped_pages(), 512);
+    world.run(&Step::Read { page: 0, pages: 512 });
+    assert_eq!(world.engine.counters().of(order).swpin.get(), 32);
+    assert_eq!(world.engine.counters().vm.pswpin.get(), 512);
+    world.check();
+}
+
+#[test]
+fn a_corrupted_piece_is_never_handed_over() {
+    let mut world = World::new(1 << 4, 4, 4000);
+    world.map(0, 64);
+    world.run(&Step::Write { page: 0, pages: 64, value: 11 });
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 64));
+    world.engine.machine().state.lock().unwrap().corrupt_next = true;
+    let served = world.engine.fault(&mut world.worker, PageNumber(BASE + 16));
+    assert!(matches!(served, Served::Done(_)));
+    let state = world.engine.machine().state.lock().unwrap();
+    assert_eq!(state.poisoned.len(), 16, "the whole folio is poisoned");
+    assert!((16..32).all(|page| !state.program.contains_key(&(BASE + page))));
+    drop(state);
+    assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
+    world.check();
+}
+
+#[test]
+fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
+    let mut world = World::new(0, 0, 300);
+    world.map(0, 1000);
+    // Multiples of 7 do not compress in the double.
+    for page in 0..1000 {
+        world.run(&Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 });
+    }
+    world.run(&Step::Read { page: 0, pages: 1000 });
+    world.check();
+}

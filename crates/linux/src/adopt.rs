@@ -1,0 +1,84 @@
+//! Finding the program's memory and taking it over.
+//!
+//! Managed is private anonymous memory that may be read and written and not executed, wherever it comes
+//! from (malloc, mmap, a run time's heap), except the main stack, thread stacks, the agent's own memory,
+//! and the static data of shared libraries, which the agent's threads may use.
+//!
+//! A mapping is taken over in this order: the list of mappings is read; every change that was under way
+//! by then is heard (a range that was unmapped and mapped anew must not be dropped later for its past);
+//! the range is registered, so that first touches come to the handlers; then the pages it has already
+//! become folios. A program that changes the mapping meanwhile makes a step fail, which leaves the
+//! range to the next look.
+
+use crate::maps::{self, Kind, Mapping};
+use crate::runtime::{Engaged, Pending, Runtime};
+use crate::uffd;
+use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use rustix::mm::{Advice, madvise};
+use std::ops::Range;
+
+/// A mapping of at most this many bytes that forbids all access, right below another, is the guard of
+/// a thread's stack.
+const GUARD_MAX_BYTES: usize = 64 << 10;
+
+/// Adopts every mapping that is not managed yet.
+pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
+    let candidates = find(runtime, engaged);
+    if candidates.is_empty() {
+        return;
+    }
+    let mut pending = Pending::default();
+    let hearing = runtime.hear_changes(engaged, &mut pending);
+    let machine = engaged.engine.machine();
+    let mut registered = Vec::new();
+    for range in candidates {
+        let len = range.end - range.start;
+        if machine.descriptors().program.register(range.start, len, uffd::Mode::Missing).is_ok() {
+            // SAFETY: only what a fork copies changes; see `LinuxMachine::allow_forks`.
+            let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(range.start), len, Advice::LinuxDontFork) };
+            machine.ranges().insert(range.clone());
+            registered.push(range);
+        }
+    }
+    drop(hearing);
+    for range in registered {
+        engaged.engine.adopt(page(range.start)..page(range.end));
+    }
+    // Faults that were heard on the way are raised again by the threads that wait for them.
+    while let Some(page) = pending.pop() {
+        let _ = machine.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
+    }
+}
+
+fn page(address: usize) -> PageNumber {
+    PageNumber::containing(address as u64)
+}
+
+/// The ranges that can be managed and are not.
+fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
+    let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
+    let ranges = engaged.engine.machine().ranges();
+    let mut found = Vec::new();
+    let mut before: Option<Mapping> = None;
+    maps::for_each(&files.maps, &mut |mapping| {
+        let guard = before.as_ref().filter(|before| before.end == mapping.start);
+        if is_manageable(mapping, guard) {
+            for part in runtime.own.outside(mapping.start..mapping.end) {
+                found.extend(ranges.missing(part));
+            }
+        }
+        before = Some(mapping.clone());
+    });
+    found
+}
+
+fn is_manageable(mapping: &Mapping, below: Option<&Mapping>) -> bool {
+    let anonymous = matches!(mapping.kind, Kind::Anonymous | Kind::Heap);
+    if !anonymous || mapping.shared || !mapping.readable || !mapping.writable || mapping.executable {
+        return false;
+    }
+    let Some(below) = below else { return true };
+    let is_guard = !below.readable && !below.writable && below.end - below.start <= GUARD_MAX_BYTES;
+    let is_static_data = matches!(below.kind, Kind::Library);
+    !is_guard && !is_static_data
+}

@@ -1,0 +1,152 @@
+//! What this process may take of the tree's limit.
+//!
+//! Truth is the kernel's count of the process's anonymous resident pages: it covers the program, the
+//! arena, the store, the engine's tables. It is sampled (a read of `/proc/self/statm`), and between
+//! samples the pages the engine charges are added. Every sample is published in the process's slot of
+//! the control segment; what the others have published is subtracted from the limit. After a fork, pages
+//! that several processes share are counted in proportion ([`Budget::set_shared_pages`]).
+//!
+//! Lock-free; any thread may call. Figures of concurrent callers may be off by what they charge at the
+//! same instant, which the next sample corrects.
+
+use crate::clock::now_ns;
+use crate::control::{Control, SlotIndex};
+use crate::fork_cell::ForkCell;
+use crate::pagemap;
+use foliomem_core::stats::Counters;
+use foliomem_core::units::PAGE_BYTES;
+use rustix::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// A sample this old may be made anew by whoever is refused. Reading takes about 2 us.
+const STALE_NS: u64 = 50_000;
+/// How far beyond the limit `--hard` lets the tree be, as a share of the limit (1/2^5).
+const HARD_TOLERANCE_SHIFT: u32 = 5;
+
+/// See the module.
+pub struct Budget {
+    control: &'static Control,
+    slot: ForkCell<SlotIndex>,
+    statm: ForkCell<Option<OwnedFd>>,
+    limit_pages: i64,
+    own_pages: AtomicI64,
+    shared_pages: AtomicI64,
+    shares: AtomicBool,
+    others_pages: AtomicI64,
+    sampled_ns: AtomicU64,
+}
+
+impl Budget {
+    /// The budget of the process that has `slot`. Nothing is sampled before [`Budget::arm`].
+    pub fn new(control: &'static Control, slot: SlotIndex) -> Budget {
+        Budget {
+            limit_pages: (control.header().limit_bytes / PAGE_BYTES as u64) as i64,
+            control,
+            slot: ForkCell::new(slot),
+            statm: ForkCell::new(None),
+            own_pages: AtomicI64::new(0),
+            shared_pages: AtomicI64::new(0),
+            shares: AtomicBool::new(false),
+            others_pages: AtomicI64::new(0),
+            sampled_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets what belongs to this process: its slot and its `/proc/self/statm`.
+    ///
+    /// # Safety
+    /// No other thread of this process uses the budget.
+    pub unsafe fn arm(&self, slot: SlotIndex, statm: OwnedFd) {
+        // SAFETY: by the contract.
+        unsafe {
+            self.slot.replace_forgetting(slot);
+            self.statm.replace_forgetting(Some(statm));
+        }
+        self.sample();
+    }
+
+    /// The process's counters.
+    pub fn counters(&self) -> &Counters {
+        &self.control.process(*self.slot).counters
+    }
+
+    /// The control segment.
+    pub fn control(&self) -> &'static Control {
+        self.control
+    }
+
+    /// The limit of the tree.
+    pub fn limit_pages(&self) -> i64 {
+        self.limit_pages
+    }
+
+    /// Pages of this process.
+    pub fn own_pages(&self) -> i64 {
+        self.own_pages.load(Relaxed)
+    }
+
+    /// Pages left below the limit; negative beyond it.
+    pub fn room_pages(&self) -> i64 {
+        self.limit_pages - self.own_pages.load(Relaxed) - self.others_pages.load(Relaxed)
+    }
+
+    /// Reads the process's size, publishes it and learns the others'.
+    pub fn sample(&self) {
+        let Some(statm) = &*self.statm else { return };
+        let own = pagemap::anon_resident_pages(statm) as i64 - self.shared_pages.load(Relaxed);
+        self.own_pages.store(own, Relaxed);
+        let slot = self.control.process(*self.slot);
+        slot.anon_bytes.store((own.max(0) as u64) * PAGE_BYTES as u64, Relaxed);
+        let tree = (self.control.tree_anon_bytes() / PAGE_BYTES as u64) as i64;
+        self.others_pages.store((tree - own).max(0), Relaxed);
+        self.sampled_ns.store(now_ns(), Relaxed);
+    }
+
+    /// The process has just forked, or been forked: half of it is the other's.
+    pub fn forked(&self) {
+        self.sample();
+        self.set_shared_pages(self.shared_pages.load(Relaxed) + self.own_pages() / 2);
+        self.shares.store(true, Relaxed);
+        self.sample();
+    }
+
+    /// Whether other processes may share pages of this one.
+    pub fn shares(&self) -> bool {
+        self.shares.load(Relaxed)
+    }
+
+    /// Says how many pages of the resident size are other processes', too, in proportion.
+    pub fn set_shared_pages(&self, pages: i64) {
+        self.shared_pages.store(pages, Relaxed);
+        self.shares.store(pages > 0, Relaxed);
+    }
+
+    /// Takes `pages` unless that would exceed the limit.
+    pub fn try_charge(&self, pages: u32) -> bool {
+        let pages = i64::from(pages);
+        if self.room_pages() < pages && now_ns().saturating_sub(self.sampled_ns.load(Relaxed)) > STALE_NS {
+            self.sample();
+        }
+        let fits = self.room_pages() >= pages;
+        if fits {
+            self.own_pages.fetch_add(pages, Relaxed);
+        }
+        fits
+    }
+
+    /// Takes `pages` even beyond the limit; says so once, or stops the tree if the limit is hard.
+    pub fn charge(&self, pages: u32) {
+        self.own_pages.fetch_add(i64::from(pages), Relaxed);
+        let over = -self.room_pages();
+        if over <= self.limit_pages >> HARD_TOLERANCE_SHIFT {
+            return;
+        }
+        self.counters().vm.limit_exceeded.inc();
+        self.control.limit_exceeded();
+    }
+
+    /// Gives `pages` back.
+    pub fn uncharge(&self, pages: u32) {
+        self.own_pages.fetch_sub(i64::from(pages), Relaxed);
+    }
+}

@@ -1,0 +1,380 @@
+//! The Linux machine: the program's memory and the arena, through two userfaultfds.
+//!
+//! - the *program's* userfaultfd has the program's ranges registered for missing pages, and hears of
+//!   unmapped, remapped and discarded ranges;
+//! - the *arena's* has the arena registered so that pages may be moved to it. It hears of nothing, or
+//!   releasing arena memory would wait for ourselves.
+//!
+//! An empty home is never touched: whoever reads or writes arena memory holds a run that the engine says
+//! is full. After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
+
+use crate::budget::Budget;
+use crate::codec::{Codec, Compressor, Decompressor, checksum, fill_word};
+use crate::fork_cell::ForkCell;
+use crate::maps;
+use crate::pagemap;
+use crate::ranges::Ranges;
+use crate::region::Region;
+use crate::say::say;
+use crate::uffd::{self, MoveFlags, Userfaultfd};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
+use foliomem_core::stats::Counters;
+use foliomem_core::store::{Piece, Place};
+use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
+use rustix::fd::OwnedFd;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What belongs to one process and must be made anew in the child of a fork.
+#[derive(Debug)]
+pub struct Descriptors {
+    /// Hears the program's faults and mapping changes.
+    pub program: Userfaultfd,
+    /// Moves pages to the arena.
+    pub arena: Userfaultfd,
+    /// `/proc/self/pagemap`.
+    pub pagemap: OwnedFd,
+    /// `/proc/self/maps`.
+    pub maps: OwnedFd,
+}
+
+/// The contexts and scratch memory of one thread that compresses.
+pub struct Worker {
+    compressor: Compressor,
+    decompressor: Decompressor,
+    /// Room for one piece; what `compress` left there is `filled_bytes` long, unless it was raw.
+    scratch: Box<[u8]>,
+    filled_bytes: usize,
+    /// Room for a piece's stored bytes where it lies in several fragments.
+    gathered: Box<[u8]>,
+}
+
+impl Worker {
+    /// Everything a thread needs to compress with `codec`; allocates only here.
+    pub fn new(codec: Codec) -> Worker {
+        Worker {
+            compressor: Compressor::new(codec),
+            decompressor: Decompressor::new(codec),
+            scratch: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
+            filled_bytes: 0,
+            gathered: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
+        }
+    }
+}
+
+/// See the module.
+pub struct LinuxMachine {
+    arena: Region,
+    descriptors: ForkCell<Descriptors>,
+    budget: &'static Budget,
+    ranges: Ranges,
+    escaping: &'static AtomicBool,
+}
+
+impl LinuxMachine {
+    /// A machine over `arena`, which is registered with the arena's userfaultfd here.
+    /// `escaping` says whether the program hands pages to the kernel by reference.
+    pub fn new(
+        arena: Region,
+        descriptors: Descriptors,
+        budget: &'static Budget,
+        escaping: &'static AtomicBool,
+    ) -> Result<LinuxMachine, uffd::UffdError> {
+        descriptors.arena.register(arena.start(), arena.len(), uffd::Mode::WriteProtect)?;
+        Ok(LinuxMachine { arena, descriptors: ForkCell::new(descriptors), budget, ranges: Ranges::default(), escaping })
+    }
+
+    /// The ranges of the program that are managed.
+    pub fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
+    /// The budget it charges.
+    pub fn budget(&self) -> &'static Budget {
+        self.budget
+    }
+
+    /// The descriptors of this process.
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    /// The arena's address range.
+    pub fn arena_range(&self) -> Range<usize> {
+        self.arena.start()..self.arena.start() + self.arena.len()
+    }
+
+    /// In the child of a fork: registers everything anew with userfaultfds of its own.
+    ///
+    /// # Safety
+    /// No other thread of this process uses the machine.
+    pub unsafe fn rearm(&self, descriptors: Descriptors) -> Result<(), uffd::UffdError> {
+        descriptors.arena.register(self.arena.start(), self.arena.len(), uffd::Mode::WriteProtect)?;
+        for range in self.ranges.snapshot() {
+            descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Missing)?;
+        }
+        // SAFETY: no other thread, by the contract. The old descriptors are those of the parent's
+        // threads and do not exist in this process's table: they are forgotten, not closed.
+        unsafe { self.descriptors.replace_forgetting(descriptors) };
+        Ok(())
+    }
+
+    /// Allows or forbids forks to copy the managed ranges. They are forbidden except while a fork goes
+    /// on that the agent knows of: the child of any other would read pages that are out as zeros, and
+    /// now stops with SIGSEGV instead.
+    pub fn allow_forks(&self, allow: bool) {
+        let advice = if allow { rustix::mm::Advice::LinuxDoFork } else { rustix::mm::Advice::LinuxDontFork };
+        for range in self.ranges.snapshot() {
+            // SAFETY: the advice changes what a fork copies, nothing of this process. A failure means
+            // that the range is unmapped already.
+            let _ = unsafe {
+                rustix::mm::madvise(std::ptr::with_exposed_provenance_mut(range.start), range.end - range.start, advice)
+            };
+        }
+    }
+
+    fn home(&self, run: FrameRun) -> usize {
+        self.arena.start() + run.head.0 as usize * PAGE_BYTES
+    }
+
+    /// The bytes of a full run.
+    #[expect(clippy::mut_from_ref, reason = "frames are handed out exclusively by the engine")]
+    fn bytes(&self, run: FrameRun) -> &mut [u8] {
+        // SAFETY: the engine gives a full run to one worker at a time, which alone reads and writes it;
+        // runs lie in the arena, which is mapped as long as the machine lives.
+        unsafe { self.arena.slice_mut(run.head.0 as usize * PAGE_BYTES, run.order.bytes()) }
+    }
+
+    /// Moves `pages` pages and reports progress the engine's way.
+    fn move_pages(&self, uffd: &Userfaultfd, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
+        let mut moved = 0;
+        loop {
+            let rest = (pages as usize * PAGE_BYTES) - moved;
+            // SAFETY: one side is a run of the arena that the engine holds, the other is memory of the
+            // program that the kernel checks to be registered or movable.
+            let outcome = unsafe { uffd.move_pages(to + moved, from + moved, rest, MoveFlags::default()) };
+            moved += outcome.moved_bytes;
+            let Some(error) = outcome.error else { return Ok(()) };
+            // An interruption after some progress says EAGAIN, too: go on while there is progress.
+            if error == uffd::MoveError::Again && outcome.moved_bytes > 0 {
+                continue;
+            }
+            return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
+        }
+    }
+
+    /// Gives the stored bytes of a piece as one slice.
+    fn gather<'a>(&'a self, gathered: &'a mut [u8], place: &Place) -> &'a [u8] {
+        let fragments = place.fragments();
+        if let [only] = fragments {
+            return self.fragment(only);
+        }
+        let mut filled = 0;
+        for fragment in fragments {
+            let bytes = self.fragment(fragment);
+            gathered[filled..filled + bytes.len()].copy_from_slice(bytes);
+            filled += bytes.len();
+        }
+        &gathered[..filled]
+    }
+
+    #[expect(clippy::mut_from_ref, reason = "the store hands out places exclusively")]
+    fn fragment(&self, fragment: &foliomem_core::store::Fragment) -> &mut [u8] {
+        let offset = fragment.head.0 as usize * PAGE_BYTES + fragment.offset_bytes as usize;
+        // SAFETY: the store gives a place to one piece at a time, in runs the engine gave it; a piece is
+        // written before it is published and pinned while it is read.
+        unsafe { self.arena.slice_mut(offset, fragment.len_bytes as usize) }
+    }
+}
+
+fn move_error(error: uffd::MoveError) -> MoveError {
+    match error {
+        uffd::MoveError::Again => MoveError::Changing,
+        uffd::MoveError::Busy => MoveError::Busy,
+        uffd::MoveError::Exists => MoveError::Exists,
+        uffd::MoveError::NotFound => MoveError::Absent,
+        uffd::MoveError::Gone => MoveError::Gone,
+        uffd::MoveError::Invalid | uffd::MoveError::NoMemory | uffd::MoveError::Other(_) => MoveError::Refused,
+    }
+}
+
+fn address(page: PageNumber) -> usize {
+    page.address() as usize
+}
+
+fn page_range(pages: &Range<PageNumber>) -> (usize, usize) {
+    (address(pages.start), (pages.end.0 - pages.start.0) as usize * PAGE_BYTES)
+}
+
+impl Machine for LinuxMachine {
+    type Worker = Worker;
+
+    fn now_ns(&self) -> u64 {
+        crate::clock::now_ns()
+    }
+
+    fn cpu(&self) -> CpuNumber {
+        CpuNumber(rustix::thread::sched_getcpu() as u16)
+    }
+
+    fn try_charge(&self, pages: u32) -> bool {
+        self.budget.try_charge(pages)
+    }
+
+    fn charge(&self, pages: u32) {
+        self.budget.charge(pages);
+    }
+
+    fn uncharge(&self, pages: u32) {
+        self.budget.uncharge(pages);
+    }
+
+    fn room_pages(&self) -> i64 {
+        self.budget.room_pages()
+    }
+
+    fn program_freed(&self, _pages: u32) {
+        // The next sample of the resident size shows it. Counting it here too would count it twice.
+    }
+
+    fn counters(&self) -> &Counters {
+        self.budget.counters()
+    }
+
+    fn populate(&self, run: FrameRun) {
+        // A failure (the machine itself is out of memory) shows when the pages are touched.
+        let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+    }
+
+    fn release(&self, run: FrameRun) {
+        if self.arena.discard(run.head.0 as usize * PAGE_BYTES, run.order.bytes()).is_err() {
+            say("cannot give memory back to the system");
+        }
+    }
+
+    fn zero(&self, run: FrameRun) {
+        self.bytes(run).fill(0);
+    }
+
+    fn copy(&self, from: FrameRun, to: FrameRun) {
+        self.bytes(to).copy_from_slice(self.bytes(from));
+    }
+
+    fn frames_escape(&self) -> bool {
+        self.escaping.load(Ordering::Relaxed)
+    }
+
+    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
+        let (from, to) = (FrameRun::new(from, Order::ZERO), FrameRun::new(to, Order::ZERO));
+        self.move_pages(&self.descriptors().arena, self.home(to), self.home(from), 1).map_err(|stopped| stopped.error)
+    }
+
+    fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
+        self.move_pages(&self.descriptors().program, address(to), self.home(run), run.frames())
+    }
+
+    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
+        self.move_pages(&self.descriptors().arena, self.home(run), address(from), run.frames())
+    }
+
+    fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
+        let from = self.home(FrameRun::new(frame, Order::ZERO));
+        // SAFETY: the frame is full and ours; the kernel checks the destination.
+        unsafe { self.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
+    }
+
+    fn unshare(&self, pages: Range<PageNumber>) {
+        let (start, len) = page_range(&pages);
+        // SAFETY: populating for writing breaks copy-on-write as a write of the program would, and
+        // changes no content. A failure leaves the pages where they are.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                std::ptr::with_exposed_provenance_mut(start),
+                len,
+                rustix::mm::Advice::LinuxPopulateWrite,
+            )
+        };
+    }
+
+    fn unshare_home(&self, run: FrameRun) {
+        let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+    }
+
+    fn wake(&self, page: PageNumber, order: Order) {
+        let _ = self.descriptors().program.wake(address(page), order.bytes());
+    }
+
+    fn poison(&self, page: PageNumber, why: Corrupted) {
+        crate::say::say_page("memory is lost and will not be handed over", page, &why);
+        let _ = self.descriptors().program.poison(address(page), PAGE_BYTES);
+    }
+
+    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
+        let found = self.ranges.containing(address(page)).or_else(|| {
+            // A mapping that grew in place, or moved: the kernel registered the rest by itself.
+            let mapping = maps::query(&self.descriptors().maps, address(page))?;
+            self.ranges.insert(mapping.start..mapping.end);
+            Some(mapping.start..mapping.end)
+        })?;
+        Some(PageNumber::containing(found.start as u64)..PageNumber::containing(found.end as u64))
+    }
+
+    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
+        let (start, len) = page_range(&pages);
+        pagemap::present(&self.descriptors().pagemap, start, start + len, &mut |range| {
+            found(PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64));
+        });
+    }
+
+    fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {
+        let content = &*self.bytes(run);
+        if let Some(word) = fill_word(content) {
+            return Compressed::Filled(word);
+        }
+        match worker.compressor.compress(content, &mut worker.scratch[..content.len()]) {
+            Some(len) => {
+                worker.filled_bytes = len;
+                let checksum = checksum(&worker.scratch[..len]);
+                Compressed::Bytes { len_bytes: len as u32, raw: false, checksum }
+            }
+            None => {
+                worker.filled_bytes = 0;
+                Compressed::Bytes { len_bytes: content.len() as u32, raw: true, checksum: checksum(content) }
+            }
+        }
+    }
+
+    fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place) {
+        let mut bytes =
+            if worker.filled_bytes == 0 { &*self.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
+        for fragment in place.fragments() {
+            let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
+            self.fragment(fragment).copy_from_slice(now);
+            bytes = rest;
+        }
+    }
+
+    fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
+        let target = self.bytes(into);
+        if let Some(word) = piece.filled {
+            target.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
+            return Ok(());
+        }
+        let stored = self.gather(&mut worker.gathered, &piece.place);
+        if checksum(stored) != piece.checksum {
+            return Err(Corrupted);
+        }
+        let skip = skip_pages as usize * PAGE_BYTES;
+        if piece.raw {
+            target.copy_from_slice(&stored[skip..skip + target.len()]);
+            return Ok(());
+        }
+        if target.len() == piece.granule.bytes() {
+            return worker.decompressor.decompress(stored, target).map_err(|_| Corrupted);
+        }
+        let whole = &mut worker.scratch[..piece.granule.bytes()];
+        worker.decompressor.decompress(stored, whole).map_err(|_| Corrupted)?;
+        target.copy_from_slice(&whole[skip..skip + target.len()]);
+        Ok(())
+    }
+}

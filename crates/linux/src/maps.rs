@@ -1,0 +1,163 @@
+//! `/proc/self/maps`: what is mapped where.
+
+use rustix::fd::AsFd;
+
+/// What a mapping is backed by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// No file and no name.
+    Anonymous,
+    /// `[heap]`.
+    Heap,
+    /// `[stack]`.
+    Stack,
+    /// A shared library.
+    Library,
+    /// Any other file.
+    File,
+    /// Anything else the kernel names.
+    Special,
+}
+
+/// One line of the file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// First byte.
+    pub start: usize,
+    /// First byte behind.
+    pub end: usize,
+    /// May be read.
+    pub readable: bool,
+    /// May be written.
+    pub writable: bool,
+    /// May be executed.
+    pub executable: bool,
+    /// Writes are seen by others.
+    pub shared: bool,
+    /// What it is backed by.
+    pub kind: Kind,
+}
+
+/// Parses one line; `None` where it is not one.
+pub fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.splitn(6, |&byte| byte == b' ');
+    let range = fields.next()?;
+    let dash = range.iter().position(|&byte| byte == b'-')?;
+    let (start, end) = (hex(&range[..dash])?, hex(&range[dash + 1..])?);
+    let &[read, write, execute, share] = fields.next()? else { return None };
+    let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or_default().trim_ascii();
+    if start >= end {
+        return None;
+    }
+    let kind = match name {
+        b"" if inode == b"0" => Kind::Anonymous,
+        b"[heap]" => Kind::Heap,
+        b"[stack]" => Kind::Stack,
+        _ if name.starts_with(b"[") => Kind::Special,
+        _ if is_library(name) => Kind::Library,
+        _ => Kind::File,
+    };
+    Some(Mapping {
+        start,
+        end,
+        readable: read == b'r',
+        writable: write == b'w',
+        executable: execute == b'x',
+        shared: share == b's',
+        kind,
+    })
+}
+
+/// `libx.so`, `libx.so.1.2`, `x.cpython-311-x86_64-linux-gnu.so`
+fn is_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.ends_with(b".so") || name.windows(4).any(|part| part == b".so.")
+}
+
+fn hex(digits: &[u8]) -> Option<usize> {
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0usize, |value, &byte| {
+        let digit = (byte as char).to_digit(16)?;
+        Some(value << 4 | digit as usize)
+    })
+}
+
+/// Calls `found` with every mapping, in ascending order, as of the moment it is read: the file is not a
+/// snapshot. A mapping is reported once.
+pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
+    let maps = maps.as_fd();
+    let mut buffer = [0u8; 8192];
+    let (mut filled, mut offset, mut reported) = (0, 0u64, 0);
+    loop {
+        let Ok(read @ 1..) = rustix::io::pread(maps, &mut buffer[filled..], offset) else { return };
+        offset += read as u64;
+        filled += read;
+        let mut start = 0;
+        while let Some(len) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
+            if let Some(mapping) = parse_line(&buffer[start..start + len]).filter(|mapping| mapping.start >= reported) {
+                reported = mapping.end;
+                found(&mapping);
+            }
+            start += len + 1;
+        }
+        buffer.copy_within(start..filled, 0);
+        filled -= start;
+        if filled == buffer.len() {
+            // A line longer than the buffer: only its name is that long, and it is a file's.
+            filled = 0;
+        }
+    }
+}
+
+/// The mapping that holds `address`.
+pub fn query(maps: impl AsFd, address: usize) -> Option<Mapping> {
+    let mut holding = None;
+    for_each(maps, &mut |mapping| {
+        if mapping.start <= address && address < mapping.end {
+            holding = Some(mapping.clone());
+        }
+    });
+    holding
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let mapping = parse_line(b"7f1c0a000000-7f1c0a021000 rw-p 00000000 00:00 0 ").unwrap();
+        assert_eq!((mapping.start, mapping.end), (0x7f1c_0a00_0000, 0x7f1c_0a02_1000));
+        assert_eq!(mapping.kind, Kind::Anonymous);
+        assert!(mapping.readable && mapping.writable && !mapping.executable && !mapping.shared);
+        let kind = |line: &[u8]| parse_line(line).unwrap().kind;
+        assert_eq!(kind(b"1000-2000 rw-p 00000000 00:00 0                    [heap]"), Kind::Heap);
+        assert_eq!(kind(b"1000-2000 r-xp 0001 fe:00 12 /usr/lib/libc.so.6"), Kind::Library);
+        assert_eq!(kind(b"1000-2000 rw-s 0001 00:05 12 /dev/zero (deleted)"), Kind::File);
+        assert_eq!(kind(b"1000-2000 r-xp 0001 00:00 0 [vdso]"), Kind::Special);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_too_strange(line in prop::collection::vec(any::<u8>(), 0..200)) {
+            parse_line(&line);
+        }
+    }
+
+    #[test]
+    fn our_own_mappings_are_found() {
+        let maps = std::fs::File::open("/proc/self/maps").unwrap();
+        let here = our_own_mappings_are_found as fn() as usize;
+        assert!(query(&maps, here).unwrap().executable);
+        let mut last = 0;
+        for_each(&maps, &mut |mapping| {
+            assert!(mapping.start >= last);
+            last = mapping.end;
+        });
+        assert!(last > here);
+    }
+}

@@ -1,0 +1,118 @@
+//! Which pages are there: `/proc/self/pagemap`, `statm` and `smaps_rollup`.
+
+use crate::raw_ioctl;
+use foliomem_core::units::PAGE_BYTES;
+use linux_raw_sys::general as raw;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, opcode};
+use std::ops::Range;
+
+const PAGEMAP_SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+/// Ranges fetched by one call.
+const BATCH: usize = 64;
+
+/// Calls `found` with every maximal run of pages between `start` and `end` (page aligned) that has
+/// content: a page, or an entry of the kernel's own swap. In ascending order.
+pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
+    let fd = pagemap.as_fd();
+    let mut from = start;
+    while from < end {
+        let mut regions = [raw::page_region { start: 0, end: 0, categories: 0 }; BATCH];
+        let mut scan = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: 0,
+            start: from as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: regions.as_mut_ptr().expose_provenance() as u64,
+            vec_len: BATCH as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: 0,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT,
+        };
+        // SAFETY: takes a pm_scan_arg and fills at most `vec_len` regions, which live through the call.
+        let Ok(count) = (unsafe { raw_ioctl::call(fd, PAGEMAP_SCAN, &mut scan) }) else {
+            // Linux before 6.7.
+            return present_by_entries(fd, from, end, found);
+        };
+        let mut joined: Option<Range<usize>> = None;
+        for region in &regions[..count as usize] {
+            // Present and swapped neighbours come apart: they are one run here.
+            match &mut joined {
+                Some(run) if run.end == region.start as usize => run.end = region.end as usize,
+                _ => {
+                    if let Some(run) = joined.replace(region.start as usize..region.end as usize) {
+                        found(run);
+                    }
+                }
+            }
+        }
+        joined.into_iter().for_each(&mut *found);
+        if scan.walk_end as usize <= from {
+            return;
+        }
+        from = scan.walk_end as usize;
+    }
+}
+
+/// The same from the file's entries: bit 63 present, bit 62 swapped.
+fn present_by_entries(fd: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
+    const ENTRIES: usize = 512;
+    let fd = fd.as_fd();
+    let mut run: Option<Range<usize>> = None;
+    let mut page = start;
+    while page < end {
+        let mut bytes = [0u8; ENTRIES * 8];
+        let wanted = ((end - page) / PAGE_BYTES).min(ENTRIES) * 8;
+        let Ok(read) = rustix::io::pread(fd, &mut bytes[..wanted], (page / PAGE_BYTES * 8) as u64) else { break };
+        if read < 8 {
+            break;
+        }
+        for entry in bytes[..read].as_chunks::<8>().0 {
+            let there = u64::from_ne_bytes(*entry) >> 62 != 0;
+            match &mut run {
+                Some(run) if there => run.end = page + PAGE_BYTES,
+                Some(_) => run.take().into_iter().for_each(&mut *found),
+                None if there => run = Some(page..page + PAGE_BYTES),
+                None => {}
+            }
+            page += PAGE_BYTES;
+        }
+    }
+    run.into_iter().for_each(found);
+}
+
+/// Anonymous resident pages of the process whose `statm` this is: resident less shared.
+pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
+    let mut text = [0u8; 128];
+    let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
+    let mut numbers = text[..read].split(|&byte| byte == b' ').map(number);
+    let (_size, resident, shared) = (numbers.next(), numbers.next(), numbers.next());
+    resident.unwrap_or(0).saturating_sub(shared.unwrap_or(0))
+}
+
+/// Of the anonymous resident pages, how many are other processes' in proportion: `Anonymous` less
+/// `Pss_Anon` of `smaps_rollup`. The kernel walks the whole address space for it.
+pub fn shared_anon_pages(smaps_rollup: impl AsFd) -> Result<i64, Errno> {
+    let mut text = [0u8; 2048];
+    let read = rustix::io::pread(smaps_rollup, &mut text, 0)?;
+    let kib = |name: &[u8]| {
+        let line = text[..read].split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
+        let digits = line[name.len()..].trim_ascii().split(|&byte| byte == b' ').next()?;
+        Some(number(digits) as i64)
+    };
+    let (Some(all), Some(own)) = (kib(b"Anonymous:"), kib(b"Pss_Anon:")) else { return Ok(0) };
+    Ok((all - own).max(0) / (PAGE_BYTES as i64 / 1024))
+}
+
+fn number(digits: &[u8]) -> u64 {
+    digits
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .fold(0, |value, byte| value.wrapping_mul(10).wrapping_add(u64::from(byte - b'0')))
+}

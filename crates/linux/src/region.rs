@@ -1,0 +1,85 @@
+//! A reserved range of our own address space: the arena, or a thread's stack.
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Regions start at a multiple of this, so that order-9 runs are aligned.
+const ALIGN_BYTES: usize = 2 << 20;
+
+/// Private anonymous memory that takes no frames until it is touched. Unmapped on drop.
+#[derive(Debug)]
+pub struct Region {
+    start: usize,
+    len: usize,
+}
+
+impl Region {
+    /// Reserves `len` bytes, rounded up to pages, aligned to 2 MiB.
+    pub fn reserve(len: usize) -> Result<Region, Errno> {
+        let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
+        let wide = len + ALIGN_BYTES;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), wide, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        let (first, start) = (mapped.expose_provenance(), mapped.addr().next_multiple_of(ALIGN_BYTES));
+        for (from, to) in [(first, start), (start + len, first + wide)] {
+            if from < to {
+                // SAFETY: the margins of the mapping just made; nobody uses them.
+                unsafe { munmap(std::ptr::with_exposed_provenance_mut(from), to - from) }?;
+            }
+        }
+        Ok(Region { start, len })
+    }
+
+    /// Its first address.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn pointer(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset, "{offset}+{len} of {}", self.len);
+        std::ptr::with_exposed_provenance_mut(self.start + offset)
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: the range is ours; the callers' advices are documented to keep or drop its content.
+        unsafe { madvise(self.pointer(offset, len).cast(), len, advice) }
+    }
+
+    /// Gives every page of the range a frame of its own, as writing to it would.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.advise(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    /// Gives the frames of the range back to the system. It reads as zeros afterwards.
+    pub fn discard(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.advise(offset, len, Advice::LinuxDontNeed)
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "exclusive by the contract")]
+    pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: mapped memory of this region, exclusive by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(offset, len), len) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the region is ours and nobody has a reference into it any more. A failure leaks it.
+        let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.len) };
+    }
+}

@@ -1,0 +1,532 @@
+//! The agent's threads inside one process of the tree, and what they do.
+//!
+//! A process starts with one thread, the *keeper*: it samples the process's size and sleeps, the
+//! shorter the nearer the tree is to its limit. Nothing is managed and nothing registered, so a program
+//! that fits runs at its own speed. When the limit comes near, the keeper *engages*: it makes the arena
+//! and the engine, starts a *handler* for each CPU, registers the program's memory and adopts what is
+//! in it. From then on it adopts new mappings as they appear and reclaims in the background.
+//!
+//! Handlers wait for messages of the program's userfaultfd. Messages are read one at a time under
+//! `hearing`; a change of mappings is applied before the lock is released, so that no fault that the
+//! program raises after the change can be served before it. Faults are served outside the lock.
+//!
+//! All threads are made by [`crate::thread`]: they have a descriptor table of their own, so the program
+//! neither sees nor closes theirs, and no thread-local storage of the C library.
+//!
+//! Lock order: gate, hearing, then the engine's.
+
+use crate::adopt::adopt_mappings;
+use crate::budget::Budget;
+use crate::clock::now_ns;
+use crate::control::{Control, SlotIndex};
+use crate::fork_cell::ForkCell;
+use crate::gate::Gate;
+use crate::machine::{Descriptors, LinuxMachine, Worker};
+use crate::own::OwnMemory;
+use crate::pagemap;
+use crate::region::Region;
+use crate::settings::Settings;
+use crate::thread::{self, ThreadSpec};
+use crate::uffd::{Features, Message, UffdError, Userfaultfd};
+use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::sync::Mutex;
+use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::thread::futex;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why the agent cannot do its work. The program must not go on: it may have memory that only the agent
+/// can give back to it.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// No userfaultfd.
+    #[error(transparent)]
+    Userfaultfd(#[from] UffdError),
+    /// A file under /proc/self.
+    #[error("cannot open {0}: {1}; is /proc mounted?")]
+    Proc(&'static str, rustix::io::Errno),
+    /// Address space or memory for the agent itself.
+    #[error("cannot reserve {0} MiB of address space: {1}; is there a limit on it (ulimit -v)?")]
+    Reserve(usize, rustix::io::Errno),
+    /// A thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(rustix::io::Errno),
+}
+
+/// Handlers at most: beyond that, waking them all for each fault costs more than it brings.
+const MOST_HANDLERS: usize = 16;
+/// Stack of one of the agent's threads; only what is used is resident.
+const STACK_BYTES: usize = 512 << 10;
+/// The keeper engages when less than 1/2^3 of the limit is left, but no later than for 24 MiB: what a
+/// program touches at memory speed while the keeper sleeps.
+const ENGAGE_SHIFT: u32 = 3;
+const ENGAGE_MIN_PAGES: i64 = (24 << 20) / PAGE_BYTES as i64;
+/// Background reclaim keeps 1/2^6 of the limit free, 1 MiB at least and 64 MiB at most, and when it
+/// works it makes twice that.
+const LOW_SHIFT: u32 = 6;
+const LOW_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
+const LOW_MAX_PAGES: i64 = (64 << 20) / PAGE_BYTES as i64;
+/// Pages reclaimed before the keeper looks around again.
+const BATCH_PAGES: u64 = 256;
+/// Every message wakes all handlers that listen, and the one on the program's own CPU takes it. A handler
+/// that came too late this often in a row is on the wrong CPU and sleeps for a while: waking it costs
+/// each fault of a one-threaded program 6 us (14.1 us instead of 8.5 us a fault of 4 KiB, measured with
+/// two handlers and with one on the program's CPU).
+const LOST_RACES: u32 = 32;
+const PARK: Duration = Duration::from_millis(10);
+/// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
+const TOUCH_PAGES_PER_MS: i64 = 2048;
+/// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
+const SHARED_INTERVAL_NS: u64 = 50_000_000;
+/// The keeper's shortest and longest sleep.
+const SLEEP_MIN: Duration = Duration::from_micros(500);
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+/// The longest while new mappings may need adopting soon.
+const SLEEP_ENGAGED_MAX: Duration = Duration::from_millis(4);
+
+/// What exists once the keeper has engaged.
+pub(crate) struct Engaged {
+    pub(crate) engine: Engine<LinuxMachine>,
+    hearing: Mutex<()>,
+}
+
+/// Open files of this process's agent.
+pub(crate) struct ProcFiles {
+    pub(crate) maps: OwnedFd,
+    smaps_rollup: OwnedFd,
+}
+
+/// The agent inside one process.
+pub struct Runtime {
+    pub(crate) settings: Settings,
+    pub(crate) gate: Gate,
+    pub(crate) budget: Budget,
+    pub(crate) own: OwnMemory,
+    pub(crate) engaged: OnceLock<Engaged>,
+    pub(crate) files: ForkCell<Option<ProcFiles>>,
+    /// Bumped to wake the keeper.
+    kick: AtomicU32,
+    /// The keeper's hello to whoever started it: 0 not yet, 1 ready, 2 failed.
+    ready: AtomicU32,
+    stacks: Mutex<Vec<Region>>,
+    stacks_used: AtomicU32,
+    keeper_slot: AtomicU32,
+    escaping: AtomicBool,
+    parked: AtomicU32,
+    /// When `measure_shared` last did.
+    shared_ns: AtomicU64,
+}
+
+/// What a handler is started with.
+struct HandlerStart {
+    runtime: &'static Runtime,
+    handlers: u32,
+}
+
+impl Runtime {
+    /// The agent of the calling process, which has claimed `slot`. Starts the keeper and waits until it
+    /// is ready.
+    pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
+        let settings = Settings::from_header(control.header());
+        let runtime = Box::leak(Box::new(Runtime {
+            settings,
+            gate: Gate::default(),
+            budget: Budget::new(control, slot),
+            own,
+            engaged: OnceLock::new(),
+            files: ForkCell::new(None),
+            kick: AtomicU32::new(0),
+            ready: AtomicU32::new(0),
+            stacks: Mutex::new(Vec::new()),
+            stacks_used: AtomicU32::new(0),
+            keeper_slot: AtomicU32::new(slot.get()),
+            escaping: AtomicBool::new(false),
+            parked: AtomicU32::new(0),
+            shared_ns: AtomicU64::new(0),
+        }));
+        runtime.start_keeper()?;
+        Ok(runtime)
+    }
+
+    /// Starts the keeper and waits for its hello.
+    pub(crate) fn start_keeper(&'static self) -> Result<(), RuntimeError> {
+        self.ready.store(0, Ordering::Relaxed);
+        self.stacks_used.store(0, Ordering::Relaxed);
+        let argument = std::ptr::from_ref(self).cast_mut().cast();
+        self.spawn(keeper_entry, argument, None, false)?;
+        while self.ready.load(Ordering::Acquire) == 0 {
+            let _ = futex::wait(&self.ready, futex::Flags::PRIVATE, 0, None);
+        }
+        Ok(())
+    }
+
+    /// In the child of a fork: the slot the keeper is to use.
+    pub(crate) fn set_keeper_slot(&self, slot: SlotIndex) {
+        self.keeper_slot.store(slot.get(), Ordering::Relaxed);
+    }
+
+    fn spawn(
+        &self,
+        entry: extern "C" fn(*mut u8),
+        argument: *mut u8,
+        cpu: Option<usize>,
+        share_files: bool,
+    ) -> Result<(), RuntimeError> {
+        let index = self.stacks_used.fetch_add(1, Ordering::Relaxed) as usize;
+        let mut stacks = self.stacks.lock();
+        if index == stacks.len() {
+            let stack =
+                Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
+            self.own.add(stack.start()..stack.start() + stack.len());
+            stacks.push(stack);
+        }
+        let spec = ThreadSpec { stack: &stacks[index], share_files, cpu };
+        // SAFETY: the stack lives as long as the process and belongs to this thread alone: in the child
+        // of a fork the parent's threads do not exist, and their stacks are used again from the first on.
+        unsafe { thread::spawn(&spec, entry, argument) }.map_err(RuntimeError::Thread)
+    }
+
+    /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
+    pub fn pages_escape(&self) {
+        self.escaping.store(true, Ordering::Relaxed);
+    }
+
+    /// Wakes the keeper.
+    fn kick(&self) {
+        self.kick.fetch_add(1, Ordering::Relaxed);
+        let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
+    }
+
+    /// Stops the program: it may have memory that nobody can give back to it any more.
+    pub(crate) fn fail(&self, error: &RuntimeError) -> ! {
+        self.budget.control().fail(format_args!("{error}"));
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        loop {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn low_pages(&self) -> i64 {
+        (self.budget.limit_pages() >> LOW_SHIFT).clamp(LOW_MIN_PAGES, LOW_MAX_PAGES)
+    }
+
+    fn engage_pages(&self) -> i64 {
+        let limit = self.budget.limit_pages();
+        (limit >> ENGAGE_SHIFT).max(ENGAGE_MIN_PAGES).min(limit / 2)
+    }
+
+    // ---- the keeper ----
+
+    fn keep(&'static self) -> ! {
+        let started = self.prepare_keeper();
+        if let Err(error) = started {
+            self.fail(&error);
+        }
+        self.ready.store(1, Ordering::Release);
+        let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
+        let mut worker: Option<Worker> = None;
+        let mut unmanaged_pages = 0;
+        loop {
+            let kicked = self.kick.load(Ordering::Relaxed);
+            let sleep = {
+                let _inside = self.gate.enter();
+                self.tick(&mut worker, &mut unmanaged_pages)
+            };
+            let Some(sleep) = sleep else { continue };
+            let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: sleep.as_nanos() as i64 };
+            let _ = futex::wait(&self.kick, futex::Flags::PRIVATE, kicked, Some(&timeout));
+        }
+    }
+
+    /// Opens what this process's agent needs; in the child of a fork of an engaged parent, takes over
+    /// the engine.
+    fn prepare_keeper(&'static self) -> Result<(), RuntimeError> {
+        // The table is a copy of the program's: none of its descriptors may be kept open here.
+        thread::close_all_descriptors();
+        let statm = open("/proc/self/statm")?;
+        let Some(slot) = SlotIndex::new(self.keeper_slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
+        let files = ProcFiles { maps: open("/proc/self/maps")?, smaps_rollup: open("/proc/self/smaps_rollup")? };
+        // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
+        unsafe {
+            self.budget.arm(slot, statm);
+            self.files.replace_forgetting(Some(files));
+        }
+        if let Some(engaged) = self.engaged.get() {
+            let descriptors = open_descriptors()?;
+            // SAFETY: as above.
+            unsafe { engaged.engine.machine().rearm(descriptors)? };
+            self.start_handlers()?;
+        }
+        Ok(())
+    }
+
+    /// One look around; `None` where there is more to do at once.
+    fn tick(&'static self, worker: &mut Option<Worker>, unmanaged_pages: &mut i64) -> Option<Duration> {
+        self.measure_shared();
+        self.budget.sample();
+        let Some(engaged) = self.engaged.get() else {
+            let room = self.budget.room_pages();
+            if room < self.engage_pages() || self.settings.torture {
+                match self.engage() {
+                    Ok(()) => return None,
+                    Err(error) => self.fail(&error),
+                }
+            }
+            return Some(self.sleep_for(room - self.engage_pages(), SLEEP_MAX));
+        };
+        let engine = &engaged.engine;
+        let worker = worker.get_or_insert_with(|| Worker::new(self.settings.codec));
+        let managed = engine.resident_pages() as i64;
+        let unmanaged = self.budget.own_pages() - managed;
+        // New memory shows as growth of what nobody manages.
+        if unmanaged > *unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
+            adopt_mappings(self, engaged);
+            *unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
+        }
+        *unmanaged_pages = (*unmanaged_pages).min(unmanaged);
+        engine.tend();
+        if self.settings.torture {
+            engine.stage_oldest(BATCH_PAGES * 4);
+            engine.reclaim(worker, BATCH_PAGES);
+            return Some(SLEEP_MIN);
+        }
+        self.balance(engine, worker)
+    }
+
+    /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
+    fn measure_shared(&self) {
+        let Some(files) = &*self.files else { return };
+        if !self.budget.shares() || now_ns() - self.shared_ns.load(Ordering::Relaxed) < SHARED_INTERVAL_NS {
+            return;
+        }
+        let shared = pagemap::shared_anon_pages(&files.smaps_rollup);
+        self.budget.set_shared_pages(shared.unwrap_or(0));
+        self.shared_ns.store(now_ns(), Ordering::Relaxed);
+    }
+
+    /// Keeps free frames for the handlers, and gives memory back when the tree needs it.
+    fn balance(&self, engine: &Engine<LinuxMachine>, worker: &mut Worker) -> Option<Duration> {
+        let low = self.low_pages();
+        let room = self.budget.room_pages();
+        let free = i64::from(engine.free_frames());
+        if room < 0 && free > low {
+            engine.shrink(low as u32, (-room) as u32);
+        }
+        let available = room + free;
+        if available >= low {
+            return Some(self.sleep_for(available - low, SLEEP_ENGAGED_MAX));
+        }
+        let freed = engine.reclaim(worker, BATCH_PAGES);
+        self.budget.counters().vm.pgsteal_kswapd.add(freed);
+        if freed == 0 { Some(SLEEP_ENGAGED_MAX) } else { None }
+    }
+
+    /// How long a program needs at least to touch `pages`.
+    fn sleep_for(&self, pages: i64, most: Duration) -> Duration {
+        let micros = (pages.max(0) * 1000 / TOUCH_PAGES_PER_MS) as u64;
+        Duration::from_micros(micros).clamp(SLEEP_MIN, most)
+    }
+
+    /// Starts to manage.
+    fn engage(&'static self) -> Result<(), RuntimeError> {
+        let arena_bytes = self.settings.arena_bytes(self.budget.limit_pages());
+        let arena = Region::reserve(arena_bytes).map_err(|errno| RuntimeError::Reserve(arena_bytes >> 20, errno))?;
+        self.own.add(arena.start()..arena.start() + arena.len());
+        let machine = LinuxMachine::new(arena, open_descriptors()?, &self.budget, &self.escaping)?;
+        let config = EngineConfig {
+            sizes: self.settings.sizes,
+            granule: self.settings.granule,
+            arena_frames: (arena_bytes / PAGE_BYTES) as u32,
+            swap_slots: self.settings.swap_slots(self.budget.limit_pages()),
+            strategy: Default::default(),
+            cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
+        };
+        let engaged = Engaged { engine: Engine::new(machine, config), hearing: Mutex::new(()) };
+        if self.engaged.set(engaged).is_err() {
+            unreachable!("only the keeper engages");
+        }
+        self.start_handlers()?;
+        if let Some(engaged) = self.engaged.get() {
+            adopt_mappings(self, engaged);
+        }
+        Ok(())
+    }
+
+    // ---- the handlers ----
+
+    fn start_handlers(&'static self) -> Result<(), RuntimeError> {
+        self.parked.store(0, Ordering::Relaxed);
+        let cpus = handler_cpus();
+        for &cpu in &cpus {
+            let start = Box::leak(Box::new(HandlerStart { runtime: self, handlers: cpus.len() as u32 }));
+            self.spawn(handler_entry, std::ptr::from_mut(start).cast(), Some(cpu), true)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&'static self, handlers: u32) -> ! {
+        let Some(engaged) = self.engaged.get() else { unreachable!("handlers start after engaging") };
+        let mut worker = Worker::new(self.settings.codec);
+        let uffd = &engaged.engine.machine().descriptors().program;
+        let mut lost = 0;
+        loop {
+            if uffd.wait(None).is_err() {
+                continue;
+            }
+            let mut served = 0;
+            {
+                let _inside = self.gate.enter();
+                let mut pending = Pending::default();
+                while let Some(page) = self.hear(engaged) {
+                    served += 1;
+                    self.serve(engaged, &mut worker, page, &mut pending);
+                    while let Some(page) = pending.pop() {
+                        self.serve(engaged, &mut worker, page, &mut pending);
+                    }
+                }
+            }
+            lost = if served == 0 { lost + 1 } else { 0 };
+            if lost == LOST_RACES {
+                self.park(handlers);
+                lost = 0;
+            }
+        }
+    }
+
+    /// Sleeps without listening, if another handler still listens.
+    fn park(&self, handlers: u32) {
+        if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < handlers {
+            rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: PARK.as_nanos() as i64 });
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Hears messages until one is a fault; applies what changes mappings on the way. `None` when there
+    /// is nothing to hear.
+    fn hear(&self, engaged: &Engaged) -> Option<PageNumber> {
+        let machine = engaged.engine.machine();
+        let _hearing = engaged.hearing.lock();
+        loop {
+            match machine.descriptors().program.read_message() {
+                Ok(Some(Message::Fault { address, .. })) => return Some(PageNumber::containing(address as u64)),
+                Ok(Some(Message::Remove { start, end })) => engaged.engine.discarded(page(start)..page(end)),
+                Ok(Some(Message::Unmap { start, end })) => {
+                    machine.ranges().remove(start..end);
+                    engaged.engine.unmapped(page(start)..page(end));
+                }
+                Ok(Some(Message::Remap { from, to, len })) => {
+                    machine.ranges().remove(from..from + len);
+                    machine.ranges().remove(to..to + len);
+                    machine.ranges().insert(to..to + len);
+                    engaged.engine.remapped(page(from), page(to), (len / PAGE_BYTES) as u32);
+                }
+                Ok(Some(Message::Fork) | None) | Err(_) => return None,
+            }
+        }
+    }
+
+    /// Waits until no change of mappings is under way that has not been heard, and hears all that were;
+    /// `pending` keeps the faults that came with them. The returned guard keeps others from hearing.
+    pub(crate) fn hear_changes<'a>(
+        &self,
+        engaged: &'a Engaged,
+        pending: &mut Pending,
+    ) -> foliomem_core::sync::MutexGuard<'a, ()> {
+        loop {
+            while let Some(page) = self.hear(engaged) {
+                pending.push(page);
+            }
+            let hearing = engaged.hearing.lock();
+            if !engaged.engine.machine().descriptors().program.mapping_is_changing() {
+                return hearing;
+            }
+            drop(hearing);
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn serve(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber, pending: &mut Pending) {
+        let started_ns = now_ns();
+        let kind = loop {
+            match engaged.engine.fault(worker, page) {
+                Served::Done(kind) => break kind,
+                Served::Again => {
+                    if let Some(other) = self.hear(engaged) {
+                        pending.push(other);
+                    } else {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        };
+        let counters = self.budget.counters();
+        counters.faults(kind).record(now_ns() - started_ns);
+        counters.vm.pgfault.inc();
+        if kind == foliomem_core::stats::FaultKind::SwapIn {
+            counters.vm.pgmajfault.inc();
+        }
+        if self.budget.room_pages() + i64::from(engaged.engine.free_frames()) < self.low_pages() {
+            self.kick();
+        }
+    }
+}
+
+/// Faults that were heard while something else was waited for.
+#[derive(Default)]
+pub(crate) struct Pending(Vec<PageNumber>);
+
+impl Pending {
+    fn push(&mut self, page: PageNumber) {
+        self.0.push(page);
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<PageNumber> {
+        self.0.pop()
+    }
+}
+
+fn page(address: usize) -> PageNumber {
+    PageNumber::containing(address as u64)
+}
+
+fn open(path: &'static str) -> Result<OwnedFd, RuntimeError> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| RuntimeError::Proc(path, errno))
+}
+
+fn open_descriptors() -> Result<Descriptors, RuntimeError> {
+    Ok(Descriptors {
+        program: Userfaultfd::open(Features { events: true })?,
+        arena: Userfaultfd::open(Features { events: false })?,
+        pagemap: open("/proc/self/pagemap")?,
+        maps: open("/proc/self/maps")?,
+    })
+}
+
+/// The CPUs handlers run on. Two at least, on one CPU if need be: one may have to hear what the other
+/// waits for.
+fn handler_cpus() -> Vec<usize> {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let mut cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(MOST_HANDLERS).collect();
+    if cpus.len() < 2 {
+        cpus.extend(cpus.first().copied().or(Some(0)));
+    }
+    cpus
+}
+
+extern "C" fn keeper_entry(argument: *mut u8) {
+    // SAFETY: `start_keeper` passes the runtime, which lives as long as the process.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    runtime.keep();
+}
+
+extern "C" fn handler_entry(argument: *mut u8) {
+    // SAFETY: `start_handlers` passes a leaked start.
+    let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
+    start.runtime.handle(start.handlers);
+}
