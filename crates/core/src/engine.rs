@@ -18,7 +18,7 @@ mod reclaim;
 
 pub use fault::Served;
 
-use crate::cluster::{CacheReclaim, Strategy, SwapClusters};
+use crate::cluster::{Strategy, SwapClusters};
 use crate::homes::{Homes, Urgency};
 use crate::machine::Machine;
 use crate::page_table::PageTable;
@@ -86,15 +86,6 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
     }
 }
 
-/// Our slots are freed the moment their content is back: none is ever kept for the cache alone.
-struct NoCachedSlots;
-
-impl CacheReclaim for NoCachedSlots {
-    fn reclaim(&self, _slot: Slot, _slots: u32) -> bool {
-        false
-    }
-}
-
 impl<M: Machine> Engine<M> {
     /// A manager of `machine` that manages nothing yet.
     pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
@@ -103,7 +94,7 @@ impl<M: Machine> Engine<M> {
             homes: Homes::new(config.arena_frames),
             active: Queue::default(),
             staged: Queue::default(),
-            slots: SwapClusters::new(config.swap_slots, config.cpus, config.strategy, false),
+            slots: SwapClusters::new(config.swap_slots, config.cpus, config.strategy),
             slot_map: SlotMap::new(config.swap_slots),
             store: Store::new(config.swap_slots),
             discarded: Mutex::new(VecDeque::new()),

@@ -11,12 +11,19 @@
 //! | rank | lock | protects |
 //! |---|---|---|
 //! | 1 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
-//! | 2 | everything in [`buddy`], [`cluster`], [`store`], [`lru`] | leaves: none of them takes another |
+//! | 2 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
+//! | 3 | everything in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
 #![forbid(unsafe_code)]
 
 pub mod buddy;
+pub mod cluster;
+pub mod engine;
+pub mod homes;
+pub mod machine;
 pub mod page_table;
 pub mod queue;
+pub mod slot_map;
 pub mod stats;
+pub mod store;
 pub mod sync;
 pub mod units;

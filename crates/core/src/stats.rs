@@ -134,6 +134,10 @@ impl Histogram {
         total.sum_ns.add(self.sum_ns.get());
         total.max_ns.raise_to(self.max_ns.get());
     }
+
+    fn clear(&self) {
+        self.buckets.iter().chain([&self.sum_ns, &self.max_ns]).for_each(|counter| counter.set(0));
+    }
 }
 
 macro_rules! counters {
@@ -354,6 +358,15 @@ impl Counters {
         }
         self.vm.inherit_gauges(&parent.vm);
         self.store.inherit_gauges(&parent.store);
+    }
+
+    /// Adds every count to `total` and starts at zero again.
+    pub fn drain_into(&self, total: &Counters) {
+        self.fold_into(total);
+        let counters =
+            self.size.iter().flat_map(SizeCounters::fields).chain(self.vm.fields()).chain(self.store.fields());
+        counters.for_each(|(_, counter)| counter.set(0));
+        self.fault_ns.iter().for_each(Histogram::clear);
     }
 
     /// Sets every gauge to zero: what a process that has ended holds.

@@ -40,7 +40,7 @@ impl Budget {
     /// The budget of the process that has `slot`. Nothing is sampled before [`Budget::arm`].
     pub fn new(control: &'static Control, slot: SlotIndex) -> Budget {
         Budget {
-            limit_pages: (control.header().limit_bytes / PAGE_BYTES as u64) as i64,
+            limit_pages: (control.configuration().limit_bytes / PAGE_BYTES as u64) as i64,
             control,
             slot: ForkCell::new(slot),
             statm: ForkCell::new(None),

@@ -18,14 +18,14 @@
 use crate::adopt::adopt_mappings;
 use crate::budget::Budget;
 use crate::clock::now_ns;
-use crate::control::{Control, SlotIndex};
+use crate::control::{Configuration, Control, SlotIndex};
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::own::OwnMemory;
 use crate::pagemap;
 use crate::region::Region;
-use crate::settings::Settings;
+use crate::sizing;
 use crate::thread::{self, ThreadSpec};
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use foliomem_core::engine::{Engine, EngineConfig, Served};
@@ -102,7 +102,7 @@ pub(crate) struct ProcFiles {
 
 /// The agent inside one process.
 pub struct Runtime {
-    pub(crate) settings: Settings,
+    pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
@@ -131,7 +131,7 @@ impl Runtime {
     /// The agent of the calling process, which has claimed `slot`. Starts the keeper and waits until it
     /// is ready.
     pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
-        let settings = Settings::from_header(control.header());
+        let settings = control.configuration();
         let runtime = Box::leak(Box::new(Runtime {
             settings,
             gate: Gate::default(),
@@ -333,7 +333,7 @@ impl Runtime {
 
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
-        let arena_bytes = self.settings.arena_bytes(self.budget.limit_pages());
+        let arena_bytes = sizing::arena_bytes(self.budget.limit_pages());
         let arena = Region::reserve(arena_bytes).map_err(|errno| RuntimeError::Reserve(arena_bytes >> 20, errno))?;
         self.own.add(arena.start()..arena.start() + arena.len());
         let machine = LinuxMachine::new(arena, open_descriptors()?, &self.budget, &self.escaping)?;
@@ -341,7 +341,7 @@ impl Runtime {
             sizes: self.settings.sizes,
             granule: self.settings.granule,
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
-            swap_slots: self.settings.swap_slots(self.budget.limit_pages()),
+            swap_slots: sizing::swap_slots(self.budget.limit_pages()),
             strategy: Default::default(),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
         };

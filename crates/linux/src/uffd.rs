@@ -244,7 +244,8 @@ impl Userfaultfd {
     pub fn mapping_is_changing(&self) -> bool {
         let mut request = raw::uffdio_zeropage { range: range(0, 0), mode: 0, zeropage: 0 };
         // SAFETY: takes a uffdio_zeropage; an empty range is refused.
-        unsafe { raw_ioctl::call(&self.0, ZEROPAGE, &mut request) } == Err(Errno::AGAIN)
+        let answer = unsafe { raw_ioctl::call(&self.0, ZEROPAGE, &mut request) };
+        answer == Err(Errno::AGAIN)
     }
 
     /// Waits until there may be something to read.

@@ -1,6 +1,6 @@
 //! Making room: staging the oldest folios at home, and writing staged ones back to the store.
 
-use super::{Engine, NoCachedSlots};
+use super::Engine;
 use crate::machine::{Compressed, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
@@ -190,7 +190,7 @@ impl<M: Machine> Engine<M> {
             }
         };
         let run = FrameRun::new(frame, order);
-        let Some(slot) = self.slots.alloc(self.machine.cpu(), order, &NoCachedSlots) else {
+        let Some(slot) = self.slots.alloc(self.machine.cpu(), order) else {
             return self.write_back_in_parts(block, folio, run);
         };
         match self.compress_folio(worker, run, slot) {
@@ -248,6 +248,7 @@ impl<M: Machine> Engine<M> {
                     let info = PieceInfo { len_bytes, granule, raw, checksum, pages: granule.pages() as u16 };
                     self.store.insert(&self.runs(), info).map(|(piece, place)| {
                         self.machine.write_piece(worker, part, &place);
+                        self.store.seal(piece);
                         stored_bytes += u64::from(len_bytes);
                         piece
                     })

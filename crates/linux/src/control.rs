@@ -1,0 +1,429 @@
+//! The control segment: memory that the supervisor shares with the agent in every process of a run.
+//!
+//! A memfd that the supervisor keeps open; agents find it by `FOLIOMEM_CONTROL=/proc/<pid>/fd/<n>`. It
+//! holds the configuration (written before the program starts, then constant), what the tree takes, and
+//! the counters of every process. A process can be killed at any instruction: everything is atomics, no
+//! state needs two writes, and the only lock (of the totals) names its owner so that it can be broken.
+//!
+//! A slot belongs to the process whose pid it holds. A process that execs claims its own slot again; the
+//! slots of dead processes are folded into the totals by whoever needs one, or by the supervisor.
+
+use crate::codec::Codec;
+use crate::say::with_line;
+use foliomem_core::stats::Counters;
+use foliomem_core::units::{Order, OrderSet};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::process::Pid;
+use std::ffi::CStr;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use thiserror::Error;
+
+/// "foliomem", and the layout: changed whenever the layout is.
+const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
+const VERSION: u64 = 1;
+/// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
+pub const MOST_PROCESSES: usize = 1024;
+/// Length of the message an agent may leave.
+const MESSAGE_BYTES: usize = 512;
+
+/// Evict as much as possible, all the time.
+const FLAG_TORTURE: u32 = 1 << 0;
+/// Stop the tree rather than exceed the limit.
+const FLAG_HARD: u32 = 1 << 1;
+
+/// Why the segment cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum ControlError {
+    /// A call failed.
+    #[error("cannot {0} the control segment: {1}")]
+    System(&'static str, Errno),
+    /// It is not one, or of another version.
+    #[error("the control segment is of another version of foliomem")]
+    Version,
+    /// Every slot is taken by a living process.
+    #[error("more than {MOST_PROCESSES} processes in one run")]
+    Full,
+}
+
+/// What the supervisor configures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Configuration {
+    /// What the tree may take, in bytes.
+    pub limit_bytes: u64,
+    /// Enabled folio sizes.
+    pub sizes: OrderSet,
+    /// How pieces are compressed.
+    pub codec: Codec,
+    /// The largest piece compressed as one.
+    pub granule: Order,
+    /// Evict as much as possible, all the time.
+    pub torture: bool,
+    /// Stop the tree rather than exceed the limit.
+    pub hard: bool,
+}
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU64,
+    limit_bytes: AtomicU64,
+    sizes: AtomicU32,
+    codec: AtomicU32,
+    granule: AtomicU32,
+    flags: AtomicU32,
+    hellos: AtomicU32,
+    /// Slots from here on were never claimed.
+    slots_used: AtomicU32,
+    unmanaged: AtomicU32,
+    limit_exceeded: AtomicU32,
+    /// 0 no message, 1 being written, 2 written.
+    failed: AtomicU32,
+    message_len: AtomicU32,
+    message: [AtomicU64; MESSAGE_BYTES / 8],
+    /// Pid of who holds the totals' lock, 0 for nobody.
+    totals_owner: AtomicU32,
+}
+
+/// One process.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProcessSlot {
+    pid: AtomicU32,
+    /// Anonymous memory the process takes, as its agent last saw it.
+    pub anon_bytes: AtomicU64,
+    /// Of the program's memory, what is in the store.
+    pub stored_bytes: AtomicU64,
+    /// Its counters.
+    pub counters: Counters,
+}
+
+/// The segment.
+#[repr(C)]
+pub struct Control {
+    header: Header,
+    totals: Counters,
+    processes: [ProcessSlot; MOST_PROCESSES],
+}
+
+/// Which slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotIndex(u32);
+
+impl SlotIndex {
+    /// Slot number `index`, if there is one.
+    pub fn new(index: u32) -> Option<SlotIndex> {
+        ((index as usize) < MOST_PROCESSES).then_some(SlotIndex(index))
+    }
+
+    /// Its number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+fn map(fd: impl AsFd) -> Result<&'static Control, ControlError> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new shared mapping of a file of at least this size; it is never unmapped.
+    let start =
+        unsafe { mmap(std::ptr::null_mut(), size_of::<Control>(), protection, MapFlags::SHARED, fd.as_fd(), 0) }
+            .map_err(|errno| ControlError::System("map", errno))?;
+    // SAFETY: mapped for ever, page aligned, and all of it atomics, for which every bit pattern is a value.
+    Ok(unsafe { &*start.cast::<Control>() })
+}
+
+impl Control {
+    /// Makes a segment. The descriptor must stay open as long as processes may start.
+    pub fn create(configuration: &Configuration) -> Result<(&'static Control, OwnedFd), ControlError> {
+        let fd = rustix::fs::memfd_create(c"foliomem-control", MemfdFlags::CLOEXEC)
+            .map_err(|errno| ControlError::System("create", errno))?;
+        rustix::fs::ftruncate(&fd, size_of::<Control>() as u64).map_err(|errno| ControlError::System("size", errno))?;
+        let control = map(&fd)?;
+        let header = &control.header;
+        let set = |field: &AtomicU32, value: u32| field.store(value, Ordering::Relaxed);
+        header.limit_bytes.store(configuration.limit_bytes, Ordering::Relaxed);
+        set(&header.sizes, u32::from(configuration.sizes.bits()));
+        set(&header.codec, encode_codec(configuration.codec));
+        set(&header.granule, u32::from(configuration.granule.get()));
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        set(&header.flags, flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD));
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok((control, fd))
+    }
+
+    /// Maps the segment that `path` names.
+    pub fn open(path: &CStr) -> Result<&'static Control, ControlError> {
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| ControlError::System("open", errno))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| ControlError::System("read", errno))?;
+        if stat.st_size != size_of::<Control>() as i64 {
+            return Err(ControlError::Version);
+        }
+        let control = map(&fd)?;
+        let header = &control.header;
+        if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION {
+            return Err(ControlError::Version);
+        }
+        Ok(control)
+    }
+
+    /// What the supervisor has configured.
+    pub fn configuration(&self) -> Configuration {
+        let header = &self.header;
+        let flags = header.flags.load(Ordering::Relaxed);
+        Configuration {
+            limit_bytes: header.limit_bytes.load(Ordering::Relaxed),
+            sizes: OrderSet::from_bits(header.sizes.load(Ordering::Relaxed) as u16),
+            codec: decode_codec(header.codec.load(Ordering::Relaxed)),
+            granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
+            torture: flags & FLAG_TORTURE != 0,
+            hard: flags & FLAG_HARD != 0,
+        }
+    }
+
+    /// An agent is at work.
+    pub fn hello(&self) {
+        self.header.hellos.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many agents have said hello.
+    pub fn hellos(&self) -> u32 {
+        self.header.hellos.load(Ordering::Relaxed)
+    }
+
+    /// Leaves the reason why the run must end; only the first one is kept.
+    pub fn fail(&self, why: fmt::Arguments<'_>) {
+        let header = &self.header;
+        if header.failed.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        with_line(why, |line| {
+            for (word, bytes) in header.message.iter().zip(line.chunks(8)) {
+                let mut padded = [0; 8];
+                padded[..bytes.len()].copy_from_slice(bytes);
+                word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+            }
+            header.message_len.store(line.len() as u32, Ordering::Relaxed);
+        });
+        // Release pairs with the acquire in `failure`: the message is whole.
+        header.failed.store(2, Ordering::Release);
+    }
+
+    /// Why the run must end, if it must: a whole line.
+    pub fn failure(&self) -> Option<String> {
+        let header = &self.header;
+        if header.failed.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        let words = header.message.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+        let line: Vec<u8> = words.take(header.message_len.load(Ordering::Relaxed) as usize).collect();
+        Some(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// The data do not compress into the limit. Ends the run if the limit is hard.
+    pub fn limit_exceeded(&self) {
+        self.header.limit_exceeded.store(1, Ordering::Relaxed);
+        if self.configuration().hard {
+            self.fail(format_args!("the program needs more than the limit, and the limit is hard: stopped"));
+        }
+    }
+
+    /// Whether the limit was exceeded.
+    pub fn was_limit_exceeded(&self) -> bool {
+        self.header.limit_exceeded.load(Ordering::Relaxed) != 0
+    }
+
+    /// Claims a slot for process `pid`: its own if it had one (it has exec'ed), else a free one, else that
+    /// of a process that is gone.
+    pub fn claim_slot(&self, pid: Pid) -> Result<SlotIndex, ControlError> {
+        let pid = pid.as_raw_nonzero().get() as u32;
+        if let Some(own) = self.slots().find(|&slot| self.pid(slot) == pid) {
+            self.retire(own, pid);
+            return Ok(own);
+        }
+        loop {
+            let free = self.slots().find(|&slot| self.try_claim(slot, 0, pid));
+            let fresh = || {
+                let index = self.header.slots_used.fetch_add(1, Ordering::Relaxed);
+                SlotIndex::new(index).filter(|&slot| self.try_claim(slot, 0, pid))
+            };
+            if let Some(slot) = free.or_else(fresh) {
+                return Ok(slot);
+            }
+            if self.reap() == 0 {
+                self.header.unmanaged.fetch_add(1, Ordering::Relaxed);
+                return Err(ControlError::Full);
+            }
+        }
+    }
+
+    fn try_claim(&self, slot: SlotIndex, from: u32, pid: u32) -> bool {
+        let word = &self.process(slot).pid;
+        word.compare_exchange(from, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Folds the slots of processes that are gone into the totals, and frees them; returns how many.
+    pub fn reap(&self) -> usize {
+        let dead = |&slot: &SlotIndex| {
+            let pid = self.pid(slot);
+            pid != 0 && !is_alive(pid)
+        };
+        let gone: Vec<SlotIndex> = self.slots().filter(dead).collect();
+        for &slot in &gone {
+            let pid = self.pid(slot);
+            if pid != 0 && !is_alive(pid) {
+                self.retire(slot, pid);
+                let _ = self.try_claim(slot, pid, 0);
+            }
+        }
+        gone.len()
+    }
+
+    /// Folds what the process has counted so far into the totals, and starts its slot anew.
+    fn retire(&self, slot: SlotIndex, pid: u32) {
+        let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+        let owner = &self.header.totals_owner;
+        while let Err(holder) = owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            if !is_alive(holder) {
+                // Killed in the middle: what it folded may be counted twice, which beats waiting for ever.
+                let _ = owner.compare_exchange(holder, 0, Ordering::Release, Ordering::Relaxed);
+            }
+            std::hint::spin_loop();
+        }
+        let process = self.process(slot);
+        if self.pid(slot) == pid {
+            process.anon_bytes.store(0, Ordering::Relaxed);
+            process.stored_bytes.store(0, Ordering::Relaxed);
+            process.counters.clear_gauges();
+            process.counters.drain_into(&self.totals);
+        }
+        owner.store(0, Ordering::Release);
+    }
+
+    fn pid(&self, slot: SlotIndex) -> u32 {
+        self.process(slot).pid.load(Ordering::Acquire)
+    }
+
+    fn slots(&self) -> impl Iterator<Item = SlotIndex> {
+        let used = self.header.slots_used.load(Ordering::Relaxed).min(MOST_PROCESSES as u32);
+        (0..used).map(SlotIndex)
+    }
+
+    /// A slot.
+    pub fn process(&self, slot: SlotIndex) -> &ProcessSlot {
+        &self.processes[slot.0 as usize]
+    }
+
+    /// Pids of the processes that have a slot.
+    pub fn pids(&self) -> Vec<u32> {
+        self.slots().map(|slot| self.pid(slot)).filter(|&pid| pid != 0).collect()
+    }
+
+    /// Anonymous memory of the tree, as its agents last saw it.
+    pub fn tree_anon_bytes(&self) -> u64 {
+        self.slots().map(|slot| self.process(slot).anon_bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// What the programs of the tree have in their stores, uncompressed.
+    pub fn tree_stored_bytes(&self) -> u64 {
+        self.slots().map(|slot| self.process(slot).counters.store.orig_data_size.get()).sum()
+    }
+
+    /// The counters of all processes, those gone included.
+    pub fn sum(&self) -> Box<Counters> {
+        let total = Box::new(Counters::default());
+        self.totals.fold_into(&total);
+        self.slots().for_each(|slot| self.process(slot).counters.fold_into(&total));
+        total
+    }
+}
+
+/// Whether a process exists that is not a zombie. A thread's siblings are killed before it becomes one.
+fn is_alive(pid: u32) -> bool {
+    let Some(pid) = Pid::from_raw(pid as i32) else { return false };
+    rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
+}
+
+/// Bits 0..8 which codec, 8..16 its level.
+fn encode_codec(codec: Codec) -> u32 {
+    match codec {
+        Codec::Lz4 => 0,
+        Codec::Zstd { level } => 1 | u32::from(level) << 8,
+    }
+}
+
+fn decode_codec(word: u32) -> Codec {
+    match word & 0xff {
+        0 => Codec::Lz4,
+        _ => Codec::Zstd { level: (word >> 8) as u8 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsRawFd;
+
+    fn configuration() -> Configuration {
+        Configuration {
+            limit_bytes: 1 << 30,
+            sizes: OrderSet::from_bits(0x14),
+            codec: Codec::Zstd { level: 7 },
+            granule: Order::new(4).unwrap(),
+            torture: true,
+            hard: false,
+        }
+    }
+
+    fn pid(raw: i32) -> Pid {
+        Pid::from_raw(raw).unwrap()
+    }
+
+    #[test]
+    fn what_one_side_writes_the_other_reads() {
+        let (control, fd) = Control::create(&configuration()).unwrap();
+        let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
+        let other = Control::open(CStr::from_bytes_with_nul(path.as_bytes()).unwrap()).unwrap();
+        assert_eq!(other.configuration(), configuration());
+        assert_eq!(control.failure(), None);
+        other.fail(format_args!("no {}", "luck"));
+        other.fail(format_args!("more"));
+        assert_eq!(control.failure().unwrap(), "foliomem: no luck\n");
+    }
+
+    #[test]
+    fn a_file_that_is_no_segment_is_refused() {
+        let fd = rustix::fs::memfd_create(c"test", MemfdFlags::empty()).unwrap();
+        let path = std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
+        rustix::fs::ftruncate(&fd, size_of::<Control>() as u64).unwrap();
+        assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
+    }
+
+    #[test]
+    fn slots_of_the_dead_are_counted_and_used_again() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = pid(child.id() as i32);
+        child.wait().unwrap();
+        let me = rustix::process::getpid();
+        let mine = control.claim_slot(me).unwrap();
+        let theirs = control.claim_slot(dead).unwrap();
+        assert_ne!(mine, theirs);
+        control.process(theirs).counters.vm.pgfault.add(5);
+        control.process(theirs).anon_bytes.store(4096, Ordering::Relaxed);
+        control.process(mine).counters.vm.pgfault.add(2);
+        assert_eq!(control.tree_anon_bytes(), 4096);
+        assert_eq!(control.reap(), 1);
+        assert_eq!(control.tree_anon_bytes(), 0);
+        assert_eq!(control.sum().vm.pgfault.get(), 7);
+        // An exec claims the same slot again, and what was counted before it is kept.
+        assert_eq!(control.claim_slot(me).unwrap(), mine);
+        assert_eq!(control.sum().vm.pgfault.get(), 7);
+        assert_eq!(control.process(mine).counters.vm.pgfault.get(), 0);
+    }
+}

@@ -1,0 +1,26 @@
+//! How large the engine's address spaces are made for a limit.
+
+use foliomem_core::units::PAGE_BYTES;
+
+/// The largest arena: what a 32-bit frame number reaches, less one block so that no run wraps.
+const ARENA_MAX_BYTES: usize = (u32::MAX as usize - 512) * PAGE_BYTES;
+/// The smallest: room for what a small budget moves about.
+const ARENA_MIN_BYTES: usize = 1 << 30;
+/// Slots for each page of the limit: content that compresses further than 1/16 hardly exists, but for
+/// equal-filled memory.
+const SLOTS_PER_PAGE: i64 = 16;
+
+/// Address space for the arena: four times the limit, so that an empty run can always be found
+/// while every page of the budget has a home.
+pub fn arena_bytes(limit_pages: i64) -> usize {
+    (limit_pages as usize)
+        .saturating_mul(4 * PAGE_BYTES)
+        .clamp(ARENA_MIN_BYTES, ARENA_MAX_BYTES)
+        .next_multiple_of(2 << 20)
+}
+
+/// Slots of the swap device. Slots that are not used cost nothing.
+pub fn swap_slots(limit_pages: i64) -> u32 {
+    let slots = limit_pages.saturating_mul(SLOTS_PER_PAGE).clamp(1 << 18, 1 << 30);
+    (slots as u32).next_multiple_of(512)
+}
