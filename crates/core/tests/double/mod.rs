@@ -66,6 +66,10 @@ impl Double {
     }
 }
 
+fn checksum(words: &[u64]) -> u64 {
+    words.iter().fold(1, |sum: u64, word| sum.wrapping_mul(31) ^ word)
+}
+
 fn frames(run: FrameRun) -> impl Iterator<Item = u32> {
     (0..run.frames()).map(move |index| run.head.0 + index)
 }
@@ -239,7 +243,7 @@ impl Machine for Double {
         let raw = worker[0].is_multiple_of(7);
         let whole = run.order.bytes() as u32;
         let len_bytes = if raw { whole } else { 32 + (worker[0] % u64::from(whole * 3 / 4)) as u32 };
-        Compressed::Bytes { len_bytes, raw, checksum: worker.iter().fold(1, |sum, word| sum * 31 ^ word) }
+        Compressed::Bytes { len_bytes, raw, checksum: checksum(worker) }
     }
 
     fn write_piece(&self, worker: &mut Vec<u64>, _run: FrameRun, place: &Place) {
@@ -262,8 +266,7 @@ impl Machine for Double {
             Some(word) => worker.resize(piece.granule.pages() as usize, word),
             None => {
                 worker.extend(&state.pieces[&Double::place_key(&piece.place)]);
-                let sum = worker.iter().fold(1, |sum, word| sum * 31 ^ word);
-                if sum != piece.checksum {
+                if checksum(worker) != piece.checksum {
                     return Err(Corrupted);
                 }
             }
