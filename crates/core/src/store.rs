@@ -1,0 +1,462 @@
+//! The compressed store: where compressed pieces live in the frames it holds.
+//!
+//! A *piece* is a granule (4 KiB to 2 MiB of content) compressed as one, or kept raw. The store decides
+//! where a piece's bytes go and never touches them: the caller copies. It is what zsmalloc is to zram,
+//! with one difference: a piece may be far larger than a page.
+//!
+//! # Representation
+//! - Up to 32 KiB, a piece takes a slot of a *zspage*: 1 to 16 contiguous frames cut into slots of one
+//!   size class. The number of frames is chosen per class so that nothing is left over, and need not be a
+//!   power of two: the rest of the run goes straight back ([`classes`]).
+//! - A larger piece owns a chain of *extents*: contiguous frames, 16 (64 KiB) each but for the last, so
+//!   that its waste is less than a page and a raw 2 MiB piece never needs a run above order 4.
+//! - A piece is one 64-bit word (place, length, references, pins: [`word`]) and its checksum: 16 bytes.
+//!   A zspage is 20 bytes and 4 more per slot, which name the piece in it, for compaction. All tables
+//!   grow in chunks of an eighth of their size and never shrink; entries are recycled.
+//! - A granule that repeats one 64-bit word takes no frames at all.
+//!
+//! # Life of a piece
+//! | state | references | pins | left by |
+//! |---|---|---|---|
+//! | free | 0 | 0 | `insert`, `insert_filled` |
+//! | live | 1..=pages | 0..=127 | `release` of the last reference |
+//! | dying | 0 | 1..=127 | `unpin` of the last pin, which frees it |
+//!
+//! References count pages of content that still need the piece. A pin keeps the piece in its place. A
+//! piece may be moved by compaction only between [`Store::seal`] and its death, and only while nobody but
+//! the compactor has it pinned. Every transition is one compare-and-swap of the piece's word.
+//!
+//! # Locks
+//! One lock per size class, a leaf, over its zspages; a thread never holds two. The tables of pieces are
+//! lock-free. [`RunSource`] and [`PieceMover`] are called with no lock held.
+
+mod check;
+mod classes;
+mod compact;
+mod lazy;
+mod pieces;
+mod place;
+#[cfg(test)]
+mod tests;
+mod word;
+mod zspages;
+
+pub use compact::PieceMover;
+pub use place::{Fragment, MAX_FRAGMENTS, Place};
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::units::{Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
+use classes::{EXTENT_FRAMES, class_of};
+use pieces::Pieces;
+use std::num::NonZeroU32;
+use word::{Location, PieceWord, ZspageId};
+use zspages::Zspages;
+
+/// Where the store gets its frames from. Called with no lock of the store held.
+pub trait RunSource: Sync {
+    /// A run of `order` with pages at home, if one can be had.
+    fn alloc_run(&self, order: Order) -> Option<FrameRun>;
+    /// Takes a run back. It may be any naturally aligned part of a run that was given out.
+    fn free_run(&self, run: FrameRun);
+}
+
+/// Names a piece as long as it has references, wherever it is moved.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PieceId(NonZeroU32);
+
+impl PieceId {
+    /// The id whose number is `number`; 0 is none.
+    pub const fn new(number: u32) -> Option<PieceId> {
+        match NonZeroU32::new(number) {
+            Some(number) => Some(PieceId(number)),
+            None => None,
+        }
+    }
+
+    /// Its number, for keeping in tables.
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl std::fmt::Debug for PieceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "P{}", self.0)
+    }
+}
+
+/// What is to be stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PieceInfo {
+    /// Bytes to store: 1 to the granule's size.
+    pub len_bytes: u32,
+    /// How much content it is the compressed form of.
+    pub granule: Order,
+    /// The bytes are the content itself.
+    pub raw: bool,
+    /// Checksum of the bytes.
+    pub checksum: u64,
+    /// References to begin with, one per page of content that needs it: 1 to the granule's pages.
+    pub pages: u16,
+}
+
+/// A stored piece, as [`Store::pin`] finds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// How much content it is.
+    pub granule: Order,
+    /// The bytes are the content itself.
+    pub raw: bool,
+    /// Checksum of the bytes; 0 for filled content.
+    pub checksum: u64,
+    /// The content repeats this word, and has no bytes.
+    pub filled: Option<u64>,
+    /// Where the bytes are; empty for filled content.
+    pub place: Place,
+}
+
+/// A piece that stays where it is until it is handed back to [`Store::unpin`].
+#[must_use = "a pinned piece is never moved nor freed until it is unpinned"]
+#[derive(Debug)]
+pub struct Pinned {
+    id: PieceId,
+    piece: Piece,
+}
+
+impl Pinned {
+    /// What is pinned.
+    pub fn piece(&self) -> &Piece {
+        &self.piece
+    }
+
+    /// Its name.
+    pub fn id(&self) -> PieceId {
+        self.id
+    }
+}
+
+/// What the store holds, in the terms of zram's `mm_stat`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreStats {
+    /// Content that still has references, uncompressed, filled content included.
+    pub orig_data_bytes: u64,
+    /// Bytes of all pieces.
+    pub compr_data_bytes: u64,
+    /// What the store takes: frames and metadata.
+    pub used_bytes: u64,
+    /// Of that: metadata.
+    pub metadata_bytes: u64,
+    /// Pieces, filled ones included.
+    pub pieces: u64,
+    /// Pages of filled content.
+    pub same_filled_pages: u64,
+    /// Pages of content kept raw.
+    pub huge_pages: u64,
+}
+
+#[derive(Debug, Default)]
+struct Gauges {
+    content_pages: AtomicU64,
+    compressed_bytes: AtomicU64,
+    filled_pages: AtomicU64,
+    raw_pages: AtomicU64,
+    pieces: AtomicU64,
+    held_frames: AtomicU32,
+}
+
+/// The compressed store.
+#[derive(Debug)]
+pub struct Store {
+    pieces: Pieces,
+    zspages: Zspages,
+    gauges: Gauges,
+    /// The class compaction begins with next, so that a small budget comes round to all of them.
+    next_class: AtomicU32,
+}
+
+impl Store {
+    /// A store for at most `max_pieces` pieces. Allocates next to nothing.
+    pub fn new(max_pieces: u32) -> Store {
+        Store {
+            pieces: Pieces::new(max_pieces),
+            zspages: Zspages::new(),
+            gauges: Gauges::default(),
+            next_class: AtomicU32::new(0),
+        }
+    }
+
+    /// Makes room for a piece. The caller writes its bytes at the returned place before anybody else
+    /// learns the id, and then [`seal`](Store::seal)s it. `None` where frames or ids have run out.
+    ///
+    /// # Panics
+    /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.
+    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<(PieceId, Place)> {
+        let PieceInfo { len_bytes, granule, raw, checksum, pages } = info;
+        assert!((1..=granule.bytes() as u32).contains(&len_bytes), "{len_bytes} bytes of a granule {granule:?}");
+        assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
+        let id = self.pieces.allocate()?;
+        let Some(location) = self.find_room(runs, id, len_bytes) else {
+            self.pieces.free(id);
+            return None;
+        };
+        let word = PieceWord::new(location, pages, granule, raw);
+        let place = self.place_of(location);
+        debug_assert_eq!(place.len_bytes(), len_bytes);
+        self.pieces.publish(id, word, checksum);
+        self.gauges.pieces.fetch_add(1, Relaxed);
+        self.gauges.content_pages.fetch_add(u64::from(pages), Relaxed);
+        self.gauges.compressed_bytes.fetch_add(u64::from(len_bytes), Relaxed);
+        if raw {
+            self.gauges.raw_pages.fetch_add(u64::from(pages), Relaxed);
+        }
+        Some((id, place))
+    }
+
+    /// Says that the bytes of a piece are written: from now on compaction may move it. A piece that is
+    /// never sealed is never moved.
+    pub fn seal(&self, id: PieceId) {
+        self.pieces.seal(id);
+    }
+
+    /// Keeps content that repeats `word`. `None` where ids have run out.
+    ///
+    /// # Panics
+    /// If `pages` is 0 or more than the granule's.
+    pub fn insert_filled(&self, word: u64, granule: Order, pages: u16) -> Option<PieceId> {
+        assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
+        let id = self.pieces.allocate()?;
+        self.pieces.publish(id, PieceWord::new(Location::FILLED, pages, granule, false), word);
+        self.gauges.pieces.fetch_add(1, Relaxed);
+        self.gauges.content_pages.fetch_add(u64::from(pages), Relaxed);
+        self.gauges.filled_pages.fetch_add(u64::from(pages), Relaxed);
+        Some(id)
+    }
+
+    /// Keeps a piece in its place for reading. The caller owns a reference to it.
+    ///
+    /// # Panics
+    /// If there is no such piece.
+    pub fn pin(&self, id: PieceId) -> Pinned {
+        let Some((word, extra)) = self.pieces.try_pin(id) else { panic!("{id:?} is no piece") };
+        let location = word.location();
+        let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
+        let piece =
+            Piece { granule: word.granule(), raw: word.raw(), checksum, filled, place: self.place_of(location) };
+        Pinned { id, piece }
+    }
+
+    /// Lets go of a piece, and frees it if all its references have been released meanwhile.
+    pub fn unpin(&self, runs: &dyn RunSource, pinned: Pinned) {
+        self.unpin_id(runs, pinned.id);
+    }
+
+    fn unpin_id(&self, runs: &dyn RunSource, id: PieceId) {
+        let word = self.pieces.unpin(id);
+        if word.is_dead() {
+            self.reclaim_piece(runs, id, word);
+        }
+    }
+
+    /// Drops `pages` references; the last one frees the piece, or leaves that to whoever has it pinned.
+    ///
+    /// # Panics
+    /// If the piece has fewer references.
+    pub fn release(&self, runs: &dyn RunSource, id: PieceId, pages: u16) {
+        let word = self.pieces.release(id, pages);
+        self.gauges.content_pages.fetch_sub(u64::from(pages), Relaxed);
+        if word.raw() {
+            self.gauges.raw_pages.fetch_sub(u64::from(pages), Relaxed);
+        }
+        if word.location() == Location::FILLED {
+            self.gauges.filled_pages.fetch_sub(u64::from(pages), Relaxed);
+        }
+        if word.is_dead() {
+            self.reclaim_piece(runs, id, word);
+        }
+    }
+
+    /// References the piece still has.
+    pub fn references(&self, id: PieceId) -> u16 {
+        self.pieces.load(id).references()
+    }
+
+    /// Frames the store holds.
+    pub fn held_frames(&self) -> u32 {
+        self.gauges.held_frames.load(Relaxed)
+    }
+
+    /// What the store holds.
+    pub fn stats(&self) -> StoreStats {
+        let gauges = &self.gauges;
+        let metadata_bytes = (self.pieces.metadata_bytes() + self.zspages.metadata_bytes()) as u64;
+        StoreStats {
+            orig_data_bytes: gauges.content_pages.load(Relaxed) * PAGE_BYTES as u64,
+            compr_data_bytes: gauges.compressed_bytes.load(Relaxed),
+            used_bytes: u64::from(self.held_frames()) * PAGE_BYTES as u64 + metadata_bytes,
+            metadata_bytes,
+            pieces: gauges.pieces.load(Relaxed),
+            same_filled_pages: gauges.filled_pages.load(Relaxed),
+            huge_pages: gauges.raw_pages.load(Relaxed),
+        }
+    }
+
+    fn find_room(&self, runs: &dyn RunSource, id: PieceId, len_bytes: u32) -> Option<Location> {
+        match class_of(len_bytes) {
+            Some(class) => {
+                let (zspage, slot) = self.slot_in_class(runs, class, id)?;
+                let Some(class) = self.zspages.class(zspage) else { unreachable!("a slot is in a zspage") };
+                let last_byte = slot * class.shape().size_bytes + len_bytes - 1;
+                Some(Location::new(zspage, last_byte as u16))
+            }
+            None => self.build_chain(runs, len_bytes),
+        }
+    }
+
+    fn slot_in_class(&self, runs: &dyn RunSource, class: classes::ClassId, id: PieceId) -> Option<(ZspageId, u32)> {
+        if let Some(found) = self.zspages.take_slot(class, id) {
+            return Some(found);
+        }
+        let shape = class.shape();
+        let few = self.zspages.has_few(class);
+        if few && let Some(found) = class.larger_neighbours().find_map(|near| self.zspages.take_slot(near, id)) {
+            return Some(found);
+        }
+        // Without a run for a whole zspage, one that holds a single slot will do.
+        let extent = self
+            .obtain(runs, u32::from(if few { shape.first_frames } else { shape.frames }))
+            .or_else(|| self.obtain(runs, shape.size_bytes.div_ceil(PAGE_BYTES as u32)))?;
+        match self.zspages.open(class, extent, id) {
+            Some(found) => Some(found),
+            None => {
+                self.give_back(runs, extent);
+                None
+            }
+        }
+    }
+
+    /// Extents for a piece of its own: all but the last of [`EXTENT_FRAMES`].
+    fn build_chain(&self, runs: &dyn RunSource, len_bytes: u32) -> Option<Location> {
+        let mut rest_frames = len_bytes.div_ceil(PAGE_BYTES as u32);
+        let mut chain: Option<(ZspageId, ZspageId)> = None;
+        while rest_frames > 0 {
+            let frames = rest_frames.min(EXTENT_FRAMES);
+            let link = self.obtain(runs, frames).and_then(|extent| {
+                let link = self.zspages.add_extent(extent);
+                if link.is_none() {
+                    self.give_back(runs, extent);
+                }
+                link
+            });
+            let Some(link) = link else {
+                if let Some((first, _)) = chain {
+                    self.free_chain(runs, first);
+                }
+                return None;
+            };
+            chain = match chain {
+                None => Some((link, link)),
+                Some((first, last)) => {
+                    self.zspages.link_extents(last, link);
+                    Some((first, link))
+                }
+            };
+            rest_frames -= frames;
+        }
+        let last_byte = (len_bytes - 1) % (EXTENT_FRAMES * PAGE_BYTES as u32);
+        chain.map(|(first, _)| Location::new(first, last_byte as u16))
+    }
+
+    fn free_chain(&self, runs: &dyn RunSource, first: ZspageId) {
+        let mut next = Some(first);
+        while let Some(link) = next {
+            let extent;
+            (extent, next) = self.zspages.remove_extent(link);
+            self.give_back(runs, extent);
+        }
+    }
+
+    /// Frees what a piece without references or pins takes. Only one thread gets to see it so.
+    fn reclaim_piece(&self, runs: &dyn RunSource, id: PieceId, word: PieceWord) {
+        let location = word.location();
+        if location != Location::FILLED {
+            let len_bytes = self.place_of(location).len_bytes();
+            self.gauges.compressed_bytes.fetch_sub(u64::from(len_bytes), Relaxed);
+            self.vacate(runs, location);
+        }
+        self.gauges.pieces.fetch_sub(1, Relaxed);
+        self.pieces.free(id);
+    }
+
+    /// Frees the bytes at `location`; returns how many frames went back with them.
+    fn vacate(&self, runs: &dyn RunSource, location: Location) -> u32 {
+        let zspage = location.zspage();
+        let Some(class) = self.zspages.class(zspage) else {
+            self.free_chain(runs, zspage);
+            return 0;
+        };
+        let slot = u32::from(location.last_byte()) / class.shape().size_bytes;
+        match self.zspages.free_slot(class, zspage, slot) {
+            Some(extent) => {
+                self.give_back(runs, extent);
+                extent.frames
+            }
+            None => 0,
+        }
+    }
+
+    /// Where the bytes at `location` are. The caller has the piece pinned, or to itself.
+    fn place_of(&self, location: Location) -> Place {
+        let mut place = Place::EMPTY;
+        if location == Location::FILLED {
+            return place;
+        }
+        let (zspage, last_byte) = (location.zspage(), u32::from(location.last_byte()));
+        if let Some(class) = self.zspages.class(zspage) {
+            let size_bytes = class.shape().size_bytes;
+            let start = last_byte / size_bytes * size_bytes;
+            place.push(Fragment::new(self.zspages.extent(zspage).head, start, last_byte + 1 - start));
+            return place;
+        }
+        let mut next = Some(zspage);
+        while let Some(link) = next {
+            let extent = self.zspages.extent(link);
+            next = self.zspages.next_extent(link);
+            let len_bytes = if next.is_some() { extent.frames * PAGE_BYTES as u32 } else { last_byte + 1 };
+            place.push(Fragment::new(extent.head, 0, len_bytes));
+        }
+        place
+    }
+
+    /// Contiguous frames, as many as wanted: the smallest run that has them, less its end.
+    fn obtain(&self, runs: &dyn RunSource, frames: u32) -> Option<Extent> {
+        let order = Order::new(frames.next_power_of_two().trailing_zeros() as u8)?;
+        let run = runs.alloc_run(order)?;
+        debug_assert_eq!(run.order, order);
+        free_frames(runs, run.head.offset(frames), run.frames() - frames);
+        self.gauges.held_frames.fetch_add(frames, Relaxed);
+        Some(Extent { head: run.head, frames })
+    }
+
+    fn give_back(&self, runs: &dyn RunSource, extent: Extent) {
+        self.gauges.held_frames.fetch_sub(extent.frames, Relaxed);
+        free_frames(runs, extent.head, extent.frames);
+    }
+}
+
+/// Contiguous frames: 1 to [`EXTENT_FRAMES`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Extent {
+    head: Frame,
+    frames: u32,
+}
+
+/// Frees frames that need not be a run, in the largest aligned runs they consist of.
+fn free_frames(runs: &dyn RunSource, mut head: Frame, mut frames: u32) {
+    while frames > 0 {
+        let order = head.0.trailing_zeros().min(frames.ilog2()).min(u32::from(MAX_ORDER.get())) as u8;
+        let Some(order) = Order::new(order) else { unreachable!("at most MAX_ORDER") };
+        runs.free_run(FrameRun::new(head, order));
+        head = head.offset(order.pages());
+        frames -= order.pages();
+    }
+}

@@ -1,0 +1,166 @@
+//! The table of pieces: one word and one extra word (checksum, or what filled content repeats) each.
+//!
+//! Free ids form a stack linked through the extra words; its head carries a tag that changes with every
+//! push, so that a pop that was overtaken fails. Ids never used come from a counter.
+//!
+//! Orderings: `publish` releases what was written before it (the extra word, the zspage's descriptor) to
+//! whoever acquires the word in `try_pin`, `release` or `unpin`; those release what their caller read, to
+//! whoever frees or moves the piece.
+
+use super::PieceId;
+use super::lazy::LazyTable;
+use super::word::{Location, PieceWord};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The highest id: the top bit of a slot's element in a zspage says that the slot is free.
+pub(super) const MAX_ID: u32 = (1 << 31) - 1;
+
+#[derive(Debug, Default)]
+struct Entry {
+    word: AtomicU64,
+    /// Checksum, or what filled content repeats; the next free id while free.
+    extra: AtomicU64,
+}
+
+const _: () = assert!(cfg!(shuttle) || size_of::<Entry>() == 16);
+
+#[derive(Debug)]
+pub(super) struct Pieces {
+    table: LazyTable<Entry>,
+    max_pieces: u32,
+    /// Ids from 1 to this have been used.
+    used: AtomicU32,
+    /// Top of the stack of free ids (0: empty) in the low half, its tag in the high half.
+    free: AtomicU64,
+}
+
+impl Pieces {
+    pub(super) fn new(max_pieces: u32) -> Pieces {
+        Pieces {
+            table: LazyTable::new(),
+            max_pieces: max_pieces.min(MAX_ID),
+            used: AtomicU32::new(0),
+            free: AtomicU64::new(0),
+        }
+    }
+
+    fn entry(&self, id: PieceId) -> &Entry {
+        debug_assert!(id.get() <= self.max_pieces);
+        self.table.get(id.get() - 1)
+    }
+
+    /// An id for a new piece. Its word says *free* until it is published.
+    pub(super) fn allocate(&self) -> Option<PieceId> {
+        let mut head = self.free.load(Ordering::Acquire);
+        while let Some(id) = PieceId::new(head as u32) {
+            let next = self.entry(id).extra.load(Ordering::Relaxed) & u64::from(u32::MAX);
+            let popped = head & !u64::from(u32::MAX) | next;
+            match self.free.compare_exchange_weak(head, popped, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => return Some(id),
+                Err(now) => head = now,
+            }
+        }
+        let fresh = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            if used < self.max_pieces { Some(used + 1) } else { None }
+        });
+        fresh.ok().and_then(|used| PieceId::new(used + 1))
+    }
+
+    /// Takes an id back.
+    pub(super) fn free(&self, id: PieceId) {
+        let entry = self.entry(id);
+        entry.word.store(PieceWord::FREE.bits(), Ordering::Relaxed);
+        let mut head = self.free.load(Ordering::Relaxed);
+        loop {
+            entry.extra.store(head & u64::from(u32::MAX), Ordering::Relaxed);
+            let tag = (head >> 32).wrapping_add(1) << 32;
+            // Release: pairs with the Acquire in `allocate`, for the link and the free word.
+            match self.free.compare_exchange_weak(head, tag | u64::from(id.get()), Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Turns an allocated id into a live piece.
+    pub(super) fn publish(&self, id: PieceId, word: PieceWord, extra: u64) {
+        let entry = self.entry(id);
+        entry.extra.store(extra, Ordering::Relaxed);
+        entry.word.store(word.bits(), Ordering::Release);
+    }
+
+    pub(super) fn load(&self, id: PieceId) -> PieceWord {
+        PieceWord::from_bits(self.entry(id).word.load(Ordering::Acquire))
+    }
+
+    /// Changes the word of a piece, retrying until nobody interfered; returns what it was changed to, or
+    /// `None` where `change` refuses.
+    fn update(&self, id: PieceId, change: impl Fn(PieceWord) -> Option<PieceWord>) -> Option<PieceWord> {
+        let word = &self.entry(id).word;
+        let mut before = word.load(Ordering::Acquire);
+        loop {
+            let after = change(PieceWord::from_bits(before))?;
+            match word.compare_exchange_weak(before, after.bits(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(after),
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// Pins a piece that has references; returns its word and its extra word.
+    pub(super) fn try_pin(&self, id: PieceId) -> Option<(PieceWord, u64)> {
+        loop {
+            let pinned = self.update(id, |word| if word.references() == 0 { None } else { word.pinned() });
+            if let Some(word) = pinned {
+                return Some((word, self.entry(id).extra.load(Ordering::Relaxed)));
+            }
+            if self.load(id).references() == 0 {
+                return None;
+            }
+            // As many readers as can be counted: one of them will be done in microseconds.
+            std::thread::yield_now();
+        }
+    }
+
+    pub(super) fn unpin(&self, id: PieceId) -> PieceWord {
+        match self.update(id, PieceWord::unpinned) {
+            Some(word) => word,
+            None => panic!("{id:?} is not pinned"),
+        }
+    }
+
+    pub(super) fn release(&self, id: PieceId, pages: u16) -> PieceWord {
+        match self.update(id, |word| word.released(pages)) {
+            Some(word) => word,
+            None => panic!("{id:?} has fewer than {pages} references, or none were named"),
+        }
+    }
+
+    pub(super) fn seal(&self, id: PieceId) {
+        let sealed = self.update(id, |word| if word.references() == 0 { None } else { Some(word.sealed()) });
+        assert!(sealed.is_some(), "{id:?} is no piece");
+    }
+
+    /// Changes the location of a piece that only the caller has pinned, and drops that pin; fails if
+    /// somebody else has it pinned or it has no references left.
+    pub(super) fn switch(&self, id: PieceId, to: Location) -> bool {
+        let switched =
+            self.update(
+                id,
+                |word| {
+                    if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() }
+                },
+            );
+        switched.is_some()
+    }
+
+    /// Every id that was ever used.
+    pub(super) fn ids(&self) -> impl Iterator<Item = PieceId> {
+        (1..=self.used.load(Ordering::Relaxed)).filter_map(PieceId::new)
+    }
+
+    pub(super) fn metadata_bytes(&self) -> usize {
+        self.table.bytes()
+    }
+}

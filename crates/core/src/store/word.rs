@@ -1,0 +1,160 @@
+//! A piece in 64 bits: where it is, how many references and pins it has, and what it is.
+//!
+//! | bits | field | values |
+//! |---|---|---|
+//! | 0..16 | last byte | offset of the piece's last byte in its zspage, or in the last extent of its chain |
+//! | 16..41 | zspage | its zspage or first extent; [`Location::FILLED`] has a value of its own |
+//! | 41..51 | references | 0 (free or dying) to 512 |
+//! | 51..55 | granule | order 0..=9 |
+//! | 55 | raw | the bytes are the content |
+//! | 56 | sealed | the bytes are written |
+//! | 57..64 | pins | 0..=127 |
+//!
+//! Slots of a class have one size, so the last byte tells both the slot (quotient) and the piece's length
+//! (remainder): two numbers for the price of one. A free piece is all zeros.
+
+use crate::units::Order;
+
+/// Index of a zspage or an extent in the table of both.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct ZspageId(u32);
+
+impl ZspageId {
+    /// How many there can be; the last value stands for filled content.
+    pub(super) const LIMIT: u32 = (1 << ZSPAGE_BITS) - 1;
+
+    pub(super) const fn new(index: u32) -> ZspageId {
+        debug_assert!(index < Self::LIMIT);
+        ZspageId(index)
+    }
+
+    pub(super) const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+const LAST_BITS: u32 = 16;
+const ZSPAGE_BITS: u32 = 25;
+const REFERENCES_BITS: u32 = 10;
+const GRANULE_BITS: u32 = 4;
+const PINS_BITS: u32 = 7;
+
+const ZSPAGE_AT: u32 = LAST_BITS;
+const REFERENCES_AT: u32 = ZSPAGE_AT + ZSPAGE_BITS;
+const GRANULE_AT: u32 = REFERENCES_AT + REFERENCES_BITS;
+const RAW_AT: u32 = GRANULE_AT + GRANULE_BITS;
+const SEALED_AT: u32 = RAW_AT + 1;
+const PINS_AT: u32 = SEALED_AT + 1;
+
+const _: () = assert!(PINS_AT + PINS_BITS == u64::BITS);
+const _: () = assert!(1 << REFERENCES_BITS > crate::units::BLOCK_PAGES);
+const _: () = assert!(super::classes::EXTENT_FRAMES as usize * crate::units::PAGE_BYTES == 1 << LAST_BITS);
+
+const fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+/// Where a piece's bytes are: the low bits of its word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Location(u64);
+
+impl Location {
+    /// Nowhere: the content is one word repeated.
+    pub(super) const FILLED: Location = Location(mask(ZSPAGE_BITS) << ZSPAGE_AT);
+
+    pub(super) const fn new(zspage: ZspageId, last_byte: u16) -> Location {
+        Location((zspage.0 as u64) << ZSPAGE_AT | last_byte as u64)
+    }
+
+    pub(super) const fn zspage(self) -> ZspageId {
+        ZspageId::new((self.0 >> ZSPAGE_AT) as u32)
+    }
+
+    pub(super) const fn last_byte(self) -> u16 {
+        self.0 as u16
+    }
+}
+
+/// See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PieceWord(u64);
+
+impl PieceWord {
+    pub(super) const FREE: PieceWord = PieceWord(0);
+    pub(super) const MAX_PINS: u32 = mask(PINS_BITS) as u32;
+
+    pub(super) const fn new(location: Location, references: u16, granule: Order, raw: bool) -> PieceWord {
+        PieceWord(
+            location.0
+                | (references as u64) << REFERENCES_AT
+                | (granule.get() as u64) << GRANULE_AT
+                | (raw as u64) << RAW_AT,
+        )
+    }
+
+    pub(super) const fn from_bits(bits: u64) -> PieceWord {
+        PieceWord(bits)
+    }
+
+    pub(super) const fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(super) const fn location(self) -> Location {
+        Location(self.0 & mask(REFERENCES_AT))
+    }
+
+    pub(super) const fn references(self) -> u16 {
+        (self.0 >> REFERENCES_AT & mask(REFERENCES_BITS)) as u16
+    }
+
+    pub(super) fn granule(self) -> Order {
+        match Order::new((self.0 >> GRANULE_AT & mask(GRANULE_BITS)) as u8) {
+            Some(granule) => granule,
+            None => unreachable!("only `new` writes the granule"),
+        }
+    }
+
+    pub(super) const fn raw(self) -> bool {
+        self.0 >> RAW_AT & 1 == 1
+    }
+
+    pub(super) const fn is_sealed(self) -> bool {
+        self.0 >> SEALED_AT & 1 == 1
+    }
+
+    pub(super) const fn pins(self) -> u32 {
+        (self.0 >> PINS_AT) as u32
+    }
+
+    /// Nobody refers to it and nobody reads it: whoever made it so frees it.
+    pub(super) const fn is_dead(self) -> bool {
+        self.references() == 0 && self.pins() == 0
+    }
+
+    pub(super) const fn sealed(self) -> PieceWord {
+        PieceWord(self.0 | 1 << SEALED_AT)
+    }
+
+    /// `pages` references fewer, if it has them.
+    pub(super) const fn released(self, pages: u16) -> Option<PieceWord> {
+        if pages == 0 || self.references() < pages {
+            return None;
+        }
+        Some(PieceWord(self.0 - ((pages as u64) << REFERENCES_AT)))
+    }
+
+    /// One pin more, if there is room for it.
+    pub(super) const fn pinned(self) -> Option<PieceWord> {
+        if self.pins() == Self::MAX_PINS { None } else { Some(PieceWord(self.0 + (1 << PINS_AT))) }
+    }
+
+    /// One pin fewer, if it has one.
+    pub(super) const fn unpinned(self) -> Option<PieceWord> {
+        if self.pins() == 0 { None } else { Some(PieceWord(self.0 - (1 << PINS_AT))) }
+    }
+
+    pub(super) const fn moved(self, to: Location) -> PieceWord {
+        PieceWord(self.0 & !mask(REFERENCES_AT) | to.0)
+    }
+}

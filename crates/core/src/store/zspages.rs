@@ -1,0 +1,420 @@
+//! Zspages and extents: the frames the store holds, and which of their slots are taken.
+//!
+//! Both have a descriptor of five words in one table. A zspage belongs to a size class for good: when it
+//! is empty its frames go back, and its descriptor, with its slots' elements, waits for the next zspage of
+//! that class. Extents are those of pieces that own their frames; they are chained by `next`.
+//!
+//! An element per slot: the id of the piece in it, or [`FREE`] with the next free slot.
+//!
+//! # Lists
+//! A zspage with free slots is on the list of its class for its *fullness*: eighths of its slots that are
+//! taken, rounded down. A full one is on none; neither is one that compaction has *isolated*, which gets
+//! no new pieces. Allocation takes the fullest, so that the emptiest run empty by themselves.
+//!
+//! # Locks
+//! Everything of a zspage changes only under the lock of its class, everything of an extent belongs to the
+//! piece that owns it. So all accesses are relaxed: the lock, or the word of the piece, orders them. What
+//! a reader that has a piece pinned needs (head, frames, class, next) does not change while it is there.
+
+use super::classes::{CLASSES, ClassId, FEW_ZSPAGES};
+use super::lazy::LazyTable;
+use super::word::ZspageId;
+use super::{Extent, PieceId};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::sync::{Mutex, MutexGuard};
+use crate::units::{Frame, PAGE_BYTES};
+
+/// No zspage.
+const NIL: u32 = u32::MAX;
+/// In a slot's element: the slot is free, the low byte names the next free one.
+const FREE: u32 = 1 << 31;
+/// After the last free slot.
+const NO_SLOT: u8 = u8::MAX;
+/// Lists of a class.
+pub(super) const FULLNESSES: usize = 8;
+/// The class of extents.
+const EXTENTS: usize = CLASSES;
+
+const _: () = assert!(EXTENTS < u8::MAX as usize);
+
+#[derive(Debug, Default)]
+struct Descriptor {
+    head: AtomicU32,
+    /// A packed [`State`].
+    state: AtomicU32,
+    /// The first of the elements of its slots.
+    elements: AtomicU32,
+    /// Neighbours on its list; `next` also links extents of a piece and spare descriptors.
+    prev: AtomicU32,
+    next: AtomicU32,
+}
+
+const _: () = assert!(cfg!(shuttle) || size_of::<Descriptor>() == 20);
+
+/// What a descriptor says of its zspage, packed into 30 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct State {
+    /// Class, or [`EXTENTS`].
+    class: u8,
+    /// 0 while the descriptor is spare.
+    frames: u8,
+    /// Slots taken.
+    taken: u8,
+    first_free: u8,
+    isolated: bool,
+}
+
+impl State {
+    const fn pack(self) -> u32 {
+        self.class as u32
+            | (self.taken as u32) << 8
+            | (self.first_free as u32) << 16
+            | (self.frames as u32) << 24
+            | (self.isolated as u32) << 29
+    }
+
+    const fn unpack(bits: u32) -> State {
+        State {
+            class: bits as u8,
+            taken: (bits >> 8) as u8,
+            first_free: (bits >> 16) as u8,
+            frames: (bits >> 24 & 31) as u8,
+            isolated: bits >> 29 & 1 == 1,
+        }
+    }
+
+    /// Slots its frames have room for: fewer than its class's where no longer run could be had.
+    fn slots(self) -> u32 {
+        u32::from(self.frames) * PAGE_BYTES as u32 / ClassId::new(self.class.into()).shape().size_bytes
+    }
+
+    /// Which list it belongs on, if any.
+    fn list(self) -> Option<usize> {
+        let (taken, slots) = (u32::from(self.taken), self.slots());
+        if self.isolated || taken == slots { None } else { Some((taken * FULLNESSES as u32 / slots) as usize) }
+    }
+}
+
+/// The zspages of one class.
+#[derive(Debug)]
+pub(super) struct Class {
+    /// Heads of the lists by fullness.
+    partial: [u32; FULLNESSES],
+    /// Head of the list of spare descriptors.
+    spare: u32,
+    /// Free slots of zspages on the lists.
+    free_slots: u32,
+    /// Zspages in use.
+    zspages: u32,
+}
+
+impl Class {
+    const fn new() -> Class {
+        Class { partial: [NIL; FULLNESSES], spare: NIL, free_slots: 0, zspages: 0 }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Zspages {
+    descriptors: LazyTable<Descriptor>,
+    elements: LazyTable<AtomicU32>,
+    used_descriptors: AtomicU32,
+    used_elements: AtomicU32,
+    /// One per class, and one for extents.
+    classes: Box<[Mutex<Class>]>,
+}
+
+impl Zspages {
+    pub(super) fn new() -> Zspages {
+        Zspages {
+            descriptors: LazyTable::new(),
+            elements: LazyTable::new(),
+            used_descriptors: AtomicU32::new(0),
+            used_elements: AtomicU32::new(0),
+            classes: (0..=CLASSES).map(|_| Mutex::new(Class::new())).collect(),
+        }
+    }
+
+    pub(super) fn metadata_bytes(&self) -> usize {
+        self.descriptors.bytes() + self.elements.bytes() + size_of_val(&*self.classes)
+    }
+
+    fn descriptor(&self, zspage: ZspageId) -> &Descriptor {
+        self.descriptors.get(zspage.index())
+    }
+
+    pub(super) fn state(&self, zspage: ZspageId) -> State {
+        State::unpack(self.descriptor(zspage).state.load(Relaxed))
+    }
+
+    fn set_state(&self, zspage: ZspageId, state: State) {
+        self.descriptor(zspage).state.store(state.pack(), Relaxed);
+    }
+
+    /// The class of a zspage; `None` for an extent.
+    pub(super) fn class(&self, zspage: ZspageId) -> Option<ClassId> {
+        let class = usize::from(self.state(zspage).class);
+        if class == EXTENTS { None } else { Some(ClassId::new(class)) }
+    }
+
+    /// Its frames.
+    pub(super) fn extent(&self, zspage: ZspageId) -> Extent {
+        let head = Frame(self.descriptor(zspage).head.load(Relaxed));
+        Extent { head, frames: u32::from(self.state(zspage).frames) }
+    }
+
+    fn element(&self, zspage: ZspageId, slot: u32) -> &AtomicU32 {
+        self.elements.get(self.descriptor(zspage).elements.load(Relaxed) + slot)
+    }
+
+    /// The piece in `slot` of a zspage. Under the lock of its class.
+    fn piece_in(&self, zspage: ZspageId, slot: u32) -> Option<PieceId> {
+        let element = self.element(zspage, slot).load(Relaxed);
+        if element & FREE != 0 { None } else { PieceId::new(element) }
+    }
+
+    /// A descriptor for class `class`: a spare one, or a new one with elements for `slots` slots.
+    fn new_descriptor(&self, guard: &mut MutexGuard<'_, Class>, slots: u32) -> Option<ZspageId> {
+        if guard.spare != NIL {
+            let zspage = ZspageId::new(guard.spare);
+            guard.spare = self.descriptor(zspage).next.load(Relaxed);
+            return Some(zspage);
+        }
+        let increment = |most: u32, by: u32| move |used: u32| used.checked_add(by).filter(|&now| now <= most);
+        let elements = self.used_elements.fetch_update(Relaxed, Relaxed, increment(u32::MAX, slots)).ok()?;
+        let index = self.used_descriptors.fetch_update(Relaxed, Relaxed, increment(ZspageId::LIMIT, 1)).ok()?;
+        let zspage = ZspageId::new(index);
+        self.descriptor(zspage).elements.store(elements, Relaxed);
+        Some(zspage)
+    }
+
+    fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) {
+        self.set_state(zspage, State { frames: 0, isolated: false, ..state });
+        self.descriptor(zspage).next.store(guard.spare, Relaxed);
+        guard.spare = zspage.index();
+    }
+
+    fn link(&self, class: &mut Class, zspage: ZspageId, state: State) {
+        let Some(list) = state.list() else { return };
+        let head = std::mem::replace(&mut class.partial[list], zspage.index());
+        let descriptor = self.descriptor(zspage);
+        descriptor.prev.store(NIL, Relaxed);
+        descriptor.next.store(head, Relaxed);
+        if head != NIL {
+            self.descriptor(ZspageId::new(head)).prev.store(zspage.index(), Relaxed);
+        }
+        class.free_slots += state.slots() - u32::from(state.taken);
+    }
+
+    fn unlink(&self, class: &mut Class, zspage: ZspageId, state: State) {
+        let Some(list) = state.list() else { return };
+        let descriptor = self.descriptor(zspage);
+        let (prev, next) = (descriptor.prev.load(Relaxed), descriptor.next.load(Relaxed));
+        match prev {
+            NIL => class.partial[list] = next,
+            prev => self.descriptor(ZspageId::new(prev)).next.store(next, Relaxed),
+        }
+        if next != NIL {
+            self.descriptor(ZspageId::new(next)).prev.store(prev, Relaxed);
+        }
+        class.free_slots -= state.slots() - u32::from(state.taken);
+    }
+
+    /// Changes the state of a zspage and puts it on the list it then belongs on.
+    fn change(&self, class: &mut Class, zspage: ZspageId, before: State, after: State) {
+        if before.list() == after.list() && before.list().is_some() {
+            class.free_slots = class.free_slots + u32::from(before.taken) - u32::from(after.taken);
+        } else {
+            self.unlink(class, zspage, before);
+            self.link(class, zspage, after);
+        }
+        self.set_state(zspage, after);
+    }
+
+    /// Takes a slot of the fullest zspage of `class` that has one, for `piece`.
+    pub(super) fn take_slot(&self, class: ClassId, piece: PieceId) -> Option<(ZspageId, u32)> {
+        self.take_slot_locked(&mut self.classes[class.index()].lock(), piece)
+    }
+
+    fn take_slot_locked(&self, class: &mut Class, piece: PieceId) -> Option<(ZspageId, u32)> {
+        let &fullest = class.partial.iter().rev().find(|&&head| head != NIL)?;
+        let zspage = ZspageId::new(fullest);
+        let before = self.state(zspage);
+        let slot = u32::from(before.first_free);
+        let element = self.element(zspage, slot);
+        let first_free = element.load(Relaxed) as u8;
+        element.store(piece.get(), Relaxed);
+        self.change(class, zspage, before, State { taken: before.taken + 1, first_free, ..before });
+        Some((zspage, slot))
+    }
+
+    /// Whether `class` has so few zspages that a half-empty one more would weigh much.
+    pub(super) fn has_few(&self, class: ClassId) -> bool {
+        self.classes[class.index()].lock().zspages < FEW_ZSPAGES
+    }
+
+    /// Makes a zspage of `extent` and takes a slot of it for `piece`. `None` where descriptors have run out.
+    pub(super) fn open(&self, class: ClassId, extent: Extent, piece: PieceId) -> Option<(ZspageId, u32)> {
+        let mut guard = self.classes[class.index()].lock();
+        let zspage = self.new_descriptor(&mut guard, u32::from(class.shape().slots))?;
+        let (frames, taken) = (extent.frames as u8, 0);
+        let state = State { class: class.index() as u8, frames, taken, first_free: 0, isolated: false };
+        self.descriptor(zspage).head.store(extent.head.0, Relaxed);
+        let slots = state.slots();
+        for slot in 0..slots {
+            let next = if slot + 1 < slots { slot + 1 } else { u32::from(NO_SLOT) };
+            self.element(zspage, slot).store(FREE | next, Relaxed);
+        }
+        self.set_state(zspage, state);
+        guard.zspages += 1;
+        self.link(&mut guard, zspage, state);
+        self.take_slot_locked(&mut guard, piece)
+    }
+
+    /// Frees a slot. Returns the frames of its zspage if that was its last piece.
+    pub(super) fn free_slot(&self, class: ClassId, zspage: ZspageId, slot: u32) -> Option<Extent> {
+        let mut guard = self.classes[class.index()].lock();
+        let before = self.state(zspage);
+        debug_assert!(self.piece_in(zspage, slot).is_some(), "slot {slot} of {zspage:?} is free");
+        self.element(zspage, slot).store(FREE | u32::from(before.first_free), Relaxed);
+        let after = State { taken: before.taken - 1, first_free: slot as u8, ..before };
+        self.change(&mut guard, zspage, before, after);
+        // Whoever has isolated it looks for that itself when it is done with it.
+        if after.taken == 0 && !after.isolated { Some(self.close(&mut guard, zspage, after)) } else { None }
+    }
+
+    /// Takes an empty zspage out of use.
+    fn close(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) -> Extent {
+        self.unlink(guard, zspage, state);
+        guard.zspages -= 1;
+        let extent = self.extent(zspage);
+        self.retire_descriptor(guard, zspage, state);
+        extent
+    }
+
+    /// Takes the emptiest zspage of `class` off its list, if what is in it fits into the free slots of
+    /// the others.
+    pub(super) fn isolate_emptiest(&self, class: ClassId) -> Option<ZspageId> {
+        let mut guard = self.classes[class.index()].lock();
+        let &emptiest = guard.partial.iter().find(|&&head| head != NIL)?;
+        let zspage = ZspageId::new(emptiest);
+        let before = self.state(zspage);
+        if guard.free_slots < before.slots() {
+            return None;
+        }
+        self.change(&mut guard, zspage, before, State { isolated: true, ..before });
+        Some(zspage)
+    }
+
+    /// Slots of an isolated zspage.
+    pub(super) fn slots(&self, zspage: ZspageId) -> u32 {
+        self.state(zspage).slots()
+    }
+
+    /// The piece in `slot` of an isolated zspage, if any.
+    pub(super) fn piece_of_isolated(&self, class: ClassId, zspage: ZspageId, slot: u32) -> Option<PieceId> {
+        let _guard = self.classes[class.index()].lock();
+        self.piece_in(zspage, slot)
+    }
+
+    /// Puts an isolated zspage back, or returns its frames if it is empty now.
+    pub(super) fn put_back(&self, class: ClassId, zspage: ZspageId) -> Option<Extent> {
+        let mut guard = self.classes[class.index()].lock();
+        let before = self.state(zspage);
+        if before.taken == 0 {
+            return Some(self.close(&mut guard, zspage, before));
+        }
+        self.change(&mut guard, zspage, before, State { isolated: false, ..before });
+        None
+    }
+
+    /// A descriptor for frames that a piece owns. `None` where descriptors have run out.
+    pub(super) fn add_extent(&self, extent: Extent) -> Option<ZspageId> {
+        let zspage = self.new_descriptor(&mut self.classes[EXTENTS].lock(), 0)?;
+        let descriptor = self.descriptor(zspage);
+        descriptor.head.store(extent.head.0, Relaxed);
+        descriptor.next.store(NIL, Relaxed);
+        let (frames, first_free) = (extent.frames as u8, NO_SLOT);
+        self.set_state(zspage, State { class: EXTENTS as u8, frames, taken: 0, first_free, isolated: false });
+        Some(zspage)
+    }
+
+    /// Makes `next` the extent after `extent`.
+    pub(super) fn link_extents(&self, extent: ZspageId, next: ZspageId) {
+        self.descriptor(extent).next.store(next.index(), Relaxed);
+    }
+
+    /// The extent after `extent` in its chain.
+    pub(super) fn next_extent(&self, extent: ZspageId) -> Option<ZspageId> {
+        match self.descriptor(extent).next.load(Relaxed) {
+            NIL => None,
+            next => Some(ZspageId::new(next)),
+        }
+    }
+
+    /// Forgets an extent; returns its frames and the extent after it.
+    pub(super) fn remove_extent(&self, zspage: ZspageId) -> (Extent, Option<ZspageId>) {
+        let found = (self.extent(zspage), self.next_extent(zspage));
+        let state = self.state(zspage);
+        self.retire_descriptor(&mut self.classes[EXTENTS].lock(), zspage, state);
+        found
+    }
+}
+
+/// For [`Store::check`](super::Store::check): nothing else runs meanwhile.
+impl Zspages {
+    /// Every zspage and extent in use.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = ZspageId> {
+        (0..self.used_descriptors.load(Relaxed)).map(ZspageId::new).filter(|&zspage| self.state(zspage).frames != 0)
+    }
+
+    /// Pieces by slot of a zspage, after checking everything there is to check about it alone.
+    pub(super) fn check_zspage(&self, zspage: ZspageId) -> Vec<(u32, PieceId)> {
+        let state = self.state(zspage);
+        assert!(!state.isolated, "{zspage:?} was left isolated");
+        assert!(state.taken > 0, "{zspage:?} is empty");
+        let taken: Vec<_> =
+            (0..state.slots()).filter_map(|slot| self.piece_in(zspage, slot).map(|piece| (slot, piece))).collect();
+        assert_eq!(taken.len(), usize::from(state.taken), "taken slots of {zspage:?}");
+        let (mut free, mut next) = (0, state.first_free);
+        while next != NO_SLOT {
+            let element = self.element(zspage, u32::from(next)).load(Relaxed);
+            assert!(element & FREE != 0, "slot {next} of {zspage:?} is on the free list and taken");
+            free += 1;
+            assert!(taken.len() + free <= state.slots() as usize, "the free list of {zspage:?} is a ring");
+            next = element as u8;
+        }
+        assert_eq!(taken.len() + free, state.slots() as usize, "slots of {zspage:?}");
+        taken
+    }
+
+    /// Checks that the lists hold exactly the zspages they should.
+    pub(super) fn check_lists(&self) {
+        let (mut listed, mut zspages) = (0, 0);
+        for index in 0..CLASSES {
+            let guard = self.classes[index].lock();
+            let mut free_slots = 0;
+            for (list, &head) in guard.partial.iter().enumerate() {
+                let (mut prev, mut next) = (NIL, head);
+                while next != NIL {
+                    let zspage = ZspageId::new(next);
+                    let state = self.state(zspage);
+                    assert_eq!(usize::from(state.class), index, "{zspage:?} is on a list of another class");
+                    assert!(state.frames != 0, "{zspage:?} is on a list and spare");
+                    assert_eq!(state.list(), Some(list), "{zspage:?} is on the wrong list");
+                    assert_eq!(self.descriptor(zspage).prev.load(Relaxed), prev, "the list of {zspage:?}");
+                    free_slots += state.slots() - u32::from(state.taken);
+                    listed += 1;
+                    (prev, next) = (next, self.descriptor(zspage).next.load(Relaxed));
+                }
+            }
+            assert_eq!(free_slots, guard.free_slots, "free slots of class {index}");
+            zspages += guard.zspages as usize;
+        }
+        let in_use: Vec<_> = self.in_use().filter(|&zspage| self.class(zspage).is_some()).collect();
+        assert_eq!(zspages, in_use.len(), "zspages in use");
+        let partial = in_use.iter().filter(|&&zspage| self.state(zspage).list().is_some());
+        assert_eq!(listed, partial.count(), "a zspage with free slots is on no list");
+    }
+}
