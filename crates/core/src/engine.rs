@@ -47,6 +47,9 @@ pub struct EngineConfig {
     pub strategy: Strategy,
     /// CPUs that allocate slots.
     pub cpus: u16,
+    /// Pages the program keeps in reach whatever the limit says: where the data do not compress into the
+    /// limit, going over it beats moving the last pages in and out for ever.
+    pub floor_pages: u64,
 }
 
 /// Part of the content (1/2^4) that is kept staged while there is pressure: enough that a folio in use
@@ -150,6 +153,15 @@ impl<M: Machine> Engine<M> {
         store.mem_used_max.raise_to(stats.used_bytes);
         store.same_pages.set(stats.same_filled_pages);
         store.huge_pages.set(stats.huge_pages);
+    }
+
+    /// How badly a fault may want frames.
+    fn urgency(&self) -> Urgency {
+        if self.resident_pages() + self.staged_pages() < self.config.floor_pages {
+            Urgency::Reclaim
+        } else {
+            Urgency::Normal
+        }
     }
 
     fn staged_target_pages(&self) -> u64 {

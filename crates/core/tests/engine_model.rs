@@ -71,6 +71,7 @@ impl World {
             swap_slots: 512 * 64,
             strategy: SlotStrategy::default(),
             cpus: 1,
+            floor_pages: 0,
         };
         World { engine: Engine::new(Double::new(limit_pages), config), worker: Vec::new(), model: BTreeMap::new() }
     }

@@ -9,7 +9,7 @@
 //! slots of dead processes are folded into the totals by whoever needs one, or by the supervisor.
 
 use crate::codec::Codec;
-use crate::say::with_line;
+use crate::line::with_line;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::{Order, OrderSet};
 use rustix::fd::{AsFd, OwnedFd};
@@ -27,8 +27,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
 const VERSION: u64 = 1;
 /// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
 pub const MOST_PROCESSES: usize = 1024;
-/// Length of the message an agent may leave.
+/// Length of a message an agent may leave.
 const MESSAGE_BYTES: usize = 512;
+/// Messages of a run, beyond the one that ends it.
+pub const MOST_NOTICES: usize = 16;
 
 /// Evict as much as possible, all the time.
 const FLAG_TORTURE: u32 = 1 << 0;
@@ -66,6 +68,48 @@ pub struct Configuration {
     pub hard: bool,
 }
 
+/// One line for the supervisor to print.
+#[repr(C)]
+struct Message {
+    /// 0 none, 1 being written, 2 written, 3 taken.
+    state: AtomicU32,
+    len: AtomicU32,
+    bytes: [AtomicU64; MESSAGE_BYTES / 8],
+}
+
+impl Message {
+    fn write(&self, text: fmt::Arguments<'_>) {
+        if self.state.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        with_line(text, |line| {
+            for (word, bytes) in self.bytes.iter().zip(line.chunks(8)) {
+                let mut padded = [0; 8];
+                padded[..bytes.len()].copy_from_slice(bytes);
+                word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+            }
+            self.len.store(line.len() as u32, Ordering::Relaxed);
+        });
+        // Release pairs with the acquire in `read`: the message is whole.
+        self.state.store(2, Ordering::Release);
+    }
+
+    fn read(&self) -> Option<String> {
+        if self.state.load(Ordering::Acquire) < 2 {
+            return None;
+        }
+        let words = self.bytes.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+        let line: Vec<u8> = words.take(self.len.load(Ordering::Relaxed) as usize).collect();
+        Some(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// Reads a message once.
+    fn take(&self) -> Option<String> {
+        let taken = self.state.compare_exchange(2, 3, Ordering::Acquire, Ordering::Relaxed);
+        taken.ok().and_then(|_| self.read())
+    }
+}
+
 #[repr(C)]
 struct Header {
     magic: AtomicU64,
@@ -80,10 +124,10 @@ struct Header {
     slots_used: AtomicU32,
     unmanaged: AtomicU32,
     limit_exceeded: AtomicU32,
-    /// 0 no message, 1 being written, 2 written.
-    failed: AtomicU32,
-    message_len: AtomicU32,
-    message: [AtomicU64; MESSAGE_BYTES / 8],
+    /// Why the run must end.
+    failure: Message,
+    notices_used: AtomicU32,
+    notices: [Message; MOST_NOTICES],
     /// Pid of who holds the totals' lock, 0 for nobody.
     totals_owner: AtomicU32,
 }
@@ -197,36 +241,35 @@ impl Control {
 
     /// Leaves the reason why the run must end; only the first one is kept.
     pub fn fail(&self, why: fmt::Arguments<'_>) {
-        let header = &self.header;
-        if header.failed.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
-        }
-        with_line(why, |line| {
-            for (word, bytes) in header.message.iter().zip(line.chunks(8)) {
-                let mut padded = [0; 8];
-                padded[..bytes.len()].copy_from_slice(bytes);
-                word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
-            }
-            header.message_len.store(line.len() as u32, Ordering::Relaxed);
-        });
-        // Release pairs with the acquire in `failure`: the message is whole.
-        header.failed.store(2, Ordering::Release);
+        self.header.failure.write(why);
     }
 
     /// Why the run must end, if it must: a whole line.
     pub fn failure(&self) -> Option<String> {
-        let header = &self.header;
-        if header.failed.load(Ordering::Acquire) != 2 {
-            return None;
+        self.header.failure.read()
+    }
+
+    /// Leaves a line for the supervisor to print; those beyond [`MOST_NOTICES`] are dropped.
+    pub fn notice(&self, text: fmt::Arguments<'_>) {
+        let index = self.header.notices_used.fetch_add(1, Ordering::Relaxed) as usize;
+        if let Some(notice) = self.header.notices.get(index) {
+            notice.write(text);
         }
-        let words = header.message.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
-        let line: Vec<u8> = words.take(header.message_len.load(Ordering::Relaxed) as usize).collect();
-        Some(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// The lines that were left and not taken yet.
+    pub fn take_notices(&self) -> Vec<String> {
+        self.header.notices.iter().filter_map(Message::take).collect()
     }
 
     /// The data do not compress into the limit. Ends the run if the limit is hard.
     pub fn limit_exceeded(&self) {
-        self.header.limit_exceeded.store(1, Ordering::Relaxed);
+        let before = self.header.limit_exceeded.swap(1, Ordering::Relaxed);
+        if before == 0 && !self.configuration().hard {
+            self.notice(format_args!(
+                "the data does not compress into the limit: going over it rather than lose any (--hard stops instead)"
+            ));
+        }
         if self.configuration().hard {
             self.fail(format_args!("the program needs more than the limit, and the limit is hard: stopped"));
         }

@@ -1,15 +1,25 @@
 //! The Linux side of foliomem: every system call, and nearly all `unsafe`.
 //!
-//! [`machine`] is the engine's machine on a real program; [`runtime`] its threads; [`adopt`] finds the
+//! [`machine`] is the engine's machine on a real program; [`runtime`] its threads; `adopt` finds the
 //! program's memory; [`fork`] and [`clone_trap`] carry it over a fork. Below them are thin modules, one a
 //! kernel interface. Code here runs inside foreign programs: no libc allocation, no thread-local storage.
 
-pub mod pagemap;
+mod adopt;
+pub mod budget;
+pub mod clock;
+pub mod codec;
+pub mod control;
+mod fork_cell;
+pub mod gate;
+mod line;
+pub mod machine;
 pub mod maps;
-pub mod raw_ioctl;
+pub mod own;
+pub mod pagemap;
+pub mod ranges;
+mod raw_ioctl;
 pub mod region;
+pub mod runtime;
+mod sizing;
 pub mod thread;
 pub mod uffd;
-pub mod gate;
-pub mod ranges;
-pub mod own;

@@ -15,8 +15,7 @@ use crate::maps;
 use crate::pagemap;
 use crate::ranges::Ranges;
 use crate::region::Region;
-use crate::say::say;
-use crate::uffd::{self, MoveFlags, Userfaultfd};
+use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{Piece, Place};
@@ -152,7 +151,7 @@ impl LinuxMachine {
             let rest = (pages as usize * PAGE_BYTES) - moved;
             // SAFETY: one side is a run of the arena that the engine holds, the other is memory of the
             // program that the kernel checks to be registered or movable.
-            let outcome = unsafe { uffd.move_pages(to + moved, from + moved, rest, MoveFlags::default()) };
+            let outcome = unsafe { uffd.move_pages(to + moved, from + moved, rest) };
             moved += outcome.moved_bytes;
             let Some(error) = outcome.error else { return Ok(()) };
             // An interruption after some progress says EAGAIN, too: go on while there is progress.
@@ -248,7 +247,7 @@ impl Machine for LinuxMachine {
 
     fn release(&self, run: FrameRun) {
         if self.arena.discard(run.head.0 as usize * PAGE_BYTES, run.order.bytes()).is_err() {
-            say("cannot give memory back to the system");
+            self.budget.control().notice(format_args!("cannot give memory back to the system"));
         }
     }
 
@@ -305,7 +304,10 @@ impl Machine for LinuxMachine {
     }
 
     fn poison(&self, page: PageNumber, why: Corrupted) {
-        crate::say::say_page("memory is lost and will not be handed over", page, &why);
+        self.budget.control().notice(format_args!(
+            "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
+            page.address()
+        ));
         let _ = self.descriptors().program.poison(address(page), PAGE_BYTES);
     }
 

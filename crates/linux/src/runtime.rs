@@ -343,6 +343,7 @@ impl Runtime {
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
             swap_slots: sizing::swap_slots(self.budget.limit_pages()),
             strategy: Default::default(),
+            floor_pages: sizing::floor_pages(self.budget.limit_pages()),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
         };
         let engaged = Engaged { engine: Engine::new(machine, config), hearing: Mutex::new(()) };
@@ -400,7 +401,7 @@ impl Runtime {
     /// Sleeps without listening, if another handler still listens.
     fn park(&self, handlers: u32) {
         if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < handlers {
-            rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: PARK.as_nanos() as i64 });
+            let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: PARK.as_nanos() as i64 });
         }
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
@@ -424,7 +425,7 @@ impl Runtime {
                     machine.ranges().insert(to..to + len);
                     engaged.engine.remapped(page(from), page(to), (len / PAGE_BYTES) as u32);
                 }
-                Ok(Some(Message::Fork) | None) | Err(_) => return None,
+                Ok(None) | Err(_) => return None,
             }
         }
     }

@@ -24,3 +24,9 @@ pub fn swap_slots(limit_pages: i64) -> u32 {
     let slots = limit_pages.saturating_mul(SLOTS_PER_PAGE).clamp(1 << 18, 1 << 30);
     (slots as u32).next_multiple_of(512)
 }
+
+/// What a program keeps in reach though its data do not compress into the limit: 1/16 of the limit, and
+/// at least 4 MiB.
+pub fn floor_pages(limit_pages: i64) -> u64 {
+    (limit_pages / 16).max(1024) as u64
+}

@@ -96,7 +96,7 @@ impl<M: Machine> Engine<M> {
             if head < mapping.start || head.offset(order.pages()) > mapping.end || !entries.all_none(head, order) {
                 continue;
             }
-            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { Urgency::Normal };
+            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, content)) => {
                     if content == Content::Dirty {
@@ -236,7 +236,7 @@ impl<M: Machine> Engine<M> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let mut order = whole;
         let run = loop {
-            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { Urgency::Normal };
+            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
                 Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,

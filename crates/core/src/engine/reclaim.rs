@@ -1,6 +1,7 @@
 //! Making room: staging the oldest folios at home, and writing staged ones back to the store.
 
 use super::Engine;
+use crate::homes::Urgency;
 use crate::machine::{Compressed, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
@@ -40,7 +41,7 @@ impl<M: Machine> Engine<M> {
     pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
         let mut freed: i64 = 0;
         let mut fruitless = 0;
-        while freed < target_pages as i64 && fruitless < STAGE_ATTEMPTS {
+        while freed < target_pages as i64 && fruitless < STAGE_ATTEMPTS && self.urgency() == Urgency::Normal {
             if self.staged_pages() < self.staged_target_pages() {
                 self.stage_oldest(2 * target_pages);
             }
