@@ -1,28 +1,45 @@
 //! Compression: lz4 and zstd behind one type, with all working memory allocated up front.
 //!
 //! Compressors run in threads of a foreign program, which must not call malloc or touch thread-local
-//! storage: so the C libraries are used through the calls that take caller-owned state.
+//! storage. So both libraries are used only through calls that take caller-owned state: lz4's
+//! `LZ4_compress_fast_extState`, zstd's static contexts, which "will never resize nor malloc()". What they
+//! call outside themselves is memcpy, memmove and memset.
+//!
+//! A piece's compressed bytes carry neither magic number, length nor checksum: the store keeps all three.
+//!
+//! The C library it is for lz4: on 32 MiB of executables, text, numbers and JSON in granules of 64 KiB, one
+//! thread of an EPYC virtual machine compressed 350 MB/s and decompressed 1302 MB/s with it, and 335 and
+//! 1065 MB/s with lz4_flex 0.13; clearing the hash table for each piece cost nothing that could be
+//! measured (331 against 309 MB/s at 4 KiB). zstd:3 did 248 and 787 MB/s at a ratio of 4.45 instead of 2.71.
 
-use lz4_sys as _;
-use libc::{c_char, c_int, c_void};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
+mod lz4;
+#[cfg(test)]
+mod tests;
+mod workspace;
+mod zstd;
+
+/// The largest piece that is compressed as one.
+pub const PIECE_MAX_BYTES: usize = foliomem_core::units::MAX_ORDER.bytes();
+
 /// How pieces are compressed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Codec {
     /// Fast.
     Lz4,
     /// Denser.
     Zstd {
-        /// 1 to 19.
+        /// 1 to 19; others are taken for the nearest of those.
         level: u8,
     },
 }
 
-/// The level of `zstd` without one.
+/// The level of `zstd` without one: zstd's own default.
 const ZSTD_DEFAULT_LEVEL: u8 = 3;
+/// Levels above need more memory to decompress, and are called *ultra* for it.
 const ZSTD_MAX_LEVEL: u8 = 19;
 
 /// There is no codec of that name.
@@ -34,23 +51,25 @@ impl FromStr for Codec {
     type Err = UnknownCodec;
 
     fn from_str(name: &str) -> Result<Codec, UnknownCodec> {
-        let unknown = || UnknownCodec(name.to_owned());
-        match name.split_once(':') {
-            None if name == "lz4" => Ok(Codec::Lz4),
-            None if name == "zstd" => Ok(Codec::Zstd { level: ZSTD_DEFAULT_LEVEL }),
-            Some(("zstd", level)) => match level.parse() {
-                Ok(level @ 1..=ZSTD_MAX_LEVEL) => Ok(Codec::Zstd { level }),
-                _ => Err(unknown()),
-            },
-            _ => Err(unknown()),
+        let level = match name.split_once(':') {
+            None if name == "lz4" => return Ok(Codec::Lz4),
+            None if name == "zstd" => Some(ZSTD_DEFAULT_LEVEL),
+            // `parse` would take a sign and leading zeros.
+            Some(("zstd", level)) if !level.starts_with(['+', '0']) => level.parse().ok(),
+            _ => None,
+        };
+        match level {
+            Some(level @ 1..=ZSTD_MAX_LEVEL) => Ok(Codec::Zstd { level }),
+            _ => Err(UnknownCodec(name.to_owned())),
         }
     }
 }
 
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        match *self {
             Codec::Lz4 => f.write_str("lz4"),
+            Codec::Zstd { level: ZSTD_DEFAULT_LEVEL } => f.write_str("zstd"),
             Codec::Zstd { level } => write!(f, "zstd:{level}"),
         }
     }
@@ -61,118 +80,102 @@ impl fmt::Display for Codec {
 #[error("the compressed data is damaged")]
 pub struct CodecError;
 
-/// The largest piece.
-const PIECE_MAX_BYTES: usize = 2 << 20;
+/// A compressed piece is at most this much of its content (in 16ths); otherwise it is kept raw: the little
+/// saved would not pay for decompressing it.
+const WORTHWHILE_16THS: usize = 15;
 
-unsafe extern "C" {
-    fn LZ4_sizeofState() -> c_int;
-    fn LZ4_compress_fast_extState(
-        state: *mut c_void,
-        src: *const c_char,
-        dst: *mut c_char,
-        src_bytes: c_int,
-        dst_bytes: c_int,
-        acceleration: c_int,
-    ) -> c_int;
-    fn LZ4_decompress_safe(src: *const c_char, dst: *mut c_char, src_bytes: c_int, dst_bytes: c_int) -> c_int;
-}
-
-/// State for compressing.
+/// State for compressing. Allocates only when made.
+#[derive(Debug)]
 pub struct Compressor(CompressorState);
 
+#[derive(Debug)]
 enum CompressorState {
-    Lz4(Box<[u64]>),
-    Zstd(zstd_safe::CCtx<'static>),
+    Lz4(lz4::Compressor),
+    Zstd(zstd::Compressor),
 }
 
 impl Compressor {
-    /// State for `codec`.
+    /// State for pieces of up to [`PIECE_MAX_BYTES`].
     pub fn new(codec: Codec) -> Compressor {
         Compressor(match codec {
-            Codec::Lz4 => {
-                // SAFETY: asks for a constant.
-                let bytes = unsafe { LZ4_sizeofState() } as usize;
-                CompressorState::Lz4(vec![0; bytes.div_ceil(8)].into_boxed_slice())
-            }
-            Codec::Zstd { level } => {
-                let mut context = zstd_safe::CCtx::create();
-                // A level in range cannot be refused.
-                let _ = context.set_parameter(zstd_safe::CParameter::CompressionLevel(level.into()));
-                CompressorState::Zstd(context)
-            }
+            Codec::Lz4 => CompressorState::Lz4(lz4::Compressor::new()),
+            Codec::Zstd { level } => CompressorState::Zstd(zstd::Compressor::new(level.clamp(1, ZSTD_MAX_LEVEL))),
         })
     }
 
-    /// Compresses `src` to the start of `dst`; `None` where that saves less than 1/16.
+    /// Compresses `src` to the start of `dst` and returns how many bytes that took; `None` if it would take
+    /// more than 15/16 of `src`, or than `dst` has.
+    ///
+    /// # Panics
+    /// If `src` is longer than [`PIECE_MAX_BYTES`].
     pub fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
-        let most = (src.len() - src.len() / 16).min(dst.len());
+        assert!(src.len() <= PIECE_MAX_BYTES, "a piece of {} bytes", src.len());
+        let most = (src.len() * WORTHWHILE_16THS / 16).min(dst.len());
+        if most == 0 {
+            return None;
+        }
         match &mut self.0 {
-            CompressorState::Lz4(state) => {
-                // SAFETY: the state has the size lz4 asks for and is aligned to 8; lengths are the slices'.
-                let len = unsafe {
-                    LZ4_compress_fast_extState(
-                        state.as_mut_ptr().cast(),
-                        src.as_ptr().cast(),
-                        dst.as_mut_ptr().cast(),
-                        src.len() as c_int,
-                        most as c_int,
-                        1,
-                    )
-                };
-                (len > 0).then_some(len as usize)
-            }
-            CompressorState::Zstd(context) => context.compress2(&mut dst[..most], src).ok(),
+            CompressorState::Lz4(state) => state.compress(src, &mut dst[..most]),
+            CompressorState::Zstd(state) => state.compress(src, &mut dst[..most]),
+        }
+    }
+
+    /// Working memory it was made with; pages of it are used as large pieces need them.
+    pub fn memory_bytes(&self) -> usize {
+        match &self.0 {
+            CompressorState::Lz4(state) => state.memory_bytes(),
+            CompressorState::Zstd(state) => state.memory_bytes(),
         }
     }
 }
 
-/// State for decompressing.
+/// State for decompressing. Allocates only when made.
+#[derive(Debug)]
 pub struct Decompressor(DecompressorState);
 
+#[derive(Debug)]
 enum DecompressorState {
     Lz4,
-    Zstd(zstd_safe::DCtx<'static>),
+    Zstd(zstd::Decompressor),
 }
 
 impl Decompressor {
-    /// State for `codec`.
+    /// State for what `codec` has compressed, at any level.
     pub fn new(codec: Codec) -> Decompressor {
         Decompressor(match codec {
             Codec::Lz4 => DecompressorState::Lz4,
-            Codec::Zstd { .. } => DecompressorState::Zstd(zstd_safe::DCtx::create()),
+            Codec::Zstd { .. } => DecompressorState::Zstd(zstd::Decompressor::new()),
         })
     }
 
-    /// Decompresses `src` to exactly the length of `dst`.
+    /// Decompresses `src` to exactly the length of `dst`. Bytes that no compressor made give an error or
+    /// some content, never more; on an error `dst` holds anything.
     pub fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
-        debug_assert!(dst.len() <= PIECE_MAX_BYTES);
         let len = match &mut self.0 {
-            DecompressorState::Lz4 => {
-                // SAFETY: lengths are the slices'; lz4 checks every input against them.
-                let len = unsafe {
-                    LZ4_decompress_safe(
-                        src.as_ptr().cast(),
-                        dst.as_mut_ptr().cast(),
-                        src.len() as c_int,
-                        dst.len() as c_int,
-                    )
-                };
-                usize::try_from(len).map_err(|_| CodecError)?
-            }
-            DecompressorState::Zstd(context) => context.decompress(dst, src).map_err(|_| CodecError)?,
+            DecompressorState::Lz4 => lz4::decompress(src, dst)?,
+            DecompressorState::Zstd(state) => state.decompress(src, dst)?,
         };
         if len == dst.len() { Ok(()) } else { Err(CodecError) }
     }
 }
 
-/// The word that `src` repeats, if it is nothing else.
+/// The word that `src` repeats, if it is nothing else; never for a length that is not a multiple of 8.
+/// Most content is told apart by its first, second and last word.
 pub fn fill_word(src: &[u8]) -> Option<u64> {
     let (words, rest) = src.as_chunks::<8>();
-    let first = *words.first().filter(|_| rest.is_empty())?;
-    words.iter().all(|word| *word == first).then(|| u64::from_ne_bytes(first))
+    let (first, last) = (*words.first()?, *words.last()?);
+    if !rest.is_empty() || first != last || words.get(1).is_some_and(|second| *second != first) {
+        return None;
+    }
+    let word = u64::from_ne_bytes(first);
+    // Sixteen words at a time without a branch: that becomes vector instructions.
+    let (lines, rest) = words.as_chunks::<16>();
+    let differs =
+        |words: &[[u8; 8]]| words.iter().fold(0, |bits, &other| bits | (u64::from_ne_bytes(other) ^ word)) != 0;
+    if lines.iter().any(|line| differs(line)) || differs(rest) { None } else { Some(word) }
 }
 
-/// Checksum of stored bytes.
+/// Checksum of stored bytes: xxh3, which costs about a tenth of decompressing them.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
