@@ -308,9 +308,9 @@ impl Inner {
             Strategy::ClusterLists | Strategy::OneFragment => free(self).or_else(|| nonfull(self)),
         };
         let most_frag = if strategy == Strategy::ClusterLists { u32::MAX } else { 1 };
-        found.or_else(|| self.from_list(cpu, State::Frag, order, order, most_frag)).or_else(|| {
-            if order == Order::ZERO { self.steal(cpu) } else { None }
-        })
+        found
+            .or_else(|| self.from_list(cpu, State::Frag, order, order, most_frag))
+            .or_else(|| if order == Order::ZERO { self.steal(cpu) } else { None })
     }
 
     fn free_in_cluster(&mut self, slot: Slot, slots: u32) {

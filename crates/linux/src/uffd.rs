@@ -203,8 +203,7 @@ impl Userfaultfd {
     /// # Safety
     /// The caller may take the pages at `src` away and fill `dst`: nobody relies on what is there.
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> MoveOutcome {
-        let mut request =
-            raw::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, move_: 0 };
+        let mut request = raw::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, move_: 0 };
         // SAFETY: takes a uffdio_move; the effect on memory is allowed by the contract.
         let result = unsafe { raw_ioctl::call(&self.0, MOVE, &mut request) };
         let error = result.err().map(MoveError::from);
@@ -337,14 +336,12 @@ fn decode(message: &raw::uffd_msg) -> Option<Message> {
                 address: message.arg.pagefault.address as usize,
                 write: message.arg.pagefault.flags & WRITE != 0,
             }),
-            raw::UFFD_EVENT_REMOVE => Some(Message::Remove {
-                start: message.arg.remove.start as usize,
-                end: message.arg.remove.end as usize,
-            }),
-            raw::UFFD_EVENT_UNMAP => Some(Message::Unmap {
-                start: message.arg.remove.start as usize,
-                end: message.arg.remove.end as usize,
-            }),
+            raw::UFFD_EVENT_REMOVE => {
+                Some(Message::Remove { start: message.arg.remove.start as usize, end: message.arg.remove.end as usize })
+            }
+            raw::UFFD_EVENT_UNMAP => {
+                Some(Message::Unmap { start: message.arg.remove.start as usize, end: message.arg.remove.end as usize })
+            }
             raw::UFFD_EVENT_REMAP => Some(Message::Remap {
                 from: message.arg.remap.from as usize,
                 to: message.arg.remap.to as usize,
