@@ -34,7 +34,7 @@ extern "C" fn constructor() {
     // A process of a run whose supervisor is gone goes on unmanaged: it outlived the run. The supervisor
     // itself notices a program that never says hello.
     let Ok(control) = Control::open(path) else { return };
-    let slot = control.claim_slot(rustix::process::getpid());
+    let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
     match Runtime::start(control, slot, OwnMemory::new(heap::range)) {
         Ok(runtime) => {
             let _ = RUNTIME.set(runtime);

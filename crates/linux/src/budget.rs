@@ -70,6 +70,11 @@ impl Budget {
         &self.control.process(*self.slot).counters
     }
 
+    /// Its slot.
+    pub fn slot(&self) -> SlotIndex {
+        *self.slot
+    }
+
     /// The control segment.
     pub fn control(&self) -> &'static Control {
         self.control

@@ -8,41 +8,71 @@
 //! Everything here runs on the agent's memory only.
 
 use crate::clone_trap::ForkHooks;
+use crate::region::Region;
 use crate::runtime::Runtime;
+use foliomem_core::units::PAGE_BYTES;
 
 /// The hooks of a runtime.
 pub struct RuntimeForkHooks(pub &'static Runtime);
 
+impl RuntimeForkHooks {
+    /// Locks those of `pages` in memory that are managed, or unlocks them.
+    fn lock_managed(&self, pages: &[usize], lock: bool) {
+        let Some(engaged) = self.0.engaged.get() else { return };
+        let ranges = engaged.engine.machine().ranges();
+        for &page in pages.iter().filter(|&&page| ranges.containing(page).is_some()) {
+            let start = std::ptr::with_exposed_provenance_mut(page);
+            // SAFETY: changes no content. Where locking is forbidden, the page is in all likelihood there:
+            // its thread has just used it.
+            let _ = unsafe {
+                if lock { rustix::mm::mlock(start, PAGE_BYTES) } else { rustix::mm::munlock(start, PAGE_BYTES) }
+            };
+        }
+    }
+}
+
 impl ForkHooks for RuntimeForkHooks {
-    fn before(&self) {
+    fn stack(&self) -> &Region {
+        &self.0.fork_stack
+    }
+
+    fn before(&self, needed: &[usize]) {
         let runtime = self.0;
+        // Locked pages are fetched, and stay. They are let go again by `parent_after`; a child starts without locks.
+        self.lock_managed(needed, true);
         runtime.gate.close();
         if let Some(engaged) = runtime.engaged.get() {
             engaged.engine.machine().allow_forks(true);
         }
     }
 
-    fn parent_after(&self, _child: i32) {
+    fn parent_after(&self, needed: &[usize], forked: bool) {
         let runtime = self.0;
         if let Some(engaged) = runtime.engaged.get() {
             engaged.engine.machine().allow_forks(false);
         }
-        runtime.budget.forked();
+        if forked {
+            runtime.budget.forked();
+        }
         runtime.gate.open();
+        self.lock_managed(needed, false);
     }
 
     fn child_after(&self) {
         let runtime = self.0;
         let control = runtime.budget.control();
-        let parent = runtime.budget.counters();
-        let slot = control.claim_slot(rustix::process::getpid());
-        control.process(slot).counters.inherit_gauges(parent);
+        let parent = runtime.budget.slot();
+        // Where all slots are taken, it shares its parent's: it is managed all the same.
+        let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
+        if slot != parent {
+            control.process(slot).counters.inherit_gauges(&control.process(parent).counters);
+        }
         runtime.set_keeper_slot(slot);
-        runtime.budget.forked();
         runtime.gate.reset();
         if let Err(error) = runtime.start_keeper() {
             runtime.fail(&error);
         }
+        runtime.budget.forked();
         if let Some(engaged) = runtime.engaged.get() {
             engaged.engine.machine().allow_forks(false);
         }

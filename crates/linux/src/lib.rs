@@ -7,8 +7,10 @@
 mod adopt;
 pub mod budget;
 pub mod clock;
+pub mod clone_trap;
 pub mod codec;
 pub mod control;
+pub mod fork;
 mod fork_cell;
 pub mod gate;
 mod line;

@@ -112,6 +112,8 @@ pub struct Runtime {
     kick: AtomicU32,
     /// The keeper's hello to whoever started it: 0 not yet, 1 ready, 2 failed.
     ready: AtomicU32,
+    /// Where the hooks of a fork run.
+    pub(crate) fork_stack: Region,
     stacks: Mutex<Vec<Region>>,
     stacks_used: AtomicU32,
     keeper_slot: AtomicU32,
@@ -132,8 +134,12 @@ impl Runtime {
     /// is ready.
     pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
         let settings = control.configuration();
+        let fork_stack =
+            Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
+        own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
         let runtime = Box::leak(Box::new(Runtime {
             settings,
+            fork_stack,
             gate: Gate::default(),
             budget: Budget::new(control, slot),
             own,
