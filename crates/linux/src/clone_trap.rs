@@ -160,6 +160,11 @@ pub fn trap_forks<R>(real: impl FnOnce() -> R, hooks: &dyn ForkHooks) -> R {
     result
 }
 
+/// Whether the kernel can dispatch system calls.
+pub fn is_supported() -> bool {
+    dispatch(PR_SYS_DISPATCH_OFF, 0, 0, 0) == 0
+}
+
 fn trap_of(thread: u32) -> Option<&'static Trap> {
     ALL_TRAPS.iter().find(|trap| trap.thread.load(Ordering::Relaxed) == thread)
 }

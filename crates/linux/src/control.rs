@@ -122,7 +122,7 @@ struct Header {
     hellos: AtomicU32,
     /// Slots from here on were never claimed.
     slots_used: AtomicU32,
-    unmanaged: AtomicU32,
+    processes: AtomicU32,
     limit_exceeded: AtomicU32,
     /// Why the run must end.
     failure: Message,
@@ -139,8 +139,6 @@ pub struct ProcessSlot {
     pid: AtomicU32,
     /// Anonymous memory the process takes, as its agent last saw it.
     pub anon_bytes: AtomicU64,
-    /// Of the program's memory, what is in the store.
-    pub stored_bytes: AtomicU64,
     /// Its counters.
     pub counters: Counters,
 }
@@ -295,10 +293,10 @@ impl Control {
                 SlotIndex::new(index).filter(|&slot| self.try_claim(slot, 0, pid))
             };
             if let Some(slot) = free.or_else(fresh) {
+                self.header.processes.fetch_add(1, Ordering::Relaxed);
                 return Ok(slot);
             }
             if self.reap() == 0 {
-                self.header.unmanaged.fetch_add(1, Ordering::Relaxed);
                 return Err(ControlError::Full);
             }
         }
@@ -340,7 +338,6 @@ impl Control {
         let process = self.process(slot);
         if self.pid(slot) == pid {
             process.anon_bytes.store(0, Ordering::Relaxed);
-            process.stored_bytes.store(0, Ordering::Relaxed);
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
@@ -371,9 +368,17 @@ impl Control {
         self.slots().map(|slot| self.process(slot).anon_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// What the programs of the tree have in their stores, uncompressed.
-    pub fn tree_stored_bytes(&self) -> u64 {
-        self.slots().map(|slot| self.process(slot).counters.store.orig_data_size.get()).sum()
+    /// What the stores of the tree hold, uncompressed, and what they take for it.
+    pub fn tree_store_bytes(&self) -> (u64, u64) {
+        let stores = self.slots().map(|slot| &self.process(slot).counters.store);
+        stores.fold((0, 0), |(original, used), store| {
+            (original + store.orig_data_size.get(), used + store.mem_used_total.get())
+        })
+    }
+
+    /// Processes that have claimed a slot so far.
+    pub fn processes_seen(&self) -> u32 {
+        self.header.processes.load(Ordering::Relaxed)
     }
 
     /// The counters of all processes, those gone included.

@@ -6,6 +6,7 @@
 
 mod adopt;
 pub mod budget;
+pub mod child;
 pub mod clock;
 pub mod clone_trap;
 pub mod codec;
@@ -18,6 +19,7 @@ pub mod machine;
 pub mod maps;
 pub mod own;
 pub mod pagemap;
+pub mod probe;
 pub mod ranges;
 mod raw_ioctl;
 pub mod region;

@@ -37,7 +37,7 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
         };
         // SAFETY: takes a pm_scan_arg and fills at most `vec_len` regions, which live through the call.
         let Ok(count) = (unsafe { raw_ioctl::call(fd, PAGEMAP_SCAN, &mut scan) }) else {
-            // Linux before 6.7.
+            // No memory for its answer, say; what is there must be known all the same.
             return present_by_entries(fd, from, end, found);
         };
         let mut joined: Option<Range<usize>> = None;

@@ -5,7 +5,7 @@ use foliomem_core::units::PAGE_BYTES;
 /// The largest arena: what a 32-bit frame number reaches, less one block so that no run wraps.
 const ARENA_MAX_BYTES: usize = (u32::MAX as usize - 512) * PAGE_BYTES;
 /// The smallest: room for what a small budget moves about.
-const ARENA_MIN_BYTES: usize = 1 << 30;
+pub const ARENA_MIN_BYTES: usize = 1 << 30;
 /// Slots for each page of the limit: content that compresses further than 1/16 hardly exists, but for
 /// equal-filled memory.
 const SLOTS_PER_PAGE: i64 = 16;

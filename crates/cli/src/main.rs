@@ -1,0 +1,55 @@
+//! The `foliomem` command.
+//!
+//! `args` is the command line, `settings` what it comes to together with the environment and the
+//! configuration file, `preflight` refuses programs that cannot be run, `supervise` runs one, `report`
+//! says how it went, `doctor` says whether it can work at all.
+//!
+//! Exit codes of `run`: the program's, 128 + n after signal n; 125 when foliomem itself fails, 126 for a
+//! program that cannot be executed, 127 for one that is not found, 2 for a wrong command line, 137 when a
+//! hard limit stopped the program.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod doctor;
+mod error;
+mod memory;
+mod preflight;
+mod report;
+mod settings;
+mod size;
+mod supervise;
+
+use args::{Args, Command, RunArgs};
+use clap::Parser;
+use error::CliError;
+use settings::Settings;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = match args.command {
+        Command::Run(run) => self::run(&run),
+        Command::Doctor => Ok(doctor::doctor()),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("foliomem: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(args: &RunArgs) -> Result<u8, CliError> {
+    let settings = Settings::resolve(args, &settings::environment(), memory::total_bytes())?;
+    if args.print_config {
+        print!("{}", settings.describe());
+        return Ok(0);
+    }
+    let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
+    let limit_bytes = settings.limit_bytes()?;
+    let program = preflight::check(name)?;
+    foliomem_linux::probe::check_userfaultfd()?;
+    supervise::run(&settings, limit_bytes, &program, name, arguments)
+}

@@ -1,0 +1,226 @@
+//! Finds the program and refuses what the agent cannot be loaded into, before anything is started.
+
+use crate::error::{CliError, Unfit};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Scripts that are interpreted by scripts.
+const MOST_INTERPRETERS: usize = 5;
+const SETUID_OR_SETGID: u32 = 0o6000;
+
+/// The file that running `program` would execute, if the agent can be loaded into it.
+pub fn check(program: &OsStr) -> Result<PathBuf, CliError> {
+    let path = find(program)?;
+    let mut file = path.clone();
+    for _ in 0..MOST_INTERPRETERS {
+        match look_at(&file)? {
+            Found::Program => return Ok(path),
+            Found::Script(interpreter) => file = interpreter,
+        }
+    }
+    Ok(path)
+}
+
+/// Looks for the program as execvp(3) does.
+fn find(program: &OsStr) -> Result<PathBuf, CliError> {
+    let name = program.to_string_lossy().into_owned();
+    if program.as_bytes().contains(&b'/') {
+        return executable(Path::new(program));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
+    let mut refused = None;
+    for directory in std::env::split_paths(&path) {
+        match executable(&directory.join(program)) {
+            Ok(found) => return Ok(found),
+            Err(CliError::NotFound(_)) => {}
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    Err(refused.unwrap_or(CliError::NotFound(name)))
+}
+
+fn executable(path: &Path) -> Result<PathBuf, CliError> {
+    let name = path.display().to_string();
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Err(CliError::NotExecutable(name, error.to_string()));
+        }
+        Err(_) => return Err(CliError::NotFound(name)),
+    };
+    if metadata.is_dir() {
+        return Err(CliError::NotExecutable(name, "it is a directory".to_owned()));
+    }
+    if let Err(errno) = rustix::fs::access(path, rustix::fs::Access::EXEC_OK) {
+        return Err(CliError::NotExecutable(name, std::io::Error::from(errno).to_string()));
+    }
+    Ok(path.to_owned())
+}
+
+enum Found {
+    Program,
+    Script(PathBuf),
+}
+
+/// What kind of program a file is. One that may be executed but not read is taken to be fit.
+fn look_at(path: &Path) -> Result<Found, CliError> {
+    let unfit = |why| Err(CliError::Unfit(path.to_owned(), why));
+    if let Ok(metadata) = fs::metadata(path)
+        && (metadata.permissions().mode() & SETUID_OR_SETGID != 0 || has_capabilities(path))
+    {
+        return unfit(Unfit::Privileged);
+    }
+    let Ok(mut file) = File::open(path) else { return Ok(Found::Program) };
+    let mut start = Vec::new();
+    if (&mut file).take(256).read_to_end(&mut start).is_err() {
+        return Ok(Found::Program);
+    }
+    if let Some(line) = start.strip_prefix(b"#!") {
+        return Ok(interpreter(line).map_or(Found::Program, Found::Script));
+    }
+    match elf_unfit(&file, &start) {
+        Some(why) => unfit(why),
+        None => Ok(Found::Program),
+    }
+}
+
+/// The interpreter that a script's first line names.
+fn interpreter(line: &[u8]) -> Option<PathBuf> {
+    let line = line.split(|&byte| byte == b'\n').next()?;
+    let words: Vec<&[u8]> = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
+    let path = Path::new(OsStr::from_bytes(words.first()?));
+    if path.file_name() == Some(OsStr::new("env")) {
+        let program = words[1..].iter().find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
+        return find(OsStr::from_bytes(program)).ok();
+    }
+    path.exists().then(|| path.to_owned())
+}
+
+/// File capabilities make the loader ignore LD_PRELOAD, unless the user has them anyway.
+fn has_capabilities(path: &Path) -> bool {
+    let mut value = [0u8; 64];
+    let found = rustix::fs::getxattr(path, c"security.capability", &mut value).is_ok();
+    found && !rustix::process::geteuid().is_root()
+}
+
+/// Numbers of the ELF format (elf(5)).
+mod elf {
+    pub const MAGIC: &[u8] = b"\x7fELF";
+    pub const CLASS_64: u8 = 2;
+    pub const MACHINE_X86_64: u16 = 62;
+    pub const PT_INTERP: u32 = 3;
+    pub const PT_NOTE: u32 = 4;
+    pub const HEADER_BYTES: usize = 64;
+    pub const MOST_SEGMENTS: u64 = 256;
+    pub const SEGMENT_BYTES: u64 = 56;
+}
+
+/// Why an ELF file is unfit; `None` for what is fit, or no ELF file at all (the kernel will say so).
+fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
+    if !start.starts_with(elf::MAGIC) {
+        return None;
+    }
+    let half = |offset: usize| Some(u16::from_le_bytes(start.get(offset..offset + 2)?.try_into().ok()?));
+    if start.len() < elf::HEADER_BYTES || start[4] != elf::CLASS_64 || half(18) != Some(elf::MACHINE_X86_64) {
+        return Some(Unfit::Architecture);
+    }
+    let table = u64::from_le_bytes(start[32..40].try_into().ok()?);
+    let segments = u64::from(half(56)?).min(elf::MOST_SEGMENTS);
+    let mut is_go = false;
+    for index in 0..segments {
+        let mut segment = [0u8; elf::SEGMENT_BYTES as usize];
+        let offset = table.checked_add(index * elf::SEGMENT_BYTES)?;
+        if file.read_exact_at(&mut segment, offset).is_err() {
+            break;
+        }
+        let kind = u32::from_le_bytes(segment[0..4].try_into().ok()?);
+        let content = || {
+            let offset = u64::from_le_bytes(segment[8..16].try_into().ok()?);
+            let len = u64::from_le_bytes(segment[32..40].try_into().ok()?).min(4096);
+            let mut bytes = vec![0u8; len as usize];
+            file.read_exact_at(&mut bytes, offset).ok()?;
+            Some(bytes)
+        };
+        let contains =
+            |word: &[u8]| content().is_some_and(|bytes| bytes.windows(word.len()).any(|window| window == word));
+        match kind {
+            elf::PT_INTERP if contains(b"ld-musl") => return Some(Unfit::Musl),
+            elf::PT_INTERP => return None,
+            elf::PT_NOTE => is_go |= contains(b"Go\0\0"),
+            _ => {}
+        }
+    }
+    Some(if is_go { Unfit::GoWithoutCgo } else { Unfit::Static })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(content: &[u8], mode: u32) -> Result<PathBuf, CliError> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("foliomem-preflight-{}-{number}", std::process::id()));
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let outcome = check(path.as_os_str());
+        fs::remove_file(&path).unwrap();
+        outcome
+    }
+
+    /// An ELF file with one segment.
+    fn elf(class: u8, machine: u16, kind: u32, content: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 120];
+        bytes[..4].copy_from_slice(elf::MAGIC);
+        bytes[4] = class;
+        bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[32] = 64;
+        bytes[56] = 1;
+        bytes[64..68].copy_from_slice(&kind.to_le_bytes());
+        bytes[72] = 120;
+        bytes[96] = content.len() as u8;
+        bytes.extend_from_slice(content);
+        bytes
+    }
+
+    #[test]
+    fn what_the_agent_cannot_be_loaded_into_is_refused() {
+        let unfit = |content: &[u8]| match outcome(content, 0o755) {
+            Err(CliError::Unfit(_, why)) => Some(why),
+            Ok(_) => None,
+            Err(other) => panic!("{other}"),
+        };
+        assert_eq!(unfit(&elf(2, 62, elf::PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0")), None);
+        assert_eq!(unfit(&elf(2, 62, elf::PT_INTERP, b"/lib/ld-musl-x86_64.so.1\0")), Some(Unfit::Musl));
+        assert_eq!(unfit(&elf(2, 62, 1, b"")), Some(Unfit::Static));
+        assert_eq!(unfit(&elf(2, 62, elf::PT_NOTE, b"\x04\0\0\0Go\0\0")), Some(Unfit::GoWithoutCgo));
+        assert_eq!(unfit(&elf(1, 3, elf::PT_INTERP, b"/lib/ld-linux.so.2\0")), Some(Unfit::Architecture));
+        assert_eq!(unfit(b"#!/bin/sh\necho\n"), None);
+        assert_eq!(unfit(b"\x7fELF"), Some(Unfit::Architecture));
+        assert!(matches!(outcome(b"#!/bin/sh\n", 0o4755), Err(CliError::Unfit(_, Unfit::Privileged))));
+        assert!(matches!(outcome(b"#!/bin/sh\n", 0o644), Err(CliError::NotExecutable(..))));
+        assert!(matches!(check(OsStr::new("/nonexistent")), Err(CliError::NotFound(_))));
+        assert!(matches!(check(OsStr::new("no-such-program-anywhere")), Err(CliError::NotFound(_))));
+        assert!(matches!(check(OsStr::new("/")), Err(CliError::NotExecutable(..))));
+    }
+
+    #[test]
+    fn no_file_is_too_strange() {
+        let whole = elf(2, 62, elf::PT_NOTE, b"\x04\0\0\0Go\0\0");
+        for len in 0..whole.len() {
+            let _ = outcome(&whole[..len], 0o755);
+        }
+        for (index, value) in (0..whole.len()).flat_map(|index| [0, 0x7f, 0xff].map(|value| (index, value))) {
+            let mut bytes = whole.clone();
+            bytes[index] = value;
+            let _ = outcome(&bytes, 0o755);
+        }
+        for line in ["#!", "#!\n", "#! \n", "#!/usr/bin/env\n", "#!/usr/bin/env -S A=b sh\n", "#!/nonexistent x\n"] {
+            let _ = outcome(line.as_bytes(), 0o755);
+        }
+    }
+}

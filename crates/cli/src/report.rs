@@ -1,0 +1,99 @@
+//! What a run came to: a line for people, JSON with the kernel's names for programs.
+
+use crate::size::format_mib;
+use foliomem_core::stats::{Counters, FaultKind, Histogram};
+use foliomem_core::units::Order;
+use foliomem_linux::control::Control;
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// The most that was taken, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Peaks {
+    /// By the tree of processes.
+    pub taken_bytes: u64,
+    /// What it would have taken without compression.
+    pub needed_bytes: u64,
+}
+
+impl Peaks {
+    /// Looks at the sizes as they are now.
+    pub fn sample(&mut self, control: &Control) {
+        let taken = control.tree_anon_bytes();
+        let (original, used) = control.tree_store_bytes();
+        self.taken_bytes = self.taken_bytes.max(taken);
+        self.needed_bytes = self.needed_bytes.max((taken + original).saturating_sub(used));
+    }
+}
+
+/// A run that has ended.
+pub struct Report {
+    /// Its control segment.
+    pub control: &'static Control,
+    /// Its limit.
+    pub limit_bytes: u64,
+    /// The most it took.
+    pub peaks: Peaks,
+    /// How long it ran.
+    pub elapsed: Duration,
+}
+
+impl Report {
+    /// One line.
+    pub fn summary(&self) -> String {
+        let counters = self.control.sum();
+        let lost_ns: u64 = FaultKind::ALL.iter().map(|&kind| counters.faults(kind).sum_ns.get()).sum();
+        let ratio = self.peaks.needed_bytes as f64 / (self.peaks.taken_bytes.max(1)) as f64;
+        let failure = self.control.failure().map(|line| line.trim().to_owned());
+        let start = failure.map_or_else(|| "foliomem".to_owned(), |line| format!("{line}\nfoliomem"));
+        format!(
+            "{start}: peak {} of {}, needed {} ({ratio:.1}x); {} faults ({} from swap) took {:.2} s",
+            format_mib(self.peaks.taken_bytes),
+            format_mib(self.limit_bytes),
+            format_mib(self.peaks.needed_bytes),
+            counters.vm.pgfault.get(),
+            counters.vm.pgmajfault.get(),
+            Duration::from_nanos(lost_ns).as_secs_f64(),
+        )
+    }
+
+    /// Everything.
+    pub fn json(&self) -> Value {
+        let counters = self.control.sum();
+        let mut map = Map::new();
+        map.insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+        map.insert("limit_bytes".to_owned(), json!(self.limit_bytes));
+        map.insert("peak_bytes".to_owned(), json!(self.peaks.taken_bytes));
+        map.insert("need_peak_bytes".to_owned(), json!(self.peaks.needed_bytes));
+        map.insert("limit_exceeded".to_owned(), json!(self.control.was_limit_exceeded()));
+        map.insert("processes".to_owned(), json!(self.control.processes_seen()));
+        map.insert("elapsed_ns".to_owned(), json!(self.elapsed.as_nanos() as u64));
+        for order in Order::all() {
+            let name = format!("hugepages-{}kB", order.kib());
+            map.insert(name, fields(counters.of(order).fields()));
+        }
+        map.insert("vmstat".to_owned(), fields(counters.vm.fields()));
+        map.insert("mm_stat".to_owned(), fields(counters.store.fields()));
+        map.insert("faults".to_owned(), faults(&counters));
+        Value::Object(map)
+    }
+}
+
+fn fields<'a>(fields: impl Iterator<Item = (&'static str, &'a foliomem_core::stats::Counter)>) -> Value {
+    Value::Object(fields.map(|(name, counter)| (name.to_owned(), json!(counter.get()))).collect())
+}
+
+fn faults(counters: &Counters) -> Value {
+    let kind = |kind: FaultKind| (kind.name().to_owned(), histogram(counters.faults(kind)));
+    Value::Object(FaultKind::ALL.into_iter().map(kind).collect())
+}
+
+fn histogram(histogram: &Histogram) -> Value {
+    json!({
+        "count": histogram.count(),
+        "p50_ns": histogram.quantile_ns(0.5),
+        "p99_ns": histogram.quantile_ns(0.99),
+        "max_ns": histogram.max_ns.get(),
+        "total_ns": histogram.sum_ns.get(),
+    })
+}

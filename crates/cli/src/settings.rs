@@ -1,0 +1,298 @@
+//! What a run is to do: command line over environment over file over default.
+
+use crate::args::RunArgs;
+use crate::error::{BadValue, CliError};
+use crate::size::{format_order, format_orders, parse_bytes, parse_order, parse_orders};
+use foliomem_core::units::{Order, OrderSet};
+use foliomem_linux::codec::Codec;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The least limit: below, the floor of pages in reach and the agent's own memory are most of it.
+pub const LEAST_LIMIT_BYTES: u64 = 16 << 20;
+const DEFAULT_SIZES: &str = "16K,32K,64K";
+const DEFAULT_CODEC: &str = "lz4";
+const DEFAULT_GRANULE: &str = "64K";
+
+/// The variables of the environment that may concern us.
+pub type Environment = BTreeMap<String, String>;
+
+/// The process's environment, as far as it is text.
+pub fn environment() -> Environment {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    std::env::vars_os().filter_map(text).collect()
+}
+
+/// Where a value comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Origin {
+    CommandLine,
+    Variable(String),
+    File(PathBuf),
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::CommandLine => f.write_str("command line"),
+            Origin::Variable(name) => f.write_str(name),
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// The configuration file.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    limit: Option<String>,
+    sizes: Option<String>,
+    codec: Option<String>,
+    granule: Option<String>,
+    hard: Option<bool>,
+    stats: Option<String>,
+    quiet: Option<bool>,
+    torture: Option<bool>,
+}
+
+/// A value and where it comes from.
+#[derive(Clone, Debug)]
+struct Set<T> {
+    value: T,
+    origin: Origin,
+}
+
+/// What a run is to do.
+#[derive(Debug)]
+pub struct Settings {
+    limit_bytes: Option<Set<u64>>,
+    sizes: Set<OrderSet>,
+    codec: Set<Codec>,
+    granule: Set<Order>,
+    hard: Set<bool>,
+    stats: Option<Set<String>>,
+    quiet: Set<bool>,
+    torture: Set<bool>,
+}
+
+/// Looks values up in all places, in order.
+struct Lookup<'a> {
+    environment: &'a Environment,
+    file: PathBuf,
+}
+
+impl Lookup<'_> {
+    fn text(&self, name: &str, flag: Option<&String>, file: Option<&String>) -> Option<Set<String>> {
+        let variable = format!("FOLIOMEM_{}", name.to_ascii_uppercase());
+        let from_variable = self.environment.get(&variable).filter(|value| !value.is_empty());
+        let found = |value: &String, origin| Some(Set { value: value.clone(), origin });
+        match (flag, from_variable, file) {
+            (Some(value), _, _) => found(value, Origin::CommandLine),
+            (None, Some(value), _) => found(value, Origin::Variable(variable)),
+            (None, None, Some(value)) => found(value, Origin::File(self.file.clone())),
+            (None, None, None) => None,
+        }
+    }
+
+    fn flag(&self, name: &'static str, flag: bool, file: Option<bool>) -> Result<Set<bool>, CliError> {
+        let flag = flag.then(|| "1".to_owned());
+        let file = file.map(|on| if on { "1" } else { "0" }.to_owned());
+        let text = self.text(name, flag.as_ref(), file.as_ref());
+        let text = text.unwrap_or(Set { value: "0".to_owned(), origin: Origin::Default });
+        parsed(name, text, |text| match text {
+            "1" | "true" | "yes" | "on" => Ok(true),
+            "0" | "false" | "no" | "off" => Ok(false),
+            other => Err(BadValue::Flag(other.to_owned())),
+        })
+    }
+}
+
+fn parsed<T>(
+    name: &'static str,
+    text: Set<String>,
+    parse: impl FnOnce(&str) -> Result<T, BadValue>,
+) -> Result<Set<T>, CliError> {
+    match parse(&text.value) {
+        Ok(value) => Ok(Set { value, origin: text.origin }),
+        Err(source) => Err(CliError::Setting { name, origin: text.origin.to_string(), source }),
+    }
+}
+
+fn or_default(found: Option<Set<String>>, default: &str) -> Set<String> {
+    found.unwrap_or_else(|| Set { value: default.to_owned(), origin: Origin::Default })
+}
+
+/// The configuration file and whether it was asked for.
+fn config_path(args: &RunArgs, environment: &Environment) -> Option<(PathBuf, bool)> {
+    let named = args.config.clone().or_else(|| environment.get("FOLIOMEM_CONFIG").map(PathBuf::from));
+    if let Some(path) = named {
+        return Some((path, true));
+    }
+    let base = environment.get("XDG_CONFIG_HOME").map(PathBuf::from);
+    let base = base.or_else(|| environment.get("HOME").map(|home| Path::new(home).join(".config")))?;
+    Some((base.join("foliomem/config.toml"), false))
+}
+
+fn read_file(path: &Path, required: bool) -> Result<File, CliError> {
+    let failed = |why: String| CliError::Config { path: path.to_owned(), why: why.trim().replace('\n', " ") };
+    match std::fs::read_to_string(path) {
+        Ok(text) => toml::from_str(&text).map_err(|error| failed(error.message().to_owned())),
+        Err(error) if !required && error.kind() == std::io::ErrorKind::NotFound => Ok(File::default()),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+impl Settings {
+    /// Puts everything together; a share as the limit is of `memory_bytes`.
+    pub fn resolve(args: &RunArgs, environment: &Environment, memory_bytes: u64) -> Result<Settings, CliError> {
+        let (path, file) = match config_path(args, environment) {
+            Some((path, required)) => (path.clone(), read_file(&path, required)?),
+            None => (PathBuf::new(), File::default()),
+        };
+        let lookup = Lookup { environment, file: path };
+        let limit = lookup.text("limit", args.limit.as_ref(), file.limit.as_ref());
+        let sizes = lookup.text("sizes", args.sizes.as_ref(), file.sizes.as_ref());
+        let codec = lookup.text("codec", args.codec.as_ref(), file.codec.as_ref());
+        let granule = lookup.text("granule", args.granule.as_ref(), file.granule.as_ref());
+        let limit = limit.map(|text| parsed("limit", text, |text| Ok(parse_bytes(text, Some(memory_bytes))?)));
+        Ok(Settings {
+            limit_bytes: limit.transpose()?,
+            sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(parse_orders(text)?))?,
+            codec: parsed("codec", or_default(codec, DEFAULT_CODEC), |text| Ok(text.parse()?))?,
+            granule: parsed("granule", or_default(granule, DEFAULT_GRANULE), |text| Ok(parse_order(text)?))?,
+            hard: lookup.flag("hard", args.hard, file.hard)?,
+            stats: lookup.text("stats", args.stats.as_ref(), file.stats.as_ref()),
+            quiet: lookup.flag("quiet", args.quiet, file.quiet)?,
+            torture: lookup.flag("torture", false, file.torture)?,
+        })
+    }
+
+    /// The limit, which must be given and large enough.
+    pub fn limit_bytes(&self) -> Result<u64, CliError> {
+        let bytes = self.limit_bytes.as_ref().ok_or(CliError::NoLimit)?.value;
+        if bytes < LEAST_LIMIT_BYTES {
+            return Err(CliError::LimitTooSmall { given_kib: bytes >> 10, least_mib: LEAST_LIMIT_BYTES >> 20 });
+        }
+        Ok(bytes)
+    }
+
+    /// Enabled folio sizes.
+    pub fn sizes(&self) -> OrderSet {
+        self.sizes.value
+    }
+
+    /// How memory is compressed.
+    pub fn codec(&self) -> Codec {
+        self.codec.value
+    }
+
+    /// The most that is compressed as one piece.
+    pub fn granule(&self) -> Order {
+        self.granule.value
+    }
+
+    /// Stop the program rather than exceed the limit.
+    pub fn hard(&self) -> bool {
+        self.hard.value
+    }
+
+    /// Where counters go.
+    pub fn stats(&self) -> Option<&str> {
+        self.stats.as_ref().map(|stats| stats.value.as_str())
+    }
+
+    /// No summary.
+    pub fn quiet(&self) -> bool {
+        self.quiet.value
+    }
+
+    /// Evict as much as possible, all the time.
+    pub fn torture(&self) -> bool {
+        self.torture.value
+    }
+
+    /// All settings, as lines of TOML, each with its origin.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        let mut line = |name: &str, value: String, origin: &Origin| {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{:<24}# {origin}", format!("{name} = {value}"));
+        };
+        let quoted = |value: &dyn fmt::Display| format!("\"{value}\"");
+        match &self.limit_bytes {
+            Some(limit) => line("limit", quoted(&limit.value), &limit.origin),
+            None => line("#limit", quoted(&"must be given"), &Origin::Default),
+        }
+        line("sizes", quoted(&format_orders(self.sizes.value)), &self.sizes.origin);
+        line("codec", quoted(&self.codec.value), &self.codec.origin);
+        line("granule", quoted(&format_order(self.granule.value)), &self.granule.origin);
+        line("hard", self.hard.value.to_string(), &self.hard.origin);
+        if let Some(stats) = &self.stats {
+            line("stats", format!("{:?}", stats.value), &stats.origin);
+        }
+        line("quiet", self.quiet.value.to_string(), &self.quiet.origin);
+        line("torture", self.torture.value.to_string(), &self.torture.origin);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(pairs: &[(&str, &str)]) -> Environment {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn the_command_line_wins_over_variables_over_the_file_over_defaults() {
+        let directory = std::env::temp_dir().join(format!("foliomem-settings-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("config.toml");
+        std::fs::write(&path, "limit = \"64M\"\ncodec = \"zstd\"\ngranule = \"16K\"\nquiet = true\n").unwrap();
+        let variables = environment(&[
+            ("FOLIOMEM_CONFIG", path.to_str().unwrap()),
+            ("FOLIOMEM_LIMIT", "50%"),
+            ("FOLIOMEM_CODEC", "zstd:9"),
+            ("FOLIOMEM_TORTURE", "1"),
+        ]);
+        let args = RunArgs { codec: Some("lz4".to_owned()), ..RunArgs::default() };
+        let settings = Settings::resolve(&args, &variables, 1 << 30).unwrap();
+        assert_eq!(settings.limit_bytes().unwrap(), 1 << 29);
+        assert_eq!(settings.codec(), Codec::Lz4);
+        assert_eq!(settings.granule(), Order::new(2).unwrap());
+        assert_eq!(format_orders(settings.sizes()), DEFAULT_SIZES);
+        assert!(settings.quiet() && settings.torture() && !settings.hard());
+        let described = settings.describe();
+        for origin in ["command line", "FOLIOMEM_LIMIT", "config.toml", "default"] {
+            assert!(described.contains(origin), "{described}");
+        }
+        // What is described can be read back.
+        std::fs::write(&path, &described).unwrap();
+        let again =
+            Settings::resolve(&RunArgs::default(), &environment(&[("FOLIOMEM_CONFIG", path.to_str().unwrap())]), 1);
+        assert_eq!(again.unwrap().codec(), Codec::Lz4);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn bad_values_say_what_and_where() {
+        let none = Environment::new();
+        let error = |args: RunArgs, variables: &Environment| {
+            Settings::resolve(&args, variables, 1 << 30).and_then(|s| s.limit_bytes()).unwrap_err().to_string()
+        };
+        assert!(error(RunArgs::default(), &none).contains("--limit"));
+        let small = RunArgs { limit: Some("1M".to_owned()), ..RunArgs::default() };
+        assert!(error(small, &none).contains("at least 16M"));
+        let bad = environment(&[("FOLIOMEM_GRANULE", "5K")]);
+        let text = error(RunArgs::default(), &bad);
+        assert!(text.contains("FOLIOMEM_GRANULE") && text.contains("5K"), "{text}");
+        let missing = RunArgs { config: Some("/nonexistent.toml".into()), ..RunArgs::default() };
+        assert!(error(missing, &none).contains("/nonexistent.toml"));
+    }
+}

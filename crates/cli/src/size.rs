@@ -1,0 +1,107 @@
+//! Sizes as people write them: `512M`, `1.5G`, `64K`, `25%`.
+
+use foliomem_core::units::{Order, OrderSet};
+use thiserror::Error;
+
+/// Not a size.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum SizeError {
+    /// Not a number with a unit.
+    #[error("{0:?} is not a size: use a number with K, M, G or T, such as 512M")]
+    Malformed(String),
+    /// More than there can be.
+    #[error("{0:?} is too large")]
+    TooLarge(String),
+    /// Percent where bytes are needed.
+    #[error("{0:?}: a share of memory is not possible here")]
+    Percent(String),
+    /// Not a folio size.
+    #[error("{0:?} is not a folio size: use 4K, 8K, 16K, 32K, 64K, 128K, 256K, 512K, 1M or 2M")]
+    NotFolio(String),
+}
+
+/// Bytes that `text` says; percent are of `whole_bytes`, if that makes sense.
+pub fn parse_bytes(text: &str, whole_bytes: Option<u64>) -> Result<u64, SizeError> {
+    let malformed = || SizeError::Malformed(text.to_owned());
+    let trimmed = text.trim();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || fraction.contains('.') || number.ends_with('.') || number.len() > 20 {
+        return Err(malformed());
+    }
+    let value: f64 = number.parse().map_err(|_| malformed())?;
+    let scale = match unit.trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 1.0,
+        "K" | "KB" | "KIB" => 1024.0,
+        "M" | "MB" | "MIB" => 1024.0 * 1024.0,
+        "G" | "GB" | "GIB" => 1024.0 * 1024.0 * 1024.0,
+        "T" | "TB" | "TIB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        "%" => whole_bytes.ok_or_else(|| SizeError::Percent(text.to_owned()))? as f64 / 100.0,
+        _ => return Err(malformed()),
+    };
+    let bytes = value * scale;
+    const MOST_BYTES: f64 = (1u64 << 60) as f64;
+    if bytes > MOST_BYTES { Err(SizeError::TooLarge(text.to_owned())) } else { Ok(bytes as u64) }
+}
+
+/// The order of folios of the size that `text` says.
+pub fn parse_order(text: &str) -> Result<Order, SizeError> {
+    let bytes = parse_bytes(text, None)?;
+    Order::from_bytes(bytes).ok_or_else(|| SizeError::NotFolio(text.to_owned()))
+}
+
+/// The orders that a list such as `16K,64K` says; `none` for none beside 4K.
+pub fn parse_orders(text: &str) -> Result<OrderSet, SizeError> {
+    if text.trim() == "none" {
+        return Ok(OrderSet::EMPTY);
+    }
+    text.split(',').try_fold(OrderSet::EMPTY, |set, size| Ok(set.with(parse_order(size)?)))
+}
+
+/// As `parse_orders` reads it.
+pub fn format_orders(set: OrderSet) -> String {
+    let sizes: Vec<String> = Order::all().skip(1).filter(|&order| set.contains(order)).map(format_order).collect();
+    if sizes.is_empty() { "none".to_owned() } else { sizes.join(",") }
+}
+
+/// As `parse_order` reads it.
+pub fn format_order(order: Order) -> String {
+    let kib = order.kib();
+    if kib >= 1024 { format!("{}M", kib / 1024) } else { format!("{kib}K") }
+}
+
+/// Mebibytes for people, with a digit where it matters.
+pub fn format_mib(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 10.0 { format!("{mib:.1} MiB") } else { format!("{mib:.0} MiB") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let bytes = |text| parse_bytes(text, Some(1000)).unwrap();
+        assert_eq!(bytes("4096"), 4096);
+        assert_eq!(bytes("64k"), 64 << 10);
+        assert_eq!(bytes("1.5G"), 3 << 29);
+        assert_eq!(bytes("256 MiB"), 256 << 20);
+        assert_eq!(bytes("25%"), 250);
+        for bad in ["", "M", "1x", "1.2.3K", "-5M", "1e9", "5.", ".5M", "K5", "99999999999T", "0x10"] {
+            assert!(parse_bytes(bad, Some(1000)).is_err(), "{bad}");
+        }
+        assert!(parse_bytes("5%", None).is_err());
+    }
+
+    #[test]
+    fn folio_sizes_are_powers_of_two_of_pages() {
+        assert_eq!(format_orders(parse_orders("64K,16K,2M").unwrap()), "16K,64K,2M");
+        assert_eq!(format_orders(parse_orders("none").unwrap()), "none");
+        assert_eq!(parse_orders("4K").unwrap(), OrderSet::EMPTY);
+        for bad in ["2K", "48K", "4M", "64K,", "all"] {
+            assert!(parse_orders(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it, passes
+//! signals on, prints what agents have to say, and reports at the end.
+
+use crate::error::CliError;
+use crate::report::{Peaks, Report};
+use crate::settings::Settings;
+use foliomem_linux::child::{self, Child, Event};
+use foliomem_linux::control::{Configuration, Control};
+use rustix::fd::AsRawFd;
+use rustix::process::Pid;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const AGENT: &str = "libfoliomem_agent.so";
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
+/// A program that has not said hello by then runs without the agent.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+const EXIT_FAILED: u8 = 125;
+const EXIT_HARD_LIMIT: u8 = 137;
+
+/// Where the agent lies: beside this executable.
+pub fn agent_path() -> Result<PathBuf, CliError> {
+    let own = std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))?;
+    let path = own.with_file_name(AGENT);
+    if !path.is_file() {
+        return Err(CliError::NoAgent(path));
+    }
+    if path.as_os_str().as_encoded_bytes().iter().any(|byte| byte.is_ascii_whitespace() || *byte == b':') {
+        return Err(CliError::AgentPath(path));
+    }
+    Ok(path)
+}
+
+/// LD_PRELOAD with the agent before whatever is there already.
+fn preload(agent: &Path) -> OsString {
+    let mut value = agent.as_os_str().to_owned();
+    if let Some(rest) = std::env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
+        value.push(":");
+        value.push(rest);
+    }
+    value
+}
+
+/// Runs `program`, which was called `name`, to its end; returns the exit code.
+pub fn run(
+    settings: &Settings,
+    limit_bytes: u64,
+    program: &Path,
+    name: &OsStr,
+    arguments: &[OsString],
+) -> Result<u8, CliError> {
+    let configuration = Configuration {
+        limit_bytes,
+        sizes: settings.sizes(),
+        codec: settings.codec(),
+        granule: settings.granule(),
+        torture: settings.torture(),
+        hard: settings.hard(),
+    };
+    let (control, segment) = Control::create(&configuration)?;
+    let mut command = Command::new(program);
+    command
+        .arg0(name)
+        .args(arguments)
+        .env("LD_PRELOAD", preload(&agent_path()?))
+        .env("FOLIOMEM_CONTROL", format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
+    let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
+    let mut run = Run { control, child, peaks: Peaks::default(), started: Instant::now(), said_unmanaged: false };
+    let code = run.watch()?;
+    run.look();
+    let report = Report { control, limit_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
+    if !settings.quiet() {
+        eprintln!("{}", report.summary());
+    }
+    match settings.stats() {
+        Some("-") => eprintln!("{:#}", report.json()),
+        Some(path) => std::fs::write(path, format!("{:#}\n", report.json()))
+            .map_err(|error| CliError::Stats(path.to_owned(), error))?,
+        None => {}
+    }
+    Ok(code)
+}
+
+fn start_error(program: &Path, error: std::io::Error) -> CliError {
+    let name = program.display().to_string();
+    match error.kind() {
+        // The file is there: it is its interpreter or loader that is not.
+        std::io::ErrorKind::NotFound if program.exists() => {
+            CliError::NotExecutable(name, "its interpreter or loader is missing".to_owned())
+        }
+        std::io::ErrorKind::NotFound => CliError::NotFound(name),
+        _ => CliError::NotExecutable(name, error.to_string()),
+    }
+}
+
+struct Run {
+    control: &'static Control,
+    child: Child,
+    peaks: Peaks,
+    started: Instant,
+    said_unmanaged: bool,
+}
+
+impl Run {
+    /// Watches the program to its end.
+    fn watch(&mut self) -> Result<u8, CliError> {
+        let failed = |errno| CliError::System("watch the program", std::io::Error::from(errno));
+        loop {
+            match self.child.wait(SAMPLE_INTERVAL).map_err(failed)? {
+                Event::Ended(code) => {
+                    return Ok(self.failure_code().unwrap_or(code));
+                }
+                Event::Stopped => child::stop_self(),
+                Event::Signalled(signal) => self.child.signal(signal),
+                Event::Nothing => {}
+            }
+            self.look();
+            if self.failure_code().is_some() {
+                self.kill_all();
+            }
+        }
+    }
+
+    /// Samples sizes, and prints what agents have to say.
+    fn look(&mut self) {
+        self.peaks.sample(self.control);
+        for notice in self.control.take_notices() {
+            eprint!("{notice}");
+        }
+        if self.control.hellos() == 0 && self.started.elapsed() > HELLO_TIMEOUT && !self.said_unmanaged {
+            self.said_unmanaged = true;
+            eprintln!("foliomem: the program did not load the agent: it runs without a limit");
+        }
+    }
+
+    /// The exit code if an agent has asked for the end of the run.
+    fn failure_code(&self) -> Option<u8> {
+        self.control.failure()?;
+        Some(if self.control.was_limit_exceeded() && self.control.configuration().hard {
+            EXIT_HARD_LIMIT
+        } else {
+            EXIT_FAILED
+        })
+    }
+
+    fn kill_all(&self) {
+        const SIGKILL: i32 = 9;
+        for pid in self.control.pids().into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+            child::signal_process(pid, SIGKILL);
+        }
+        self.child.signal(SIGKILL);
+    }
+}
