@@ -4,7 +4,8 @@
 //! active queue. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
 //! A staged folio that is touched moves straight back (second chance); one that is not is *written
 //! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
-//! others. Touching it then *swaps it in* whole. Every way into the program goes through
+//! others. Touching it then *swaps it in* whole; its slots may be kept until it is changed
+//! ([`crate::swap_cache`]). Every way into the program goes through
 //! `bring_in`, every way out through `stage`, every split through `carve`.
 //!
 //! Any number of threads may call in. Long work (compressing, decompressing) is done without a lock,
@@ -26,9 +27,10 @@ use crate::queue::Queue;
 use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{RunSource, Store};
+use crate::swap_cache::SwapCache;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::units::{FrameRun, Order, OrderSet, PageNumber, Slot};
+use crate::units::{Frame, FrameRun, Order, OrderSet, PageNumber, Slot};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -69,6 +71,7 @@ pub struct Engine<M: Machine> {
     slots: SwapClusters,
     slot_map: SlotMap,
     store: Store,
+    swap_cache: SwapCache,
     /// Ranges the program has discarded; their resident pages are to be looked at again.
     discarded: Mutex<VecDeque<Range<PageNumber>>>,
     resident_pages: AtomicU64,
@@ -100,6 +103,7 @@ impl<M: Machine> Engine<M> {
             slots: SwapClusters::new(config.swap_slots, config.cpus, config.strategy),
             slot_map: SlotMap::new(config.swap_slots),
             store: Store::new(config.swap_slots),
+            swap_cache: SwapCache::default(),
             discarded: Mutex::new(VecDeque::new()),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
@@ -140,7 +144,7 @@ impl<M: Machine> Engine<M> {
 
     /// Pages in the store.
     pub fn swapped_pages(&self) -> u64 {
-        u64::from(self.slots.used_slots())
+        u64::from(self.slots.used_slots()).saturating_sub(self.swap_cache.pages())
     }
 
     /// Publishes the gauges of the store.
@@ -153,6 +157,7 @@ impl<M: Machine> Engine<M> {
         store.mem_used_max.raise_to(stats.used_bytes);
         store.same_pages.set(stats.same_filled_pages);
         store.huge_pages.set(stats.huge_pages);
+        self.counters().vm.nr_swapcached.set(self.swap_cache.pages());
     }
 
     /// How badly a fault may want frames.
@@ -172,8 +177,16 @@ impl<M: Machine> Engine<M> {
         StoreRuns(self)
     }
 
+    /// Frees the compressed copy of the folio whose head frame is `head`, if there is one.
+    fn drop_copy(&self, head: Frame) {
+        if let Some(copy) = self.swap_cache.take(head) {
+            self.free_slots(copy.slot, copy.order.pages());
+        }
+    }
+
     /// Frees frames that held pages of the program.
     fn free_content(&self, run: FrameRun) {
+        self.drop_copy(run.head);
         if self.machine.frames_escape() {
             self.machine.release(run);
             self.machine.uncharge(run.frames());

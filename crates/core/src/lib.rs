@@ -25,5 +25,6 @@ pub mod queue;
 pub mod slot_map;
 pub mod stats;
 pub mod store;
+pub mod swap_cache;
 pub mod sync;
 pub mod units;

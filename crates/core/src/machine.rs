@@ -96,6 +96,9 @@ pub trait Machine: Sync {
     fn release(&self, run: FrameRun);
     /// Fills the pages at home in `run` with zeros.
     fn zero(&self, run: FrameRun);
+    /// Hash of the content at home in `run`, the same whenever that is the same. Two contents have the same
+    /// hash by chance only, once in 2^64.
+    fn hash(&self, run: FrameRun) -> u64;
     /// Copies the pages at home in `from` over those at home in `to`, of the same order.
     fn copy(&self, from: FrameRun, to: FrameRun);
     /// Whether somebody outside the program may still read frames that were its own (a pipe, a

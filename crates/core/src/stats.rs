@@ -232,6 +232,10 @@ counters! {
         pgsteal_kswapd: count,
         /// Pages reclaimed by a fault that had to wait for it.
         pgsteal_direct: count,
+        /// Gauge: pages in the program that have a compressed copy, too.
+        nr_swapcached: gauge,
+        /// Pages that went out without being compressed again: their copy was still good.
+        pswpout_cached: count,
         /// Faults that had to reclaim by themselves.
         allocstall: count,
         /// Pages that could not be moved out (pinned, or of a mapping that forbids it).

@@ -255,6 +255,10 @@ impl Machine for LinuxMachine {
         self.bytes(run).fill(0);
     }
 
+    fn hash(&self, run: FrameRun) -> u64 {
+        checksum(self.bytes(run))
+    }
+
     fn copy(&self, from: FrameRun, to: FrameRun) {
         self.bytes(to).copy_from_slice(self.bytes(from));
     }

@@ -3,8 +3,10 @@
 //! A process starts with one thread, the *keeper*: it samples the process's size and sleeps, the
 //! shorter the nearer the tree is to its limit. Nothing is managed and nothing registered, so a program
 //! that fits runs at its own speed. When the limit comes near, the keeper *engages*: it makes the arena
-//! and the engine, starts a *handler* for each CPU, registers the program's memory and adopts what is
-//! in it. From then on it adopts new mappings as they appear and reclaims in the background.
+//! and the engine, starts a *handler* for each CPU and a *reclaimer* for every other one, registers the
+//! program's memory and adopts what is in it. From then on it adopts new mappings as they appear, and
+//! does little else: a program can touch a new mapping at memory speed before it is adopted, so the keeper
+//! must get a CPU whenever it wakes. Reclaimers compress, from the low watermark to the high one.
 //!
 //! Handlers wait for messages of the program's userfaultfd. Messages are read one at a time under
 //! `hearing`; a change of mappings is applied before the lock is released, so that no fault that the
@@ -59,6 +61,8 @@ pub enum RuntimeError {
 
 /// Handlers at most: beyond that, waking them all for each fault costs more than it brings.
 const MOST_HANDLERS: usize = 16;
+/// One reclaimer for so many CPUs: the program needs some, too.
+const CPUS_PER_RECLAIMER: usize = 2;
 /// Stack of one of the agent's threads; only what is used is resident.
 const STACK_BYTES: usize = 512 << 10;
 /// The keeper engages when less than 1/2^3 of the limit is left, but no later than for 24 MiB: what a
@@ -108,8 +112,8 @@ pub struct Runtime {
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
     pub(crate) files: ForkCell<Option<ProcFiles>>,
-    /// Bumped to wake the keeper.
-    kick: AtomicU32,
+    /// Bumped to wake the reclaimers.
+    reclaim_kick: AtomicU32,
     /// The keeper's hello to whoever started it: 0 not yet, 1 ready, 2 failed.
     ready: AtomicU32,
     /// Where the hooks of a fork run.
@@ -145,7 +149,7 @@ impl Runtime {
             own,
             engaged: OnceLock::new(),
             files: ForkCell::new(None),
-            kick: AtomicU32::new(0),
+            reclaim_kick: AtomicU32::new(0),
             ready: AtomicU32::new(0),
             stacks: Mutex::new(Vec::new()),
             stacks_used: AtomicU32::new(0),
@@ -201,12 +205,6 @@ impl Runtime {
         self.escaping.store(true, Ordering::Relaxed);
     }
 
-    /// Wakes the keeper.
-    fn kick(&self) {
-        self.kick.fetch_add(1, Ordering::Relaxed);
-        let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
-    }
-
     /// Stops the program: it may have memory that nobody can give back to it any more.
     pub(crate) fn fail(&self, error: &RuntimeError) -> ! {
         self.budget.control().fail(format_args!("{error}"));
@@ -234,17 +232,14 @@ impl Runtime {
         }
         self.ready.store(1, Ordering::Release);
         let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
-        let mut worker: Option<Worker> = None;
         let mut unmanaged_pages = 0;
         loop {
-            let kicked = self.kick.load(Ordering::Relaxed);
             let sleep = {
                 let _inside = self.gate.enter();
-                self.tick(&mut worker, &mut unmanaged_pages)
+                self.tick(&mut unmanaged_pages)
             };
             let Some(sleep) = sleep else { continue };
-            let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: sleep.as_nanos() as i64 };
-            let _ = futex::wait(&self.kick, futex::Flags::PRIVATE, kicked, Some(&timeout));
+            doze(sleep);
         }
     }
 
@@ -265,13 +260,13 @@ impl Runtime {
             let descriptors = open_descriptors()?;
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
-            self.start_handlers()?;
+            self.start_workers()?;
         }
         Ok(())
     }
 
     /// One look around; `None` where there is more to do at once.
-    fn tick(&'static self, worker: &mut Option<Worker>, unmanaged_pages: &mut i64) -> Option<Duration> {
+    fn tick(&'static self, unmanaged_pages: &mut i64) -> Option<Duration> {
         self.measure_shared();
         self.budget.sample();
         let Some(engaged) = self.engaged.get() else {
@@ -285,7 +280,6 @@ impl Runtime {
             return Some(self.sleep_for(room - self.engage_pages(), SLEEP_MAX));
         };
         let engine = &engaged.engine;
-        let worker = worker.get_or_insert_with(|| Worker::new(self.settings.codec));
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
@@ -295,12 +289,7 @@ impl Runtime {
         }
         *unmanaged_pages = (*unmanaged_pages).min(unmanaged);
         engine.tend();
-        if self.settings.torture {
-            engine.stage_oldest(BATCH_PAGES * 4);
-            engine.reclaim(worker, BATCH_PAGES);
-            return Some(SLEEP_MIN);
-        }
-        self.balance(engine, worker)
+        Some(self.balance(engine))
     }
 
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
@@ -314,21 +303,18 @@ impl Runtime {
         self.shared_ns.store(now_ns(), Ordering::Relaxed);
     }
 
-    /// Keeps free frames for the handlers, and gives memory back when the tree needs it.
-    fn balance(&self, engine: &Engine<LinuxMachine>, worker: &mut Worker) -> Option<Duration> {
+    /// Gives memory back when the tree needs it, and wakes who frees more.
+    fn balance(&self, engine: &Engine<LinuxMachine>) -> Duration {
         let low = self.low_pages();
         let room = self.budget.room_pages();
         let free = i64::from(engine.free_frames());
         if room < 0 && free > low {
             engine.shrink(low as u32, (-room) as u32);
         }
-        let available = room + free;
-        if available >= low {
-            return Some(self.sleep_for(available - low, SLEEP_ENGAGED_MAX));
+        if room + free < low || self.settings.torture {
+            self.wake_reclaimers();
         }
-        let freed = engine.reclaim(worker, BATCH_PAGES);
-        self.budget.counters().vm.pgsteal_kswapd.add(freed);
-        if freed == 0 { Some(SLEEP_ENGAGED_MAX) } else { None }
+        self.sleep_for(room + free - low, SLEEP_ENGAGED_MAX)
     }
 
     /// How long a program needs at least to touch `pages`.
@@ -356,21 +342,55 @@ impl Runtime {
         if self.engaged.set(engaged).is_err() {
             unreachable!("only the keeper engages");
         }
-        self.start_handlers()?;
+        self.start_workers()?;
         if let Some(engaged) = self.engaged.get() {
             adopt_mappings(self, engaged);
         }
         Ok(())
     }
 
+    // ---- the reclaimers ----
+
+    /// Frees memory from the low watermark up to twice that, so that faults rarely have to.
+    fn reclaim(&'static self) -> ! {
+        let Some(engaged) = self.engaged.get() else { unreachable!("reclaimers start after engaging") };
+        let engine = &engaged.engine;
+        let mut worker = Worker::new(self.settings.codec);
+        loop {
+            let kicked = self.reclaim_kick.load(Ordering::Relaxed);
+            loop {
+                let _inside = self.gate.enter();
+                if self.settings.torture {
+                    engine.stage_oldest(BATCH_PAGES * 4);
+                } else if self.budget.room_pages() + i64::from(engine.free_frames()) >= 2 * self.low_pages() {
+                    break;
+                }
+                let freed = engine.reclaim(&mut worker, BATCH_PAGES);
+                self.budget.counters().vm.pgsteal_kswapd.add(freed);
+                if freed == 0 || self.settings.torture {
+                    break;
+                }
+            }
+            let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, None);
+        }
+    }
+
+    fn wake_reclaimers(&self) {
+        self.reclaim_kick.fetch_add(1, Ordering::Relaxed);
+        let _ = futex::wake(&self.reclaim_kick, futex::Flags::PRIVATE, MOST_HANDLERS as u32);
+    }
+
     // ---- the handlers ----
 
-    fn start_handlers(&'static self) -> Result<(), RuntimeError> {
+    fn start_workers(&'static self) -> Result<(), RuntimeError> {
         self.parked.store(0, Ordering::Relaxed);
         let cpus = handler_cpus();
         for &cpu in &cpus {
             let start = Box::leak(Box::new(HandlerStart { runtime: self, handlers: cpus.len() as u32 }));
             self.spawn(handler_entry, std::ptr::from_mut(start).cast(), Some(cpu), true)?;
+        }
+        for _ in 0..cpus.len().div_ceil(CPUS_PER_RECLAIMER) {
+            self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
         Ok(())
     }
@@ -407,7 +427,7 @@ impl Runtime {
     /// Sleeps without listening, if another handler still listens.
     fn park(&self, handlers: u32) {
         if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < handlers {
-            let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: PARK.as_nanos() as i64 });
+            doze(PARK);
         }
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
@@ -477,7 +497,7 @@ impl Runtime {
             counters.vm.pgmajfault.inc();
         }
         if self.budget.room_pages() + i64::from(engaged.engine.free_frames()) < self.low_pages() {
-            self.kick();
+            self.wake_reclaimers();
         }
     }
 }
@@ -494,6 +514,11 @@ impl Pending {
     pub(crate) fn pop(&mut self) -> Option<PageNumber> {
         self.0.pop()
     }
+}
+
+fn doze(time: Duration) {
+    let time = rustix::time::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+    let _ = rustix::thread::nanosleep(&time);
 }
 
 fn page(address: usize) -> PageNumber {
@@ -532,8 +557,14 @@ extern "C" fn keeper_entry(argument: *mut u8) {
     runtime.keep();
 }
 
+extern "C" fn reclaimer_entry(argument: *mut u8) {
+    // SAFETY: `start_workers` passes the runtime, which lives as long as the process.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    runtime.reclaim();
+}
+
 extern "C" fn handler_entry(argument: *mut u8) {
-    // SAFETY: `start_handlers` passes a leaked start.
+    // SAFETY: `start_workers` passes a leaked start.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
     start.runtime.handle(start.handlers);
 }

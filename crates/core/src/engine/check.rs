@@ -4,7 +4,7 @@ use super::Engine;
 use crate::machine::Machine;
 use crate::page_table::PageState;
 use crate::units::{Frame, ORDERS, Order};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 impl<M: Machine> Engine<M> {
     /// Walks everything and panics at the first thing that does not add up. Only while no other call
@@ -14,6 +14,7 @@ impl<M: Machine> Engine<M> {
         self.slots.check();
         self.store.check();
         let mut frames: HashSet<Frame> = HashSet::new();
+        let mut heads: HashMap<Frame, Order> = HashMap::new();
         let mut slots = HashSet::new();
         let (mut resident, mut staged) = (0u64, 0u64);
         let mut nr_anon = [0u64; ORDERS];
@@ -30,12 +31,14 @@ impl<M: Machine> Engine<M> {
                     PageState::Resident { frame, .. } => {
                         resident += u64::from(order.pages());
                         nr_anon[order.index()] += 1;
+                        heads.insert(frame, order);
                         self.check_frames(frame, order, &mut frames);
                         assert!(entries.is_queued(head), "resident {head:?} is in no queue");
                     }
                     PageState::Home { frame, writeback, .. } => {
                         assert!(!writeback, "{head:?} is busy");
                         staged += u64::from(order.pages());
+                        heads.insert(frame, order);
                         self.check_frames(frame, order, &mut frames);
                         assert!(entries.is_queued(head), "staged {head:?} is in no queue");
                     }
@@ -53,9 +56,16 @@ impl<M: Machine> Engine<M> {
                 .filter(|&index| entries.get(entries.first().offset(index)) != PageState::None);
             assert_eq!(covered as usize, with_content.count(), "a page of no folio in {:?}", entries.first());
         }
+        for (frame, copy) in self.swap_cache.copies() {
+            assert!(heads.get(&frame) == Some(&copy.order), "{copy:?} of {frame:?}, which is {:?}", heads.get(&frame));
+            for index in 0..copy.order.pages() {
+                assert!(slots.insert(copy.slot.offset(index)), "{copy:?} is used twice");
+                self.slot_map.get(copy.slot.offset(index));
+            }
+        }
         assert_eq!(resident, self.resident_pages(), "resident pages");
         assert_eq!(staged, self.staged_pages(), "staged pages");
-        assert_eq!(slots.len() as u64, self.swapped_pages(), "slots in use");
+        assert_eq!(slots.len() as u64, self.swapped_pages() + self.swap_cache.pages(), "slots in use");
         for order in Order::all() {
             assert_eq!(nr_anon[order.index()], self.counters().of(order).nr_anon.get(), "nr_anon of {order:?}");
         }

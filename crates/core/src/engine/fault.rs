@@ -6,6 +6,7 @@ use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
 use crate::stats::FaultKind;
+use crate::swap_cache::SwapCopy;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
@@ -177,6 +178,7 @@ impl<M: Machine> Engine<M> {
     ) -> Served {
         if run.order > Order::ZERO {
             self.counters().of(run.order).split.inc();
+            self.drop_copy(run.head);
         }
         let mut served = Served::Done(kind);
         for index in 0..run.frames() {
@@ -263,9 +265,9 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Decompresses the slots from `slot` on to the homes of `run`. The slots stay ours meanwhile, because
-    /// their pages say *fetching*.
-    fn fetch(&self, worker: &mut M::Worker, slot: Slot, run: FrameRun) -> Result<(), Corrupted> {
-        let mut done = 0;
+    /// their pages say *fetching*. Returns what to keep of them, if they are worth keeping.
+    fn fetch(&self, worker: &mut M::Worker, slot: Slot, run: FrameRun) -> Result<Option<SwapCopy>, Corrupted> {
+        let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
             let pinned = self.store.pin(self.slot_map.get(first));
@@ -278,12 +280,14 @@ impl<M: Machine> Engine<M> {
                 run.order.min(piece.granule)
             };
             let into = run.part(done, part_order);
+            stored_bytes += u64::from(piece.place.len_bytes());
             let read = self.machine.read_piece(worker, piece, skip, into);
             self.store.unpin(&self.runs(), pinned);
             read?;
             done += part_order.pages();
         }
-        Ok(())
+        let wanted = self.swap_cache.wants(run.order, stored_bytes);
+        Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 
     fn finish_swap_in(
@@ -292,18 +296,23 @@ impl<M: Machine> Engine<M> {
         head: PageNumber,
         slot: Slot,
         run: FrameRun,
-        fetched: Result<(), Corrupted>,
+        fetched: Result<Option<SwapCopy>, Corrupted>,
     ) -> Served {
         let order = run.order;
-        if let Err(corrupted) = fetched {
-            return self.give_up_corrupted(entries, head, slot, run, corrupted);
-        }
+        let copy = match fetched {
+            Ok(copy) => copy,
+            Err(corrupted) => return self.give_up_corrupted(entries, head, slot, run, corrupted),
+        };
         self.counters().vm.pswpin.add(u64::from(order.pages()));
         let ours: [bool; BLOCK_PAGES] = std::array::from_fn(|index| {
             (index as u32) < order.pages() && is_fetched(entries, head.offset(index as u32), slot.offset(index as u32))
         });
-        self.free_slots(slot, order.pages());
-        if ours[..order.pages() as usize].iter().all(|&ours| ours) {
+        let whole = ours[..order.pages() as usize].iter().all(|&ours| ours);
+        match copy {
+            Some(copy) if whole => self.swap_cache.keep(run.head, copy),
+            _ => self.free_slots(slot, order.pages()),
+        }
+        if whole {
             entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).swpin.inc();

@@ -170,6 +170,7 @@ impl<M: Machine> Engine<M> {
             PageState::Resident { frame, .. } => {
                 self.resident_pages.fetch_sub(pages, Relaxed);
                 self.counters().of(order).nr_anon.sub(1);
+                self.drop_copy(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
                 self.machine.program_freed(order.pages());
             }
@@ -232,6 +233,9 @@ impl<M: Machine> Engine<M> {
     /// Splits the folio at `head` from order `from` into folios of order `to`.
     pub(super) fn carve_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
         let state = entries.get(head);
+        if let PageState::Resident { frame, .. } | PageState::Home { frame, writeback: false, .. } = state {
+            self.drop_copy(frame);
+        }
         entries.set_queued(head, false);
         for index in (0..from.pages()).step_by(to.pages() as usize) {
             let part = head.offset(index);

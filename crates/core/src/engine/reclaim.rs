@@ -41,7 +41,11 @@ impl<M: Machine> Engine<M> {
     pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
         let mut freed: i64 = 0;
         let mut fruitless = 0;
-        while freed < target_pages as i64 && fruitless < STAGE_ATTEMPTS && self.urgency() == Urgency::Normal {
+        while freed < target_pages as i64 && fruitless < STAGE_ATTEMPTS {
+            if self.urgency() != Urgency::Normal {
+                self.shed_copies();
+                break;
+            }
             if self.staged_pages() < self.staged_target_pages() {
                 self.stage_oldest(2 * target_pages);
             }
@@ -49,6 +53,7 @@ impl<M: Machine> Engine<M> {
             match self.write_back_oldest(worker) {
                 Some(WrittenBack::Freed(pages)) => freed += pages,
                 Some(WrittenBack::Nothing) => {}
+                Some(WrittenBack::NoRoom) if self.shed_copies() > 0 => {}
                 Some(WrittenBack::NoRoom) => break,
                 None if self.stage_oldest(target_pages) == 0 => break,
                 None => {}
@@ -57,6 +62,16 @@ impl<M: Machine> Engine<M> {
         }
         self.publish_store();
         freed.max(0) as u64
+    }
+
+    /// Drops all compressed copies of what is in the program; returns how many pages they were of.
+    fn shed_copies(&self) -> u64 {
+        let mut pages = 0;
+        while let Some(copy) = self.swap_cache.take_any() {
+            self.free_slots(copy.slot, copy.order.pages());
+            pages += u64::from(copy.order.pages());
+        }
+        pages
     }
 
     /// Stages up to `most_pages` pages of the oldest folios; returns how many.
@@ -191,16 +206,36 @@ impl<M: Machine> Engine<M> {
             }
         };
         let run = FrameRun::new(frame, order);
+        if let Some(slot) = self.unchanged_copy(run) {
+            self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
+            return self.finish_write_back(block, folio, run, slot, 0);
+        }
         let Some(slot) = self.slots.alloc(self.machine.cpu(), order) else {
             return self.write_back_in_parts(block, folio, run);
         };
         match self.compress_folio(worker, run, slot) {
-            Some(stored_bytes) => self.finish_write_back(block, folio, run, slot, stored_bytes),
+            Some(stored_bytes) => {
+                if stored_bytes == 0 {
+                    self.counters().vm.swpout_zero.add(u64::from(order.pages()));
+                }
+                self.finish_write_back(block, folio, run, slot, stored_bytes)
+            }
             None => {
                 self.undo_writeback(block, folio, run);
                 WrittenBack::NoRoom
             }
         }
+    }
+
+    /// The slots that still hold the content of `run`, a folio under writeback.
+    fn unchanged_copy(&self, run: FrameRun) -> Option<Slot> {
+        let copy = self.swap_cache.take(run.head)?;
+        let good = copy.order == run.order && self.machine.hash(run) == copy.hash;
+        self.swap_cache.judged(good);
+        if !good {
+            self.free_slots(copy.slot, copy.order.pages());
+        }
+        good.then_some(copy.slot)
     }
 
     /// No contiguous slots: the folio is split and its pages are queued one by one.
@@ -292,9 +327,6 @@ impl<M: Machine> Engine<M> {
         self.staged_pages.fetch_sub(out_pages, Relaxed);
         let vm = &self.counters().vm;
         vm.pswpout.add(out_pages);
-        if stored_bytes == 0 {
-            vm.swpout_zero.add(out_pages);
-        }
         if out_pages == u64::from(run.frames()) {
             self.counters().of(order).swpout.inc();
         }

@@ -136,6 +136,11 @@ impl Machine for Double {
         }
     }
 
+    fn hash(&self, run: FrameRun) -> u64 {
+        let state = self.state.lock().unwrap();
+        checksum(&frames(run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
+    }
+
     fn copy(&self, from: FrameRun, to: FrameRun) {
         let mut state = self.state.lock().unwrap();
         for (from, to) in frames(from).zip(frames(to)) {

@@ -1,0 +1,391 @@
+//! The kernel's own swap, set up for a measurement: zram with lz4, one mTHP size, a memory control group.
+//!
+//! Everything changed is recorded in an [`Undo`] before it is changed. The device is the first zram device that is not
+//! in use, or a new one; the control group is of version 1 or 2, as found. What is *not* touched: the machine's other
+//! swap devices (ours has the highest priority), swappiness, and khugepaged.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::undo::{Undo, quote};
+use crate::{Error, MIB};
+
+/// Where the machine's settings are: `/`, or a directory that looks like it, in tests.
+#[derive(Debug, Clone)]
+pub struct Root(PathBuf);
+
+impl Default for Root {
+    fn default() -> Self {
+        Self(PathBuf::from("/"))
+    }
+}
+
+impl Root {
+    /// Settings below `dir` instead of `/`.
+    #[must_use]
+    pub fn at(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.0.join(below)
+    }
+
+    fn thp(&self) -> PathBuf {
+        self.path("sys/kernel/mm/transparent_hugepage")
+    }
+
+    /// The directory of one mTHP size's controls and counters; none for 4K, which is no mTHP size.
+    #[must_use]
+    pub fn mthp(&self, size_kib: u64) -> Option<PathBuf> {
+        (size_kib > 4).then(|| self.thp().join(format!("hugepages-{size_kib}kB")))
+    }
+}
+
+/// zram's account of itself (`mm_stat`), in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MmStat {
+    /// Uncompressed size of what is stored.
+    pub orig_data_size: u64,
+    /// Compressed size of what is stored.
+    pub compr_data_size: u64,
+    /// Memory taken for it, with the allocator's waste.
+    pub mem_used_total: u64,
+    /// The most memory ever taken.
+    pub mem_used_max: u64,
+}
+
+impl MmStat {
+    /// Reads a device's `mm_stat` file.
+    ///
+    /// # Errors
+    /// There is no such file, or it has too few fields.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = read(path)?;
+        let fields: Vec<u64> = text.split_whitespace().map_while(|f| f.parse().ok()).collect();
+        match fields[..] {
+            [orig_data_size, compr_data_size, mem_used_total, _limit, mem_used_max, ..] => {
+                Ok(Self { orig_data_size, compr_data_size, mem_used_total, mem_used_max })
+            }
+            _ => Err(Error::parse(path.display().to_string(), &text)),
+        }
+    }
+}
+
+/// The machine with zram swap and one folio size; as it was again when dropped, or when this process dies.
+#[derive(Debug)]
+pub struct KernelSwap {
+    undo: Undo,
+    mm_stat: PathBuf,
+    groups: u32,
+    root: Root,
+}
+
+impl KernelSwap {
+    /// Sets up zram swap of `disk_bytes` with lz4 and folios of `size_kib` (4: single pages only).
+    /// `None` where that cannot be: not root, no zram, or the kernel knows no folios of this size.
+    ///
+    /// # Errors
+    /// A step failed though it should work here. Whatever was changed until then is restored.
+    pub fn set_up(root: &Root, size_kib: u64, disk_bytes: u64) -> Result<Option<Self>, Error> {
+        let zram = root.path("sys/class/zram-control").is_dir() || root.path("sys/block/zram0").is_dir();
+        let known = root.mthp(size_kib).is_none_or(|dir| dir.join("enabled").is_file());
+        if !rustix::process::geteuid().is_root() || !zram || !known {
+            return Ok(None);
+        }
+        let mut undo = Undo::new()?;
+        set_folio_size(root, size_kib, &mut undo)?;
+        // No readahead: what one sets for zram, and the kernel's best. Synchronous swap-in of a slot with one owner does
+        // not look at it.
+        set_plain(&root.path("proc/sys/vm/page-cluster"), "0", &mut undo)?;
+        let Some(device) = set_up_zram(root, disk_bytes, &mut undo)? else { return Ok(None) };
+        let mm_stat = root.path(&format!("sys/block/{device}/mm_stat"));
+        Ok(Some(Self { undo, mm_stat, groups: 0, root: root.clone() }))
+    }
+
+    /// Where the device accounts for itself.
+    #[must_use]
+    pub fn mm_stat_path(&self) -> &Path {
+        &self.mm_stat
+    }
+
+    /// A new control group whose memory, swap not counted, is limited to `limit` bytes.
+    /// `None` if no memory controller can be used here.
+    ///
+    /// # Errors
+    /// The group cannot be made or does not take the limit.
+    pub fn group(&mut self, limit: u64) -> Result<Option<Group>, Error> {
+        self.groups += 1;
+        let name = format!("foliomem-bench-{}-{}", std::process::id(), self.groups);
+        let Some((dir, limit_file, peak_file)) = group_files(&self.root, &name) else { return Ok(None) };
+        let d = quote(&dir.to_string_lossy());
+        self.undo.push(&format!(
+            "if [ -d {d} ]; then while read -r p; do kill -9 $p; done < {d}/cgroup.procs; \
+             for i in 1 2 3 4 5 6 7 8 9 10; do rmdir {d} && break; sleep 0.3; done; [ ! -d {d} ]; fi"
+        ))?;
+        std::fs::create_dir(&dir).map_err(Error::at(&dir))?;
+        let path = dir.join(limit_file);
+        std::fs::write(&path, limit.to_string()).map_err(Error::at(&path))?;
+        Ok(Some(Group { dir, peak_file }))
+    }
+
+    /// Restores everything now, and says whether that worked; dropping does the same silently but for a message.
+    ///
+    /// # Errors
+    /// [`Error::NotRestored`].
+    pub fn restore(self) -> Result<(), Error> {
+        self.undo.restore()
+    }
+}
+
+/// A memory control group, removed with its [`KernelSwap`].
+#[derive(Debug)]
+pub struct Group {
+    dir: PathBuf,
+    peak_file: &'static str,
+}
+
+impl Group {
+    /// `command`'s program and arguments as a new command that runs inside the group.
+    /// Environment and working directory are the caller's to set anew.
+    #[must_use]
+    pub fn inside(&self, command: &Command) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", r#"echo $$ > "$0" && exec "$@""#]).arg(self.dir.join("cgroup.procs"));
+        shell.arg(command.get_program()).args(command.get_args());
+        shell
+    }
+
+    /// The most memory, in bytes, the group ever had charged, swap not counted.
+    ///
+    /// # Errors
+    /// The kernel gives no such figure.
+    pub fn peak(&self) -> Result<u64, Error> {
+        read_number(&self.dir.join(self.peak_file))
+    }
+}
+
+/// Directory, limit file and peak file of a memory control group, by the version found.
+fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static str, &'static str)> {
+    let v1 = root.path("sys/fs/cgroup/memory");
+    if v1.join("memory.limit_in_bytes").is_file() || v1.join("memory.usage_in_bytes").is_file() {
+        return Some((v1.join(name), "memory.limit_in_bytes", "memory.max_usage_in_bytes"));
+    }
+    let v2 = root.path("sys/fs/cgroup");
+    let controllers = std::fs::read_to_string(v2.join("cgroup.subtree_control")).ok()?;
+    controllers.split_whitespace().any(|c| c == "memory").then(|| (v2.join(name), "memory.max", "memory.peak"))
+}
+
+/// Enables folios of `size_kib` for all memory, and no other size.
+fn set_folio_size(root: &Root, size_kib: u64, undo: &mut Undo) -> Result<(), Error> {
+    let wanted = root.mthp(size_kib);
+    let thp = root.thp();
+    let Ok(entries) = std::fs::read_dir(&thp) else { return Ok(()) };
+    let mut sizes: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+    // Sizes that only files can have (8K) come without `enabled`.
+    sizes.retain(|dir| dir.to_string_lossy().contains("/hugepages-") && dir.join("enabled").exists());
+    sizes.sort();
+    for dir in sizes {
+        let path = dir.join("enabled");
+        let text = read(&path)?;
+        let before = chosen(&text).ok_or_else(|| Error::parse(path.display().to_string(), &text))?;
+        undo.write(&path, if wanted.as_ref() == Some(&dir) { "always" } else { "never" }, before)?;
+    }
+    Ok(())
+}
+
+/// Makes a free zram device a swap device; its name.
+fn set_up_zram(root: &Root, disk_bytes: u64, undo: &mut Undo) -> Result<Option<String>, Error> {
+    let Some(device) = free_zram(root, undo)? else { return Ok(None) };
+    let sys = root.path(&format!("sys/block/{device}"));
+    let node = format!("/dev/{device}");
+    let algorithm = sys.join("comp_algorithm");
+    let text = read(&algorithm)?;
+    let before = chosen(&text).ok_or_else(|| Error::parse(algorithm.display().to_string(), &text))?;
+    undo.write(&algorithm, "lz4", before)?;
+    let (reset, size) = (sys.join("reset"), sys.join("disksize"));
+    let (r, s) = (quote(&reset.to_string_lossy()), quote(&size.to_string_lossy()));
+    // Whoever watches new block devices may hold it open for a moment: EBUSY.
+    undo.push(&format!(
+        "for i in 1 2 3 4 5 6 7 8 9 10; do printf 1 > {r} && break; sleep 0.3; done; [ \"$(cat {s})\" = 0 ]"
+    ))?;
+    std::fs::write(&size, disk_bytes.to_string()).map_err(Error::at(&size))?;
+    run(Command::new("mkswap").arg(&node))?;
+    undo.push(&format!("if grep -q '^{node}[[:space:]]' /proc/swaps; then swapoff {node}; fi"))?;
+    run(Command::new("swapon").args(["-p", "32767"]).arg(&node))?;
+    Ok(Some(device))
+}
+
+/// The first zram device without a size, or a new one.
+fn free_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
+    let block = root.path("sys/block");
+    let mut devices: Vec<String> = std::fs::read_dir(&block)
+        .map_err(Error::at(&block))?
+        .filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| name.starts_with("zram"))
+        .collect();
+    devices.sort();
+    for name in devices {
+        if read_number(&block.join(&name).join("disksize"))? == 0 {
+            return Ok(Some(name));
+        }
+    }
+    let add = root.path("sys/class/zram-control/hot_add");
+    let Ok(number) = std::fs::read_to_string(&add) else { return Ok(None) };
+    let number: u32 = number.trim().parse().map_err(|_| Error::parse(add.display().to_string(), &number))?;
+    let remove = root.path("sys/class/zram-control/hot_remove");
+    undo.push(&format!("printf {number} > {}", quote(&remove.to_string_lossy())))?;
+    Ok(Some(format!("zram{number}")))
+}
+
+/// Writes a setting that reads as it is written. Nothing to do where it does not exist.
+fn set_plain(path: &Path, value: &str, undo: &mut Undo) -> Result<(), Error> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let before = read(path)?;
+    undo.write(path, value, before.trim())
+}
+
+/// The choice in brackets: `always [never]`; a file of one word is that word.
+fn chosen(text: &str) -> Option<&str> {
+    let bracketed = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word);
+    bracketed.or_else(|| Some(text.trim()).filter(|t| !t.is_empty() && !t.contains(char::is_whitespace)))
+}
+
+/// The whole file as text.
+pub(crate) fn read(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(Error::at(path))
+}
+
+/// The file's only number.
+pub(crate) fn read_number(path: &Path) -> Result<u64, Error> {
+    let text = read(path)?;
+    text.trim().parse().map_err(|_| Error::parse(path.display().to_string(), &text))
+}
+
+/// Runs a command to its end, silently.
+pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
+    let shown = format!("{command:?}");
+    let output = command.output().map_err(Error::doing(&shown))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(Error::Command { command: shown, said: said(&output.status, &output.stderr) })
+}
+
+/// An exit status and the last lines of stderr in one line.
+pub(crate) fn said(status: &std::process::ExitStatus, stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines: Vec<&str> = text.lines().collect();
+    format!("{status}: {}", lines[lines.len().saturating_sub(3)..].join(" / "))
+}
+
+/// A zram device large enough that no measurement here fills it. It takes memory only for what it stores.
+pub const DISK_BYTES: u64 = 6 * 1024 * MIB;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree that looks like the machine's settings.
+    fn fake(name: &str) -> (PathBuf, Root) {
+        let dir = std::env::temp_dir().join(format!("foliomem-kernel-{}-{name}", std::process::id()));
+        for (size, text) in [
+            (64, "always inherit madvise [never]\n"),
+            (2048, "always [inherit] madvise never\n"),
+            (16, "[always] inherit madvise never\n"),
+        ] {
+            let mthp = dir.join(format!("sys/kernel/mm/transparent_hugepage/hugepages-{size}kB"));
+            std::fs::create_dir_all(&mthp).unwrap();
+            std::fs::write(mthp.join("enabled"), text).unwrap();
+        }
+        std::fs::create_dir_all(dir.join("proc/sys/vm")).unwrap();
+        std::fs::write(dir.join("proc/sys/vm/page-cluster"), "3\n").unwrap();
+        std::fs::create_dir_all(dir.join("sys/block/zram0")).unwrap();
+        std::fs::write(dir.join("sys/block/zram0/disksize"), "1048576\n").unwrap();
+        std::fs::create_dir_all(dir.join("sys/kernel/mm/transparent_hugepage/hugepages-8kB/stats")).unwrap();
+        let root = Root::at(&dir);
+        (dir, root)
+    }
+
+    fn enabled(root: &Root, size: u64) -> String {
+        read(&root.mthp(size).unwrap().join("enabled")).unwrap()
+    }
+
+    #[test]
+    fn one_size_is_enabled_and_all_are_restored() {
+        let (dir, root) = fake("sizes");
+        {
+            let mut undo = Undo::new().unwrap();
+            set_folio_size(&root, 64, &mut undo).unwrap();
+            set_plain(&root.path("proc/sys/vm/page-cluster"), "0", &mut undo).unwrap();
+            assert_eq!([64, 2048, 16].map(|s| enabled(&root, s)), ["always", "never", "never"]);
+            assert_eq!(read(&root.path("proc/sys/vm/page-cluster")).unwrap(), "0");
+        }
+        assert_eq!([64, 2048, 16].map(|s| enabled(&root, s)), ["never", "inherit", "always"]);
+        assert_eq!(read(&root.path("proc/sys/vm/page-cluster")).unwrap(), "3");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn pages_only_means_every_size_off() {
+        let (dir, root) = fake("pages");
+        let mut undo = Undo::new().unwrap();
+        set_folio_size(&root, 4, &mut undo).unwrap();
+        assert_eq!([64, 2048, 16].map(|s| enabled(&root, s)), ["never", "never", "never"]);
+        undo.restore().unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_device_in_use_is_left_alone_and_a_new_one_removed() {
+        let (dir, root) = fake("zram");
+        let mut undo = Undo::new().unwrap();
+        assert_eq!(free_zram(&root, &mut undo).unwrap(), None, "no hot_add here");
+        let control = dir.join("sys/class/zram-control");
+        std::fs::create_dir_all(&control).unwrap();
+        std::fs::write(control.join("hot_add"), "1\n").unwrap();
+        assert_eq!(free_zram(&root, &mut undo).unwrap().as_deref(), Some("zram1"));
+        undo.restore().unwrap();
+        assert_eq!(read(&control.join("hot_remove")).unwrap(), "1");
+        std::fs::write(dir.join("sys/block/zram0/disksize"), "0\n").unwrap();
+        let mut undo = Undo::new().unwrap();
+        assert_eq!(free_zram(&root, &mut undo).unwrap().as_deref(), Some("zram0"));
+        drop(undo);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_setting_that_fails_half_way_leaves_nothing_behind() {
+        let (dir, root) = fake("half");
+        // Sorted as names: 16kB and 2048kB are changed before 64kB turns out unreadable.
+        std::fs::write(root.mthp(64).unwrap().join("enabled"), "what is this").unwrap();
+        {
+            let mut undo = Undo::new().unwrap();
+            assert!(matches!(set_folio_size(&root, 64, &mut undo), Err(Error::Parse { .. })));
+            assert_eq!(enabled(&root, 16), "never");
+        }
+        assert_eq!([2048, 16].map(|s| enabled(&root, s)), ["inherit", "always"]);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn chosen_values() {
+        assert_eq!(chosen("lzo-rle [lz4] zstd"), Some("lz4"));
+        assert_eq!(chosen("3\n"), Some("3"));
+        assert_eq!(chosen("a b"), None);
+        assert_eq!(chosen(""), None);
+    }
+
+    #[test]
+    fn mm_stat_fields() {
+        let path = std::env::temp_dir().join(format!("foliomem-mm-stat-{}", std::process::id()));
+        std::fs::write(&path, "  8192  100  4096  0  5000  0  0  0  0\n").unwrap();
+        let stat = MmStat { orig_data_size: 8192, compr_data_size: 100, mem_used_total: 4096, mem_used_max: 5000 };
+        assert_eq!(MmStat::read(&path).unwrap(), stat);
+        std::fs::write(&path, "8192 x\n").unwrap();
+        assert!(MmStat::read(&path).is_err());
+        std::fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,232 @@
+//! The child of [`crate::kernel_peer`]: a mapping that the kernel swaps out and in while a clock runs.
+//!
+//! A process of its own, so that only this memory gets the folio size under test and nothing of it outlives a round.
+//! The one module of this crate with `unsafe`: a raw mapping, filled, advised and read.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::kernel::{MmStat, read, read_number};
+
+/// The first argument that makes a binary this child.
+pub const CHILD_ARG: &str = "__kernel-child";
+
+/// Folios are naturally aligned and at most this large, so a mapping aligned to it can hold any of them.
+const ALIGN: usize = 2 << 20;
+/// The unit of a touch.
+const PAGE: usize = 4096;
+
+/// What one round showed.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Round {
+    /// Bytes that were out after `MADV_PAGEOUT`.
+    pub out_bytes: u64,
+    /// Seconds `MADV_PAGEOUT` took.
+    pub out_seconds: f64,
+    /// Seconds the sequential touch took.
+    pub in_seconds: f64,
+    /// Bytes that went out in whole folios of the size.
+    pub whole_out_bytes: u64,
+    /// Bytes that came in as whole folios of the size.
+    pub whole_in_bytes: u64,
+    /// zram's account while all was out.
+    pub orig_data_size: u64,
+    /// Likewise.
+    pub compr_data_size: u64,
+    /// Likewise.
+    pub mem_used_total: u64,
+}
+
+/// To be called first thing in `main`: if this process was started as the child, does its work and ends it.
+pub fn enter_if_asked() {
+    let mut args = std::env::args().skip(1);
+    if args.next().as_deref() == Some(CHILD_ARG) {
+        let args: Vec<String> = args.collect();
+        std::process::exit(i32::from(kernel_child(&args) != ExitCode::SUCCESS));
+    }
+}
+
+/// The child's whole work: `args` are those of [`arguments`]; prints one [`Round`] per line as JSON.
+#[must_use]
+pub fn kernel_child(args: &[String]) -> ExitCode {
+    match parse(args).and_then(|(size_kib, rounds, [corpus, mthp, mm_stat])| {
+        rounds_of(size_kib, rounds, &corpus, (size_kib > 4).then_some(&mthp), &mm_stat)
+    }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The arguments that make the child measure: [`CHILD_ARG`], folio size in KiB, rounds, the corpus as a file, the
+/// directory of the size's controls (not looked at for 4K) and zram's `mm_stat`.
+#[must_use]
+pub fn arguments(size_kib: u64, rounds: usize, corpus: &Path, mthp: &Path, mm_stat: &Path) -> Vec<std::ffi::OsString> {
+    let (size, rounds) = (size_kib.to_string(), rounds.to_string());
+    vec![CHILD_ARG.into(), size.into(), rounds.into(), corpus.into(), mthp.into(), mm_stat.into()]
+}
+
+fn parse(args: &[String]) -> Result<(u64, usize, [PathBuf; 3]), Error> {
+    let bad = || Error::parse(CHILD_ARG, &args.join(" "));
+    let [size, rounds, corpus, mthp, mm_stat] = args else { return Err(bad()) };
+    let size = size.parse().map_err(|_| bad())?;
+    Ok((size, rounds.parse().map_err(|_| bad())?, [corpus, mthp, mm_stat].map(PathBuf::from)))
+}
+
+fn rounds_of(size_kib: u64, rounds: usize, corpus: &Path, mthp: Option<&PathBuf>, mm_stat: &Path) -> Result<(), Error> {
+    let corpus = std::fs::read(corpus).map_err(Error::at(corpus))?;
+    for round in 0..rounds {
+        let mapping = Mapping::new(corpus.len())?;
+        mapping.fill(&corpus);
+        let before = Counters::read(mthp)?;
+
+        let clock = Instant::now();
+        mapping.page_out()?;
+        let out_seconds = clock.elapsed().as_secs_f64();
+        let between = Counters::read(mthp)?;
+        let stat = MmStat::read(mm_stat)?;
+
+        let clock = Instant::now();
+        let sum = mapping.touch();
+        let in_seconds = clock.elapsed().as_secs_f64();
+        let after = Counters::read(mthp)?;
+
+        if sum != first_bytes(&corpus) || (round + 1 == rounds && !mapping.equals(&corpus)) {
+            return Err(Error::WrongResult("the kernel gave back other data than was swapped out".into()));
+        }
+        let folio = size_kib * 1024;
+        let round = Round {
+            out_bytes: between.swapped.saturating_sub(before.swapped),
+            out_seconds,
+            in_seconds,
+            whole_out_bytes: (between.swpout - before.swpout) * folio,
+            whole_in_bytes: (after.swpin - between.swpin) * folio,
+            orig_data_size: stat.orig_data_size,
+            compr_data_size: stat.compr_data_size,
+            mem_used_total: stat.mem_used_total,
+        };
+        let line = serde_json::to_string(&round).map_err(|e| Error::parse("a round", &e.to_string()))?;
+        let mut stdout = std::io::stdout();
+        writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(Error::doing("the parent's pipe"))?;
+    }
+    Ok(())
+}
+
+/// The kernel's counters that tell how memory went out and in.
+struct Counters {
+    swpout: u64,
+    swpin: u64,
+    /// Bytes of this process that are in swap.
+    swapped: u64,
+}
+
+impl Counters {
+    fn read(mthp: Option<&PathBuf>) -> Result<Self, Error> {
+        let count = |name: &str| mthp.map_or(Ok(0), |dir| read_number(&dir.join("stats").join(name)));
+        let path = Path::new("/proc/self/status");
+        let status = read(path)?;
+        let line = status.lines().find_map(|l| l.strip_prefix("VmSwap:"));
+        let kib: Option<u64> = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse().ok());
+        let swapped = kib.ok_or_else(|| Error::parse("VmSwap of /proc/self/status", line.unwrap_or("")))? * 1024;
+        Ok(Self { swpout: count("swpout")?, swpin: count("swpin")?, swapped })
+    }
+}
+
+/// What [`Mapping::touch`] returns for a mapping filled with `corpus`.
+fn first_bytes(corpus: &[u8]) -> u64 {
+    corpus.iter().step_by(PAGE).map(|b| u64::from(*b)).sum()
+}
+
+/// An anonymous mapping whose data begins at a multiple of [`ALIGN`].
+struct Mapping {
+    base: *mut u8,
+    mapped: usize,
+    data: *mut u8,
+    bytes: usize,
+}
+
+impl Mapping {
+    fn new(bytes: usize) -> Result<Self, Error> {
+        let mapped = bytes + ALIGN;
+        // SAFETY: no address is asked for, so the mapping takes nothing that exists.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let base = base.map_err(|e| Error::doing("mmap")(e.into()))?.cast::<u8>();
+        let data = base.wrapping_add(base.align_offset(ALIGN));
+        Ok(Self { base, mapped, data, bytes })
+    }
+
+    fn fill(&self, corpus: &[u8]) {
+        assert_eq!(corpus.len(), self.bytes);
+        // SAFETY: `data..data + bytes` lies in the mapping (ALIGN bytes were added for the alignment), which is
+        // writable, ours alone, and cannot overlap a slice of another allocation.
+        unsafe { std::ptr::copy_nonoverlapping(corpus.as_ptr(), self.data, self.bytes) }
+    }
+
+    fn page_out(&self) -> Result<(), Error> {
+        // SAFETY: the range lies in our own mapping; paging out changes no contents.
+        let done = unsafe { madvise(self.data.cast(), self.bytes, Advice::LinuxPageOut) };
+        done.map_err(|e| Error::doing("MADV_PAGEOUT")(e.into()))
+    }
+
+    /// Reads one byte of each page, in order; their sum.
+    fn touch(&self) -> u64 {
+        let mut sum = 0;
+        for offset in (0..self.bytes).step_by(PAGE) {
+            // SAFETY: `offset < bytes`, inside the mapping, initialised by `fill`. Volatile: the read is the point.
+            sum += u64::from(unsafe { self.data.add(offset).read_volatile() });
+        }
+        sum
+    }
+
+    fn equals(&self, corpus: &[u8]) -> bool {
+        // SAFETY: the range lies in the mapping, was initialised by `fill`, and nobody writes to it.
+        unsafe { std::slice::from_raw_parts(self.data, self.bytes) == corpus }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped; no reference into it outlives `self`.
+        // Failing would only leave it mapped in a process about to end.
+        let _ = unsafe { munmap(self.base.cast(), self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_aligned_and_holds_what_it_was_filled_with() {
+        let corpus: Vec<u8> = (0..(3 << 20)).map(|i: u32| (i / 4096) as u8).collect();
+        let mapping = Mapping::new(corpus.len()).unwrap();
+        assert_eq!(mapping.data as usize % ALIGN, 0);
+        mapping.fill(&corpus);
+        assert!(mapping.equals(&corpus));
+        assert_eq!(mapping.touch(), first_bytes(&corpus));
+    }
+
+    #[test]
+    fn arguments_come_back() {
+        let [a, b, c] = ["/a", "/b c", "/d"].map(Path::new);
+        let args: Vec<String> =
+            arguments(64, 7, a, b, c).into_iter().skip(1).map(|s| s.into_string().unwrap()).collect();
+        assert_eq!(parse(&args).unwrap(), (64, 7, [a, b, c].map(Path::to_owned)));
+        assert!(parse(&args[1..]).is_err());
+    }
+}

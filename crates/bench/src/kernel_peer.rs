@@ -1,0 +1,140 @@
+//! The kernel's zram swap (lz4) with folios of one size, measured as foliomem's own swap is.
+//!
+//! One round: a fresh anonymous mapping is filled from the corpus, so that it consists of folios of the size; the clock
+//! runs over `MADV_PAGEOUT` of all of it, then over a sequential touch of all of it. The first round warms zram's
+//! allocator up and is not counted. Rates are medians over the rounds, in MB/s (10^6 bytes of uncompressed data).
+//! A round whose memory did not go out in whole folios of the size is not counted either: its figures would be of another size.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Serialize;
+
+use crate::kernel::{DISK_BYTES, KernelSwap, Root, run};
+use crate::kernel_child::{Round, arguments};
+use crate::{Error, median};
+
+/// Rounds that count.
+pub const ROUNDS: usize = 7;
+/// A round counts if this share of the memory went out whole. The rest is what the kernel's own noise (a page in a
+/// per-CPU list when the advice came) splits.
+const WHOLE: f64 = 0.95;
+
+/// The kernel's figures for one folio size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct KernelFigures {
+    /// Swap-out, MB/s.
+    pub out_mb_s: f64,
+    /// Swap-in by sequential touch, MB/s.
+    pub in_mb_s: f64,
+    /// Uncompressed over compressed size.
+    pub ratio: f64,
+    /// Uncompressed size over the memory zram took for it, its allocator's waste included.
+    pub memory_ratio: f64,
+    /// Share of the memory that went out in whole folios of the size (1 for 4K).
+    pub whole_out: f64,
+    /// Share that came in as whole folios of the size (1 for 4K). Linux 6.18 never swaps 2M in whole.
+    pub whole_in: f64,
+}
+
+/// Measures the kernel's swap of `corpus` with folios of `size_kib` (4: single pages).
+/// `None` where it cannot be measured: not root, no zram, or no folios of this size in this kernel.
+///
+/// The running binary is started again as a child; its `main` must begin with [`crate::kernel_child::enter_if_asked`].
+///
+/// # Errors
+/// A step failed, the machine's settings could not be restored, or [`Error::NotWhole`].
+pub fn measure(corpus: &[u8], size_kib: u64) -> Result<Option<KernelFigures>, Error> {
+    let root = Root::default();
+    let Some(swap) = KernelSwap::set_up(&root, size_kib, DISK_BYTES)? else { return Ok(None) };
+    let figures = CorpusFile::new(corpus).and_then(|file| {
+        let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
+        let mthp = root.mthp(size_kib).unwrap_or_default();
+        let args = arguments(size_kib, ROUNDS + 1, &file.0, &mthp, swap.mm_stat_path());
+        let text = run(Command::new(own).args(args))?;
+        let rounds: Result<Vec<Round>, Error> =
+            text.lines().map(|line| serde_json::from_str(line).map_err(|_| Error::parse("the child", line))).collect();
+        summary(size_kib, rounds?.get(1..).unwrap_or_default())
+    });
+    swap.restore()?;
+    figures.map(Some)
+}
+
+/// Medians over the rounds that count.
+fn summary(size_kib: u64, rounds: &[Round]) -> Result<KernelFigures, Error> {
+    let share = |part: u64, r: &Round| if size_kib == 4 { 1.0 } else { ratio(part, r.out_bytes) };
+    let counted: Vec<&Round> = rounds.iter().filter(|r| share(r.whole_out_bytes, r) >= WHOLE).collect();
+    if counted.len() * 2 <= ROUNDS {
+        let best = rounds.iter().map(|r| share(r.whole_out_bytes, r)).fold(0.0, f64::max);
+        return Err(Error::NotWhole { size_kib, percent: (best * 100.0) as u64 });
+    }
+    let over = |figure: &dyn Fn(&Round) -> f64| median(&counted.iter().map(|r| figure(r)).collect::<Vec<_>>());
+    Ok(KernelFigures {
+        out_mb_s: over(&|r| r.out_bytes as f64 / 1e6 / r.out_seconds),
+        in_mb_s: over(&|r| r.out_bytes as f64 / 1e6 / r.in_seconds),
+        ratio: over(&|r| ratio(r.orig_data_size, r.compr_data_size)),
+        memory_ratio: over(&|r| ratio(r.orig_data_size, r.mem_used_total)),
+        whole_out: over(&|r| share(r.whole_out_bytes, r)),
+        whole_in: over(&|r| share(r.whole_in_bytes, r)),
+    })
+}
+
+fn ratio(a: u64, b: u64) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+}
+
+/// The corpus as a file for the child, removed on drop.
+struct CorpusFile(PathBuf);
+
+impl CorpusFile {
+    fn new(corpus: &[u8]) -> Result<Self, Error> {
+        let file = Self(std::env::temp_dir().join(format!("foliomem-corpus-{}", std::process::id())));
+        std::fs::write(&file.0, corpus).map_err(Error::at(&file.0))?;
+        Ok(file)
+    }
+}
+
+impl Drop for CorpusFile {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(path: &Path) {
+    // Left behind in the temporary directory at worst.
+    let _ = std::fs::remove_file(path);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(seconds: f64, whole: u64) -> Round {
+        Round {
+            out_bytes: 100_000_000,
+            out_seconds: seconds,
+            in_seconds: seconds / 2.0,
+            whole_out_bytes: whole,
+            whole_in_bytes: whole,
+            orig_data_size: 100_000_000,
+            compr_data_size: 40_000_000,
+            mem_used_total: 50_000_000,
+        }
+    }
+
+    #[test]
+    fn medians_of_the_rounds_that_went_out_whole() {
+        let mut rounds: Vec<Round> = (1..=7).map(|s| round(f64::from(s), 100_000_000)).collect();
+        rounds[6] = round(1000.0, 10_000_000);
+        let figures = summary(64, &rounds).unwrap();
+        assert_eq!(figures.out_mb_s, f64::midpoint(100.0 / 3.0, 25.0));
+        assert_eq!((figures.ratio, figures.memory_ratio, figures.whole_out), (2.5, 2.0, 1.0));
+    }
+
+    #[test]
+    fn split_folios_are_no_figures_of_their_size_but_pages_have_none() {
+        let rounds = vec![round(1.0, 0); 7];
+        assert!(matches!(summary(64, &rounds), Err(Error::NotWhole { size_kib: 64, percent: 0 })));
+        assert_eq!(summary(4, &rounds).unwrap().in_mb_s, 200.0);
+    }
+}

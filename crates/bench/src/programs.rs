@@ -1,0 +1,570 @@
+//! Real programs, timed without a limit, under the kernel's limit with zram swap, and under foliomem's limit.
+//!
+//! The comparison is at equal *total* memory. A run under the kernel's limit M costs M plus what zram took at its peak
+//! (`mem_used_max`); foliomem's limit, which covers everything, is that sum of the kernel's *faster* setting.
+//!
+//! Every run's result is compared with the first one without a limit: the numpy program's checksum, each value in
+//! redis, the compiler's object file byte by byte.
+//!
+//! - *numpy*: [`ARRAYS`], 1 GiB of arrays and their temporaries.
+//! - *redis*: 100,000 values of 4 KiB from the [`crate::corpus`] are loaded; redis-benchmark gets 200,000 and sets 20,000
+//!   random ones; all are read back. redis-benchmark alone would store the *same* value under each key, which no
+//!   two real data sets do, and which any codec that sees more than one value at a time compresses to nothing.
+//!   `disable-thp no` in every setting, else redis would turn the kernel's mTHP off for itself.
+//! - *compile*: `g++ -O2` of a generated file of templates, [`TEMPLATES`].
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+
+use crate::kernel::{DISK_BYTES, Group, KernelSwap, MmStat, Root, read, run as run_command};
+use crate::redis::Client;
+use crate::tree::Sampler;
+use crate::{Error, MIB, corpus, median};
+
+/// The numpy program.
+pub const ARRAYS: &str = include_str!("programs/arrays.py");
+/// The head of the C++ program; [`INSTANCES`] uses of its templates follow.
+pub const TEMPLATES: &str = include_str!("programs/templates.cpp");
+/// Uses of the templates: some 20 s and half a GiB of compiler.
+const INSTANCES: usize = 10;
+/// Keys in redis, their values' size, and redis-benchmark's requests.
+const KEYS: usize = 100_000;
+const VALUE: usize = 4096;
+const GETS: usize = 200_000;
+const SETS: usize = 20_000;
+/// The kernel's limit for numpy: that of the figures the project's goals were set by.
+const NUMPY_LIMIT: u64 = 300 * MIB;
+/// The kernel's limit for the others, of their peak without a limit: about half of it must be swapped.
+const LIMIT_PERCENT: u64 = 45;
+/// A setting whose first run took longer is not run again: noise of a second no longer matters.
+const LONG: f64 = 45.0;
+/// A run longer than this hangs; it is ended and its result is wrong.
+const HANGS: Duration = Duration::from_secs(900);
+
+/// A program to time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    /// Python with numpy: `FOLIOMEM_PYTHON`, or `python3`.
+    Numpy,
+    /// redis-server under redis-benchmark.
+    Redis,
+    /// g++.
+    Compile,
+}
+
+impl Program {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Numpy, Self::Redis, Self::Compile];
+}
+
+/// What memory a program gets, and from whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Setting {
+    /// All it wants, the machine as found.
+    None,
+    /// A control group with zram swap, single pages only.
+    #[serde(rename = "kernel-4k")]
+    Kernel4k,
+    /// A control group with zram swap, 64K mTHP.
+    #[serde(rename = "kernel-64k")]
+    Kernel64k,
+    /// foliomem, with the total of the kernel's faster setting.
+    Foliomem,
+    /// foliomem with a limit far above need.
+    FoliomemUnpressed,
+}
+
+/// One line of the benchmark.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The program.
+    pub program: Program,
+    /// Its setting.
+    pub setting: Setting,
+    /// The limit: the control group's for the kernel, `--limit` for foliomem.
+    pub limit_mib: Option<f64>,
+    /// Peak of the total: anonymous memory (none), group and zram (kernel), foliomem's own count (foliomem).
+    /// 0 where a run failed before it could be told.
+    pub total_peak_mib: f64,
+    /// Wall clock, median over the runs that ended well. If none did (the kernel may kill a program at its limit), the time
+    /// until they failed: to be compared with nothing.
+    pub seconds: f64,
+    /// Every run's result was that of the first run without a limit.
+    pub result_ok: bool,
+}
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The `foliomem` executable; without it only the kernel's settings are run.
+    pub foliomem: Option<PathBuf>,
+    /// The programs.
+    pub programs: Vec<Program>,
+    /// Whether to run the kernel's settings. Without them foliomem gets the limit the kernel's group would have had.
+    pub kernel: bool,
+    /// Runs per setting; long ones are run once.
+    pub runs: usize,
+}
+
+impl Options {
+    /// All programs and settings, three runs each.
+    #[must_use]
+    pub fn new(foliomem: Option<PathBuf>) -> Self {
+        Self { foliomem, programs: Program::ALL.to_vec(), kernel: true, runs: 3 }
+    }
+}
+
+/// The benchmark's outcome.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// All rows, in the order of [`Program`] and [`Setting`].
+    pub rows: Vec<Row>,
+    /// What could not be run here and why, one line each.
+    pub skipped: Vec<String>,
+}
+
+/// Runs the benchmark; `progress` sees each row when it is made.
+///
+/// # Errors
+/// The machine does not do as asked. A program that is missing is skipped; one that fails is a row that is not ok.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, Error> {
+    let mut report = Report::default();
+    let mut options = options.clone();
+    if let Some(exe) = &mut options.foliomem {
+        // The programs run in directories of their own.
+        *exe = exe.canonicalize().map_err(Error::at(exe))?;
+    }
+    let values = if options.programs.contains(&Program::Redis) { corpus::build(KEYS * VALUE) } else { Vec::new() };
+    for &program in &options.programs {
+        let dir = WorkDir::new()?;
+        match Bench::prepare(program, &dir.0, &values)? {
+            Ok(bench) => bench.settings(&options, progress, &mut report)?,
+            Err(why) => report.skipped.push(why),
+        }
+    }
+    Ok(report)
+}
+
+/// One run of a program.
+struct Outcome {
+    seconds: f64,
+    /// What the program computed; none if it failed.
+    answer: Option<Vec<u8>>,
+    /// Total bytes at the peak.
+    peak: u64,
+}
+
+/// How a program is started.
+#[derive(Clone, Copy)]
+enum Launch<'a> {
+    Plain,
+    Group(&'a Group),
+    Foliomem { exe: &'a Path, limit: u64 },
+}
+
+/// A program ready to run in its own directory.
+struct Bench<'a> {
+    program: Program,
+    dir: &'a Path,
+    command: (OsString, Vec<OsString>),
+    values: &'a [u8],
+    /// What redis-benchmark sets keys to.
+    payload: Vec<u8>,
+}
+
+impl<'a> Bench<'a> {
+    /// Writes the program's input; or says why it cannot be run here.
+    fn prepare(program: Program, dir: &'a Path, values: &'a [u8]) -> Result<Result<Self, String>, Error> {
+        let put = |name: &str, text: &str| {
+            let path = dir.join(name);
+            std::fs::write(&path, text).map_err(Error::at(&path))
+        };
+        let works = |exe: &OsString, args: &[&str]| {
+            Command::new(exe).args(args).output().is_ok_and(|output| output.status.success())
+        };
+        let (exe, args, check): (OsString, &[&str], &[&str]) = match program {
+            Program::Numpy => {
+                put("arrays.py", ARRAYS)?;
+                let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into());
+                (python, &["arrays.py"], &["-c", "import numpy"])
+            }
+            Program::Redis => {
+                let args = &[
+                    "--port",
+                    "0",
+                    "--unixsocket",
+                    "redis.sock",
+                    "--save",
+                    "",
+                    "--appendonly",
+                    "no",
+                    "--daemonize",
+                    "no",
+                    "--disable-thp",
+                    "no",
+                ];
+                ("redis-server".into(), args, &["--version"])
+            }
+            Program::Compile => {
+                put("templates.cpp", &cpp())?;
+                ("g++".into(), &["-O2", "-c", "templates.cpp", "-o", "templates.o"], &["--version"])
+            }
+        };
+        let benchmark = program != Program::Redis || works(&"redis-benchmark".into(), &["--version"]);
+        if !works(&exe, check) || !benchmark {
+            return Ok(Err(format!("{program:?}: `{} {}` does not work here", exe.display(), check.join(" "))));
+        }
+        let command = (exe, args.iter().map(OsString::from).collect());
+        Ok(Ok(Self { program, dir, command, values, payload: payload() }))
+    }
+
+    /// All settings of this program.
+    fn settings(&self, options: &Options, progress: &mut dyn FnMut(&Row), report: &mut Report) -> Result<(), Error> {
+        let first = self.once(Launch::Plain)?;
+        let Some(answer) = first.answer.clone() else {
+            report.skipped.push(format!("{:?}: fails without any limit; see its own message", self.program));
+            return Ok(());
+        };
+        let (need, first_seconds) = (first.peak, first.seconds);
+        let limit = if self.program == Program::Numpy { NUMPY_LIMIT } else { need * LIMIT_PERCENT / 100 };
+        let mut add = |setting, limit: Option<u64>, runs: &[Outcome]| {
+            // A run that died early is not a fast run.
+            let ended: Vec<&Outcome> = runs.iter().filter(|r| r.answer.is_some()).collect();
+            let counted = if ended.is_empty() { runs.iter().collect() } else { ended };
+            let figure = |of: &dyn Fn(&Outcome) -> f64| median(&counted.iter().map(|r| of(r)).collect::<Vec<_>>());
+            let row = Row {
+                program: self.program,
+                setting,
+                limit_mib: limit.map(mib),
+                total_peak_mib: figure(&|r| mib(r.peak)),
+                seconds: figure(&|r| r.seconds),
+                result_ok: runs.iter().all(|r| r.answer.as_ref() == Some(&answer)),
+            };
+            progress(&row);
+            report.rows.push(row.clone());
+            row
+        };
+
+        // In turns, so that a slow minute of the machine falls on both alike: they are compared to a few per cent.
+        let mut plain = vec![first];
+        let mut unpressed = Vec::new();
+        let ample = need * 3 + 1024 * MIB;
+        for i in 0..repeats(options.runs, first_seconds) {
+            if i > 0 {
+                plain.push(self.once(Launch::Plain)?);
+            }
+            if let Some(exe) = &options.foliomem {
+                unpressed.push(self.once(Launch::Foliomem { exe, limit: ample })?);
+            }
+        }
+        add(Setting::None, None, &plain);
+
+        let mut best: Option<Row> = None;
+        let kernel = [(Setting::Kernel4k, 4), (Setting::Kernel64k, 64)];
+        for (setting, size_kib) in kernel.into_iter().filter(|_| options.kernel) {
+            let Some(runs) = self.under_kernel(size_kib, limit, options.runs)? else {
+                let why = "needs root, zram, a memory control group and mTHP";
+                report.skipped.push(format!("{:?} {setting:?}: {why}", self.program));
+                continue;
+            };
+            let row = add(setting, Some(limit), &runs);
+            if row.result_ok && best.as_ref().is_none_or(|b| row.seconds < b.seconds) {
+                best = Some(row);
+            }
+        }
+
+        if let Some(exe) = &options.foliomem {
+            let limit = best.map_or(limit, |row| (row.total_peak_mib * MIB as f64) as u64);
+            let runs = repeat(options.runs, || self.once(Launch::Foliomem { exe, limit }))?;
+            add(Setting::Foliomem, Some(limit), &runs);
+            add(Setting::FoliomemUnpressed, Some(ample), &unpressed);
+        }
+        Ok(())
+    }
+
+    /// Runs under the kernel's limit; every one with a device and a group of its own, whose peaks are then its own.
+    fn under_kernel(&self, size_kib: u64, limit: u64, runs: usize) -> Result<Option<Vec<Outcome>>, Error> {
+        let mut possible = true;
+        let outcomes = repeat(runs, || {
+            let failed = Outcome { seconds: f64::MAX, answer: None, peak: 0 };
+            let Some(mut swap) = KernelSwap::set_up(&Root::default(), size_kib, DISK_BYTES)? else {
+                possible = false;
+                return Ok(failed);
+            };
+            let Some(group) = swap.group(limit)? else {
+                possible = false;
+                return Ok(failed);
+            };
+            let mut outcome = self.once(Launch::Group(&group))?;
+            outcome.peak = group.peak()? + MmStat::read(swap.mm_stat_path())?.mem_used_max;
+            swap.restore()?;
+            Ok(outcome)
+        })?;
+        Ok(possible.then_some(outcomes))
+    }
+
+    /// One run.
+    fn once(&self, launch: Launch) -> Result<Outcome, Error> {
+        let stats = self.dir.join("stats.json");
+        for stale in ["stats.json", "templates.o", "redis.sock"] {
+            // Mostly not there.
+            let _ = std::fs::remove_file(self.dir.join(stale));
+        }
+        let clock = Instant::now();
+        let mut running = Running::start(self.launched(launch, &stats), self.dir)?;
+        let sampler = matches!(launch, Launch::Plain).then(|| Sampler::start(running.child.id()));
+        let (seconds, answer) = match self.program {
+            Program::Redis => self.drive_redis(&mut running)?,
+            Program::Numpy | Program::Compile => {
+                let ok = running.wait(HANGS)?;
+                let seconds = clock.elapsed().as_secs_f64();
+                let file = if self.program == Program::Numpy { "stdout" } else { "templates.o" };
+                (seconds, std::fs::read(self.dir.join(file)).ok().filter(|_| ok))
+            }
+        };
+        if answer.is_none() {
+            let stderr = std::fs::read(self.dir.join("stderr")).unwrap_or_default();
+            let text = String::from_utf8_lossy(&stderr);
+            eprintln!(
+                "foliomem bench: {:?} failed: {}",
+                self.program,
+                text.trim().lines().last().unwrap_or("no message")
+            );
+        }
+        let peak = match launch {
+            Launch::Plain => sampler.map_or(0, Sampler::stop),
+            Launch::Group(_) => 0,
+            Launch::Foliomem { .. } => peak_bytes(&stats).unwrap_or(0),
+        };
+        Ok(Outcome { seconds, answer, peak })
+    }
+
+    /// The command that starts the program under `launch`.
+    fn launched(&self, launch: Launch, stats: &Path) -> Command {
+        let mut plain = Command::new(&self.command.0);
+        plain.args(&self.command.1);
+        match launch {
+            Launch::Plain => plain,
+            Launch::Group(group) => group.inside(&plain),
+            Launch::Foliomem { exe, limit } => {
+                let mut command = Command::new(exe);
+                command.args(["run", "--quiet", "--limit", &format!("{}K", limit / 1024), "--stats"]).arg(stats);
+                command.arg("--").arg(&self.command.0).args(&self.command.1);
+                command
+            }
+        }
+    }
+
+    /// Loads, benchmarks and reads back a running server; then ends it. A server that fails is no error but no answer.
+    fn drive_redis(&self, server: &mut Running) -> Result<(f64, Option<Vec<u8>>), Error> {
+        let socket = self.dir.join("redis.sock");
+        let patience = Instant::now();
+        let mut client = loop {
+            match Client::connect(&socket) {
+                Ok(client) => break client,
+                Err(_) if server.ended()? || patience.elapsed() > Duration::from_secs(30) => return Ok((0.0, None)),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let clock = Instant::now();
+        let value = |i: usize| &self.values[i * VALUE..(i + 1) * VALUE];
+        let driven = client.fill(KEYS, value).and_then(|()| {
+            for (test, requests) in [("get", GETS), ("set", SETS)] {
+                run_command(
+                    Command::new("timeout")
+                        .arg(HANGS.as_secs().to_string())
+                        .arg("redis-benchmark")
+                        .arg("-s")
+                        .arg(&socket)
+                        .args(["-q", "-t", test, "-d", &VALUE.to_string()])
+                        .args(["-r", &KEYS.to_string(), "-n", &requests.to_string()]),
+                )?;
+            }
+            client.count_right(KEYS, |i, got| got == value(i) || got == self.payload)
+        });
+        let seconds = clock.elapsed().as_secs_f64();
+        let answer = match driven {
+            Ok(right) => {
+                client.shut_down()?;
+                server.wait(HANGS)?.then(|| right.to_string().into_bytes()).filter(|_| right == KEYS)
+            }
+            Err(error) => {
+                eprintln!("foliomem bench: {error}");
+                None
+            }
+        };
+        Ok((seconds, answer))
+    }
+}
+
+/// A program that runs; ended when dropped.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    /// Starts `command` in `dir`, with its output in the files `stdout` and `stderr` there.
+    fn start(mut command: Command, dir: &Path) -> Result<Self, Error> {
+        let file = |name: &str| {
+            let path = dir.join(name);
+            File::create(&path).map_err(Error::at(&path))
+        };
+        command.current_dir(dir).stdin(Stdio::null()).stdout(file("stdout")?).stderr(file("stderr")?);
+        let child = command.spawn().map_err(Error::doing(&format!("{command:?}")))?;
+        Ok(Self { child })
+    }
+
+    fn ended(&mut self) -> Result<bool, Error> {
+        Ok(self.child.try_wait().map_err(Error::doing("waiting for a program"))?.is_some())
+    }
+
+    /// Waits for the end; whether it was a good one.
+    fn wait(&mut self, patience: Duration) -> Result<bool, Error> {
+        let clock = Instant::now();
+        while clock.elapsed() < patience {
+            if let Some(status) = self.child.try_wait().map_err(Error::doing("waiting for a program"))? {
+                return Ok(status.success());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // First so that foliomem can pass it on; by force when that does not help.
+        if self.ended().unwrap_or(true) {
+            return;
+        }
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        if !self.wait(Duration::from_secs(10)).is_ok_and(|_| self.ended().unwrap_or(false)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A directory for one program's files, removed on drop.
+struct WorkDir(PathBuf);
+
+impl WorkDir {
+    fn new() -> Result<Self, Error> {
+        let dir = std::env::temp_dir().join(format!("foliomem-programs-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        // Left behind in the temporary directory at worst.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs `once` as often as its length allows.
+fn repeat(runs: usize, mut once: impl FnMut() -> Result<Outcome, Error>) -> Result<Vec<Outcome>, Error> {
+    let mut outcomes = vec![once()?];
+    while outcomes.len() < repeats(runs, outcomes[0].seconds) {
+        outcomes.push(once()?);
+    }
+    Ok(outcomes)
+}
+
+/// How often a setting is run whose first run took `seconds`.
+fn repeats(runs: usize, seconds: f64) -> usize {
+    if seconds > LONG { 1 } else { runs.max(1) }
+}
+
+/// The C++ program.
+fn cpp() -> String {
+    let uses: String = (1..=INSTANCES).map(|i| format!("  out += work<{i}>(s);\n")).collect();
+    format!("{TEMPLATES}\nstd::string all(long s) {{\n  std::string out;\n{uses}  return out;\n}}\n")
+}
+
+/// The value redis-benchmark sets keys to (its `genBenchmarkRandomData`: the same in each run).
+fn payload() -> Vec<u8> {
+    let mut state: u32 = 1234;
+    let next = |_| {
+        state = state.wrapping_mul(1_103_515_245).wrapping_add(12345);
+        b'0' + ((state >> 16) & 63) as u8
+    };
+    (0..VALUE).map(next).collect()
+}
+
+/// foliomem's own count of its tree's peak.
+fn peak_bytes(stats: &Path) -> Option<u64> {
+    let json: serde_json::Value = serde_json::from_str(&read(stats).ok()?).ok()?;
+    json.get("peak_bytes")?.as_u64()
+}
+
+fn mib(bytes: u64) -> f64 {
+    (bytes as f64 / MIB as f64 * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_the_names_the_readers_of_json_expect() {
+        let row = Row {
+            program: Program::Compile,
+            setting: Setting::Kernel64k,
+            limit_mib: None,
+            total_peak_mib: 740.0,
+            seconds: 34.0,
+            result_ok: true,
+        };
+        let json = r#"{"program":"compile","setting":"kernel-64k","limit_mib":null,"total_peak_mib":740.0,"seconds":34.0,"result_ok":true}"#;
+        assert_eq!(serde_json::to_string(&row).unwrap(), json);
+        assert_eq!(serde_json::to_string(&Setting::FoliomemUnpressed).unwrap(), r#""foliomem-unpressed""#);
+    }
+
+    #[test]
+    fn long_settings_run_once() {
+        let mut count = 0;
+        let run = |seconds| Outcome { seconds, answer: None, peak: 0 };
+        assert_eq!(repeat(3, || Ok(run(LONG + 1.0))).unwrap().len(), 1);
+        assert_eq!(
+            repeat(3, || {
+                count += 1;
+                Ok(run(1.0))
+            })
+            .unwrap()
+            .len(),
+            3
+        );
+        assert_eq!(count, 3);
+    }
+
+    #[test]
+    fn a_program_that_outlives_its_run_is_ended() {
+        let dir = WorkDir::new().unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("600");
+        let mut running = Running::start(command, &dir.0).unwrap();
+        assert!(!running.wait(Duration::from_millis(20)).unwrap());
+        let proc = PathBuf::from(format!("/proc/{}", running.child.id()));
+        drop(running);
+        assert!(!proc.exists());
+    }
+
+    #[test]
+    fn the_generated_program_uses_each_instance_once() {
+        let text = cpp();
+        assert_eq!(text.matches("out += work<").count(), INSTANCES);
+        assert!(text.ends_with("}\n"));
+    }
+}
