@@ -1,12 +1,13 @@
 //! Measurements of foliomem and of its peers: real data, the kernel's own zram swap, and real programs.
 //!
+//! - [`swap`] measures foliomem's own swap;
 //! - [`corpus`] builds the data that is swapped;
 //! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as foliomem;
 //! - [`programs`] times real programs without a limit, under the kernel's limit, and under foliomem's;
 //! - [`kernel`] changes the machine for the kernel's turn, [`undo`] changes it back whatever happens.
 //!
 //! A binary that uses [`kernel_peer`] must give way to its child first thing in `main`:
-//! see [`kernel_child::enter_if_asked`].
+//! see [`enter_if_asked`].
 #![deny(unsafe_code)]
 
 pub mod corpus;
@@ -17,10 +18,18 @@ pub mod kernel_child;
 pub mod kernel_peer;
 pub mod programs;
 mod redis;
+pub mod swap;
 mod tree;
 pub mod undo;
 
 pub use error::Error;
+
+/// To be called first thing in `main`: where this process was started by a measurement as its child, does the
+/// child's work and ends the process.
+pub fn enter_if_asked() {
+    kernel_child::enter_if_asked();
+    swap::enter_if_asked();
+}
 
 /// Bytes in a mebibyte, the unit of every limit and peak here.
 pub const MIB: u64 = 1 << 20;

@@ -19,6 +19,57 @@ pub enum Command {
     Run(RunArgs),
     /// Say what this machine allows, and what to do about what is missing.
     Doctor,
+    /// Measure foliomem next to the kernel's zram swap, which needs root; all settings are restored.
+    Bench {
+        #[command(subcommand)]
+        what: BenchCommand,
+    },
+}
+
+/// What to measure.
+#[derive(Debug, clap::Subcommand)]
+pub enum BenchCommand {
+    /// Swap-out and swap-in speed and compression ratio by folio size.
+    Swap(BenchSwapArgs),
+    /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
+    Programs(BenchProgramsArgs),
+}
+
+/// Options of `bench swap`.
+#[derive(Debug, clap::Args)]
+pub struct BenchSwapArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Folio sizes. [default: 4K,16K,64K,256K,2M]
+    #[arg(long, value_name = "LIST")]
+    pub sizes: Option<String>,
+    /// How memory is compressed.
+    #[arg(long, value_name = "CODEC", default_value = "lz4")]
+    pub codec: String,
+    /// The most that is compressed as one piece.
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    pub granule: String,
+    /// Leave the kernel out.
+    #[arg(long)]
+    pub no_kernel: bool,
+}
+
+/// Options of `bench programs`.
+#[derive(Debug, clap::Args)]
+pub struct BenchProgramsArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: numpy, redis, compile.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Runs of each, of which the median counts; long ones run once.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+    /// Leave the kernel out.
+    #[arg(long)]
+    pub no_kernel: bool,
 }
 
 /// Options of `run`. Each but --config and --print-config can also come from a variable (FOLIOMEM_LIMIT,

@@ -66,6 +66,12 @@ pub enum CliError {
     /// A system call of the supervisor.
     #[error("cannot {0}: {1}")]
     System(&'static str, std::io::Error),
+    /// A measurement.
+    #[error(transparent)]
+    Bench(#[from] foliomem_bench::Error),
+    /// There is no such program to measure.
+    #[error("{0:?} is none of the programs that are measured: numpy, redis, compile")]
+    NoSuchBenchmark(String),
     /// The statistics could not be written.
     #[error("cannot write the statistics to {0}: {1}")]
     Stats(String, std::io::Error),

@@ -2,7 +2,7 @@
 //!
 //! `args` is the command line, `settings` what it comes to together with the environment and the
 //! configuration file, `preflight` refuses programs that cannot be run, `supervise` runs one, `report`
-//! says how it went, `doctor` says whether it can work at all.
+//! says how it went, `bench` measures, `doctor` says whether it can work at all.
 //!
 //! Exit codes of `run`: the program's, 128 + n after signal n; 125 when foliomem itself fails, 126 for a
 //! program that cannot be executed, 127 for one that is not found, 2 for a wrong command line, 137 when a
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod doctor;
 mod error;
 mod memory;
@@ -27,10 +28,12 @@ use settings::Settings;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    foliomem_bench::enter_if_asked();
     let args = Args::parse();
     let done = match args.command {
         Command::Run(run) => self::run(&run),
         Command::Doctor => Ok(doctor::doctor()),
+        Command::Bench { what } => bench::bench(&what),
     };
     match done {
         Ok(code) => ExitCode::from(code),

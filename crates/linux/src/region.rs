@@ -66,6 +66,12 @@ impl Region {
         self.advise(offset, len, Advice::LinuxDontNeed)
     }
 
+    /// All of it. (Shared access to a region is unsafe, so nobody else has a part of it now.)
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: mapped memory of this region, exclusive because `self` is.
+        unsafe { self.slice_mut(0, self.len) }
+    }
+
     /// The bytes of a range.
     ///
     /// # Safety

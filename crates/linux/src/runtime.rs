@@ -36,6 +36,7 @@ use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -121,7 +122,12 @@ pub struct Runtime {
     stacks: Mutex<Vec<Region>>,
     stacks_used: AtomicU32,
     keeper_slot: AtomicU32,
+    /// What somebody waits to see moved out.
+    page_out_range: Mutex<Option<Range<usize>>>,
+    page_outs_wanted: AtomicU32,
+    page_outs_done: AtomicU32,
     escaping: AtomicBool,
+    manage_now: AtomicBool,
     parked: AtomicU32,
     /// When `measure_shared` last did.
     shared_ns: AtomicU64,
@@ -154,7 +160,11 @@ impl Runtime {
             stacks: Mutex::new(Vec::new()),
             stacks_used: AtomicU32::new(0),
             keeper_slot: AtomicU32::new(slot.get()),
+            page_out_range: Mutex::new(None),
+            page_outs_wanted: AtomicU32::new(0),
+            page_outs_done: AtomicU32::new(0),
             escaping: AtomicBool::new(false),
+            manage_now: AtomicBool::new(false),
             parked: AtomicU32::new(0),
             shared_ns: AtomicU64::new(0),
         }));
@@ -198,6 +208,33 @@ impl Runtime {
         // SAFETY: the stack lives as long as the process and belongs to this thread alone: in the child
         // of a fork the parent's threads do not exist, and their stacks are used again from the first on.
         unsafe { thread::spawn(&spec, entry, argument) }.map_err(RuntimeError::Thread)
+    }
+
+    /// Starts to manage now, however far the limit is, and returns when everything there is adopted.
+    pub fn manage_now(&self) {
+        self.manage_now.store(true, Ordering::Relaxed);
+        while self.engaged.get().is_none() {
+            doze(SLEEP_MIN);
+        }
+        // The keeper adopts within the gate, right after engaging.
+        self.gate.close();
+        self.gate.open();
+    }
+
+    /// Has what is managed in `range` moved out by one reclaimer (MADV_PAGEOUT), and waits for it. One thread at
+    /// a time may call. (The callers' own descriptors are not those of the agent.)
+    pub fn page_out(&self, range: Range<usize>) {
+        *self.page_out_range.lock() = Some(range);
+        self.page_outs_wanted.fetch_add(1, Ordering::Relaxed);
+        self.wake_reclaimers();
+        let wanted = self.page_outs_wanted.load(Ordering::Relaxed);
+        loop {
+            let done = self.page_outs_done.load(Ordering::Acquire);
+            if done == wanted {
+                return;
+            }
+            let _ = futex::wait(&self.page_outs_done, futex::Flags::PRIVATE, done, None);
+        }
     }
 
     /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
@@ -271,7 +308,7 @@ impl Runtime {
         self.budget.sample();
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
-            if room < self.engage_pages() || self.settings.torture {
+            if room < self.engage_pages() || self.settings.torture || self.manage_now.load(Ordering::Relaxed) {
                 match self.engage() {
                     Ok(()) => return None,
                     Err(error) => self.fail(&error),
@@ -360,6 +397,12 @@ impl Runtime {
             let kicked = self.reclaim_kick.load(Ordering::Relaxed);
             loop {
                 let _inside = self.gate.enter();
+                let wanted = self.page_out_range.lock().take();
+                if let Some(range) = wanted {
+                    engine.page_out(&mut worker, page(range.start)..page(range.end));
+                    self.page_outs_done.fetch_add(1, Ordering::Release);
+                    let _ = futex::wake(&self.page_outs_done, futex::Flags::PRIVATE, 1);
+                }
                 if self.settings.torture {
                     engine.stage_oldest(BATCH_PAGES * 4);
                 } else if self.budget.room_pages() + i64::from(engine.free_frames()) >= 2 * self.low_pages() {

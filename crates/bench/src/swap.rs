@@ -1,0 +1,265 @@
+//! `foliomem bench swap`: how fast folios of one size go out and come in, and how small they get.
+//!
+//! What is measured is the runtime as it works in a program: this process maps memory, fills it with the corpus, lets
+//! a [`Runtime`] manage it, and times
+//! - *out*: one of its threads stages and compresses all of it ([`Runtime::page_out`]), as `MADV_PAGEOUT` does in the kernel;
+//! - *in*: one thread reads a byte of every page in order; every fault goes the whole way through userfaultfd.
+//!
+//! Every round changes every page first, so that nothing is saved by copies that are still good. Each size is
+//! measured in a process of its own, and next to it the codec alone on the same data in pieces of the granule.
+
+use crate::kernel_peer::{self, KernelFigures};
+use crate::{Error, corpus, median};
+use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
+use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
+use foliomem_linux::control::{Configuration, Control};
+use foliomem_linux::own::OwnMemory;
+use foliomem_linux::region::Region;
+use foliomem_linux::runtime::Runtime;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// First argument of the process that measures one size.
+const CHILD_ARG: &str = "--foliomem-swap-child";
+const CORPUS_BYTES: usize = 192 << 20;
+const ROUNDS: usize = 7;
+/// The limit is far away: nothing is reclaimed but by the benchmark.
+const LIMIT_BYTES: u64 = 8 << 30;
+/// The default sizes to measure, in KiB.
+pub const SIZES_KIB: [u32; 5] = [4, 16, 64, 256, 2048];
+
+/// One size, measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Folio size.
+    pub size_kib: u32,
+    /// Codec, as on the command line.
+    pub codec: String,
+    /// The most that is compressed as one piece.
+    pub granule_kib: u32,
+    /// Threads that compress, or touch.
+    pub threads: u32,
+    /// Swap-out, 10^6 bytes of content a second.
+    pub out_mb_s: f64,
+    /// Swap-in.
+    pub in_mb_s: f64,
+    /// Content by compressed bytes.
+    pub ratio: f64,
+    /// Content by memory of the store, waste and metadata included.
+    pub memory_ratio: f64,
+    /// The codec alone.
+    pub raw_out_mb_s: f64,
+    /// The codec alone.
+    pub raw_in_mb_s: f64,
+    /// The kernel's zram swap with folios of this size; none where it cannot be measured.
+    pub kernel_out_mb_s: Option<f64>,
+    /// Likewise.
+    pub kernel_in_mb_s: Option<f64>,
+    /// Likewise.
+    pub kernel_ratio: Option<f64>,
+    /// Likewise.
+    pub kernel_memory_ratio: Option<f64>,
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Folio sizes.
+    pub sizes: Vec<Order>,
+    /// The codec.
+    pub codec: Codec,
+    /// The granule for folios that are larger.
+    pub granule: Order,
+    /// Whether to measure the kernel, too.
+    pub kernel: bool,
+}
+
+/// Measures; `progress` sees each row when it is made, and what could not be measured is told in `skipped`.
+///
+/// # Errors
+/// A step failed, or the machine's settings could not be restored.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<(Vec<Row>, Vec<String>), Error> {
+    let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
+    let data = if options.kernel { corpus::build(CORPUS_BYTES) } else { Vec::new() };
+    let (mut rows, mut skipped) = (Vec::new(), Vec::new());
+    for &size in &options.sizes {
+        let granule = options.granule.min(size);
+        let arguments = [size.get().to_string(), granule.get().to_string(), options.codec.to_string()];
+        let output = Command::new(&own).arg(CHILD_ARG).args(arguments).output();
+        let output = output.map_err(Error::doing("start the measuring process"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Error::Command { command: format!("the measurement of {}K", size.kib()), said });
+        }
+        let mut row: Row = serde_json::from_str(&text).map_err(|_| Error::parse("the measuring process", &text))?;
+        if options.kernel {
+            match kernel_peer::measure(&data, u64::from(size.kib())) {
+                Ok(Some(figures)) => row.add_kernel(&figures),
+                Ok(None) => skipped.push(format!("the kernel cannot be measured with folios of {}K", size.kib())),
+                Err(error @ Error::NotRestored(_)) => return Err(error),
+                Err(error) => skipped.push(error.to_string()),
+            }
+        }
+        progress(&row);
+        rows.push(row);
+    }
+    Ok((rows, skipped))
+}
+
+impl Row {
+    fn add_kernel(&mut self, figures: &KernelFigures) {
+        self.kernel_out_mb_s = Some(figures.out_mb_s);
+        self.kernel_in_mb_s = Some(figures.in_mb_s);
+        self.kernel_ratio = Some(figures.ratio);
+        self.kernel_memory_ratio = Some(figures.memory_ratio);
+    }
+}
+
+/// To be called first thing in `main`: if this process was started to measure one size, does so and ends.
+pub fn enter_if_asked() {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(CHILD_ARG) {
+        return;
+    }
+    let mut order = || arguments.next().and_then(|text| Order::new(text.parse().ok()?));
+    let (size, granule) = (order(), order());
+    let codec = arguments.next().and_then(|text| text.parse::<Codec>().ok());
+    let measured = match (size, granule, codec) {
+        (Some(size), Some(granule), Some(codec)) => measure(size, granule, codec),
+        _ => Err(Error::parse("the arguments of the measuring process", "")),
+    };
+    match measured.map(|row| serde_json::to_string(&row)) {
+        Ok(Ok(text)) => {
+            println!("{text}");
+            std::process::exit(0);
+        }
+        Ok(Err(error)) => eprintln!("{error}"),
+        Err(error) => eprintln!("{error}"),
+    }
+    std::process::exit(1);
+}
+
+static MEASURED: OnceLock<Range<usize>> = OnceLock::new();
+
+/// All memory below what is measured is not the runtime's to manage.
+fn below_measured() -> Range<usize> {
+    0..MEASURED.get().map_or(usize::MAX, |range| range.start)
+}
+
+fn measure(size: Order, granule: Order, codec: Codec) -> Result<Row, Error> {
+    let data = corpus::build(CORPUS_BYTES);
+    let (raw_out_mb_s, raw_in_mb_s) = raw_speeds(&data, granule, codec);
+    let mut memory = Region::reserve(CORPUS_BYTES).map_err(|e| Error::doing("map memory")(e.into()))?;
+    let range = memory.start()..memory.start() + memory.len();
+    let _ = MEASURED.set(range.clone());
+    let sizes = if size == Order::ZERO { OrderSet::EMPTY } else { OrderSet::EMPTY.with(size) };
+    let configuration = Configuration { limit_bytes: LIMIT_BYTES, sizes, codec, granule, torture: false, hard: false };
+    let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
+    let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;
+    let slot = control.claim_slot(rustix::process::getpid()).map_err(|e| failed("control segment", e.to_string()))?;
+    let own = OwnMemory::new(below_measured);
+    own.add(range.end..usize::MAX);
+    let runtime = Runtime::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
+    runtime.manage_now();
+    let content = memory.as_mut_slice();
+    content.copy_from_slice(&data);
+    let (mut out_mb_s, mut in_mb_s) = (Vec::new(), Vec::new());
+    let (mut ratio, mut memory_ratio) = (0.0, 0.0);
+    // The first round warms up.
+    for round in 0..=ROUNDS {
+        change_every_page(content, round as u8);
+        let started = Instant::now();
+        runtime.page_out(range.clone());
+        let out_time = started.elapsed();
+        let store = &control.process(slot).counters.store;
+        let original = store.orig_data_size.get();
+        if original < (CORPUS_BYTES as u64) * 95 / 100 {
+            return Err(failed("swap-out", format!("only {} MiB are out", original >> 20)));
+        }
+        ratio = original as f64 / store.compr_data_size.get() as f64;
+        memory_ratio = original as f64 / store.mem_used_total.get() as f64;
+        let started = Instant::now();
+        let sum = content.iter().step_by(PAGE_BYTES).fold(0u64, |sum, &byte| sum + u64::from(byte));
+        let in_time = started.elapsed();
+        std::hint::black_box(sum);
+        if round > 0 {
+            out_mb_s.push(mb_s(CORPUS_BYTES, out_time));
+            in_mb_s.push(mb_s(CORPUS_BYTES, in_time));
+        }
+    }
+    change_every_page(content, 0);
+    let expected = {
+        let mut data = data;
+        change_every_page(&mut data, 0);
+        data
+    };
+    if content != expected {
+        return Err(failed("swap-in", "the content is not what it was".to_owned()));
+    }
+    Ok(Row {
+        size_kib: size.kib(),
+        codec: codec.to_string(),
+        granule_kib: granule.kib(),
+        threads: 1,
+        out_mb_s: median(&out_mb_s),
+        in_mb_s: median(&in_mb_s),
+        ratio,
+        memory_ratio,
+        raw_out_mb_s,
+        raw_in_mb_s,
+        kernel_out_mb_s: None,
+        kernel_in_mb_s: None,
+        kernel_ratio: None,
+        kernel_memory_ratio: None,
+    })
+}
+
+/// Changes a byte of every page, so that no copy of it is good any more.
+fn change_every_page(content: &mut [u8], value: u8) {
+    content.iter_mut().skip(PAGE_BYTES / 2).step_by(PAGE_BYTES).for_each(|byte| *byte = value);
+}
+
+fn mb_s(bytes: usize, time: Duration) -> f64 {
+    bytes as f64 / 1e6 / time.as_secs_f64()
+}
+
+/// The codec alone: medians of compressing and decompressing all of `data` in pieces.
+fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
+    const { assert!(MAX_ORDER.bytes() <= PIECE_MAX_BYTES) };
+    /// A quarter of the corpus says as much.
+    const SHARE: usize = 4;
+    let data = &data[..data.len() / SHARE];
+    let (mut compressor, mut decompressor) = (Compressor::new(codec), Decompressor::new(codec));
+    let mut room = vec![0u8; granule.bytes()];
+    let mut target = vec![0u8; granule.bytes()];
+    let (mut out, mut back) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (mut out_time, mut in_time) = (Duration::ZERO, Duration::ZERO);
+        let pieces: Vec<(&[u8], Option<Vec<u8>>)> = data
+            .chunks_exact(granule.bytes())
+            .map(|piece| {
+                let started = Instant::now();
+                let len = compressor.compress(piece, &mut room);
+                out_time += started.elapsed();
+                (piece, len.map(|len| room[..len].to_vec()))
+            })
+            .collect();
+        for (piece, stored) in &pieces {
+            let started = Instant::now();
+            match stored {
+                Some(bytes) => {
+                    let _ = decompressor.decompress(bytes, &mut target);
+                }
+                None => target.copy_from_slice(piece),
+            }
+            in_time += started.elapsed();
+        }
+        out.push(mb_s(data.len(), out_time));
+        back.push(mb_s(data.len(), in_time));
+    }
+    (median(&out), median(&back))
+}

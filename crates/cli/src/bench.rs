@@ -1,0 +1,127 @@
+//! `foliomem bench`: runs the measurements and prints them as a table or as JSON.
+
+use crate::args::{BenchCommand, BenchProgramsArgs, BenchSwapArgs};
+use crate::error::{BadValue, CliError};
+use crate::size::{parse_order, parse_orders};
+use foliomem_bench::{programs, swap};
+use foliomem_core::units::Order;
+
+/// Runs what is asked for; returns the exit code.
+pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
+    match what {
+        BenchCommand::Swap(args) => bench_swap(args),
+        BenchCommand::Programs(args) => bench_programs(args),
+    }
+}
+
+fn setting<T>(name: &'static str, value: Result<T, impl Into<BadValue>>) -> Result<T, CliError> {
+    value.map_err(|source| CliError::Setting { name, origin: "command line".to_owned(), source: source.into() })
+}
+
+fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CliError> {
+    let sizes = match &args.sizes {
+        // 4K is always part of a set of folio sizes, but is measured only if it is named.
+        Some(list) => {
+            let set = setting("sizes", parse_orders(list))?;
+            let has_single_pages = list.split(',').any(|size| parse_order(size) == Ok(Order::ZERO));
+            Order::all()
+                .filter(|&order| if order == Order::ZERO { has_single_pages } else { set.contains(order) })
+                .collect()
+        }
+        None => swap::SIZES_KIB.iter().filter_map(|&kib| Order::from_bytes(u64::from(kib) << 10)).collect(),
+    };
+    let options = swap::Options {
+        sizes,
+        codec: setting("codec", args.codec.parse())?,
+        granule: setting("granule", parse_order(&args.granule))?,
+        kernel: !args.no_kernel,
+    };
+    if !args.json {
+        println!(
+            "{:>6} {:>8} {:>9} {:>8} {:>8} {:>6} {:>7} {:>8} {:>8} {:>11} {:>10} {:>13}",
+            "size",
+            "codec",
+            "granule",
+            "out",
+            "in",
+            "ratio",
+            "memory",
+            "raw out",
+            "raw in",
+            "kernel out",
+            "kernel in",
+            "kernel memory"
+        );
+    }
+    let (rows, skipped) = swap::run(&options, &mut |row| {
+        if !args.json {
+            println!("{}", swap_line(row));
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+    }
+    skipped.iter().for_each(|why| eprintln!("foliomem: {why}"));
+    Ok(0)
+}
+
+fn swap_line(row: &swap::Row) -> String {
+    let known = |figure: Option<f64>, digits: usize| figure.map_or_else(|| "-".to_owned(), |f| format!("{f:.digits$}"));
+    format!(
+        "{:>5}K {:>8} {:>8}K {:>8.0} {:>8.0} {:>6.2} {:>7.2} {:>8.0} {:>8.0} {:>11} {:>10} {:>13}",
+        row.size_kib,
+        row.codec,
+        row.granule_kib,
+        row.out_mb_s,
+        row.in_mb_s,
+        row.ratio,
+        row.memory_ratio,
+        row.raw_out_mb_s,
+        row.raw_in_mb_s,
+        known(row.kernel_out_mb_s, 0),
+        known(row.kernel_in_mb_s, 0),
+        known(row.kernel_memory_ratio, 2),
+    )
+}
+
+fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {
+    let own = std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))?;
+    let mut options = programs::Options::new(Some(own));
+    options.kernel = !args.no_kernel;
+    options.runs = args.runs.max(1);
+    if !args.only.is_empty() {
+        let find = |name: &String| {
+            programs::Program::ALL
+                .into_iter()
+                .find(|program| serde_json::json!(program) == serde_json::json!(name))
+                .ok_or_else(|| CliError::NoSuchBenchmark(name.clone()))
+        };
+        options.programs = args.only.iter().map(find).collect::<Result<_, _>>()?;
+    }
+    if !args.json {
+        println!("{:<9} {:<18} {:>10} {:>11} {:>9} result", "program", "setting", "limit MiB", "total MiB", "seconds");
+    }
+    let report = programs::run(&options, &mut |row| {
+        if !args.json {
+            println!("{}", programs_line(row));
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(report.rows));
+    }
+    report.skipped.iter().for_each(|why| eprintln!("foliomem: {why}"));
+    Ok(0)
+}
+
+fn programs_line(row: &programs::Row) -> String {
+    let name = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    format!(
+        "{:<9} {:<18} {:>10} {:>11.0} {:>9.2} {}",
+        name(serde_json::json!(row.program)),
+        name(serde_json::json!(row.setting)),
+        row.limit_mib.map_or_else(|| "-".to_owned(), |mib| format!("{mib:.0}")),
+        row.total_peak_mib,
+        row.seconds,
+        if row.result_ok { "right" } else { "WRONG" },
+    )
+}

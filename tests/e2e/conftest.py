@@ -1,0 +1,226 @@
+"""Helpers and fixtures of the end-to-end tests: how foliomem is run, timed out and measured.
+
+FOLIOMEM_BIN names the binary under test (default <repo>/target/release/foliomem).
+FOLIOMEM_BIN=plain runs every program bare, to check the tests themselves; what only foliomem can pass is skipped.
+FOLIOMEM_LONG=1 adds the one-minute stress runs.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parents[1]
+PROGRAMS = HERE / "programs"
+STRESS_SOURCE = HERE.parent / "stress" / "stress.c"
+MIB = 1 << 20
+BIN = os.environ.get("FOLIOMEM_BIN") or str(REPO / "target/release/foliomem")
+PLAIN = BIN == "plain"
+LONG = os.environ.get("FOLIOMEM_LONG") == "1"
+PYTHON = sys.executable
+
+foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
+
+
+def pytest_configure(config):
+    if not PLAIN and not os.access(BIN, os.X_OK):
+        pytest.exit(f"no foliomem at {BIN}: build it with `cargo build --release` or set FOLIOMEM_BIN", 3)
+
+
+# ---- running a program -----------------------------------------------------------------------------------------
+
+@dataclass
+class Result:
+    """What one finished program left behind."""
+    code: int  # as a shell shows it: 128+n for signal n
+    out: bytes
+    err: str
+    stats: dict = field(default_factory=dict)
+    max_rss: int = 0  # bytes, of the largest process in the tree
+
+    def ok(self):
+        """This result, after a check that the program ended well."""
+        assert self.code == 0, f"exit {self.code}\nstdout: {self.out[-1500:]!r}\nstderr: {self.err[-3000:]}"
+        return self
+
+
+def clean_env(extra=None):
+    """The environment without any FOLIOMEM_* of the caller, plus `extra`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FOLIOMEM_")}
+    env.pop("LD_PRELOAD", None)
+    env.update({k: str(v) for k, v in (extra or {}).items()})
+    return env
+
+
+def kill_group(pid):
+    """Ends a process group that this test started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+class Running:
+    """A program in a process group of its own, its output going to files so that no pipe can block it."""
+
+    def __init__(self, argv, env=None, cwd=None, stdin=None, stats=None):
+        self.argv, self.stats_path = [str(a) for a in argv], stats
+        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        source = stdin if stdin is not None else subprocess.DEVNULL
+        if isinstance(source, bytes):
+            source = tempfile.TemporaryFile()
+            source.write(stdin)
+            source.seek(0)
+        self.proc = subprocess.Popen(self.argv, stdin=source, stdout=self.out, stderr=self.err, cwd=cwd, env=env,
+                                     start_new_session=True)
+        self.pid = self.proc.pid
+        self.max_rss = 0
+
+    def _wait(self, timeout):
+        """Waits with wait4, for the resource use; the group dies at the timeout."""
+        timed_out = threading.Event()
+
+        def expire():
+            timed_out.set()
+            kill_group(self.pid)
+
+        timer = threading.Timer(timeout, expire)
+        timer.start()
+        try:
+            _, status, usage = os.wait4(self.pid, 0)
+        finally:
+            timer.cancel()
+        self.max_rss = usage.ru_maxrss * 1024
+        self.proc.returncode = os.waitstatus_to_exitcode(status)
+        return timed_out.is_set()
+
+    def finish(self, timeout=60):
+        """The Result, once the program has ended; fails the test at the timeout."""
+        timed_out = self._wait(timeout)
+        kill_group(self.pid)
+        code = self.proc.returncode
+        code = 128 - code if code < 0 else code
+        result = Result(code, self.text(self.out), self.text(self.err).decode(errors="replace"), max_rss=self.max_rss)
+        if timed_out:
+            pytest.fail(f"no end after {timeout} s: {' '.join(self.argv)}\nstdout: {result.out[-800:]!r}\n"
+                        f"stderr: {result.err[-2000:]}")
+        if self.stats_path and Path(self.stats_path).exists():
+            result.stats = json.loads(Path(self.stats_path).read_text())
+        return result
+
+    @staticmethod
+    def text(file):
+        """What the program has written so far."""
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+    def wait_output(self, wanted, timeout=20):
+        """Waits until `wanted` is on the program's stdout, and gives all of stdout."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if wanted in (text := self.text(self.out)):
+                return text
+            time.sleep(0.02)
+        self.kill()
+        pytest.fail(f"{wanted!r} did not come; stderr: {self.text(self.err)[-2000:]!r}")
+
+    def kill(self):
+        """Ends the whole group, for clean-up."""
+        kill_group(self.pid)
+
+
+def plain(argv, env=None, cwd=None, stdin=None, timeout=60):
+    """Runs a program without foliomem: the reference result."""
+    return Running(argv, clean_env(env), cwd, stdin).finish(timeout)
+
+
+def start(argv, limit="64M", options=(), torture=False, env=None, cwd=None, stdin=None):
+    """Starts a program under foliomem (bare with FOLIOMEM_BIN=plain)."""
+    env = dict(env or {})
+    if PLAIN:
+        return Running(argv, clean_env(env), cwd, stdin)
+    if torture:
+        env["FOLIOMEM_TORTURE"] = 1
+    handle, stats = tempfile.mkstemp(prefix="foliomem-stats-", suffix=".json")
+    os.close(handle)
+    os.unlink(stats)
+    head = [BIN, "run", "--limit", limit, "--stats", stats, *options, "--"]
+    return Running(head + list(argv), clean_env(env), cwd, stdin, stats)
+
+
+def foliomem(argv, limit="64M", timeout=60, **how):
+    """Runs a program under foliomem to its end; see `start`."""
+    result = start(argv, limit, **how).finish(timeout)
+    return result
+
+
+def cli(*args, env=None, cwd=None, timeout=20):
+    """Runs foliomem with exactly these arguments."""
+    return Running([BIN, *args], clean_env(env), cwd).finish(timeout)
+
+
+# ---- what every run must show ----------------------------------------------------------------------------------
+
+def assert_swapped(result):
+    """The run was under real pressure, and stayed inside its limit."""
+    if PLAIN:
+        return
+    stats = result.stats
+    assert stats, f"no stats file; stderr: {result.err[-2000:]}"
+    assert stats["vmstat"]["pswpout"] > 0 and stats["vmstat"]["pswpin"] > 0, stats["vmstat"]
+    allowed = stats["limit_bytes"] * 1.05 + 16 * MIB * max(1, stats["processes"])
+    assert stats["peak_bytes"] <= allowed, {k: stats[k] for k in ("limit_bytes", "peak_bytes", "need_peak_bytes", "processes")}
+    assert sum(line.startswith("foliomem: ") for line in result.err.splitlines()) >= 1, "no summary on stderr"
+
+
+def same_as_plain(argv, limit, torture, timeout=60, **how):
+    """Runs bare and under foliomem, compares stdout, and checks that memory really went out."""
+    wanted = plain(argv, how.get("env"), how.get("cwd"), timeout=timeout).ok()
+    got = foliomem(argv, limit, timeout=timeout, torture=torture, **how).ok()
+    assert got.out == wanted.out
+    assert wanted.out, "the program printed nothing to compare"
+    assert_swapped(got)
+    return got
+
+
+# ---- fixtures --------------------------------------------------------------------------------------------------
+
+@pytest.fixture(params=[False, True], ids=["normal", "torture"])
+def torture(request):
+    """Each heavy test runs twice; with FOLIOMEM_TORTURE=1 it takes a smaller size."""
+    return request.param
+
+
+def build(target, argv, timeout=120):
+    """Compiles something once per session."""
+    plain(argv, timeout=timeout).ok()
+    return target
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """compile(name, *flags): a program of programs/NAME.c as a binary."""
+    folder, cache = tmp_path_factory.mktemp("bin"), {}
+
+    def compile_c(source, *flags):
+        source = Path(source) if Path(source).is_absolute() else PROGRAMS / source
+        key = (source, flags)
+        if key not in cache:
+            target = folder / f"{source.stem}-{len(cache)}"
+            cache[key] = build(target, ["gcc", "-O2", "-Wall", "-pthread", "-o", target, source, *flags])
+        return cache[key]
+
+    return compile_c
+
+
+@pytest.fixture(scope="session")
+def stress(built):
+    """The compiled stress program."""
+    return built(STRESS_SOURCE)

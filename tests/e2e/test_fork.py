@@ -1,0 +1,32 @@
+"""Programs that fork, vfork and spawn: both sides of every fork change and check large arrays."""
+import pytest
+from conftest import PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_plain
+
+
+@pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
+def test_python_forks(mode, torture):
+    size, limit = ("24", "24M") if torture else ("96", "64M")
+    same_as_plain([PYTHON, PROGRAMS / "forks.py", mode, size], limit, torture)
+
+
+def test_c_vfork_spawn_exec(built, torture):
+    size, limit = ("48", "24M") if torture else ("160", "48M")
+    same_as_plain([built("vfork.c"), size], limit, torture)
+
+
+def test_shell_pipeline(torture):
+    """Many short processes, most of them not worth managing."""
+    script = "for i in $(seq 40); do echo $i | tr 1 2 | sort | sed s/2/two/; done | sha256sum"
+    assert foliomem(["sh", "-c", script], torture=torture).ok().out.endswith(b"  -\n")
+
+
+def test_child_outlives_parent(tmp_path):
+    """The memory of an orphan stays managed until it ends."""
+    orphan = ("import os, sys, time\nif os.fork(): os._exit(3)\ntime.sleep(0.5)\n"
+              "b = bytearray(b'abcdefgh' * (1 << 24))\nassert b == b'abcdefgh' * (1 << 24)\n"
+              f"open({str(tmp_path / 'done')!r}, 'w').write(str(sum(b[::4096])))")
+    running_code = foliomem(["sh", "-c", f'{PYTHON} -c "$0"; code=$?; while ! test -s {tmp_path}/done; do sleep 0.1; done; exit $code',
+                             orphan], limit="64M")
+    assert running_code.code == 3, running_code.err
+    assert (tmp_path / "done").read_text() == str(ord("a") * (1 << 27) // 4096)
+    assert_swapped(running_code)

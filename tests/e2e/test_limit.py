@@ -1,0 +1,112 @@
+"""The limit, seen from outside: memory of the tree sampled while it runs, and data that cannot be compressed."""
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, start
+
+pytestmark = foliomem_only
+KINDS = ("Pss_Anon:", "Pss_Shmem:")  # shared memory counts too: it could hold what anonymous memory does not
+RANDOM = ("import hashlib, os, sys\nparts = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]\n"
+          "sums = [hashlib.md5(p).digest() for p in parts]\n"
+          "for turn in range(2): assert [hashlib.md5(p).digest() for p in parts] == sums\nprint('intact', len(parts))")
+
+
+def tree(pid):
+    """The process and all under it."""
+    found, todo = [], [pid]
+    while todo:
+        found.append(todo.pop())
+        try:
+            for task in Path(f"/proc/{found[-1]}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+        except OSError:
+            pass
+    return found
+
+
+def pss(pid):
+    """Anonymous and shared memory of one process in bytes, None once it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) for line in lines if line.startswith(KINDS)) * 1024
+
+
+class Sampler(threading.Thread):
+    """Every 10 ms: the sum over the tree against limit × 1.05 + 16 MiB per process; foliomem's own process is counted
+    as memory, but brings no allowance of its own."""
+
+    def __init__(self, pid, limit):
+        super().__init__(daemon=True)
+        self.pid, self.limit, self.samples, self.done = pid, limit, [], threading.Event()
+
+    def run(self):
+        while not self.done.wait(0.01):
+            sizes = [s for s in map(pss, tree(self.pid)) if s is not None]
+            if sizes:
+                self.samples.append((sum(sizes), len(sizes)))
+
+    def verdict(self):
+        self.done.set()
+        self.join()
+        assert len(self.samples) > 20, f"only {len(self.samples)} samples"
+        over = [(total / MIB, n) for total, n in self.samples if total > self.limit * 1.05 + 16 * MIB * max(1, n - 1)]
+        worst = max(total for total, _ in self.samples) / MIB
+        assert not over, f"{len(over)} of {len(self.samples)} samples over the limit {self.limit / MIB} MiB: {over[:5]}; worst {worst}"
+        assert worst > 8, "the samples show no memory at all"
+
+
+def sampled(argv, limit, torture):
+    running = start(argv, f"{limit}M", torture=torture)
+    sampler = Sampler(running.pid, limit * MIB)
+    sampler.start()
+    try:
+        got = running.finish(60).ok()
+    finally:
+        sampler.done.set()
+    sampler.verdict()
+    assert_swapped(got)
+
+
+def test_samples_of_one_process(torture):
+    size, limit = (128, 32) if torture else (320, 80)
+    sampled([PYTHON, PROGRAMS / "big_array.py", size], limit, torture)
+
+
+@pytest.mark.parametrize("mode", ["pool", "both"])
+def test_samples_of_a_tree(mode):
+    sampled([PYTHON, PROGRAMS / "forks.py", mode, 96], 64, False)
+
+
+def test_idle_process_gives_way(tmp_path):
+    """A sleeping process with much memory does not keep a busy one from working; both stay right."""
+    hold = ("import subprocess, sys, numpy as np\na = np.repeat(np.arange(1 << 20), 12)\n"
+            "r = subprocess.run([sys.executable, sys.argv[1], '128']); assert r.returncode == 0\n"
+            "assert (a == np.repeat(np.arange(1 << 20), 12)).all(); print('both')")
+    sampled([PYTHON, "-c", hold, PROGRAMS / "big_array.py"], 64, False)
+
+
+def test_incompressible_data_goes_over_the_limit():
+    wanted = plain([PYTHON, "-c", RANDOM, 128]).ok().out
+    got = foliomem([PYTHON, "-c", RANDOM, 128], "64M").ok()
+    assert got.out == wanted
+    assert got.stats["limit_exceeded"] is True
+    said = [line for line in got.err.splitlines() if "compress" in line.lower()]
+    assert said and all(line.startswith("foliomem: ") for line in said), got.err
+
+
+def test_incompressible_data_torture():
+    got = foliomem([PYTHON, "-c", RANDOM, 32], "16M", torture=True).ok()
+    assert got.out == b"intact 32\n" and got.stats["limit_exceeded"] is True
+
+
+def test_hard_limit_stops_the_program():
+    got = foliomem([PYTHON, "-c", RANDOM, 128], "64M", options=["--hard"])
+    assert got.code == 137 and b"intact" not in got.out
+    assert any(line.startswith("foliomem: ") and "limit" in line for line in got.err.splitlines()), got.err
+
+
+def test_hard_limit_leaves_a_good_program_alone():
+    assert_swapped(foliomem([PYTHON, PROGRAMS / "big_array.py", 128], "48M", options=["--hard"]).ok())

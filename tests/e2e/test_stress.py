@@ -1,0 +1,32 @@
+"""The stress program (tests/stress/stress.c) at every folio size, and under torture.
+
+A failure prints its seed; `stress -s SEED` repeats the operations of each thread."""
+import os
+import re
+
+import pytest
+from conftest import LONG, assert_swapped, foliomem
+
+SECONDS = 60 if LONG else 10
+SEED = os.environ.get("STRESS_SEED")
+SIZES = {"4K only": "none", "16K": "16K", "64K": "64K", "2M": "2M", "mixed": "16K,64K,2M"}
+
+
+def run_stress(program, mib, limit, **how):
+    command = [program, "-t", SECONDS, "-n", 4, "-m", mib] + (["-s", SEED] if SEED else [])
+    got = foliomem(command, limit, timeout=SECONDS * 3 + 30, **how)
+    print(got.out.decode(), got.err[-3000:])
+    lines = got.ok().out.decode().splitlines()
+    assert lines[0].startswith("seed ") and lines[-1] == "ok", lines
+    did = {name: int(count) for name, count in re.findall(r"([a-z]+) (\d+)", lines[1])}
+    assert all(did[op] > 0 for op in ("write", "verify", "grow", "shrink", "move", "carve", "punch", "discard", "protect", "fork")), did
+    assert_swapped(got)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_stress(stress, sizes):
+    run_stress(stress, 256, "64M", options=["--sizes", SIZES[sizes]])
+
+
+def test_stress_torture(stress):
+    run_stress(stress, 80, "24M", torture=True)
