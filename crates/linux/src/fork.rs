@@ -1,7 +1,8 @@
 //! What happens around a fork that the agent knows of.
 //!
-//! Before: the agent's threads are stopped outside the engine (the gate), and the managed ranges are
-//! allowed to be copied. In the parent afterwards: the reverse. In the child, before it may touch
+//! Before: the keeper closes the gate, so that the agent's threads are outside the engine, hears every
+//! change of mappings that is under way, and allows the managed ranges to be copied
+//! ([`Runtime::hold_still`]). In the parent afterwards: the reverse. In the child, before it may touch
 //! anything: a slot of its own, and a keeper, which makes userfaultfds, registers everything anew, and
 //! starts handlers. The engine, the arena and the store are the child's own consistent copies.
 //!
@@ -37,24 +38,13 @@ impl ForkHooks for RuntimeForkHooks {
     }
 
     fn before(&self, needed: &[usize]) {
-        let runtime = self.0;
-        // Locked pages are fetched, and stay. They are let go again by `parent_after`; a child starts without locks.
+        // Locked pages are fetched, and stay until `parent_after`. A child starts without locks.
         self.lock_managed(needed, true);
-        runtime.gate.close();
-        if let Some(engaged) = runtime.engaged.get() {
-            engaged.engine.machine().allow_forks(true);
-        }
+        self.0.still.request();
     }
 
     fn parent_after(&self, needed: &[usize], forked: bool) {
-        let runtime = self.0;
-        if let Some(engaged) = runtime.engaged.get() {
-            engaged.engine.machine().allow_forks(false);
-        }
-        if forked {
-            runtime.budget.forked();
-        }
-        runtime.gate.open();
+        self.0.still.release(forked);
         self.lock_managed(needed, false);
     }
 
@@ -69,6 +59,7 @@ impl ForkHooks for RuntimeForkHooks {
         }
         runtime.set_keeper_slot(slot);
         runtime.gate.reset();
+        runtime.still.reset();
         if let Err(error) = runtime.start_keeper() {
             runtime.fail(&error);
         }

@@ -25,5 +25,6 @@ mod raw_ioctl;
 pub mod region;
 pub mod runtime;
 mod sizing;
+mod still;
 pub mod thread;
 pub mod uffd;

@@ -24,10 +24,13 @@ use crate::control::{Configuration, Control, SlotIndex};
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
+use crate::maps;
 use crate::own::OwnMemory;
 use crate::pagemap;
+use crate::ranges::Ranges;
 use crate::region::Region;
 use crate::sizing;
+use crate::still::Still;
 use crate::thread::{self, ThreadSpec};
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use foliomem_core::engine::{Engine, EngineConfig, Served};
@@ -109,6 +112,7 @@ pub(crate) struct ProcFiles {
 pub struct Runtime {
     pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
+    pub(crate) still: Still,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
@@ -151,6 +155,7 @@ impl Runtime {
             settings,
             fork_stack,
             gate: Gate::default(),
+            still: Still::default(),
             budget: Budget::new(control, slot),
             own,
             engaged: OnceLock::new(),
@@ -271,12 +276,68 @@ impl Runtime {
         let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
         let mut unmanaged_pages = 0;
         loop {
+            let kicks = self.still.kicks();
+            if self.still.is_requested() {
+                self.hold_still();
+            }
             let sleep = {
                 let _inside = self.gate.enter();
                 self.tick(&mut unmanaged_pages)
             };
             let Some(sleep) = sleep else { continue };
-            doze(sleep);
+            self.still.doze(kicks, sleep);
+        }
+    }
+
+    /// Stops the agent's other threads while a thread of the program forks. What a fork copies must be of one
+    /// instant: so every change of mappings that is under way is heard before.
+    fn hold_still(&self) {
+        self.gate.close();
+        let mut faults = Pending::default();
+        if let Some(engaged) = self.engaged.get() {
+            drop(self.hear_changes(engaged, &mut faults));
+            self.extend_ranges(engaged);
+            engaged.engine.machine().allow_forks(true);
+        }
+        let forked = self.still.hold();
+        if let Some(engaged) = self.engaged.get() {
+            let machine = engaged.engine.machine();
+            machine.allow_forks(false);
+            // Threads that wait for faults that were heard raise them again.
+            while let Some(page) = faults.pop() {
+                let _ = machine.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
+            }
+        }
+        if forked {
+            self.budget.forked();
+        }
+        self.gate.open();
+        self.still.finish();
+    }
+
+    /// Mappings that have grown are managed as a whole: the kernel has registered the new part by itself.
+    fn extend_ranges(&self, engaged: &Engaged) {
+        let Some(files) = &*self.files else { return };
+        let ranges = engaged.engine.machine().ranges();
+        let mut grown = Vec::new();
+        maps::for_each(&files.maps, &mut |mapping| {
+            let missing = ranges.missing(mapping.start..mapping.end);
+            if missing.iter().map(|part| part.end - part.start).sum::<usize>() < mapping.end - mapping.start {
+                grown.extend(missing);
+            }
+        });
+        grown.into_iter().for_each(|part| ranges.insert(part));
+    }
+
+    /// In the child of a fork: forgets what the parent has unmapped at the last instant.
+    fn forget_unmapped(&self, engaged: &Engaged) {
+        let Some(files) = &*self.files else { return };
+        let ranges = engaged.engine.machine().ranges();
+        let mapped = Ranges::default();
+        maps::for_each(&files.maps, &mut |mapping| mapped.insert(mapping.start..mapping.end));
+        for gone in ranges.snapshot().into_iter().flat_map(|range| mapped.missing(range)) {
+            ranges.remove(gone.clone());
+            engaged.engine.unmapped(page(gone.start)..page(gone.end));
         }
     }
 
@@ -295,6 +356,7 @@ impl Runtime {
         }
         if let Some(engaged) = self.engaged.get() {
             let descriptors = open_descriptors()?;
+            self.forget_unmapped(engaged);
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
             self.start_workers()?;
