@@ -72,8 +72,8 @@ pub struct Engine<M: Machine> {
     slot_map: SlotMap,
     store: Store,
     swap_cache: SwapCache,
-    /// Ranges the program has discarded; their resident pages are to be looked at again.
-    discarded: Mutex<VecDeque<Range<PageNumber>>>,
+    /// Ranges the program has discarded, and when; what is still there after a while is taken back.
+    discarded: Mutex<VecDeque<(Range<PageNumber>, u64)>>,
     resident_pages: AtomicU64,
     staged_pages: AtomicU64,
 }

@@ -96,6 +96,13 @@ pub trait Machine: Sync {
     fn release(&self, run: FrameRun);
     /// Fills the pages at home in `run` with zeros.
     fn zero(&self, run: FrameRun);
+    /// Keeps changes of mappings from being applied to the engine while it lives. A page is moved out only under it:
+    /// the engine's view of what lies there must not be behind the program's.
+    type Steady<'a>
+    where
+        Self: 'a;
+    /// Waits for a change of mappings that is being applied, and keeps the next from being.
+    fn steady(&self) -> Self::Steady<'_>;
     /// Hash of the content at home in `run`, the same whenever that is the same. Two contents have the same
     /// hash by chance only, once in 2^64.
     fn hash(&self, run: FrameRun) -> u64;

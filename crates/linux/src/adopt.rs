@@ -62,7 +62,9 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
     let mut before: Option<Mapping> = None;
     maps::for_each(&files.maps, &mut |mapping| {
         let guard = before.as_ref().filter(|before| before.end == mapping.start);
-        if is_manageable(mapping, guard) {
+        // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
+        let is_part = !ranges.within(mapping.start..mapping.end).is_empty();
+        if is_part || is_manageable(mapping, guard) {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.extend(ranges.missing(part));
             }

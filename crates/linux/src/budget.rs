@@ -20,8 +20,13 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// A sample this old may be made anew by whoever is refused. Reading takes about 2 us.
 const STALE_NS: u64 = 50_000;
-/// How far beyond the limit `--hard` lets the tree be, as a share of the limit (1/2^5).
-const HARD_TOLERANCE_SHIFT: u32 = 5;
+/// How far beyond the limit the tree may be without a word, as a share of the limit (1/2^5): reclaim needs a
+/// little memory to free more.
+const TOLERANCE_SHIFT: u32 = 5;
+/// Further is worth a word if it lasts as long as this,
+const LASTING_NS: u64 = 100_000_000;
+/// or if it is this share of the limit (1/2^2) at once.
+const AT_ONCE_SHIFT: u32 = 2;
 
 /// See the module.
 pub struct Budget {
@@ -34,6 +39,8 @@ pub struct Budget {
     shares: AtomicBool,
     others_pages: AtomicI64,
     sampled_ns: AtomicU64,
+    /// When the tolerance was first exceeded; 0 while it is not.
+    over_since_ns: AtomicU64,
 }
 
 impl Budget {
@@ -49,6 +56,7 @@ impl Budget {
             shares: AtomicBool::new(false),
             others_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
+            over_since_ns: AtomicU64::new(0),
         }
     }
 
@@ -62,7 +70,11 @@ impl Budget {
             self.slot.replace_forgetting(slot);
             self.statm.replace_forgetting(Some(statm));
         }
-        self.sample();
+    }
+
+    /// Whether it is armed: in the child of a fork it is the parent's.
+    pub fn is_armed(&self) -> bool {
+        self.statm.is_some()
     }
 
     /// The process's counters.
@@ -105,12 +117,14 @@ impl Budget {
         let tree = (self.control.tree_anon_bytes() / PAGE_BYTES as u64) as i64;
         self.others_pages.store((tree - own).max(0), Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
+        if -self.room_pages() <= self.limit_pages >> TOLERANCE_SHIFT {
+            self.over_since_ns.store(0, Relaxed);
+        }
     }
 
-    /// The process has just forked, or been forked: half of it is the other's.
+    /// The process has just forked, or been forked: half of it is the other's, until that is measured.
     pub fn forked(&self) {
-        self.sample();
-        self.set_shared_pages(self.shared_pages.load(Relaxed) + self.own_pages() / 2);
+        self.shared_pages.fetch_add(self.own_pages() / 2, Relaxed);
         self.shares.store(true, Relaxed);
         self.sample();
     }
@@ -139,15 +153,23 @@ impl Budget {
         fits
     }
 
-    /// Takes `pages` even beyond the limit; says so once, or stops the tree if the limit is hard.
+    /// Takes `pages` even beyond the limit; says so where that lasts, or stops the tree if the limit is hard.
     pub fn charge(&self, pages: u32) {
         self.own_pages.fetch_add(i64::from(pages), Relaxed);
         let over = -self.room_pages();
-        if over <= self.limit_pages >> HARD_TOLERANCE_SHIFT {
+        if over <= self.limit_pages >> TOLERANCE_SHIFT {
+            self.over_since_ns.store(0, Relaxed);
             return;
         }
-        self.counters().vm.limit_exceeded.inc();
-        self.control.limit_exceeded();
+        let now = now_ns();
+        let since = match self.over_since_ns.compare_exchange(0, now, Relaxed, Relaxed) {
+            Ok(_) => now,
+            Err(since) => since,
+        };
+        if now.saturating_sub(since) > LASTING_NS || over > self.limit_pages >> AT_ONCE_SHIFT {
+            self.counters().vm.limit_exceeded.inc();
+            self.control.limit_exceeded();
+        }
     }
 
     /// Gives `pages` back.

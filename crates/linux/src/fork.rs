@@ -63,7 +63,6 @@ impl ForkHooks for RuntimeForkHooks {
         if let Err(error) = runtime.start_keeper() {
             runtime.fail(&error);
         }
-        runtime.budget.forked();
         if let Some(engaged) = runtime.engaged.get() {
             engaged.engine.machine().allow_forks(false);
         }

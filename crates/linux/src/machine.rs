@@ -1,9 +1,10 @@
-//! The Linux machine: the program's memory and the arena, through two userfaultfds.
+//! The Linux machine: the program's memory and the arena, through a userfaultfd.
 //!
-//! - the *program's* userfaultfd has the program's ranges registered for missing pages, and hears of
-//!   unmapped, remapped and discarded ranges;
-//! - the *arena's* has the arena registered so that pages may be moved to it. It hears of nothing, or
-//!   releasing arena memory would wait for ourselves.
+//! One userfaultfd has the program's ranges registered for missing pages, and hears of unmapped, remapped and
+//! discarded ranges. The arena is registered with it, too, so that pages may be moved there: the kernel then
+//! refuses to move any page, in or out, while a change of mappings is under way that has not been heard. For
+//! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages out holds for
+//! reading. So no page is ever moved out of a mapping that has taken the place of the one the engine knows.
 //!
 //! An empty home is never touched: whoever reads or writes arena memory holds a run that the engine says
 //! is full. After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
@@ -23,14 +24,13 @@ use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BY
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What belongs to one process and must be made anew in the child of a fork.
 #[derive(Debug)]
 pub struct Descriptors {
     /// Hears the program's faults and mapping changes.
     pub program: Userfaultfd,
-    /// Moves pages to the arena.
-    pub arena: Userfaultfd,
     /// `/proc/self/pagemap`.
     pub pagemap: OwnedFd,
     /// `/proc/self/maps`.
@@ -68,10 +68,14 @@ pub struct LinuxMachine {
     budget: &'static Budget,
     ranges: Ranges,
     escaping: &'static AtomicBool,
+    /// A fault came from a part of a mapping that nobody knew to be managed.
+    has_grown: AtomicBool,
+    /// Held for writing from the reading of a message until what it says is applied.
+    mappings: RwLock<()>,
 }
 
 impl LinuxMachine {
-    /// A machine over `arena`, which is registered with the arena's userfaultfd here.
+    /// A machine over `arena`, which is registered here.
     /// `escaping` says whether the program hands pages to the kernel by reference.
     pub fn new(
         arena: Region,
@@ -79,8 +83,16 @@ impl LinuxMachine {
         budget: &'static Budget,
         escaping: &'static AtomicBool,
     ) -> Result<LinuxMachine, uffd::UffdError> {
-        descriptors.arena.register(arena.start(), arena.len(), uffd::Mode::WriteProtect)?;
-        Ok(LinuxMachine { arena, descriptors: ForkCell::new(descriptors), budget, ranges: Ranges::default(), escaping })
+        descriptors.program.register(arena.start(), arena.len(), uffd::Mode::WriteProtect)?;
+        Ok(LinuxMachine {
+            arena,
+            descriptors: ForkCell::new(descriptors),
+            budget,
+            ranges: Ranges::default(),
+            escaping,
+            has_grown: AtomicBool::new(false),
+            mappings: RwLock::new(()),
+        })
     }
 
     /// The ranges of the program that are managed.
@@ -98,9 +110,15 @@ impl LinuxMachine {
         &self.descriptors
     }
 
-    /// The arena's address range.
-    pub fn arena_range(&self) -> Range<usize> {
-        self.arena.start()..self.arena.start() + self.arena.len()
+    /// Whether mappings have grown since the last call.
+    pub fn take_grown(&self) -> bool {
+        self.has_grown.swap(false, Ordering::Relaxed)
+    }
+
+    /// Keeps others from hearing messages and from moving pages out.
+    pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, ()> {
+        // A panic aborts: the lock cannot be poisoned.
+        self.mappings.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// In the child of a fork: registers everything anew with userfaultfds of its own.
@@ -108,7 +126,7 @@ impl LinuxMachine {
     /// # Safety
     /// No other thread of this process uses the machine.
     pub unsafe fn rearm(&self, descriptors: Descriptors) -> Result<(), uffd::UffdError> {
-        descriptors.arena.register(self.arena.start(), self.arena.len(), uffd::Mode::WriteProtect)?;
+        descriptors.program.register(self.arena.start(), self.arena.len(), uffd::Mode::WriteProtect)?;
         for range in self.ranges.snapshot() {
             descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Missing)?;
         }
@@ -145,13 +163,13 @@ impl LinuxMachine {
     }
 
     /// Moves `pages` pages and reports progress the engine's way.
-    fn move_pages(&self, uffd: &Userfaultfd, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
+    fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let mut moved = 0;
         loop {
             let rest = (pages as usize * PAGE_BYTES) - moved;
             // SAFETY: one side is a run of the arena that the engine holds, the other is memory of the
             // program that the kernel checks to be registered or movable.
-            let outcome = unsafe { uffd.move_pages(to + moved, from + moved, rest) };
+            let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, rest) };
             moved += outcome.moved_bytes;
             let Some(error) = outcome.error else { return Ok(()) };
             // An interruption after some progress says EAGAIN, too: go on while there is progress.
@@ -207,6 +225,11 @@ fn page_range(pages: &Range<PageNumber>) -> (usize, usize) {
 
 impl Machine for LinuxMachine {
     type Worker = Worker;
+    type Steady<'a> = RwLockReadGuard<'a, ()>;
+
+    fn steady(&self) -> RwLockReadGuard<'_, ()> {
+        self.mappings.read().unwrap_or_else(PoisonError::into_inner)
+    }
 
     fn now_ns(&self) -> u64 {
         crate::clock::now_ns()
@@ -246,7 +269,13 @@ impl Machine for LinuxMachine {
     }
 
     fn release(&self, run: FrameRun) {
-        if self.arena.discard(run.head.0 as usize * PAGE_BYTES, run.order.bytes()).is_err() {
+        let (start, len) = (self.home(run), run.order.bytes());
+        let uffd = &self.descriptors().program;
+        // Discarding registered memory would be told to us, and wait until we have heard of it.
+        let released = uffd.unregister(start, len).is_ok()
+            && self.arena.discard(run.head.0 as usize * PAGE_BYTES, len).is_ok()
+            && uffd.register(start, len, uffd::Mode::WriteProtect).is_ok();
+        if !released {
             self.budget.control().notice(format_args!("cannot give memory back to the system"));
         }
     }
@@ -269,15 +298,15 @@ impl Machine for LinuxMachine {
 
     fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
         let (from, to) = (FrameRun::new(from, Order::ZERO), FrameRun::new(to, Order::ZERO));
-        self.move_pages(&self.descriptors().arena, self.home(to), self.home(from), 1).map_err(|stopped| stopped.error)
+        self.move_pages(self.home(to), self.home(from), 1).map_err(|stopped| stopped.error)
     }
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        self.move_pages(&self.descriptors().program, address(to), self.home(run), run.frames())
+        self.move_pages(address(to), self.home(run), run.frames())
     }
 
     fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
-        self.move_pages(&self.descriptors().arena, self.home(run), address(from), run.frames())
+        self.move_pages(self.home(run), address(from), run.frames())
     }
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
@@ -317,9 +346,9 @@ impl Machine for LinuxMachine {
 
     fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
         let found = self.ranges.containing(address(page)).or_else(|| {
-            // A mapping that grew in place, or moved: the kernel registered the rest by itself.
+            // A mapping that grew: the kernel registered the rest by itself, and the keeper is to learn of it.
+            self.has_grown.store(true, Ordering::Relaxed);
             let mapping = maps::query(&self.descriptors().maps, address(page))?;
-            self.ranges.insert(mapping.start..mapping.end);
             Some(mapping.start..mapping.end)
         })?;
         Some(PageNumber::containing(found.start as u64)..PageNumber::containing(found.end as u64))
@@ -327,9 +356,11 @@ impl Machine for LinuxMachine {
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
         let (start, len) = page_range(&pages);
-        pagemap::present(&self.descriptors().pagemap, start, start + len, &mut |range| {
-            found(PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64));
-        });
+        for managed in self.ranges.within(start..start + len) {
+            pagemap::present(&self.descriptors().pagemap, managed.start, managed.end, &mut |range| {
+                found(PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64));
+            });
+        }
     }
 
     fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {

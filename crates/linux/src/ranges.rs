@@ -28,6 +28,14 @@ impl Ranges {
         }
     }
 
+    /// The parts of `range` that are managed.
+    pub fn within(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let ranges = self.0.lock();
+        let first = ranges.partition_point(|other| other.end <= range.start);
+        let overlapping = ranges[first..].iter().take_while(|other| other.start < range.end);
+        overlapping.map(|other| other.start.max(range.start)..other.end.min(range.end)).collect()
+    }
+
     /// The parts of `range` that are not managed.
     pub fn missing(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let ranges = self.0.lock();

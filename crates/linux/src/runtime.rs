@@ -8,14 +8,14 @@
 //! does little else: a program can touch a new mapping at memory speed before it is adopted, so the keeper
 //! must get a CPU whenever it wakes. Reclaimers compress, from the low watermark to the high one.
 //!
-//! Handlers wait for messages of the program's userfaultfd. Messages are read one at a time under
-//! `hearing`; a change of mappings is applied before the lock is released, so that no fault that the
-//! program raises after the change can be served before it. Faults are served outside the lock.
+//! Handlers wait for messages of the program's userfaultfd. Messages are read one at a time under the lock of
+//! the mappings ([`LinuxMachine::hold_mappings`]); a change of mappings is applied before the lock is released, so
+//! that no fault that the program raises after the change can be served before it. Faults are served outside the lock.
 //!
 //! All threads are made by [`crate::thread`]: they have a descriptor table of their own, so the program
 //! neither sees nor closes theirs, and no thread-local storage of the C library.
 //!
-//! Lock order: gate, hearing, then the engine's.
+//! Lock order: gate, mappings, then the engine's.
 
 use crate::adopt::adopt_mappings;
 use crate::budget::Budget;
@@ -40,8 +40,8 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{OnceLock, RwLockWriteGuard};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -89,7 +89,7 @@ const PARK: Duration = Duration::from_millis(10);
 /// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
-const SHARED_INTERVAL_NS: u64 = 50_000_000;
+const SHARED_INTERVAL_NS: u64 = 20_000_000;
 /// The keeper's shortest and longest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
@@ -99,7 +99,6 @@ const SLEEP_ENGAGED_MAX: Duration = Duration::from_millis(4);
 /// What exists once the keeper has engaged.
 pub(crate) struct Engaged {
     pub(crate) engine: Engine<LinuxMachine>,
-    hearing: Mutex<()>,
 }
 
 /// Open files of this process's agent.
@@ -133,8 +132,8 @@ pub struct Runtime {
     escaping: AtomicBool,
     manage_now: AtomicBool,
     parked: AtomicU32,
-    /// When `measure_shared` last did.
-    shared_ns: AtomicU64,
+    /// When `measure_shared` is to do so again.
+    shared_due_ns: AtomicU64,
 }
 
 /// What a handler is started with.
@@ -171,7 +170,7 @@ impl Runtime {
             escaping: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             parked: AtomicU32::new(0),
-            shared_ns: AtomicU64::new(0),
+            shared_due_ns: AtomicU64::new(0),
         }));
         runtime.start_keeper()?;
         Ok(runtime)
@@ -295,8 +294,9 @@ impl Runtime {
         self.gate.close();
         let mut faults = Pending::default();
         if let Some(engaged) = self.engaged.get() {
+            // What is left of a mapping that grew and was then unmapped in part is found like a new one.
+            adopt_mappings(self, engaged);
             drop(self.hear_changes(engaged, &mut faults));
-            self.extend_ranges(engaged);
             engaged.engine.machine().allow_forks(true);
         }
         let forked = self.still.hold();
@@ -313,20 +313,6 @@ impl Runtime {
         }
         self.gate.open();
         self.still.finish();
-    }
-
-    /// Mappings that have grown are managed as a whole: the kernel has registered the new part by itself.
-    fn extend_ranges(&self, engaged: &Engaged) {
-        let Some(files) = &*self.files else { return };
-        let ranges = engaged.engine.machine().ranges();
-        let mut grown = Vec::new();
-        maps::for_each(&files.maps, &mut |mapping| {
-            let missing = ranges.missing(mapping.start..mapping.end);
-            if missing.iter().map(|part| part.end - part.start).sum::<usize>() < mapping.end - mapping.start {
-                grown.extend(missing);
-            }
-        });
-        grown.into_iter().for_each(|part| ranges.insert(part));
     }
 
     /// In the child of a fork: forgets what the parent has unmapped at the last instant.
@@ -351,8 +337,14 @@ impl Runtime {
         let files = ProcFiles { maps: open("/proc/self/maps")?, smaps_rollup: open("/proc/self/smaps_rollup")? };
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
-            self.budget.arm(slot, statm);
             self.files.replace_forgetting(Some(files));
+            if self.budget.is_armed() {
+                self.budget.arm(slot, statm);
+                self.budget.forked();
+            } else {
+                self.budget.arm(slot, statm);
+                self.budget.sample();
+            }
         }
         if let Some(engaged) = self.engaged.get() {
             let descriptors = open_descriptors()?;
@@ -382,7 +374,8 @@ impl Runtime {
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
-        if unmanaged > *unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
+        let grown = engine.machine().take_grown();
+        if unmanaged > *unmanaged_pages + LOW_MIN_PAGES / 4 || grown || self.settings.torture {
             adopt_mappings(self, engaged);
             *unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
@@ -394,12 +387,16 @@ impl Runtime {
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
     fn measure_shared(&self) {
         let Some(files) = &*self.files else { return };
-        if !self.budget.shares() || now_ns() - self.shared_ns.load(Ordering::Relaxed) < SHARED_INTERVAL_NS {
+        let started = now_ns();
+        if !self.budget.shares() || started < self.shared_due_ns.load(Ordering::Relaxed) {
             return;
         }
         let shared = pagemap::shared_anon_pages(&files.smaps_rollup);
         self.budget.set_shared_pages(shared.unwrap_or(0));
-        self.shared_ns.store(now_ns(), Ordering::Relaxed);
+        let now = now_ns();
+        // Measuring takes longer the more there is: a twentieth of the time at most.
+        let next = now + (now - started).saturating_mul(20).max(SHARED_INTERVAL_NS);
+        self.shared_due_ns.store(next, Ordering::Relaxed);
     }
 
     /// Gives memory back when the tree needs it, and wakes who frees more.
@@ -437,7 +434,7 @@ impl Runtime {
             floor_pages: sizing::floor_pages(self.budget.limit_pages()),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
         };
-        let engaged = Engaged { engine: Engine::new(machine, config), hearing: Mutex::new(()) };
+        let engaged = Engaged { engine: Engine::new(machine, config) };
         if self.engaged.set(engaged).is_err() {
             unreachable!("only the keeper engages");
         }
@@ -541,7 +538,7 @@ impl Runtime {
     /// is nothing to hear.
     fn hear(&self, engaged: &Engaged) -> Option<PageNumber> {
         let machine = engaged.engine.machine();
-        let _hearing = engaged.hearing.lock();
+        let _hearing = machine.hold_mappings();
         loop {
             match machine.descriptors().program.read_message() {
                 Ok(Some(Message::Fault { address, .. })) => return Some(PageNumber::containing(address as u64)),
@@ -563,16 +560,12 @@ impl Runtime {
 
     /// Waits until no change of mappings is under way that has not been heard, and hears all that were;
     /// `pending` keeps the faults that came with them. The returned guard keeps others from hearing.
-    pub(crate) fn hear_changes<'a>(
-        &self,
-        engaged: &'a Engaged,
-        pending: &mut Pending,
-    ) -> foliomem_core::sync::MutexGuard<'a, ()> {
+    pub(crate) fn hear_changes<'a>(&self, engaged: &'a Engaged, pending: &mut Pending) -> RwLockWriteGuard<'a, ()> {
         loop {
             while let Some(page) = self.hear(engaged) {
                 pending.push(page);
             }
-            let hearing = engaged.hearing.lock();
+            let hearing = engaged.engine.machine().hold_mappings();
             if !engaged.engine.machine().descriptors().program.mapping_is_changing() {
                 return hearing;
             }
@@ -638,7 +631,6 @@ fn open(path: &'static str) -> Result<OwnedFd, RuntimeError> {
 fn open_descriptors() -> Result<Descriptors, RuntimeError> {
     Ok(Descriptors {
         program: Userfaultfd::open(Features { events: true })?,
-        arena: Userfaultfd::open(Features { events: false })?,
         pagemap: open("/proc/self/pagemap")?,
         maps: open("/proc/self/maps")?,
     })

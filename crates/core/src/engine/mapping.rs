@@ -29,6 +29,8 @@ impl<M: Machine> Engine<M> {
         while page < range.end {
             let next = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
             let Some(block) = self.table.get_or_create(page) else { break };
+            // A mapping that has gone since must not be taken for the one that has taken its place.
+            let _steady = self.machine.steady();
             let mut entries = block.lock();
             self.machine.for_each_present(page..next.min(range.end), &mut |run| {
                 adopted += self.adopt_run(&mut entries, run);
@@ -72,18 +74,22 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The program is about to discard the content of `range` (MADV_DONTNEED, MADV_FREE): it reads as
-    /// zeros from now on. Resident pages are the kernel's to free; they are looked at again later.
+    /// zeros from now on. The program drops resident pages only after it was heard, so they are not ours to move
+    /// any more: they are forgotten, and what is left of them is adopted later ([`tend`](Engine::tend)).
     pub fn discarded(&self, range: Range<PageNumber>) {
         let mut resident = false;
         self.in_blocks(range.clone(), |entries, part| {
             self.carve(entries, part.clone());
             self.for_each_folio(entries, part, |entries, head, state| match state {
-                PageState::Resident { .. } => resident = true,
-                _ => self.drop_folio(entries, head, state),
+                PageState::None => {}
+                _ => {
+                    resident |= matches!(state, PageState::Resident { .. });
+                    self.drop_folio(entries, head, state);
+                }
             });
         });
         if resident {
-            self.discarded.lock().push_back(range);
+            self.discarded.lock().push_back((range, self.machine.now_ns()));
         }
     }
 

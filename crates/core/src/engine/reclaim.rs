@@ -10,6 +10,8 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, Order, PageNumber, Slot};
 use std::ops::Range;
 
+/// By then, a program that was about to discard pages has done so.
+const DISCARD_NS: u64 = 2_000_000_000;
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
 const STAGE_ATTEMPTS: usize = 256;
 
@@ -111,10 +113,12 @@ impl<M: Machine> Engine<M> {
     fn stage(&self, folio: FolioName) -> Staged {
         let Some(block) = self.table.get(folio.head) else { return Staged::Nothing };
         match self.try_stage(block, folio) {
+            Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
                 // Shared since a fork, or pinned: only the first can be mended.
                 self.machine.unshare(folio.head..folio.head.offset(folio.order.pages()));
                 match self.try_stage(block, folio) {
+                    Err(MoveError::Changing) => self.stage_later(block, folio),
                     Ok(staged) => staged,
                     Err(error) => self.leave_resident(block, folio, error),
                 }
@@ -124,7 +128,19 @@ impl<M: Machine> Engine<M> {
         }
     }
 
+    /// The program is changing its mappings: what lies there may be something else by now. It stays, as the
+    /// youngest.
+    fn stage_later(&self, block: &Block, folio: FolioName) -> Staged {
+        let mut entries = block.lock();
+        if matches!(entries.get(folio.head), PageState::Resident { order, .. } if order == folio.order) {
+            entries.set_queued(folio.head, false);
+            self.enqueue(&self.active, &mut entries, folio.head, folio.order);
+        }
+        Staged::Pinned
+    }
+
     fn try_stage(&self, block: &Block, folio: FolioName) -> Result<Staged, MoveError> {
+        let _steady = self.machine.steady();
         let mut entries = block.lock();
         let FolioName { head, order } = folio;
         let frame = match entries.get(head) {
@@ -334,15 +350,18 @@ impl<M: Machine> Engine<M> {
         WrittenBack::Freed(out_pages as i64 - stored_pages)
     }
 
-    /// Looks again at ranges the program has discarded, and gives free frames back to the system where
-    /// the limit asks for it. What a background thread does between reclaims.
+    /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the
+    /// kernel wants them). What a background thread does between reclaims.
     pub fn tend(&self) {
-        let most = self.discarded.lock().len();
-        for _ in 0..most {
-            let Some(range) = self.discarded.lock().pop_front() else { break };
-            self.in_blocks(range, |entries: &mut Entries, part| {
-                self.drop_absent(entries, part);
-            });
+        let now_ns = self.machine.now_ns();
+        loop {
+            let due = {
+                let mut discarded = self.discarded.lock();
+                let is_due = discarded.front().is_some_and(|(_, since_ns)| now_ns - since_ns >= DISCARD_NS);
+                if is_due { discarded.pop_front() } else { None }
+            };
+            let Some((range, _)) = due else { break };
+            self.adopt(range);
         }
         self.publish_store();
     }

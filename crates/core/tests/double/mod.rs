@@ -136,6 +136,10 @@ impl Machine for Double {
         }
     }
 
+    type Steady<'a> = ();
+
+    fn steady(&self) {}
+
     fn hash(&self, run: FrameRun) -> u64 {
         let state = self.state.lock().unwrap();
         checksum(&frames(run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
