@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// Runs programs inside a memory budget: compressed swap in user space, by whole folios.
 #[derive(Debug, clap::Parser)]
-#[command(name = "foliomem", version, styles = Styles::plain(), arg_required_else_help = true)]
+#[command(name = "foliomem", version, styles = Styles::plain(), subcommand_required = true)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
@@ -105,11 +105,6 @@ pub struct RunArgs {
     #[arg(long)]
     pub print_config: bool,
     /// The program and its arguments.
-    #[arg(
-        value_name = "PROGRAM",
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        required_unless_present = "print_config"
-    )]
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present = "print_config")]
     pub program: Vec<OsString>,
 }

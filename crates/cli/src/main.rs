@@ -29,7 +29,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     foliomem_bench::enter_if_asked();
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return complain(&error),
+    };
     let done = match args.command {
         Command::Run(run) => self::run(&run),
         Command::Doctor => Ok(doctor::doctor()),
@@ -42,6 +45,20 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Help as it is; what is wrong with a command line in one line.
+fn complain(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        print!("{error}");
+        return ExitCode::SUCCESS;
+    }
+    const WRONG_COMMAND_LINE: u8 = 2;
+    let text = error.to_string();
+    let what: Vec<&str> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
+    let what = what.join(" ");
+    eprintln!("foliomem: {} (see foliomem --help)", what.strip_prefix("error: ").unwrap_or(&what));
+    ExitCode::from(WRONG_COMMAND_LINE)
 }
 
 fn run(args: &RunArgs) -> Result<u8, CliError> {

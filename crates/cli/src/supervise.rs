@@ -9,6 +9,7 @@ use foliomem_linux::control::{Configuration, Control};
 use rustix::fd::AsRawFd;
 use rustix::process::Pid;
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,6 +61,7 @@ pub fn run(
         torture: settings.torture(),
         hard: settings.hard(),
     };
+    let stats = settings.stats().map(StatsFile::open).transpose()?;
     let (control, segment) = Control::create(&configuration)?;
     let mut command = Command::new(program);
     command
@@ -75,13 +77,30 @@ pub fn run(
     if !settings.quiet() {
         eprintln!("{}", report.summary());
     }
-    match settings.stats() {
-        Some("-") => eprintln!("{:#}", report.json()),
-        Some(path) => std::fs::write(path, format!("{:#}\n", report.json()))
-            .map_err(|error| CliError::Stats(path.to_owned(), error))?,
-        None => {}
+    if let Some(mut stats) = stats {
+        stats.write(&format!("{:#}\n", report.json()))?;
     }
     Ok(code)
+}
+
+/// Where counters go, opened before the program starts: hours later is too late to learn that it cannot be written.
+struct StatsFile {
+    name: String,
+    target: Box<dyn Write>,
+}
+
+impl StatsFile {
+    fn open(name: &str) -> Result<StatsFile, CliError> {
+        let target: Box<dyn Write> = match name {
+            "-" => Box::new(std::io::stderr()),
+            path => Box::new(std::fs::File::create(path).map_err(|error| CliError::Stats(path.to_owned(), error))?),
+        };
+        Ok(StatsFile { name: name.to_owned(), target })
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), CliError> {
+        self.target.write_all(text.as_bytes()).map_err(|error| CliError::Stats(self.name.clone(), error))
+    }
 }
 
 fn start_error(program: &Path, error: std::io::Error) -> CliError {

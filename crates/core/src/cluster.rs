@@ -246,7 +246,7 @@ impl Inner {
         found.map(|at| Slot(number * BLOCK_PAGES as u32 + at as u32))
     }
 
-    fn from_current(&mut self, cpu: usize, order: Order) -> Option<Slot> {
+    fn take_current(&mut self, cpu: usize, order: Order) -> Option<Slot> {
         let (number, from) = self.current[cpu][order.index()];
         if number == NONE {
             return None;
@@ -260,13 +260,13 @@ impl Inner {
         found
     }
 
-    fn from_free(&mut self, cpu: usize, order: Order) -> Option<Slot> {
+    fn take_from_free(&mut self, cpu: usize, order: Order) -> Option<Slot> {
         let number = self.take_free(order)?;
         self.settle(cpu, number, order, Some(0))
     }
 
     /// From the first `most` clusters of a list.
-    fn from_list(&mut self, cpu: usize, state: State, of: Order, order: Order, most: u32) -> Option<Slot> {
+    fn take_listed(&mut self, cpu: usize, state: State, of: Order, order: Order, most: u32) -> Option<Slot> {
         let tries = self.list(state, of).len.min(most);
         for _ in 0..tries {
             let number = self.list(state, of).first;
@@ -284,7 +284,7 @@ impl Inner {
     fn steal(&mut self, cpu: usize) -> Option<Slot> {
         for of in Order::all().filter(|&of| of > Order::ZERO) {
             for state in [State::Frag, State::Nonfull] {
-                if let Some(slot) = self.from_list(cpu, state, of, Order::ZERO, u32::MAX) {
+                if let Some(slot) = self.take_listed(cpu, state, of, Order::ZERO, u32::MAX) {
                     self.counters.stolen += 1;
                     self.current[cpu][0] = (NONE, 0);
                     return Some(slot);
@@ -295,21 +295,21 @@ impl Inner {
     }
 
     fn alloc(&mut self, cpu: usize, order: Order, strategy: Strategy) -> Option<Slot> {
-        if let Some(slot) = self.from_current(cpu, order) {
+        if let Some(slot) = self.take_current(cpu, order) {
             return Some(slot);
         }
         if order == MAX_ORDER {
-            return self.from_free(cpu, order);
+            return self.take_from_free(cpu, order);
         }
-        let nonfull = |inner: &mut Inner| inner.from_list(cpu, State::Nonfull, order, order, u32::MAX);
-        let free = |inner: &mut Inner| inner.from_free(cpu, order);
+        let nonfull = |inner: &mut Inner| inner.take_listed(cpu, State::Nonfull, order, order, u32::MAX);
+        let free = |inner: &mut Inner| inner.take_from_free(cpu, order);
         let found = match strategy {
             Strategy::NonfullFirst => nonfull(self).or_else(|| free(self)),
             Strategy::ClusterLists | Strategy::OneFragment => free(self).or_else(|| nonfull(self)),
         };
         let most_frag = if strategy == Strategy::ClusterLists { u32::MAX } else { 1 };
         found
-            .or_else(|| self.from_list(cpu, State::Frag, order, order, most_frag))
+            .or_else(|| self.take_listed(cpu, State::Frag, order, order, most_frag))
             .or_else(|| if order == Order::ZERO { self.steal(cpu) } else { None })
     }
 

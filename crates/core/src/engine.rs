@@ -24,6 +24,7 @@ use crate::homes::{Homes, Urgency};
 use crate::machine::Machine;
 use crate::page_table::PageTable;
 use crate::queue::Queue;
+use crate::readahead::Readahead;
 use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{RunSource, Store};
@@ -72,6 +73,7 @@ pub struct Engine<M: Machine> {
     slot_map: SlotMap,
     store: Store,
     swap_cache: SwapCache,
+    readahead: Readahead,
     /// Ranges the program has discarded, and when; what is still there after a while is taken back.
     discarded: Mutex<VecDeque<(Range<PageNumber>, u64)>>,
     resident_pages: AtomicU64,
@@ -104,6 +106,7 @@ impl<M: Machine> Engine<M> {
             slot_map: SlotMap::new(config.swap_slots),
             store: Store::new(config.swap_slots),
             swap_cache: SwapCache::default(),
+            readahead: Readahead::default(),
             discarded: Mutex::new(VecDeque::new()),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),

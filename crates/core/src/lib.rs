@@ -22,6 +22,7 @@ pub mod homes;
 pub mod machine;
 pub mod page_table;
 pub mod queue;
+pub mod readahead;
 pub mod slot_map;
 pub mod stats;
 pub mod store;

@@ -287,7 +287,7 @@ mod tests {
         #[test]
         fn an_entry_decodes_to_what_was_encoded(state in any_state(), queued: bool) {
             let table = PageTable::default();
-            let page = PageNumber(0x7f12_3456_7);
+            let page = PageNumber(0x0007_f123_4567);
             let mut entries = table.get_or_create(page).unwrap().lock();
             entries.set(page, state);
             entries.set_queued(page, queued);

@@ -232,6 +232,8 @@ counters! {
         pgsteal_kswapd: count,
         /// Pages reclaimed by a fault that had to wait for it.
         pgsteal_direct: count,
+        /// Pages read from the swap device before they were touched.
+        swap_ra: count,
         /// Gauge: pages in the program that have a compressed copy, too.
         nr_swapcached: gauge,
         /// Pages that went out without being compressed again: their copy was still good.

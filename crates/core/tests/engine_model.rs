@@ -87,6 +87,7 @@ impl World {
         if !present {
             let served = self.engine.fault(&mut self.worker, PageNumber(page));
             assert!(matches!(served, Served::Done(_)), "{served:?}");
+            while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
         }
         let state = self.engine.machine().state.lock().unwrap();
         assert!(state.program.contains_key(&page), "page {page:x} is not there after its fault");

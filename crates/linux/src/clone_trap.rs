@@ -656,6 +656,7 @@ mod tests {
     fn a_child_forks_again() {
         // SAFETY: as in `fork_once`.
         match trap_forks(|| unsafe { libc::fork() }, hooks()) {
+            // SAFETY: as above.
             0 => match trap_forks(|| unsafe { libc::fork() }, hooks()) {
                 0 => leave(true),
                 grandchild => leave(grandchild > 0 && wait(grandchild) == 0),

@@ -49,6 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
     fn own_memory_is_cut_out() {
         let own = OwnMemory::new(|| 100..200);
         own.add(300..400);

@@ -34,6 +34,7 @@ use crate::still::Still;
 use crate::thread::{self, ThreadSpec};
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
@@ -132,6 +133,8 @@ pub struct Runtime {
     escaping: AtomicBool,
     manage_now: AtomicBool,
     parked: AtomicU32,
+    /// Bumped to wake a parked handler.
+    unpark: AtomicU32,
     /// When `measure_shared` is to do so again.
     shared_due_ns: AtomicU64,
 }
@@ -170,6 +173,7 @@ impl Runtime {
             escaping: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             parked: AtomicU32::new(0),
+            unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
         }));
         runtime.start_keeper()?;
@@ -310,6 +314,7 @@ impl Runtime {
         }
         if forked {
             self.budget.forked();
+            self.shared_due_ns.store(0, Ordering::Relaxed);
         }
         self.gate.open();
         self.still.finish();
@@ -341,6 +346,7 @@ impl Runtime {
             if self.budget.is_armed() {
                 self.budget.arm(slot, statm);
                 self.budget.forked();
+                self.shared_due_ns.store(0, Ordering::Relaxed);
             } else {
                 self.budget.arm(slot, statm);
                 self.budget.sample();
@@ -529,7 +535,9 @@ impl Runtime {
     /// Sleeps without listening, if another handler still listens.
     fn park(&self, handlers: u32) {
         if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < handlers {
-            doze(PARK);
+            let time = timespec(PARK);
+            let unpark = self.unpark.load(Ordering::Relaxed);
+            let _ = futex::wait(&self.unpark, futex::Flags::PRIVATE, unpark, Some(&time));
         }
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
@@ -574,6 +582,20 @@ impl Runtime {
         }
     }
 
+    /// Fetches what the program will touch next, until it waits for something else.
+    fn read_ahead(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
+        let uffd = &engaged.engine.machine().descriptors().program;
+        let mut chunks = 0;
+        while engaged.engine.read_ahead(worker, page) && !uffd.has_message() {
+            chunks += 1;
+            if chunks == 1 && self.parked.load(Ordering::Relaxed) > 0 {
+                // Meanwhile somebody else must listen.
+                self.unpark.fetch_add(1, Ordering::Relaxed);
+                let _ = futex::wake(&self.unpark, futex::Flags::PRIVATE, 1);
+            }
+        }
+    }
+
     pub(crate) fn serve(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber, pending: &mut Pending) {
         let started_ns = now_ns();
         let kind = loop {
@@ -591,11 +613,14 @@ impl Runtime {
         let counters = self.budget.counters();
         counters.faults(kind).record(now_ns() - started_ns);
         counters.vm.pgfault.inc();
-        if kind == foliomem_core::stats::FaultKind::SwapIn {
+        if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
         if self.budget.room_pages() + i64::from(engaged.engine.free_frames()) < self.low_pages() {
             self.wake_reclaimers();
+        }
+        if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
+            self.read_ahead(engaged, worker, page);
         }
     }
 }
@@ -614,9 +639,12 @@ impl Pending {
     }
 }
 
+fn timespec(time: Duration) -> rustix::time::Timespec {
+    rustix::time::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
 fn doze(time: Duration) {
-    let time = rustix::time::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    let _ = rustix::thread::nanosleep(&time);
+    let _ = rustix::thread::nanosleep(&timespec(time));
 }
 
 fn page(address: usize) -> PageNumber {

@@ -169,7 +169,7 @@ impl Userfaultfd {
     /// One that only serves faults of user mode would make the program's system calls fail with EFAULT,
     /// so it is never used.
     pub fn open(want: Features) -> Result<Userfaultfd, UffdError> {
-        let fd = open_device().or_else(|device_error| open_syscall(device_error))?;
+        let fd = open_device().or_else(open_syscall)?;
         let events = raw::UFFD_FEATURE_EVENT_REMAP | raw::UFFD_FEATURE_EVENT_REMOVE | raw::UFFD_FEATURE_EVENT_UNMAP;
         let features = raw::UFFD_FEATURE_MOVE | if want.events { events } else { 0 };
         let mut api = raw::uffdio_api { api: API, features: u64::from(features), ioctls: 0 };
@@ -250,6 +250,12 @@ impl Userfaultfd {
     /// Waits until there may be something to read.
     pub fn wait(&self, timeout: Option<&Timespec>) -> Result<(), Errno> {
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout).map(|_| ())
+    }
+
+    /// Whether there is something to read now.
+    pub fn has_message(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Reads one message; `None` when there is none. A program thread that changed its mappings goes on

@@ -9,7 +9,7 @@ for (let i = 0; i < count; i += 5) { const fresh = make(i); fresh.next = all[i].
 let sum = 0, at = all[0];
 for (let i = 0; i < count; i++) {
   const o = i % 2 ? at : all[i];
-  sum = (sum * 31 + o.id + o.name.length + o.tags[0] * 3 + o.tags[2] + o.body.charCodeAt(o.body.length % (i + 1)) ) % 1000000007;
+  sum = (sum * 31 + o.id + o.name.length + o.tags[0] * 3 + o.tags[2] + o.body.charCodeAt(i % o.body.length)) % 1000000007;
   if (!o.body.startsWith(`${o.id}:`) || o.name !== `object ${o.id}`) throw new Error(`object ${o.id} is damaged`);
   at = at.next;
 }

@@ -81,7 +81,12 @@ impl<M: Machine> Engine<M> {
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
                 Step::Served(self.bring_in(&mut entries, head, FaultKind::Home))
             }
-            PageState::Swapped { fetching: true, .. } => Step::Served(Served::Done(FaultKind::Spurious)),
+            PageState::Swapped { fetching: true, order, .. } => {
+                // Whoever fetches it wakes the program.
+                let head = page.head(order);
+                self.readahead.faulted(head..head.offset(order.pages()));
+                Step::Served(Served::Done(FaultKind::Spurious))
+            }
             PageState::Swapped { .. } => self.swap_in(worker, block, entries, page, last_try),
         }
     }
@@ -256,12 +261,59 @@ impl<M: Machine> Engine<M> {
         if order < whole {
             self.carve(&mut entries, head..head.offset(order.pages()));
         }
+        self.readahead.faulted(head..head.offset(order.pages()));
+        Step::Served(self.fetch_folio(worker, block, entries, head, run))
+    }
+
+    /// Fetches the folio at `head`, which is out, to `run`, and moves it into the program.
+    fn fetch_folio<'a>(
+        &'a self,
+        worker: &mut M::Worker,
+        block: &'a Block,
+        mut entries: Guard<'a>,
+        head: PageNumber,
+        run: FrameRun,
+    ) -> Served {
         let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
-        entries.set_folio(head, order, PageState::Swapped { slot, order, fetching: true });
+        entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
         drop(entries);
         let fetched = self.fetch(worker, slot, run);
         entries = block.lock();
-        Step::Served(self.finish_swap_in(&mut entries, head, slot, run, fetched))
+        self.finish_swap_in(&mut entries, head, slot, run, fetched)
+    }
+
+    /// Fetches some of what the program is likely to touch after its fault on `page`, as far as there is room for it
+    /// now; returns whether there was anything to fetch. Call it again until there is not, or a fault comes.
+    pub fn read_ahead(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
+        let Some(block) = self.table.get(page) else { return false };
+        let Some(order) = block.lock().get(page).order() else { return false };
+        let Some(chunk) = self.readahead.claim(page.head(order).offset(order.pages())) else { return false };
+        let mut page = chunk.start;
+        while page < chunk.end {
+            let Some(block) = self.table.get(page) else { break };
+            let mut entries = block.lock();
+            let state = entries.get(page);
+            let order = state.order().unwrap_or(Order::ZERO);
+            let head = page.head(order);
+            match state {
+                PageState::Swapped { fetching: false, .. } => {
+                    let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else {
+                        return false;
+                    };
+                    if self.fetch_folio(worker, block, entries, head, run) == Served::Again {
+                        // Whoever came meanwhile was told that it is being fetched: they are to ask again.
+                        self.machine.wake(head, order);
+                    }
+                    self.counters().vm.swap_ra.add(u64::from(order.pages()));
+                }
+                PageState::Home { writeback: false, .. } => {
+                    self.bring_in(&mut entries, head, FaultKind::Home);
+                }
+                _ => {}
+            }
+            page = head.offset(order.pages());
+        }
+        true
     }
 
     /// Decompresses the slots from `slot` on to the homes of `run`. The slots stay ours meanwhile, because

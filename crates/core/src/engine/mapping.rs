@@ -32,13 +32,30 @@ impl<M: Machine> Engine<M> {
             // A mapping that has gone since must not be taken for the one that has taken its place.
             let _steady = self.machine.steady();
             let mut entries = block.lock();
-            self.machine.for_each_present(page..next.min(range.end), &mut |run| {
-                adopted += self.adopt_run(&mut entries, run);
-            });
+            for part in self.not_discarded(page..next.min(range.end)) {
+                self.machine.for_each_present(part, &mut |run| {
+                    adopted += self.adopt_run(&mut entries, run);
+                });
+            }
             page = next;
         }
         self.counters().vm.pgadopted.add(adopted);
         adopted
+    }
+
+    /// The parts of `range` that the program is not about to discard: pages there may still be there, but are not to
+    /// be moved.
+    fn not_discarded(&self, range: Range<PageNumber>) -> Vec<Range<PageNumber>> {
+        let mut parts = vec![range];
+        for (gone, _) in self.discarded.lock().iter() {
+            let without = |part: Range<PageNumber>| {
+                let before = part.start..gone.start.clamp(part.start, part.end);
+                let after = gone.end.clamp(part.start, part.end)..part.end;
+                [before, after].into_iter().filter(|rest| rest.start < rest.end)
+            };
+            parts = parts.into_iter().flat_map(without).collect();
+        }
+        parts
     }
 
     fn adopt_run(&self, entries: &mut Entries, run: Range<PageNumber>) -> u64 {
@@ -77,20 +94,8 @@ impl<M: Machine> Engine<M> {
     /// zeros from now on. The program drops resident pages only after it was heard, so they are not ours to move
     /// any more: they are forgotten, and what is left of them is adopted later ([`tend`](Engine::tend)).
     pub fn discarded(&self, range: Range<PageNumber>) {
-        let mut resident = false;
-        self.in_blocks(range.clone(), |entries, part| {
-            self.carve(entries, part.clone());
-            self.for_each_folio(entries, part, |entries, head, state| match state {
-                PageState::None => {}
-                _ => {
-                    resident |= matches!(state, PageState::Resident { .. });
-                    self.drop_folio(entries, head, state);
-                }
-            });
-        });
-        if resident {
-            self.discarded.lock().push_back((range, self.machine.now_ns()));
-        }
+        self.unmapped(range.clone());
+        self.discarded.lock().push_back((range, self.machine.now_ns()));
     }
 
     /// The program has moved `pages` pages from `from` to `to`, where nothing is managed yet.
@@ -197,10 +202,8 @@ impl<M: Machine> Engine<M> {
     /// Forgets the resident pages of `range` that are not there any more; returns how many.
     pub(super) fn drop_absent(&self, entries: &mut Entries, range: Range<PageNumber>) -> u32 {
         let mut absent = [false; MAX_ORDER.pages() as usize];
-        for index in range.start.index_in_block()..range.start.index_in_block() + (range.end.0 - range.start.0) as usize
-        {
-            absent[index] = true;
-        }
+        let first = range.start.index_in_block();
+        absent[first..first + (range.end.0 - range.start.0) as usize].fill(true);
         self.machine.for_each_present(range.clone(), &mut |run| {
             for page in run.start.0..run.end.0 {
                 absent[PageNumber(page).index_in_block()] = false;

@@ -1,0 +1,28 @@
+# make demo   sets up, builds, and runs a real program inside half the memory it needs
+# make test   sets up, builds, and runs all tests (as root: they need userfaultfd)
+# make bench  measures foliomem next to the kernel's zram swap (as root; settings are restored)
+
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+export CARGO_TARGET_DIR := target
+
+.PHONY: build demo test lint bench
+
+build:
+	scripts/setup
+	cargo build --release -p foliomem-cli -p foliomem-agent
+
+demo: build
+	scripts/demo
+
+lint:
+	cargo fmt --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+test: build lint
+	scripts/setup test
+	cargo test --workspace
+	target/venv/bin/python -m pytest -q tests/e2e
+
+bench: build
+	FOLIOMEM_PYTHON=target/venv/bin/python target/release/foliomem bench swap
+	FOLIOMEM_PYTHON=$(CURDIR)/target/venv/bin/python target/release/foliomem bench programs

@@ -1,0 +1,133 @@
+//! Which folios to fetch before they are touched.
+//!
+//! A program that reads its memory in order faults on every folio that is out, and waits for each. After two
+//! such faults in a row the next folios are brought in while the program works on the first: the window starts
+//! small and doubles with every fault that confirms the stream, as the kernel's readahead of files does. Several
+//! threads may fetch for one stream, each a chunk at a time.
+//!
+//! Lock: one leaf lock, held for a look at a few streams.
+
+use crate::sync::Mutex;
+use crate::units::PageNumber;
+use std::ops::Range;
+
+/// Streams that are followed at the same time.
+const STREAMS: usize = 16;
+/// The window after the second fault, and at most: 128 KiB and 1 MiB.
+const FIRST_WINDOW_PAGES: u32 = 32;
+const MOST_WINDOW_PAGES: u32 = 256;
+/// What one thread fetches at a time: 64 KiB.
+const CHUNK_PAGES: u32 = 16;
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// The last fault was in the folio that ends here.
+    position: PageNumber,
+    /// Everything before this has been fetched, or is being fetched by somebody.
+    claimed: PageNumber,
+    /// How far ahead of the position to fetch.
+    window_pages: u32,
+    /// When it was used last.
+    used: u64,
+}
+
+const NO_STREAM: Stream = Stream { position: PageNumber(0), claimed: PageNumber(0), window_pages: 0, used: 0 };
+
+#[derive(Debug)]
+struct Streams {
+    streams: [Stream; STREAMS],
+    clock: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Readahead(Mutex<Streams>);
+
+impl Default for Readahead {
+    fn default() -> Readahead {
+        Readahead(Mutex::new(Streams { streams: [NO_STREAM; STREAMS], clock: 0 }))
+    }
+}
+
+impl Readahead {
+    /// The program has faulted on the folio `folio`, which was out.
+    pub fn faulted(&self, folio: Range<PageNumber>) {
+        let mut guard = self.0.lock();
+        let Streams { streams, clock } = &mut *guard;
+        *clock += 1;
+        let continued =
+            |stream: &&mut Stream| stream.used > 0 && stream.position <= folio.start && folio.start <= stream.claimed;
+        if let Some(stream) = streams.iter_mut().find(continued) {
+            stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
+            stream.position = folio.end;
+            stream.claimed = stream.claimed.max(folio.end);
+            stream.used = *clock;
+            return;
+        }
+        let Some(oldest) = streams.iter_mut().min_by_key(|stream| stream.used) else { return };
+        *oldest = Stream { position: folio.end, claimed: folio.end, window_pages: 0, used: *clock };
+    }
+
+    /// What the caller is to fetch next for the stream that has faulted on the folio that ends at `position`; `None` when
+    /// the window is full, or the stream has gone on elsewhere.
+    pub fn claim(&self, position: PageNumber) -> Option<Range<PageNumber>> {
+        let mut guard = self.0.lock();
+        let stream = guard.streams.iter_mut().find(|stream| stream.used > 0 && stream.position == position)?;
+        let end = position.offset(stream.window_pages);
+        if stream.claimed >= end {
+            return None;
+        }
+        let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
+        stream.claimed = chunk.end;
+        Some(chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folio(number: u64) -> Range<PageNumber> {
+        PageNumber(number * 16)..PageNumber(number * 16 + 16)
+    }
+
+    fn claimed(readahead: &Readahead, position: PageNumber) -> u64 {
+        std::iter::from_fn(|| readahead.claim(position)).map(|chunk| chunk.end.0 - chunk.start.0).sum()
+    }
+
+    #[test]
+    fn a_stream_is_fetched_ahead_further_and_further() {
+        let readahead = Readahead::default();
+        readahead.faulted(folio(10));
+        assert_eq!(claimed(&readahead, folio(10).end), 0, "one fault is no stream");
+        readahead.faulted(folio(11));
+        assert_eq!(claimed(&readahead, folio(11).end), 32);
+        // The program faults again behind what was fetched.
+        readahead.faulted(folio(14));
+        assert_eq!(claimed(&readahead, folio(14).end), 64);
+        readahead.faulted(folio(19));
+        readahead.faulted(folio(20));
+        assert_eq!(claimed(&readahead, folio(20).end), u64::from(MOST_WINDOW_PAGES));
+    }
+
+    #[test]
+    fn faults_here_and_there_fetch_nothing() {
+        let readahead = Readahead::default();
+        for number in 0..1000 {
+            let folio = folio(number * 7919 % 4096 * 3);
+            readahead.faulted(folio.clone());
+            assert_eq!(claimed(&readahead, folio.end), 0);
+        }
+    }
+
+    #[test]
+    fn many_streams_are_followed_at_once() {
+        let readahead = Readahead::default();
+        for step in 0..2 {
+            (0..STREAMS as u64).for_each(|stream| readahead.faulted(folio(stream * 1000 + step)));
+        }
+        for stream in 0..STREAMS as u64 {
+            assert_eq!(claimed(&readahead, folio(stream * 1000 + 1).end), 32);
+        }
+    }
+}
