@@ -5,12 +5,11 @@
 //! hello, and starts the keeper (`foliomem_linux::runtime`); from then on everything happens in the
 //! agent's own threads and around forks.
 //!
-//! Rules for code in this library: no allocation from the program's malloc (see [`heap`]), no
+//! Rules for code in this library: no allocation from the program's malloc (see `foliomem_linux::heap`), no
 //! thread-local storage, no output to stdout, `errno` kept, no symbol bound lazily.
 
-mod heap;
 mod hooks;
 mod start;
 
 #[global_allocator]
-static HEAP: heap::AgentHeap = heap::AgentHeap::new();
+static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();

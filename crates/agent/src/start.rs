@@ -1,7 +1,8 @@
 //! Getting started, before the program's own constructors and `main`.
 
-use crate::{heap, hooks};
+use crate::hooks;
 use foliomem_linux::control::Control;
+use foliomem_linux::heap;
 use foliomem_linux::own::OwnMemory;
 use foliomem_linux::runtime::Runtime;
 use std::ffi::CStr;

@@ -92,7 +92,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<(Vec<Row
         let output = output.map_err(Error::doing("start the measuring process"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            let said = format!("{} {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
             return Err(Error::Command { command: format!("the measurement of {}K", size.kib()), said });
         }
         let mut row: Row = serde_json::from_str(&text).map_err(|_| Error::parse("the measuring process", &text))?;

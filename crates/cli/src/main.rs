@@ -27,6 +27,10 @@ use error::CliError;
 use settings::Settings;
 use std::process::ExitCode;
 
+/// The runtime's threads, which `bench swap` has in this process, must not use the C library's.
+#[global_allocator]
+static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
+
 fn main() -> ExitCode {
     foliomem_bench::enter_if_asked();
     let args = match Args::try_parse() {

@@ -20,6 +20,7 @@ mod reclaim;
 pub use fault::Served;
 
 use crate::cluster::{Strategy, SwapClusters};
+use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::machine::Machine;
 use crate::page_table::PageTable;
@@ -29,11 +30,8 @@ use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{RunSource, Store};
 use crate::swap_cache::SwapCache;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::units::{Frame, FrameRun, Order, OrderSet, PageNumber, Slot};
-use std::collections::VecDeque;
-use std::ops::Range;
+use crate::units::{Frame, FrameRun, Order, OrderSet, Slot};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -74,8 +72,7 @@ pub struct Engine<M: Machine> {
     store: Store,
     swap_cache: SwapCache,
     readahead: Readahead,
-    /// Ranges the program has discarded, and when; what is still there after a while is taken back.
-    discarded: Mutex<VecDeque<(Range<PageNumber>, u64)>>,
+    discards: Discards,
     resident_pages: AtomicU64,
     staged_pages: AtomicU64,
 }
@@ -107,7 +104,7 @@ impl<M: Machine> Engine<M> {
             store: Store::new(config.swap_slots),
             swap_cache: SwapCache::default(),
             readahead: Readahead::default(),
-            discarded: Mutex::new(VecDeque::new()),
+            discards: Discards::default(),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
             machine,

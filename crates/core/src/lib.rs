@@ -17,6 +17,7 @@
 
 pub mod buddy;
 pub mod cluster;
+pub mod discards;
 pub mod engine;
 pub mod homes;
 pub mod machine;

@@ -14,6 +14,7 @@ pub mod control;
 pub mod fork;
 mod fork_cell;
 pub mod gate;
+pub mod heap;
 mod line;
 pub mod machine;
 pub mod maps;

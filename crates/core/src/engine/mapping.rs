@@ -32,7 +32,7 @@ impl<M: Machine> Engine<M> {
             // A mapping that has gone since must not be taken for the one that has taken its place.
             let _steady = self.machine.steady();
             let mut entries = block.lock();
-            for part in self.not_discarded(page..next.min(range.end)) {
+            for part in self.discards.outside(page..next.min(range.end)) {
                 self.machine.for_each_present(part, &mut |run| {
                     adopted += self.adopt_run(&mut entries, run);
                 });
@@ -41,21 +41,6 @@ impl<M: Machine> Engine<M> {
         }
         self.counters().vm.pgadopted.add(adopted);
         adopted
-    }
-
-    /// The parts of `range` that the program is not about to discard: pages there may still be there, but are not to
-    /// be moved.
-    fn not_discarded(&self, range: Range<PageNumber>) -> Vec<Range<PageNumber>> {
-        let mut parts = vec![range];
-        for (gone, _) in self.discarded.lock().iter() {
-            let without = |part: Range<PageNumber>| {
-                let before = part.start..gone.start.clamp(part.start, part.end);
-                let after = gone.end.clamp(part.start, part.end)..part.end;
-                [before, after].into_iter().filter(|rest| rest.start < rest.end)
-            };
-            parts = parts.into_iter().flat_map(without).collect();
-        }
-        parts
     }
 
     fn adopt_run(&self, entries: &mut Entries, run: Range<PageNumber>) -> u64 {
@@ -95,7 +80,7 @@ impl<M: Machine> Engine<M> {
     /// any more: they are forgotten, and what is left of them is adopted later ([`tend`](Engine::tend)).
     pub fn discarded(&self, range: Range<PageNumber>) {
         self.unmapped(range.clone());
-        self.discarded.lock().push_back((range, self.machine.now_ns()));
+        self.discards.add(range, self.machine.now_ns());
     }
 
     /// The program has moved `pages` pages from `from` to `to`, where nothing is managed yet.

@@ -10,8 +10,6 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, Order, PageNumber, Slot};
 use std::ops::Range;
 
-/// By then, a program that was about to discard pages has done so.
-const DISCARD_NS: u64 = 2_000_000_000;
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
 const STAGE_ATTEMPTS: usize = 256;
 
@@ -353,14 +351,7 @@ impl<M: Machine> Engine<M> {
     /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the
     /// kernel wants them). What a background thread does between reclaims.
     pub fn tend(&self) {
-        let now_ns = self.machine.now_ns();
-        loop {
-            let due = {
-                let mut discarded = self.discarded.lock();
-                let is_due = discarded.front().is_some_and(|(_, since_ns)| now_ns - since_ns >= DISCARD_NS);
-                if is_due { discarded.pop_front() } else { None }
-            };
-            let Some((range, _)) = due else { break };
+        for range in self.discards.take_due(self.machine.now_ns()) {
             self.adopt(range);
         }
         self.publish_store();

@@ -1,4 +1,4 @@
-//! The agent's own memory: every allocation of this library comes from one reserved range, never from
+//! The agent's own memory: every allocation of the agent comes from one reserved range, never from
 //! the program's malloc, so that the range can be told apart from the program's memory and never be
 //! managed itself.
 //!
@@ -8,7 +8,7 @@
 //! the engine's tables grow by doubling, so what is lost is bounded by what is in use.
 //!
 //! Lock: one leaf. The forking thread finds it free: the agent's threads are outside (see
-//! `foliomem_linux::gate`), and the program's threads allocate here only while the agent starts.
+//! `crate::gate`), and the program's threads allocate here only while the agent starts.
 
 use dlmalloc::Dlmalloc;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -105,6 +105,12 @@ unsafe impl dlmalloc::Allocator for Segments {
 
 /// The allocator of this library.
 pub struct AgentHeap(Mutex<Dlmalloc<Segments>>);
+
+impl Default for AgentHeap {
+    fn default() -> AgentHeap {
+        AgentHeap::new()
+    }
+}
 
 impl AgentHeap {
     /// An empty heap.
