@@ -5,7 +5,7 @@ from conftest import PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_plain
 
 @pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
 def test_python_forks(mode, torture):
-    size, limit = ("4", "24M") if torture else ("96", "64M")
+    size, limit = ("12", "24M") if torture else ("96", "64M")
     same_as_plain([PYTHON, PROGRAMS / "forks.py", mode, size], limit, torture)
 
 

@@ -36,6 +36,8 @@ pub struct Budget {
     limit_pages: i64,
     own_pages: AtomicI64,
     shared_pages: AtomicI64,
+    /// Minor faults of the process when that was measured.
+    shared_at_faults: AtomicI64,
     shares: AtomicBool,
     others_pages: AtomicI64,
     sampled_ns: AtomicU64,
@@ -53,6 +55,7 @@ impl Budget {
             statm: ForkCell::new(None),
             own_pages: AtomicI64::new(0),
             shared_pages: AtomicI64::new(0),
+            shared_at_faults: AtomicI64::new(0),
             shares: AtomicBool::new(false),
             others_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
@@ -70,6 +73,16 @@ impl Budget {
             self.slot.replace_forgetting(slot);
             self.statm.replace_forgetting(Some(statm));
         }
+    }
+
+    /// Writing to a shared page makes it one's own, which shows as a minor fault only: each since sharing was measured
+    /// is taken to be one.
+    fn still_shared_pages(&self) -> i64 {
+        let shared = self.shared_pages.load(Relaxed);
+        if shared == 0 {
+            return 0;
+        }
+        (shared - (minor_faults() - self.shared_at_faults.load(Relaxed)).max(0)).max(0)
     }
 
     /// Whether it is armed: in the child of a fork it is the parent's.
@@ -110,7 +123,7 @@ impl Budget {
     /// Reads the process's size, publishes it and learns the others'.
     pub fn sample(&self) {
         let Some(statm) = &*self.statm else { return };
-        let own = pagemap::anon_resident_pages(statm) as i64 - self.shared_pages.load(Relaxed);
+        let own = pagemap::anon_resident_pages(statm) as i64 - self.still_shared_pages();
         self.own_pages.store(own, Relaxed);
         let slot = self.control.process(*self.slot);
         slot.anon_bytes.store((own.max(0) as u64) * PAGE_BYTES as u64, Relaxed);
@@ -124,7 +137,7 @@ impl Budget {
 
     /// The process has just forked, or been forked: half of it is the other's, until that is measured.
     pub fn forked(&self) {
-        self.shared_pages.fetch_add(self.own_pages() / 2, Relaxed);
+        self.set_shared_pages(self.still_shared_pages() + self.own_pages() / 2);
         self.shares.store(true, Relaxed);
         self.sample();
     }
@@ -136,6 +149,7 @@ impl Budget {
 
     /// Says how many pages of the resident size are other processes', too, in proportion.
     pub fn set_shared_pages(&self, pages: i64) {
+        self.shared_at_faults.store(minor_faults(), Relaxed);
         self.shared_pages.store(pages, Relaxed);
         self.shares.store(pages > 0, Relaxed);
     }
@@ -175,5 +189,15 @@ impl Budget {
     /// Gives `pages` back.
     pub fn uncharge(&self, pages: u32) {
         self.own_pages.fetch_sub(i64::from(pages), Relaxed);
+    }
+}
+
+/// Minor faults of this process so far.
+fn minor_faults() -> i64 {
+    // SAFETY: a struct of integers, filled by the call.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage.ru_minflt
     }
 }
