@@ -1,10 +1,12 @@
 """Programs that fork, vfork and spawn: both sides of every fork change and check large arrays."""
 import pytest
-from conftest import PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_plain
+from conftest import LONG, PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_plain
 
 
 @pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
 def test_python_forks(mode, torture):
+    if torture and mode in ("pool", "spawn") and not LONG:
+        pytest.skip("takes half a minute, and \"both\" and \"nested\" fork as well: FOLIOMEM_LONG=1")
     size, limit = ("12", "24M") if torture else ("96", "64M")
     same_as_plain([PYTHON, PROGRAMS / "forks.py", mode, size], limit, torture)
 

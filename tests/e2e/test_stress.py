@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import LONG, assert_swapped, foliomem
 
-SECONDS = 60 if LONG else 10
+SECONDS = 60 if LONG else 5
 SEED = os.environ.get("STRESS_SEED")
 SIZES = {"4K only": "none", "16K": "16K", "64K": "64K", "2M": "2M", "mixed": "16K,64K,2M"}
 
