@@ -19,7 +19,7 @@ pub struct Peaks {
 impl Peaks {
     /// Looks at the sizes as they are now.
     pub fn sample(&mut self, control: &Control) {
-        let taken = control.tree_anon_bytes();
+        let taken = control.tree_measured_bytes();
         let (original, used) = control.tree_store_bytes();
         self.taken_bytes = self.taken_bytes.max(taken);
         self.needed_bytes = self.needed_bytes.max((taken + original).saturating_sub(used));

@@ -123,10 +123,13 @@ impl Budget {
     /// Reads the process's size, publishes it and learns the others'.
     pub fn sample(&self) {
         let Some(statm) = &*self.statm else { return };
-        let own = pagemap::anon_resident_pages(statm) as i64 - self.still_shared_pages();
+        let resident = pagemap::anon_resident_pages(statm) as i64;
+        let own = resident - self.still_shared_pages();
         self.own_pages.store(own, Relaxed);
         let slot = self.control.process(*self.slot);
         slot.anon_bytes.store((own.max(0) as u64) * PAGE_BYTES as u64, Relaxed);
+        let measured = (resident - self.shared_pages.load(Relaxed)).max(0) as u64;
+        slot.measured_bytes.store(measured * PAGE_BYTES as u64, Relaxed);
         let tree = (self.control.tree_anon_bytes() / PAGE_BYTES as u64) as i64;
         self.others_pages.store((tree - own).max(0), Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);

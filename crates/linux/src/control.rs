@@ -137,8 +137,11 @@ struct Header {
 #[derive(Debug)]
 pub struct ProcessSlot {
     pid: AtomicU32,
-    /// Anonymous memory the process takes, as its agent last saw it.
+    /// Anonymous memory the process takes, at most: what it may have stopped sharing since that was measured
+    /// counts as its own.
     pub anon_bytes: AtomicU64,
+    /// The same with what it shared when that was measured: for reports.
+    pub measured_bytes: AtomicU64,
     /// Its counters.
     pub counters: Counters,
 }
@@ -338,6 +341,7 @@ impl Control {
         let process = self.process(slot);
         if self.pid(slot) == pid {
             process.anon_bytes.store(0, Ordering::Relaxed);
+            process.measured_bytes.store(0, Ordering::Relaxed);
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
@@ -366,6 +370,11 @@ impl Control {
     /// Anonymous memory of the tree, as its agents last saw it.
     pub fn tree_anon_bytes(&self) -> u64 {
         self.slots().map(|slot| self.process(slot).anon_bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Anonymous memory of the tree as it was measured, for reports.
+    pub fn tree_measured_bytes(&self) -> u64 {
+        self.slots().map(|slot| self.process(slot).measured_bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// What the stores of the tree hold, uncompressed, and what they take for it.
