@@ -85,8 +85,6 @@ pub trait Machine: Sync {
     fn uncharge(&self, pages: u32);
     /// Pages left below the limit; negative beyond it.
     fn room_pages(&self) -> i64;
-    /// The program has unmapped or discarded `pages` resident pages: the kernel has freed them.
-    fn program_freed(&self, pages: u32);
     /// The counters of the managed program.
     fn counters(&self) -> &Counters;
 
@@ -96,13 +94,14 @@ pub trait Machine: Sync {
     fn release(&self, run: FrameRun);
     /// Fills the pages at home in `run` with zeros.
     fn zero(&self, run: FrameRun);
-    /// Keeps changes of mappings from being applied to the engine while it lives. A page is moved out only under it:
-    /// the engine's view of what lies there must not be behind the program's.
+    /// Keeps changes of mappings from being heard while it lives. A page is moved, in or out, only under it, taken
+    /// before what the engine knows of the page is looked up: that must not be behind what the program has done.
     type Steady<'a>
     where
         Self: 'a;
-    /// Waits for a change of mappings that is being applied, and keeps the next from being.
-    fn steady(&self) -> Self::Steady<'_>;
+    /// Keeps the next change of mappings from being heard; `None` while one that was heard waits for others that are
+    /// under way.
+    fn steady(&self) -> Option<Self::Steady<'_>>;
     /// Hash of the content at home in `run`, the same whenever that is the same. Two contents have the same
     /// hash by chance only, once in 2^64.
     fn hash(&self, run: FrameRun) -> u64;
@@ -129,8 +128,8 @@ pub trait Machine: Sync {
     fn unshare_home(&self, run: FrameRun);
     /// Wakes whoever waits for the 2^order pages at `page`. Called under a block lock.
     fn wake(&self, page: PageNumber, order: Order);
-    /// Makes any access to the page end the program with SIGBUS, and says why.
-    fn poison(&self, page: PageNumber, why: Corrupted);
+    /// Makes any access to the page end the program with SIGBUS, and says why. Called under a block lock.
+    fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError>;
 
     /// The mapping around `page`, as far as it is known: a folio never leaves it.
     fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>>;

@@ -129,7 +129,7 @@ impl World {
             kept.retain(|mapping| mapping.start < mapping.end);
             state.mappings = kept;
             for page in start..end {
-                state.program.remove(&page);
+                state.drop_page(page);
                 state.pinned.remove(&page);
                 state.shared.remove(&page);
                 state.refusing.remove(&page);
@@ -145,7 +145,7 @@ impl World {
         {
             let mut state = self.engine.machine().state.lock().unwrap();
             (start..end).for_each(|page| {
-                state.program.remove(&page);
+                state.drop_page(page);
                 state.shared.remove(&page);
             });
         }

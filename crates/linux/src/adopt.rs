@@ -6,9 +6,9 @@
 //!
 //! A mapping is taken over in this order: the list of mappings is read; every change that was under way
 //! by then is heard (a range that was unmapped and mapped anew must not be dropped later for its past);
-//! the range is registered, so that first touches come to the handlers; then the pages it has already
-//! become folios. A program that changes the mapping meanwhile makes a step fail, which leaves the
-//! range to the next look.
+//! the range is registered, so that first touches come to the handlers; what of it is registered indeed is looked up
+//! (the program may have unmapped a part before, and mapped something else there since); then the pages
+//! it has already become folios.
 
 use crate::maps::{self, Kind, Mapping};
 use crate::runtime::{Engaged, Pending, Runtime};
@@ -28,25 +28,60 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
         return;
     }
     let mut pending = Pending::default();
-    let hearing = runtime.hear_changes(engaged, &mut pending);
     let machine = engaged.engine.machine();
-    let mut registered = Vec::new();
-    for range in candidates {
-        let len = range.end - range.start;
-        if machine.descriptors().program.register(range.start, len, uffd::Mode::Missing).is_ok() {
-            // SAFETY: only what a fork copies changes; see `LinuxMachine::allow_forks`.
-            let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(range.start), len, Advice::LinuxDontFork) };
-            machine.ranges().insert(range.clone());
-            registered.push(range);
+    {
+        let _hearing = runtime.hear_changes(engaged, &mut pending);
+        for range in &candidates {
+            // A failure leaves the range to the next look.
+            let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Missing);
         }
     }
-    drop(hearing);
-    for range in registered {
-        engaged.engine.adopt(page(range.start)..page(range.end));
+    for range in insert_registered(runtime, engaged, &candidates, &mut pending) {
+        let mut rest = page(range.start)..page(range.end);
+        while let Err(left) = engaged.engine.adopt(rest) {
+            drop(runtime.hear_changes(engaged, &mut pending));
+            rest = left;
+        }
     }
     // Faults that were heard on the way are raised again by the threads that wait for them.
     while let Some(page) = pending.pop() {
         let _ = machine.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
+    }
+}
+
+/// Adds to the managed ranges what of `candidates` is registered, and returns it.
+fn insert_registered(
+    runtime: &Runtime,
+    engaged: &Engaged,
+    candidates: &[Range<usize>],
+    pending: &mut Pending,
+) -> Vec<Range<usize>> {
+    let machine = engaged.engine.machine();
+    let uffd = &machine.descriptors().program;
+    let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
+    loop {
+        let _hearing = runtime.hear_changes(engaged, pending);
+        let mut registered = Vec::new();
+        maps::for_each(&files.maps, &mut |mapping| {
+            let after = candidates.partition_point(|range| range.end <= mapping.start);
+            for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
+                let part = range.start.max(mapping.start)..range.end.min(mapping.end);
+                if uffd.is_registered(part.start) {
+                    registered.push(part);
+                }
+            }
+        });
+        // A change that has begun meanwhile cannot end before it is heard.
+        if uffd.mapping_is_changing() {
+            continue;
+        }
+        for part in &registered {
+            machine.ranges().insert(part.clone());
+            let (start, len) = (std::ptr::with_exposed_provenance_mut(part.start), part.end - part.start);
+            // SAFETY: only what a fork copies changes; see `LinuxMachine::allow_forks`.
+            let _ = unsafe { madvise(start, len, Advice::LinuxDontFork) };
+        }
+        return registered;
     }
 }
 
@@ -57,16 +92,15 @@ fn page(address: usize) -> PageNumber {
 /// The ranges that can be managed and are not.
 fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
     let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
-    let ranges = engaged.engine.machine().ranges();
+    let machine = engaged.engine.machine();
     let mut found = Vec::new();
     let mut before: Option<Mapping> = None;
     maps::for_each(&files.maps, &mut |mapping| {
         let guard = before.as_ref().filter(|before| before.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
-        let is_part = !ranges.within(mapping.start..mapping.end).is_empty();
-        if is_part || is_manageable(mapping, guard) {
+        if machine.descriptors().program.is_registered(mapping.start) || is_manageable(mapping, guard) {
             for part in runtime.own.outside(mapping.start..mapping.end) {
-                found.extend(ranges.missing(part));
+                found.extend(machine.ranges().missing(part));
             }
         }
         before = Some(mapping.clone());

@@ -6,6 +6,7 @@
 
 mod adopt;
 pub mod budget;
+mod changes;
 pub mod child;
 pub mod clock;
 pub mod clone_trap;

@@ -3,13 +3,14 @@
 //! One userfaultfd has the program's ranges registered for missing pages, and hears of unmapped, remapped and
 //! discarded ranges. The arena is registered with it, too, so that pages may be moved there: the kernel then
 //! refuses to move any page, in or out, while a change of mappings is under way that has not been heard. For
-//! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages out holds for
-//! reading. So no page is ever moved out of a mapping that has taken the place of the one the engine knows.
+//! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages holds for
+//! reading. So no page is ever moved out of, or into, a mapping that has taken the place of the one the engine knows.
 //!
 //! An empty home is never touched: whoever reads or writes arena memory holds a run that the engine says
 //! is full. After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
 
 use crate::budget::Budget;
+use crate::changes::Changes;
 use crate::codec::{Codec, Compressor, Decompressor, checksum, fill_word};
 use crate::fork_cell::ForkCell;
 use crate::maps;
@@ -20,6 +21,7 @@ use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{Piece, Place};
+use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
 use std::ops::Range;
@@ -68,10 +70,10 @@ pub struct LinuxMachine {
     budget: &'static Budget,
     ranges: Ranges,
     escaping: &'static AtomicBool,
-    /// A fault came from a part of a mapping that nobody knew to be managed.
-    has_grown: AtomicBool,
-    /// Held for writing from the reading of a message until what it says is applied.
-    mappings: RwLock<()>,
+    /// Addresses whose mappings may have grown, which the kernel does not tell of.
+    may_have_grown: Mutex<Vec<usize>>,
+    /// Held for writing from the reading of a message until what it says is applied, or waits to be.
+    mappings: RwLock<Changes>,
 }
 
 impl LinuxMachine {
@@ -90,8 +92,8 @@ impl LinuxMachine {
             budget,
             ranges: Ranges::default(),
             escaping,
-            has_grown: AtomicBool::new(false),
-            mappings: RwLock::new(()),
+            may_have_grown: Mutex::default(),
+            mappings: RwLock::default(),
         })
     }
 
@@ -110,13 +112,32 @@ impl LinuxMachine {
         &self.descriptors
     }
 
-    /// Whether mappings have grown since the last call.
-    pub fn take_grown(&self) -> bool {
-        self.has_grown.swap(false, Ordering::Relaxed)
+    /// The mapping around `address` may be larger than it is known to be.
+    pub fn may_have_grown(&self, address: usize) {
+        self.may_have_grown.lock().push(address);
+    }
+
+    /// Whether there are such mappings.
+    pub fn has_unknown_growth(&self) -> bool {
+        !self.may_have_grown.lock().is_empty()
+    }
+
+    /// Looks up how large they are. Called under the lock of the mappings, while no change is under way.
+    pub fn learn_growth(&self) {
+        let candidates = std::mem::take(&mut *self.may_have_grown.lock());
+        for address in candidates {
+            let Some(mapping) = maps::query(&self.descriptors().maps, address) else { continue };
+            let uffd = &self.descriptors().program;
+            if uffd.is_registered(address) {
+                self.ranges.insert(mapping);
+            } else if uffd.mapping_is_changing() {
+                self.may_have_grown(address);
+            }
+        }
     }
 
     /// Keeps others from hearing messages and from moving pages out.
-    pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, ()> {
+    pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, Changes> {
         // A panic aborts: the lock cannot be poisoned.
         self.mappings.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -225,10 +246,11 @@ fn page_range(pages: &Range<PageNumber>) -> (usize, usize) {
 
 impl Machine for LinuxMachine {
     type Worker = Worker;
-    type Steady<'a> = RwLockReadGuard<'a, ()>;
+    type Steady<'a> = RwLockReadGuard<'a, Changes>;
 
-    fn steady(&self) -> RwLockReadGuard<'_, ()> {
-        self.mappings.read().unwrap_or_else(PoisonError::into_inner)
+    fn steady(&self) -> Option<RwLockReadGuard<'_, Changes>> {
+        let changes = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
+        changes.is_empty().then_some(changes)
     }
 
     fn now_ns(&self) -> u64 {
@@ -253,10 +275,6 @@ impl Machine for LinuxMachine {
 
     fn room_pages(&self) -> i64 {
         self.budget.room_pages()
-    }
-
-    fn program_freed(&self, _pages: u32) {
-        // The next sample of the resident size shows it. Counting it here too would count it twice.
     }
 
     fn counters(&self) -> &Counters {
@@ -336,20 +354,20 @@ impl Machine for LinuxMachine {
         let _ = self.descriptors().program.wake(address(page), order.bytes());
     }
 
-    fn poison(&self, page: PageNumber, why: Corrupted) {
+    fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
+        self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
         self.budget.control().notice(format_args!(
             "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
             page.address()
         ));
-        let _ = self.descriptors().program.poison(address(page), PAGE_BYTES);
+        Ok(())
     }
 
     fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
         let found = self.ranges.containing(address(page)).or_else(|| {
-            // A mapping that grew: the kernel registered the rest by itself, and the keeper is to learn of it.
-            self.has_grown.store(true, Ordering::Relaxed);
-            let mapping = maps::query(&self.descriptors().maps, address(page))?;
-            Some(mapping.start..mapping.end)
+            // A mapping that grew: the kernel registered the rest by itself.
+            self.may_have_grown(address(page));
+            maps::query(&self.descriptors().maps, address(page))
         })?;
         Some(PageNumber::containing(found.start as u64)..PageNumber::containing(found.end as u64))
     }

@@ -1,6 +1,13 @@
 //! `/proc/self/maps`: what is mapped where.
 
+use crate::raw_ioctl;
+use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, opcode};
+use std::ops::Range;
+
+const PROCMAP_QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
 
 /// What a mapping is backed by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,15 +119,27 @@ pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
     }
 }
 
-/// The mapping that holds `address`.
-pub fn query(maps: impl AsFd, address: usize) -> Option<Mapping> {
-    let mut holding = None;
-    for_each(maps, &mut |mapping| {
-        if mapping.start <= address && address < mapping.end {
-            holding = Some(mapping.clone());
+/// Where the mapping lies that holds `address`.
+pub fn query(maps: impl AsFd, address: usize) -> Option<Range<usize>> {
+    // SAFETY: a struct of integers.
+    let mut query: raw::procmap_query = unsafe { std::mem::zeroed() };
+    query.size = size_of::<raw::procmap_query>() as u64;
+    query.query_addr = address as u64;
+    // SAFETY: takes a procmap_query, which names no buffers.
+    match unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) } {
+        Ok(_) => Some(query.vma_start as usize..query.vma_end as usize),
+        Err(Errno::NOENT) => None,
+        // Before Linux 6.11.
+        Err(_) => {
+            let mut holding = None;
+            for_each(maps, &mut |mapping| {
+                if mapping.start <= address && address < mapping.end {
+                    holding = Some(mapping.start..mapping.end);
+                }
+            });
+            holding
         }
-    });
-    holding
+    }
 }
 
 #[cfg(test)]
@@ -152,7 +171,8 @@ mod tests {
     fn our_own_mappings_are_found() {
         let maps = std::fs::File::open("/proc/self/maps").unwrap();
         let here = our_own_mappings_are_found as fn() as usize;
-        assert!(query(&maps, here).unwrap().executable);
+        assert!(query(&maps, here).unwrap().contains(&here));
+        assert_eq!(query(&maps, usize::MAX / 4), None);
         let mut last = 0;
         for_each(&maps, &mut |mapping| {
             assert!(mapping.start >= last);

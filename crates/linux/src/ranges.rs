@@ -28,6 +28,11 @@ impl Ranges {
         }
     }
 
+    /// Adds what of `others` is not there yet.
+    pub fn insert_all(&self, others: &Ranges) {
+        others.snapshot().into_iter().for_each(|range| self.insert(range));
+    }
+
     /// The parts of `range` that are managed.
     pub fn within(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let ranges = self.0.lock();
@@ -70,11 +75,6 @@ impl Ranges {
     /// All of them.
     pub fn snapshot(&self) -> Vec<Range<usize>> {
         self.0.lock().clone()
-    }
-
-    /// How many bytes they have.
-    pub fn bytes(&self) -> usize {
-        self.0.lock().iter().map(|range| range.end - range.start).sum()
     }
 }
 

@@ -19,6 +19,7 @@
 
 use crate::adopt::adopt_mappings;
 use crate::budget::Budget;
+use crate::changes::{Change, Changes};
 use crate::clock::now_ns;
 use crate::control::{Configuration, Control, SlotIndex};
 use crate::fork_cell::ForkCell;
@@ -380,8 +381,7 @@ impl Runtime {
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
-        let grown = engine.machine().take_grown();
-        if unmanaged > *unmanaged_pages + LOW_MIN_PAGES / 4 || grown || self.settings.torture {
+        if unmanaged > *unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
             adopt_mappings(self, engaged);
             *unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
@@ -546,35 +546,38 @@ impl Runtime {
     /// is nothing to hear.
     fn hear(&self, engaged: &Engaged) -> Option<PageNumber> {
         let machine = engaged.engine.machine();
-        let _hearing = machine.hold_mappings();
+        let uffd = &machine.descriptors().program;
+        let mut changes = machine.hold_mappings();
         loop {
-            match machine.descriptors().program.read_message() {
-                Ok(Some(Message::Fault { address, .. })) => return Some(PageNumber::containing(address as u64)),
-                Ok(Some(Message::Remove { start, end })) => engaged.engine.discarded(page(start)..page(end)),
-                Ok(Some(Message::Unmap { start, end })) => {
-                    machine.ranges().remove(start..end);
-                    engaged.engine.unmapped(page(start)..page(end));
+            let fault = match uffd.read_message() {
+                Ok(Some(Message::Change(change))) => {
+                    changes.hear(change, machine.ranges(), |change| apply(engaged, change));
+                    continue;
                 }
-                Ok(Some(Message::Remap { from, to, len })) => {
-                    machine.ranges().remove(from..from + len);
-                    machine.ranges().remove(to..to + len);
-                    machine.ranges().insert(to..to + len);
-                    engaged.engine.remapped(page(from), page(to), (len / PAGE_BYTES) as u32);
-                }
-                Ok(None) | Err(_) => return None,
+                Ok(Some(Message::Fault { address, .. })) => Some(PageNumber::containing(address as u64)),
+                Ok(None) | Err(_) => None,
+            };
+            if (!changes.is_empty() || machine.has_unknown_growth()) && !uffd.mapping_is_changing() {
+                changes.settle(|change| apply(engaged, change));
+                machine.learn_growth();
             }
+            return fault;
         }
     }
 
     /// Waits until no change of mappings is under way that has not been heard, and hears all that were;
     /// `pending` keeps the faults that came with them. The returned guard keeps others from hearing.
-    pub(crate) fn hear_changes<'a>(&self, engaged: &'a Engaged, pending: &mut Pending) -> RwLockWriteGuard<'a, ()> {
+    pub(crate) fn hear_changes<'a>(
+        &self,
+        engaged: &'a Engaged,
+        pending: &mut Pending,
+    ) -> RwLockWriteGuard<'a, Changes> {
         loop {
             while let Some(page) = self.hear(engaged) {
                 pending.push(page);
             }
             let hearing = engaged.engine.machine().hold_mappings();
-            if !engaged.engine.machine().descriptors().program.mapping_is_changing() {
+            if hearing.is_empty() && !engaged.engine.machine().descriptors().program.mapping_is_changing() {
                 return hearing;
             }
             drop(hearing);
@@ -636,6 +639,27 @@ impl Pending {
 
     pub(crate) fn pop(&mut self) -> Option<PageNumber> {
         self.0.pop()
+    }
+}
+
+/// Applies a change of the program's mappings to what is known of them. Called under the lock of the mappings.
+fn apply(engaged: &Engaged, change: Change) {
+    let (engine, ranges) = (&engaged.engine, engaged.engine.machine().ranges());
+    match change {
+        Change::Discard(range) => engine.discarded(page(range.start)..page(range.end)),
+        Change::Unmap(range) => {
+            ranges.remove(range.clone());
+            engine.unmapped(page(range.start)..page(range.end));
+        }
+        Change::Remap { from, to } => {
+            let len = from.len();
+            ranges.remove(from.clone());
+            ranges.remove(to..to + len);
+            ranges.insert(to..to + len);
+            engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
+            // The message tells the old length, whatever the new one is.
+            engine.machine().may_have_grown(to);
+        }
     }
 }
 

@@ -10,7 +10,9 @@
 //! to 15 us either way when a second handler on the other CPU is woken, too. Polling lets messages be
 //! read one at a time in order, which correctness needs (see [`crate::runtime`]), for 0.5 us.
 
+use crate::changes::Change;
 use crate::raw_ioctl;
+use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,6 +32,7 @@ const WAKE: Opcode = opcode::read::<raw::uffdio_range>(UFFDIO, raw::_UFFDIO_WAKE
 const COPY: Opcode = opcode::read_write::<raw::uffdio_copy>(UFFDIO, raw::_UFFDIO_COPY as u8);
 const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(UFFDIO, raw::_UFFDIO_ZEROPAGE as u8);
 const MOVE: Opcode = opcode::read_write::<raw::uffdio_move>(UFFDIO, raw::_UFFDIO_MOVE as u8);
+const CONTINUE: Opcode = opcode::read_write::<raw::uffdio_continue>(UFFDIO, raw::_UFFDIO_CONTINUE as u8);
 const POISON: Opcode = opcode::read_write::<raw::uffdio_poison>(UFFDIO, raw::_UFFDIO_POISON as u8);
 
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
@@ -126,7 +129,7 @@ pub struct MoveOutcome {
 }
 
 /// What the kernel reports.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
     /// A thread touched a page that is not there, and waits.
     Fault {
@@ -135,29 +138,8 @@ pub enum Message {
         /// It was a write.
         write: bool,
     },
-    /// A range is about to be discarded.
-    Remove {
-        /// First byte.
-        start: usize,
-        /// First byte behind.
-        end: usize,
-    },
-    /// A range has been unmapped.
-    Unmap {
-        /// First byte.
-        start: usize,
-        /// First byte behind.
-        end: usize,
-    },
-    /// A range has been moved.
-    Remap {
-        /// From here.
-        from: usize,
-        /// To here.
-        to: usize,
-        /// How many bytes.
-        len: usize,
-    },
+    /// A thread changes its mappings.
+    Change(Change),
 }
 
 /// A userfaultfd, non-blocking, closed on exec.
@@ -231,7 +213,7 @@ impl Userfaultfd {
     }
 
     /// Makes every access to the absent pages of the range raise SIGBUS.
-    pub fn poison(&self, start: usize, len: usize) -> Result<(), Errno> {
+    pub fn poison(&self, start: usize, len: usize) -> Result<(), MoveError> {
         let mut request = raw::uffdio_poison { range: range(start, len), mode: 0, updated: 0 };
         // SAFETY: takes a uffdio_poison; only absent pages are changed.
         unsafe { raw_ioctl::call(&self.0, POISON, &mut request) }?;
@@ -245,6 +227,15 @@ impl Userfaultfd {
         // SAFETY: takes a uffdio_zeropage; an empty range is refused.
         let answer = unsafe { raw_ioctl::call(&self.0, ZEROPAGE, &mut request) };
         answer == Err(Errno::AGAIN)
+    }
+
+    /// Whether the page at `address` is known to be registered: not while a change of mappings is under way. The
+    /// kernel refuses to continue a fault of private memory otherwise than one of memory that is not registered.
+    pub fn is_registered(&self, address: usize) -> bool {
+        let mut request = raw::uffdio_continue { range: range(address, PAGE_BYTES), mode: 0, mapped: 0 };
+        // SAFETY: takes a uffdio_continue; refused in any case.
+        let answer = unsafe { raw_ioctl::call(&self.0, CONTINUE, &mut request) };
+        answer == Err(Errno::INVAL)
     }
 
     /// Waits until there may be something to read.
@@ -342,17 +333,16 @@ fn decode(message: &raw::uffd_msg) -> Option<Message> {
                 address: message.arg.pagefault.address as usize,
                 write: message.arg.pagefault.flags & WRITE != 0,
             }),
-            raw::UFFD_EVENT_REMOVE => {
-                Some(Message::Remove { start: message.arg.remove.start as usize, end: message.arg.remove.end as usize })
-            }
+            raw::UFFD_EVENT_REMOVE => Some(Message::Change(Change::Discard(
+                message.arg.remove.start as usize..message.arg.remove.end as usize,
+            ))),
             raw::UFFD_EVENT_UNMAP => {
-                Some(Message::Unmap { start: message.arg.remove.start as usize, end: message.arg.remove.end as usize })
+                Some(Message::Change(Change::Unmap(message.arg.remove.start as usize..message.arg.remove.end as usize)))
             }
-            raw::UFFD_EVENT_REMAP => Some(Message::Remap {
-                from: message.arg.remap.from as usize,
-                to: message.arg.remap.to as usize,
-                len: message.arg.remap.len as usize,
-            }),
+            raw::UFFD_EVENT_REMAP => {
+                let (from, to) = (message.arg.remap.from as usize, message.arg.remap.to as usize);
+                Some(Message::Change(Change::Remap { from: from..from + message.arg.remap.len as usize, to }))
+            }
             _ => None,
         }
     }

@@ -7,9 +7,9 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
-use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
+use std::ops::Range;
 
 /// What became of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,8 +19,6 @@ pub enum Served {
     /// The program is changing its mappings. Hear the change first, then try again.
     Again,
 }
-
-type Guard<'a> = MutexGuard<'a, Box<Entries>>;
 
 /// What one look at the faulting page came to.
 enum Step {
@@ -59,6 +57,7 @@ impl<M: Machine> Engine<M> {
     }
 
     fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, last_try: bool) -> Step {
+        let Some(steady) = self.machine.steady() else { return Step::Served(Served::Again) };
         let mut entries = block.lock();
         match entries.get(page) {
             PageState::None => self.first_touch(&mut entries, page, last_try),
@@ -75,6 +74,7 @@ impl<M: Machine> Engine<M> {
                 let head = page.head(order);
                 if writeback && !self.copy_from_writeback(&mut entries, head, order) {
                     drop(entries);
+                    drop(steady);
                     std::thread::yield_now();
                     return Step::LookAgain;
                 }
@@ -87,7 +87,15 @@ impl<M: Machine> Engine<M> {
                 self.readahead.faulted(head..head.offset(order.pages()));
                 Step::Served(Served::Done(FaultKind::Spurious))
             }
-            PageState::Swapped { .. } => self.swap_in(worker, block, entries, page, last_try),
+            PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
+                Ok(fetch) => {
+                    self.readahead.faulted(fetch.pages());
+                    drop(entries);
+                    drop(steady);
+                    Step::Served(self.swap_in(worker, block, fetch))
+                }
+                Err(step) => step,
+            },
         }
     }
 
@@ -230,23 +238,16 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Fetches the folio of `page` from the store, whole if frames for it can be had, else the largest
+    /// Marks the folio of `page`, which is out, as being fetched: whole if frames for it can be had, else the largest
     /// part around `page` that they can be had for.
-    fn swap_in<'a>(
-        &'a self,
-        worker: &mut M::Worker,
-        block: &'a Block,
-        mut entries: Guard<'a>,
-        page: PageNumber,
-        last_try: bool,
-    ) -> Step {
+    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let mut order = whole;
         let run = loop {
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
-                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
+                Err(NoRun::OverLimit) if !last_try => return Err(Step::OverLimit),
                 Err(reason) => {
                     self.counters().of(order).swpin_fallback.inc();
                     if reason == NoRun::OverLimit {
@@ -254,32 +255,48 @@ impl<M: Machine> Engine<M> {
                     }
                 }
             }
-            let Some(lower) = order.lower() else { return Step::OverLimit };
+            let Some(lower) = order.lower() else { return Err(Step::OverLimit) };
             order = lower;
         };
         let head = page.head(order);
         if order < whole {
-            self.carve(&mut entries, head..head.offset(order.pages()));
+            self.carve(entries, head..head.offset(order.pages()));
         }
-        self.readahead.faulted(head..head.offset(order.pages()));
-        Step::Served(self.fetch_folio(worker, block, entries, head, run))
+        Ok(mark_fetching(entries, head, run))
     }
 
-    /// Fetches the folio at `head`, which is out, to `run`, and moves it into the program.
-    fn fetch_folio<'a>(
-        &'a self,
-        worker: &mut M::Worker,
-        block: &'a Block,
-        mut entries: Guard<'a>,
-        head: PageNumber,
-        run: FrameRun,
-    ) -> Served {
-        let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
-        entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
-        drop(entries);
-        let fetched = self.fetch(worker, slot, run);
-        entries = block.lock();
-        self.finish_swap_in(&mut entries, head, slot, run, fetched)
+    /// Brings what was marked into the program.
+    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetch: Fetch) -> Served {
+        let fetched = self.fetch(worker, &fetch);
+        // Where the pages have gone meanwhile is settled first: who moves a folio to another address waits for that
+        // while it holds off everything that needs steadiness.
+        let corrupted = self.finish_fetch(&mut block.lock(), &fetch, fetched).err();
+        let Some(_steady) = self.machine.steady() else {
+            self.leave_at_home(&mut block.lock(), &fetch);
+            return Served::Again;
+        };
+        let mut entries = block.lock();
+        if let Some(corrupted) = corrupted {
+            return self.give_up_corrupted(&mut entries, &fetch, corrupted);
+        }
+        let mut served = Served::Done(FaultKind::SwapIn);
+        let (mut page, mut all_in) = (fetch.head, true);
+        while page < fetch.pages().end {
+            let state = entries.get(page);
+            if matches!(state, PageState::Home { frame, writeback: false, .. } if fetch.run.contains(frame)) {
+                if self.bring_in(&mut entries, page, FaultKind::SwapIn) == Served::Again {
+                    served = Served::Again;
+                }
+            } else {
+                all_in = false;
+            }
+            page = page.offset(state.order().unwrap_or(Order::ZERO).pages());
+        }
+        if !all_in {
+            // Whoever waits for a page that is not ours any more is to ask again.
+            self.machine.wake(fetch.head, fetch.run.order);
+        }
+        served
     }
 
     /// Fetches some of what the program is likely to touch after its fault on `page`, as far as there is room for it
@@ -291,6 +308,7 @@ impl<M: Machine> Engine<M> {
         let mut page = chunk.start;
         while page < chunk.end {
             let Some(block) = self.table.get(page) else { break };
+            let Some(steady) = self.machine.steady() else { return false };
             let mut entries = block.lock();
             let state = entries.get(page);
             let order = state.order().unwrap_or(Order::ZERO);
@@ -300,7 +318,10 @@ impl<M: Machine> Engine<M> {
                     let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else {
                         return false;
                     };
-                    if self.fetch_folio(worker, block, entries, head, run) == Served::Again {
+                    let fetch = mark_fetching(&mut entries, head, run);
+                    drop(entries);
+                    drop(steady);
+                    if self.swap_in(worker, block, fetch) == Served::Again {
                         // Whoever came meanwhile was told that it is being fetched: they are to ask again.
                         self.machine.wake(head, order);
                     }
@@ -316,9 +337,10 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Decompresses the slots from `slot` on to the homes of `run`. The slots stay ours meanwhile, because
-    /// their pages say *fetching*. Returns what to keep of them, if they are worth keeping.
-    fn fetch(&self, worker: &mut M::Worker, slot: Slot, run: FrameRun) -> Result<Option<SwapCopy>, Corrupted> {
+    /// Decompresses. The slots stay ours meanwhile, because their pages say *fetching*. Returns what to keep of
+    /// them, if they are worth keeping.
+    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<SwapCopy>, Corrupted> {
+        let Fetch { slot, run, .. } = *fetch;
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
@@ -342,24 +364,37 @@ impl<M: Machine> Engine<M> {
         Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 
-    fn finish_swap_in(
+    /// The pages of `fetch` are at home now, as far as they are still what they were; if they are corrupted, they are
+    /// out as before.
+    fn finish_fetch(
         &self,
         entries: &mut Entries,
-        head: PageNumber,
-        slot: Slot,
-        run: FrameRun,
+        fetch: &Fetch,
         fetched: Result<Option<SwapCopy>, Corrupted>,
-    ) -> Served {
+    ) -> Result<(), Corrupted> {
+        let Fetch { head, slot, run } = *fetch;
         let order = run.order;
-        let copy = match fetched {
-            Ok(copy) => copy,
-            Err(corrupted) => return self.give_up_corrupted(entries, head, slot, run, corrupted),
-        };
-        self.counters().vm.pswpin.add(u64::from(order.pages()));
         let ours: [bool; BLOCK_PAGES] = std::array::from_fn(|index| {
             (index as u32) < order.pages() && is_fetched(entries, head.offset(index as u32), slot.offset(index as u32))
         });
         let whole = ours[..order.pages() as usize].iter().all(|&ours| ours);
+        let copy = match fetched {
+            Ok(copy) => copy,
+            Err(corrupted) => {
+                self.counters().vm.store_corrupted.inc();
+                for index in 0..order.pages() {
+                    let (page, slot) = (head.offset(index), slot.offset(index));
+                    if ours[index as usize] {
+                        entries.set(page, PageState::Swapped { slot, order: Order::ZERO, fetching: false });
+                    } else {
+                        self.free_slots(slot, 1);
+                    }
+                }
+                self.free_content(run);
+                return Err(corrupted);
+            }
+        };
+        self.counters().vm.pswpin.add(u64::from(order.pages()));
         match copy {
             Some(copy) if whole => self.swap_cache.keep(run.head, copy),
             _ => self.free_slots(slot, order.pages()),
@@ -368,48 +403,75 @@ impl<M: Machine> Engine<M> {
             entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).swpin.inc();
-            return self.bring_in(entries, head, FaultKind::SwapIn);
+            return Ok(());
         }
         // Part of it was unmapped or discarded meanwhile.
-        let mut served = Served::Done(FaultKind::SwapIn);
         for index in 0..order.pages() {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
-            if !ours[index as usize] {
+            if ours[index as usize] {
+                entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
+                self.staged_pages.fetch_add(1, Relaxed);
+            } else {
                 self.free_content(part);
-                continue;
-            }
-            entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
-            self.staged_pages.fetch_add(1, Relaxed);
-            if self.bring_in(entries, page, FaultKind::SwapIn) == Served::Again {
-                served = Served::Again;
             }
         }
-        self.machine.wake(head, order);
-        served
+        Ok(())
     }
 
-    /// Never hands over content that does not match its checksum: the program gets SIGBUS there.
-    fn give_up_corrupted(
-        &self,
-        entries: &mut Entries,
-        head: PageNumber,
-        slot: Slot,
-        run: FrameRun,
-        corrupted: Corrupted,
-    ) -> Served {
-        self.counters().vm.store_corrupted.inc();
-        for index in 0..run.frames() {
-            let page = head.offset(index);
-            if is_fetched(entries, page, slot.offset(index)) {
-                self.machine.poison(page, corrupted);
-                entries.set(page, PageState::None);
+    /// What was fetched stays at home, where a fault finds it.
+    fn leave_at_home(&self, entries: &mut Entries, fetch: &Fetch) {
+        let mut page = fetch.head;
+        while page < fetch.pages().end {
+            let order = entries.get(page).order().unwrap_or(Order::ZERO);
+            if matches!(entries.get(page), PageState::Home { frame, writeback: false, .. } if fetch.run.contains(frame))
+            {
+                self.enqueue(&self.staged, entries, page, order);
+            }
+            page = page.offset(order.pages());
+        }
+    }
+
+    /// Never hands over content that does not match its checksum: the program gets SIGBUS there. Where that cannot be
+    /// arranged now, the page stays out, and so out of reach.
+    fn give_up_corrupted(&self, entries: &mut Entries, fetch: &Fetch, corrupted: Corrupted) -> Served {
+        let mut served = Served::Done(FaultKind::SwapIn);
+        for index in 0..fetch.run.frames() {
+            let (page, slot) = (fetch.head.offset(index), fetch.slot.offset(index));
+            if entries.get(page) != (PageState::Swapped { slot, order: Order::ZERO, fetching: false }) {
+                continue;
+            }
+            match self.machine.poison(page, corrupted) {
+                Ok(()) => {
+                    entries.set(page, PageState::None);
+                    self.free_slots(slot, 1);
+                }
+                Err(MoveError::Changing) => served = Served::Again,
+                Err(_) => {}
             }
         }
-        self.free_slots(slot, run.frames());
-        self.free_content(run);
-        self.machine.wake(head, run.order);
-        Served::Done(FaultKind::SwapIn)
+        self.machine.wake(fetch.head, fetch.run.order);
+        served
     }
+}
+
+/// A folio that is being fetched from the store.
+struct Fetch {
+    head: PageNumber,
+    slot: Slot,
+    run: FrameRun,
+}
+
+impl Fetch {
+    fn pages(&self) -> Range<PageNumber> {
+        self.head..self.head.offset(self.run.frames())
+    }
+}
+
+/// From now on only the caller frees the slots of the swapped folio at `head`, which is to go to `run`.
+fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun) -> Fetch {
+    let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
+    entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
+    Fetch { head, slot, run }
 }
 
 /// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.

@@ -22,25 +22,27 @@ impl<M: Machine> Engine<M> {
 
     /// Takes over what the program has in `range` already: each present page becomes part of the
     /// largest enabled folio that is wholly present. The caller has made sure that first touches in
-    /// `range` come to [`fault`](Engine::fault) by now. Returns the pages taken over.
-    pub fn adopt(&self, range: Range<PageNumber>) -> u64 {
-        let mut adopted = 0;
+    /// `range` come to [`fault`](Engine::fault) by now.
+    ///
+    /// # Errors
+    /// What is left to do while the program changes its mappings: once the change has been heard, try again.
+    pub fn adopt(&self, range: Range<PageNumber>) -> Result<(), Range<PageNumber>> {
         let mut page = range.start;
         while page < range.end {
             let next = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
             let Some(block) = self.table.get_or_create(page) else { break };
             // A mapping that has gone since must not be taken for the one that has taken its place.
-            let _steady = self.machine.steady();
+            let Some(_steady) = self.machine.steady() else { return Err(page..range.end) };
             let mut entries = block.lock();
             for part in self.discards.outside(page..next.min(range.end)) {
                 self.machine.for_each_present(part, &mut |run| {
-                    adopted += self.adopt_run(&mut entries, run);
+                    let adopted_pages = self.adopt_run(&mut entries, run);
+                    self.counters().vm.pgadopted.add(adopted_pages);
                 });
             }
             page = next;
         }
-        self.counters().vm.pgadopted.add(adopted);
-        adopted
+        Ok(())
     }
 
     fn adopt_run(&self, entries: &mut Entries, run: Range<PageNumber>) -> u64 {
@@ -168,7 +170,6 @@ impl<M: Machine> Engine<M> {
                 self.counters().of(order).nr_anon.sub(1);
                 self.drop_copy(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
-                self.machine.program_freed(order.pages());
             }
             PageState::Home { frame, writeback, .. } => {
                 self.staged_pages.fetch_sub(pages, Relaxed);

@@ -138,7 +138,7 @@ impl<M: Machine> Engine<M> {
     }
 
     fn try_stage(&self, block: &Block, folio: FolioName) -> Result<Staged, MoveError> {
-        let _steady = self.machine.steady();
+        let _steady = self.machine.steady().ok_or(MoveError::Changing)?;
         let mut entries = block.lock();
         let FolioName { head, order } = folio;
         let frame = match entries.get(head) {
@@ -178,6 +178,7 @@ impl<M: Machine> Engine<M> {
 
     /// A folio that could not be moved: parts of it may be gone, or movable on their own.
     fn leave_resident(&self, block: &Block, folio: FolioName, error: MoveError) -> Staged {
+        let Some(_steady) = self.machine.steady() else { return self.stage_later(block, folio) };
         let mut entries = block.lock();
         let FolioName { head, order } = folio;
         if !matches!(entries.get(head), PageState::Resident { order: now, .. } if now == order) {
@@ -352,7 +353,9 @@ impl<M: Machine> Engine<M> {
     /// kernel wants them). What a background thread does between reclaims.
     pub fn tend(&self) {
         for range in self.discards.take_due(self.machine.now_ns()) {
-            self.adopt(range);
+            if let Err(rest) = self.adopt(range) {
+                self.discards.add(rest, self.machine.now_ns());
+            }
         }
         self.publish_store();
     }

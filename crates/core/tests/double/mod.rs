@@ -39,6 +39,15 @@ pub struct State {
     pub corrupt_next: bool,
 }
 
+impl State {
+    /// The program's page is gone, and the kernel has freed it.
+    pub fn drop_page(&mut self, page: u64) {
+        if self.program.remove(&page).is_some() {
+            self.charged -= 1;
+        }
+    }
+}
+
 /// The machine.
 pub struct Double {
     pub state: Mutex<State>,
@@ -107,10 +116,6 @@ impl Machine for Double {
         state.limit_pages - state.charged
     }
 
-    fn program_freed(&self, pages: u32) {
-        self.uncharge(pages);
-    }
-
     fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -138,7 +143,9 @@ impl Machine for Double {
 
     type Steady<'a> = ();
 
-    fn steady(&self) {}
+    fn steady(&self) -> Option<()> {
+        Some(())
+    }
 
     fn hash(&self, run: FrameRun) -> u64 {
         let state = self.state.lock().unwrap();
@@ -222,8 +229,9 @@ impl Machine for Double {
 
     fn wake(&self, _page: PageNumber, _order: Order) {}
 
-    fn poison(&self, page: PageNumber, _why: Corrupted) {
+    fn poison(&self, page: PageNumber, _why: Corrupted) -> Result<(), MoveError> {
         self.state.lock().unwrap().poisoned.insert(page.0);
+        Ok(())
     }
 
     fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {

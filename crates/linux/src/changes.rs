@@ -1,0 +1,306 @@
+//! The order of mapping changes.
+//!
+//! The kernel changes a mapping first and queues the message about it afterwards, without a lock in between; a
+//! move to a fixed address even waits for another message of its own to be read. So a thread may unmap a
+//! range, another may move pages to the very place, and the second message may be read first. Applied in that order,
+//! the pages that were moved there would be lost.
+//!
+//! But a range can be moved only to where nothing is. So if something is known at the target of a move, the message
+//! about what takes that away is still to come, and the move *waits* for it. What is heard meanwhile of the addresses
+//! that a waiting move leaves, or has filled, waits behind it, unless it is what the move waits for.
+//!
+//! Assumed: what is mapped is known (the kernel does not tell where a mapping grows in place; whoever uses this asks);
+//! and no thread changes the same addresses again while the message about what was there before them is still on its
+//! way. Where two do, nothing tells which was first.
+//!
+//! Used under the lock of the mappings; takes the lock of the ranges.
+
+use crate::ranges::Ranges;
+use std::ops::Range;
+
+/// What the program did to its mappings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Discarded the content.
+    Discard(Range<usize>),
+    /// Unmapped.
+    Unmap(Range<usize>),
+    /// Moved a range to another address.
+    Remap {
+        /// From here.
+        from: Range<usize>,
+        /// To what starts here.
+        to: usize,
+    },
+}
+
+/// The moves that wait, and what waits behind them, in the order heard.
+#[derive(Debug, Default)]
+pub struct Changes {
+    waiting: Vec<Change>,
+}
+
+impl Changes {
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Takes in a change. What can be applied now goes to `apply`, which brings `ranges`, what is known to be mapped,
+    /// up to date.
+    pub fn hear(&mut self, change: Change, ranges: &Ranges, mut apply: impl FnMut(Change)) {
+        if let Change::Discard(range) = &change {
+            // What a waiting move will bring there is discarded when it is there, if that was meant; what is still
+            // known there will be gone in any case.
+            let newer = self.newer(ranges);
+            newer.left.missing(range.clone()).into_iter().for_each(|part| apply(Change::Discard(part)));
+        }
+        let mut applied = self.apply_or_wait(change, ranges, &mut apply);
+        while applied && !self.is_empty() {
+            let waiting = std::mem::take(&mut self.waiting);
+            let attempt = |applied, change| self.apply_or_wait(change, ranges, &mut apply) | applied;
+            applied = waiting.into_iter().fold(false, attempt);
+        }
+    }
+
+    /// No change is under way: what is known at the target of a waiting move has gone without a word.
+    pub fn settle(&mut self, apply: impl FnMut(Change)) {
+        self.waiting.drain(..).for_each(apply);
+    }
+
+    fn newer(&self, ranges: &Ranges) -> Newer {
+        let newer = Newer::default();
+        for change in &self.waiting {
+            if let Change::Remap { from, to } = change {
+                let target = *to..*to + from.len();
+                newer.left.insert(from.clone());
+                ranges.missing(target.clone()).into_iter().for_each(|part| newer.free.insert(part));
+                newer.filled.insert(target);
+            }
+        }
+        newer
+    }
+
+    /// Whether any of it was applied.
+    fn apply_or_wait(&mut self, change: Change, ranges: &Ranges, apply: &mut impl FnMut(Change)) -> bool {
+        let Newer { left, filled, free } = self.newer(ranges);
+        let meets = |ranges: &Ranges, range: &Range<usize>| !ranges.within(range.clone()).is_empty();
+        let (now, later) = match change {
+            Change::Unmap(range) => {
+                left.insert_all(&free);
+                let (now, later) = (left.missing(range.clone()), left.within(range));
+                (now.into_iter().map(Change::Unmap).collect(), later.into_iter().map(Change::Unmap).collect())
+            }
+            Change::Discard(range) => {
+                left.insert_all(&filled);
+                let (now, later) = (left.missing(range.clone()), left.within(range));
+                (now.into_iter().map(Change::Discard).collect(), later.into_iter().map(Change::Discard).collect())
+            }
+            Change::Remap { ref from, to } => {
+                let target = to..to + from.len();
+                let waits =
+                    meets(ranges, &target) || meets(&filled, &target) || meets(&left, from) || meets(&free, from);
+                if waits { (Vec::new(), vec![change]) } else { (vec![change], Vec::new()) }
+            }
+        };
+        self.waiting.extend(later);
+        let applied = !now.is_empty();
+        now.into_iter().for_each(apply);
+        applied
+    }
+}
+
+/// Addresses that are newer than what is known of them, because of moves that wait.
+#[derive(Default)]
+struct Newer {
+    /// Where pages are that a move takes away.
+    left: Ranges,
+    /// Where it puts them.
+    filled: Ranges,
+    /// What of that is free for it already.
+    free: Ranges,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, VecDeque};
+
+    const PAGES: usize = 24;
+
+    /// Which page's content is where: of the program, or as it is known.
+    type Space = BTreeMap<usize, u32>;
+
+    fn change(space: &mut Space, change: &Change) {
+        match change {
+            Change::Discard(range) => range.clone().for_each(|page| {
+                space.entry(page).and_modify(|content| *content = 0);
+            }),
+            Change::Unmap(range) => range.clone().for_each(|page| {
+                space.remove(&page);
+            }),
+            Change::Remap { from, to } => {
+                let moved: Vec<_> = from.clone().map(|page| space.remove(&page)).collect();
+                for (page, content) in (*to..).zip(moved) {
+                    space.remove(&page);
+                    content.map(|content| space.insert(page, content));
+                }
+            }
+        }
+    }
+
+    /// A program of several threads, the kernel's queue, and who hears.
+    struct World {
+        truth: Space,
+        known: Space,
+        ranges: Ranges,
+        changes: Changes,
+        /// By thread: the message it waits to have read.
+        under_way: Vec<Option<Change>>,
+        queue: VecDeque<usize>,
+    }
+
+    impl World {
+        fn new(threads: usize) -> World {
+            let space: Space = (0..PAGES / 2).map(|page| (page, page as u32 + 1)).collect();
+            let ranges = Ranges::default();
+            ranges.insert(0..PAGES / 2);
+            World {
+                truth: space.clone(),
+                known: space,
+                ranges,
+                changes: Changes::default(),
+                under_way: vec![None; threads],
+                queue: VecDeque::new(),
+            }
+        }
+
+        fn make(&mut self, thread: usize, what: Change) {
+            if self.under_way[thread].is_some() {
+                return;
+            }
+            // What is still being moved there, or discarded, no other thread can count on; and while it is not known
+            // what became of what was there before, it is assumed to be left alone.
+            let taken = |page: &usize| {
+                self.under_way.iter().flatten().any(|other| match other {
+                    Change::Discard(range) | Change::Unmap(range) => range.contains(page),
+                    Change::Remap { from, to } => from.contains(page) || (*to..*to + from.len()).contains(page),
+                })
+            };
+            let owned = |page: usize| self.truth.contains_key(&page) && !taken(&page);
+            let possible = match &what {
+                Change::Discard(range) | Change::Unmap(range) => range.end <= PAGES && range.clone().all(owned),
+                Change::Remap { from, to } => {
+                    let target = *to..*to + from.len();
+                    target.end <= PAGES
+                        && from.clone().all(owned)
+                        && target.clone().all(|page| !self.truth.contains_key(&page))
+                }
+            };
+            if possible {
+                change(&mut self.truth, &what);
+                self.under_way[thread] = Some(what);
+            }
+        }
+
+        fn enqueue(&mut self, thread: usize) {
+            if self.under_way[thread].is_some() && !self.queue.contains(&thread) {
+                self.queue.push_back(thread);
+            }
+        }
+
+        fn read(&mut self) {
+            let Some(thread) = self.queue.pop_front() else { return };
+            let Some(what) = self.under_way[thread].take() else { unreachable!("queued") };
+            let (known, ranges) = (&mut self.known, &self.ranges);
+            let mut apply = |what: Change| {
+                change(known, &what);
+                match what {
+                    Change::Discard(_) => {}
+                    Change::Unmap(range) => ranges.remove(range),
+                    Change::Remap { from, to } => {
+                        ranges.remove(from.clone());
+                        ranges.insert(to..to + from.len());
+                    }
+                }
+            };
+            self.changes.hear(what, ranges, &mut apply);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Make(usize, Change),
+        Enqueue(usize),
+        Read,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let range = || (0..PAGES, 1usize..6).prop_map(|(start, len)| start..start + len);
+        let change = prop_oneof![
+            1 => range().prop_map(Change::Discard),
+            3 => range().prop_map(Change::Unmap),
+            8 => (range(), 0..PAGES).prop_map(|(from, to)| Change::Remap { from, to }),
+        ];
+        prop_oneof![
+            6 => (0usize..4, change).prop_map(|(thread, change)| Step::Make(thread, change)),
+            2 => (0usize..4).prop_map(Step::Enqueue),
+            1 => Just(Step::Read),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_the_order_of_messages_every_page_is_where_the_program_put_it(
+            steps in prop::collection::vec(step(), 1..200)
+        ) {
+            let mut world = World::new(4);
+            for step in steps {
+                match step {
+                    Step::Make(thread, change) => world.make(thread, change),
+                    Step::Enqueue(thread) => world.enqueue(thread),
+                    Step::Read => world.read(),
+                }
+            }
+            (0..4).for_each(|thread| world.enqueue(thread));
+            (0..4).for_each(|_| world.read());
+            prop_assert!(world.changes.is_empty(), "{:?}", world.changes);
+            prop_assert_eq!(world.known, world.truth);
+        }
+    }
+
+    #[test]
+    fn a_move_to_where_something_is_comes_after_what_takes_that_away() {
+        let ranges = Ranges::default();
+        ranges.insert(0..2);
+        ranges.insert(4..6);
+        let mut changes = Changes::default();
+        let mut applied = Vec::new();
+        let (remap, unmap) = (Change::Remap { from: 0..2, to: 4 }, Change::Unmap(4..6));
+        changes.hear(remap.clone(), &ranges, |change| applied.push(change));
+        assert!(applied.is_empty() && !changes.is_empty());
+        changes.hear(unmap.clone(), &ranges, |change| {
+            ranges.remove(4..6);
+            applied.push(change);
+        });
+        assert_eq!(applied, [unmap, remap]);
+        assert!(changes.is_empty());
+    }
+
+    #[test]
+    fn a_move_to_where_something_vanished_unheard_is_made_in_the_end() {
+        let ranges = Ranges::default();
+        ranges.insert(0..2);
+        ranges.insert(4..6);
+        let mut changes = Changes::default();
+        let remap = Change::Remap { from: 0..2, to: 4 };
+        changes.hear(remap.clone(), &ranges, |change| panic!("{change:?}"));
+        let mut applied = Vec::new();
+        changes.settle(|change| applied.push(change));
+        assert_eq!(applied, [remap]);
+        assert!(changes.is_empty());
+    }
+}
