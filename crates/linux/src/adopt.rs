@@ -98,7 +98,9 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
     maps::for_each(&files.maps, &mut |mapping| {
         let guard = before.as_ref().filter(|before| before.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
-        if machine.descriptors().program.is_registered(mapping.start) || is_manageable(mapping, guard) {
+        let is_anonymous = matches!(mapping.kind, Kind::Anonymous | Kind::Heap) && !mapping.shared;
+        let is_registered = is_anonymous && machine.descriptors().program.is_registered(mapping.start);
+        if is_registered || is_manageable(mapping, guard) {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.extend(machine.ranges().missing(part));
             }
