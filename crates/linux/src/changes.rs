@@ -9,6 +9,9 @@
 //! about what takes that away is still to come, and the move *waits* for it. What is heard meanwhile of the addresses
 //! that a waiting move leaves, or has filled, waits behind it, unless it is what the move waits for.
 //!
+//! A move has an *echo*: a message, queued when that of the move has been read, that its source is unmapped. By then
+//! something else may have been moved there. It says nothing new and is dropped.
+//!
 //! Assumed: what is mapped is known (the kernel does not tell where a mapping grows in place; whoever uses this asks);
 //! and no thread changes the same addresses again while the message about what was there before them is still on its
 //! way. Where two do, nothing tells which was first.
@@ -34,38 +37,55 @@ pub enum Change {
     },
 }
 
-/// The moves that wait, and what waits behind them, in the order heard.
+/// The moves that wait, and what waits behind them, in the order heard; and the echoes to come.
 #[derive(Debug, Default)]
 pub struct Changes {
     waiting: Vec<Change>,
+    echoes: Vec<Range<usize>>,
 }
 
 impl Changes {
-    /// Whether nothing waits.
-    pub fn is_empty(&self) -> bool {
+    /// Whether everything heard has been applied.
+    pub fn is_applied(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Whether something is still to be heard of what was.
+    pub fn is_settled(&self) -> bool {
+        self.waiting.is_empty() && self.echoes.is_empty()
     }
 
     /// Takes in a change. What can be applied now goes to `apply`, which brings `ranges`, what is known to be mapped,
     /// up to date.
     pub fn hear(&mut self, change: Change, ranges: &Ranges, mut apply: impl FnMut(Change)) {
-        if let Change::Discard(range) = &change {
-            // What a waiting move will bring there is discarded when it is there, if that was meant; what is still
-            // known there will be gone in any case.
-            let newer = self.newer(ranges);
-            newer.left.missing(range.clone()).into_iter().for_each(|part| apply(Change::Discard(part)));
+        match &change {
+            Change::Discard(range) => {
+                // What a waiting move will bring there is discarded when it is there, if that was meant; what is
+                // still known there will be gone in any case.
+                let newer = self.newer(ranges);
+                newer.left.missing(range.clone()).into_iter().for_each(|part| apply(Change::Discard(part)));
+            }
+            Change::Unmap(range) => {
+                if let Some(echo) = self.echoes.iter().position(|echo| echo == range) {
+                    self.echoes.swap_remove(echo);
+                    return;
+                }
+            }
+            Change::Remap { from, .. } => self.echoes.push(from.clone()),
         }
         let mut applied = self.apply_or_wait(change, ranges, &mut apply);
-        while applied && !self.is_empty() {
+        while applied && !self.is_applied() {
             let waiting = std::mem::take(&mut self.waiting);
             let attempt = |applied, change| self.apply_or_wait(change, ranges, &mut apply) | applied;
             applied = waiting.into_iter().fold(false, attempt);
         }
     }
 
-    /// No change is under way: what is known at the target of a waiting move has gone without a word.
+    /// No change is under way: what is known at the target of a waiting move has gone without a word, and where an
+    /// echo is missing the source was left mapped (MREMAP_DONTUNMAP).
     pub fn settle(&mut self, apply: impl FnMut(Change)) {
         self.waiting.drain(..).for_each(apply);
+        self.echoes.clear();
     }
 
     fn newer(&self, ranges: &Ranges) -> Newer {
@@ -156,8 +176,8 @@ mod tests {
         known: Space,
         ranges: Ranges,
         changes: Changes,
-        /// By thread: the message it waits to have read.
-        under_way: Vec<Option<Change>>,
+        /// By thread: the messages it waits to have read, one after the other.
+        under_way: Vec<VecDeque<Change>>,
         queue: VecDeque<usize>,
     }
 
@@ -171,20 +191,22 @@ mod tests {
                 known: space,
                 ranges,
                 changes: Changes::default(),
-                under_way: vec![None; threads],
+                under_way: vec![VecDeque::new(); threads],
                 queue: VecDeque::new(),
             }
         }
 
         fn make(&mut self, thread: usize, what: Change) {
-            if self.under_way[thread].is_some() {
+            if !self.under_way[thread].is_empty() {
                 return;
             }
             // What is still being moved there, or discarded, no other thread can count on; and while it is not known
             // what became of what was there before, it is assumed to be left alone.
             let taken = |page: &usize| {
-                self.under_way.iter().flatten().any(|other| match other {
-                    Change::Discard(range) | Change::Unmap(range) => range.contains(page),
+                self.under_way.iter().filter_map(VecDeque::front).any(|other| match other {
+                    Change::Discard(range) | Change::Unmap(range) => {
+                        !self.changes.echoes.contains(range) && range.contains(page)
+                    }
                     Change::Remap { from, to } => from.contains(page) || (*to..*to + from.len()).contains(page),
                 })
             };
@@ -200,19 +222,21 @@ mod tests {
             };
             if possible {
                 change(&mut self.truth, &what);
-                self.under_way[thread] = Some(what);
+                let echo = if let Change::Remap { from, .. } = &what { Some(Change::Unmap(from.clone())) } else { None };
+                self.under_way[thread].push_back(what);
+                self.under_way[thread].extend(echo);
             }
         }
 
         fn enqueue(&mut self, thread: usize) {
-            if self.under_way[thread].is_some() && !self.queue.contains(&thread) {
+            if !self.under_way[thread].is_empty() && !self.queue.contains(&thread) {
                 self.queue.push_back(thread);
             }
         }
 
         fn read(&mut self) {
             let Some(thread) = self.queue.pop_front() else { return };
-            let Some(what) = self.under_way[thread].take() else { unreachable!("queued") };
+            let Some(what) = self.under_way[thread].pop_front() else { unreachable!("queued") };
             let (known, ranges) = (&mut self.known, &self.ranges);
             let mut apply = |what: Change| {
                 change(known, &what);
@@ -265,9 +289,11 @@ mod tests {
                     Step::Read => world.read(),
                 }
             }
-            (0..4).for_each(|thread| world.enqueue(thread));
-            (0..4).for_each(|_| world.read());
-            prop_assert!(world.changes.is_empty(), "{:?}", world.changes);
+            for _ in 0..2 {
+                (0..4).for_each(|thread| world.enqueue(thread));
+                (0..4).for_each(|_| world.read());
+            }
+            prop_assert!(world.changes.is_settled(), "{:?}", world.changes);
             prop_assert_eq!(world.known, world.truth);
         }
     }
@@ -281,13 +307,13 @@ mod tests {
         let mut applied = Vec::new();
         let (remap, unmap) = (Change::Remap { from: 0..2, to: 4 }, Change::Unmap(4..6));
         changes.hear(remap.clone(), &ranges, |change| applied.push(change));
-        assert!(applied.is_empty() && !changes.is_empty());
+        assert!(applied.is_empty() && !changes.is_applied());
         changes.hear(unmap.clone(), &ranges, |change| {
             ranges.remove(4..6);
             applied.push(change);
         });
         assert_eq!(applied, [unmap, remap]);
-        assert!(changes.is_empty());
+        assert!(changes.is_applied());
     }
 
     #[test]
@@ -301,6 +327,6 @@ mod tests {
         let mut applied = Vec::new();
         changes.settle(|change| applied.push(change));
         assert_eq!(applied, [remap]);
-        assert!(changes.is_empty());
+        assert!(changes.is_settled());
     }
 }

@@ -250,7 +250,7 @@ impl Machine for LinuxMachine {
 
     fn steady(&self) -> Option<RwLockReadGuard<'_, Changes>> {
         let changes = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
-        changes.is_empty().then_some(changes)
+        changes.is_applied().then_some(changes)
     }
 
     fn now_ns(&self) -> u64 {

@@ -557,7 +557,7 @@ impl Runtime {
                 Ok(Some(Message::Fault { address, .. })) => Some(PageNumber::containing(address as u64)),
                 Ok(None) | Err(_) => None,
             };
-            if (!changes.is_empty() || machine.has_unknown_growth()) && !uffd.mapping_is_changing() {
+            if (!changes.is_settled() || machine.has_unknown_growth()) && !uffd.mapping_is_changing() {
                 changes.settle(|change| apply(engaged, change));
                 machine.learn_growth();
             }
@@ -577,7 +577,7 @@ impl Runtime {
                 pending.push(page);
             }
             let hearing = engaged.engine.machine().hold_mappings();
-            if hearing.is_empty() && !engaged.engine.machine().descriptors().program.mapping_is_changing() {
+            if hearing.is_applied() && !engaged.engine.machine().descriptors().program.mapping_is_changing() {
                 return hearing;
             }
             drop(hearing);
