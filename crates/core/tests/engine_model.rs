@@ -114,7 +114,7 @@ impl World {
             }
         }
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
-        self.engine.adopt(PageNumber(start)..PageNumber(end));
+        assert_eq!(self.engine.adopt(PageNumber(start)..PageNumber(end)), Ok(()));
     }
 
     fn unmap(&mut self, start: u64, pages: u64) {

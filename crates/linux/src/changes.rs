@@ -222,7 +222,8 @@ mod tests {
             };
             if possible {
                 change(&mut self.truth, &what);
-                let echo = if let Change::Remap { from, .. } = &what { Some(Change::Unmap(from.clone())) } else { None };
+                let echo =
+                    if let Change::Remap { from, .. } = &what { Some(Change::Unmap(from.clone())) } else { None };
                 self.under_way[thread].push_back(what);
                 self.under_way[thread].extend(echo);
             }
