@@ -95,7 +95,7 @@ def test_open_descriptors_are_those_of_a_bare_run():
 @foliomem_only
 def test_terminal():
     """On a terminal the program has it: isatty, reading a line, and Ctrl-C."""
-    script = "import sys, time\nprint(sys.stdin.isatty(), input('name? '), flush=True)\ntime.sleep(30)"
+    script = "import sys, time\nprint(sys.stdin.isatty(), input('name? '), flush=True)\n[time.sleep(0.01) for _ in range(3000)]"
     pid, fd = pty.fork()
     if pid == 0:
         os.execve(BIN, [BIN, "run", "--limit", "64M", "--", PYTHON, "-c", script], clean_env())

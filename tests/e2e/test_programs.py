@@ -53,7 +53,7 @@ def test_compile_is_bit_identical(torture, tmp_path):
 
 @needs["node"]
 def test_node_heap(torture):
-    objects, limit = ("100", "48M") if torture else ("250", "96M")
+    objects, limit = ("50", "48M") if torture else ("160", "72M")
     same_as_plain(["node", "--max-old-space-size=1024", PROGRAMS / "heap.js", objects], limit, torture)
 
 
@@ -69,7 +69,7 @@ def java_classes(tmp_path_factory):
 def test_java_heap(torture, java_classes, collector):
     if torture and collector == "G1":
         pytest.skip("as Serial, but takes minutes")
-    objects, limit = ("60", "48M") if torture else ("200", "96M")
+    objects, limit = ("30", "48M") if torture else ("200", "96M")
     same_as_plain(["java", "-Xmx256m", "-Xms256m", f"-XX:+Use{collector}GC", "-cp", java_classes, "Heap", objects], limit, torture)
 
 

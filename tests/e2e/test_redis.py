@@ -60,7 +60,7 @@ def server(folder, limit, torture):
 
 
 def test_redis(torture):
-    count, limit = (5_000, "16M") if torture else (60_000, "24M")
+    count, limit = (5_000, "16M") if torture else (40_000, "16M")
     with tempfile.TemporaryDirectory(prefix="fm-redis-") as folder:
         running, redis = server(folder, limit, torture)
         try:
