@@ -4,7 +4,8 @@
 //! active queue. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
 //! A staged folio that is touched moves straight back (second chance); one that is not is *written
 //! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
-//! others. Touching it then *swaps it in* whole; its slots may be kept until it is changed
+//! others. Touching it then *swaps it in*: whole, or a page of it where that is all that is used
+//! ([`crate::locality`]); its slots may be kept until it is changed
 //! ([`crate::swap_cache`]). Every way into the program goes through
 //! `bring_in`, every way out through `stage`, every split through `carve`.
 //!
@@ -22,6 +23,7 @@ pub use fault::Served;
 use crate::cluster::{Strategy, SwapClusters};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
+use crate::locality::Locality;
 use crate::machine::Machine;
 use crate::page_table::PageTable;
 use crate::queue::Queue;
@@ -72,6 +74,7 @@ pub struct Engine<M: Machine> {
     store: Store,
     swap_cache: SwapCache,
     readahead: Readahead,
+    locality: Locality,
     discards: Discards,
     resident_pages: AtomicU64,
     staged_pages: AtomicU64,
@@ -104,6 +107,7 @@ impl<M: Machine> Engine<M> {
             store: Store::new(config.swap_slots),
             swap_cache: SwapCache::default(),
             readahead: Readahead::default(),
+            locality: Locality::default(),
             discards: Discards::default(),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),

@@ -20,6 +20,7 @@ pub mod cluster;
 pub mod discards;
 pub mod engine;
 pub mod homes;
+pub mod locality;
 pub mod machine;
 pub mod page_table;
 pub mod queue;

@@ -50,6 +50,12 @@ impl Default for Readahead {
 }
 
 impl Readahead {
+    /// Whether a fault on `page` continues a stream.
+    pub fn is_expected(&self, page: PageNumber) -> bool {
+        let streams = &self.0.lock().streams;
+        streams.iter().any(|stream| stream.used > 0 && stream.position <= page && page <= stream.claimed)
+    }
+
     /// The program has faulted on the folio `folio`, which was out.
     pub fn faulted(&self, folio: Range<PageNumber>) {
         let mut guard = self.0.lock();

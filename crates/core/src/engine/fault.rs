@@ -8,7 +8,7 @@ use crate::queue::{FolioName, Queue};
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
+use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// What became of a fault.
@@ -92,7 +92,7 @@ impl<M: Machine> Engine<M> {
                     self.readahead.faulted(fetch.pages());
                     drop(entries);
                     drop(steady);
-                    Step::Served(self.swap_in(worker, block, fetch))
+                    Step::Served(self.swap_in(worker, block, &[fetch]))
                 }
                 Err(step) => step,
             },
@@ -238,11 +238,12 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Marks the folio of `page`, which is out, as being fetched: whole if frames for it can be had, else the largest
-    /// part around `page` that they can be had for.
+    /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
+    /// frames for it can be had; else the largest part around `page` that they can be had for.
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let mut order = whole;
+        let is_random = whole > Order::ZERO && !self.readahead.is_expected(page);
+        let mut order = if is_random && self.locality.wants_single(page) { Order::ZERO } else { whole };
         let run = loop {
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
@@ -265,38 +266,86 @@ impl<M: Machine> Engine<M> {
         Ok(mark_fetching(entries, head, run))
     }
 
-    /// Brings what was marked into the program.
-    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetch: Fetch) -> Served {
-        let fetched = self.fetch(worker, &fetch);
+    /// Brings what was marked into the program: one folio, or several single pages one behind the other, to frames one
+    /// behind the other.
+    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Served {
+        let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
+        let (mut page, end) = (first.head, last.pages().end);
+        let frames = first.run.head..last.run.head.offset(last.run.frames());
+        let mut fetched: [_; MOST_TOGETHER] = std::array::from_fn(|_| None);
+        for (fetch, fetched) in fetches.iter().zip(&mut fetched) {
+            *fetched = Some(self.fetch(worker, fetch));
+        }
         // Where the pages have gone meanwhile is settled first: who moves a folio to another address waits for that
         // while it holds off everything that needs steadiness.
-        let corrupted = self.finish_fetch(&mut block.lock(), &fetch, fetched).err();
-        let Some(_steady) = self.machine.steady() else {
-            self.leave_at_home(&mut block.lock(), &fetch);
-            return Served::Again;
-        };
-        let mut entries = block.lock();
-        if let Some(corrupted) = corrupted {
-            return self.give_up_corrupted(&mut entries, &fetch, corrupted);
+        let mut corrupted = None;
+        {
+            let mut entries = block.lock();
+            for (fetch, fetched) in fetches.iter().zip(fetched.into_iter().flatten()) {
+                if let Err(error) = self.finish_fetch(&mut entries, fetch, fetched) {
+                    corrupted = Some(error);
+                }
+            }
         }
-        let mut served = Served::Done(FaultKind::SwapIn);
-        let (mut page, mut all_in) = (fetch.head, true);
-        while page < fetch.pages().end {
+        let steady = self.machine.steady();
+        let mut entries = block.lock();
+        let mut served = if steady.is_some() { Served::Done(FaultKind::SwapIn) } else { Served::Again };
+        let mut all_in = fetches.len() > 1 && steady.is_some() && self.bring_in_together(&mut entries, fetches);
+        if all_in {
+            return served;
+        }
+        all_in = true;
+        while page < end {
             let state = entries.get(page);
-            if matches!(state, PageState::Home { frame, writeback: false, .. } if fetch.run.contains(frame)) {
-                if self.bring_in(&mut entries, page, FaultKind::SwapIn) == Served::Again {
+            let order = state.order().unwrap_or(Order::ZERO);
+            match state {
+                PageState::Home { frame, writeback: false, .. } if frames.contains(&frame) => {
+                    if steady.is_none() {
+                        // It stays at home, where a fault finds it.
+                        self.enqueue(&self.staged, &mut entries, page, order);
+                    } else if self.bring_in(&mut entries, page, FaultKind::SwapIn) == Served::Again {
+                        served = Served::Again;
+                    }
+                }
+                _ => all_in = false,
+            }
+            page = page.offset(order.pages());
+        }
+        if let Some(corrupted) = corrupted {
+            for fetch in fetches {
+                if steady.is_some() && self.give_up_corrupted(&mut entries, fetch, corrupted) == Served::Again {
                     served = Served::Again;
                 }
-            } else {
-                all_in = false;
             }
-            page = page.offset(state.order().unwrap_or(Order::ZERO).pages());
         }
         if !all_in {
             // Whoever waits for a page that is not ours any more is to ask again.
-            self.machine.wake(fetch.head, fetch.run.order);
+            for fetch in fetches {
+                self.machine.wake(fetch.head, fetch.run.order);
+            }
         }
         served
+    }
+
+    /// Moves single pages that lie next to each other, as their frames do, into the program at once: a move costs
+    /// more than the page. False where some could not be.
+    fn bring_in_together(&self, entries: &mut Entries, fetches: &[Fetch]) -> bool {
+        let first = &fetches[0];
+        let are_home = fetches.iter().all(|fetch| {
+            let frame = fetch.run.head;
+            entries.get(fetch.head) == PageState::Home { frame, order: Order::ZERO, writeback: false }
+        });
+        let Some(order) = Order::from_bytes((fetches.len() * PAGE_BYTES) as u64).filter(|_| are_home) else {
+            return false;
+        };
+        let moved = match self.machine.move_in(FrameRun::new(first.run.head, order), first.head) {
+            Ok(()) => fetches.len(),
+            Err(stopped) => stopped.moved_pages as usize,
+        };
+        for fetch in &fetches[..moved] {
+            self.make_resident(entries, fetch.head, fetch.run.head, Order::ZERO);
+        }
+        moved == fetches.len()
     }
 
     /// Fetches some of what the program is likely to touch after its fault on `page`, as far as there is room for it
@@ -315,17 +364,16 @@ impl<M: Machine> Engine<M> {
             let head = page.head(order);
             match state {
                 PageState::Swapped { fetching: false, .. } => {
-                    let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else {
-                        return false;
-                    };
-                    let fetch = mark_fetching(&mut entries, head, run);
+                    let Some(fetches) = self.mark_next(&mut entries, head..chunk.end) else { return false };
                     drop(entries);
                     drop(steady);
-                    if self.swap_in(worker, block, fetch) == Served::Again {
+                    page = head.offset(order.pages() * fetches.marked().len() as u32);
+                    if self.swap_in(worker, block, fetches.marked()) == Served::Again {
                         // Whoever came meanwhile was told that it is being fetched: they are to ask again.
-                        self.machine.wake(head, order);
+                        fetches.marked().iter().for_each(|fetch| self.machine.wake(fetch.head, order));
                     }
-                    self.counters().vm.swap_ra.add(u64::from(order.pages()));
+                    self.counters().vm.swap_ra.add(page.0 - head.0);
+                    continue;
                 }
                 PageState::Home { writeback: false, .. } => {
                     self.bring_in(&mut entries, head, FaultKind::Home);
@@ -335,6 +383,27 @@ impl<M: Machine> Engine<M> {
             page = head.offset(order.pages());
         }
         true
+    }
+
+    /// Marks the first folio of `pages`, which is out, as being fetched; if it is a single page, as many of those behind
+    /// it as there is one run for. `None` if there is no room.
+    fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<Fetches> {
+        let order = entries.get(pages.start).order()?;
+        let is_single = |page: &PageNumber| {
+            matches!(entries.get(*page), PageState::Swapped { order: Order::ZERO, fetching: false, .. })
+        };
+        let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
+        let singles = (pages.start.0..end.0).map(PageNumber).take(MOST_TOGETHER).take_while(is_single).count();
+        let together = Order::all().rev().find(|order| order.pages() as usize <= singles).filter(|&most| most > order);
+        let run = together.into_iter().chain([order]).find_map(|order| {
+            let (run, _) = self.homes.alloc_full(&self.machine, order, Urgency::Normal).ok()?;
+            Some(run)
+        })?;
+        let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order)));
+        for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
+            fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order)));
+        }
+        Some(fetches)
     }
 
     /// Decompresses. The slots stay ours meanwhile, because their pages say *fetching*. Returns what to keep of
@@ -418,19 +487,6 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// What was fetched stays at home, where a fault finds it.
-    fn leave_at_home(&self, entries: &mut Entries, fetch: &Fetch) {
-        let mut page = fetch.head;
-        while page < fetch.pages().end {
-            let order = entries.get(page).order().unwrap_or(Order::ZERO);
-            if matches!(entries.get(page), PageState::Home { frame, writeback: false, .. } if fetch.run.contains(frame))
-            {
-                self.enqueue(&self.staged, entries, page, order);
-            }
-            page = page.offset(order.pages());
-        }
-    }
-
     /// Never hands over content that does not match its checksum: the program gets SIGBUS there. Where that cannot be
     /// arranged now, the page stays out, and so out of reach.
     fn give_up_corrupted(&self, entries: &mut Entries, fetch: &Fetch, corrupted: Corrupted) -> Served {
@@ -455,6 +511,7 @@ impl<M: Machine> Engine<M> {
 }
 
 /// A folio that is being fetched from the store.
+#[derive(Clone, Copy)]
 struct Fetch {
     head: PageNumber,
     slot: Slot,
@@ -464,6 +521,30 @@ struct Fetch {
 impl Fetch {
     fn pages(&self) -> Range<PageNumber> {
         self.head..self.head.offset(self.run.frames())
+    }
+}
+
+/// Single pages that are brought in at once, at most: 64 KiB.
+const MOST_TOGETHER: usize = 16;
+
+/// Up to [`MOST_TOGETHER`] of them.
+struct Fetches {
+    fetches: [Fetch; MOST_TOGETHER],
+    len: usize,
+}
+
+impl Fetches {
+    fn of(fetch: Fetch) -> Fetches {
+        Fetches { fetches: [fetch; MOST_TOGETHER], len: 1 }
+    }
+
+    fn push(&mut self, fetch: Fetch) {
+        self.fetches[self.len] = fetch;
+        self.len += 1;
+    }
+
+    fn marked(&self) -> &[Fetch] {
+        &self.fetches[..self.len]
     }
 }
 
