@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::homes::{Content, NoRun, Urgency};
+use crate::locality::PART_ORDER;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
@@ -242,8 +243,8 @@ impl<M: Machine> Engine<M> {
     /// frames for it can be had; else the largest part around `page` that they can be had for.
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let is_random = whole > Order::ZERO && !self.readahead.is_expected(page);
-        let mut order = if is_random && self.locality.wants_single(page) { Order::ZERO } else { whole };
+        let is_random = whole > PART_ORDER && !self.readahead.is_expected(page);
+        let mut order = if is_random && self.locality.wants_part(page) { PART_ORDER } else { whole };
         let run = loop {
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
