@@ -106,20 +106,12 @@ impl SwapCache {
         self.pages.load(Relaxed)
     }
 
-    /// Metadata it takes, about.
-    pub fn metadata_bytes(&self) -> usize {
-        let copies: usize = self.shards.iter().map(|shard| shard.lock().len()).sum();
-        // A B-tree is at least half full.
-        copies * 2 * (size_of::<Frame>() + size_of::<SwapCopy>())
-    }
-
     /// All copies, for the whole-engine check.
     pub fn copies(&self) -> Vec<(Frame, SwapCopy)> {
-        let all = self
-            .shards
-            .iter()
-            .flat_map(|shard| shard.lock().iter().map(|(&head, &copy)| (head, copy)).collect::<Vec<_>>());
-        let all: Vec<(Frame, SwapCopy)> = all.collect();
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            all.extend(shard.lock().iter().map(|(&head, &copy)| (head, copy)));
+        }
         let pages: u64 = all.iter().map(|(_, copy)| u64::from(copy.order.pages())).sum();
         assert_eq!(pages, self.pages(), "pages with a copy");
         assert!(all.iter().all(|(_, copy)| copy.order.bytes() >= PAGE_BYTES));
