@@ -16,8 +16,8 @@ const STREAMS: usize = 16;
 /// The window after the second fault, and at most: 128 KiB and 1 MiB.
 const FIRST_WINDOW_PAGES: u32 = 32;
 const MOST_WINDOW_PAGES: u32 = 256;
-/// What one thread fetches at a time: 64 KiB.
-const CHUNK_PAGES: u32 = 16;
+/// What one thread fetches at a time: 256 KiB.
+const CHUNK_PAGES: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {

@@ -267,7 +267,7 @@ impl<M: Machine> Engine<M> {
         Ok(mark_fetching(entries, head, run))
     }
 
-    /// Brings what was marked into the program: one folio, or several single pages one behind the other, to frames one
+    /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
     /// behind the other.
     fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Served {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
@@ -328,25 +328,34 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    /// Moves single pages that lie next to each other, as their frames do, into the program at once: a move costs
-    /// more than the page. False where some could not be.
+    /// Moves folios of one order that lie next to each other, as their frames do, into the program at once: a move has
+    /// its price whatever its size. False where some could not be.
     fn bring_in_together(&self, entries: &mut Entries, fetches: &[Fetch]) -> bool {
         let first = &fetches[0];
         let are_home = fetches.iter().all(|fetch| {
-            let frame = fetch.run.head;
-            entries.get(fetch.head) == PageState::Home { frame, order: Order::ZERO, writeback: false }
+            let FrameRun { head: frame, order } = fetch.run;
+            entries.get(fetch.head) == PageState::Home { frame, order, writeback: false }
         });
-        let Some(order) = Order::from_bytes((fetches.len() * PAGE_BYTES) as u64).filter(|_| are_home) else {
+        let pages = first.run.frames() * fetches.len() as u32;
+        let Some(order) = Order::from_bytes(u64::from(pages) * PAGE_BYTES as u64).filter(|_| are_home) else {
             return false;
         };
-        let moved = match self.machine.move_in(FrameRun::new(first.run.head, order), first.head) {
-            Ok(()) => fetches.len(),
-            Err(stopped) => stopped.moved_pages as usize,
+        let mut moved_pages = match self.machine.move_in(FrameRun::new(first.run.head, order), first.head) {
+            Ok(()) => pages,
+            Err(stopped) => stopped.moved_pages,
         };
-        for fetch in &fetches[..moved] {
-            self.make_resident(entries, fetch.head, fetch.run.head, Order::ZERO);
+        for fetch in fetches {
+            let FrameRun { head: frame, order } = fetch.run;
+            if moved_pages < order.pages() {
+                if moved_pages > 0 {
+                    self.bring_in_pages(entries, fetch.head, fetch.run, moved_pages, FaultKind::SwapIn);
+                }
+                return false;
+            }
+            self.make_resident(entries, fetch.head, frame, order);
+            moved_pages -= order.pages();
         }
-        moved == fetches.len()
+        true
     }
 
     /// Fetches some of what the program is likely to touch after its fault on `page`, as far as there is room for it
@@ -386,16 +395,15 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Marks the first folio of `pages`, which is out, as being fetched; if it is a single page, as many of those behind
-    /// it as there is one run for. `None` if there is no room.
+    /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there
+    /// is one run for. `None` if there is no room.
     fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<Fetches> {
         let order = entries.get(pages.start).order()?;
-        let is_single = |page: &PageNumber| {
-            matches!(entries.get(*page), PageState::Swapped { order: Order::ZERO, fetching: false, .. })
-        };
+        let is_alike = |page: &PageNumber| matches!(entries.get(*page), PageState::Swapped { order: now, fetching: false, .. } if now == order);
         let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
-        let singles = (pages.start.0..end.0).map(PageNumber).take(MOST_TOGETHER).take_while(is_single).count();
-        let together = Order::all().rev().find(|order| order.pages() as usize <= singles).filter(|&most| most > order);
+        let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
+        let alike = heads.take(MOST_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
+        let together = Order::all().rev().find(|order| order.pages() <= alike).filter(|&most| most > order);
         let run = together.into_iter().chain([order]).find_map(|order| {
             let (run, _) = self.homes.alloc_full(&self.machine, order, Urgency::Normal).ok()?;
             Some(run)
@@ -525,7 +533,7 @@ impl Fetch {
     }
 }
 
-/// Single pages that are brought in at once, at most: 64 KiB.
+/// Folios that are brought in at once, at most.
 const MOST_TOGETHER: usize = 16;
 
 /// Up to [`MOST_TOGETHER`] of them.
