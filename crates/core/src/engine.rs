@@ -4,7 +4,7 @@
 //! active queue. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
 //! A staged folio that is touched moves straight back (second chance); one that is not is *written
 //! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
-//! others. Touching it then *swaps it in*: whole, or a page of it where that is all that is used
+//! others. Touching it then *swaps it in*: whole, or a part of it where that is all that is used
 //! ([`crate::locality`]); its slots may be kept until it is changed
 //! ([`crate::swap_cache`]). Every way into the program goes through
 //! `bring_in`, every way out through `stage`, every split through `carve`.

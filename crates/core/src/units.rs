@@ -204,11 +204,6 @@ impl FrameRun {
         self.order.pages()
     }
 
-    /// Whether `frame` is one of them.
-    pub const fn contains(self, frame: Frame) -> bool {
-        self.head.0 <= frame.0 && frame.0 - self.head.0 < self.frames()
-    }
-
     /// The part of order `order` that holds frame number `index` of this run.
     pub const fn part(self, index: u32, order: Order) -> FrameRun {
         debug_assert!(index < self.frames() && order.get() <= self.order.get());

@@ -98,8 +98,7 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
     maps::for_each(&files.maps, &mut |mapping| {
         let guard = before.as_ref().filter(|before| before.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
-        let is_anonymous = matches!(mapping.kind, Kind::Anonymous | Kind::Heap) && !mapping.shared;
-        let is_registered = is_anonymous && machine.descriptors().program.is_registered(mapping.start);
+        let is_registered = is_private_anonymous(mapping) && machine.descriptors().program.is_registered(mapping.start);
         if is_registered || is_manageable(mapping, guard) {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.extend(machine.ranges().missing(part));
@@ -110,9 +109,12 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
     found
 }
 
+fn is_private_anonymous(mapping: &Mapping) -> bool {
+    matches!(mapping.kind, Kind::Anonymous | Kind::Heap) && !mapping.shared
+}
+
 fn is_manageable(mapping: &Mapping, below: Option<&Mapping>) -> bool {
-    let anonymous = matches!(mapping.kind, Kind::Anonymous | Kind::Heap);
-    if !anonymous || mapping.shared || !mapping.readable || !mapping.writable || mapping.executable {
+    if !is_private_anonymous(mapping) || !mapping.readable || !mapping.writable || mapping.executable {
         return false;
     }
     let Some(below) = below else { return true };

@@ -50,7 +50,7 @@ impl Changes {
         self.waiting.is_empty()
     }
 
-    /// Whether something is still to be heard of what was.
+    /// Whether, besides, no echo is to come.
     pub fn is_settled(&self) -> bool {
         self.waiting.is_empty() && self.echoes.is_empty()
     }
@@ -105,17 +105,14 @@ impl Changes {
     fn apply_or_wait(&mut self, change: Change, ranges: &Ranges, apply: &mut impl FnMut(Change)) -> bool {
         let Newer { left, filled, free } = self.newer(ranges);
         let meets = |ranges: &Ranges, range: &Range<usize>| !ranges.within(range.clone()).is_empty();
+        let split = |range: Range<usize>, newer: &Ranges, kind: fn(Range<usize>) -> Change| {
+            left.insert_all(newer);
+            let (now, later) = (left.missing(range.clone()), left.within(range));
+            (now.into_iter().map(kind).collect::<Vec<_>>(), later.into_iter().map(kind).collect::<Vec<_>>())
+        };
         let (now, later) = match change {
-            Change::Unmap(range) => {
-                left.insert_all(&free);
-                let (now, later) = (left.missing(range.clone()), left.within(range));
-                (now.into_iter().map(Change::Unmap).collect(), later.into_iter().map(Change::Unmap).collect())
-            }
-            Change::Discard(range) => {
-                left.insert_all(&filled);
-                let (now, later) = (left.missing(range.clone()), left.within(range));
-                (now.into_iter().map(Change::Discard).collect(), later.into_iter().map(Change::Discard).collect())
-            }
+            Change::Unmap(range) => split(range, &free, Change::Unmap),
+            Change::Discard(range) => split(range, &filled, Change::Discard),
             Change::Remap { ref from, to } => {
                 let target = to..to + from.len();
                 let waits =

@@ -291,11 +291,10 @@ impl<M: Machine> Engine<M> {
         let steady = self.machine.steady();
         let mut entries = block.lock();
         let mut served = if steady.is_some() { Served::Done(FaultKind::SwapIn) } else { Served::Again };
-        let mut all_in = fetches.len() > 1 && steady.is_some() && self.bring_in_together(&mut entries, fetches);
-        if all_in {
+        if fetches.len() > 1 && steady.is_some() && self.bring_in_together(&mut entries, fetches) {
             return served;
         }
-        all_in = true;
+        let mut all_in = true;
         while page < end {
             let state = entries.get(page);
             let order = state.order().unwrap_or(Order::ZERO);
@@ -312,9 +311,9 @@ impl<M: Machine> Engine<M> {
             }
             page = page.offset(order.pages());
         }
-        if let Some(corrupted) = corrupted {
+        if let Some(corrupted) = corrupted.filter(|_| steady.is_some()) {
             for fetch in fetches {
-                if steady.is_some() && self.give_up_corrupted(&mut entries, fetch, corrupted) == Served::Again {
+                if self.give_up_corrupted(&mut entries, fetch, corrupted) == Served::Again {
                     served = Served::Again;
                 }
             }
@@ -497,7 +496,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Never hands over content that does not match its checksum: the program gets SIGBUS there. Where that cannot be
-    /// arranged now, the page stays out, and so out of reach.
+    /// arranged now, the page stays out, and so out of reach. The caller wakes who waits.
     fn give_up_corrupted(&self, entries: &mut Entries, fetch: &Fetch, corrupted: Corrupted) -> Served {
         let mut served = Served::Done(FaultKind::SwapIn);
         for index in 0..fetch.run.frames() {
@@ -514,7 +513,6 @@ impl<M: Machine> Engine<M> {
                 Err(_) => {}
             }
         }
-        self.machine.wake(fetch.head, fetch.run.order);
         served
     }
 }
