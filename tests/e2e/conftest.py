@@ -6,6 +6,7 @@ FOLIOMEM_LONG=1 adds the one-minute stress runs.
 """
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,39 @@ def clean_env(extra=None):
     return env
 
 
+def read_text(path):
+    """What a file of /proc says; empty where the process has ended."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def backtraces(pid):
+    """Those of a process's threads, if gdb is there and is not made to wait itself: by memory that nobody brings in."""
+    if not shutil.which("gdb"):
+        return []
+    argv = ["timeout", "-s", "KILL", "20", "gdb", "-p", pid, "-batch", "-ex", "thread apply all bt 16"]
+    gdb = subprocess.run(argv, capture_output=True, errors="replace")
+    return [f"    {line[:160]}" for line in gdb.stdout.splitlines() if line.startswith(("#", "Thread"))]
+
+
+def where_it_hangs(pid):
+    """Every thread of a process group, and what it waits for."""
+    lines = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        fields = read_text(stat).rpartition(")")[2].split()
+        if len(fields) < 3 or fields[2] != str(pid):
+            continue
+        lines.append(f"{stat.parent.name}: {read_text(stat.parent / 'cmdline').replace(chr(0), ' ')[:120]}")
+        for task in sorted((stat.parent / "task").iterdir()):
+            state = read_text(task / "stat").rpartition(")")[2][1:2]
+            stack = " < ".join(line.split()[-1].split("+")[0] for line in read_text(task / "stack").splitlines()[:6])
+            lines.append(f"  {task.name} {read_text(task / 'comm')} {state} syscall {read_text(task / 'syscall')[:60]} in {stack}")
+        lines += backtraces(stat.parent.name)
+    return "\n".join(lines)
+
+
 def kill_group(pid):
     """Ends a process group that this test started."""
     try:
@@ -82,7 +116,7 @@ class Running:
         self.proc = subprocess.Popen(self.argv, stdin=source, stdout=self.out, stderr=self.err, cwd=cwd, env=env,
                                      start_new_session=True)
         self.pid = self.proc.pid
-        self.max_rss = 0
+        self.max_rss, self.hangs = 0, ""
 
     def _wait(self, timeout):
         """Waits with wait4, for the resource use; the group dies at the timeout."""
@@ -90,7 +124,12 @@ class Running:
 
         def expire():
             timed_out.set()
-            kill_group(self.pid)
+            try:
+                self.hangs = where_it_hangs(self.pid)
+            except OSError as error:
+                self.hangs = f"(cannot tell where: {error})"
+            finally:
+                kill_group(self.pid)
 
         timer = threading.Timer(timeout, expire)
         timer.start()
@@ -111,7 +150,7 @@ class Running:
         result = Result(code, self.text(self.out), self.text(self.err).decode(errors="replace"), max_rss=self.max_rss)
         if timed_out:
             pytest.fail(f"no end after {timeout} s: {' '.join(self.argv)}\nstdout: {result.out[-800:]!r}\n"
-                        f"stderr: {result.err[-2000:]}")
+                        f"stderr: {result.err[-2000:]}\n{self.hangs}")
         if self.stats_path and Path(self.stats_path).exists():
             result.stats = json.loads(Path(self.stats_path).read_text())
         return result

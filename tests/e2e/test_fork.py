@@ -1,4 +1,6 @@
 """Programs that fork, vfork and spawn: both sides of every fork change and check large arrays."""
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from conftest import LONG, PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_plain
 
@@ -20,6 +22,18 @@ def test_shell_pipeline(torture):
     """Many short processes, most of them not worth managing."""
     script = "for i in $(seq 40); do echo $i | tr 1 2 | sort | sed s/2/two/; done | sha256sum"
     assert foliomem(["sh", "-c", script], torture=torture).ok().out.endswith(b"  -\n")
+
+
+def test_forks_right_after_being_managed():
+    """Torture manages a process at once, and these fork at once: a child must not inherit a lock that is held, and its
+    parent must not wait for a page that only what it has stopped could fetch. More at a time than there are CPUs."""
+    script = 'for i in 1 2 3 4 5 6 7 8; do sh -c "(exit 3); true | true"; done; echo done'
+
+    def run(_):
+        return foliomem(["sh", "-c", script], torture=True, timeout=40).ok().out
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(run, range(200))) == {b"done\n"}
 
 
 def test_child_outlives_parent(tmp_path):

@@ -15,6 +15,7 @@
 //! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
 
 use crate::region::Region;
+use crate::still::NEEDED_PAGES;
 use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::{PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, PR_SYS_DISPATCH_ON};
@@ -29,9 +30,9 @@ pub trait ForkHooks {
     fn stack(&self) -> &Region;
     /// Before the fork. The pages in `needed` are memory of the calling thread that the kernel may touch
     /// at any time: they must be present from here on.
-    fn before(&self, needed: &[usize]);
-    /// In the parent, after the fork or the failure of it.
-    fn parent_after(&self, needed: &[usize], forked: bool);
+    fn before(&self, needed: [usize; NEEDED_PAGES]);
+    /// In the parent, after the fork or the failure of it. From here on they may be elsewhere again.
+    fn parent_after(&self, forked: bool);
     /// In the child, whose only thread is the calling one.
     fn child_after(&self);
 }
@@ -465,7 +466,7 @@ impl ForkCall {
 struct OnStack<'a> {
     call: ForkCall,
     hooks: &'a dyn ForkHooks,
-    needed: [usize; 2],
+    needed: [usize; NEEDED_PAGES],
 }
 
 /// Forks, between the hooks; the trap is over in parent and child.
@@ -513,19 +514,19 @@ extern "C" fn fork_between_hooks(on_stack: *mut u8) {
     } else {
         [all.flags | all.exit_signal, 0, all.pidfd, all.child_tid, all.tls, 0].map(|word| word as usize)
     };
-    hooks.before(&needed);
+    hooks.before(needed);
     // SAFETY: a fork: the child has its own copy of everything, and goes on from here.
     call.result = unsafe { undispatched(call.number, arguments) };
     match call.result {
         0 => hooks.child_after(),
-        result => hooks.parent_after(&needed, result > 0),
+        result => hooks.parent_after(result > 0),
     }
     // SAFETY: as above; faults of the program are served again.
     unsafe { (*on_stack).call = call };
 }
 
 /// The pages of the calling thread's control block: the kernel writes there whenever it likes (rseq(2)).
-fn thread_control_pages() -> [usize; 2] {
+fn thread_control_pages() -> [usize; NEEDED_PAGES] {
     /// glibc's `struct pthread`, which has the rseq area, is smaller.
     const CONTROL_BYTES: usize = 0xb00;
     let control: usize;
@@ -559,12 +560,12 @@ mod tests {
             &self.stack
         }
 
-        fn before(&self, needed: &[usize]) {
+        fn before(&self, needed: [usize; NEEDED_PAGES]) {
             assert!(needed.iter().all(|page| page % PAGE_BYTES == 0));
             self.before.fetch_add(1, Ordering::SeqCst);
         }
 
-        fn parent_after(&self, _needed: &[usize], forked: bool) {
+        fn parent_after(&self, forked: bool) {
             assert!(forked);
             self.parent.fetch_add(1, Ordering::SeqCst);
         }

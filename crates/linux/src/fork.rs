@@ -6,46 +6,27 @@
 //! anything: a slot of its own, and a keeper, which makes userfaultfds, registers everything anew, and
 //! starts handlers. The engine, the arena and the store are the child's own consistent copies.
 //!
-//! Everything here runs on the agent's memory only.
+//! Everything here runs on the agent's memory only, and takes no lock that another thread may hold.
 
 use crate::clone_trap::ForkHooks;
 use crate::region::Region;
 use crate::runtime::Runtime;
-use foliomem_core::units::PAGE_BYTES;
+use crate::still::NEEDED_PAGES;
 
 /// The hooks of a runtime.
 pub struct RuntimeForkHooks(pub &'static Runtime);
-
-impl RuntimeForkHooks {
-    /// Locks those of `pages` in memory that are managed, or unlocks them.
-    fn lock_managed(&self, pages: &[usize], lock: bool) {
-        let Some(engaged) = self.0.engaged.get() else { return };
-        let ranges = engaged.engine.machine().ranges();
-        for &page in pages.iter().filter(|&&page| ranges.containing(page).is_some()) {
-            let start = std::ptr::with_exposed_provenance_mut(page);
-            // SAFETY: changes no content. Where locking is forbidden, the page is in all likelihood there:
-            // its thread has just used it.
-            let _ = unsafe {
-                if lock { rustix::mm::mlock(start, PAGE_BYTES) } else { rustix::mm::munlock(start, PAGE_BYTES) }
-            };
-        }
-    }
-}
 
 impl ForkHooks for RuntimeForkHooks {
     fn stack(&self) -> &Region {
         &self.0.fork_stack
     }
 
-    fn before(&self, needed: &[usize]) {
-        // Locked pages are fetched, and stay until `parent_after`. A child starts without locks.
-        self.lock_managed(needed, true);
-        self.0.still.request();
+    fn before(&self, needed: [usize; NEEDED_PAGES]) {
+        self.0.still.request(needed);
     }
 
-    fn parent_after(&self, needed: &[usize], forked: bool) {
+    fn parent_after(&self, forked: bool) {
         self.0.still.release(forked);
-        self.lock_managed(needed, false);
     }
 
     fn child_after(&self) {
@@ -62,9 +43,6 @@ impl ForkHooks for RuntimeForkHooks {
         runtime.still.reset();
         if let Err(error) = runtime.start_keeper() {
             runtime.fail(&error);
-        }
-        if let Some(engaged) = runtime.engaged.get() {
-            engaged.engine.machine().allow_forks(false);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The gate that stops the agent's threads for a fork.
 //!
-//! `fork` copies the engine as it stands at that instant, so no thread may be inside it then. A worker
-//! passes the gate before it touches the engine and leaves it before it sleeps; the forking thread
+//! `fork` copies the engine as it stands at that instant, so no thread may be inside it then, nor in the agent's
+//! heap. A worker passes the gate before it touches the engine or allocates, and leaves it before it sleeps; the forking thread
 //! closes the gate, which waits until nobody is inside, and opens it after the fork, in parent and child.
 //! A worker inside the gate never waits for a thread of the program, except through the kernel.
 //!

@@ -7,8 +7,8 @@
 //! until used. Address space of freed large blocks is not used again, only their pages are given back:
 //! the engine's tables grow by doubling, so what is lost is bounded by what is in use.
 //!
-//! Lock: one leaf. The forking thread finds it free: the agent's threads are outside (see
-//! `crate::gate`), and the program's threads allocate here only while the agent starts.
+//! Lock: one leaf. The forking thread finds it free: the agent's threads allocate and free only inside
+//! `crate::gate`, and the program's threads allocate here only while the agent starts.
 
 use dlmalloc::Dlmalloc;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};

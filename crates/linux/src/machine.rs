@@ -171,6 +171,19 @@ impl LinuxMachine {
         }
     }
 
+    /// Keeps those of `pages` where they are that are managed: they are fetched, and locked in memory. Or lets them
+    /// go again. (A child of a fork starts without locks.)
+    pub fn hold_in_place(&self, pages: &[usize], hold: bool) {
+        for &page in pages.iter().filter(|&&page| self.ranges.containing(page).is_some()) {
+            let start = std::ptr::with_exposed_provenance_mut(page);
+            // SAFETY: changes no content. Where locking is forbidden, the page is in all likelihood there: its
+            // thread has just used it.
+            let _ = unsafe {
+                if hold { rustix::mm::mlock(start, PAGE_BYTES) } else { rustix::mm::munlock(start, PAGE_BYTES) }
+            };
+        }
+    }
+
     fn home(&self, run: FrameRun) -> usize {
         self.arena.start() + run.head.0 as usize * PAGE_BYTES
     }

@@ -133,6 +133,8 @@ pub struct Runtime {
     page_outs_done: AtomicU32,
     escaping: AtomicBool,
     manage_now: AtomicBool,
+    /// 1 once everything that was there is adopted.
+    managing: AtomicU32,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
     unpark: AtomicU32,
@@ -173,6 +175,7 @@ impl Runtime {
             page_outs_done: AtomicU32::new(0),
             escaping: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
+            managing: AtomicU32::new(0),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
@@ -222,12 +225,9 @@ impl Runtime {
     /// Starts to manage now, however far the limit is, and returns when everything there is adopted.
     pub fn manage_now(&self) {
         self.manage_now.store(true, Ordering::Relaxed);
-        while self.engaged.get().is_none() {
-            doze(SLEEP_MIN);
+        while self.managing.load(Ordering::Acquire) == 0 {
+            let _ = futex::wait(&self.managing, futex::Flags::PRIVATE, 0, None);
         }
-        // The keeper adopts within the gate, right after engaging.
-        self.gate.close();
-        self.gate.open();
     }
 
     /// Has what is managed in `range` moved out by one reclaimer (MADV_PAGEOUT), and waits for it. One thread at
@@ -296,6 +296,11 @@ impl Runtime {
     /// Stops the agent's other threads while a thread of the program forks. What a fork copies must be of one
     /// instant: so every change of mappings that is under way is heard before.
     fn hold_still(&self) {
+        let needed = self.still.needed();
+        if let Some(engaged) = self.engaged.get() {
+            // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
+            engaged.engine.machine().hold_in_place(&needed, true);
+        }
         self.gate.close();
         let mut faults = Pending::default();
         if let Some(engaged) = self.engaged.get() {
@@ -312,6 +317,7 @@ impl Runtime {
             while let Some(page) = faults.pop() {
                 let _ = machine.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
             }
+            machine.hold_in_place(&needed, false);
         }
         if forked {
             self.budget.forked();
@@ -358,6 +364,7 @@ impl Runtime {
             self.forget_unmapped(engaged);
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
+            engaged.engine.machine().allow_forks(false);
             self.start_workers()?;
         }
         Ok(())
@@ -448,6 +455,8 @@ impl Runtime {
         if let Some(engaged) = self.engaged.get() {
             adopt_mappings(self, engaged);
         }
+        self.managing.store(1, Ordering::Release);
+        let _ = futex::wake(&self.managing, futex::Flags::PRIVATE, i32::MAX as u32);
         Ok(())
     }
 
@@ -457,7 +466,7 @@ impl Runtime {
     fn reclaim(&'static self) -> ! {
         let Some(engaged) = self.engaged.get() else { unreachable!("reclaimers start after engaging") };
         let engine = &engaged.engine;
-        let mut worker = Worker::new(self.settings.codec);
+        let mut worker = self.worker();
         loop {
             let kicked = self.reclaim_kick.load(Ordering::Relaxed);
             loop {
@@ -483,6 +492,12 @@ impl Runtime {
         }
     }
 
+    /// Made inside the gate: a fork that copied the heap while it is locked would leave the child without one.
+    fn worker(&self) -> Worker {
+        let _inside = self.gate.enter();
+        Worker::new(self.settings.codec)
+    }
+
     fn wake_reclaimers(&self) {
         self.reclaim_kick.fetch_add(1, Ordering::Relaxed);
         let _ = futex::wake(&self.reclaim_kick, futex::Flags::PRIVATE, MOST_HANDLERS as u32);
@@ -505,7 +520,7 @@ impl Runtime {
 
     fn handle(&'static self, handlers: u32) -> ! {
         let Some(engaged) = self.engaged.get() else { unreachable!("handlers start after engaging") };
-        let mut worker = Worker::new(self.settings.codec);
+        let mut worker = self.worker();
         let uffd = &engaged.engine.machine().descriptors().program;
         let mut lost = 0;
         loop {
@@ -665,10 +680,6 @@ fn apply(engaged: &Engaged, change: Change) {
 
 fn timespec(time: Duration) -> rustix::time::Timespec {
     rustix::time::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
-}
-
-fn doze(time: Duration) {
-    let _ = rustix::thread::nanosleep(&timespec(time));
 }
 
 fn page(address: usize) -> PageNumber {

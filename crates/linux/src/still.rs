@@ -8,9 +8,15 @@
 //! | over, failed | the fork has happened, or not | the keeper: idle |
 //!
 //! One thread forks at a time (`crate::clone_trap`). A futex word.
+//!
+//! The forking thread waits for nothing else of the agent's: at every return from a system call the kernel may touch
+//! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
 
 use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// Pages of a thread that the kernel touches whenever it likes.
+pub const NEEDED_PAGES: usize = 2;
 
 const IDLE: u32 = 0;
 const WANTED: u32 = 1;
@@ -24,12 +30,17 @@ pub struct Still {
     state: AtomicU32,
     /// Bumped to wake the keeper.
     kick: AtomicU32,
+    /// Addresses of pages that must be there while everything is still.
+    needed: [AtomicUsize; NEEDED_PAGES],
 }
 
 impl Still {
-    /// The forking thread: returns when everything is still.
-    pub fn request(&self) {
+    /// The forking thread: returns when everything is still and the pages in `needed` are there to stay.
+    pub fn request(&self, needed: [usize; NEEDED_PAGES]) {
         self.wait_while(&[WANTED, STILL, OVER, FAILED]);
+        for (slot, address) in self.needed.iter().zip(needed) {
+            slot.store(address, Ordering::Relaxed);
+        }
         self.change(WANTED);
         self.kick.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
@@ -60,6 +71,11 @@ impl Still {
     /// The keeper: whether somebody wants to fork.
     pub fn is_requested(&self) -> bool {
         self.state.load(Ordering::Acquire) == WANTED
+    }
+
+    /// The keeper: the addresses of the pages that the request wants to be there.
+    pub fn needed(&self) -> [usize; NEEDED_PAGES] {
+        std::array::from_fn(|index| self.needed[index].load(Ordering::Relaxed))
     }
 
     /// The keeper: says that everything is still, and returns when the fork is over; whether there was one.
@@ -105,6 +121,7 @@ mod tests {
                 while !stop.load(Ordering::Relaxed) {
                     let kicks = still.kicks();
                     if still.is_requested() {
+                        assert_eq!(still.needed(), [4096, 8192]);
                         held.store(true, Ordering::Relaxed);
                         forks.fetch_add(u32::from(still.hold()), Ordering::Relaxed);
                         held.store(false, Ordering::Relaxed);
@@ -115,7 +132,7 @@ mod tests {
                 }
             });
             for round in 0..1000 {
-                still.request();
+                still.request([4096, 8192]);
                 assert!(held.load(Ordering::Relaxed));
                 still.release(round % 2 == 0);
             }
