@@ -3,6 +3,7 @@
 A failure prints its seed; `stress -s SEED` repeats the operations of each thread."""
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import LONG, assert_swapped, foliomem
@@ -30,3 +31,17 @@ def test_stress(stress, sizes):
 
 def test_stress_torture(stress):
     run_stress(stress, 80, "24M", torture=True)
+
+
+def test_random_access(built):
+    """Small parts of folios in and out at random, three programs at once, as pages that are just being moved are touched."""
+    program = built("random.c")
+
+    def run(seed):
+        return foliomem([program, 300, SECONDS, seed], "150M", timeout=SECONDS * 3 + 60)
+
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(run, range(3)))
+    for got in runs:
+        assert got.ok().out == b"right\n", got.out
+        assert_swapped(got)

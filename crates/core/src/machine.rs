@@ -9,7 +9,7 @@
 
 use crate::stats::Counters;
 use crate::store::{Piece, Place};
-use crate::units::{CpuNumber, Frame, FrameRun, Order, PageNumber};
+use crate::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
 
@@ -113,12 +113,11 @@ pub trait Machine: Sync {
     /// Moves the page at home in `from` to the empty home of `to`.
     fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError>;
 
-    /// Moves the pages at home in `run` into the program at `to` and wakes whoever waits for them.
-    /// Called under a block lock.
+    /// Moves the pages at home in `run` into the program at `to`; wakes nobody. Called under a block lock.
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;
     /// Moves the program's pages at `from` to the empty homes of `run`. Called under a block lock.
     fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped>;
-    /// Copies the page at home in `frame` into the program where a move is refused, and wakes. Called
+    /// Copies the page at home in `frame` into the program where a move is refused; wakes nobody. Called
     /// under a block lock.
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError>;
     /// Makes pages that a fork left shared the program's own again, if they are still there. Never
@@ -126,8 +125,8 @@ pub trait Machine: Sync {
     fn unshare(&self, pages: Range<PageNumber>);
     /// Makes pages at home that a fork left shared our own again. Called under a block lock.
     fn unshare_home(&self, run: FrameRun);
-    /// Wakes whoever waits for the 2^order pages at `page`. Called under a block lock.
-    fn wake(&self, page: PageNumber, order: Order);
+    /// Wakes whoever waits for one of `pages`. Called under no lock: who wakes up may be given the caller's CPU.
+    fn wake(&self, pages: Range<PageNumber>);
     /// Makes any access to the page end the program with SIGBUS, and says why. Called under a block lock.
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError>;
 

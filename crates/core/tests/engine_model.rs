@@ -85,8 +85,13 @@ impl World {
     fn touch(&mut self, page: u64) {
         let present = self.engine.machine().state.lock().unwrap().program.contains_key(&page);
         if !present {
+            self.engine.machine().state.lock().unwrap().woken.clear();
             let served = self.engine.fault(&mut self.worker, PageNumber(page));
             assert!(matches!(served, Served::Done(_)), "{served:?}");
+            assert!(
+                self.engine.machine().state.lock().unwrap().woken.contains(&page),
+                "who waits for {page:x} sleeps on"
+            );
             while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
         }
         let state = self.engine.machine().state.lock().unwrap();

@@ -198,19 +198,30 @@ impl LinuxMachine {
 
     /// Moves `pages` pages and reports progress the engine's way.
     fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
+        let len = pages as usize * PAGE_BYTES;
         let mut moved = 0;
         loop {
-            let rest = (pages as usize * PAGE_BYTES) - moved;
             // SAFETY: one side is a run of the arena that the engine holds, the other is memory of the
             // program that the kernel checks to be registered or movable.
-            let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, rest) };
-            moved += outcome.moved_bytes;
+            let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, len - moved) };
             let Some(error) = outcome.error else { return Ok(()) };
-            // An interruption after some progress says EAGAIN, too: go on while there is progress.
-            if error == uffd::MoveError::Again && outcome.moved_bytes > 0 {
-                continue;
+            let mut now_moved = outcome.moved_bytes;
+            if matches!(error, uffd::MoveError::Exists | uffd::MoveError::NotFound) {
+                // Linux 6.18 repeats a step that has succeeded after a retry, and then finds the pages where it has
+                // just put them: what it says it has moved is too little.
+                let (to, from) = (to + moved + now_moved, from + moved + now_moved);
+                now_moved += pagemap::moved_bytes(&self.descriptors().pagemap, to, from, len - moved - now_moved);
             }
-            return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
+            moved += now_moved;
+            if moved == len {
+                return Ok(());
+            }
+            // An interruption after some progress says EAGAIN, too: go on while there is progress.
+            if now_moved == 0
+                || !matches!(error, uffd::MoveError::Again | uffd::MoveError::Exists | uffd::MoveError::NotFound)
+            {
+                return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
+            }
         }
     }
 
@@ -363,8 +374,9 @@ impl Machine for LinuxMachine {
         let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
     }
 
-    fn wake(&self, page: PageNumber, order: Order) {
-        let _ = self.descriptors().program.wake(address(page), order.bytes());
+    fn wake(&self, pages: Range<PageNumber>) {
+        let (start, len) = page_range(&pages);
+        let _ = self.descriptors().program.wake(start, len);
     }
 
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {

@@ -60,6 +60,18 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
     }
 }
 
+/// How much of the beginning of `len` bytes has gone from `from` to `to`: pages that are there and not here. Before, each
+/// page was in one place.
+pub fn moved_bytes(pagemap: impl AsFd, to: usize, from: usize, len: usize) -> usize {
+    let is_there = |page: usize| {
+        let mut found = false;
+        present(&pagemap, page, page + PAGE_BYTES, &mut |_| found = true);
+        found
+    };
+    let has_moved = |offset: &usize| is_there(to + offset) && !is_there(from + offset);
+    (0..len).step_by(PAGE_BYTES).take_while(has_moved).count() * PAGE_BYTES
+}
+
 /// The same from the file's entries: bit 63 present, bit 62 swapped.
 fn present_by_entries(fd: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
     const ENTRIES: usize = 512;
@@ -115,4 +127,23 @@ fn number(digits: &[u8]) -> u64 {
         .iter()
         .take_while(|byte| byte.is_ascii_digit())
         .fold(0, |value, byte| value.wrapping_mul(10).wrapping_add(u64::from(byte - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+
+    #[test]
+    fn what_has_moved_is_there_and_not_here() {
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let (to, from) = (Region::reserve(8 * PAGE_BYTES).unwrap(), Region::reserve(8 * PAGE_BYTES).unwrap());
+        let moved = || moved_bytes(&pagemap, to.start(), from.start(), 8 * PAGE_BYTES) / PAGE_BYTES;
+        from.populate(3 * PAGE_BYTES, 5 * PAGE_BYTES).unwrap();
+        assert_eq!(moved(), 0, "what is nowhere has not moved");
+        to.populate(0, 2 * PAGE_BYTES).unwrap();
+        assert_eq!(moved(), 2);
+        to.populate(2 * PAGE_BYTES, 4 * PAGE_BYTES).unwrap();
+        assert_eq!(moved(), 3, "what is in both places has not moved");
+    }
 }

@@ -23,7 +23,13 @@ pub enum Served {
 
 /// What one look at the faulting page came to.
 enum Step {
-    Served(Served),
+    /// Whoever waits for these pages is to be woken, once no lock is held: a thread that is woken takes the CPU at once,
+    /// and may fault again. They are there, or to be asked for again.
+    Served(Served, Range<PageNumber>),
+    /// Somebody else fetches it, and wakes.
+    Fetching,
+    /// The program is changing its mappings.
+    Changing,
     /// The limit was in the way: reclaim, then look again.
     OverLimit,
     /// Somebody changed the page meanwhile.
@@ -39,13 +45,18 @@ impl<M: Machine> Engine<M> {
     /// Serves a fault on `page`: its content is in the program afterwards, whoever waited is woken.
     pub fn fault(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
         let Some(block) = self.table.get_or_create(page) else {
-            self.machine.wake(page, Order::ZERO);
+            self.machine.wake(page..page.offset(1));
             return Served::Done(FaultKind::Spurious);
         };
         let mut tries = 0;
         loop {
             match self.try_fault(worker, block, page, tries >= TRIES_BEFORE_FALLBACK) {
-                Step::Served(served) => return served,
+                Step::Served(served, pages) => {
+                    self.machine.wake(pages);
+                    return served;
+                }
+                Step::Fetching => return Served::Done(FaultKind::Spurious),
+                Step::Changing => return Served::Again,
                 Step::LookAgain => {}
                 Step::OverLimit => {
                     tries += 1;
@@ -58,7 +69,7 @@ impl<M: Machine> Engine<M> {
     }
 
     fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, last_try: bool) -> Step {
-        let Some(steady) = self.machine.steady() else { return Step::Served(Served::Again) };
+        let Some(steady) = self.machine.steady() else { return Step::Changing };
         let mut entries = block.lock();
         match entries.get(page) {
             PageState::None => self.first_touch(&mut entries, page, last_try),
@@ -66,8 +77,7 @@ impl<M: Machine> Engine<M> {
                 if self.drop_absent(&mut entries, page.head(order)..page.head(order).offset(order.pages())) == 0
                     || entries.get(page) != PageState::None
                 {
-                    self.machine.wake(page, Order::ZERO);
-                    return Step::Served(Served::Done(FaultKind::Spurious));
+                    return Step::Served(Served::Done(FaultKind::Spurious), page..page.offset(1));
                 }
                 Step::LookAgain
             }
@@ -80,20 +90,19 @@ impl<M: Machine> Engine<M> {
                     return Step::LookAgain;
                 }
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
-                Step::Served(self.bring_in(&mut entries, head, FaultKind::Home))
+                step(self.bring_in(&mut entries, head), FaultKind::Home, head..head.offset(order.pages()))
             }
             PageState::Swapped { fetching: true, order, .. } => {
-                // Whoever fetches it wakes the program.
                 let head = page.head(order);
                 self.readahead.faulted(head..head.offset(order.pages()));
-                Step::Served(Served::Done(FaultKind::Spurious))
+                Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
                 Ok(fetch) => {
                     self.readahead.faulted(fetch.pages());
                     drop(entries);
                     drop(steady);
-                    Step::Served(self.swap_in(worker, block, &[fetch]))
+                    step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())
                 }
                 Err(step) => step,
             },
@@ -103,8 +112,7 @@ impl<M: Machine> Engine<M> {
     /// The highest order that fits the mapping and is wholly untouched, then lower ones.
     fn first_touch(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
-            self.machine.wake(page, Order::ZERO);
-            return Step::Served(Served::Done(FaultKind::Spurious));
+            return Step::Served(Served::Done(FaultKind::Spurious), page..page.offset(1));
         };
         for order in self.config.sizes.descending() {
             let head = page.head(order);
@@ -121,7 +129,8 @@ impl<M: Machine> Engine<M> {
                     entries.set_folio(head, order, state);
                     self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
                     self.counters().of(order).anon_fault_alloc.inc();
-                    return Step::Served(self.bring_in(entries, head, FaultKind::FirstTouch));
+                    let pages = head..head.offset(order.pages());
+                    return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
                 Err(reason) => {
@@ -147,8 +156,8 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Moves the folio at `head`, which is at home and not under writeback, into the program.
-    pub(super) fn bring_in(&self, entries: &mut Entries, head: PageNumber, kind: FaultKind) -> Served {
+    /// Moves the folio at `head`, which is at home and not under writeback, into the program. The caller wakes who waits.
+    fn bring_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
         };
@@ -162,11 +171,11 @@ impl<M: Machine> Engine<M> {
             Ok(()) => self.make_resident(entries, head, frame, order),
             Err(Stopped { moved_pages: 0, error: MoveError::Changing }) => {
                 self.enqueue(&self.staged, entries, head, order);
-                return Served::Again;
+                return Err(Changing);
             }
-            Err(Stopped { moved_pages, .. }) => return self.bring_in_pages(entries, head, run, moved_pages, kind),
+            Err(Stopped { moved_pages, .. }) => return self.bring_in_pages(entries, head, run, moved_pages),
         }
-        Served::Done(kind)
+        Ok(())
     }
 
     fn make_resident(&self, entries: &mut Entries, head: PageNumber, frame: Frame, order: Order) {
@@ -181,20 +190,19 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Only the first `moved_pages` of the folio could move: the rest follows page by page, by copy where
-    /// a move is refused. Whoever waits for a page that stays behind is woken to try again.
+    /// a move is refused. Whoever waits for a page that stays behind is to be woken, too, to try again.
     fn bring_in_pages(
         &self,
         entries: &mut Entries,
         head: PageNumber,
         run: FrameRun,
         moved_pages: u32,
-        kind: FaultKind,
-    ) -> Served {
+    ) -> Result<(), Changing> {
         if run.order > Order::ZERO {
             self.counters().of(run.order).split.inc();
             self.drop_copy(run.head);
         }
-        let mut served = Served::Done(kind);
+        let mut served = Ok(());
         for index in 0..run.frames() {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
             entries.set_queued(page, false);
@@ -211,12 +219,11 @@ impl<M: Machine> Engine<M> {
                 Err(error) => {
                     self.enqueue(&self.staged, entries, page, Order::ZERO);
                     if error == MoveError::Changing {
-                        served = Served::Again;
+                        served = Err(Changing);
                     }
                 }
             }
         }
-        self.machine.wake(head, run.order);
         served
     }
 
@@ -268,8 +275,8 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
-    /// behind the other.
-    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Served {
+    /// behind the other. The caller wakes who waits, for pages that are not ours any more, too: they are to ask again.
+    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Result<(), Changing> {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let (mut page, end) = (first.head, last.pages().end);
         let frames = first.run.head..last.run.head.offset(last.run.frames());
@@ -290,38 +297,28 @@ impl<M: Machine> Engine<M> {
         }
         let steady = self.machine.steady();
         let mut entries = block.lock();
-        let mut served = if steady.is_some() { Served::Done(FaultKind::SwapIn) } else { Served::Again };
+        let mut served = if steady.is_some() { Ok(()) } else { Err(Changing) };
         if fetches.len() > 1 && steady.is_some() && self.bring_in_together(&mut entries, fetches) {
             return served;
         }
-        let mut all_in = true;
         while page < end {
             let state = entries.get(page);
             let order = state.order().unwrap_or(Order::ZERO);
-            match state {
-                PageState::Home { frame, writeback: false, .. } if frames.contains(&frame) => {
-                    if steady.is_none() {
-                        // It stays at home, where a fault finds it.
-                        self.enqueue(&self.staged, &mut entries, page, order);
-                    } else if self.bring_in(&mut entries, page, FaultKind::SwapIn) == Served::Again {
-                        served = Served::Again;
-                    }
+            if let PageState::Home { frame, writeback: false, .. } = state
+                && frames.contains(&frame)
+            {
+                if steady.is_some() {
+                    served = self.bring_in(&mut entries, page).and(served);
+                } else {
+                    // It stays at home, where a fault finds it.
+                    self.enqueue(&self.staged, &mut entries, page, order);
                 }
-                _ => all_in = false,
             }
             page = page.offset(order.pages());
         }
         if let Some(corrupted) = corrupted.filter(|_| steady.is_some()) {
             for fetch in fetches {
-                if self.give_up_corrupted(&mut entries, fetch, corrupted) == Served::Again {
-                    served = Served::Again;
-                }
-            }
-        }
-        if !all_in {
-            // Whoever waits for a page that is not ours any more is to ask again.
-            for fetch in fetches {
-                self.machine.wake(fetch.head, fetch.run.order);
+                served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
             }
         }
         served
@@ -347,7 +344,8 @@ impl<M: Machine> Engine<M> {
             let FrameRun { head: frame, order } = fetch.run;
             if moved_pages < order.pages() {
                 if moved_pages > 0 {
-                    self.bring_in_pages(entries, fetch.head, fetch.run, moved_pages, FaultKind::SwapIn);
+                    // What stays behind because of a change is left to the next fault.
+                    let _ = self.bring_in_pages(entries, fetch.head, fetch.run, moved_pages);
                 }
                 return false;
             }
@@ -377,15 +375,17 @@ impl<M: Machine> Engine<M> {
                     drop(entries);
                     drop(steady);
                     page = head.offset(order.pages() * fetches.marked().len() as u32);
-                    if self.swap_in(worker, block, fetches.marked()) == Served::Again {
-                        // Whoever came meanwhile was told that it is being fetched: they are to ask again.
-                        fetches.marked().iter().for_each(|fetch| self.machine.wake(fetch.head, order));
-                    }
+                    // Whoever came meanwhile was told that it is being fetched: where it could not be, they ask again.
+                    let _ = self.swap_in(worker, block, fetches.marked());
+                    self.machine.wake(head..page);
                     self.counters().vm.swap_ra.add(page.0 - head.0);
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
-                    self.bring_in(&mut entries, head, FaultKind::Home);
+                    let _ = self.bring_in(&mut entries, head);
+                    drop(entries);
+                    drop(steady);
+                    self.machine.wake(head..head.offset(order.pages()));
                 }
                 _ => {}
             }
@@ -451,10 +451,12 @@ impl<M: Machine> Engine<M> {
     ) -> Result<(), Corrupted> {
         let Fetch { head, slot, run } = *fetch;
         let order = run.order;
-        let ours: [bool; BLOCK_PAGES] = std::array::from_fn(|index| {
-            (index as u32) < order.pages() && is_fetched(entries, head.offset(index as u32), slot.offset(index as u32))
-        });
-        let whole = ours[..order.pages() as usize].iter().all(|&ours| ours);
+        let mut ours = [false; BLOCK_PAGES];
+        let ours = &mut ours[..order.pages() as usize];
+        for (index, ours) in (0..).zip(&mut *ours) {
+            *ours = is_fetched(entries, head.offset(index), slot.offset(index));
+        }
+        let whole = ours.iter().all(|&ours| ours);
         let copy = match fetched {
             Ok(copy) => copy,
             Err(corrupted) => {
@@ -497,8 +499,8 @@ impl<M: Machine> Engine<M> {
 
     /// Never hands over content that does not match its checksum: the program gets SIGBUS there. Where that cannot be
     /// arranged now, the page stays out, and so out of reach. The caller wakes who waits.
-    fn give_up_corrupted(&self, entries: &mut Entries, fetch: &Fetch, corrupted: Corrupted) -> Served {
-        let mut served = Served::Done(FaultKind::SwapIn);
+    fn give_up_corrupted(&self, entries: &mut Entries, fetch: &Fetch, corrupted: Corrupted) -> Result<(), Changing> {
+        let mut served = Ok(());
         for index in 0..fetch.run.frames() {
             let (page, slot) = (fetch.head.offset(index), fetch.slot.offset(index));
             if entries.get(page) != (PageState::Swapped { slot, order: Order::ZERO, fetching: false }) {
@@ -509,12 +511,20 @@ impl<M: Machine> Engine<M> {
                     entries.set(page, PageState::None);
                     self.free_slots(slot, 1);
                 }
-                Err(MoveError::Changing) => served = Served::Again,
+                Err(MoveError::Changing) => served = Err(Changing),
                 Err(_) => {}
             }
         }
         served
     }
+}
+
+/// Some of it could not be moved, because the program is changing its mappings: to be tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Changing;
+
+fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<PageNumber>) -> Step {
+    Step::Served(served.map_or(Served::Again, |()| Served::Done(kind)), pages)
 }
 
 /// A folio that is being fetched from the store.

@@ -5,7 +5,7 @@
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{Piece, Place};
-use foliomem_core::units::{CpuNumber, Frame, FrameRun, Order, PageNumber};
+use foliomem_core::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -27,6 +27,8 @@ pub struct State {
     pub shared: BTreeSet<u64>,
     /// Pages whose access ends the program.
     pub poisoned: BTreeSet<u64>,
+    /// Pages whose waiters were woken.
+    pub woken: BTreeSet<u64>,
     /// Pieces, by where their first byte is.
     pub pieces: HashMap<(u32, u32), Vec<u64>>,
     /// Pages charged to the budget.
@@ -227,7 +229,9 @@ impl Machine for Double {
 
     fn unshare_home(&self, _run: FrameRun) {}
 
-    fn wake(&self, _page: PageNumber, _order: Order) {}
+    fn wake(&self, pages: Range<PageNumber>) {
+        self.state.lock().unwrap().woken.extend(pages.start.0..pages.end.0);
+    }
 
     fn poison(&self, page: PageNumber, _why: Corrupted) -> Result<(), MoveError> {
         self.state.lock().unwrap().poisoned.insert(page.0);
