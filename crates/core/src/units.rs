@@ -4,6 +4,7 @@
 //! and starts at a multiple of `2^k`; a cluster is `2^9` slots, so that an order-9 folio fills one.
 
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes in a page, a frame and a swap slot.
 pub const PAGE_BYTES: usize = 4096;
@@ -147,6 +148,11 @@ impl PageNumber {
     /// The first page of the naturally aligned run of `order` that holds this page.
     pub const fn head(self, order: Order) -> PageNumber {
         PageNumber(self.0 & !(order.pages() as u64 - 1))
+    }
+
+    /// The pages of the folio of `order` whose head this is.
+    pub const fn folio(self, order: Order) -> Range<PageNumber> {
+        self..self.offset(order.pages())
     }
 
     /// The page `pages` further on.

@@ -200,29 +200,24 @@ impl LinuxMachine {
     fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
         let mut moved = 0;
-        loop {
+        while moved < len {
+            let before = moved;
             // SAFETY: one side is a run of the arena that the engine holds, the other is memory of the
             // program that the kernel checks to be registered or movable.
             let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, len - moved) };
-            let Some(error) = outcome.error else { return Ok(()) };
-            let mut now_moved = outcome.moved_bytes;
+            moved += outcome.moved_bytes;
+            let Some(error) = outcome.error else { continue };
             if matches!(error, uffd::MoveError::Exists | uffd::MoveError::NotFound) {
                 // Linux 6.18 repeats a step that has succeeded after a retry, and then finds the pages where it has
                 // just put them: what it says it has moved is too little.
-                let (to, from) = (to + moved + now_moved, from + moved + now_moved);
-                now_moved += pagemap::moved_bytes(&self.descriptors().pagemap, to, from, len - moved - now_moved);
+                moved += pagemap::moved_bytes(&self.descriptors().pagemap, to + moved, from + moved, len - moved);
             }
-            moved += now_moved;
-            if moved == len {
-                return Ok(());
-            }
-            // An interruption after some progress says EAGAIN, too: go on while there is progress.
-            if now_moved == 0
-                || !matches!(error, uffd::MoveError::Again | uffd::MoveError::Exists | uffd::MoveError::NotFound)
-            {
+            // An error after some progress is an interruption: go on while there is progress.
+            if moved == before {
                 return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
             }
         }
+        Ok(())
     }
 
     /// Gives the stored bytes of a piece as one slice.

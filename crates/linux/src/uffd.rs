@@ -33,12 +33,11 @@ const COPY: Opcode = opcode::read_write::<raw::uffdio_copy>(UFFDIO, raw::_UFFDIO
 const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(UFFDIO, raw::_UFFDIO_ZEROPAGE as u8);
 const MOVE: Opcode = opcode::read_write::<raw::uffdio_move>(UFFDIO, raw::_UFFDIO_MOVE as u8);
 const CONTINUE: Opcode = opcode::read_write::<raw::uffdio_continue>(UFFDIO, raw::_UFFDIO_CONTINUE as u8);
-/// `UFFDIO_MOVE_MODE_DONTWAKE`, which linux-raw-sys does not have.
-const MOVE_MODE_DONTWAKE: u64 = 1;
 const POISON: Opcode = opcode::read_write::<raw::uffdio_poison>(UFFDIO, raw::_UFFDIO_POISON as u8);
 
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
 const REGISTER_MODE_WP: u64 = 1 << 1;
+const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
 
 /// Why there is no userfaultfd, and what to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -186,8 +185,8 @@ impl Userfaultfd {
     /// # Safety
     /// The caller may take the pages at `src` away and fill `dst`: nobody relies on what is there.
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> MoveOutcome {
-        let (dst, src, len64) = (dst as u64, src as u64, len as u64);
-        let mut request = raw::uffdio_move { dst, src, len: len64, mode: MOVE_MODE_DONTWAKE, move_: 0 };
+        let mode = MOVE_MODE_DONTWAKE;
+        let mut request = raw::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
         // SAFETY: takes a uffdio_move; the effect on memory is allowed by the contract.
         let result = unsafe { raw_ioctl::call(&self.0, MOVE, &mut request) };
         let error = result.err().map(MoveError::from);

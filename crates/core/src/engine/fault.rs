@@ -45,7 +45,7 @@ impl<M: Machine> Engine<M> {
     /// Serves a fault on `page`: its content is in the program afterwards, whoever waited is woken.
     pub fn fault(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
         let Some(block) = self.table.get_or_create(page) else {
-            self.machine.wake(page..page.offset(1));
+            self.machine.wake(page.folio(Order::ZERO));
             return Served::Done(FaultKind::Spurious);
         };
         let mut tries = 0;
@@ -74,10 +74,10 @@ impl<M: Machine> Engine<M> {
         match entries.get(page) {
             PageState::None => self.first_touch(&mut entries, page, last_try),
             PageState::Resident { order, .. } => {
-                if self.drop_absent(&mut entries, page.head(order)..page.head(order).offset(order.pages())) == 0
+                if self.drop_absent(&mut entries, page.head(order).folio(order)) == 0
                     || entries.get(page) != PageState::None
                 {
-                    return Step::Served(Served::Done(FaultKind::Spurious), page..page.offset(1));
+                    return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
                 }
                 Step::LookAgain
             }
@@ -90,11 +90,11 @@ impl<M: Machine> Engine<M> {
                     return Step::LookAgain;
                 }
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
-                step(self.bring_in(&mut entries, head), FaultKind::Home, head..head.offset(order.pages()))
+                step(self.bring_in(&mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
-                self.readahead.faulted(head..head.offset(order.pages()));
+                self.readahead.faulted(head.folio(order));
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
@@ -112,7 +112,7 @@ impl<M: Machine> Engine<M> {
     /// The highest order that fits the mapping and is wholly untouched, then lower ones.
     fn first_touch(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
-            return Step::Served(Served::Done(FaultKind::Spurious), page..page.offset(1));
+            return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
         for order in self.config.sizes.descending() {
             let head = page.head(order);
@@ -129,7 +129,7 @@ impl<M: Machine> Engine<M> {
                     entries.set_folio(head, order, state);
                     self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
                     self.counters().of(order).anon_fault_alloc.inc();
-                    let pages = head..head.offset(order.pages());
+                    let pages = head.folio(order);
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
@@ -269,7 +269,7 @@ impl<M: Machine> Engine<M> {
         };
         let head = page.head(order);
         if order < whole {
-            self.carve(entries, head..head.offset(order.pages()));
+            self.carve(entries, head.folio(order));
         }
         Ok(mark_fetching(entries, head, run))
     }
@@ -385,7 +385,7 @@ impl<M: Machine> Engine<M> {
                     let _ = self.bring_in(&mut entries, head);
                     drop(entries);
                     drop(steady);
-                    self.machine.wake(head..head.offset(order.pages()));
+                    self.machine.wake(head.folio(order));
                 }
                 _ => {}
             }
@@ -537,7 +537,7 @@ struct Fetch {
 
 impl Fetch {
     fn pages(&self) -> Range<PageNumber> {
-        self.head..self.head.offset(self.run.frames())
+        self.head.folio(self.run.order)
     }
 }
 

@@ -114,7 +114,7 @@ impl<M: Machine> Engine<M> {
             Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
                 // Shared since a fork, or pinned: only the first can be mended.
-                self.machine.unshare(folio.head..folio.head.offset(folio.order.pages()));
+                self.machine.unshare(folio.head.folio(folio.order));
                 match self.try_stage(block, folio) {
                     Err(MoveError::Changing) => self.stage_later(block, folio),
                     Ok(staged) => staged,
@@ -185,7 +185,7 @@ impl<M: Machine> Engine<M> {
             return Staged::Nothing;
         }
         entries.set_queued(head, false);
-        let range = head..head.offset(order.pages());
+        let range = head.folio(order);
         if self.drop_absent(&mut entries, range.clone()) > 0 {
             return Staged::Nothing;
         }
