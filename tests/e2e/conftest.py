@@ -32,6 +32,11 @@ foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
 
 
 def pytest_configure(config):
+    # Who starts the tests in the background or with nohup ignores these, and an ignored signal stays so in every
+    # program that is started.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not PLAIN and not os.access(BIN, os.X_OK):
         pytest.exit(f"no foliomem at {BIN}: build it with `cargo build --release` or set FOLIOMEM_BIN", 3)
 
