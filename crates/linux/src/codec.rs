@@ -157,6 +157,18 @@ impl Decompressor {
         };
         if len == dst.len() { Ok(()) } else { Err(CodecError) }
     }
+
+    /// Decompresses `src`, whose content is as long as `dst`, as far as the first `start_bytes` of it need; what `dst`
+    /// holds behind them is anything. lz4 stops there, zstd cannot. Errors as [`decompress`](Self::decompress) gives them.
+    pub fn decompress_start(&mut self, src: &[u8], dst: &mut [u8], start_bytes: usize) -> Result<(), CodecError> {
+        match &self.0 {
+            DecompressorState::Lz4 if start_bytes < dst.len() => {
+                let len = lz4::decompress_start(src, &mut dst[..start_bytes])?;
+                if len == start_bytes { Ok(()) } else { Err(CodecError) }
+            }
+            _ => self.decompress(src, dst),
+        }
+    }
 }
 
 /// The word that `src` repeats, if it is nothing else; never for a length that is not a multiple of 8.

@@ -448,7 +448,7 @@ impl Machine for LinuxMachine {
             return worker.decompressor.decompress(stored, target).map_err(|_| Corrupted);
         }
         let whole = &mut worker.scratch[..piece.granule.bytes()];
-        worker.decompressor.decompress(stored, whole).map_err(|_| Corrupted)?;
+        worker.decompressor.decompress_start(stored, whole, skip + target.len()).map_err(|_| Corrupted)?;
         target.copy_from_slice(&whole[skip..skip + target.len()]);
         Ok(())
     }

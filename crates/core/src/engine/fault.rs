@@ -250,8 +250,8 @@ impl<M: Machine> Engine<M> {
     /// frames for it can be had; else the largest part around `page` that they can be had for.
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let is_random = whole > PART_ORDER && !self.readahead.is_expected(page);
-        let mut order = if is_random && self.locality.wants_part(page) { PART_ORDER } else { whole };
+        let in_part = self.locality.wants_part(page, self.readahead.is_expected(page));
+        let mut order = if in_part { whole.min(PART_ORDER) } else { whole };
         let run = loop {
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
@@ -271,7 +271,7 @@ impl<M: Machine> Engine<M> {
         if order < whole {
             self.carve(entries, head.folio(order));
         }
-        Ok(mark_fetching(entries, head, run))
+        Ok(mark_fetching(entries, head, run, !in_part))
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
@@ -407,9 +407,9 @@ impl<M: Machine> Engine<M> {
             let (run, _) = self.homes.alloc_full(&self.machine, order, Urgency::Normal).ok()?;
             Some(run)
         })?;
-        let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order)));
+        let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order), true));
         for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
-            fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order)));
+            fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order), true));
         }
         Some(fetches)
     }
@@ -417,7 +417,7 @@ impl<M: Machine> Engine<M> {
     /// Decompresses. The slots stay ours meanwhile, because their pages say *fetching*. Returns what to keep of
     /// them, if they are worth keeping.
     fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<SwapCopy>, Corrupted> {
-        let Fetch { slot, run, .. } = *fetch;
+        let Fetch { slot, run, keep_copy, .. } = *fetch;
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
@@ -437,7 +437,7 @@ impl<M: Machine> Engine<M> {
             read?;
             done += part_order.pages();
         }
-        let wanted = self.swap_cache.wants(run.order, stored_bytes);
+        let wanted = keep_copy && self.swap_cache.wants(run.order, stored_bytes);
         Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 
@@ -449,7 +449,7 @@ impl<M: Machine> Engine<M> {
         fetch: &Fetch,
         fetched: Result<Option<SwapCopy>, Corrupted>,
     ) -> Result<(), Corrupted> {
-        let Fetch { head, slot, run } = *fetch;
+        let Fetch { head, slot, run, .. } = *fetch;
         let order = run.order;
         let mut ours = [false; BLOCK_PAGES];
         let ours = &mut ours[..order.pages() as usize];
@@ -533,6 +533,8 @@ struct Fetch {
     head: PageNumber,
     slot: Slot,
     run: FrameRun,
+    /// A compressed copy may be worth its memory.
+    keep_copy: bool,
 }
 
 impl Fetch {
@@ -566,10 +568,10 @@ impl Fetches {
 }
 
 /// From now on only the caller frees the slots of the swapped folio at `head`, which is to go to `run`.
-fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun) -> Fetch {
+fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, keep_copy: bool) -> Fetch {
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
     entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
-    Fetch { head, slot, run }
+    Fetch { head, slot, run, keep_copy }
 }
 
 /// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.

@@ -2,12 +2,13 @@
 
 use super::Engine;
 use crate::homes::Urgency;
+use crate::locality::PART_ORDER;
 use crate::machine::{Compressed, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
 use crate::store::PieceInfo;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, Order, PageNumber, Slot};
+use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber, Slot};
 use std::ops::Range;
 
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
@@ -228,7 +229,7 @@ impl<M: Machine> Engine<M> {
         let Some(slot) = self.slots.alloc(self.machine.cpu(), order) else {
             return self.write_back_in_parts(block, folio, run);
         };
-        match self.compress_folio(worker, run, slot) {
+        match self.compress_folio(worker, folio, run, slot) {
             Some(stored_bytes) => {
                 if stored_bytes == 0 {
                     self.counters().vm.swpout_zero.add(u64::from(order.pages()));
@@ -286,10 +287,11 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Puts the content of `run` into the store under the slots from `slot` on, piece by piece. Returns
-    /// the bytes it takes there; on failure the slots are free again.
-    fn compress_folio(&self, worker: &mut M::Worker, run: FrameRun, slot: Slot) -> Option<u64> {
-        let granule = self.config.granule.min(run.order);
+    /// Puts the content of `run`, that of `folio`, into the store under the slots from `slot` on, piece by piece.
+    /// Returns the bytes it takes there; on failure the slots are free again.
+    fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: FrameRun, slot: Slot) -> Option<u64> {
+        let most = if self.locality.prefers_parts(folio.head) { PART_ORDER } else { MAX_ORDER };
+        let granule = self.config.granule.min(run.order).min(most);
         let mut stored_bytes = 0;
         for done in (0..run.frames()).step_by(granule.pages() as usize) {
             let part = run.part(done, granule);

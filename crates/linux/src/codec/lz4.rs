@@ -17,6 +17,13 @@ unsafe extern "C" {
         acceleration: c_int,
     ) -> c_int;
     fn LZ4_decompress_safe(src: *const c_char, dst: *mut c_char, src_bytes: c_int, dst_bytes: c_int) -> c_int;
+    fn LZ4_decompress_safe_partial(
+        src: *const c_char,
+        dst: *mut c_char,
+        src_bytes: c_int,
+        wanted_bytes: c_int,
+        dst_bytes: c_int,
+    ) -> c_int;
 }
 
 /// Never trade ratio for speed: a byte saved is worth more here than the time it takes.
@@ -56,12 +63,25 @@ impl Compressor {
     }
 }
 
+/// Decompresses `src` until `dst` is full; returns how much of `dst` that filled.
+pub(super) fn decompress_start(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    let (src_bytes, dst_bytes) = (length(src.len())?, length(dst.len())?);
+    // SAFETY: as in `decompress`.
+    let len = unsafe {
+        LZ4_decompress_safe_partial(src.as_ptr().cast(), dst.as_mut_ptr().cast(), src_bytes, dst_bytes, dst_bytes)
+    };
+    usize::try_from(len).map_err(|_| CodecError)
+}
+
 /// Decompresses all of `src`; returns how much of `dst` that filled.
 pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
-    let bytes = |slice: usize| c_int::try_from(slice).map_err(|_| CodecError);
-    let (src_bytes, dst_bytes) = (bytes(src.len())?, bytes(dst.len())?);
+    let (src_bytes, dst_bytes) = (length(src.len())?, length(dst.len())?);
     // SAFETY: lz4 checks every read against `src_bytes` and every write against `dst_bytes`, which are the
     // slices' lengths, whatever the input.
     let len = unsafe { LZ4_decompress_safe(src.as_ptr().cast(), dst.as_mut_ptr().cast(), src_bytes, dst_bytes) };
     usize::try_from(len).map_err(|_| CodecError)
+}
+
+fn length(bytes: usize) -> Result<c_int, CodecError> {
+    c_int::try_from(bytes).map_err(|_| CodecError)
 }

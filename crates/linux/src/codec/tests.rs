@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 160, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_compressed_comes_back(codec in codecs(), src in contents(300 << 10), short in 0..100usize) {
+    fn what_was_compressed_comes_back(codec in codecs(), src in contents(300 << 10), short in 0..100usize, start in any::<prop::sample::Index>()) {
         let (mut compressor, mut decompressor) = (Compressor::new(codec), Decompressor::new(codec));
         // A second piece through the same state: nothing of the first may be left in it.
         for src in [&src[..], &src[..src.len() / 2]] {
@@ -59,6 +59,11 @@ proptest! {
             let mut back = vec![0; src.len()];
             prop_assert_eq!(decompressor.decompress(&stored, &mut back), Ok(()));
             prop_assert!(back == src);
+            let start = start.index(src.len() + 1);
+            let mut guarded = vec![0xa5; src.len() + 128];
+            prop_assert_eq!(decompressor.decompress_start(&stored, &mut guarded[64..64 + src.len()], start), Ok(()));
+            prop_assert!(guarded[64..64 + start] == src[..start]);
+            prop_assert!(guarded[..64].iter().chain(&guarded[64 + src.len()..]).all(|&byte| byte == 0xa5));
             prop_assert_eq!(decompressor.decompress(&stored, &mut vec![0; src.len() + 1]), Err(CodecError));
             prop_assert_eq!(decompressor.decompress(&stored, &mut vec![0; src.len() - 1]), Err(CodecError));
         }
@@ -81,6 +86,7 @@ proptest! {
             damaged.truncate(at.index(stored.len()));
         }
         let mut guarded = vec![0xa5; src.len() + 128];
+        let _ = decompressor.decompress_start(&damaged, &mut guarded[64..64 + src.len()], src.len() / 2);
         let result = decompressor.decompress(&damaged, &mut guarded[64..64 + src.len()]);
         prop_assert!(guarded[..64].iter().chain(&guarded[64 + src.len()..]).all(|&byte| byte == 0xa5));
         let right = result.is_ok() && guarded[64..64 + src.len()] == src;
