@@ -99,6 +99,10 @@ pub struct Row {
     pub seconds: f64,
     /// Every run's result was that of the first run without a limit.
     pub result_ok: bool,
+    /// How many runs had that result.
+    pub right_runs: usize,
+    /// How many there were.
+    pub runs: usize,
 }
 
 /// What to run.
@@ -240,13 +244,16 @@ impl<'a> Bench<'a> {
             let ended: Vec<&Outcome> = runs.iter().filter(|r| r.answer.is_some()).collect();
             let counted = if ended.is_empty() { runs.iter().collect() } else { ended };
             let figure = |of: &dyn Fn(&Outcome) -> f64| median(&counted.iter().map(|r| of(r)).collect::<Vec<_>>());
+            let right_runs = runs.iter().filter(|r| r.answer.as_ref() == Some(&answer)).count();
             let row = Row {
                 program: self.program,
                 setting,
                 limit_mib: limit.map(mib),
                 total_peak_mib: figure(&|r| mib(r.peak)),
                 seconds: figure(&|r| r.seconds),
-                result_ok: runs.iter().all(|r| r.answer.as_ref() == Some(&answer)),
+                result_ok: right_runs == runs.len(),
+                right_runs,
+                runs: runs.len(),
             };
             progress(&row);
             report.rows.push(row.clone());
@@ -276,7 +283,7 @@ impl<'a> Bench<'a> {
                 continue;
             };
             let row = add(setting, Some(limit), &runs);
-            if row.result_ok && best.as_ref().is_none_or(|b| row.seconds < b.seconds) {
+            if row.right_runs > 0 && best.as_ref().is_none_or(|b| row.seconds < b.seconds) {
                 best = Some(row);
             }
         }
@@ -526,8 +533,10 @@ mod tests {
             total_peak_mib: 740.0,
             seconds: 34.0,
             result_ok: true,
+            right_runs: 3,
+            runs: 3,
         };
-        let json = r#"{"program":"compile","setting":"kernel-64k","limit_mib":null,"total_peak_mib":740.0,"seconds":34.0,"result_ok":true}"#;
+        let json = r#"{"program":"compile","setting":"kernel-64k","limit_mib":null,"total_peak_mib":740.0,"seconds":34.0,"result_ok":true,"right_runs":3,"runs":3}"#;
         assert_eq!(serde_json::to_string(&row).unwrap(), json);
         assert_eq!(serde_json::to_string(&Setting::FoliomemUnpressed).unwrap(), r#""foliomem-unpressed""#);
     }

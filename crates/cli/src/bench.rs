@@ -115,6 +115,11 @@ fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {
 
 fn programs_line(row: &programs::Row) -> String {
     let name = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let result = match row.right_runs {
+        0 => "WRONG".to_owned(),
+        _ if row.result_ok => "right".to_owned(),
+        right => format!("{right} of {} right", row.runs),
+    };
     format!(
         "{:<9} {:<18} {:>10} {:>11.0} {:>9.2} {}",
         name(serde_json::json!(row.program)),
@@ -122,6 +127,6 @@ fn programs_line(row: &programs::Row) -> String {
         row.limit_mib.map_or_else(|| "-".to_owned(), |mib| format!("{mib:.0}")),
         row.total_peak_mib,
         row.seconds,
-        if row.result_ok { "right" } else { "WRONG" },
+        result,
     )
 }

@@ -55,9 +55,9 @@ pub struct EngineConfig {
     pub floor_pages: u64,
 }
 
-/// Part of the content (1/2^4) that is kept staged while there is pressure: enough that a folio in use
+/// Part of the content (1/2^5) that is kept staged while there is pressure: enough that a folio in use
 /// is touched before it is written back, little enough that the touches cost little.
-const STAGED_SHARE_SHIFT: u32 = 4;
+const STAGED_SHARE_SHIFT: u32 = 5;
 /// Never fewer staged pages than this: 1 MiB.
 const STAGED_MIN_PAGES: u64 = 256;
 

@@ -75,9 +75,9 @@ const STACK_BYTES: usize = 512 << 10;
 /// program touches at memory speed while the keeper sleeps.
 const ENGAGE_SHIFT: u32 = 3;
 const ENGAGE_MIN_PAGES: i64 = (24 << 20) / PAGE_BYTES as i64;
-/// Background reclaim keeps 1/2^6 of the limit free, 1 MiB at least and 64 MiB at most, and when it
+/// Background reclaim keeps 1/2^7 of the limit free, 1 MiB at least and 64 MiB at most, and when it
 /// works it makes twice that.
-const LOW_SHIFT: u32 = 6;
+const LOW_SHIFT: u32 = 7;
 const LOW_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 const LOW_MAX_PAGES: i64 = (64 << 20) / PAGE_BYTES as i64;
 /// Pages reclaimed before the keeper looks around again.
