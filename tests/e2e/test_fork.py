@@ -9,7 +9,8 @@ from conftest import LONG, PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_p
 def test_python_forks(mode, torture):
     if torture and mode != "both" and not LONG:
         pytest.skip("takes half a minute, and \"both\" forks as well: FOLIOMEM_LONG=1")
-    size, limit = ("6", "24M") if torture else ("96", "64M")
+    # The pool has twelve tasks, each of which changes a MiB of its own.
+    size, limit = ("12" if mode == "pool" else "6", "24M") if torture else ("96", "64M")
     same_as_plain([PYTHON, PROGRAMS / "forks.py", mode, size], limit, torture, timeout=150)
 
 

@@ -12,6 +12,8 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::Error;
+
 /// The unit of mixing.
 pub const BLOCK: usize = 64 << 10;
 
@@ -196,6 +198,28 @@ fn json(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
             chance.below(1 << 24),
         );
         corpus.extend_from_slice(line.as_bytes());
+    }
+}
+
+/// A corpus as a file for a child, removed on drop.
+pub(crate) struct CorpusFile(PathBuf);
+
+impl CorpusFile {
+    pub(crate) fn new(corpus: &[u8]) -> Result<Self, Error> {
+        let file = Self(std::env::temp_dir().join(format!("foliomem-corpus-{}", std::process::id())));
+        std::fs::write(&file.0, corpus).map_err(Error::at(&file.0))?;
+        Ok(file)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for CorpusFile {
+    fn drop(&mut self) {
+        // Left behind in the temporary directory at worst.
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

@@ -5,11 +5,11 @@
 //! allocator up and is not counted. Rates are medians over the rounds, in MB/s (10^6 bytes of uncompressed data).
 //! A round whose memory did not go out in whole folios of the size is not counted either: its figures would be of another size.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Serialize;
 
+use crate::corpus::CorpusFile;
 use crate::kernel::{DISK_BYTES, KernelSwap, Root, run};
 use crate::kernel_child::{Round, arguments};
 use crate::{Error, median};
@@ -50,7 +50,7 @@ pub fn measure(corpus: &[u8], size_kib: u64) -> Result<Option<KernelFigures>, Er
     let figures = CorpusFile::new(corpus).and_then(|file| {
         let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
         let mthp = root.mthp(size_kib).unwrap_or_default();
-        let args = arguments(size_kib, ROUNDS + 1, &file.0, &mthp, swap.mm_stat_path());
+        let args = arguments(size_kib, ROUNDS + 1, file.path(), &mthp, swap.mm_stat_path());
         let text = run(Command::new(own).args(args))?;
         let rounds: Result<Vec<Round>, Error> =
             text.lines().map(|line| serde_json::from_str(line).map_err(|_| Error::parse("the child", line))).collect();
@@ -81,28 +81,6 @@ fn summary(size_kib: u64, rounds: &[Round]) -> Result<KernelFigures, Error> {
 
 fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
-}
-
-/// The corpus as a file for the child, removed on drop.
-struct CorpusFile(PathBuf);
-
-impl CorpusFile {
-    fn new(corpus: &[u8]) -> Result<Self, Error> {
-        let file = Self(std::env::temp_dir().join(format!("foliomem-corpus-{}", std::process::id())));
-        std::fs::write(&file.0, corpus).map_err(Error::at(&file.0))?;
-        Ok(file)
-    }
-}
-
-impl Drop for CorpusFile {
-    fn drop(&mut self) {
-        remove(&self.0);
-    }
-}
-
-fn remove(path: &Path) {
-    // Left behind in the temporary directory at worst.
-    let _ = std::fs::remove_file(path);
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! - [`swap`] measures foliomem's own swap;
 //! - [`corpus`] builds the data that is swapped;
 //! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as foliomem;
+//! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
 //! - [`programs`] times real programs without a limit, under the kernel's limit, and under foliomem's;
 //! - [`kernel`] changes the machine for the kernel's turn, [`undo`] changes it back whatever happens.
 //!
@@ -10,6 +11,8 @@
 //! see [`enter_if_asked`].
 #![deny(unsafe_code)]
 
+pub mod access;
+mod access_child;
 pub mod corpus;
 mod error;
 pub mod kernel;
@@ -28,6 +31,7 @@ pub use error::Error;
 /// child's work and ends the process.
 pub fn enter_if_asked() {
     kernel_child::enter_if_asked();
+    access_child::enter_if_asked();
     swap::enter_if_asked();
 }
 

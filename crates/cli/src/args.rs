@@ -33,6 +33,8 @@ pub enum BenchCommand {
     Swap(BenchSwapArgs),
     /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
     Programs(BenchProgramsArgs),
+    /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at the same total.
+    Access(BenchAccessArgs),
 }
 
 /// Options of `bench swap`.
@@ -65,6 +67,27 @@ pub struct BenchProgramsArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Runs of each, of which the median counts; long ones run once.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+    /// Leave the kernel out.
+    #[arg(long)]
+    pub no_kernel: bool,
+}
+
+/// Options of `bench access`.
+#[derive(Debug, clap::Args)]
+pub struct BenchAccessArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: sequential, strided, zipf, random.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Limits, per cent of the need.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::access::LIMITS,
+          value_parser = clap::value_parser!(u64).range(10..=100))]
+    pub limits: Vec<u64>,
+    /// Runs of each, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
     /// Leave the kernel out.

@@ -1,9 +1,9 @@
 //! `foliomem bench`: runs the measurements and prints them as a table or as JSON.
 
-use crate::args::{BenchCommand, BenchProgramsArgs, BenchSwapArgs};
+use crate::args::{BenchAccessArgs, BenchCommand, BenchProgramsArgs, BenchSwapArgs};
 use crate::error::{BadValue, CliError};
 use crate::size::{parse_order, parse_orders};
-use foliomem_bench::{programs, swap};
+use foliomem_bench::{access, programs, swap};
 use foliomem_core::units::Order;
 
 /// Runs what is asked for; returns the exit code.
@@ -11,6 +11,7 @@ pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
     match what {
         BenchCommand::Swap(args) => bench_swap(args),
         BenchCommand::Programs(args) => bench_programs(args),
+        BenchCommand::Access(args) => bench_access(args),
     }
 }
 
@@ -94,7 +95,7 @@ fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {
             programs::Program::ALL
                 .into_iter()
                 .find(|program| serde_json::json!(program) == serde_json::json!(name))
-                .ok_or_else(|| CliError::NoSuchBenchmark(name.clone()))
+                .ok_or_else(|| CliError::NoSuchBenchmark(name.clone(), "numpy, redis, compile"))
         };
         options.programs = args.only.iter().map(find).collect::<Result<_, _>>()?;
     }
@@ -129,4 +130,39 @@ fn programs_line(row: &programs::Row) -> String {
         row.seconds,
         result,
     )
+}
+
+fn bench_access(args: &BenchAccessArgs) -> Result<u8, CliError> {
+    let own = std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))?;
+    let find = |name: &String| {
+        name.parse().map_err(|_| CliError::NoSuchBenchmark(name.clone(), "sequential, strided, zipf, random"))
+    };
+    let named = args.only.iter().map(find).collect::<Result<Vec<access::Pattern>, _>>()?;
+    let options = access::Options {
+        foliomem: own,
+        patterns: if named.is_empty() { access::Pattern::ALL.to_vec() } else { named },
+        limits: args.limits.clone(),
+        kernel: !args.no_kernel,
+        runs: args.runs.max(1),
+    };
+    if !args.json {
+        println!(
+            "{:<11} {:>7} {:>10} {:<8} {:>8} {:>8}",
+            "pattern", "limit %", "total MiB", "setting", "seconds", "kernel"
+        );
+    }
+    let rows = access::run(&options, &mut |row| {
+        if !args.json {
+            let kernel = row.kernel_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.2}"));
+            let (pattern, setting) = (row.pattern.to_string(), row.setting);
+            println!(
+                "{pattern:<11} {:>7} {:>10} {setting:<8} {:>8.2} {kernel:>8}",
+                row.limit_percent, row.total_mib, row.seconds
+            );
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+    }
+    Ok(0)
 }

@@ -69,9 +69,9 @@ pub enum CliError {
     /// A measurement.
     #[error(transparent)]
     Bench(#[from] foliomem_bench::Error),
-    /// There is no such program to measure.
-    #[error("{0:?} is none of the programs that are measured: numpy, redis, compile")]
-    NoSuchBenchmark(String),
+    /// There is no such program or pattern to measure.
+    #[error("{0:?} is none of what is measured: {1}")]
+    NoSuchBenchmark(String, &'static str),
     /// The statistics could not be written.
     #[error("cannot write the statistics to {0}: {1}")]
     Stats(String, std::io::Error),
