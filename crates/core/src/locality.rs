@@ -1,11 +1,11 @@
 //! How much of a folio to bring back for a fault, and how much to compress as one.
 //!
 //! A large folio is worth fetching whole where the program goes on to touch the rest of it, and costs many times a
-//! page where it does not. Nobody tells which pages are touched once they are in reach, so it is tried: now and then a
-//! fault is served with a part of [`PART_ORDER`] only. If most of the other parts of the same [`WINDOW_PAGES`] are
-//! faulted on soon, whole folios would have paid; if not, parts do from then on, until faults lie together again. (One
-//! neighbour says nothing: it is the rest of an object that lies across two parts.) Counted by region, because a
-//! program's heap and its arrays are used differently.
+//! page where it does not. Nobody tells which pages are touched once they are in reach, so it is tried: now and then all
+//! faults in one window of [`WINDOW_PAGES`] are served with single pages, and so show which of its pages are touched
+//! within a short time. What serving them with parts of each order would have cost is known then; the cheapest order
+//! is used until that changes. Counted by region, because a program's heap and its arrays are used differently.
+//! Faults that continue a stream are served whole, and count as windows that are touched all over.
 //!
 //! Where parts pay, folios are compressed part by part, too: a part of a larger piece costs the decompression of what is
 //! before it, and leaves the memory of the whole piece in use. And what is fetched by parts is worth its place in
@@ -16,36 +16,70 @@
 use crate::sync::Mutex;
 use crate::units::{Order, PageNumber};
 
-/// What a fault is served with where the rest of a folio is not used: 16 KiB. (redis under random reads took 19.0 s
-/// with it, 28.3 s with 8 KiB, 49.0 s with 4 KiB, 19.8 s with 32 KiB, and 30.8 s before there were parts.)
-pub const PART_ORDER: Order = Order::new(2).unwrap();
-
-/// What counts as together: 64 KiB.
+/// What is watched as one: 64 KiB. Also the largest part that is told from the whole.
+const WINDOW_ORDER: Order = Order::new(4).unwrap();
 const WINDOW_PAGES: u64 = 16;
+const PART_ORDERS: usize = WINDOW_ORDER.index() + 1;
 /// What is judged as one: 16 MiB.
 const REGION_PAGES: u64 = 4096;
 /// Regions that are told apart; beyond that, some share a judgement.
 const REGIONS: usize = 1024;
 /// Windows that are watched: few enough that random faults seldom meet one again by chance.
 const WATCHED: usize = 32;
-/// One fault in so many is served with a part where whole folios pay.
-const TRY_EVERY: u32 = 8;
-/// A judgement never goes further from its turning point (0), so that it can turn soon.
-const MOST: i8 = 16;
-/// What a window that would have paid weighs, against one for each that would not.
-const PAYS_WEIGHT: i8 = 2;
+/// One fault in so many begins to watch its window: where nothing is known, and where something is. (Each page that is
+/// touched in such a window is a fault.)
+const WATCH_FIRST_EVERY: u32 = 8;
+const WATCH_EVERY: u32 = 32;
+/// What a fault costs, and each page of its folio: in µs, but only the ratio counts. (redis under random reads of 4 KiB
+/// that lie across two pages, by the order of all parts: 29 µs a fault of one page, 30 of two, 32 of four, while another CPU
+/// has time to compress; 8 more a page while it has not.)
+const FAULT_COST: u32 = 32;
+const PAGE_COST: u32 = 2;
+/// A judgement forgets 1/2^3 with each window.
+const FORGET_SHIFT: u32 = 3;
 
-/// A window that a part was fetched of.
+/// What a window's faults would have cost by the order of the parts, in 2^[`FORGET_SHIFT`]ths of their moving average.
+#[derive(Clone, Copy, Debug, Default)]
+struct Judgement([u32; PART_ORDERS]);
+
+impl Judgement {
+    fn of(touched: u16) -> impl Iterator<Item = u32> {
+        (0..PART_ORDERS).map(move |order| {
+            let part_pages = 1 << order;
+            let part = |index: u32| touched >> (index * part_pages) & ((1u32 << part_pages) - 1) as u16;
+            let parts = (0..WINDOW_PAGES as u32 / part_pages).filter(|&index| part(index) != 0).count() as u32;
+            parts * (FAULT_COST + PAGE_COST * part_pages)
+        })
+    }
+
+    fn learn(&mut self, touched: u16) {
+        for (average, cost) in self.0.iter_mut().zip(Self::of(touched)) {
+            *average = *average - (*average >> FORGET_SHIFT) + cost;
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        self.0[0] != 0
+    }
+
+    /// The cheapest order; `None` for the whole, also while nothing is known.
+    fn best(&self) -> Option<Order> {
+        let (order, _) = self.0.iter().enumerate().rev().min_by_key(|&(_, cost)| cost)?;
+        Order::new(order as u8).filter(|&order| order < WINDOW_ORDER)
+    }
+}
+
+/// A window whose faults are served with single pages, to see which are touched.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
     window: u64,
-    /// Which parts of it were faulted on.
-    parts: u16,
+    /// Bit for page.
+    touched: u16,
 }
 
 #[derive(Debug)]
 struct Judgements {
-    regions: [i8; REGIONS],
+    regions: [Judgement; REGIONS],
     watched: [Watched; WATCHED],
     oldest: usize,
     faults: u32,
@@ -57,54 +91,49 @@ pub struct Locality(Mutex<Box<Judgements>>);
 
 impl Default for Locality {
     fn default() -> Locality {
-        let watched = [Watched { window: u64::MAX, parts: 0 }; WATCHED];
-        Locality(Mutex::new(Box::new(Judgements { regions: [0; REGIONS], watched, oldest: 0, faults: 0 })))
+        let watched = [Watched { window: u64::MAX, touched: 0 }; WATCHED];
+        let regions = [Judgement::default(); REGIONS];
+        Locality(Mutex::new(Box::new(Judgements { regions, watched, oldest: 0, faults: 0 })))
     }
 }
 
 impl Locality {
-    /// Whether a fault on `page` is to be served with a part of its folio. `expected`: it continues a stream.
-    pub fn wants_part(&self, page: PageNumber, expected: bool) -> bool {
-        self.0.lock().wants_part(page, expected)
+    /// The order of the part that a fault on `page` is to be served with; `None` for the whole folio. `expected`: it
+    /// continues a stream.
+    pub fn part_for_fault(&self, page: PageNumber, expected: bool) -> Option<Order> {
+        self.0.lock().part_for_fault(page, expected)
     }
 
-    /// Whether parts pay around `page`.
-    pub fn prefers_parts(&self, page: PageNumber) -> bool {
-        self.0.lock().regions[region(page)] < 0
+    /// The order of the parts that pay around `page`; `None` where whole folios do.
+    pub fn part_order(&self, page: PageNumber) -> Option<Order> {
+        self.0.lock().regions[region(page)].best()
     }
 }
 
 impl Judgements {
-    fn wants_part(&mut self, page: PageNumber, expected: bool) -> bool {
+    fn part_for_fault(&mut self, page: PageNumber, expected: bool) -> Option<Order> {
         let judgement = &mut self.regions[region(page)];
         if expected {
-            *judgement = (*judgement + 1).min(MOST);
-            return false;
+            judgement.learn(u16::MAX);
+            return None;
         }
         let window = page.0 / WINDOW_PAGES;
-        let part = 1 << (page.0 % WINDOW_PAGES / u64::from(PART_ORDER.pages()));
+        let touched = 1 << (page.0 % WINDOW_PAGES);
         if let Some(watched) = self.watched.iter_mut().find(|watched| watched.window == window) {
-            watched.parts |= part;
-            return *judgement < 0;
+            watched.touched |= touched;
+            return Some(Order::ZERO);
         }
         self.faults = self.faults.wrapping_add(1);
-        let wants = *judgement < 0 || self.faults.is_multiple_of(TRY_EVERY);
-        if wants {
-            let judged = std::mem::replace(&mut self.watched[self.oldest], Watched { window, parts: part });
-            self.oldest = (self.oldest + 1) % WATCHED;
-            self.judge(judged);
+        let every = if judgement.is_known() { WATCH_EVERY } else { WATCH_FIRST_EVERY };
+        if !self.faults.is_multiple_of(every) {
+            return judgement.best();
         }
-        wants
-    }
-
-    fn judge(&mut self, Watched { window, parts }: Watched) {
-        if parts == 0 {
-            return;
+        let seen = std::mem::replace(&mut self.watched[self.oldest], Watched { window, touched });
+        self.oldest = (self.oldest + 1) % WATCHED;
+        if seen.touched != 0 {
+            self.regions[region(PageNumber(seen.window * WINDOW_PAGES))].learn(seen.touched);
         }
-        let judgement = &mut self.regions[region(PageNumber(window * WINDOW_PAGES))];
-        let pays = u64::from(parts.count_ones() * PART_ORDER.pages()) * 2 > WINDOW_PAGES;
-        let change = if pays { PAYS_WEIGHT } else { -1 };
-        *judgement = (*judgement + change).clamp(-MOST, MOST);
+        Some(Order::ZERO)
     }
 }
 
@@ -116,46 +145,68 @@ fn region(page: PageNumber) -> usize {
 mod tests {
     use super::*;
 
-    /// How many of the last 1000 of `faults` are served with parts.
-    fn parts(locality: &Locality, faults: impl Iterator<Item = u64>) -> usize {
-        let served: Vec<bool> = faults.map(|page| locality.wants_part(PageNumber(page), false)).collect();
-        served[served.len() - 1000..].iter().filter(|&&part| part).count()
+    /// 32 regions: enough that random faults do not meet by chance.
+    const PAGES: u64 = REGION_PAGES * 32;
+
+    /// Serves accesses to objects of `pages` pages, each of which may be anywhere, as a program would cause the faults; what the
+    /// last 1000 faults were served with, by order (whole folios last).
+    fn served(locality: &Locality, pages: u64, objects: usize) -> [usize; PART_ORDERS] {
+        let mut orders = Vec::new();
+        for object in random().take(objects) {
+            let end = object + pages;
+            let mut page = object;
+            while page < end {
+                let order = locality.part_for_fault(PageNumber(page), false).unwrap_or(WINDOW_ORDER);
+                orders.push(order.index());
+                page = PageNumber(page).head(order).offset(order.pages()).0;
+            }
+        }
+        let mut counts = [0; PART_ORDERS];
+        orders[orders.len() - 1000..].iter().for_each(|&order| counts[order] += 1);
+        counts
     }
 
     fn random() -> impl Iterator<Item = u64> {
-        (1u64..).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % REGION_PAGES)
+        (1u64..).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % PAGES)
     }
 
     #[test]
-    fn random_faults_get_parts_and_neighbouring_ones_whole_folios_again() {
+    fn parts_are_as_large_as_what_is_used() {
         let locality = Locality::default();
-        assert!(!locality.wants_part(PageNumber(0), false), "until something is known, folios come whole");
-        assert!(parts(&locality, random().take(4000)) > 900);
-        // Two parts of each window, as of an object that lies across both.
-        let pages_of =
-            |page: u64, count: u64| (0..count).map(move |step| page / WINDOW_PAGES * WINDOW_PAGES + step * 5);
-        assert!(parts(&locality, random().flat_map(|page| pages_of(page, 2)).take(4000)) > 900);
-        // Three, until a fault brings all of it.
-        let served_whole = random()
-            .take(4000)
-            .filter(|&page| pages_of(page, 3).any(|page| !locality.wants_part(PageNumber(page), false)));
-        assert!(served_whole.count() > 3000);
+        assert_eq!(locality.part_for_fault(PageNumber(0), false), None, "until something is known, folios come whole");
+        assert!(served(&locality, 1, 150_000)[0] > 950, "single pages");
+        let counts = served(&locality, 2, 150_000);
+        assert!(counts[1] + counts[2] > 700, "two pages, wherever they lie: {counts:?}");
+        let counts = served(&locality, 32, 150_000);
+        assert!(counts[3] + counts[4] > 600, "whole windows: {counts:?}");
+        assert!(served(&locality, 1, 150_000)[0] > 950, "single pages again");
+        assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
     }
 
     #[test]
     fn a_stream_ends_a_preference_for_parts() {
         let locality = Locality::default();
-        parts(&locality, random().take(2000));
-        assert!(locality.prefers_parts(PageNumber(0)));
-        assert!((0..64).all(|n| !locality.wants_part(PageNumber(n * 4), true)));
-        assert!(!locality.prefers_parts(PageNumber(0)));
+        served(&locality, 1, 60_000);
+        assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
+        assert!((0..64).all(|n| locality.part_for_fault(PageNumber(n * 4), true).is_none()));
+        assert_eq!(locality.part_order(PageNumber(0)), None);
     }
 
     #[test]
     fn regions_are_judged_apart() {
         let locality = Locality::default();
-        parts(&locality, random().take(2000));
-        let other = PageNumber(REGION_PAGES * 5);
-        assert!((0..8u64).filter(|&n| locality.wants_part(other.offset(n as u32 * 64), false)).count() <= 2);
+        served(&locality, 1, 60_000);
+        let other = PageNumber(PAGES + REGION_PAGES * 5);
+        let parts = (0..16u64).filter(|&n| locality.part_for_fault(other.offset(n as u32 * 64), false).is_some());
+        assert!(parts.count() <= 4, "only those that are watched");
+    }
+
+    #[test]
+    fn costs_are_those_of_the_parts_that_are_touched() {
+        let cost = |touched: u16| Judgement::of(touched).collect::<Vec<_>>();
+        let fault = |parts: u32, pages: u32| parts * (FAULT_COST + PAGE_COST * pages);
+        assert_eq!(cost(0b1), [fault(1, 1), fault(1, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
+        assert_eq!(cost(0b110), [fault(2, 1), fault(2, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
+        assert_eq!(cost(u16::MAX), [fault(16, 1), fault(8, 2), fault(4, 4), fault(2, 8), fault(1, 16)]);
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Engine;
 use crate::homes::{Content, NoRun, Urgency};
-use crate::locality::PART_ORDER;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
@@ -250,8 +249,8 @@ impl<M: Machine> Engine<M> {
     /// frames for it can be had; else the largest part around `page` that they can be had for.
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let in_part = self.locality.wants_part(page, self.readahead.is_expected(page));
-        let mut order = if in_part { whole.min(PART_ORDER) } else { whole };
+        let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
+        let mut order = part.map_or(whole, |part| part.min(whole));
         let run = loop {
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
@@ -271,7 +270,7 @@ impl<M: Machine> Engine<M> {
         if order < whole {
             self.carve(entries, head.folio(order));
         }
-        Ok(mark_fetching(entries, head, run, !in_part))
+        Ok(mark_fetching(entries, head, run, part.is_none()))
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one

@@ -2,7 +2,6 @@
 
 use super::Engine;
 use crate::homes::Urgency;
-use crate::locality::PART_ORDER;
 use crate::machine::{Compressed, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
@@ -290,8 +289,8 @@ impl<M: Machine> Engine<M> {
     /// Puts the content of `run`, that of `folio`, into the store under the slots from `slot` on, piece by piece.
     /// Returns the bytes it takes there; on failure the slots are free again.
     fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: FrameRun, slot: Slot) -> Option<u64> {
-        let most = if self.locality.prefers_parts(folio.head) { PART_ORDER } else { MAX_ORDER };
-        let granule = self.config.granule.min(run.order).min(most);
+        let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
+        let granule = self.config.granule.min(run.order).min(part);
         let mut stored_bytes = 0;
         for done in (0..run.frames()).step_by(granule.pages() as usize) {
             let part = run.part(done, granule);
