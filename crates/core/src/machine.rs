@@ -133,7 +133,7 @@ pub trait Machine: Sync {
     /// The mapping around `page`, as far as it is known: a folio never leaves it.
     fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>>;
     /// Calls `found` with each maximal run of pages in `pages` that the program has content in, in
-    /// ascending order. Called under a block lock.
+    /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));
 
     /// Compresses the pages at home in `run` as one piece into the worker's scratch memory.

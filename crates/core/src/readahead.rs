@@ -72,8 +72,9 @@ impl Readahead {
         streams.iter().any(|stream| stream.window_pages > 0 && stream.position <= page && page <= stream.claimed)
     }
 
-    /// The program has faulted on the folio `folio`, which was out.
-    pub fn faulted(&self, folio: Range<PageNumber>) {
+    /// The program has faulted on the folio `folio`, which was out. `whole`: the rest of what it is a part of is likely to be
+    /// touched, too. Otherwise it takes the next part to be a stream.
+    pub fn faulted(&self, folio: Range<PageNumber>, whole: bool) {
         let mut guard = self.0.lock();
         let Streams { streams, clock } = &mut *guard;
         *clock += 1;
@@ -85,7 +86,7 @@ impl Readahead {
             if stream.faults >= STREAM_FAULTS || folio.end.0 - stream.start.0 >= STREAM_PAGES {
                 stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
             }
-            stream.claimed = stream.claimed.max(folio.end);
+            stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
             stream.used = *clock;
             return;
         }
@@ -124,15 +125,15 @@ mod tests {
     #[test]
     fn a_stream_is_fetched_ahead_further_and_further() {
         let readahead = Readahead::default();
-        readahead.faulted(folio(10));
+        readahead.faulted(folio(10), true);
         assert_eq!(claimed(&readahead, folio(10).end), 0, "one fault is no stream");
-        readahead.faulted(folio(11));
+        readahead.faulted(folio(11), true);
         assert_eq!(claimed(&readahead, folio(11).end), 32);
         // The program faults again behind what was fetched.
-        readahead.faulted(folio(14));
+        readahead.faulted(folio(14), true);
         assert_eq!(claimed(&readahead, folio(14).end), 64);
-        readahead.faulted(folio(19));
-        readahead.faulted(folio(20));
+        readahead.faulted(folio(19), true);
+        readahead.faulted(folio(20), true);
         assert_eq!(claimed(&readahead, folio(20).end), u64::from(MOST_WINDOW_PAGES));
     }
 
@@ -141,10 +142,23 @@ mod tests {
         let readahead = Readahead::default();
         let part = |number: u64| PageNumber(number * 4)..PageNumber(number * 4 + 4);
         for (number, ahead) in [(10, 0), (11, 0), (12, 0), (13, 32)] {
-            readahead.faulted(part(number));
+            readahead.faulted(part(number), false);
             assert_eq!(readahead.is_expected(part(number).end), ahead > 0);
             assert_eq!(claimed(&readahead, part(number).end), ahead, "after part {number}");
         }
+    }
+
+    #[test]
+    fn steps_over_what_parts_leave_out_are_no_stream() {
+        let readahead = Readahead::default();
+        (10..14).for_each(|number| readahead.faulted(folio(number), true));
+        assert!(claimed(&readahead, folio(13).end) > 0);
+        assert!(readahead.is_expected(folio(14).start));
+        // From now on single pages are fetched, each in the next folio.
+        let page = |number: u64| folio(number).start..folio(number).start.offset(1);
+        readahead.faulted(page(14), false);
+        assert!(!readahead.is_expected(page(15).start));
+        assert!(readahead.is_expected(page(14).end), "the next page would be");
     }
 
     #[test]
@@ -152,7 +166,7 @@ mod tests {
         let readahead = Readahead::default();
         for number in 0..1000 {
             let folio = folio(number * 7919 % 4096 * 3);
-            readahead.faulted(folio.clone());
+            readahead.faulted(folio.clone(), true);
             assert_eq!(claimed(&readahead, folio.end), 0);
         }
     }
@@ -161,7 +175,7 @@ mod tests {
     fn many_streams_are_followed_at_once() {
         let readahead = Readahead::default();
         for step in 0..2 {
-            (0..STREAMS as u64).for_each(|stream| readahead.faulted(folio(stream * 1000 + step)));
+            (0..STREAMS as u64).for_each(|stream| readahead.faulted(folio(stream * 1000 + step), true));
         }
         for stream in 0..STREAMS as u64 {
             assert_eq!(claimed(&readahead, folio(stream * 1000 + 1).end), 32);

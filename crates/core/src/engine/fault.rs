@@ -93,12 +93,12 @@ impl<M: Machine> Engine<M> {
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
-                self.readahead.faulted(head.folio(order));
+                self.readahead.faulted(head.folio(order), true);
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
                 Ok(fetch) => {
-                    self.readahead.faulted(fetch.pages());
+                    self.readahead.faulted(fetch.pages(), fetch.keep_copy);
                     drop(entries);
                     drop(steady);
                     step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())

@@ -4,7 +4,7 @@ use super::Engine;
 use crate::machine::Machine;
 use crate::page_table::{Entries, PageState};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber};
+use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, PageNumber};
 use std::ops::Range;
 
 impl<M: Machine> Engine<M> {
@@ -27,9 +27,15 @@ impl<M: Machine> Engine<M> {
     /// # Errors
     /// What is left to do while the program changes its mappings: once the change has been heard, try again.
     pub fn adopt(&self, range: Range<PageNumber>) -> Result<(), Range<PageNumber>> {
-        let mut page = range.start;
-        while page < range.end {
-            let next = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
+        // What is present can only get less from now on. A mapping may be far larger than what is used of it: blocks are
+        // made only where there is something.
+        let mut blocks: Vec<PageNumber> = Vec::new();
+        self.machine.for_each_present(range.clone(), &mut |run| {
+            let first = blocks.last().map_or(run.start, |last| run.start.max(last.offset(MAX_ORDER.pages())));
+            blocks.extend((first.head(MAX_ORDER).0..run.end.0).step_by(BLOCK_PAGES).map(PageNumber));
+        });
+        for head in blocks {
+            let (page, next) = (head.max(range.start), head.offset(MAX_ORDER.pages()));
             let Some(block) = self.table.get_or_create(page) else { break };
             // A mapping that has gone since must not be taken for the one that has taken its place.
             let Some(_steady) = self.machine.steady() else { return Err(page..range.end) };
@@ -40,7 +46,6 @@ impl<M: Machine> Engine<M> {
                     self.counters().vm.pgadopted.add(adopted_pages);
                 });
             }
-            page = next;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
 use crate::store::PieceInfo;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber, Slot};
+use crate::units::{FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
@@ -27,7 +27,7 @@ enum Staged {
 /// What writing back one folio came to.
 #[derive(PartialEq, Eq, Debug)]
 enum WrittenBack {
-    /// Frames that became free, less what the store took.
+    /// Bytes of frames that became free, less what the store took.
     Freed(i64),
     /// The folio was gone, or busy.
     Nothing,
@@ -39,9 +39,9 @@ impl<M: Machine> Engine<M> {
     /// Makes at least `target_pages` free, if it can; returns how many were, net of what the store
     /// took. Nothing is freed where everything is pinned, or nothing compresses.
     pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
-        let mut freed: i64 = 0;
+        let mut freed_bytes: i64 = 0;
         let mut fruitless = 0;
-        while freed < target_pages as i64 && fruitless < STAGE_ATTEMPTS {
+        while freed_bytes < target_pages as i64 * PAGE_BYTES as i64 && fruitless < STAGE_ATTEMPTS {
             if self.urgency() != Urgency::Normal {
                 self.shed_copies();
                 break;
@@ -49,19 +49,19 @@ impl<M: Machine> Engine<M> {
             if self.staged_pages() < self.staged_target_pages() {
                 self.stage_oldest(2 * target_pages);
             }
-            let before = freed;
+            let before = freed_bytes;
             match self.write_back_oldest(worker) {
-                Some(WrittenBack::Freed(pages)) => freed += pages,
+                Some(WrittenBack::Freed(bytes)) => freed_bytes += bytes,
                 Some(WrittenBack::Nothing) => {}
                 Some(WrittenBack::NoRoom) if self.shed_copies() > 0 => {}
                 Some(WrittenBack::NoRoom) => break,
                 None if self.stage_oldest(target_pages) == 0 => break,
                 None => {}
             }
-            fruitless = if freed > before { 0 } else { fruitless + 1 };
+            fruitless = if freed_bytes > before { 0 } else { fruitless + 1 };
         }
         self.publish_store();
-        freed.max(0) as u64
+        freed_bytes.max(0) as u64 / PAGE_BYTES as u64
     }
 
     /// Drops all compressed copies of what is in the program; returns how many pages they were of.
@@ -346,8 +346,7 @@ impl<M: Machine> Engine<M> {
         if out_pages == u64::from(run.frames()) {
             self.counters().of(order).swpout.inc();
         }
-        let stored_pages = stored_bytes.div_ceil(crate::units::PAGE_BYTES as u64) as i64;
-        WrittenBack::Freed(out_pages as i64 - stored_pages)
+        WrittenBack::Freed(out_pages as i64 * PAGE_BYTES as i64 - stored_bytes as i64)
     }
 
     /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the
