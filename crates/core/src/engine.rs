@@ -1,8 +1,9 @@
 //! The memory manager: faults, reclaim and mapping changes over one program's memory.
 //!
-//! A page's life: first touch or adoption makes it part of a *resident* folio, the youngest of the
-//! active queue. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
-//! A staged folio that is touched moves straight back (second chance); one that is not is *written
+//! A page's life: first touch or adoption makes it part of a *resident* folio, the youngest of those on
+//! probation. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
+//! A staged folio that is touched moves straight back (second chance), and is active from then on, as one is that was
+//! out for a short time only ([`crate::workingset`]); one that is not is *written
 //! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
 //! others. Touching it then *swaps it in*: whole, or a part of it where that is all that is used
 //! ([`crate::locality`]); its slots may be kept until it is changed
@@ -34,6 +35,7 @@ use crate::store::{RunSource, Store};
 use crate::swap_cache::SwapCache;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::units::{Frame, FrameRun, Order, OrderSet, Slot};
+use crate::workingset::Workingset;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -67,8 +69,10 @@ pub struct Engine<M: Machine> {
     config: EngineConfig,
     table: PageTable,
     homes: Homes,
+    probation: Queue,
     active: Queue,
     staged: Queue,
+    workingset: Workingset,
     slots: SwapClusters,
     slot_map: SlotMap,
     store: Store,
@@ -100,8 +104,10 @@ impl<M: Machine> Engine<M> {
         Engine {
             table: PageTable::default(),
             homes: Homes::new(config.arena_frames),
+            probation: Queue::default(),
             active: Queue::default(),
             staged: Queue::default(),
+            workingset: Workingset::default(),
             slots: SwapClusters::new(config.swap_slots, config.cpus, config.strategy),
             slot_map: SlotMap::new(config.swap_slots),
             store: Store::new(config.swap_slots),

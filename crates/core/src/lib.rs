@@ -31,3 +31,4 @@ pub mod store;
 pub mod swap_cache;
 pub mod sync;
 pub mod units;
+pub mod workingset;

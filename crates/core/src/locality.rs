@@ -203,7 +203,9 @@ mod tests {
         let locality = Locality::default();
         served(&locality, 1, 60_000);
         assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
-        (0..64).for_each(|n| drop(locality.part_for_fault(PageNumber(n * 16), true)));
+        for n in 0..64 {
+            locality.part_for_fault(PageNumber(n * 16), true);
+        }
         assert_eq!(locality.part_order(PageNumber(0)), None);
     }
 
@@ -223,8 +225,12 @@ mod tests {
         served(&locality, 1, 60_000);
         let other = PageNumber(PAGES + REGION_PAGES * 5);
         assert_eq!(locality.part_order(other), Some(Order::ZERO), "as everywhere, until something is known of it");
-        (0..64).for_each(|n| drop(locality.part_for_fault(other.offset(n), true)));
-        (0..20_000).for_each(|n| drop(locality.part_for_fault(other.offset(n % 4096), false)));
+        for n in 0..64 {
+            locality.part_for_fault(other.offset(n), true);
+        }
+        for n in 0..20_000 {
+            locality.part_for_fault(other.offset(n % 4096), false);
+        }
         assert!(locality.part_order(other) != Some(Order::ZERO), "touched all over");
         assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
     }

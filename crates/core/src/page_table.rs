@@ -20,6 +20,7 @@
 
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};
+use crate::workingset::Eviction;
 use std::sync::OnceLock;
 
 /// What is known of one page.
@@ -94,14 +95,19 @@ impl PageState {
 }
 
 /// A [`PageState`] in one word. Bits 0..2 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`),
-/// bit 3 busy (writeback or fetching), bit 4 queued, bits 8..12 order, bits 32..64 frame or slot.
-/// The all-zero word is `None`, not queued.
+/// bit 3 busy (writeback or fetching), bit 4 queued, bit 5 active, bits 8..12 order, bits 16..32 when it was evicted
+/// last, bits 32..64 frame or slot. The all-zero word is `None`, not queued.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Entry(u64);
 
 impl Entry {
     const BUSY: u64 = 1 << 3;
     const QUEUED: u64 = 1 << 4;
+    const ACTIVE: u64 = 1 << 5;
+    const EVICTED_SHIFT: u32 = 16;
+    const EVICTED: u64 = 0xffff << Self::EVICTED_SHIFT;
+    /// What is no part of the state, and stays as long as there is content.
+    const KEPT: u64 = Self::QUEUED | Self::ACTIVE | Self::EVICTED;
 
     fn encode(state: PageState) -> Entry {
         let pack = |kind: u64, busy: bool, order: Order, number: u32| {
@@ -151,11 +157,12 @@ impl Entries {
         self.pages[self.index(page)].decode()
     }
 
-    /// Changes the state of `page`. Whether it is queued stays, unless its content is gone.
+    /// Changes the state of `page`. Whether it is queued or active and when it was evicted stays, unless its content is
+    /// gone.
     pub fn set(&mut self, page: PageNumber, state: PageState) {
         let index = self.index(page);
-        let queued = if state == PageState::None { 0 } else { self.pages[index].0 & Entry::QUEUED };
-        self.pages[index] = Entry(Entry::encode(state).0 | queued);
+        let kept = if state == PageState::None { 0 } else { self.pages[index].0 & Entry::KEPT };
+        self.pages[index] = Entry(Entry::encode(state).0 | kept);
     }
 
     /// Gives the 2^order pages at `head` the consecutive states that start with `state`.
@@ -177,6 +184,31 @@ impl Entries {
         let was = self.pages[index].0 & Entry::QUEUED != 0;
         self.pages[index].0 = self.pages[index].0 & !Entry::QUEUED | if queued { Entry::QUEUED } else { 0 };
         was
+    }
+
+    /// Whether the folio at `head` is known to be in use.
+    pub fn is_active(&self, head: PageNumber) -> bool {
+        self.pages[self.index(head)].0 & Entry::ACTIVE != 0
+    }
+
+    /// Says whether the 2^order pages at `head` are known to be in use.
+    pub fn set_active(&mut self, head: PageNumber, order: Order, active: bool) {
+        let start = self.index(head);
+        for entry in &mut self.pages[start..start + order.pages() as usize] {
+            entry.0 = entry.0 & !Entry::ACTIVE | if active { Entry::ACTIVE } else { 0 };
+        }
+    }
+
+    /// When `page` was evicted last, if it ever was.
+    pub fn evicted(&self, page: PageNumber) -> Eviction {
+        Eviction((self.pages[self.index(page)].0 >> Entry::EVICTED_SHIFT) as u16)
+    }
+
+    /// Says that `page` is evicted now: it is not known to be in use any more.
+    pub fn set_evicted(&mut self, page: PageNumber, now: Eviction) {
+        let index = self.index(page);
+        let entry = &mut self.pages[index];
+        entry.0 = entry.0 & !(Entry::ACTIVE | Entry::EVICTED) | u64::from(now.0) << Entry::EVICTED_SHIFT;
     }
 
     /// Whether all 2^order pages at `head` are without content.

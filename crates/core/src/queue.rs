@@ -22,7 +22,14 @@ pub struct FolioName {
 
 /// A FIFO of folios; 8 bytes an element: the page number shifted left by 4, and the order.
 #[derive(Default)]
-pub struct Queue(Mutex<VecDeque<u64>>);
+pub struct Queue(Mutex<Elements>);
+
+#[derive(Default)]
+struct Elements {
+    words: VecDeque<u64>,
+    /// Of all elements, stale ones included.
+    pages: u64,
+}
 
 impl Queue {
     fn pack(folio: FolioName) -> u64 {
@@ -36,31 +43,26 @@ impl Queue {
 
     /// Appends a folio as the youngest.
     pub fn push(&self, folio: FolioName) {
-        self.0.lock().push_back(Self::pack(folio));
+        let mut elements = self.0.lock();
+        elements.words.push_back(Self::pack(folio));
+        elements.pages += u64::from(folio.order.pages());
     }
 
     /// Takes the oldest.
     pub fn pop(&self) -> Option<FolioName> {
-        self.0.lock().pop_front().map(Self::unpack)
+        let mut elements = self.0.lock();
+        let folio = elements.words.pop_front().map(Self::unpack)?;
+        elements.pages -= u64::from(folio.order.pages());
+        Some(folio)
     }
 
     /// Elements, stale ones included.
-    pub fn len(&self) -> usize {
-        self.0.lock().len()
+    pub fn elements(&self) -> usize {
+        self.0.lock().words.len()
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Drops the elements for which `keep` is false. Elements pushed meanwhile go behind the rest; the
-    /// lock is not held while `keep` runs.
-    pub fn retain(&self, mut keep: impl FnMut(FolioName) -> bool) {
-        let mut kept = std::mem::take(&mut *self.0.lock());
-        kept.retain(|&word| keep(Self::unpack(word)));
-        let mut now = self.0.lock();
-        kept.append(&mut now);
-        *now = kept;
+    /// Pages of the folios in it, stale ones included.
+    pub fn pages(&self) -> u64 {
+        self.0.lock().pages
     }
 }

@@ -226,6 +226,10 @@ counters! {
         swpout_zero: count,
         /// Pages of staged folios that were touched and given back without a read: second chances.
         pgactivate: count,
+        /// Pages that were touched while they were out.
+        workingset_refault_anon: count,
+        /// Those of them that had been out for a short time only, and are active from then on.
+        workingset_activate_anon: count,
         /// Pages moved out of the program's reach, to their home.
         pgdeactivate: count,
         /// Pages reclaimed in the background.

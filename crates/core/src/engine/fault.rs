@@ -89,6 +89,7 @@ impl<M: Machine> Engine<M> {
                     return Step::LookAgain;
                 }
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
+                entries.set_active(head, order, true);
                 step(self.bring_in(&mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
@@ -185,7 +186,12 @@ impl<M: Machine> Engine<M> {
         self.counters().of(order).nr_anon.inc();
         // Its place is behind everything that was there before it, whatever queue it was in.
         entries.set_queued(head, false);
-        self.enqueue(&self.active, entries, head, order);
+        self.enqueue(self.resident_queue(entries, head), entries, head, order);
+    }
+
+    /// The queue of resident folios that the one at `head` belongs in.
+    pub(super) fn resident_queue(&self, entries: &Entries, head: PageNumber) -> &Queue {
+        if entries.is_active(head) { &self.active } else { &self.probation }
     }
 
     /// Only the first `moved_pages` of the folio could move: the rest follows page by page, by copy where
@@ -269,6 +275,11 @@ impl<M: Machine> Engine<M> {
         let head = page.head(order);
         if order < whole {
             self.carve(entries, head.folio(order));
+        }
+        self.counters().vm.workingset_refault_anon.add(u64::from(order.pages()));
+        if self.workingset.is_refault(entries.evicted(page), self.resident_pages()) {
+            self.counters().vm.workingset_activate_anon.add(u64::from(order.pages()));
+            entries.set_active(head, order, true);
         }
         Ok(mark_fetching(entries, head, run, part.is_none()))
     }

@@ -67,7 +67,7 @@ impl<M: Machine> Engine<M> {
             entries.set_folio(page, order, PageState::Resident { frame: home.head, order });
             self.resident_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).nr_anon.inc();
-            self.enqueue(&self.active, entries, page, order);
+            self.enqueue(&self.probation, entries, page, order);
             adopted += u64::from(order.pages());
             page = page.offset(order.pages());
         }
@@ -136,7 +136,7 @@ impl<M: Machine> Engine<M> {
         debug_assert!(entries.all_none(head, order), "{head:?} was unmapped");
         entries.set_folio(head, order, state);
         match state {
-            PageState::Resident { .. } => self.enqueue(&self.active, &mut entries, head, order),
+            PageState::Resident { .. } => self.enqueue(&self.probation, &mut entries, head, order),
             PageState::Home { .. } => self.enqueue(&self.staged, &mut entries, head, order),
             PageState::None | PageState::Swapped { .. } => {}
         }
@@ -242,7 +242,7 @@ impl<M: Machine> Engine<M> {
             let part_state = state.offset(index).with_order(to);
             entries.set_folio(part, to, part_state);
             match part_state {
-                PageState::Resident { .. } => self.enqueue(&self.active, entries, part, to),
+                PageState::Resident { .. } => self.enqueue(self.resident_queue(entries, part), entries, part, to),
                 PageState::Home { writeback: false, .. } => self.enqueue(&self.staged, entries, part, to),
                 PageState::None | PageState::Home { .. } | PageState::Swapped { .. } => {}
             }

@@ -8,6 +8,7 @@ use crate::queue::FolioName;
 use crate::store::PieceInfo;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
+use crate::workingset::PROBATION_SHARE;
 use std::ops::Range;
 
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
@@ -78,9 +79,9 @@ impl<M: Machine> Engine<M> {
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
         let mut staged = 0;
         let mut pinned = 0;
-        let mut looked_at = self.active.len();
+        let mut looked_at = self.probation.elements() + self.active.elements();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
-            let Some(folio) = self.active.pop() else { break };
+            let Some(folio) = self.oldest_resident() else { break };
             looked_at -= 1;
             match self.stage(folio) {
                 Staged::Pages(pages) => staged += u64::from(pages),
@@ -89,6 +90,16 @@ impl<M: Machine> Engine<M> {
             }
         }
         staged
+    }
+
+    /// Takes the resident folio that is to go next out of its queue.
+    fn oldest_resident(&self) -> Option<FolioName> {
+        let (probation, active) = (self.probation.pages(), self.active.pages());
+        if probation * PROBATION_SHARE >= probation + active {
+            self.probation.pop().or_else(|| self.active.pop())
+        } else {
+            self.active.pop().or_else(|| self.probation.pop())
+        }
     }
 
     /// Moves every resident folio of `pages` home and writes it back: MADV_PAGEOUT.
@@ -132,7 +143,7 @@ impl<M: Machine> Engine<M> {
         let mut entries = block.lock();
         if matches!(entries.get(folio.head), PageState::Resident { order, .. } if order == folio.order) {
             entries.set_queued(folio.head, false);
-            self.enqueue(&self.active, &mut entries, folio.head, folio.order);
+            self.enqueue(self.resident_queue(&entries, folio.head), &mut entries, folio.head, folio.order);
         }
         Staged::Pinned
     }
@@ -196,7 +207,7 @@ impl<M: Machine> Engine<M> {
         }
         debug_assert!(error != MoveError::Exists, "the home of a resident page is empty");
         self.counters().vm.unevictable_pgs_stranded.inc();
-        self.enqueue(&self.active, &mut entries, head, order);
+        self.enqueue(self.resident_queue(&entries, head), &mut entries, head, order);
         Staged::Pinned
     }
 
@@ -325,6 +336,7 @@ impl<M: Machine> Engine<M> {
         stored_bytes: u64,
     ) -> WrittenBack {
         let FolioName { head, order } = folio;
+        let now = self.workingset.evict(u64::from(order.pages()));
         let mut entries = block.lock();
         let mut out_pages = 0;
         for index in 0..run.frames() {
@@ -332,6 +344,7 @@ impl<M: Machine> Engine<M> {
             match entries.get(page) {
                 PageState::Home { frame, order, writeback: true } if frame == run.head.offset(index) => {
                     entries.set(page, PageState::Swapped { slot: slot.offset(index), order, fetching: false });
+                    entries.set_evicted(page, now);
                     out_pages += 1;
                 }
                 // Touched, unmapped or discarded meanwhile: what was compressed is of no use.
