@@ -10,6 +10,7 @@
 //!
 //! | rank | lock | protects |
 //! |---|---|---|
+//! | 0 | [`gate`] | everything, while the program forks |
 //! | 1 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
 //! | 2 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
 //! | 3 | everything in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
@@ -19,6 +20,7 @@ pub mod buddy;
 pub mod cluster;
 pub mod discards;
 pub mod engine;
+pub mod gate;
 pub mod homes;
 pub mod locality;
 pub mod machine;

@@ -1,85 +1,31 @@
-//! The gate that stops the agent's threads for a fork.
-//!
-//! `fork` copies the engine as it stands at that instant, so no thread may be inside it then, nor in the agent's
-//! heap. A worker passes the gate before it touches the engine or allocates, and leaves it before it sleeps; the forking thread
-//! closes the gate, which waits until nobody is inside, and opens it after the fork, in parent and child.
-//! A worker inside the gate never waits for a thread of the program, except through the kernel.
-//!
-//! One futex word: bit 31 = closed, the rest counts who is inside. Top of the lock order: the gate is
-//! passed before any lock is taken.
+//! The gate that stops the agent's threads for a fork ([`foliomem_core::gate`]), over the kernel's futexes.
 
+use foliomem_core::gate::WordWait;
 use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
-const CLOSED: u32 = 1 << 31;
+/// Sleeping on a word of this process.
+#[derive(Debug, Default)]
+pub struct Futex;
+
+impl WordWait for Futex {
+    fn wait(&self, word: &AtomicU32, now: u32) {
+        // An error is a return without reason: the caller looks again.
+        let _ = futex::wait(word, futex::Flags::PRIVATE, now, None);
+    }
+
+    fn wake_all(&self, word: &AtomicU32) {
+        let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+}
 
 /// See the module.
-#[derive(Debug, Default)]
-pub struct Gate(AtomicU32);
-
-/// Proof of being inside; leaves on drop.
-#[derive(Debug)]
-pub struct Inside<'a>(&'a Gate);
-
-impl Gate {
-    /// Passes the gate, waiting while it is closed.
-    pub fn enter(&self) -> Inside<'_> {
-        loop {
-            // Acquire pairs with the release in `open`: what the forking thread did is seen.
-            let now = self.0.fetch_add(1, Ordering::Acquire);
-            if now & CLOSED == 0 {
-                return Inside(self);
-            }
-            self.leave();
-            let now = self.0.load(Ordering::Relaxed);
-            if now & CLOSED != 0 {
-                // An error is a spurious return: the loop looks again.
-                let _ = futex::wait(&self.0, futex::Flags::PRIVATE, now, None);
-            }
-        }
-    }
-
-    fn leave(&self) {
-        // Release pairs with the acquire in `close`: what was done inside is seen by the forking thread.
-        let before = self.0.fetch_sub(1, Ordering::Release);
-        if before & CLOSED != 0 {
-            let _ = futex::wake(&self.0, futex::Flags::PRIVATE, i32::MAX as u32);
-        }
-    }
-
-    /// Closes the gate and waits until nobody is inside. One thread at a time may close it.
-    pub fn close(&self) {
-        let mut now = self.0.fetch_or(CLOSED, Ordering::Acquire) | CLOSED;
-        while now != CLOSED {
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, now, None);
-            now = self.0.load(Ordering::Acquire);
-        }
-    }
-
-    /// Opens it again.
-    pub fn open(&self) {
-        self.0.fetch_and(!CLOSED, Ordering::Release);
-        let _ = futex::wake(&self.0, futex::Flags::PRIVATE, i32::MAX as u32);
-    }
-
-    /// In a fork's child, where no thread but the caller exists: open, with nobody inside, whatever the
-    /// word said at the instant of the fork. (Threads turned away at the closed gate count themselves
-    /// in and out again.)
-    pub fn reset(&self) {
-        self.0.store(0, Ordering::Release);
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
-}
+pub type Gate = foliomem_core::gate::Gate<Futex>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn nobody_is_inside_while_it_is_closed() {
