@@ -482,3 +482,35 @@ fn pinned_and_unsealed_pieces_stay_where_they_are() {
     assert!(store.compact(&arena, &arena, u32::MAX) >= held * 2 / 5);
     store.check();
 }
+
+/// Frames in whose search somebody else stores a piece, which leaves free slots of the same size.
+struct Overtaken<'a> {
+    arena: &'a Arena,
+    store: &'a Store,
+    info: PieceInfo,
+    others: Mutex<Vec<PieceId>>,
+}
+
+impl RunSource for Overtaken<'_> {
+    fn alloc_run(&self, order: Order) -> Option<FrameRun> {
+        let run = self.arena.alloc_run(order);
+        self.others.lock().extend(self.store.insert(self.arena, self.info).map(|(id, _)| id));
+        run
+    }
+
+    fn free_run(&self, run: FrameRun) {
+        self.arena.free_run(run);
+    }
+}
+
+#[test]
+fn two_zspages_opened_at_the_same_time_are_both_used() {
+    let (arena, store) = (Arena::without_bytes(64), Store::new(8));
+    let info = PieceInfo { len_bytes: 1000, granule: Order::ZERO, raw: false, checksum: 0, pages: 1 };
+    let overtaken = Overtaken { arena: &arena, store: &store, info, others: Mutex::default() };
+    let (id, _) = store.insert(&overtaken, info).unwrap();
+    store.check();
+    store.release(&arena, id, 1);
+    overtaken.others.lock().iter().for_each(|&other| store.release(&arena, other, 1));
+    assert_eq!((store.held_frames(), arena.held_frames()), (0, 0));
+}

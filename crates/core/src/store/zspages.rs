@@ -240,13 +240,18 @@ impl Zspages {
     fn take_slot_locked(&self, class: &mut Class, piece: PieceId) -> Option<(ZspageId, u32)> {
         let &fullest = class.partial.iter().rev().find(|&&head| head != NIL)?;
         let zspage = ZspageId::new(fullest);
+        Some((zspage, self.take_slot_of(class, zspage, piece)))
+    }
+
+    /// Takes a slot of `zspage`, which has one and is on its list.
+    fn take_slot_of(&self, class: &mut Class, zspage: ZspageId, piece: PieceId) -> u32 {
         let before = self.state(zspage);
         let slot = u32::from(before.first_free);
         let element = self.element(zspage, slot);
         let first_free = element.load(Relaxed) as u8;
         element.store(piece.get(), Relaxed);
         self.change(class, zspage, before, State { taken: before.taken + 1, first_free, ..before });
-        Some((zspage, slot))
+        slot
     }
 
     /// Whether `class` has so few zspages that a half-empty one more would weigh much.
@@ -269,7 +274,8 @@ impl Zspages {
         self.set_state(zspage, state);
         guard.zspages += 1;
         self.link(&mut guard, zspage, state);
-        self.take_slot_locked(&mut guard, piece)
+        // Of this one, even if others have free slots by now: nobody would close it while it is empty.
+        Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
 
     /// Frees a slot. Returns the frames of its zspage if that was its last piece.
