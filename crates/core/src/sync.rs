@@ -1,6 +1,9 @@
 //! Every lock and atomic of the engine comes from here, so that a schedule explorer can take their
 //! place: `RUSTFLAGS="--cfg shuttle"` builds the whole crate over shuttle's.
 //!
+//! It explores orders of what threads do, not what weaker orderings of memory allow besides. It cannot see a
+//! wait for a lock of `std`: a `OnceLock` is made by code that touches nothing of this module.
+//!
 //! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so that no thread can ever
 //! see a half-done change of a thread that panicked.
 
@@ -8,11 +11,16 @@
 pub use std::sync::atomic;
 #[cfg(not(shuttle))]
 use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+/// Lets others run, where what they do is waited for.
+#[cfg(not(shuttle))]
+pub use std::thread::yield_now;
 
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic;
 #[cfg(shuttle)]
 use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+#[cfg(shuttle)]
+pub use shuttle::thread::yield_now;
 
 /// A mutual exclusion lock without poisoning.
 #[derive(Debug, Default)]

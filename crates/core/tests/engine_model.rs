@@ -83,18 +83,15 @@ impl World {
 
     /// Makes sure `page` is in the program, as a touch does.
     fn touch(&mut self, page: u64) {
-        let present = self.engine.machine().state.lock().unwrap().program.contains_key(&page);
+        let present = self.engine.machine().state.lock().program.contains_key(&page);
         if !present {
-            self.engine.machine().state.lock().unwrap().woken.clear();
+            self.engine.machine().state.lock().woken.clear();
             let served = self.engine.fault(&mut self.worker, PageNumber(page));
             assert!(matches!(served, Served::Done(_)), "{served:?}");
-            assert!(
-                self.engine.machine().state.lock().unwrap().woken.contains(&page),
-                "who waits for {page:x} sleeps on"
-            );
+            assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
             while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
         }
-        let state = self.engine.machine().state.lock().unwrap();
+        let state = self.engine.machine().state.lock();
         assert!(state.program.contains_key(&page), "page {page:x} is not there after its fault");
     }
 
@@ -104,13 +101,13 @@ impl World {
             return;
         }
         self.model.extend((start..end).map(|page| (page, 0)));
-        self.engine.machine().state.lock().unwrap().mappings.push(start..end);
+        self.engine.machine().state.lock().mappings.push(start..end);
     }
 
     /// What the program touched before its mapping was registered: then it is adopted.
     fn native_touch(&mut self, start: u64, pages: u64, value: u64) {
         for page in self.mapped(start, pages) {
-            let mut state = self.engine.machine().state.lock().unwrap();
+            let mut state = self.engine.machine().state.lock();
             // Only pages nobody knows yet can still be touched natively.
             if self.model[&page] == 0 && !state.program.contains_key(&page) && state.homes.is_empty() {
                 state.program.insert(page, value);
@@ -124,22 +121,7 @@ impl World {
 
     fn unmap(&mut self, start: u64, pages: u64) {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
-        {
-            let mut state = self.engine.machine().state.lock().unwrap();
-            let mut kept = Vec::new();
-            for mapping in state.mappings.drain(..) {
-                kept.push(mapping.start..mapping.end.min(start));
-                kept.push(mapping.start.max(end)..mapping.end);
-            }
-            kept.retain(|mapping| mapping.start < mapping.end);
-            state.mappings = kept;
-            for page in start..end {
-                state.drop_page(page);
-                state.pinned.remove(&page);
-                state.shared.remove(&page);
-                state.refusing.remove(&page);
-            }
-        }
+        self.engine.machine().state.lock().unmap(start..end);
         self.model.retain(|page, _| !(start..end).contains(page));
         self.engine.unmapped(PageNumber(start)..PageNumber(end));
     }
@@ -148,7 +130,7 @@ impl World {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
         self.engine.discarded(PageNumber(start)..PageNumber(end));
         {
-            let mut state = self.engine.machine().state.lock().unwrap();
+            let mut state = self.engine.machine().state.lock();
             (start..end).for_each(|page| {
                 state.drop_page(page);
                 state.shared.remove(&page);
@@ -164,35 +146,14 @@ impl World {
         let overlap = from < to + pages && to < from + pages;
         let whole = (from..from + pages).all(|page| self.model.contains_key(&page));
         let clear = {
-            let state = self.engine.machine().state.lock().unwrap();
+            let state = self.engine.machine().state.lock();
             state.pinned.range(from..from + pages).next().is_none()
         };
         if !inside(from) || !inside(to) || overlap || !whole || !clear {
             return;
         }
         self.unmap(to - BASE, pages);
-        {
-            let mut state = self.engine.machine().state.lock().unwrap();
-            let mut kept = Vec::new();
-            for mapping in state.mappings.drain(..) {
-                kept.push(mapping.start..mapping.end.min(from));
-                kept.push(mapping.start.max(from + pages)..mapping.end);
-            }
-            kept.retain(|mapping| mapping.start < mapping.end);
-            kept.push(to..to + pages);
-            state.mappings = kept;
-            for index in 0..pages {
-                if let Some(content) = state.program.remove(&(from + index)) {
-                    state.program.insert(to + index, content);
-                }
-                if state.shared.remove(&(from + index)) {
-                    state.shared.insert(to + index);
-                }
-                if state.refusing.remove(&(from + index)) {
-                    state.refusing.insert(to + index);
-                }
-            }
-        }
+        self.engine.machine().state.lock().remap(from..from + pages, to);
         for index in 0..pages {
             let value = self.model.remove(&(from + index)).unwrap();
             self.model.insert(to + index, value);
@@ -207,7 +168,7 @@ impl World {
             Step::Write { page, pages, value } => {
                 for page in self.mapped(page, pages) {
                     self.touch(page);
-                    self.engine.machine().state.lock().unwrap().program.insert(page, value + page % 3);
+                    self.engine.machine().state.lock().program.insert(page, value + page % 3);
                     self.model.insert(page, value + page % 3);
                 }
             }
@@ -222,19 +183,19 @@ impl World {
             Step::Unmap { start, pages } => self.unmap(start, pages),
             Step::Remap { from, to, pages } => self.remap(from, to, pages),
             Step::Pin { page } => {
-                let mut state = self.engine.machine().state.lock().unwrap();
+                let mut state = self.engine.machine().state.lock();
                 if state.program.contains_key(&(BASE + page)) {
                     state.pinned.insert(BASE + page);
                 }
             }
-            Step::Unpin => self.engine.machine().state.lock().unwrap().pinned.clear(),
+            Step::Unpin => self.engine.machine().state.lock().pinned.clear(),
             Step::Share => {
-                let mut state = self.engine.machine().state.lock().unwrap();
+                let mut state = self.engine.machine().state.lock();
                 state.shared = state.program.keys().copied().collect();
             }
             Step::Refuse { start, pages } => {
                 let pages = self.mapped(start, pages);
-                self.engine.machine().state.lock().unwrap().refusing.extend(pages);
+                self.engine.machine().state.lock().refusing.extend(pages);
             }
             Step::Shrink { pages } => {
                 self.engine.shrink(0, pages);
@@ -244,13 +205,13 @@ impl World {
 
     fn verify(&mut self, page: u64) {
         self.touch(page);
-        let state = self.engine.machine().state.lock().unwrap();
+        let state = self.engine.machine().state.lock();
         assert_eq!(state.program[&page], self.model[&page], "content of page {page:x}");
     }
 
     fn check(&self) {
         self.engine.check();
-        let state = self.engine.machine().state.lock().unwrap();
+        let state = self.engine.machine().state.lock();
         let taken = (state.homes.len() + state.program.len()) as i64;
         assert_eq!(state.charged, taken, "what is charged is what is there");
     }
@@ -305,10 +266,10 @@ fn a_corrupted_piece_is_never_handed_over() {
     world.map(0, 64);
     world.run(&Step::Write { page: 0, pages: 64, value: 11 });
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 64));
-    world.engine.machine().state.lock().unwrap().corrupt_next = true;
+    world.engine.machine().state.lock().corrupt_next = true;
     let served = world.engine.fault(&mut world.worker, PageNumber(BASE + 16));
     assert!(matches!(served, Served::Done(_)));
-    let state = world.engine.machine().state.lock().unwrap();
+    let state = world.engine.machine().state.lock();
     assert_eq!(state.poisoned.len(), 16, "the whole folio is poisoned");
     assert!((16..32).all(|page| !state.program.contains_key(&(BASE + page))));
     drop(state);

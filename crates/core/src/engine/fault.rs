@@ -7,6 +7,7 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
+use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
@@ -85,7 +86,7 @@ impl<M: Machine> Engine<M> {
                 if writeback && !self.copy_from_writeback(&mut entries, head, order) {
                     drop(entries);
                     drop(steady);
-                    std::thread::yield_now();
+                    sync::yield_now();
                     return Step::LookAgain;
                 }
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));

@@ -3,6 +3,7 @@
 use super::Engine;
 use crate::machine::Machine;
 use crate::page_table::{Entries, PageState};
+use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, PageNumber};
 use std::ops::Range;
@@ -114,7 +115,7 @@ impl<M: Machine> Engine<M> {
             if matches!(state, PageState::Home { writeback: true, .. } | PageState::Swapped { fetching: true, .. }) {
                 // A worker owns its frames or slots: it is done soon.
                 drop(entries);
-                std::thread::yield_now();
+                sync::yield_now();
                 continue;
             }
             if order > most {

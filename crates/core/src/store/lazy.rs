@@ -4,8 +4,7 @@
 //! is split into eight chunks. So a table is at most an eighth larger than what is used of it, and its
 //! directory has a fixed, small size for any number of elements.
 
-use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-// Always the real one: a chunk is made once and nothing waits for anything else meanwhile.
+// Always the real one: a chunk is made once, by code that touches no other lock or atomic meanwhile.
 use std::sync::OnceLock;
 
 /// Elements in each of the first eight chunks: small, for stores of a few MiB.
@@ -36,27 +35,23 @@ const fn elements_of(chunk: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct LazyTable<T> {
     chunks: Box<[OnceLock<Box<[T]>>]>,
-    made: AtomicUsize,
 }
 
 impl<T: Default> LazyTable<T> {
     pub(super) fn new() -> LazyTable<T> {
-        LazyTable { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(), made: AtomicUsize::new(0) }
+        LazyTable { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect() }
     }
 
     /// Element `index`, made with its whole chunk if it is not there yet.
     pub(super) fn get(&self, index: u32) -> &T {
         let (chunk, place) = chunk_of(index);
-        let elements = self.chunks[chunk].get_or_init(|| {
-            self.made.fetch_add(elements_of(chunk), Relaxed);
-            (0..elements_of(chunk)).map(|_| T::default()).collect()
-        });
-        &elements[place]
+        &self.chunks[chunk].get_or_init(|| (0..elements_of(chunk)).map(|_| T::default()).collect())[place]
     }
 
     /// Bytes it takes.
     pub(super) fn bytes(&self) -> usize {
-        self.made.load(Relaxed) * size_of::<T>() + size_of_val(&*self.chunks)
+        let made = self.chunks.iter().filter_map(OnceLock::get);
+        made.map(|chunk| size_of_val(&**chunk)).sum::<usize>() + size_of_val(&*self.chunks)
     }
 }
 

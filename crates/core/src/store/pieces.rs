@@ -10,6 +10,7 @@
 use super::PieceId;
 use super::lazy::LazyTable;
 use super::word::{Location, PieceWord};
+use crate::sync;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The highest id: the top bit of a slot's element in a zspage says that the slot is free.
@@ -119,7 +120,7 @@ impl Pieces {
                 return None;
             }
             // As many readers as can be counted: one of them will be done in microseconds.
-            std::thread::yield_now();
+            sync::yield_now();
         }
     }
 

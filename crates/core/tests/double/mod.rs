@@ -5,10 +5,13 @@
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{Piece, Place};
+use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Mutex;
+
+/// Wakes who waits.
+pub type Waker = Box<dyn FnOnce() + Send>;
 
 /// What the machine holds.
 #[derive(Default)]
@@ -29,6 +32,14 @@ pub struct State {
     pub poisoned: BTreeSet<u64>,
     /// Pages whose waiters were woken.
     pub woken: BTreeSet<u64>,
+    /// Who waits for a page, and how to wake it.
+    pub waiting: Vec<(u64, Waker)>,
+    /// Changes of mappings that are under way, heard or not: nothing is moved meanwhile.
+    pub changes: u32,
+    /// One of them is being heard.
+    pub is_hearing: bool,
+    /// How many look at what they know and rely on it.
+    pub steady: u32,
     /// Pieces, by where their first byte is.
     pub pieces: HashMap<(u32, u32), Vec<u64>>,
     /// Pages charged to the budget.
@@ -47,6 +58,50 @@ impl State {
         if self.program.remove(&page).is_some() {
             self.charged -= 1;
         }
+    }
+
+    /// What the kernel does for munmap.
+    pub fn unmap(&mut self, range: Range<u64>) {
+        self.cut(&range);
+        for page in range {
+            self.drop_page(page);
+            self.pinned.remove(&page);
+            self.shared.remove(&page);
+            self.refusing.remove(&page);
+        }
+    }
+
+    /// What the kernel does for mremap to an address where nothing is mapped.
+    pub fn remap(&mut self, from: Range<u64>, to: u64) {
+        self.cut(&from);
+        self.mappings.push(to..to + (from.end - from.start));
+        for (page, new) in from.zip(to..) {
+            if let Some(content) = self.program.remove(&page) {
+                self.program.insert(new, content);
+            }
+            for pages in [&mut self.shared, &mut self.refusing] {
+                if pages.remove(&page) {
+                    pages.insert(new);
+                }
+            }
+        }
+    }
+
+    fn cut(&mut self, range: &Range<u64>) {
+        let parts = |mapping: Range<u64>| {
+            [mapping.start..mapping.end.min(range.start), mapping.start.max(range.end)..mapping.end]
+        };
+        let all = std::mem::take(&mut self.mappings);
+        self.mappings = all.into_iter().flat_map(parts).filter(|mapping| mapping.start < mapping.end).collect();
+    }
+}
+
+/// While it lives, no change of mappings is heard.
+pub struct Steady<'a>(&'a Double);
+
+impl Drop for Steady<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().steady -= 1;
     }
 }
 
@@ -97,7 +152,7 @@ impl Machine for Double {
     }
 
     fn try_charge(&self, pages: u32) -> bool {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         let fits = state.charged + i64::from(pages) <= state.limit_pages;
         if fits {
             state.charged += i64::from(pages);
@@ -106,15 +161,15 @@ impl Machine for Double {
     }
 
     fn charge(&self, pages: u32) {
-        self.state.lock().unwrap().charged += i64::from(pages);
+        self.state.lock().charged += i64::from(pages);
     }
 
     fn uncharge(&self, pages: u32) {
-        self.state.lock().unwrap().charged -= i64::from(pages);
+        self.state.lock().charged -= i64::from(pages);
     }
 
     fn room_pages(&self) -> i64 {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         state.limit_pages - state.charged
     }
 
@@ -123,39 +178,44 @@ impl Machine for Double {
     }
 
     fn populate(&self, run: FrameRun) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         for frame in frames(run) {
             assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was not empty");
         }
     }
 
     fn release(&self, run: FrameRun) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         for frame in frames(run) {
             assert!(state.homes.remove(&frame).is_some(), "frame {frame:x} was empty");
         }
     }
 
     fn zero(&self, run: FrameRun) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         for frame in frames(run) {
             *state.homes.get_mut(&frame).expect("a page at home") = 0;
         }
     }
 
-    type Steady<'a> = ();
+    type Steady<'a> = Steady<'a>;
 
-    fn steady(&self) -> Option<()> {
-        Some(())
+    fn steady(&self) -> Option<Steady<'_>> {
+        let mut state = self.state.lock();
+        if state.is_hearing {
+            return None;
+        }
+        state.steady += 1;
+        Some(Steady(self))
     }
 
     fn hash(&self, run: FrameRun) -> u64 {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         checksum(&frames(run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
     }
 
     fn copy(&self, from: FrameRun, to: FrameRun) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         for (from, to) in frames(from).zip(frames(to)) {
             let content = state.homes[&from];
             *state.homes.get_mut(&to).expect("a page at home") = content;
@@ -163,21 +223,24 @@ impl Machine for Double {
     }
 
     fn frames_escape(&self) -> bool {
-        self.state.lock().unwrap().frames_escape
+        self.state.lock().frames_escape
     }
 
     fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         let content = state.homes.remove(&from.0).ok_or(MoveError::Absent)?;
         assert!(state.homes.insert(to.0, content).is_none(), "{to:?} was not empty");
         Ok(())
     }
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         for (index, frame) in frames(run).enumerate() {
             let page = to.0 + index as u64;
             let stop = |error| Err(Stopped { moved_pages: index as u32, error });
+            if state.changes > 0 {
+                return stop(MoveError::Changing);
+            }
             if !state.mappings.iter().any(|mapping| mapping.contains(&page)) {
                 return stop(MoveError::Gone);
             }
@@ -194,10 +257,13 @@ impl Machine for Double {
     }
 
     fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         for (index, frame) in frames(run).enumerate() {
             let page = from.0 + index as u64;
             let stop = |error| Err(Stopped { moved_pages: index as u32, error });
+            if state.changes > 0 {
+                return stop(MoveError::Changing);
+            }
             if let Some(error) = Double::refuses(&state, page) {
                 return stop(error);
             }
@@ -208,7 +274,10 @@ impl Machine for Double {
     }
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
+        if state.changes > 0 {
+            return Err(MoveError::Changing);
+        }
         if !state.mappings.iter().any(|mapping| mapping.contains(&to.0)) {
             return Err(MoveError::Gone);
         }
@@ -221,7 +290,7 @@ impl Machine for Double {
     }
 
     fn unshare(&self, pages: Range<PageNumber>) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         (pages.start.0..pages.end.0).for_each(|page| {
             state.shared.remove(&page);
         });
@@ -230,23 +299,28 @@ impl Machine for Double {
     fn unshare_home(&self, _run: FrameRun) {}
 
     fn wake(&self, pages: Range<PageNumber>) {
-        self.state.lock().unwrap().woken.extend(pages.start.0..pages.end.0);
+        let woken: Vec<_> = {
+            let mut state = self.state.lock();
+            state.woken.extend(pages.start.0..pages.end.0);
+            state.waiting.extract_if(.., |(page, _)| pages.contains(&PageNumber(*page))).collect()
+        };
+        woken.into_iter().for_each(|(_, wake)| wake());
     }
 
     fn poison(&self, page: PageNumber, _why: Corrupted) -> Result<(), MoveError> {
-        self.state.lock().unwrap().poisoned.insert(page.0);
+        self.state.lock().poisoned.insert(page.0);
         Ok(())
     }
 
     fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         let mapping = state.mappings.iter().find(|mapping| mapping.contains(&page.0))?;
         Some(PageNumber(mapping.start)..PageNumber(mapping.end))
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
         let present: Vec<u64> = {
-            let state = self.state.lock().unwrap();
+            let state = self.state.lock();
             state.program.range(pages.start.0..pages.end.0).map(|(&page, _)| page).collect()
         };
         for run in present.chunk_by(|a, b| a + 1 == *b) {
@@ -255,9 +329,9 @@ impl Machine for Double {
     }
 
     fn compress(&self, worker: &mut Vec<u64>, run: FrameRun) -> Compressed {
-        let state = self.state.lock().unwrap();
+        // Page by page, as long as it takes: nobody else may have anything to do with them.
         worker.clear();
-        worker.extend(frames(run).map(|frame| state.homes[&frame]));
+        worker.extend(frames(run).map(|frame| self.state.lock().homes[&frame]));
         if worker.iter().all(|&word| word == worker[0]) && worker[0].is_multiple_of(5) {
             return Compressed::Filled(worker[0]);
         }
@@ -268,7 +342,7 @@ impl Machine for Double {
     }
 
     fn write_piece(&self, worker: &mut Vec<u64>, _run: FrameRun, place: &Place) {
-        self.state.lock().unwrap().pieces.insert(Double::place_key(place), worker.clone());
+        self.state.lock().pieces.insert(Double::place_key(place), worker.clone());
     }
 
     fn read_piece(
@@ -278,22 +352,21 @@ impl Machine for Double {
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted> {
-        let mut state = self.state.lock().unwrap();
-        if std::mem::take(&mut state.corrupt_next) {
+        if std::mem::take(&mut self.state.lock().corrupt_next) {
             return Err(Corrupted);
         }
         worker.clear();
         match piece.filled {
             Some(word) => worker.resize(piece.granule.pages() as usize, word),
             None => {
-                worker.extend(&state.pieces[&Double::place_key(&piece.place)]);
+                worker.extend(&self.state.lock().pieces[&Double::place_key(&piece.place)]);
                 if checksum(worker) != piece.checksum {
                     return Err(Corrupted);
                 }
             }
         }
         for (frame, word) in frames(into).zip(&worker[skip_pages as usize..]) {
-            *state.homes.get_mut(&frame).expect("a page at home") = *word;
+            *self.state.lock().homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())
     }

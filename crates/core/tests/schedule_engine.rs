@@ -1,0 +1,342 @@
+//! Schedules of the whole engine: threads of a program that fault on pages of one folio and of neighbouring
+//! folios, others that reclaim, and one that changes the mappings. Every page has one thread that writes it and
+//! knows what it must read. A thread that faults sleeps until it is woken, so a run in which a wake-up is lost
+//! ends with everybody asleep, and fails. `check()` walks the engine in the end.
+#![cfg(shuttle)]
+
+mod double;
+mod schedules;
+
+use double::{Double, State};
+use foliomem_core::cluster::Strategy;
+use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::stats::FaultKind;
+use foliomem_core::sync::{Mutex, MutexGuard};
+use foliomem_core::units::{Order, OrderSet, PageNumber};
+use schedules::explore;
+use shuttle::sync::Arc;
+use shuttle::thread;
+use std::ops::Range;
+
+/// Two blocks, of which a few pages at the border are mapped.
+const BASE: u64 = 512 * 1000 - 4;
+const PAGES: u64 = 8;
+/// A stream of faults needs some more.
+const MORE_PAGES: u64 = 24;
+/// Where pages are moved to: aligned otherwise, so that folios are split.
+const ELSEWHERE: u64 = BASE + 33;
+
+/// Room for everything: no fault has to reclaim.
+const ROOMY: i64 = 1000;
+/// Less than the program has: faults reclaim, fall back and go over the limit.
+const TIGHT: i64 = 6;
+
+struct World {
+    engine: Engine<Double>,
+    /// The handler that tells the engine of the last change. One thread at a time changes mappings.
+    hearing: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+impl World {
+    fn new(limit_pages: i64) -> Arc<World> {
+        let config = EngineConfig {
+            sizes: OrderSet::from_bits(0b111),
+            granule: Order::new(1).unwrap(),
+            arena_frames: 256,
+            swap_slots: 1024,
+            strategy: Strategy::default(),
+            cpus: 1,
+            floor_pages: 0,
+        };
+        let world = World { engine: Engine::new(Double::new(limit_pages), config), hearing: Mutex::default() };
+        world.state().mappings.push(BASE..BASE + PAGES);
+        Arc::new(world)
+    }
+
+    /// One whose first `pages` pages hold their own number and are all out, in the largest folios there are.
+    fn all_out(limit_pages: i64, pages: u64) -> Arc<World> {
+        let world = World::new(limit_pages);
+        world.state().mappings = vec![BASE..BASE + pages];
+        let mut thread = Thread { world: Arc::clone(&world), worker: Vec::new(), next_content: 0 };
+        (BASE..BASE + pages).for_each(|page| thread.touch(page, |now| *now = page));
+        world.engine.page_out(&mut thread.worker, numbers(&(BASE..BASE + pages)));
+        assert_eq!(world.engine.swapped_pages(), pages);
+        world
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.engine.machine().state.lock()
+    }
+
+    /// Changes the mappings as the kernel does and tells of it. From the change until a handler has read the message
+    /// nothing can be moved, and the thread that made it waits. The handler lets nobody rely on what was before while
+    /// it tells the engine, but the program goes on meanwhile.
+    fn change(self: &Arc<World>, kernel: impl FnOnce(&mut State), hear: impl FnOnce(&Engine<Double>) + Send + 'static) {
+        {
+            let mut state = self.state();
+            state.changes += 1;
+            kernel(&mut state);
+        }
+        self.wait_for_hearing();
+        loop {
+            let mut state = self.state();
+            if state.steady == 0 {
+                state.is_hearing = true;
+                state.changes -= 1;
+                break;
+            }
+            drop(state);
+            thread::yield_now();
+        }
+        let world = Arc::clone(self);
+        *self.hearing.lock() = Some(thread::spawn(move || {
+            hear(&world.engine);
+            world.state().is_hearing = false;
+        }));
+    }
+
+    fn wait_for_hearing(&self) {
+        let hearing = self.hearing.lock().take();
+        if let Some(hearing) = hearing {
+            hearing.join().unwrap();
+        }
+    }
+
+    /// Everything adds up, and nothing is left of it when it is unmapped.
+    fn verify_end(self: &Arc<World>) {
+        self.wait_for_hearing();
+        self.verify_accounts();
+        assert!(self.state().poisoned.is_empty(), "corrupted");
+        for range in [BASE..BASE + MORE_PAGES, ELSEWHERE..ELSEWHERE + PAGES] {
+            let told = numbers(&range);
+            self.change(|state| state.unmap(range), |engine| engine.unmapped(told));
+        }
+        self.wait_for_hearing();
+        self.verify_accounts();
+        assert_eq!((self.engine.resident_pages(), self.engine.staged_pages(), self.engine.swapped_pages()), (0, 0, 0));
+    }
+
+    fn verify_accounts(&self) {
+        self.engine.check();
+        let state = self.state();
+        assert_eq!(state.charged, (state.homes.len() + state.program.len()) as i64, "what is charged is what is there");
+    }
+}
+
+/// A thread of the program, and the handler that serves its faults.
+struct Thread {
+    world: Arc<World>,
+    worker: Vec<u64>,
+    next_content: u64,
+}
+
+impl Thread {
+    fn touch<T>(&mut self, page: u64, act: impl Fn(&mut u64) -> T) -> T {
+        loop {
+            {
+                let mut state = self.world.state();
+                assert!(!state.poisoned.contains(&page), "page {page:x} is corrupted");
+                if let Some(content) = state.program.get_mut(&page) {
+                    return act(content);
+                }
+                let asleep = thread::current();
+                state.waiting.push((page, Box::new(move || asleep.unpark())));
+            }
+            self.handle(PageNumber(page));
+            thread::park();
+        }
+    }
+
+    fn handle(&mut self, page: PageNumber) {
+        let engine = &self.world.engine;
+        let kind = loop {
+            match engine.fault(&mut self.worker, page) {
+                Served::Done(kind) => break kind,
+                Served::Again => thread::yield_now(),
+            }
+        };
+        if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
+            while engine.read_ahead(&mut self.worker, page) {}
+        }
+    }
+
+    /// Writes something new, and reads it again: at once and when others have run.
+    fn write(&mut self, page: u64) -> u64 {
+        self.next_content += 1;
+        let content = self.next_content;
+        self.touch(page, |now| *now = content);
+        content
+    }
+
+    fn verify(&mut self, page: u64, content: u64) {
+        assert_eq!(self.touch(page, |now| *now), content, "content of page {page:x}");
+    }
+
+    fn write_and_verify(&mut self, pages: &[u64]) {
+        let contents: Vec<_> = pages.iter().map(|&page| self.write(BASE + page)).collect();
+        for (page, content) in pages.iter().zip(contents) {
+            self.verify(BASE + page, content);
+        }
+    }
+
+    fn page_out(&mut self) {
+        self.world.engine.page_out(&mut self.worker, numbers(&(BASE..BASE + PAGES)));
+    }
+
+    fn reclaim(&mut self) {
+        let engine = &self.world.engine;
+        engine.stage_oldest(2);
+        engine.reclaim(&mut self.worker, 4);
+        engine.shrink(2, 4);
+        engine.tend();
+    }
+
+    fn discard(&mut self, pages: Range<u64>) {
+        // Told of before it happens.
+        let told = numbers(&pages);
+        self.world.change(|_| {}, |engine| engine.discarded(told));
+        let mut state = self.world.state();
+        pages.for_each(|page| state.drop_page(page));
+    }
+
+    fn map(&mut self, pages: Range<u64>) {
+        self.world.state().mappings.push(pages);
+    }
+
+    fn unmap(&mut self, pages: Range<u64>) {
+        let told = numbers(&pages);
+        self.world.change(|state| state.unmap(pages), |engine| engine.unmapped(told));
+    }
+
+    fn remap(&mut self, pages: Range<u64>, to: u64) {
+        let from = numbers(&pages);
+        self.world.change(
+            |state| state.remap(pages, to),
+            move |engine| engine.remapped(from.start, PageNumber(to), (from.end.0 - from.start.0) as u32),
+        );
+    }
+}
+
+fn numbers(pages: &Range<u64>) -> Range<PageNumber> {
+    PageNumber(pages.start)..PageNumber(pages.end)
+}
+
+/// Threads that run at the same time.
+struct Threads {
+    world: Arc<World>,
+    running: Vec<thread::JoinHandle<()>>,
+}
+
+impl Threads {
+    fn of(world: &Arc<World>) -> Threads {
+        Threads { world: Arc::clone(world), running: Vec::new() }
+    }
+
+    fn with(mut self, act: impl FnOnce(&mut Thread) + Send + 'static) -> Threads {
+        // What one thread writes no other does.
+        let next_content = 1000 * (self.running.len() as u64 + 1);
+        let mut thread = Thread { world: Arc::clone(&self.world), worker: Vec::new(), next_content };
+        self.running.push(thread::spawn(move || act(&mut thread)));
+        self
+    }
+
+    fn join(self) {
+        self.running.into_iter().for_each(|thread| thread.join().unwrap());
+        self.world.verify_end();
+    }
+}
+
+/// Two threads share every folio.
+fn share_folios(world: &Arc<World>) -> Threads {
+    Threads::of(world)
+        .with(|thread| (0..2).for_each(|_| thread.write_and_verify(&[4, 6, 1])))
+        .with(|thread| (0..2).for_each(|_| thread.write_and_verify(&[5, 7, 3])))
+}
+
+#[test]
+fn what_is_read_ahead_is_waited_for() {
+    explore(600, || {
+        Threads::of(&World::all_out(ROOMY, MORE_PAGES))
+            .with(|thread| (0..MORE_PAGES).step_by(4).for_each(|page| thread.verify(BASE + page, BASE + page)))
+            .with(|thread| [18, 14, 23].into_iter().for_each(|page| thread.verify(BASE + page, BASE + page)))
+            .join();
+    });
+}
+
+#[test]
+fn changes_of_mappings_while_folios_are_fetched() {
+    explore(1500, || {
+        Threads::of(&World::all_out(ROOMY, PAGES))
+            .with(|thread| [4, 0, 2].into_iter().for_each(|page| thread.verify(BASE + page, BASE + page)))
+            .with(|thread| {
+                let [a, b, c] = [BASE + 5, BASE + 6, BASE + 7];
+                thread.remap(c..c + 1, ELSEWHERE);
+                thread.unmap(a..b);
+                thread.map(a..b);
+                thread.verify(a, 0);
+                thread.verify(ELSEWHERE, c);
+                thread.verify(b, b);
+                thread.discard(b..c);
+                thread.verify(b, 0);
+            })
+            .with(|thread| thread.page_out())
+            .join();
+    });
+}
+
+#[test]
+fn faults_on_one_folio_while_it_is_paged_out() {
+    explore(1000, || {
+        share_folios(&World::new(ROOMY)).with(|thread| (0..3).for_each(|_| thread.page_out())).join();
+    });
+}
+
+#[test]
+fn faults_that_reclaim_while_others_do() {
+    explore(600, || {
+        share_folios(&World::new(TIGHT)).with(|thread| (0..2).for_each(|_| thread.reclaim())).join();
+    });
+}
+
+#[test]
+fn pages_shared_by_a_fork_or_handed_to_the_kernel() {
+    explore(600, || {
+        let world = World::new(ROOMY);
+        world.state().frames_escape = true;
+        share_folios(&world)
+            .with(|thread| {
+                for _ in 0..2 {
+                    {
+                        let mut state = thread.world.state();
+                        state.shared = state.program.keys().copied().collect();
+                    }
+                    thread.page_out();
+                }
+            })
+            .join();
+    });
+}
+
+#[test]
+fn changes_of_mappings_among_faults_and_reclaim() {
+    explore(1200, || {
+        Threads::of(&World::new(ROOMY))
+            .with(|thread| (0..3).for_each(|_| thread.write_and_verify(&[4, 3])))
+            .with(|thread| {
+                let [a, b, c] = [BASE + 5, BASE + 6, BASE + 7];
+                [a, b, c].into_iter().for_each(|page| drop(thread.write(page)));
+                thread.discard(a..c);
+                thread.verify(a, 0);
+                let content = [b, c].map(|page| thread.write(page));
+                thread.remap(b..c + 1, ELSEWHERE);
+                thread.verify(ELSEWHERE, content[0]);
+                thread.verify(ELSEWHERE + 1, content[1]);
+                thread.unmap(a..b);
+                thread.map(a..b);
+                thread.verify(a, 0);
+            })
+            .with(|thread| (0..3).for_each(|_| thread.page_out()))
+            .with(|thread| thread.reclaim())
+            .join();
+    });
+}

@@ -1,0 +1,242 @@
+//! Schedules of the store: what is pinned stays where it is and what it is, whoever releases, compacts or
+//! stores meanwhile; an id is one piece's at a time; in the end everything is free.
+//!
+//! The frames are a double that knows them by 16-byte grains. A piece is written, read and copied grain by
+//! grain, with others running in between, and what is freed is overwritten.
+#![cfg(shuttle)]
+
+mod schedules;
+
+use foliomem_core::buddy::Buddy;
+use foliomem_core::store::{Fragment, PieceId, PieceInfo, PieceMover, Place, RunSource, Store};
+use foliomem_core::sync::Mutex;
+use foliomem_core::units::{Frame, FrameRun, Order, PAGE_BYTES};
+use schedules::explore;
+use shuttle::sync::Arc;
+use shuttle::thread;
+use std::collections::HashSet;
+
+const FRAMES: u32 = 128;
+const GRAIN_BYTES: usize = 16;
+const FREE: u64 = u64::MAX;
+
+struct Frames {
+    free: Buddy,
+    grains: Vec<u64>,
+}
+
+struct Arena(Mutex<Frames>);
+
+/// The grains of a place that are looked at: of each fragment the first, one in the middle and the last.
+fn grains(fragment: &Fragment) -> [usize; 3] {
+    let (first, last) = (fragment.start_bytes() as usize, fragment.end_bytes() as usize - 1);
+    [first, (first + last) / 2, last].map(|byte| byte / GRAIN_BYTES)
+}
+
+impl Arena {
+    fn new() -> Arena {
+        let mut free = Buddy::new(FRAMES);
+        free.add_free(Frame(0), FRAMES);
+        Arena(Mutex::new(Frames { free, grains: vec![FREE; FRAMES as usize * PAGE_BYTES / GRAIN_BYTES] }))
+    }
+
+    fn write(&self, place: &Place, content: u64) {
+        for grain in place.fragments().iter().flat_map(grains) {
+            self.0.lock().grains[grain] = content;
+        }
+    }
+
+    fn verify(&self, place: &Place, content: u64) {
+        for grain in place.fragments().iter().flat_map(grains) {
+            assert_eq!(self.0.lock().grains[grain], content, "grain {grain:x} of {place:?}");
+        }
+    }
+
+    fn fill(&self, run: FrameRun, content: u64) {
+        let per_frame = PAGE_BYTES / GRAIN_BYTES;
+        let first = run.head.0 as usize * per_frame;
+        self.0.lock().grains[first..first + run.frames() as usize * per_frame].fill(content);
+    }
+}
+
+impl RunSource for Arena {
+    fn alloc_run(&self, order: Order) -> Option<FrameRun> {
+        self.0.lock().free.alloc(order)
+    }
+
+    fn free_run(&self, run: FrameRun) {
+        self.fill(run, FREE);
+        self.0.lock().free.free(run);
+    }
+}
+
+impl PieceMover for Arena {
+    fn copy(&self, from: Fragment, to: Fragment) {
+        assert_eq!(from.len_bytes, to.len_bytes);
+        for (from, to) in grains(&from).into_iter().zip(grains(&to)) {
+            let content = self.0.lock().grains[from];
+            self.0.lock().grains[to] = content;
+        }
+    }
+}
+
+struct World {
+    store: Store,
+    arena: Arena,
+}
+
+impl World {
+    fn new(max_pieces: u32) -> Arc<World> {
+        Arc::new(World { store: Store::new(max_pieces), arena: Arena::new() })
+    }
+
+    /// Stores `len_bytes` of `content` with two references.
+    fn insert(&self, len_bytes: u32, content: u64) -> PieceId {
+        let granule = Order::from_bytes(u64::from(len_bytes.next_power_of_two()).max(2 * PAGE_BYTES as u64)).unwrap();
+        let info = PieceInfo { len_bytes, granule, raw: false, checksum: content, pages: 2 };
+        let (id, place) = self.store.insert(&self.arena, info).expect("room");
+        self.arena.write(&place, content);
+        self.store.seal(id);
+        id
+    }
+
+    fn verify(&self, id: PieceId, content: u64) {
+        let pinned = self.store.pin(id);
+        assert_eq!(pinned.piece().checksum, content, "{id:?}");
+        self.arena.verify(&pinned.piece().place, content);
+        self.store.unpin(&self.arena, pinned);
+    }
+
+    /// Drops the reference while the piece is pinned, and reads on.
+    fn verify_to_the_end(&self, id: PieceId, content: u64) {
+        let pinned = self.store.pin(id);
+        self.store.release(&self.arena, id, 1);
+        self.arena.verify(&pinned.piece().place, content);
+        self.store.unpin(&self.arena, pinned);
+    }
+
+    fn verify_empty(&self) {
+        self.store.check();
+        assert_eq!(self.store.stats().pieces, 0);
+        assert_eq!(self.store.held_frames(), 0);
+        let frames = self.arena.0.lock();
+        assert_eq!(frames.free.free_frames(), FRAMES);
+        assert!(frames.grains.iter().all(|&grain| grain == FREE), "a write after the frames were freed");
+    }
+}
+
+/// Pops and pushes of the stack of free ids overtake each other: no id is given out twice.
+#[test]
+fn an_id_names_one_piece_at_a_time() {
+    explore(4000, || {
+        let world = World::new(4);
+        let in_use = Arc::new(Mutex::new(HashSet::new()));
+        let insert = |world: &World, content| world.store.insert_filled(content, Order::ZERO, 1);
+        let first: Vec<_> = (0..3).filter_map(|content| insert(&world, content)).collect();
+        first.into_iter().for_each(|id| world.store.release(&world.arena, id, 1));
+        let threads: Vec<_> = (0..3)
+            .map(|thread| {
+                let (world, in_use) = (Arc::clone(&world), Arc::clone(&in_use));
+                thread::spawn(move || {
+                    let mut held: Vec<(PieceId, u64)> = Vec::new();
+                    for round in 0..4 {
+                        let content = 100 * thread + round;
+                        // Two at a time: whoever sleeps in a pop finds the stack as it was, but for what is below.
+                        if held.len() < 2
+                            && let Some(id) = insert(&world, content)
+                        {
+                            assert!(in_use.lock().insert(id), "{id:?} was given out twice");
+                            held.push((id, content));
+                        } else if let Some((id, content)) = held.pop() {
+                            let pinned = world.store.pin(id);
+                            assert_eq!(pinned.piece().filled, Some(content), "{id:?}");
+                            world.store.unpin(&world.arena, pinned);
+                            in_use.lock().remove(&id);
+                            world.store.release(&world.arena, id, 1);
+                        }
+                    }
+                    for (id, _) in held {
+                        in_use.lock().remove(&id);
+                        world.store.release(&world.arena, id, 1);
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.verify_empty();
+    });
+}
+
+/// Two readers, who own a reference each, while compaction moves the pieces and others come and go.
+#[test]
+fn a_pinned_piece_stays_as_it_is() {
+    explore(1000, || {
+        let world = World::new(64);
+        // Some zspages of one class, half of their slots free again: something to compact.
+        const LEN_BYTES: u32 = 1500;
+        let all: Vec<_> = (0..12).map(|content| (world.insert(LEN_BYTES, content), content)).collect();
+        let (kept, dropped): (Vec<_>, Vec<_>) = all.into_iter().partition(|&(_, content)| content % 4 == 0);
+        dropped.into_iter().for_each(|(id, _)| world.store.release(&world.arena, id, 2));
+        let readers = (0..2).map(|reader| {
+            let (world, mut mine) = (Arc::clone(&world), kept.clone());
+            if reader == 1 {
+                mine.reverse();
+            }
+            thread::spawn(move || {
+                mine.iter().for_each(|&(id, content)| world.verify(id, content));
+                mine.iter().for_each(|&(id, content)| world.verify_to_the_end(id, content));
+            })
+        });
+        let mut threads: Vec<_> = readers.collect();
+        let compactor = Arc::clone(&world);
+        threads.push(thread::spawn(move || {
+            for _ in 0..2 {
+                compactor.store.compact(&compactor.arena, &compactor.arena, u32::MAX);
+            }
+        }));
+        // Two writers, who open zspages of one class, and fill those that are being emptied.
+        threads.extend((1..=2).map(|writer| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                for (content, len_bytes) in [(100, LEN_BYTES), (101, 70_000), (102, LEN_BYTES - 8)] {
+                    let content = writer * 1000 + content;
+                    let id = world.insert(len_bytes, content);
+                    world.verify(id, content);
+                    world.store.release(&world.arena, id, 1);
+                    world.verify_to_the_end(id, content);
+                }
+            })
+        }));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.verify_empty();
+    });
+}
+
+/// A zspage holds nothing but a piece that is still being written, when room for that piece appears elsewhere.
+#[test]
+fn a_piece_that_is_being_written_stays_where_it_is() {
+    explore(1000, || {
+        let world = World::new(64);
+        // As many as fill the first zspage of their class.
+        const LEN_BYTES: u32 = 1500;
+        const FILLING: usize = 5;
+        let mut first: Vec<_> = (0..FILLING).map(|_| world.insert(LEN_BYTES, 1)).collect();
+        let compactor = Arc::clone(&world);
+        let compacting = thread::spawn(move || {
+            for _ in 0..2 {
+                compactor.store.compact(&compactor.arena, &compactor.arena, u32::MAX);
+            }
+        });
+        let writer = Arc::clone(&world);
+        let writing = thread::spawn(move || {
+            let id = writer.insert(LEN_BYTES, 2);
+            writer.verify(id, 2);
+            writer.store.release(&writer.arena, id, 2);
+        });
+        first.drain(..2).for_each(|id| world.store.release(&world.arena, id, 2));
+        writing.join().unwrap();
+        compacting.join().unwrap();
+        first.into_iter().for_each(|id| world.store.release(&world.arena, id, 2));
+        world.verify_empty();
+    });
+}
