@@ -15,6 +15,7 @@
 //! leaves (homes, queues, slots, store). Never two blocks.
 
 mod check;
+mod compaction;
 mod fault;
 mod mapping;
 mod reclaim;

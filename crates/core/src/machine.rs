@@ -8,7 +8,7 @@
 //! either at home (in the arena), or moved into the program, its home then being *empty*.
 
 use crate::stats::Counters;
-use crate::store::{Piece, Place};
+use crate::store::{Fragment, Piece, Place};
 use crate::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
@@ -140,6 +140,8 @@ pub trait Machine: Sync {
     fn compress(&self, worker: &mut Self::Worker, run: FrameRun) -> Compressed;
     /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
     fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place);
+    /// Copies stored bytes of a piece from `from` to `to`, which is as long and does not overlap it.
+    fn copy_piece(&self, from: Fragment, to: Fragment);
     /// Restores pages `skip_pages..` of `piece`, as many as `into` has, to the homes of `into`, after
     /// verifying the checksum.
     fn read_piece(

@@ -268,7 +268,7 @@ counters! {
 }
 
 counters! {
-    /// zram's `mm_stat`, in bytes, but for `same_pages` and `huge_pages`.
+    /// zram's `mm_stat`, in bytes, but for `same_pages`, `pages_compacted` and `huge_pages`.
     StoreCounters {
         /// Gauge: uncompressed size of what is stored.
         orig_data_size: gauge,
@@ -280,6 +280,8 @@ counters! {
         mem_used_max: max,
         /// Gauge: pages that are one repeated word and take no memory.
         same_pages: gauge,
+        /// Pages that compaction of the store has freed.
+        pages_compacted: count,
         /// Gauge: pages in pieces kept raw because they do not compress.
         huge_pages: gauge,
     }

@@ -31,6 +31,7 @@ enum Step {
     Share,
     Refuse { start: u64, pages: u64 },
     Shrink { pages: u32 },
+    Compact { pages: u32 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -51,6 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Share),
         1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
+        2 => (1u32..100).prop_map(|pages| Step::Compact { pages }),
     ]
 }
 
@@ -200,6 +202,11 @@ impl World {
             Step::Shrink { pages } => {
                 self.engine.shrink(0, pages);
             }
+            Step::Compact { pages } => {
+                let before = self.engine.free_frames();
+                let freed = self.engine.compact_store(pages);
+                assert_eq!(self.engine.free_frames(), before + freed);
+            }
         }
     }
 
@@ -258,6 +265,28 @@ fn a_folio_goes_out_and_comes_back_whole() {
     assert_eq!(world.engine.counters().of(order).swpin.get(), 32);
     assert_eq!(world.engine.counters().vm.pswpin.get(), 512);
     world.check();
+}
+
+#[test]
+fn a_store_full_of_holes_is_compacted() {
+    let mut world = World::new(0, 0, 4000);
+    world.map(0, 2000);
+    // Lengths of about half a page, in few size classes; three pages in four are then discarded.
+    for page in 0..2000 {
+        world.run(&Step::Write { page, pages: 1, value: 2101 + page % 16 * 7 });
+    }
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 2000));
+    assert!(!world.engine.store_is_wasteful());
+    for page in (0..2000).filter(|page| page % 4 > 0) {
+        world.run(&Step::Discard { start: page, pages: 1 });
+    }
+    assert!(world.engine.store_is_wasteful());
+    let bounded = world.engine.compact_store(4);
+    let rest = world.engine.compact_store(u32::MAX);
+    assert!(bounded > 0 && rest > bounded, "{bounded} frames, then {rest}");
+    assert_eq!(world.engine.counters().store.pages_compacted.get(), u64::from(bounded + rest));
+    world.check();
+    world.run(&Step::Read { page: 0, pages: 2000 });
 }
 
 #[test]

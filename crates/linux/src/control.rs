@@ -24,7 +24,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
 pub const MOST_PROCESSES: usize = 1024;
 /// Length of a message an agent may leave.

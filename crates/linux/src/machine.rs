@@ -20,7 +20,7 @@ use crate::region::Region;
 use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{Piece, Place};
+use foliomem_core::store::{Fragment, Piece, Place};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
@@ -236,7 +236,7 @@ impl LinuxMachine {
     }
 
     #[expect(clippy::mut_from_ref, reason = "the store hands out places exclusively")]
-    fn fragment(&self, fragment: &foliomem_core::store::Fragment) -> &mut [u8] {
+    fn fragment(&self, fragment: &Fragment) -> &mut [u8] {
         let offset = fragment.head.0 as usize * PAGE_BYTES + fragment.offset_bytes as usize;
         // SAFETY: the store gives a place to one piece at a time, in runs the engine gave it; a piece is
         // written before it is published and pinned while it is read.
@@ -427,6 +427,10 @@ impl Machine for LinuxMachine {
             self.fragment(fragment).copy_from_slice(now);
             bytes = rest;
         }
+    }
+
+    fn copy_piece(&self, from: Fragment, to: Fragment) {
+        self.fragment(&to).copy_from_slice(self.fragment(&from));
     }
 
     fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {

@@ -13,6 +13,8 @@ use std::ops::Range;
 
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
 const STAGE_ATTEMPTS: usize = 256;
+/// Pages that are copied in the store before reclaim gives up: 4 MiB, a millisecond.
+const COMPACT_PAGES: u32 = 1024;
 
 /// What staging one folio came to.
 #[derive(PartialEq, Eq, Debug)]
@@ -45,6 +47,7 @@ impl<M: Machine> Engine<M> {
         while freed_bytes < target_pages as i64 * PAGE_BYTES as i64 && fruitless < STAGE_ATTEMPTS {
             if self.urgency() != Urgency::Normal {
                 self.shed_copies();
+                freed_bytes += i64::from(self.compact_store(COMPACT_PAGES)) * PAGE_BYTES as i64;
                 break;
             }
             if self.staged_pages() < self.staged_target_pages() {
@@ -55,7 +58,10 @@ impl<M: Machine> Engine<M> {
                 Some(WrittenBack::Freed(bytes)) => freed_bytes += bytes,
                 Some(WrittenBack::Nothing) => {}
                 Some(WrittenBack::NoRoom) if self.shed_copies() > 0 => {}
-                Some(WrittenBack::NoRoom) => break,
+                Some(WrittenBack::NoRoom) => match self.compact_store(COMPACT_PAGES) {
+                    0 => break,
+                    frames => freed_bytes += i64::from(frames) * PAGE_BYTES as i64,
+                },
                 None if self.stage_oldest(target_pages) == 0 => break,
                 None => {}
             }

@@ -4,7 +4,7 @@
 
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{Piece, Place};
+use foliomem_core::store::{Fragment, Piece, Place};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -343,6 +343,16 @@ impl Machine for Double {
 
     fn write_piece(&self, worker: &mut Vec<u64>, _run: FrameRun, place: &Place) {
         self.state.lock().pieces.insert(Double::place_key(place), worker.clone());
+    }
+
+    fn copy_piece(&self, from: Fragment, to: Fragment) {
+        let key = |fragment: Fragment| (fragment.head.0, fragment.offset_bytes);
+        assert_eq!(from.len_bytes, to.len_bytes);
+        assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
+        let mut state = self.state.lock();
+        // What is at `from` stays there: somebody may have begun to read it.
+        let content = state.pieces[&key(from)].clone();
+        state.pieces.insert(key(to), content);
     }
 
     fn read_piece(
