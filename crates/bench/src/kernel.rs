@@ -62,12 +62,16 @@ impl MmStat {
     /// There is no such file, or it has too few fields.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = read(path)?;
+        Self::parse(&text).ok_or_else(|| Error::parse(path.display().to_string(), &text))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
         let fields: Vec<u64> = text.split_whitespace().map_while(|f| f.parse().ok()).collect();
         match fields[..] {
             [orig_data_size, compr_data_size, mem_used_total, _limit, mem_used_max, ..] => {
-                Ok(Self { orig_data_size, compr_data_size, mem_used_total, mem_used_max })
+                Some(Self { orig_data_size, compr_data_size, mem_used_total, mem_used_max })
             }
-            _ => Err(Error::parse(path.display().to_string(), &text)),
+            _ => None,
         }
     }
 }
@@ -287,6 +291,7 @@ pub const DISK_BYTES: u64 = 6 * 1024 * MIB;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// A tree that looks like the machine's settings.
     fn fake(name: &str) -> (PathBuf, Root) {
@@ -376,6 +381,32 @@ mod tests {
         assert_eq!(chosen("3\n"), Some("3"));
         assert_eq!(chosen("a b"), None);
         assert_eq!(chosen(""), None);
+    }
+
+    proptest! {
+        #[test]
+        fn mm_stat_is_read_as_it_is_written(fields: [u64; 5], more in 0usize..5) {
+            let [orig_data_size, compr_data_size, mem_used_total, limit, mem_used_max] = fields;
+            let text = format!("{orig_data_size:>8} {compr_data_size} {mem_used_total} {limit} {mem_used_max}");
+            let stat = MmStat { orig_data_size, compr_data_size, mem_used_total, mem_used_max };
+            prop_assert_eq!(MmStat::parse(&(text + &" 7".repeat(more) + "\n")), Some(stat));
+        }
+
+        #[test]
+        fn no_file_of_the_kernels_is_too_strange(noise in prop::collection::vec(any::<u8>(), 0..80), text in "[0-9 a\\[\\]\n.-]{0,60}") {
+            let path = std::env::temp_dir().join(format!("foliomem-strange-{}", std::process::id()));
+            for content in [&noise[..], text.as_bytes()] {
+                std::fs::write(&path, content).unwrap();
+                let outcomes = [MmStat::read(&path).err(), read_number(&path).err()];
+                for error in outcomes.into_iter().flatten() {
+                    prop_assert!(error.to_string().contains("foliomem-strange"), "{error}");
+                }
+            }
+            std::fs::remove_file(&path).unwrap();
+            if let Some(word) = chosen(&text) {
+                prop_assert!(text.contains(word));
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::kernel::{MmStat, read, read_number};
+use crate::tree::status_bytes;
 
 /// The first argument that makes a binary this child.
 pub const CHILD_ARG: &str = "__kernel-child";
@@ -133,9 +134,8 @@ impl Counters {
         let count = |name: &str| mthp.map_or(Ok(0), |dir| read_number(&dir.join("stats").join(name)));
         let path = Path::new("/proc/self/status");
         let status = read(path)?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmSwap:"));
-        let kib: Option<u64> = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse().ok());
-        let swapped = kib.ok_or_else(|| Error::parse("VmSwap of /proc/self/status", line.unwrap_or("")))? * 1024;
+        let swapped =
+            status_bytes(&status, "VmSwap:").ok_or_else(|| Error::parse("VmSwap of /proc/self/status", &status))?;
         Ok(Self { swpout: count("swpout")?, swpin: count("swpin")?, swapped })
     }
 }

@@ -1,6 +1,6 @@
 //! A client of redis-server over its Unix socket: enough to fill it with real data and to read every value back.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -9,6 +9,10 @@ use crate::Error;
 
 /// Commands sent before their answers are read: one round trip for that many.
 const PIPELINE: usize = 64;
+/// No line of an answer that is of use is longer.
+const MOST_LINE_BYTES: u64 = 4096;
+/// No value is: those that are set are a few KiB.
+const MOST_VALUE_BYTES: usize = 1 << 20;
 /// An answer later than this is none: the server hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -78,24 +82,70 @@ impl Client {
 
     /// The next answer: a value, or none for a plain "OK" or a missing key.
     fn answer(&mut self) -> Result<Option<Vec<u8>>, Error> {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).map_err(Error::doing("redis-server"))?;
-        let text = line.trim_end();
-        match text.split_at_checked(1) {
-            Some(("$", "-1")) | Some(("+", _)) => Ok(None),
-            Some(("$", length)) => {
-                let length: usize = length.parse().map_err(|_| Error::parse("redis-server", text))?;
-                let mut value = vec![0; length + 2];
-                self.stream.read_exact(&mut value).map_err(Error::doing("redis-server"))?;
-                value.truncate(length);
-                Ok(Some(value))
+        answer(&mut self.stream)
+    }
+}
+
+/// Reads one answer: a line, and the value it announces.
+fn answer(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>, Error> {
+    let mut line = String::new();
+    stream.take(MOST_LINE_BYTES).read_line(&mut line).map_err(Error::doing("redis-server"))?;
+    let text = line.trim_end();
+    let bad = || Error::parse("redis-server", text);
+    match text.split_at_checked(1) {
+        Some(("$", "-1")) | Some(("+", _)) => Ok(None),
+        Some(("$", length)) => {
+            let length = length.parse().ok().filter(|&length| length <= MOST_VALUE_BYTES).ok_or_else(bad)?;
+            let mut value = vec![0; length + 2];
+            stream.read_exact(&mut value).map_err(Error::doing("redis-server"))?;
+            if !value.ends_with(b"\r\n") {
+                return Err(bad());
             }
-            _ => Err(Error::parse("redis-server", text)),
+            value.truncate(length);
+            Ok(Some(value))
         }
+        _ => Err(bad()),
     }
 }
 
 /// The name redis-benchmark gives its `i`-th random key.
 fn key(i: usize) -> String {
     format!("key:{i:012}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn answers_come_one_after_the_other(values in prop::collection::vec(prop::option::of(prop::collection::vec(any::<u8>(), 0..300)), 0..8)) {
+            let mut sent = Vec::new();
+            for value in &values {
+                match value {
+                    Some(value) => {
+                        sent.extend_from_slice(format!("${}\r\n", value.len()).as_bytes());
+                        sent.extend_from_slice(value);
+                        sent.extend_from_slice(b"\r\n");
+                    }
+                    None => sent.extend_from_slice(b"+OK\r\n"),
+                }
+            }
+            let mut rest = &sent[..];
+            for value in values {
+                prop_assert_eq!(answer(&mut rest).unwrap(), value);
+            }
+            prop_assert!(answer(&mut rest).is_err(), "the end is no answer");
+        }
+
+        #[test]
+        fn no_answer_is_too_strange(noise in prop::collection::vec(any::<u8>(), 0..100), length in "[-+0-9]{0,22}", tail in ".{0,20}") {
+            for text in [&noise[..], format!("${length}\r\n{tail}").as_bytes(), &[b'x'; 10_000]] {
+                if let Err(error) = answer(&mut &text[..]) {
+                    prop_assert!(error.to_string().starts_with("redis-server: "), "{error}");
+                }
+            }
+        }
+    }
 }

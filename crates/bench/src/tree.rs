@@ -57,18 +57,43 @@ impl Drop for Sampler {
 fn anonymous(pid: u32) -> u64 {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let status = std::fs::read_to_string(dir.join("status")).unwrap_or_default();
-    let own = status.lines().find_map(|l| l.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let own = status_bytes(&status, "RssAnon:");
     let threads = std::fs::read_dir(dir.join("task")).into_iter().flatten().flatten();
     let children: Vec<u32> = threads
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok())
         .flat_map(|text| text.split_whitespace().filter_map(|p| p.parse().ok()).collect::<Vec<u32>>())
         .collect();
-    own.unwrap_or(0) * 1024 + children.into_iter().map(anonymous).sum::<u64>()
+    own.unwrap_or(0) + children.into_iter().map(anonymous).sum::<u64>()
+}
+
+/// What the line `name` of a `/proc/PID/status` says, in bytes.
+pub(crate) fn status_bytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_status_is_read_as_it_is_written(kib in 0u64..1 << 50, before in "[A-Za-z]{1,8}:\t[a-z0-9 ]{0,20}\n") {
+            let status = format!("{before}VmSwap:\t{kib:>8} kB\nThreads:\t1\n");
+            prop_assert_eq!(status_bytes(&status, "VmSwap:"), Some(kib * 1024));
+            prop_assert_eq!(status_bytes(&status, "RssAnon:"), None);
+        }
+
+        #[test]
+        fn no_status_is_too_strange(noise: String, digits in "[0-9]{0,25}") {
+            status_bytes(&noise, "VmSwap:");
+            status_bytes(&format!("VmSwap:{noise}"), "VmSwap:");
+            let bytes = status_bytes(&format!("VmSwap: {digits} kB"), "VmSwap:");
+            let kib = digits.parse::<u64>().ok();
+            prop_assert_eq!(bytes, kib.and_then(|kib| kib.checked_mul(1024)));
+        }
+    }
 
     #[test]
     fn counts_this_process_and_its_children() {

@@ -160,6 +160,50 @@ fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_first_line_is_too_strange(
+            words in prop::collection::vec(
+                prop_oneof![
+                    prop::sample::select(vec!["/usr/bin/env", "env", "-S", "A=b", "sh", "/bin/sh", " ", "\t"])
+                        .prop_map(|word| word.as_bytes().to_vec()),
+                    prop::collection::vec(any::<u8>(), 0..20),
+                ],
+                0..6,
+            )
+        ) {
+            if let Some(found) = interpreter(&words.join(&b' ')) {
+                prop_assert!(found.exists());
+            }
+        }
+
+        #[test]
+        fn no_elf_file_is_too_strange(
+            table: [u8; 8],
+            segments: u16,
+            kind in 0u32..8,
+            place: [u64; 5],
+            flips in prop::collection::vec((0usize..120, any::<u8>()), 0..4),
+        ) {
+            let mut bytes = elf(elf::CLASS_64, elf::MACHINE_X86_64, kind, b"\x04\0\0\0Go\0\0");
+            bytes[56..58].copy_from_slice(&segments.to_le_bytes());
+            for (field, value) in bytes[72..112].chunks_exact_mut(8).zip(place) {
+                field.copy_from_slice(&value.to_le_bytes());
+            }
+            let fd = rustix::fs::memfd_create("elf", rustix::fs::MemfdFlags::empty()).unwrap();
+            let file = File::from(fd);
+            for (at, byte) in flips {
+                bytes[at] = byte;
+            }
+            for table in [64u64.to_le_bytes(), table] {
+                bytes[32..40].copy_from_slice(&table);
+                file.write_all_at(&bytes, 0).unwrap();
+                elf_unfit(&file, &bytes);
+            }
+        }
+    }
 
     fn outcome(content: &[u8], mode: u32) -> Result<PathBuf, CliError> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);

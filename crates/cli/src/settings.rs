@@ -233,7 +233,7 @@ impl Settings {
         line("granule", quoted(&format_order(self.granule.value)), &self.granule.origin);
         line("hard", self.hard.value.to_string(), &self.hard.origin);
         if let Some(stats) = &self.stats {
-            line("stats", format!("{:?}", stats.value), &stats.origin);
+            line("stats", toml::Value::String(stats.value.clone()).to_string(), &stats.origin);
         }
         line("quiet", self.quiet.value.to_string(), &self.quiet.origin);
         line("torture", self.torture.value.to_string(), &self.torture.origin);
@@ -244,6 +244,147 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    /// A directory of its own for a test, gone with it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let directory = std::env::temp_dir().join(format!("foliomem-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&directory).unwrap();
+            Scratch(directory)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const NAMES: [&str; 8] = ["limit", "sizes", "codec", "granule", "hard", "stats", "quiet", "torture"];
+
+    /// A value for the setting `name`: most often a right one, else any.
+    fn value_of(name: &'static str) -> BoxedStrategy<String> {
+        let right = match name {
+            "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%",
+            "sizes" => "none|16K,64K|2M,8k",
+            "codec" => "lz4|zstd(:[1-9])?",
+            "granule" => "4K|64K|2M",
+            "stats" => "-|[a-z]{1,4}[.]json",
+            _ => "0|1|no|yes|on|off|true|false",
+        };
+        let other: BoxedStrategy<String> = if name == "stats" {
+            any::<String>().boxed()
+        } else {
+            prop_oneof!["[0-9KMGT%.,:a-z]{0,8}", any::<String>()].boxed()
+        };
+        prop_oneof![12 => right, 1 => other].boxed()
+    }
+
+    fn settings() -> impl Strategy<Value = BTreeMap<&'static str, String>> {
+        let pair = prop::sample::select(NAMES.to_vec()).prop_flat_map(|name| (Just(name), value_of(name)));
+        prop::collection::vec(pair, 0..4).prop_map(|pairs| pairs.into_iter().collect())
+    }
+
+    /// What every refusal must do: name the setting, or the file.
+    fn names_what_failed(error: &CliError, path: &Path) -> bool {
+        let text = error.to_string();
+        match error {
+            CliError::Setting { name, .. } => NAMES.contains(name) && text.contains(name),
+            CliError::Config { .. } => text.contains(path.to_str().unwrap()),
+            _ => false,
+        }
+    }
+
+    fn file_strings(values: &BTreeMap<&str, String>) -> String {
+        let line = |(name, value): (&&str, &String)| format!("{name} = {}\n", toml::Value::String(value.clone()));
+        values.iter().map(line).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_set_is_refused_by_name_or_described_so_that_it_can_be_read_again(
+            flags in settings(),
+            variables in settings(),
+            strings in settings(),
+            on in prop::option::of(any::<bool>()),
+        ) {
+            let scratch = Scratch::new("any-settings");
+            let path = scratch.0.join("config.toml");
+            let mut file = strings;
+            file.retain(|name, _| !["hard", "quiet", "torture"].contains(name));
+            let hard = on.map_or(String::new(), |on| format!("hard = {on}\n"));
+            std::fs::write(&path, file_strings(&file) + &hard).unwrap();
+            let flag = |name: &str| flags.get(name).cloned();
+            let args = RunArgs {
+                limit: flag("limit"),
+                sizes: flag("sizes"),
+                codec: flag("codec"),
+                granule: flag("granule"),
+                stats: flag("stats"),
+                ..RunArgs::default()
+            };
+            let mut environment: Environment =
+                variables.into_iter().map(|(name, value)| (format!("FOLIOMEM_{}", name.to_uppercase()), value)).collect();
+            environment.insert("FOLIOMEM_CONFIG".to_owned(), path.to_str().unwrap().to_owned());
+            match Settings::resolve(&args, &environment, 1 << 30) {
+                Err(error) => prop_assert!(names_what_failed(&error, &path), "{error}"),
+                Ok(settings) => {
+                    let described = settings.describe();
+                    std::fs::write(&path, &described).unwrap();
+                    let only_file = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
+                    let again = Settings::resolve(&only_file, &Environment::new(), 1).unwrap();
+                    let bytes = |settings: &Settings| settings.limit_bytes.as_ref().map(|limit| limit.value);
+                    prop_assert_eq!(bytes(&again), bytes(&settings), "{}", described);
+                    prop_assert_eq!(again.sizes(), settings.sizes());
+                    prop_assert_eq!(again.codec(), settings.codec());
+                    prop_assert_eq!(again.granule(), settings.granule());
+                    prop_assert_eq!(again.stats(), settings.stats());
+                    let switches = |settings: &Settings| (settings.hard(), settings.quiet(), settings.torture());
+                    prop_assert_eq!(switches(&again), switches(&settings));
+                }
+            }
+        }
+
+        #[test]
+        fn no_file_is_too_strange(
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+            values in settings(),
+            at in any::<prop::sample::Index>(),
+            byte: u8,
+        ) {
+            let scratch = Scratch::new("any-file");
+            let path = scratch.0.join("config.toml");
+            let args = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
+            let mut damaged = file_strings(&values).into_bytes();
+            if !damaged.is_empty() {
+                let len = damaged.len();
+                damaged[at.index(len)] = byte;
+            }
+            for content in [noise, damaged] {
+                std::fs::write(&path, content).unwrap();
+                if let Err(error) = Settings::resolve(&args, &Environment::new(), 1 << 30) {
+                    prop_assert!(names_what_failed(&error, &path), "{error}");
+                }
+            }
+        }
+
+        #[test]
+        fn no_command_line_is_too_strange(
+            words in prop::collection::vec(
+                prop_oneof![
+                    prop::sample::select(vec!["run", "doctor", "bench", "swap", "--limit", "--limit=1G", "--hard", "--", "sh"])
+                        .prop_map(str::to_owned),
+                    any::<String>(),
+                ],
+                0..8,
+            )
+        ) {
+            let _ = <crate::args::Args as clap::Parser>::try_parse_from(words);
+        }
+    }
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()

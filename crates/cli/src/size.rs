@@ -80,6 +80,47 @@ pub fn format_mib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    /// Texts that are nearly sizes, and others.
+    fn texts() -> impl Strategy<Value = String> {
+        prop_oneof![
+            2 => r"[ ]?[0-9]{0,22}[.]?[0-9]{0,3}[ ]?([KMGTkmgt]?(i?[Bb])?|%)",
+            1 => "[0-9a-zA-Z.,%+_ -]{0,12}",
+            1 => any::<String>(),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_no_size_is_refused_with_what_it_was(text in texts(), whole: u64, percent: bool) {
+            let said = format!("{text:?}");
+            if let Err(error) = parse_bytes(&text, percent.then_some(whole)) {
+                prop_assert!(error.to_string().contains(&said), "{error}");
+            }
+            if let Err(error) = parse_order(&text) {
+                prop_assert!(error.to_string().contains(&said), "{error}");
+            }
+            if let Err(error) = parse_orders(&text) {
+                let names_a_part = text.split(',').any(|part| error.to_string().contains(&format!("{part:?}")));
+                prop_assert!(names_a_part, "{error}");
+            }
+        }
+
+        #[test]
+        fn a_number_with_a_unit_is_so_many_of_it(number in 0u64..1 << 20, unit in 0u32..5, share in 0u64..=100) {
+            let text = format!("{number}{}", ["", "k", "MiB", " G", "TB"][unit as usize]);
+            prop_assert_eq!(parse_bytes(&text, None), Ok(number << (10 * unit)));
+            prop_assert_eq!(parse_bytes(&format!("{share}%"), Some(100 * number)), Ok(share * number));
+        }
+
+        #[test]
+        fn what_is_formatted_is_read_again(bits: u16, order in 0u8..10) {
+            let (set, order) = (OrderSet::from_bits(bits), Order::new(order).unwrap());
+            prop_assert_eq!(parse_orders(&format_orders(set)), Ok(set));
+            prop_assert_eq!(parse_order(&format_order(order)), Ok(order));
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

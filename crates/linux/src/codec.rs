@@ -40,7 +40,7 @@ pub enum Codec {
 /// The level of `zstd` without one: zstd's own default.
 const ZSTD_DEFAULT_LEVEL: u8 = 3;
 /// Levels above need more memory to decompress, and are called *ultra* for it.
-const ZSTD_MAX_LEVEL: u8 = 19;
+pub(crate) const ZSTD_MAX_LEVEL: u8 = 19;
 
 /// There is no codec of that name.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]

@@ -8,7 +8,7 @@
 //! A slot belongs to the process whose pid it holds. A process that execs claims its own slot again; the
 //! slots of dead processes are folded into the totals by whoever needs one, or by the supervisor.
 
-use crate::codec::Codec;
+use crate::codec::{Codec, ZSTD_MAX_LEVEL};
 use crate::line::with_line;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::{Order, OrderSet};
@@ -210,7 +210,9 @@ impl Control {
         }
         let control = map(&fd)?;
         let header = &control.header;
-        if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION {
+        let is_ours =
+            header.magic.load(Ordering::Acquire) == MAGIC && header.version.load(Ordering::Relaxed) == VERSION;
+        if !is_ours || decode_codec(header.codec.load(Ordering::Relaxed)).is_none() {
             return Err(ControlError::Version);
         }
         Ok(control)
@@ -223,7 +225,8 @@ impl Control {
         Configuration {
             limit_bytes: header.limit_bytes.load(Ordering::Relaxed),
             sizes: OrderSet::from_bits(header.sizes.load(Ordering::Relaxed) as u16),
-            codec: decode_codec(header.codec.load(Ordering::Relaxed)),
+            // The program may have written over what was a codec when the segment was opened.
+            codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
             granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
@@ -413,17 +416,69 @@ fn encode_codec(codec: Codec) -> u32 {
     }
 }
 
-fn decode_codec(word: u32) -> Codec {
-    match word & 0xff {
-        0 => Codec::Lz4,
-        _ => Codec::Zstd { level: (word >> 8) as u8 },
+fn decode_codec(word: u32) -> Option<Codec> {
+    match (word & 0xff, (word >> 8) as u8) {
+        (0, 0) => Some(Codec::Lz4),
+        (1, level @ 1..=ZSTD_MAX_LEVEL) => Some(Codec::Zstd { level }),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use rustix::fd::AsRawFd;
+
+    fn opened(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
+        Control::open(&std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap())
+    }
+
+    fn codecs() -> impl Strategy<Value = Codec> {
+        prop_oneof![Just(Codec::Lz4), (1..=ZSTD_MAX_LEVEL).prop_map(|level| Codec::Zstd { level })]
+    }
+
+    proptest! {
+        // A segment stays mapped for good.
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_configured_arrives(
+            limit_bytes: u64,
+            sizes: u16,
+            codec in codecs(),
+            granule in 0u8..10,
+            torture: bool,
+            hard: bool,
+        ) {
+            let (sizes, granule) = (OrderSet::from_bits(sizes), Order::new(granule).unwrap());
+            let configuration = Configuration { limit_bytes, sizes, codec, granule, torture, hard };
+            let (_, fd) = Control::create(&configuration).unwrap();
+            prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
+        }
+
+        #[test]
+        fn a_segment_written_over_is_refused_or_of_use(
+            at in 0..size_of::<Header>(),
+            noise in prop::collection::vec(any::<u8>(), 1..200),
+        ) {
+            let (control, fd) = Control::create(&configuration()).unwrap();
+            control.fail(format_args!("no luck"));
+            rustix::io::pwrite(&fd, &noise, at as u64).unwrap();
+            match opened(&fd) {
+                Err(error) => prop_assert_eq!(error, ControlError::Version),
+                Ok(control) => {
+                    let configuration = control.configuration();
+                    prop_assert_eq!(configuration.codec.to_string().parse(), Ok(configuration.codec));
+                    control.failure();
+                    control.take_notices();
+                    control.notice(format_args!("still there"));
+                    control.processes_seen();
+                    prop_assert!(control.pids().len() <= MOST_PROCESSES);
+                }
+            }
+        }
+    }
 
     fn configuration() -> Configuration {
         Configuration {

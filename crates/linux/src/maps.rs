@@ -165,6 +165,79 @@ mod tests {
         fn no_line_is_too_strange(line in prop::collection::vec(any::<u8>(), 0..200)) {
             parse_line(&line);
         }
+
+        #[test]
+        fn what_the_kernel_writes_is_read(mapping in any_mapping(), offset: u32, inode: u16) {
+            prop_assert_eq!(parse_line(&written(&mapping, offset, inode)), Some(mapping));
+        }
+
+        #[test]
+        fn no_damage_is_too_strange(
+            mapping in any_mapping(),
+            at in any::<prop::sample::Index>(),
+            byte: u8,
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut line = written(&mapping, 0, 7);
+            let len = line.len();
+            line[at.index(len)] = byte;
+            for line in [&line[..], &line[..cut.index(len)]] {
+                prop_assert!(parse_line(line).is_none_or(|mapping| mapping.start < mapping.end));
+            }
+        }
+
+        #[test]
+        fn a_file_of_anything_gives_ascending_mappings(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    any_mapping().prop_map(|mapping| [&written(&mapping, 0, 7)[..], b"\n"].concat()),
+                    prop::collection::vec(any::<u8>(), 0..100),
+                    Just(vec![b'x'; 9000]),
+                ],
+                0..60,
+            )
+        ) {
+            let file = rustix::fs::memfd_create(c"maps", rustix::fs::MemfdFlags::empty()).unwrap();
+            let text = parts.concat();
+            let mut rest = &text[..];
+            while !rest.is_empty() {
+                rest = &rest[rustix::io::write(&file, rest).unwrap()..];
+            }
+            let mut last = 0;
+            for_each(&file, &mut |mapping| {
+                assert!(mapping.start >= last && mapping.end > mapping.start);
+                last = mapping.end;
+            });
+        }
+    }
+
+    /// A mapping and a name that makes it what it is.
+    fn any_mapping() -> impl Strategy<Value = Mapping> {
+        let kinds = [Kind::Anonymous, Kind::Heap, Kind::Stack, Kind::Special, Kind::Library, Kind::File];
+        (any::<u32>(), 1u32.., any::<[bool; 4]>(), prop::sample::select(kinds.to_vec())).prop_map(
+            |(start, pages, [readable, writable, executable, shared], kind)| {
+                let start = (start as usize) << 12;
+                let end = start + ((pages as usize) << 12);
+                Mapping { start, end, readable, writable, executable, shared, kind }
+            },
+        )
+    }
+
+    fn written(mapping: &Mapping, offset: u32, inode: u16) -> Vec<u8> {
+        let flag = |on: bool, letter: char| if on { letter } else { '-' };
+        let (inode, name) = match mapping.kind {
+            Kind::Anonymous => (0, ""),
+            Kind::Heap => (0, "[heap]"),
+            Kind::Stack => (0, "[stack]"),
+            Kind::Special => (0, "[anon: a name]"),
+            Kind::Library => (inode, "/usr/lib/libm.so.6"),
+            Kind::File => (inode, "/tmp/a file (deleted)"),
+        };
+        let Mapping { start, end, readable, writable, executable, shared, .. } = *mapping;
+        let access = [flag(readable, 'r'), flag(writable, 'w'), flag(executable, 'x'), if shared { 's' } else { 'p' }];
+        let access: String = access.into_iter().collect();
+        let line = format!("{start:x}-{end:x} {access} {offset:08x} fe:00 {inode}");
+        format!("{line:<73}{name}").into_bytes()
     }
 
     #[test]

@@ -103,7 +103,11 @@ fn present_by_entries(fd: impl AsFd, start: usize, end: usize, found: &mut dyn F
 pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
-    let mut numbers = text[..read].split(|&byte| byte == b' ').map(number);
+    anon_resident(&text[..read])
+}
+
+fn anon_resident(statm: &[u8]) -> u64 {
+    let mut numbers = statm.split(|&byte| byte == b' ').map(number);
     let (_size, resident, shared) = (numbers.next(), numbers.next(), numbers.next());
     resident.unwrap_or(0).saturating_sub(shared.unwrap_or(0))
 }
@@ -113,26 +117,59 @@ pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
 pub fn shared_anon_pages(smaps_rollup: impl AsFd) -> Result<i64, Errno> {
     let mut text = [0u8; 2048];
     let read = rustix::io::pread(smaps_rollup, &mut text, 0)?;
-    let kib = |name: &[u8]| {
-        let line = text[..read].split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
-        let digits = line[name.len()..].trim_ascii().split(|&byte| byte == b' ').next()?;
-        Some(number(digits) as i64)
-    };
-    let (Some(all), Some(own)) = (kib(b"Anonymous:"), kib(b"Pss_Anon:")) else { return Ok(0) };
-    Ok((all - own).max(0) / (PAGE_BYTES as i64 / 1024))
+    Ok(shared_anon(&text[..read]))
 }
 
+fn shared_anon(smaps_rollup: &[u8]) -> i64 {
+    let kib = |name: &[u8]| {
+        let line = smaps_rollup.split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
+        let digits = line[name.len()..].trim_ascii().split(|&byte| byte == b' ').next()?;
+        Some(number(digits))
+    };
+    let (Some(all), Some(own)) = (kib(b"Anonymous:"), kib(b"Pss_Anon:")) else { return 0 };
+    (all.saturating_sub(own) / (PAGE_BYTES as u64 / 1024)) as i64
+}
+
+/// The number that `digits` begins with: 0 where there is none, the largest where it is larger still.
 fn number(digits: &[u8]) -> u64 {
     digits
         .iter()
         .take_while(|byte| byte.is_ascii_digit())
-        .fold(0, |value, byte| value.wrapping_mul(10).wrapping_add(u64::from(byte - b'0')))
+        .fold(0, |value, byte| value.saturating_mul(10).saturating_add(u64::from(byte - b'0')))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::region::Region;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_writes_is_read(
+            size: u32,
+            resident: u32,
+            shared: u32,
+            all_kib in 0u64..1 << 50,
+            own_kib in 0u64..1 << 50,
+        ) {
+            let statm = format!("{size} {resident} {shared} 1 0 9 0\n");
+            prop_assert_eq!(anon_resident(statm.as_bytes()), u64::from(resident.saturating_sub(shared)));
+            let rollup = format!("7f00-7fff ---p 00000000 00:00 0    [rollup]\nRss:     9 kB\nPss_Anon:  {own_kib:>8} kB\nAnonymous: {all_kib:>8} kB\n");
+            prop_assert_eq!(shared_anon(rollup.as_bytes()), (all_kib.saturating_sub(own_kib) / 4) as i64);
+        }
+
+        #[test]
+        fn nothing_is_too_strange(noise in prop::collection::vec(any::<u8>(), 0..200), digits in "[0-9]{0,40}") {
+            let rollup = |own: &str, all: &[u8]| [b"Pss_Anon: ", own.as_bytes(), b" kB\nAnonymous:", all].concat();
+            for text in [&noise[..], digits.as_bytes(), format!("1 {digits} {digits}").as_bytes()] {
+                anon_resident(text);
+                prop_assert!(shared_anon(text) == 0);
+                prop_assert!(shared_anon(&rollup(&digits, text)) >= 0);
+                prop_assert!(shared_anon(&rollup("0", digits.as_bytes())) >= 0);
+            }
+        }
+    }
 
     #[test]
     fn what_has_moved_is_there_and_not_here() {

@@ -258,9 +258,7 @@ impl Userfaultfd {
             let mut bytes = [0u8; size_of::<raw::uffd_msg>()];
             match rustix::io::read(&self.0, &mut bytes) {
                 Ok(read) if read == bytes.len() => {
-                    // SAFETY: the kernel wrote a whole message; every bit pattern is one.
-                    let message: raw::uffd_msg = unsafe { std::mem::transmute(bytes) };
-                    if let Some(message) = decode(&message) {
+                    if let Some(message) = decode(bytes) {
                         return Ok(Some(message));
                     }
                 }
@@ -326,8 +324,11 @@ fn range(start: usize, len: usize) -> raw::uffdio_range {
     raw::uffdio_range { start: start as u64, len: len as u64 }
 }
 
-fn decode(message: &raw::uffd_msg) -> Option<Message> {
+/// What a message says; `None` for one of a kind that was not asked for.
+fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
     const WRITE: u64 = 1 << 0;
+    // SAFETY: a struct of integers: every bit pattern is one.
+    let message: raw::uffd_msg = unsafe { std::mem::transmute(bytes) };
     // SAFETY: the event says which member of the union the kernel has filled.
     unsafe {
         match u32::from(message.event) {
@@ -343,9 +344,51 @@ fn decode(message: &raw::uffd_msg) -> Option<Message> {
             }
             raw::UFFD_EVENT_REMAP => {
                 let (from, to) = (message.arg.remap.from as usize, message.arg.remap.to as usize);
-                Some(Message::Change(Change::Remap { from: from..from + message.arg.remap.len as usize, to }))
+                let end = from.saturating_add(message.arg.remap.len as usize);
+                Some(Message::Change(Change::Remap { from: from..end, to }))
             }
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A message as the kernel lays it out: the kind in the first byte, what it says from the ninth on.
+    fn message(kind: u32, words: [u64; 3]) -> [u8; size_of::<raw::uffd_msg>()] {
+        let mut bytes = [0; size_of::<raw::uffd_msg>()];
+        bytes[0] = kind as u8;
+        for (bytes, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn messages_are_understood(start in 0usize..1 << 47, len in 0usize..1 << 47, to in 0usize..1 << 47, write: bool) {
+            let range = start..start + len;
+            let words = [range.start as u64, range.end as u64, 0];
+            let change = |kind, words| match decode(message(kind, words)) {
+                Some(Message::Change(change)) => Some(change),
+                _ => None,
+            };
+            prop_assert_eq!(change(raw::UFFD_EVENT_REMOVE, words), Some(Change::Discard(range.clone())));
+            prop_assert_eq!(change(raw::UFFD_EVENT_UNMAP, words), Some(Change::Unmap(range.clone())));
+            let remap = change(raw::UFFD_EVENT_REMAP, [start as u64, to as u64, len as u64]);
+            prop_assert_eq!(remap, Some(Change::Remap { from: range, to }));
+            let fault = decode(message(raw::UFFD_EVENT_PAGEFAULT, [u64::from(write), start as u64, 0]));
+            prop_assert_eq!(fault, Some(Message::Fault { address: start, write }));
+            prop_assert_eq!(decode(message(raw::UFFD_EVENT_FORK, words)), None);
+        }
+
+        #[test]
+        fn no_message_is_too_strange(kind in 0x10u32..0x18, words: [u64; 3], noise: [u8; size_of::<raw::uffd_msg>()]) {
+            decode(message(kind, words));
+            decode(noise);
         }
     }
 }
