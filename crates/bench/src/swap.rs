@@ -19,7 +19,7 @@ use foliomem_linux::runtime::Runtime;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// First argument of the process that measures one size.
@@ -233,7 +233,9 @@ fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
     /// A quarter of the corpus says as much.
     const SHARE: usize = 4;
     let data = &data[..data.len() / SHARE];
-    let (mut compressor, mut decompressor) = (Compressor::new(codec), Decompressor::new(codec));
+    let dictionaries = Arc::default();
+    let mut compressor = Compressor::new(codec, &dictionaries);
+    let mut decompressor = Decompressor::new(codec, &dictionaries);
     let mut room = vec![0u8; granule.bytes()];
     let mut target = vec![0u8; granule.bytes()];
     let (mut out, mut back) = (Vec::new(), Vec::new());
@@ -248,6 +250,7 @@ fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
                 (piece, len.map(|len| room[..len].to_vec()))
             })
             .collect();
+        compressor.train_if_due();
         for (piece, stored) in &pieces {
             let started = Instant::now();
             match stored {

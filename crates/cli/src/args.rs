@@ -105,7 +105,8 @@ pub struct RunArgs {
     /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. [default: 16K,32K,64K]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
-    /// How memory is compressed: lz4, zstd or zstd:LEVEL (1 to 19). [default: lz4]
+    /// How memory is compressed: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small
+    /// pieces with a dictionary of the program's own content. [default: lz4]
     #[arg(long, value_name = "CODEC")]
     pub codec: Option<String>,
     /// The most that is compressed as one piece, 4K to 2M. [default: 64K]

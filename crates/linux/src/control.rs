@@ -408,18 +408,18 @@ fn is_alive(pid: u32) -> bool {
     rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
 }
 
-/// Bits 0..8 which codec, 8..16 its level.
+/// Bits 0..8 which codec, 8..16 its level, 16 whether it has dictionaries.
 fn encode_codec(codec: Codec) -> u32 {
     match codec {
         Codec::Lz4 => 0,
-        Codec::Zstd { level } => 1 | u32::from(level) << 8,
+        Codec::Zstd { level, dictionary } => 1 | u32::from(level) << 8 | u32::from(dictionary) << 16,
     }
 }
 
 fn decode_codec(word: u32) -> Option<Codec> {
-    match (word & 0xff, (word >> 8) as u8) {
-        (0, 0) => Some(Codec::Lz4),
-        (1, level @ 1..=ZSTD_MAX_LEVEL) => Some(Codec::Zstd { level }),
+    match (word & 0xff, (word >> 8) as u8, word >> 16) {
+        (0, 0, 0) => Some(Codec::Lz4),
+        (1, level @ 1..=ZSTD_MAX_LEVEL, dictionary @ 0..=1) => Some(Codec::Zstd { level, dictionary: dictionary == 1 }),
         _ => None,
     }
 }
@@ -435,7 +435,10 @@ mod tests {
     }
 
     fn codecs() -> impl Strategy<Value = Codec> {
-        prop_oneof![Just(Codec::Lz4), (1..=ZSTD_MAX_LEVEL).prop_map(|level| Codec::Zstd { level })]
+        prop_oneof![
+            Just(Codec::Lz4),
+            (1..=ZSTD_MAX_LEVEL, any::<bool>()).prop_map(|(level, dictionary)| Codec::Zstd { level, dictionary })
+        ]
     }
 
     proptest! {
@@ -484,7 +487,7 @@ mod tests {
         Configuration {
             limit_bytes: 1 << 30,
             sizes: OrderSet::from_bits(0x14),
-            codec: Codec::Zstd { level: 7 },
+            codec: Codec::Zstd { level: 7, dictionary: true },
             granule: Order::new(4).unwrap(),
             torture: true,
             hard: false,

@@ -11,7 +11,7 @@
 
 use crate::budget::Budget;
 use crate::changes::Changes;
-use crate::codec::{Codec, Compressor, Decompressor, checksum, fill_word};
+use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::fork_cell::ForkCell;
 use crate::maps;
 use crate::pagemap;
@@ -26,7 +26,7 @@ use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BY
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What belongs to one process and must be made anew in the child of a fork.
 #[derive(Debug)]
@@ -51,15 +51,19 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Everything a thread needs to compress with `codec`; allocates only here.
-    pub fn new(codec: Codec) -> Worker {
+    fn new(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Worker {
         Worker {
-            compressor: Compressor::new(codec),
-            decompressor: Decompressor::new(codec),
+            compressor: Compressor::new(codec, dictionaries),
+            decompressor: Decompressor::new(codec, dictionaries),
             scratch: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
             filled_bytes: 0,
             gathered: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
         }
+    }
+
+    /// Makes a dictionary of what has been compressed, if enough has been. For threads that nobody waits for.
+    pub fn train_if_due(&mut self) {
+        self.compressor.train_if_due();
     }
 }
 
@@ -70,6 +74,8 @@ pub struct LinuxMachine {
     budget: &'static Budget,
     ranges: Ranges,
     escaping: &'static AtomicBool,
+    /// Those of all workers.
+    dictionaries: Arc<Dictionaries>,
     /// Addresses whose mappings may have grown, which the kernel does not tell of.
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
@@ -92,9 +98,15 @@ impl LinuxMachine {
             budget,
             ranges: Ranges::default(),
             escaping,
+            dictionaries: Arc::default(),
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
         })
+    }
+
+    /// Everything a thread needs to compress with `codec`, which is that of all of them; allocates only here.
+    pub fn worker(&self, codec: Codec) -> Worker {
+        Worker::new(codec, &self.dictionaries)
     }
 
     /// The ranges of the program that are managed.

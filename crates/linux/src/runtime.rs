@@ -468,11 +468,12 @@ impl Runtime {
     fn reclaim(&'static self) -> ! {
         let Some(engaged) = self.engaged.get() else { unreachable!("reclaimers start after engaging") };
         let engine = &engaged.engine;
-        let mut worker = self.worker();
+        let mut worker = self.worker(engaged);
         loop {
             let kicked = self.reclaim_kick.load(Ordering::Relaxed);
             loop {
                 let _inside = self.gate.enter();
+                worker.train_if_due();
                 let wanted = self.page_out_range.lock().take();
                 if let Some(range) = wanted {
                     engine.page_out(&mut worker, page(range.start)..page(range.end));
@@ -499,9 +500,9 @@ impl Runtime {
     }
 
     /// Made inside the gate: a fork that copied the heap while it is locked would leave the child without one.
-    fn worker(&self) -> Worker {
+    fn worker(&self, engaged: &Engaged) -> Worker {
         let _inside = self.gate.enter();
-        Worker::new(self.settings.codec)
+        engaged.engine.machine().worker(self.settings.codec)
     }
 
     fn wake_reclaimers(&self) {
@@ -526,7 +527,7 @@ impl Runtime {
 
     fn handle(&'static self, handlers: u32) -> ! {
         let Some(engaged) = self.engaged.get() else { unreachable!("handlers start after engaging") };
-        let mut worker = self.worker();
+        let mut worker = self.worker(engaged);
         let uffd = &engaged.engine.machine().descriptors().program;
         let mut lost = 0;
         loop {

@@ -39,6 +39,11 @@ impl Workspace {
         self.layout.size()
     }
 
+    /// Its start, for a library to look at its state.
+    pub(super) fn as_ptr(&self) -> *const c_void {
+        self.start.as_ptr().cast()
+    }
+
     /// Its start, for a library to keep its state at.
     pub(super) fn as_mut_ptr(&mut self) -> *mut c_void {
         self.start.as_ptr().cast()

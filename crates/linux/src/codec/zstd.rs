@@ -3,15 +3,21 @@
 //! A static context lives in memory of ours, at its start, for as long as that memory. It is set up once;
 //! its parameters stay for all frames. If zstd ever found the memory too small for a piece it would say
 //! so, and the piece would be kept raw; the tests rule that out for every level and size.
+//!
+//! A dictionary is *attached*: its tables are searched where they are, by any number of threads, after those of the
+//! piece. (Copied, for each piece, they would cost more than compressing it.)
 
+use super::dictionary::SMALL_PIECE_BYTES;
 use super::workspace::Workspace;
 use super::{CodecError, PIECE_MAX_BYTES};
 use foliomem_core::units::Order;
 use libc::c_int;
 use zstd_sys::{
-    ZSTD_CCtx_setParameter, ZSTD_DCtx_setParameter, ZSTD_cParameter, ZSTD_compress2, ZSTD_dParameter,
-    ZSTD_decompressDCtx, ZSTD_estimateCCtxSize_usingCParams, ZSTD_estimateDCtxSize, ZSTD_format_e, ZSTD_getCParams,
-    ZSTD_initStaticCCtx, ZSTD_initStaticDCtx, ZSTD_isError,
+    ZSTD_CCtx_refCDict, ZSTD_CCtx_reset, ZSTD_CCtx_setParameter, ZSTD_DCtx_refDDict, ZSTD_DCtx_setParameter,
+    ZSTD_ResetDirective, ZSTD_cParameter, ZSTD_compress2, ZSTD_dParameter, ZSTD_decompressDCtx, ZSTD_dictAttachPref_e,
+    ZSTD_dictContentType_e, ZSTD_dictLoadMethod_e, ZSTD_estimateCCtxSize_usingCParams, ZSTD_estimateCDictSize_advanced,
+    ZSTD_estimateDCtxSize, ZSTD_estimateDDictSize, ZSTD_format_e, ZSTD_getCParams, ZSTD_initStaticCCtx,
+    ZSTD_initStaticCDict, ZSTD_initStaticDCtx, ZSTD_initStaticDDict, ZSTD_isError,
 };
 
 /// What a call of zstd came to.
@@ -33,44 +39,115 @@ fn compressor_bytes(level: c_int) -> usize {
         .unwrap_or(0)
 }
 
+/// Content that pieces may refer to, ready for compressing and decompressing.
+#[derive(Debug)]
+pub(super) struct Dictionary {
+    compress: Workspace,
+    decompress: Workspace,
+    /// The other two refer to it.
+    _content: Box<[u8]>,
+}
+
+// SAFETY: what lies in the two workspaces is only read once it is made: zstd takes it as pointers to const, and
+// documents that any number of threads may use it at once.
+unsafe impl Sync for Dictionary {}
+
+impl Dictionary {
+    /// For pieces of up to [`SMALL_PIECE_BYTES`] at `level`. `None` if the library refuses.
+    pub(super) fn new(content: Box<[u8]>, level: u8) -> Option<Dictionary> {
+        let by_reference = ZSTD_dictLoadMethod_e::ZSTD_dlm_byRef;
+        let raw = ZSTD_dictContentType_e::ZSTD_dct_rawContent;
+        // SAFETY: arithmetic on numbers.
+        let (parameters, compress_bytes, decompress_bytes) = unsafe {
+            let parameters = ZSTD_getCParams(c_int::from(level), SMALL_PIECE_BYTES as u64, content.len());
+            let compress_bytes = ZSTD_estimateCDictSize_advanced(content.len(), parameters, by_reference);
+            (parameters, compress_bytes, ZSTD_estimateDDictSize(content.len(), by_reference))
+        };
+        let (mut compress, mut decompress) = (Workspace::new(compress_bytes), Workspace::new(decompress_bytes));
+        let start = content.as_ptr().cast();
+        // SAFETY: both lie at the start of memory of ours, aligned to 64 and as long as said, and refer to the content,
+        // which lives and stays where it is as long as they.
+        let made = unsafe {
+            let (memory, bytes) = (compress.as_mut_ptr(), compress.bytes());
+            let cdict = ZSTD_initStaticCDict(memory, bytes, start, content.len(), by_reference, raw, parameters);
+            let (memory, bytes) = (decompress.as_mut_ptr(), decompress.bytes());
+            let ddict = ZSTD_initStaticDDict(memory, bytes, start, content.len(), by_reference, raw);
+            !cdict.is_null() && !ddict.is_null()
+        };
+        made.then_some(Dictionary { compress, decompress, _content: content })
+    }
+}
+
 /// A compression context.
 #[derive(Debug)]
-pub(super) struct Compressor(Workspace);
+pub(super) struct Compressor {
+    memory: Workspace,
+    level: u8,
+    /// The context refers to a dictionary.
+    has_dictionary: bool,
+}
 
 impl Compressor {
     /// # Panics
     /// If the library refuses memory of the size it asked for, or parameters it documents.
     pub(super) fn new(level: u8) -> Compressor {
-        let level = c_int::from(level);
-        let mut memory = Workspace::new(compressor_bytes(level));
+        let mut memory = Workspace::new(compressor_bytes(c_int::from(level)));
         // SAFETY: the memory is ours, aligned to 64 and as long as said.
         let context = unsafe { ZSTD_initStaticCCtx(memory.as_mut_ptr(), memory.bytes()) };
         assert!(!context.is_null(), "zstd refuses its working memory");
         let parameters = [
-            (ZSTD_cParameter::ZSTD_c_compressionLevel, level),
+            (ZSTD_cParameter::ZSTD_c_compressionLevel, c_int::from(level)),
             (ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0),
             (ZSTD_cParameter::ZSTD_c_experimentalParam2, ZSTD_format_e::ZSTD_f_zstd1_magicless as c_int),
+            (ZSTD_cParameter::ZSTD_c_experimentalParam4, ZSTD_dictAttachPref_e::ZSTD_dictForceAttach as c_int),
         ];
         for (parameter, value) in parameters {
             // SAFETY: the context was just made.
             let result = unsafe { ZSTD_CCtx_setParameter(context, parameter, value) };
             assert!(checked(result).is_some(), "zstd refuses {parameter:?}");
         }
-        Compressor(memory)
+        Compressor { memory, level, has_dictionary: false }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.0.bytes()
+        self.memory.bytes()
     }
 
-    /// `None` where the result does not fit into `dst`.
-    pub(super) fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
-        debug_assert!(src.len() <= PIECE_MAX_BYTES);
+    pub(super) fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// From now on the context refers to no dictionary: who frees one that it was used with must say so.
+    pub(super) fn forget_dictionary(&mut self) {
+        self.refer_to(None);
+    }
+
+    fn refer_to(&mut self, dictionary: Option<&Dictionary>) {
+        if dictionary.is_none() && !self.has_dictionary {
+            return;
+        }
+        let start = dictionary.map_or(std::ptr::null(), |dictionary| dictionary.compress.as_ptr());
+        // SAFETY: a context lies at the start of the memory since `new`; the dictionary at that of its own. The
+        // context looks at it only while it compresses, which `compress` does under the borrow it was given. A piece
+        // that did not fit has left it in the middle of a frame.
+        let result = unsafe {
+            let context = self.memory.as_mut_ptr().cast();
+            ZSTD_CCtx_reset(context, ZSTD_ResetDirective::ZSTD_reset_session_only);
+            ZSTD_CCtx_refCDict(context, start.cast())
+        };
+        assert!(checked(result).is_some(), "zstd refuses a dictionary between pieces");
+        self.has_dictionary = dictionary.is_some();
+    }
+
+    /// `None` where the result does not fit into `dst`. A piece with a dictionary is at most [`SMALL_PIECE_BYTES`] long.
+    pub(super) fn compress(&mut self, dictionary: Option<&Dictionary>, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        debug_assert!(src.len() <= if dictionary.is_some() { SMALL_PIECE_BYTES } else { PIECE_MAX_BYTES });
+        self.refer_to(dictionary);
         // SAFETY: a context lies at the start of the memory since `new`. zstd reads the one slice and
         // writes at most the other.
         let result = unsafe {
             ZSTD_compress2(
-                self.0.as_mut_ptr().cast(),
+                self.memory.as_mut_ptr().cast(),
                 dst.as_mut_ptr().cast(),
                 dst.len(),
                 src.as_ptr().cast(),
@@ -83,7 +160,11 @@ impl Compressor {
 
 /// A decompression context.
 #[derive(Debug)]
-pub(super) struct Decompressor(Workspace);
+pub(super) struct Decompressor {
+    memory: Workspace,
+    /// The context refers to a dictionary.
+    has_dictionary: bool,
+}
 
 impl Decompressor {
     /// # Panics
@@ -98,16 +179,28 @@ impl Decompressor {
         // SAFETY: the context was just made.
         let result = unsafe { ZSTD_DCtx_setParameter(context, ZSTD_dParameter::ZSTD_d_experimentalParam1, magicless) };
         assert!(checked(result).is_some(), "zstd refuses frames without magic number");
-        Decompressor(memory)
+        Decompressor { memory, has_dictionary: false }
     }
 
-    /// Decompresses all of `src`; returns how much of `dst` that filled.
-    pub(super) fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    /// Decompresses all of `src`, which was compressed with `dictionary`; returns how much of `dst` that filled.
+    pub(super) fn decompress(
+        &mut self,
+        dictionary: Option<&Dictionary>,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Result<usize, CodecError> {
+        if dictionary.is_some() || self.has_dictionary {
+            let start = dictionary.map_or(std::ptr::null(), |dictionary| dictionary.decompress.as_ptr());
+            // SAFETY: as for compressing: the context looks at the dictionary only below, under the borrow.
+            let result = unsafe { ZSTD_DCtx_refDDict(self.memory.as_mut_ptr().cast(), start.cast()) };
+            checked(result).ok_or(CodecError)?;
+            self.has_dictionary = dictionary.is_some();
+        }
         // SAFETY: a context lies at the start of the memory since `new`. zstd reads only the one slice and
         // writes only the other, whatever the input.
         let result = unsafe {
             ZSTD_decompressDCtx(
-                self.0.as_mut_ptr().cast(),
+                self.memory.as_mut_ptr().cast(),
                 dst.as_mut_ptr().cast(),
                 dst.len(),
                 src.as_ptr().cast(),
