@@ -52,17 +52,19 @@ def save_under_writes(redis, versions):
     return frozen
 
 
-def server(folder, limit, torture):
+def server(folder, limit, torture, options=()):
     sock = f"{folder}/redis.sock"
     running = start(["redis-server", "--port", "0", "--unixsocket", sock, "--dir", folder, "--save", "",
-                     "--appendonly", "no", "--ignore-warnings", "ARM64-COW-BUG"], limit, torture=torture)
+                     "--appendonly", "no", "--ignore-warnings", "ARM64-COW-BUG"], limit, options, torture=torture)
     return running, Redis.connect(sock, running)
 
 
-def test_redis(torture):
+# With dictionaries, a child of a fork needs those that its parent has made.
+@pytest.mark.parametrize("options", [(), ("--codec", "zstd+dict", "--granule", "4K")], ids=["default", "dictionaries"])
+def test_redis(torture, options):
     count, limit = (5_000, "16M") if torture else (40_000, "16M")
     with tempfile.TemporaryDirectory(prefix="fm-redis-") as folder:
-        running, redis = server(folder, limit, torture)
+        running, redis = server(folder, limit, torture, options)
         try:
             versions = dict.fromkeys(range(count), 0)
             write_all(redis, versions)
@@ -71,7 +73,7 @@ def test_redis(torture):
             assert_all(redis, versions)
             redis.shutdown()
             assert_swapped(running.finish(30).ok())
-            running, redis = server(folder, limit, torture)
+            running, redis = server(folder, limit, torture, options)
             assert_all(redis, frozen)
             redis.shutdown()
             assert_swapped(running.finish(30).ok())
