@@ -1,9 +1,13 @@
-//! `foliomem bench swap`: how fast folios of one size go out and come in, and how small they get.
+//! `foliomem bench swap`: how fast folios of one size go out and come in, and how small they get, by codec, granule and
+//! number of threads.
 //!
 //! What is measured is the runtime as it works in a program: this process maps memory, fills it with the corpus, lets
 //! a [`Runtime`] manage it, and times
-//! - *out*: one of its threads stages and compresses all of it ([`Runtime::page_out`]), as `MADV_PAGEOUT` does in the kernel;
-//! - *in*: one thread reads a byte of every page in order; every fault goes the whole way through userfaultfd.
+//! - *out*: its reclaimers stage and compress all of it ([`Runtime::page_out`]), as `MADV_PAGEOUT` does in the kernel;
+//! - *in*: each thread reads a byte of every page of its part, in order; every fault goes the whole way through userfaultfd.
+//!
+//! With N threads there are N reclaimers and N threads that read; handlers are one for each CPU always, and read ahead. The
+//! kernel is measured once for each size, with one thread, and stands in the rows of one thread.
 //!
 //! Every round changes every page first, so that nothing is saved by copies that are still good. Each size is
 //! measured in a process of its own, and next to it the codec alone on the same data in pieces of the granule.
@@ -18,6 +22,7 @@ use foliomem_linux::region::Region;
 use foliomem_linux::runtime::Runtime;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -50,6 +55,8 @@ pub struct Row {
     pub ratio: f64,
     /// Content by memory of the store, waste and metadata included.
     pub memory_ratio: f64,
+    /// Memory of the store, waste and metadata included, by compressed bytes: 1.05 wastes 5%.
+    pub waste: f64,
     /// The codec alone.
     pub raw_out_mb_s: f64,
     /// The codec alone.
@@ -69,10 +76,12 @@ pub struct Row {
 pub struct Options {
     /// Folio sizes.
     pub sizes: Vec<Order>,
-    /// The codec.
-    pub codec: Codec,
-    /// The granule for folios that are larger.
-    pub granule: Order,
+    /// The codecs.
+    pub codecs: Vec<Codec>,
+    /// The granules, for folios that are larger.
+    pub granules: Vec<Order>,
+    /// How many threads.
+    pub threads: Vec<u32>,
     /// Whether to measure the kernel, too.
     pub kernel: bool,
 }
@@ -86,28 +95,78 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<(Vec<Row
     let data = if options.kernel { corpus::build(CORPUS_BYTES) } else { Vec::new() };
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
     for &size in &options.sizes {
-        let granule = options.granule.min(size);
-        let arguments = [size.get().to_string(), granule.get().to_string(), options.codec.to_string()];
-        let output = Command::new(&own).arg(CHILD_ARG).args(arguments).output();
+        let kernel = if options.kernel { measure_kernel(&data, size)? } else { Err(None) };
+        if let Err(Some(why)) = &kernel {
+            skipped.push(why.clone());
+        }
+        for case in options.cases(size) {
+            let mut row = case.measure_in_child(&own)?;
+            if let (Ok(figures), 1) = (&kernel, case.threads) {
+                row.add_kernel(figures);
+            }
+            progress(&row);
+            rows.push(row);
+        }
+    }
+    Ok((rows, skipped))
+}
+
+/// The kernel's figures, or why there are none.
+fn measure_kernel(data: &[u8], size: Order) -> Result<Result<KernelFigures, Option<String>>, Error> {
+    match kernel_peer::measure(data, u64::from(size.kib())) {
+        Ok(Some(figures)) => Ok(Ok(figures)),
+        Ok(None) => Ok(Err(Some(format!("the kernel cannot be measured with folios of {}K", size.kib())))),
+        Err(error @ Error::NotRestored(_)) => Err(error),
+        Err(error) => Ok(Err(Some(error.to_string()))),
+    }
+}
+
+impl Options {
+    /// What is measured for folios of `size`, in an order that puts next to each other what is to be compared.
+    fn cases(&self, size: Order) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &codec in &self.codecs {
+            for &threads in &self.threads {
+                for granule in self.granules.iter().map(|&granule| granule.min(size)) {
+                    let case = Case { size, granule, codec, threads };
+                    if !cases.contains(&case) {
+                        cases.push(case);
+                    }
+                }
+            }
+        }
+        cases
+    }
+}
+
+/// What one row is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Case {
+    size: Order,
+    granule: Order,
+    codec: Codec,
+    threads: u32,
+}
+
+impl Case {
+    fn measure_in_child(&self, own: &Path) -> Result<Row, Error> {
+        let Case { size, granule, codec, threads } = *self;
+        let arguments = [size.get().to_string(), granule.get().to_string(), codec.to_string(), threads.to_string()];
+        let output = Command::new(own).arg(CHILD_ARG).args(arguments).output();
         let output = output.map_err(Error::doing("start the measuring process"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
             let said = format!("{} {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
             return Err(Error::Command { command: format!("the measurement of {}K", size.kib()), said });
         }
-        let mut row: Row = serde_json::from_str(&text).map_err(|_| Error::parse("the measuring process", &text))?;
-        if options.kernel {
-            match kernel_peer::measure(&data, u64::from(size.kib())) {
-                Ok(Some(figures)) => row.add_kernel(&figures),
-                Ok(None) => skipped.push(format!("the kernel cannot be measured with folios of {}K", size.kib())),
-                Err(error @ Error::NotRestored(_)) => return Err(error),
-                Err(error) => skipped.push(error.to_string()),
-            }
-        }
-        progress(&row);
-        rows.push(row);
+        serde_json::from_str(&text).map_err(|_| Error::parse("the measuring process", &text))
     }
-    Ok((rows, skipped))
+
+    fn from_arguments(mut arguments: impl Iterator<Item = String>) -> Option<Case> {
+        let mut order = || Order::new(arguments.next()?.parse().ok()?);
+        let (size, granule) = (order()?, order()?);
+        Some(Case { size, granule, codec: arguments.next()?.parse().ok()?, threads: arguments.next()?.parse().ok()? })
+    }
 }
 
 impl Row {
@@ -125,12 +184,9 @@ pub fn enter_if_asked() {
     if arguments.next().as_deref() != Some(CHILD_ARG) {
         return;
     }
-    let mut order = || arguments.next().and_then(|text| Order::new(text.parse().ok()?));
-    let (size, granule) = (order(), order());
-    let codec = arguments.next().and_then(|text| text.parse::<Codec>().ok());
-    let measured = match (size, granule, codec) {
-        (Some(size), Some(granule), Some(codec)) => measure(size, granule, codec),
-        _ => Err(Error::parse("the arguments of the measuring process", "")),
+    let measured = match Case::from_arguments(arguments) {
+        Some(case) => measure(case),
+        None => Err(Error::parse("the arguments of the measuring process", "")),
     };
     match measured.map(|row| serde_json::to_string(&row)) {
         Ok(Ok(text)) => {
@@ -150,14 +206,23 @@ fn below_measured() -> Range<usize> {
     0..MEASURED.get().map_or(usize::MAX, |range| range.start)
 }
 
-fn measure(size: Order, granule: Order, codec: Codec) -> Result<Row, Error> {
+fn measure(case: Case) -> Result<Row, Error> {
+    let Case { size, granule, codec, threads } = case;
     let data = corpus::build(CORPUS_BYTES);
     let (raw_out_mb_s, raw_in_mb_s) = raw_speeds(&data, granule, codec);
     let mut memory = Region::reserve(CORPUS_BYTES).map_err(|e| Error::doing("map memory")(e.into()))?;
     let range = memory.start()..memory.start() + memory.len();
     let _ = MEASURED.set(range.clone());
     let sizes = if size == Order::ZERO { OrderSet::EMPTY } else { OrderSet::EMPTY.with(size) };
-    let configuration = Configuration { limit_bytes: LIMIT_BYTES, sizes, codec, granule, torture: false, hard: false };
+    let configuration = Configuration {
+        limit_bytes: LIMIT_BYTES,
+        sizes,
+        codec,
+        granule,
+        reclaimers: threads,
+        torture: false,
+        hard: false,
+    };
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;
     let slot = control.claim_slot(rustix::process::getpid()).map_err(|e| failed("control segment", e.to_string()))?;
@@ -168,7 +233,7 @@ fn measure(size: Order, granule: Order, codec: Codec) -> Result<Row, Error> {
     let content = memory.as_mut_slice();
     content.copy_from_slice(&data);
     let (mut out_mb_s, mut in_mb_s) = (Vec::new(), Vec::new());
-    let (mut ratio, mut memory_ratio) = (0.0, 0.0);
+    let (mut ratio, mut memory_ratio, mut waste) = (0.0, 0.0, 0.0);
     // The first round warms up.
     for round in 0..=ROUNDS {
         change_every_page(content, round as u8);
@@ -182,10 +247,10 @@ fn measure(size: Order, granule: Order, codec: Codec) -> Result<Row, Error> {
         }
         ratio = original as f64 / store.compr_data_size.get() as f64;
         memory_ratio = original as f64 / store.mem_used_total.get() as f64;
+        waste = store.mem_used_total.get() as f64 / store.compr_data_size.get() as f64;
         let started = Instant::now();
-        let sum = content.iter().step_by(PAGE_BYTES).fold(0u64, |sum, &byte| sum + u64::from(byte));
+        touch_every_page(content, threads);
         let in_time = started.elapsed();
-        std::hint::black_box(sum);
         if round > 0 {
             out_mb_s.push(mb_s(CORPUS_BYTES, out_time));
             in_mb_s.push(mb_s(CORPUS_BYTES, in_time));
@@ -204,11 +269,12 @@ fn measure(size: Order, granule: Order, codec: Codec) -> Result<Row, Error> {
         size_kib: size.kib(),
         codec: codec.to_string(),
         granule_kib: granule.kib(),
-        threads: 1,
+        threads,
         out_mb_s: median(&out_mb_s),
         in_mb_s: median(&in_mb_s),
         ratio,
         memory_ratio,
+        waste,
         raw_out_mb_s,
         raw_in_mb_s,
         kernel_out_mb_s: None,
@@ -216,6 +282,19 @@ fn measure(size: Order, granule: Order, codec: Codec) -> Result<Row, Error> {
         kernel_ratio: None,
         kernel_memory_ratio: None,
     })
+}
+
+/// Reads a byte of every page, `threads` parts at once.
+fn touch_every_page(content: &[u8], threads: u32) {
+    let part_bytes = (content.len() / threads as usize).next_multiple_of(MAX_ORDER.bytes());
+    std::thread::scope(|scope| {
+        for part in content.chunks(part_bytes) {
+            scope.spawn(move || {
+                let sum = part.iter().step_by(PAGE_BYTES).fold(0u64, |sum, &byte| sum + u64::from(byte));
+                std::hint::black_box(sum)
+            });
+        }
+    });
 }
 
 /// Changes a byte of every page, so that no copy of it is good any more.

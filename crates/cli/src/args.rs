@@ -29,7 +29,7 @@ pub enum Command {
 /// What to measure.
 #[derive(Debug, clap::Subcommand)]
 pub enum BenchCommand {
-    /// Swap-out and swap-in speed and compression ratio by folio size.
+    /// Swap-out and swap-in speed and compression ratio by folio size, codec, granule and threads.
     Swap(BenchSwapArgs),
     /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
     Programs(BenchProgramsArgs),
@@ -46,12 +46,15 @@ pub struct BenchSwapArgs {
     /// Folio sizes. [default: 4K,16K,64K,256K,2M]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
-    /// How memory is compressed.
-    #[arg(long, value_name = "CODEC", default_value = "lz4")]
-    pub codec: String,
-    /// The most that is compressed as one piece.
-    #[arg(long, value_name = "SIZE", default_value = "64K")]
-    pub granule: String,
+    /// How memory is compressed: lz4,zstd,zstd+dict.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lz4")]
+    pub codec: Vec<String>,
+    /// The most that is compressed as one piece: 4K,16K,64K.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64K")]
+    pub granule: Vec<String>,
+    /// Threads that compress, and as many that touch: 1,2.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: Vec<u32>,
     /// Leave the kernel out.
     #[arg(long)]
     pub no_kernel: bool,

@@ -5,6 +5,7 @@ use crate::error::{BadValue, CliError};
 use crate::size::{parse_order, parse_orders};
 use foliomem_bench::{access, programs, swap};
 use foliomem_core::units::Order;
+use foliomem_linux::codec::UnknownCodec;
 
 /// Runs what is asked for; returns the exit code.
 pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
@@ -33,20 +34,23 @@ fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CliError> {
     };
     let options = swap::Options {
         sizes,
-        codec: setting("codec", args.codec.parse())?,
-        granule: setting("granule", parse_order(&args.granule))?,
+        codecs: setting("codec", args.codec.iter().map(|codec| codec.parse()).collect::<Result<_, UnknownCodec>>())?,
+        granules: setting("granule", args.granule.iter().map(|size| parse_order(size)).collect::<Result<_, _>>())?,
+        threads: args.threads.clone(),
         kernel: !args.no_kernel,
     };
     if !args.json {
         println!(
-            "{:>6} {:>8} {:>9} {:>8} {:>8} {:>6} {:>7} {:>8} {:>8} {:>11} {:>10} {:>13}",
+            "{:>6} {:>11} {:>8} {:>7} {:>7} {:>7} {:>6} {:>7} {:>6} {:>8} {:>7} {:>11} {:>10} {:>13}",
             "size",
             "codec",
             "granule",
+            "threads",
             "out",
             "in",
             "ratio",
             "memory",
+            "waste",
             "raw out",
             "raw in",
             "kernel out",
@@ -69,14 +73,16 @@ fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CliError> {
 fn swap_line(row: &swap::Row) -> String {
     let known = |figure: Option<f64>, digits: usize| figure.map_or_else(|| "-".to_owned(), |f| format!("{f:.digits$}"));
     format!(
-        "{:>5}K {:>8} {:>8}K {:>8.0} {:>8.0} {:>6.2} {:>7.2} {:>8.0} {:>8.0} {:>11} {:>10} {:>13}",
+        "{:>5}K {:>11} {:>7}K {:>7} {:>7.0} {:>7.0} {:>6.2} {:>7.2} {:>6.2} {:>8.0} {:>7.0} {:>11} {:>10} {:>13}",
         row.size_kib,
         row.codec,
         row.granule_kib,
+        row.threads,
         row.out_mb_s,
         row.in_mb_s,
         row.ratio,
         row.memory_ratio,
+        row.waste,
         row.raw_out_mb_s,
         row.raw_in_mb_s,
         known(row.kernel_out_mb_s, 0),

@@ -58,6 +58,7 @@ pub fn run(
         sizes: settings.sizes(),
         codec: settings.codec(),
         granule: settings.granule(),
+        reclaimers: 0,
         torture: settings.torture(),
         hard: settings.hard(),
     };

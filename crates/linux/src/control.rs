@@ -62,6 +62,8 @@ pub struct Configuration {
     pub codec: Codec,
     /// The largest piece compressed as one.
     pub granule: Order,
+    /// Threads that reclaim in the background; 0 for as many as suit the CPUs.
+    pub reclaimers: u32,
     /// Evict as much as possible, all the time.
     pub torture: bool,
     /// Stop the tree rather than exceed the limit.
@@ -118,6 +120,7 @@ struct Header {
     sizes: AtomicU32,
     codec: AtomicU32,
     granule: AtomicU32,
+    reclaimers: AtomicU32,
     flags: AtomicU32,
     hellos: AtomicU32,
     /// Slots from here on were never claimed.
@@ -193,6 +196,7 @@ impl Control {
         set(&header.sizes, u32::from(configuration.sizes.bits()));
         set(&header.codec, encode_codec(configuration.codec));
         set(&header.granule, u32::from(configuration.granule.get()));
+        set(&header.reclaimers, configuration.reclaimers);
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         set(&header.flags, flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD));
         header.version.store(VERSION, Ordering::Relaxed);
@@ -228,6 +232,7 @@ impl Control {
             // The program may have written over what was a codec when the segment was opened.
             codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
             granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
+            reclaimers: header.reclaimers.load(Ordering::Relaxed),
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
         }
@@ -489,6 +494,7 @@ mod tests {
             sizes: OrderSet::from_bits(0x14),
             codec: Codec::Zstd { level: 7, dictionary: true },
             granule: Order::new(4).unwrap(),
+            reclaimers: 3,
             torture: true,
             hard: false,
         }

@@ -37,7 +37,7 @@ use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use foliomem_core::engine::{Engine, EngineConfig, Served};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use foliomem_core::units::{MAX_ORDER, PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
@@ -130,7 +130,7 @@ pub struct Runtime {
     stacks_used: AtomicU32,
     keeper_slot: AtomicU32,
     /// What somebody waits to see moved out.
-    page_out_range: Mutex<Option<Range<usize>>>,
+    page_out_parts: Mutex<PageOutParts>,
     page_outs_wanted: AtomicU32,
     page_outs_done: AtomicU32,
     escaping: AtomicBool,
@@ -142,6 +142,33 @@ pub struct Runtime {
     unpark: AtomicU32,
     /// When `measure_shared` is to do so again.
     shared_due_ns: AtomicU64,
+}
+
+/// A range that is moved out part by part, by as many reclaimers as there are.
+#[derive(Debug)]
+struct PageOutParts {
+    /// What nobody has taken yet.
+    rest: Range<usize>,
+    /// Parts that are taken and not finished.
+    under_way: u32,
+}
+
+impl PageOutParts {
+    /// The next part. It ends where no folio lies across.
+    fn take(&mut self) -> Option<Range<usize>> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let end = (self.rest.start + 1).next_multiple_of(MAX_ORDER.bytes()).min(self.rest.end);
+        self.under_way += 1;
+        Some(std::mem::replace(&mut self.rest.start, end)..end)
+    }
+
+    /// One part is done; whether that was the last.
+    fn finish(&mut self) -> bool {
+        self.under_way -= 1;
+        self.rest.is_empty() && self.under_way == 0
+    }
 }
 
 /// What a handler is started with.
@@ -172,7 +199,7 @@ impl Runtime {
             stacks: Mutex::new(Vec::new()),
             stacks_used: AtomicU32::new(0),
             keeper_slot: AtomicU32::new(slot.get()),
-            page_out_range: Mutex::new(None),
+            page_out_parts: Mutex::new(PageOutParts { rest: 0..0, under_way: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
             escaping: AtomicBool::new(false),
@@ -232,10 +259,13 @@ impl Runtime {
         }
     }
 
-    /// Has what is managed in `range` moved out by one reclaimer (MADV_PAGEOUT), and waits for it. One thread at
+    /// Has what is managed in `range` moved out by the reclaimers (MADV_PAGEOUT), and waits for it. One thread at
     /// a time may call. (The callers' own descriptors are not those of the agent.)
     pub fn page_out(&self, range: Range<usize>) {
-        *self.page_out_range.lock() = Some(range);
+        if range.is_empty() {
+            return;
+        }
+        self.page_out_parts.lock().rest = range;
         self.page_outs_wanted.fetch_add(1, Ordering::Relaxed);
         self.wake_reclaimers();
         let wanted = self.page_outs_wanted.load(Ordering::Relaxed);
@@ -474,11 +504,14 @@ impl Runtime {
             loop {
                 let _inside = self.gate.enter();
                 worker.train_if_due();
-                let wanted = self.page_out_range.lock().take();
-                if let Some(range) = wanted {
-                    engine.page_out(&mut worker, page(range.start)..page(range.end));
-                    self.page_outs_done.fetch_add(1, Ordering::Release);
-                    let _ = futex::wake(&self.page_outs_done, futex::Flags::PRIVATE, 1);
+                let part = self.page_out_parts.lock().take();
+                if let Some(part) = part {
+                    engine.page_out(&mut worker, page(part.start)..page(part.end));
+                    if self.page_out_parts.lock().finish() {
+                        self.page_outs_done.fetch_add(1, Ordering::Release);
+                        let _ = futex::wake(&self.page_outs_done, futex::Flags::PRIVATE, 1);
+                    }
+                    continue;
                 }
                 if self.settings.torture {
                     engine.stage_oldest(BATCH_PAGES * 4);
@@ -519,7 +552,11 @@ impl Runtime {
             let start = Box::leak(Box::new(HandlerStart { runtime: self, handlers: cpus.len() as u32 }));
             self.spawn(handler_entry, std::ptr::from_mut(start).cast(), Some(cpu), true)?;
         }
-        for _ in 0..cpus.len().div_ceil(CPUS_PER_RECLAIMER) {
+        let reclaimers = match self.settings.reclaimers {
+            0 => cpus.len().div_ceil(CPUS_PER_RECLAIMER),
+            some => some as usize,
+        };
+        for _ in 0..reclaimers {
             self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
         Ok(())
@@ -734,4 +771,24 @@ extern "C" fn handler_entry(argument: *mut u8) {
     // SAFETY: `start_workers` passes a leaked start.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
     start.runtime.handle(start.handlers);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_out_is_done_when_its_last_part_is() {
+        const BLOCK: usize = MAX_ORDER.bytes();
+        let mut parts = PageOutParts { rest: BLOCK - PAGE_BYTES..3 * BLOCK + PAGE_BYTES, under_way: 0 };
+        let taken: Vec<_> = std::iter::from_fn(|| parts.take()).collect();
+        assert_eq!(
+            taken,
+            [BLOCK - PAGE_BYTES..BLOCK, BLOCK..2 * BLOCK, 2 * BLOCK..3 * BLOCK, 3 * BLOCK..3 * BLOCK + PAGE_BYTES]
+        );
+        assert_eq!([(); 4].map(|()| parts.finish()), [false, false, false, true]);
+        parts.rest = 0..2 * BLOCK;
+        assert!(parts.take().is_some() && !parts.finish(), "there is another part");
+        assert!(parts.take().is_some() && parts.finish());
+    }
 }
