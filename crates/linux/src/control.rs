@@ -458,9 +458,10 @@ mod tests {
             granule in 0u8..10,
             torture: bool,
             hard: bool,
+            reclaimers: u32,
         ) {
             let (sizes, granule) = (OrderSet::from_bits(sizes), Order::new(granule).unwrap());
-            let configuration = Configuration { limit_bytes, sizes, codec, granule, torture, hard };
+            let configuration = Configuration { limit_bytes, sizes, codec, granule, torture, hard, reclaimers };
             let (_, fd) = Control::create(&configuration).unwrap();
             prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
         }
