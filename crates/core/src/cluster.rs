@@ -1,100 +1,82 @@
 //! The swap cluster allocator: contiguous, naturally aligned slots for folios of any order.
 //!
 //! The device is cut into clusters of 512 slots. A cluster is *free*, or serves one order, taken from its
-//! first allocation until its last slot is freed. One that is not free is on exactly one list of its order:
-//! *nonfull* (a slot was freed since it was last tried), *frag* (tried, partly used), or *full*; a CPU's
-//! current cluster is on *frag* or *nonfull* like any other, the CPU only remembers where it was. Source:
-//! `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
+//! first allocation until its last slot is freed. One that is not free is on exactly one list (`lists`):
+//! *nonfull* of its order (a slot was freed since it was last tried), *frag* of its order (tried, partly
+//! used), or *full*; a CPU's current cluster is on frag or nonfull like any other, the CPU only remembers
+//! where it was (`current`). Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
 //!
-//! Allocation tries, in the order of the [`Strategy`]: the CPU's current cluster; nonfull clusters; a free
-//! one; fragmented ones (all, or only the first, which then goes to the end of the list); order 0 finally
-//! takes from clusters of higher orders. Slots are bits, 1 = used; a scan steps through a cluster's 512
-//! bits by the order. Order 9 needs an empty cluster.
+//! Allocation tries the CPU's current cluster, then what its [`Strategy`] says (`search` has the steps).
+//! Order 9 needs a free cluster. Slots that only the swap cache refers to are *cache-only*: a search that finds
+//! no room answers with a range of them to give back ([`NoSlots::Reclaim`]), so that nobody is called
+//! under a lock. On a device that wants discard a freed cluster is first queued for it (`discard`).
 //!
-//! Lock: one leaf for the device. Clusters never used before cost nothing but their zeroed entry.
+//! Slots are bits (`bits`), 1 = used; looking through a cluster takes eight words. Clusters never used cost
+//! nothing, others about 170 bytes: 0.008% of what they hold.
+//!
+//! Locks: one for each cluster and one for all lists, in this order; whoever holds that of the lists only
+//! *tries* those of clusters, and nobody holds two clusters'. A cluster changes its list while both locks
+//! are held, so that either shows where it is. Per-CPU state has no lock. A call that allocates takes the lock of
+//! its CPU's current cluster, and that of the lists only to move a cluster: with one CPU number a thread,
+//! threads meet there, at clusters they free into, and at the count of used slots.
+
+mod bits;
+mod check;
+mod current;
+mod discard;
+mod lists;
+mod search;
+mod strategy;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use discard::PendingDiscard;
+pub use strategy::{Strategy, UnknownStrategy};
 
 use crate::sync::Mutex;
-use crate::units::{BLOCK_PAGES, CpuNumber, MAX_ORDER, ORDERS, Order, Slot};
-use std::fmt;
-use std::str::FromStr;
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, MAX_ORDER, ORDERS, Order, Slot};
+use current::PerCpu;
+use lists::{Lists, Place};
+use search::{Look, Search};
+use std::ops::Range;
+use strategy::Policy;
+use table::{Cluster, ClusterTable};
 use thiserror::Error;
 
-const WORDS: usize = BLOCK_PAGES / 64;
-const NONE: u32 = u32::MAX;
-
-/// How clusters are chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Strategy {
-    /// Late 2024: a free cluster before nonfull ones, then every fragmented one.
-    ClusterLists,
-    /// 2025-08, first patch: a free cluster before nonfull ones, then only the first fragmented one.
-    OneFragment,
-    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then one fragmented one.
-    #[default]
-    NonfullFirst,
+/// What slots are allocated on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwapDevice {
+    /// Its slots; whole clusters of them are used.
+    pub slots: u32,
+    /// Whether a cluster is to be discarded before it is used again (the kernel's `SWP_PAGE_DISCARD`).
+    pub wants_discard: bool,
 }
 
-impl Strategy {
-    /// All of them, oldest first.
-    pub const ALL: [Strategy; 3] = [Strategy::ClusterLists, Strategy::OneFragment, Strategy::NonfullFirst];
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Strategy::ClusterLists => "cluster-lists",
-            Strategy::OneFragment => "one-fragment",
-            Strategy::NonfullFirst => "nonfull-first",
-        })
-    }
-}
-
-/// There is no strategy of that name.
+/// Why an allocation got no slots.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("unknown swap strategy {0:?}: use cluster-lists, one-fragment or nonfull-first")]
-pub struct UnknownStrategy(String);
-
-impl FromStr for Strategy {
-    type Err = UnknownStrategy;
-
-    fn from_str(name: &str) -> Result<Strategy, UnknownStrategy> {
-        let found = Strategy::ALL.into_iter().find(|strategy| strategy.to_string() == name);
-        found.ok_or_else(|| UnknownStrategy(name.to_owned()))
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum State {
-    /// Never used, or free again and on the free list.
-    #[default]
-    Free,
-    Nonfull,
-    Frag,
+pub enum NoSlots {
+    /// These slots are free or cache-only. Free those that still are, and try again.
+    #[error("no room unless the cached slots {0:?} are given back")]
+    Reclaim(Range<Slot>),
+    /// Free clusters wait to be discarded. See to that, and try again.
+    #[error("no room until freed clusters are discarded")]
+    Discard,
+    /// There is no room.
+    #[error("no room")]
     Full,
 }
 
-#[derive(Clone, Default)]
-struct Cluster {
-    used_bits: [u64; WORDS],
-    used_slots: u16,
-    order: Order,
-    state: State,
-    next: u32,
-    prev: u32,
-}
-
-/// A list of clusters through their `next` and `prev`.
-#[derive(Clone, Copy)]
-struct List {
-    first: u32,
-    last: u32,
-    len: u32,
-}
-
-impl Default for List {
-    fn default() -> List {
-        List { first: NONE, last: NONE, len: 0 }
-    }
+/// What a slot is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlotState {
+    /// Anybody may get it.
+    Free,
+    /// It belongs to whoever allocated it.
+    InUse,
+    /// Likewise, but only the swap cache refers to it.
+    CacheOnly,
 }
 
 /// What the allocator has done.
@@ -108,417 +90,175 @@ pub struct SlotCounters {
     pub clusters_scanned: u64,
     /// Slots that order 0 took from clusters of higher orders.
     pub stolen: u64,
-}
-
-struct Inner {
-    clusters: Vec<Cluster>,
-    /// Clusters from here on were never used.
-    fresh: u32,
-    free: List,
-    nonfull: [List; ORDERS],
-    frag: [List; ORDERS],
-    full: List,
-    /// Per CPU and order: the cluster used last and where to go on in it.
-    current: Vec<[(u32, u16); ORDERS]>,
-    used_slots: u32,
-    counters: SlotCounters,
+    /// Those of `fallbacks` that were told to reclaim cache-only slots, or to discard, and try again.
+    pub reclaims: u64,
 }
 
 /// See the module.
 pub struct SwapClusters {
-    inner: Mutex<Inner>,
-    slots: u32,
-    strategy: Strategy,
-}
-
-fn mask(order: Order) -> u64 {
-    if order.pages() >= 64 { u64::MAX } else { (1 << order.pages()) - 1 }
-}
-
-impl Cluster {
-    fn is_range_free(&self, at: usize, order: Order) -> bool {
-        match order.pages() as usize {
-            small @ ..64 => self.used_bits[at / 64] >> (at % 64) & mask(order) == 0 || small == 0,
-            large => self.used_bits[at / 64..(at + large) / 64].iter().all(|&word| word == 0),
-        }
-    }
-
-    fn set_range(&mut self, at: usize, slots: usize, used: bool) {
-        for slot in at..at + slots {
-            let bit = 1 << (slot % 64);
-            let word = &mut self.used_bits[slot / 64];
-            debug_assert_eq!(*word & bit == 0, used, "slot {slot} of the cluster");
-            *word = if used { *word | bit } else { *word & !bit };
-        }
-    }
-
-    /// The first free aligned range at or behind `from`, else the first before.
-    fn find(&self, order: Order, from: usize) -> Option<usize> {
-        if usize::from(self.used_slots) + order.pages() as usize > BLOCK_PAGES {
-            return None;
-        }
-        let step = order.pages() as usize;
-        let candidates = (from..BLOCK_PAGES).step_by(step).chain((0..from).step_by(step));
-        let mut candidates = candidates.filter(|&at| at % 64 == 0 || step >= 64 || self.used_bits[at / 64] != u64::MAX);
-        candidates.find(|&at| self.is_range_free(at, order))
-    }
-}
-
-impl Inner {
-    fn list(&mut self, state: State, order: Order) -> &mut List {
-        match state {
-            State::Free => &mut self.free,
-            State::Nonfull => &mut self.nonfull[order.index()],
-            State::Frag => &mut self.frag[order.index()],
-            State::Full => &mut self.full,
-        }
-    }
-
-    fn unlink(&mut self, number: u32) {
-        let Cluster { next, prev, state, order, .. } = self.clusters[number as usize];
-        if prev != NONE {
-            self.clusters[prev as usize].next = next;
-        }
-        if next != NONE {
-            self.clusters[next as usize].prev = prev;
-        }
-        let list = self.list(state, order);
-        list.len -= 1;
-        if list.first == number {
-            list.first = next;
-        }
-        if list.last == number {
-            list.last = prev;
-        }
-    }
-
-    fn append(&mut self, number: u32, state: State) {
-        let order = self.clusters[number as usize].order;
-        let list = self.list(state, order);
-        let last = std::mem::replace(&mut list.last, number);
-        list.len += 1;
-        if last == NONE {
-            list.first = number;
-        } else {
-            self.clusters[last as usize].next = number;
-        }
-        let cluster = &mut self.clusters[number as usize];
-        (cluster.state, cluster.prev, cluster.next) = (state, last, NONE);
-    }
-
-    /// A free cluster, off every list, now of `order`.
-    fn take_free(&mut self, order: Order) -> Option<u32> {
-        let number = if self.free.first != NONE {
-            let number = self.free.first;
-            self.unlink(number);
-            number
-        } else if (self.fresh as usize) < self.clusters.len() {
-            self.fresh += 1;
-            self.fresh - 1
-        } else {
-            return None;
-        };
-        self.clusters[number as usize].order = order;
-        Some(number)
-    }
-
-    /// Looks for room in a cluster, which is on a list, and takes it. A cluster that was tried goes to the
-    /// end of frag, or of full.
-    fn try_cluster(&mut self, cpu: usize, number: u32, order: Order, from: usize) -> Option<Slot> {
-        self.counters.clusters_scanned += 1;
-        let found = self.clusters[number as usize].find(order, from);
-        self.unlink(number);
-        self.settle(cpu, number, order, found)
-    }
-
-    /// Takes `found` in a cluster that is on no list, and puts the cluster on one.
-    fn settle(&mut self, cpu: usize, number: u32, order: Order, found: Option<usize>) -> Option<Slot> {
-        if let Some(at) = found {
-            let pages = order.pages() as usize;
-            let cluster = &mut self.clusters[number as usize];
-            cluster.set_range(at, pages, true);
-            cluster.used_slots += pages as u16;
-            self.used_slots += pages as u32;
-            self.current[cpu][order.index()] = (number, ((at + pages) % BLOCK_PAGES) as u16);
-        }
-        let full = usize::from(self.clusters[number as usize].used_slots) == BLOCK_PAGES;
-        self.append(number, if full { State::Full } else { State::Frag });
-        found.map(|at| Slot(number * BLOCK_PAGES as u32 + at as u32))
-    }
-
-    fn take_current(&mut self, cpu: usize, order: Order) -> Option<Slot> {
-        let (number, from) = self.current[cpu][order.index()];
-        if number == NONE {
-            return None;
-        }
-        let cluster = &self.clusters[number as usize];
-        let usable = cluster.order == order && matches!(cluster.state, State::Nonfull | State::Frag);
-        let found = if usable { self.try_cluster(cpu, number, order, usize::from(from)) } else { None };
-        if found.is_none() {
-            self.current[cpu][order.index()] = (NONE, 0);
-        }
-        found
-    }
-
-    fn take_from_free(&mut self, cpu: usize, order: Order) -> Option<Slot> {
-        let number = self.take_free(order)?;
-        self.settle(cpu, number, order, Some(0))
-    }
-
-    /// From the first `most` clusters of a list.
-    fn take_listed(&mut self, cpu: usize, state: State, of: Order, order: Order, most: u32) -> Option<Slot> {
-        let tries = self.list(state, of).len.min(most);
-        for _ in 0..tries {
-            let number = self.list(state, of).first;
-            if number == NONE {
-                return None;
-            }
-            let found = self.try_cluster(cpu, number, order, 0);
-            if found.is_some() {
-                return found;
-            }
-        }
-        None
-    }
-
-    fn steal(&mut self, cpu: usize) -> Option<Slot> {
-        for of in Order::all().filter(|&of| of > Order::ZERO) {
-            for state in [State::Frag, State::Nonfull] {
-                if let Some(slot) = self.take_listed(cpu, state, of, Order::ZERO, u32::MAX) {
-                    self.counters.stolen += 1;
-                    self.current[cpu][0] = (NONE, 0);
-                    return Some(slot);
-                }
-            }
-        }
-        None
-    }
-
-    fn alloc(&mut self, cpu: usize, order: Order, strategy: Strategy) -> Option<Slot> {
-        if let Some(slot) = self.take_current(cpu, order) {
-            return Some(slot);
-        }
-        if order == MAX_ORDER {
-            return self.take_from_free(cpu, order);
-        }
-        let nonfull = |inner: &mut Inner| inner.take_listed(cpu, State::Nonfull, order, order, u32::MAX);
-        let free = |inner: &mut Inner| inner.take_from_free(cpu, order);
-        let found = match strategy {
-            Strategy::NonfullFirst => nonfull(self).or_else(|| free(self)),
-            Strategy::ClusterLists | Strategy::OneFragment => free(self).or_else(|| nonfull(self)),
-        };
-        let most_frag = if strategy == Strategy::ClusterLists { u32::MAX } else { 1 };
-        found
-            .or_else(|| self.take_listed(cpu, State::Frag, order, order, most_frag))
-            .or_else(|| if order == Order::ZERO { self.steal(cpu) } else { None })
-    }
-
-    fn free_in_cluster(&mut self, slot: Slot, slots: u32) {
-        let number = slot.0 / BLOCK_PAGES as u32;
-        let cluster = &mut self.clusters[number as usize];
-        cluster.set_range(slot.0 as usize % BLOCK_PAGES, slots as usize, false);
-        cluster.used_slots -= slots as u16;
-        self.used_slots -= slots;
-        let empty = cluster.used_slots == 0;
-        if empty || cluster.state != State::Nonfull {
-            self.unlink(number);
-            self.append(number, if empty { State::Free } else { State::Nonfull });
-        }
-    }
+    device: SwapDevice,
+    policy: &'static dyn Policy,
+    table: ClusterTable,
+    lists: Mutex<Lists>,
+    per_cpu: Box<[PerCpu]>,
+    used_slots: AtomicU32,
 }
 
 impl SwapClusters {
-    /// An allocator for `slots` slots (whole clusters are used) and `cpus` CPUs.
-    pub fn new(slots: u32, cpus: u16, strategy: Strategy) -> SwapClusters {
-        let clusters = slots as usize / BLOCK_PAGES;
-        let inner = Inner {
-            clusters: vec![Cluster::default(); clusters],
-            fresh: 0,
-            free: List::default(),
-            nonfull: Default::default(),
-            frag: Default::default(),
-            full: List::default(),
-            current: vec![[(NONE, 0); ORDERS]; usize::from(cpus.max(1))],
-            used_slots: 0,
-            counters: SlotCounters::default(),
-        };
-        SwapClusters { inner: Mutex::new(inner), slots: (clusters * BLOCK_PAGES) as u32, strategy }
-    }
-
-    /// Slots of the device.
-    pub fn slots(&self) -> u32 {
-        self.slots
-    }
-
-    /// 2^order contiguous slots, naturally aligned.
-    pub fn alloc(&self, cpu: CpuNumber, order: Order) -> Option<Slot> {
-        let mut inner = self.inner.lock();
-        let cpu = usize::from(cpu.0) % inner.current.len();
-        let found = inner.alloc(cpu, order, self.strategy);
-        let counters = &mut inner.counters;
-        *if found.is_some() { &mut counters.allocs } else { &mut counters.fallbacks }
-            .get_mut(order.index())
-            .expect("an order is an index") += 1;
-        found
-    }
-
-    /// Frees `slots` slots from `first` on, in one pass.
-    pub fn free(&self, first: Slot, slots: u32) {
-        let mut inner = self.inner.lock();
-        let (mut at, end) = (first.0, first.0 + slots);
-        while at < end {
-            let cluster_end = (at / BLOCK_PAGES as u32 + 1) * BLOCK_PAGES as u32;
-            let part = cluster_end.min(end) - at;
-            inner.free_in_cluster(Slot(at), part);
-            at += part;
+    /// An allocator for the slots of `device` and `cpus` CPUs.
+    pub fn new(device: SwapDevice, cpus: u16, strategy: Strategy) -> SwapClusters {
+        SwapClusters {
+            device,
+            policy: strategy.policy(),
+            table: ClusterTable::new(device.slots / CLUSTER_SLOTS),
+            lists: Mutex::default(),
+            per_cpu: (0..cpus.max(1)).map(|_| PerCpu::default()).collect(),
+            used_slots: AtomicU32::new(0),
         }
     }
 
-    /// Slots in use.
+    /// Slots of the device, whole clusters.
+    pub fn slots(&self) -> u32 {
+        self.table.len() * CLUSTER_SLOTS
+    }
+
+    /// 2^order contiguous slots, naturally aligned; `cpu` is where the caller runs, modulo the CPUs there are.
+    ///
+    /// # Errors
+    /// There is no room that this strategy finds. Order 0 finds whatever is free all the while it looks, except that
+    /// [`Strategy::PerCpuLinear`] may miss slots freed and allocated by others meanwhile.
+    pub fn alloc(&self, cpu: CpuNumber, order: Order) -> Result<Slot, NoSlots> {
+        let cpu = &self.per_cpu[usize::from(cpu.0) % self.per_cpu.len()];
+        loop {
+            let mut search = Search::new(self, cpu, order);
+            let found = if order == MAX_ORDER {
+                search.free_cluster()
+            } else {
+                search.current().or_else(|| self.policy.find(&mut search))
+            };
+            if found.is_none() {
+                search.look_at_full();
+            }
+            cpu.count_scanned(search.scanned());
+            if let Some(slot) = found {
+                self.used_slots.fetch_add(order.pages(), Relaxed);
+                cpu.count_alloc(order);
+                return Ok(slot);
+            }
+            // As in the kernel, higher orders fall back rather than try hard.
+            if order == Order::ZERO && search.missed_some() {
+                continue;
+            }
+            cpu.count_fallback(order);
+            let reason = self.why_none(search);
+            if reason != NoSlots::Full {
+                cpu.count_reclaim();
+            }
+            return Err(reason);
+        }
+    }
+
+    fn why_none(&self, search: Search<'_>) -> NoSlots {
+        if self.lists.lock().len(Place::AwaitsDiscard) > 0 {
+            return NoSlots::Discard;
+        }
+        search.into_reclaimable().map_or(NoSlots::Full, NoSlots::Reclaim)
+    }
+
+    /// Frees `slots` slots from `first` on, in use or cache-only, in one pass (`swap_entries_free`).
+    ///
+    /// # Panics
+    /// If one of them is free.
+    pub fn free(&self, first: Slot, slots: u32) {
+        self.each_cluster(first, slots, |number, cluster, part| {
+            let (at, slots) = (part.start.index_in_cluster(), part.end.0 - part.start.0);
+            cluster.free(at, slots);
+            let place = match (cluster.is_empty(), self.device.wants_discard) {
+                (true, true) => Place::AwaitsDiscard,
+                (true, false) => Place::Free,
+                (false, _) => self.policy.after_free(cluster, at, slots),
+            };
+            self.relocate(number, cluster, place);
+        });
+        self.used_slots.fetch_sub(slots, Relaxed);
+    }
+
+    /// Says that only the swap cache refers to `slots` slots from `first` on, which are in use: they may be asked for
+    /// by [`NoSlots::Reclaim`] (the kernel's `SWAP_HAS_CACHE` with a count of 0).
+    ///
+    /// # Panics
+    /// If one of them is not in use.
+    pub fn mark_cache_only(&self, first: Slot, slots: u32) {
+        self.each_cluster(first, slots, |number, cluster, part| {
+            cluster.mark_cache_only(part.start.index_in_cluster(), part.end.0 - part.start.0);
+            self.relocate(number, cluster, self.policy.after_mark(cluster));
+        });
+    }
+
+    /// Says that `slots` slots from `first` on, which are cache-only, are referred to again.
+    ///
+    /// # Panics
+    /// If one of them is not cache-only.
+    pub fn mark_in_use(&self, first: Slot, slots: u32) {
+        self.each_cluster(first, slots, |number, cluster, part| {
+            cluster.mark_in_use(part.start.index_in_cluster(), part.end.0 - part.start.0);
+            self.relocate(number, cluster, self.policy.after_mark(cluster));
+        });
+    }
+
+    /// Slots in use or cache-only.
     pub fn used_slots(&self) -> u32 {
-        self.inner.lock().used_slots
+        self.used_slots.load(Relaxed)
     }
 
     /// What it has done.
     pub fn counters(&self) -> SlotCounters {
-        self.inner.lock().counters
+        let mut all = SlotCounters::default();
+        self.per_cpu.iter().for_each(|cpu| cpu.add_to(&mut all));
+        all
     }
 
-    /// Walks everything: each cluster is on the one list that its slots call for.
-    pub fn check(&self) {
-        let inner = self.inner.lock();
-        let mut seen = vec![false; inner.clusters.len()];
-        let mut walk = |list: &List, state: State, order: Option<Order>| {
-            let (mut at, mut prev, mut len) = (list.first, NONE, 0);
-            while at != NONE {
-                let cluster = &inner.clusters[at as usize];
-                assert!(!std::mem::replace(&mut seen[at as usize], true), "cluster {at} is on two lists");
-                assert_eq!((cluster.state, cluster.prev), (state, prev), "cluster {at}");
-                assert!(order.is_none_or(|order| cluster.order == order), "cluster {at} is of another order");
-                (prev, at, len) = (at, cluster.next, len + 1);
+    /// Calls `act` with each cluster that has some of the slots, locked, and which of the slots these are.
+    fn each_cluster(&self, first: Slot, slots: u32, mut act: impl FnMut(ClusterNumber, &mut Cluster, Range<Slot>)) {
+        let (mut at, end) = (first, first.offset(slots));
+        while at < end {
+            let number = at.cluster();
+            let part = at..number.slots().end.min(end);
+            at = part.end;
+            act(number, &mut self.table.get(number).lock(), part);
+        }
+    }
+
+    /// The first cluster at `place` that can be had, locked.
+    fn look_at(&self, place: Place) -> Look<'_> {
+        let mut lists = self.lists.lock();
+        let (len, moves) = (lists.len(place), lists.moves());
+        let mut contended = None;
+        let mut lock = |number| match self.table.get(number).try_lock() {
+            Some(cluster) => Some((number, cluster)),
+            None => {
+                contended = Some(number);
+                None
             }
-            assert_eq!((list.last, list.len), (prev, len));
         };
-        walk(&inner.free, State::Free, None);
-        walk(&inner.full, State::Full, None);
-        for order in Order::all() {
-            walk(&inner.nonfull[order.index()], State::Nonfull, Some(order));
-            walk(&inner.frag[order.index()], State::Frag, Some(order));
+        let mut first = lists.iter(place).find_map(&mut lock);
+        if first.is_none() && place == Place::Free && lists.clusters() < self.table.len() {
+            first = lock(lists.add_fresh());
         }
-        let mut used = 0;
-        for (number, cluster) in inner.clusters.iter().enumerate() {
-            assert_eq!(seen[number], number < inner.fresh as usize, "cluster {number} is on no list");
-            let ones: u32 = cluster.used_bits.iter().map(|word| word.count_ones()).sum();
-            assert_eq!(ones, u32::from(cluster.used_slots), "cluster {number}");
-            match cluster.state {
-                State::Free => assert_eq!(ones, 0),
-                State::Full => assert_eq!(ones as usize, BLOCK_PAGES),
-                State::Nonfull | State::Frag => assert!(ones > 0 && (ones as usize) < BLOCK_PAGES, "cluster {number}"),
-            }
-            used += ones;
-        }
-        assert_eq!(used, inner.used_slots);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
-    use proptest::strategy::Strategy as _;
-    use std::collections::BTreeSet;
-
-    fn strategy() -> impl proptest::strategy::Strategy<Value = Strategy> {
-        prop::sample::select(Strategy::ALL.to_vec())
+        Look { first, contended, len, moves }
     }
 
-    #[derive(Clone, Debug)]
-    enum Step {
-        Alloc(u16, u8),
-        Free(prop::sample::Index),
-        FreePart(prop::sample::Index, u32, u32),
-    }
-
-    fn step() -> impl proptest::strategy::Strategy<Value = Step> {
-        prop_oneof![
-            4 => (0u16..3, 0u8..10).prop_map(|(cpu, order)| Step::Alloc(cpu, order)),
-            2 => any::<prop::sample::Index>().prop_map(Step::Free),
-            1 => (any::<prop::sample::Index>(), 0u32..512, 1u32..512).prop_map(|(i, at, n)| Step::FreePart(i, at, n)),
-        ]
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(150))]
-        #[test]
-        fn slots_are_contiguous_aligned_and_nobody_elses(
-            strategy in strategy(),
-            clusters in 1u32..12,
-            steps in prop::collection::vec(step(), 1..200),
-        ) {
-            let swap = SwapClusters::new(clusters * 512, 3, strategy);
-            let mut used: BTreeSet<u32> = BTreeSet::new();
-            let mut held: Vec<(u32, u32)> = Vec::new();
-            for step in steps {
-                match step {
-                    Step::Alloc(cpu, order) => {
-                        let order = Order::new(order).unwrap();
-                        match swap.alloc(CpuNumber(cpu), order) {
-                            Some(slot) => {
-                                prop_assert_eq!(slot.0 % order.pages(), 0);
-                                for slot in slot.0..slot.0 + order.pages() {
-                                    prop_assert!(slot < clusters * 512 && used.insert(slot));
-                                }
-                                held.push((slot.0, order.pages()));
-                            }
-                            None => prop_assert!(order > Order::ZERO || used.len() as u32 == clusters * 512),
-                        }
-                    }
-                    Step::Free(index) if !held.is_empty() => {
-                        let (slot, slots) = held.swap_remove(index.index(held.len()));
-                        swap.free(Slot(slot), slots);
-                        (slot..slot + slots).for_each(|slot| { used.remove(&slot); });
-                    }
-                    Step::FreePart(index, at, slots) if !held.is_empty() => {
-                        let (slot, all) = held.swap_remove(index.index(held.len()));
-                        let at = at % all;
-                        let slots = slots.min(all - at);
-                        swap.free(Slot(slot + at), slots);
-                        (slot + at..slot + at + slots).for_each(|slot| { used.remove(&slot); });
-                        held.push((slot, at));
-                        held.push((slot + at + slots, all - at - slots));
-                        held.retain(|&(_, slots)| slots > 0);
-                    }
-                    Step::Free(_) | Step::FreePart(..) => {}
-                }
-                swap.check();
-                prop_assert_eq!(swap.used_slots() as usize, used.len());
-            }
+    /// Moves a cluster, which the caller has locked, to where it belongs, unless it is there.
+    fn relocate(&self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
+        if cluster.place != to {
+            self.move_to_end(number, cluster, to);
         }
     }
 
-    #[test]
-    fn the_default_scans_a_bounded_number_of_clusters() {
-        let swap = SwapClusters::new(512 * 256, 1, Strategy::NonfullFirst);
-        let order = Order::new(4).unwrap();
-        let slots: Vec<Slot> = std::iter::from_fn(|| swap.alloc(CpuNumber(0), order)).collect();
-        assert_eq!(slots.len(), 32 * 256);
-        // One page of each folio is freed: every cluster is fragmented, none has room for a folio.
-        slots.iter().for_each(|slot| swap.free(*slot, 1));
-        for _ in 0..256 {
-            assert!(swap.alloc(CpuNumber(0), order).is_none());
-        }
-        let before = swap.counters().clusters_scanned;
-        for _ in 0..100 {
-            assert!(swap.alloc(CpuNumber(0), order).is_none());
-        }
-        assert!(swap.counters().clusters_scanned - before <= 200);
-    }
-
-    #[test]
-    fn names_of_strategies_are_read_back() {
-        for strategy in Strategy::ALL {
-            assert_eq!(strategy.to_string().parse(), Ok(strategy));
-        }
-        assert!("first-fit".parse::<Strategy>().is_err());
+    /// Moves a cluster, which the caller has locked, to the end of a list.
+    fn move_to_end(&self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
+        let mut lists = self.lists.lock();
+        lists.move_to_end(number, cluster.place, to);
+        cluster.place = to;
     }
 }

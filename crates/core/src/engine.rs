@@ -22,7 +22,7 @@ mod reclaim;
 
 pub use fault::Served;
 
-use crate::cluster::{Strategy, SwapClusters};
+use crate::cluster::{NoSlots, Strategy, SwapClusters, SwapDevice};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::locality::Locality;
@@ -58,6 +58,9 @@ pub struct EngineConfig {
     pub floor_pages: u64,
 }
 
+/// Times an allocation of slots is tried again after copies have given up theirs. Each time some are there to be
+/// given up, or were taken by somebody else just now, so that a few are enough.
+const SLOT_TRIES: u32 = 4;
 /// Part of the content (1/2^5) that is kept staged while there is pressure: enough that a folio in use
 /// is touched before it is written back, little enough that the touches cost little.
 const STAGED_SHARE_SHIFT: u32 = 5;
@@ -109,7 +112,11 @@ impl<M: Machine> Engine<M> {
             active: Queue::default(),
             staged: Queue::default(),
             workingset: Workingset::default(),
-            slots: SwapClusters::new(config.swap_slots, config.cpus, config.strategy),
+            slots: SwapClusters::new(
+                SwapDevice { slots: config.swap_slots, wants_discard: false },
+                config.cpus,
+                config.strategy,
+            ),
             slot_map: SlotMap::new(config.swap_slots),
             store: Store::new(config.swap_slots),
             swap_cache: SwapCache::default(),
@@ -186,6 +193,23 @@ impl<M: Machine> Engine<M> {
 
     fn runs(&self) -> StoreRuns<'_, M> {
         StoreRuns(self)
+    }
+
+    /// 2^order contiguous slots, for which compressed copies of what is in the program may have to go.
+    fn alloc_slots(&self, order: Order) -> Option<Slot> {
+        for _ in 0..SLOT_TRIES {
+            match self.slots.alloc(self.machine.cpu(), order) {
+                Ok(slot) => return Some(slot),
+                Err(NoSlots::Reclaim(slots)) => {
+                    for copy in self.swap_cache.take_overlapping(slots) {
+                        self.free_slots(copy.slot, copy.order.pages());
+                    }
+                }
+                Err(NoSlots::Full) => return None,
+                Err(NoSlots::Discard) => unreachable!("the store wants no discard"),
+            }
+        }
+        None
     }
 
     /// Frees the compressed copy of the folio whose head frame is `head`, if there is one.

@@ -10,12 +10,15 @@
 //! notice when that changes.
 //!
 //! Copies are known by the head frame of their folio, which is its own as long as it is resident or at
-//! home. Locks: one leaf lock for every 16th of the frames.
+//! home; and by their slots, so that the slot allocator can have them back where it needs them. Who takes a
+//! copy out by either is its owner. Locks: a leaf lock for every 16th of the frames, and one for every 16th
+//! of the clusters; never two of them.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::{Frame, Order, PAGE_BYTES, Slot};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 const SHARDS: u32 = 16;
 /// Shares are counted in 1024ths.
@@ -41,6 +44,9 @@ pub struct SwapCopy {
 /// All copies.
 pub struct SwapCache {
     shards: [Mutex<BTreeMap<Frame, SwapCopy>>; SHARDS as usize],
+    /// The folio of each copy by the copy's first slot. A copy is here before it is in `shards`, and until
+    /// after that; copies never cross clusters, because folios' slots are aligned.
+    by_slot: [Mutex<BTreeMap<Slot, Frame>>; SHARDS as usize],
     pages: AtomicU64,
     good_share: AtomicU32,
     refused: AtomicU32,
@@ -50,6 +56,7 @@ impl Default for SwapCache {
     fn default() -> SwapCache {
         SwapCache {
             shards: std::array::from_fn(|_| Mutex::new(BTreeMap::new())),
+            by_slot: std::array::from_fn(|_| Mutex::new(BTreeMap::new())),
             pages: AtomicU64::new(0),
             // Undecided.
             good_share: AtomicU32::new(WHOLE / 2),
@@ -64,6 +71,10 @@ impl SwapCache {
         &self.shards[((head.0 >> 4) % SHARDS) as usize]
     }
 
+    fn slot_shard(&self, slot: Slot) -> &Mutex<BTreeMap<Slot, Frame>> {
+        &self.by_slot[(slot.cluster().0 % SHARDS) as usize]
+    }
+
     /// Whether a copy of `stored_bytes` of a folio of `order` is worth its memory.
     pub fn wants(&self, order: Order, stored_bytes: u64) -> bool {
         if stored_bytes * 2 > order.bytes() as u64 {
@@ -75,6 +86,7 @@ impl SwapCache {
     /// Keeps a copy of the folio whose head frame is `head`. The folio's block is locked.
     pub fn keep(&self, head: Frame, copy: SwapCopy) {
         self.pages.fetch_add(u64::from(copy.order.pages()), Relaxed);
+        self.slot_shard(copy.slot).lock().insert(copy.slot, head);
         let before = self.shard(head).lock().insert(head, copy);
         debug_assert!(before.is_none(), "two copies of the folio at {head:?}");
     }
@@ -82,15 +94,40 @@ impl SwapCache {
     /// Takes the copy of the folio whose head frame is `head` out, if there is one.
     pub fn take(&self, head: Frame) -> Option<SwapCopy> {
         let copy = self.shard(head).lock().remove(&head)?;
-        self.pages.fetch_sub(u64::from(copy.order.pages()), Relaxed);
-        Some(copy)
+        Some(self.taken(copy))
     }
 
     /// Takes any copy out.
     pub fn take_any(&self) -> Option<SwapCopy> {
         let copy = self.shards.iter().find_map(|shard| shard.lock().pop_first())?.1;
+        Some(self.taken(copy))
+    }
+
+    /// Takes all copies out that have some of these slots, which are of one cluster.
+    pub fn take_overlapping(&self, slots: Range<Slot>) -> Vec<SwapCopy> {
+        let first_of_cluster = slots.start.cluster().slots().start;
+        // A copy that starts before them may reach into them; the nearest one is the only one that can.
+        let heads: Vec<(Slot, Frame)> = {
+            let by_slot = self.slot_shard(slots.start).lock();
+            let before = by_slot.range(first_of_cluster..slots.start).next_back();
+            before.into_iter().chain(by_slot.range(slots.clone())).map(|(&slot, &head)| (slot, head)).collect()
+        };
+        let overlapping = |(slot, head): (Slot, Frame)| {
+            let mut shard = self.shard(head).lock();
+            let copy =
+                shard.get(&head).filter(|copy| copy.slot == slot && slot.offset(copy.order.pages()) > slots.start)?;
+            let copy = *copy;
+            shard.remove(&head);
+            Some(copy)
+        };
+        heads.into_iter().filter_map(overlapping).map(|copy| self.taken(copy)).collect()
+    }
+
+    /// What is left to do for a copy that was taken out of `shards`, before its slots are anybody else's.
+    fn taken(&self, copy: SwapCopy) -> SwapCopy {
         self.pages.fetch_sub(u64::from(copy.order.pages()), Relaxed);
-        Some(copy)
+        self.slot_shard(copy.slot).lock().remove(&copy.slot);
+        copy
     }
 
     /// Counts a copy that was looked at.
@@ -114,6 +151,11 @@ impl SwapCache {
         }
         let pages: u64 = all.iter().map(|(_, copy)| u64::from(copy.order.pages())).sum();
         assert_eq!(pages, self.pages(), "pages with a copy");
+        let by_slot: usize = self.by_slot.iter().map(|shard| shard.lock().len()).sum();
+        assert_eq!(by_slot, all.len(), "copies by slot");
+        for (head, copy) in &all {
+            assert_eq!(self.slot_shard(copy.slot).lock().get(&copy.slot), Some(head), "{copy:?}");
+        }
         assert!(all.iter().all(|(_, copy)| copy.order.bytes() >= PAGE_BYTES));
         all
     }
@@ -147,5 +189,18 @@ mod tests {
         assert_eq!(cache.take(Frame(64)), None);
         assert_eq!(cache.take_any(), None);
         assert_eq!(cache.pages(), 0);
+    }
+
+    #[test]
+    fn copies_are_taken_by_any_of_their_slots() {
+        let cache = SwapCache::default();
+        let copy = |slot| SwapCopy { slot: Slot(slot), order: Order::new(2).unwrap(), hash: 9 };
+        for slot in [508, 512, 520, 524, 532] {
+            cache.keep(Frame(slot * 64), copy(slot));
+        }
+        assert_eq!(cache.take_overlapping(Slot(516)..Slot(520)), []);
+        assert_eq!(cache.take_overlapping(Slot(522)..Slot(525)), [copy(520), copy(524)]);
+        assert_eq!(cache.take_overlapping(Slot(512)..Slot(528)), [copy(512)]);
+        assert_eq!(cache.copies(), [(Frame(508 * 64), copy(508)), (Frame(532 * 64), copy(532))]);
     }
 }

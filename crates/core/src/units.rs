@@ -17,6 +17,9 @@ pub const ORDERS: usize = 10;
 /// Pages in a block of address space and slots in a cluster: `2^MAX_ORDER`.
 pub const BLOCK_PAGES: usize = 512;
 
+/// Slots in a cluster, so that a folio of the highest order fills one.
+pub const CLUSTER_SLOTS: u32 = MAX_ORDER.pages();
+
 const _: () = assert!(1 << PAGE_SHIFT == PAGE_BYTES);
 const _: () = assert!(1 << MAX_ORDER.0 == BLOCK_PAGES);
 const _: () = assert!(MAX_ORDER.0 as usize + 1 == ORDERS);
@@ -226,11 +229,69 @@ impl Slot {
     pub const fn offset(self, slots: u32) -> Slot {
         Slot(self.0 + slots)
     }
+
+    /// The cluster it lies in.
+    pub const fn cluster(self) -> ClusterNumber {
+        ClusterNumber(self.0 / CLUSTER_SLOTS)
+    }
+
+    /// Where in its cluster it lies.
+    pub const fn index_in_cluster(self) -> SlotIndex {
+        SlotIndex((self.0 % CLUSTER_SLOTS) as u16)
+    }
 }
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "S{:x}", self.0)
+    }
+}
+
+/// [`CLUSTER_SLOTS`] slots of a swap device, 0 based.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterNumber(pub u32);
+
+impl ClusterNumber {
+    /// The slot at `index` of this cluster.
+    pub const fn slot(self, index: SlotIndex) -> Slot {
+        Slot(self.0 * CLUSTER_SLOTS + index.0 as u32)
+    }
+
+    /// All its slots.
+    pub const fn slots(self) -> Range<Slot> {
+        let first = self.slot(SlotIndex::FIRST);
+        first..first.offset(CLUSTER_SLOTS)
+    }
+}
+
+impl fmt::Debug for ClusterNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "C{:x}", self.0)
+    }
+}
+
+/// Where in its cluster a slot lies, 0..[`CLUSTER_SLOTS`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotIndex(u16);
+
+impl SlotIndex {
+    /// The first slot of a cluster.
+    pub const FIRST: SlotIndex = SlotIndex(0);
+
+    /// `index` if a cluster has so many slots.
+    pub const fn new(index: u32) -> Option<SlotIndex> {
+        if index < CLUSTER_SLOTS { Some(SlotIndex(index as u16)) } else { None }
+    }
+
+    /// The number itself.
+    pub const fn get(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+impl fmt::Debug for SlotIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s{}", self.0)
     }
 }
 

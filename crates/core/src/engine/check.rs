@@ -1,6 +1,7 @@
 //! The whole-engine check: every page, frame and slot is accounted for exactly once.
 
 use super::Engine;
+use crate::cluster::SlotState;
 use crate::machine::Machine;
 use crate::page_table::PageState;
 use crate::units::{Frame, ORDERS, Order};
@@ -47,6 +48,7 @@ impl<M: Machine> Engine<M> {
                         for index in 0..order.pages() {
                             assert!(slots.insert(slot.offset(index)), "{slot:?}+{index} is used twice");
                             self.slot_map.get(slot.offset(index));
+                            assert_eq!(self.slots.slot_state(slot.offset(index)), SlotState::InUse, "{slot:?}+{index}");
                         }
                     }
                 }
@@ -61,6 +63,7 @@ impl<M: Machine> Engine<M> {
             for index in 0..copy.order.pages() {
                 assert!(slots.insert(copy.slot.offset(index)), "{copy:?} is used twice");
                 self.slot_map.get(copy.slot.offset(index));
+                assert_eq!(self.slots.slot_state(copy.slot.offset(index)), SlotState::CacheOnly, "{copy:?}");
             }
         }
         assert_eq!(resident, self.resident_pages(), "resident pages");

@@ -486,7 +486,10 @@ impl<M: Machine> Engine<M> {
         };
         self.counters().vm.pswpin.add(u64::from(order.pages()));
         match copy {
-            Some(copy) if whole => self.swap_cache.keep(run.head, copy),
+            Some(copy) if whole => {
+                self.slots.mark_cache_only(slot, order.pages());
+                self.swap_cache.keep(run.head, copy);
+            }
             _ => self.free_slots(slot, order.pages()),
         }
         if whole {

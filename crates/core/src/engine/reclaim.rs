@@ -242,7 +242,7 @@ impl<M: Machine> Engine<M> {
             self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
             return self.finish_write_back(block, folio, run, slot, 0);
         }
-        let Some(slot) = self.slots.alloc(self.machine.cpu(), order) else {
+        let Some(slot) = self.alloc_slots(order) else {
             return self.write_back_in_parts(block, folio, run);
         };
         match self.compress_folio(worker, folio, run, slot) {
@@ -266,8 +266,10 @@ impl<M: Machine> Engine<M> {
         self.swap_cache.judged(good);
         if !good {
             self.free_slots(copy.slot, copy.order.pages());
+            return None;
         }
-        good.then_some(copy.slot)
+        self.slots.mark_in_use(copy.slot, copy.order.pages());
+        Some(copy.slot)
     }
 
     /// No contiguous slots: the folio is split and its pages are queued one by one.

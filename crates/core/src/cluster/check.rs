@@ -1,0 +1,40 @@
+//! The whole-allocator check: every slot is in one state, every cluster where it belongs.
+
+use super::lists::Place;
+use super::{SlotState, SwapClusters};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::units::{ClusterNumber, Order, Slot};
+
+impl SwapClusters {
+    /// Walks all clusters and lists and panics at the first thing that does not add up. Only while no other call
+    /// is under way.
+    pub fn check(&self) {
+        let listed = self.lists.lock().check();
+        let mut used_slots = 0;
+        for (number, listed) in (0..).map(ClusterNumber).zip(&listed) {
+            let cluster = self.table.get(number).lock();
+            let off_list = matches!(cluster.place, Place::Discarding | Place::InUse);
+            assert_eq!(*listed, if off_list { None } else { Some(cluster.place) }, "{number:?}");
+            cluster.check(number);
+            self.policy.check(&cluster);
+            used_slots += cluster.used_slots();
+        }
+        assert_eq!(used_slots, self.used_slots.load(Relaxed), "slots in use");
+        assert!(listed.len() as u32 <= self.table.len(), "more clusters are in use than there are");
+        for (cpu, order) in self.per_cpu.iter().flat_map(|cpu| Order::all().map(move |order| (cpu, order))) {
+            let current = cpu.current(order);
+            assert!(current.is_none_or(|at| (at.cluster.0 as usize) < listed.len()), "{current:?} of {order:?}");
+        }
+    }
+
+    /// What `slot` is used for.
+    pub fn slot_state(&self, slot: Slot) -> SlotState {
+        let cluster = self.table.get(slot.cluster()).lock();
+        let index = slot.index_in_cluster();
+        match (cluster.is_used(index), cluster.is_cache_only(index)) {
+            (false, _) => SlotState::Free,
+            (true, false) => SlotState::InUse,
+            (true, true) => SlotState::CacheOnly,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Clusters on their way from freed to free on a device that wants discard.
+
+use super::SwapClusters;
+use super::lists::Place;
+use crate::units::{ClusterNumber, Slot};
+use std::ops::Range;
+
+/// A wholly free cluster that nobody may use until [`SwapClusters::discarded`] gets this back.
+#[must_use = "the cluster is lost until it is discarded"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct PendingDiscard(ClusterNumber);
+
+impl PendingDiscard {
+    /// What is to be discarded.
+    pub fn slots(&self) -> Range<Slot> {
+        self.0.slots()
+    }
+}
+
+impl SwapClusters {
+    /// Takes all clusters off the discard queue, oldest first. The caller discards their slots and says so by
+    /// [`SwapClusters::discarded`]. (The kernel's `swap_do_scheduled_discard`.)
+    pub fn take_discards(&self) -> Vec<PendingDiscard> {
+        let mut taken = Vec::new();
+        loop {
+            let look = self.look_at(Place::AwaitsDiscard);
+            match (look.first, look.contended) {
+                (Some((number, mut cluster)), _) => {
+                    self.relocate(number, &mut cluster, Place::Discarding);
+                    taken.push(PendingDiscard(number));
+                }
+                (None, Some(number)) => drop(self.table.get(number).lock()),
+                (None, None) => return taken,
+            }
+        }
+    }
+
+    /// The slots of `pending` have been discarded: the cluster is free.
+    pub fn discarded(&self, pending: PendingDiscard) {
+        let mut cluster = self.table.get(pending.0).lock();
+        assert_eq!(cluster.place, Place::Discarding, "{pending:?} is of another device");
+        self.relocate(pending.0, &mut cluster, Place::Free);
+    }
+}

@@ -1,0 +1,117 @@
+//! How clusters are chosen: a small type for each strategy, behind one interface.
+
+mod cluster_lists;
+mod nonfull_first;
+mod one_fragment;
+mod per_cpu_linear;
+
+use super::lists::Place;
+use super::search::Search;
+use super::table::Cluster;
+use crate::units::{Order, Slot, SlotIndex};
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// How clusters are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Strategy {
+    /// 2024-04, before there were lists: only free clusters and, for order 0, a scan of the whole device.
+    PerCpuLinear,
+    /// Late 2024: a free cluster before nonfull ones, then every fragmented one.
+    ClusterLists,
+    /// 2025-08, first patch: a free cluster before nonfull ones, then only the first fragmented one.
+    OneFragment,
+    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then one fragmented one.
+    #[default]
+    NonfullFirst,
+}
+
+impl Strategy {
+    /// All of them, oldest first.
+    pub const ALL: [Strategy; 4] =
+        [Strategy::PerCpuLinear, Strategy::ClusterLists, Strategy::OneFragment, Strategy::NonfullFirst];
+
+    /// What it does.
+    pub(super) fn policy(self) -> &'static dyn Policy {
+        match self {
+            Strategy::PerCpuLinear => &per_cpu_linear::PerCpuLinear,
+            Strategy::ClusterLists => &cluster_lists::ClusterLists,
+            Strategy::OneFragment => &one_fragment::OneFragment,
+            Strategy::NonfullFirst => &nonfull_first::NonfullFirst,
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Strategy::PerCpuLinear => "per-cpu-linear",
+            Strategy::ClusterLists => "cluster-lists",
+            Strategy::OneFragment => "one-fragment",
+            Strategy::NonfullFirst => "nonfull-first",
+        })
+    }
+}
+
+/// There is no strategy of that name.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("unknown swap strategy {0:?}: use per-cpu-linear, cluster-lists, one-fragment or nonfull-first")]
+pub struct UnknownStrategy(String);
+
+impl FromStr for Strategy {
+    type Err = UnknownStrategy;
+
+    fn from_str(name: &str) -> Result<Strategy, UnknownStrategy> {
+        let found = Strategy::ALL.into_iter().find(|strategy| strategy.to_string() == name);
+        found.ok_or_else(|| UnknownStrategy(name.to_owned()))
+    }
+}
+
+/// What strategies differ in. What is not defined here is as in the kernel since late 2024.
+pub(super) trait Policy: Sync {
+    /// Looks for room when the CPU's current cluster has none. Never asked for the highest order, which only a free
+    /// cluster has room for.
+    fn find(&self, search: &mut Search<'_>) -> Option<Slot>;
+
+    /// Whether clusters in use are on lists. Without, what is freed behind a CPU in its current cluster is lost to it;
+    /// with them, a CPU come to the end of its current cluster goes on at its beginning.
+    fn keeps_lists(&self) -> bool {
+        true
+    }
+
+    /// Where a cluster with slots in use belongs, after `order` was tried in it.
+    fn after_try(&self, cluster: &Cluster, _order: Order) -> Place {
+        if cluster.is_full() { full(cluster) } else { Place::Frag(cluster.order) }
+    }
+
+    /// Where a cluster with slots in use belongs, after `slots` slots from `at` on were freed.
+    fn after_free(&self, cluster: &Cluster, _at: SlotIndex, _slots: u32) -> Place {
+        Place::Nonfull(cluster.order)
+    }
+
+    /// Where a cluster belongs, after some of its slots became cache-only or ceased to be.
+    fn after_mark(&self, cluster: &Cluster) -> Place {
+        if cluster.is_full() { full(cluster) } else { cluster.place }
+    }
+
+    /// Panics if the cluster breaks a rule that only this strategy has.
+    fn check(&self, _cluster: &Cluster) {}
+}
+
+fn full(cluster: &Cluster) -> Place {
+    if cluster.cache_only_slots() > 0 { Place::FullCacheOnly } else { Place::Full }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_strategies_are_read_back() {
+        for strategy in Strategy::ALL {
+            assert_eq!(strategy.to_string().parse(), Ok(strategy));
+        }
+        assert!("first-fit".parse::<Strategy>().is_err());
+    }
+}

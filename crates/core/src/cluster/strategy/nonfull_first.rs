@@ -1,0 +1,56 @@
+//! "mm, swap: prefer nonfull over free clusters" (2025-08, the second patch of "improve cluster scan strategy";
+//! `cluster_alloc_swap_entry` of Linux 6.18): nonfull clusters are filled up before a free one is opened, unless the
+//! device wants discard, where spreading writes is better.
+//!
+//! One thing differs from the kernel. There a cluster is nonfull once any slot of it was freed, so that an
+//! allocation may look through any number of nonfull clusters before one has room. Here it is nonfull only once
+//! *room for its order* was freed, and stays so until it is tried, or stolen from to the last such room. So the
+//! first nonfull cluster has room, and an allocation looks through three clusters at most: the CPU's current one,
+//! one that is nonfull, fragmented or stolen from, and a full one for something to reclaim.
+
+use super::{Policy, full};
+use crate::cluster::lists::Place;
+use crate::cluster::search::{Search, Tries};
+use crate::cluster::table::Cluster;
+use crate::units::{Order, Slot, SlotIndex};
+
+pub(in crate::cluster) struct NonfullFirst;
+
+impl Policy for NonfullFirst {
+    fn find(&self, search: &mut Search<'_>) -> Option<Slot> {
+        let order = search.order();
+        let nonfull = |search: &mut Search<'_>| search.listed(Place::Nonfull(order), Tries::One);
+        let found = if search.wants_discard() {
+            search.free_cluster().or_else(|| nonfull(search))
+        } else {
+            nonfull(search).or_else(|| search.free_cluster())
+        };
+        found
+            .or_else(|| search.listed(Place::Frag(order), Tries::One))
+            .or_else(|| if order == Order::ZERO { search.steal() } else { None })
+    }
+
+    fn after_try(&self, cluster: &Cluster, order: Order) -> Place {
+        if cluster.is_full() {
+            full(cluster)
+        } else if order != cluster.order && cluster.place == Place::Nonfull(cluster.order) && cluster.has_room() {
+            cluster.place
+        } else {
+            Place::Frag(cluster.order)
+        }
+    }
+
+    fn after_free(&self, cluster: &Cluster, at: SlotIndex, slots: u32) -> Place {
+        if cluster.has_room_around(at, slots) {
+            return Place::Nonfull(cluster.order);
+        }
+        match cluster.place {
+            Place::Full | Place::FullCacheOnly => Place::Frag(cluster.order),
+            place => place,
+        }
+    }
+
+    fn check(&self, cluster: &Cluster) {
+        assert!(!matches!(cluster.place, Place::Nonfull(_)) || cluster.has_room(), "a nonfull cluster without room");
+    }
+}

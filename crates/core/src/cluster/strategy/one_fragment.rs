@@ -1,0 +1,20 @@
+//! "mm, swap: only scan one cluster in fragment list" (2025-08, the first patch of "improve cluster scan strategy"): as
+//! [`super::cluster_lists`], but one fragmented cluster is enough; it goes to the end of its list, so that each gets its turn.
+
+use super::Policy;
+use crate::cluster::lists::Place;
+use crate::cluster::search::{Search, Tries};
+use crate::units::{Order, Slot};
+
+pub(in crate::cluster) struct OneFragment;
+
+impl Policy for OneFragment {
+    fn find(&self, search: &mut Search<'_>) -> Option<Slot> {
+        let order = search.order();
+        search
+            .free_cluster()
+            .or_else(|| search.listed(Place::Nonfull(order), Tries::All))
+            .or_else(|| search.listed(Place::Frag(order), Tries::One))
+            .or_else(|| if order == Order::ZERO { search.steal() } else { None })
+    }
+}

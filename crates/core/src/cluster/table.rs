@@ -1,0 +1,154 @@
+//! One cluster, and the array of all of them, which is made piece by piece as clusters are first used.
+
+use super::bits::Bits;
+use super::lists::Place;
+use crate::sync::Mutex;
+use crate::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
+use std::sync::OnceLock;
+
+/// Clusters made at a time: about 10 KiB for 128 MiB of slots.
+const CHUNK_CLUSTERS: usize = 64;
+
+/// What the slots of a cluster are used for.
+pub(super) struct Cluster {
+    /// Slots that are not free.
+    used: Bits,
+    /// Those of them that only the swap cache refers to.
+    cache_only: Bits,
+    used_slots: u16,
+    cache_only_slots: u16,
+    /// What it serves, from its first allocation until it is wholly free again.
+    pub order: Order,
+    /// Changed with the lock of the lists held, too, together with the lists.
+    pub place: Place,
+}
+
+impl Default for Cluster {
+    fn default() -> Cluster {
+        let (used, cache_only) = (Bits::default(), Bits::default());
+        Cluster { used, cache_only, used_slots: 0, cache_only_slots: 0, order: Order::ZERO, place: Place::Free }
+    }
+}
+
+impl Cluster {
+    pub fn is_empty(&self) -> bool {
+        self.used_slots == 0
+    }
+
+    pub fn is_full(&self) -> bool {
+        u32::from(self.used_slots) == CLUSTER_SLOTS
+    }
+
+    pub fn used_slots(&self) -> u32 {
+        self.used_slots.into()
+    }
+
+    pub fn cache_only_slots(&self) -> u32 {
+        self.cache_only_slots.into()
+    }
+
+    pub fn is_used(&self, at: SlotIndex) -> bool {
+        self.used.contains(at)
+    }
+
+    pub fn is_cache_only(&self, at: SlotIndex) -> bool {
+        self.cache_only.contains(at)
+    }
+
+    /// The first aligned run of free slots at or behind `from`.
+    pub fn find_free(&self, order: Order, from: SlotIndex) -> Option<SlotIndex> {
+        if self.used_slots() + order.pages() > CLUSTER_SLOTS {
+            return None;
+        }
+        self.used.find_clear(order, from)
+    }
+
+    /// The first aligned run of slots that are free or cache-only.
+    pub fn find_reclaimable(&self, order: Order) -> Option<SlotIndex> {
+        if self.cache_only_slots == 0 {
+            return None;
+        }
+        self.used.without(&self.cache_only).find_clear(order, SlotIndex::FIRST)
+    }
+
+    /// Whether an allocation of the cluster's own order would find room.
+    pub fn has_room(&self) -> bool {
+        self.find_free(self.order, SlotIndex::FIRST).is_some()
+    }
+
+    /// Whether freeing these slots has made room for the cluster's own order.
+    pub fn has_room_around(&self, at: SlotIndex, slots: u32) -> bool {
+        self.used.has_clear_around(at, slots, self.order)
+    }
+
+    /// Puts free slots to use.
+    pub fn take(&mut self, at: SlotIndex, slots: u32) {
+        self.used.set(at, slots);
+        self.used_slots += slots as u16;
+    }
+
+    /// Makes used slots free, cache-only or not.
+    pub fn free(&mut self, at: SlotIndex, slots: u32) {
+        self.used.clear(at, slots);
+        self.used_slots -= slots as u16;
+        if self.cache_only_slots > 0 {
+            self.cache_only_slots -= self.cache_only.clear_any(at, slots) as u16;
+        }
+    }
+
+    /// Makes slots in use cache-only.
+    pub fn mark_cache_only(&mut self, at: SlotIndex, slots: u32) {
+        assert!(self.used.contains_all(at, slots), "{slots} slots from {at:?} are not all used");
+        self.cache_only.set(at, slots);
+        self.cache_only_slots += slots as u16;
+    }
+
+    /// Puts cache-only slots to use again.
+    pub fn mark_in_use(&mut self, at: SlotIndex, slots: u32) {
+        self.cache_only.clear(at, slots);
+        self.cache_only_slots -= slots as u16;
+    }
+
+    /// Panics if the slots do not add up, or are not what they must be where the cluster is.
+    pub fn check(&self, number: ClusterNumber) {
+        let (used, cache_only) = (self.used.count(), self.cache_only.count());
+        assert_eq!((used, cache_only), (self.used_slots(), self.cache_only_slots()), "{number:?}");
+        assert_eq!(
+            self.cache_only.without(&self.used),
+            Bits::default(),
+            "{number:?} has free slots that are cache-only"
+        );
+        let fits = match self.place {
+            Place::Free | Place::AwaitsDiscard | Place::Discarding => self.is_empty(),
+            Place::Nonfull(order) | Place::Frag(order) => !self.is_empty() && !self.is_full() && order == self.order,
+            Place::Full => self.is_full() && cache_only == 0,
+            Place::FullCacheOnly => self.is_full() && cache_only > 0,
+            Place::InUse => !self.is_empty(),
+        };
+        assert!(fits, "{number:?}, of {:?}, with {used} slots used, is at {:?}", self.order, self.place);
+    }
+}
+
+/// All clusters of a device, each with its lock.
+pub(super) struct ClusterTable {
+    chunks: Box<[OnceLock<Box<[Mutex<Cluster>]>>]>,
+    clusters: u32,
+}
+
+impl ClusterTable {
+    pub fn new(clusters: u32) -> ClusterTable {
+        let chunks = (0..(clusters as usize).div_ceil(CHUNK_CLUSTERS)).map(|_| OnceLock::new()).collect();
+        ClusterTable { chunks, clusters }
+    }
+
+    /// Clusters of the device.
+    pub fn len(&self) -> u32 {
+        self.clusters
+    }
+
+    pub fn get(&self, number: ClusterNumber) -> &Mutex<Cluster> {
+        let (chunk, index) = (number.0 as usize / CHUNK_CLUSTERS, number.0 as usize % CHUNK_CLUSTERS);
+        let make = || (0..CHUNK_CLUSTERS).map(|_| Mutex::default()).collect();
+        &self.chunks[chunk].get_or_init(make)[index]
+    }
+}
