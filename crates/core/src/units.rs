@@ -283,6 +283,11 @@ impl SlotIndex {
         if index < CLUSTER_SLOTS { Some(SlotIndex(index as u16)) } else { None }
     }
 
+    /// The first slot of the naturally aligned run of `order` that holds this slot.
+    pub const fn head(self, order: Order) -> SlotIndex {
+        SlotIndex(self.0 & !(order.pages() as u16 - 1))
+    }
+
     /// The number itself.
     pub const fn get(self) -> u32 {
         self.0 as u32

@@ -47,6 +47,7 @@ impl Bits {
     ///
     /// # Panics
     /// If one of them is set.
+    #[inline]
     pub fn set(&mut self, at: SlotIndex, slots: u32) {
         each_word(at, slots, |word, mask| {
             assert_eq!(self.0[word] & mask, 0, "{slots} slots from {at:?} are not all free");
@@ -58,6 +59,7 @@ impl Bits {
     ///
     /// # Panics
     /// If one of them is clear.
+    #[inline]
     pub fn clear(&mut self, at: SlotIndex, slots: u32) {
         each_word(at, slots, |word, mask| {
             assert_eq!(self.0[word] & mask, mask, "{slots} slots from {at:?} are not all set");
@@ -98,14 +100,18 @@ impl Bits {
     }
 
     /// The first naturally aligned run of `order` at or behind `from` of which no bit is set.
+    #[inline]
     pub fn find_clear(&self, order: Order, from: SlotIndex) -> Option<SlotIndex> {
         let first_word = (from.get() / WORD_BITS) as usize;
         if order.get() <= WORD_ORDER {
             let mut not_before = u64::MAX << (from.get() % WORD_BITS);
             for (word, bits) in (0u32..).zip(&self.0).skip(first_word) {
-                let runs = clear_runs(*bits, order.get()) & not_before;
-                if runs != 0 {
-                    return SlotIndex::new(word * WORD_BITS + runs.trailing_zeros());
+                // Of a cluster that is worth a look, most words are full.
+                if *bits != u64::MAX {
+                    let runs = clear_runs(*bits, order.get()) & not_before;
+                    if runs != 0 {
+                        return SlotIndex::new(word * WORD_BITS + runs.trailing_zeros());
+                    }
                 }
                 not_before = u64::MAX;
             }
@@ -120,9 +126,7 @@ impl Bits {
 
     /// Whether a naturally aligned run of `order` that has one of the bits of this run is clear.
     pub fn has_clear_around(&self, at: SlotIndex, slots: u32, order: Order) -> bool {
-        let head = SlotIndex::new(at.get() & !(order.pages() - 1));
-        let found = head.and_then(|head| self.find_clear(order, head));
-        found.is_some_and(|found| found.get() < at.get() + slots)
+        self.find_clear(order, at.head(order)).is_some_and(|found| found.get() < at.get() + slots)
     }
 }
 

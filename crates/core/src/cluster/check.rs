@@ -2,7 +2,6 @@
 
 use super::lists::Place;
 use super::{SlotState, SwapClusters};
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{ClusterNumber, Order, Slot};
 
 impl SwapClusters {
@@ -19,7 +18,7 @@ impl SwapClusters {
             self.policy.check(&cluster);
             used_slots += cluster.used_slots();
         }
-        assert_eq!(used_slots, self.used_slots.load(Relaxed), "slots in use");
+        assert_eq!(used_slots, self.used_slots(), "slots in use");
         assert!(listed.len() as u32 <= self.table.len(), "more clusters are in use than there are");
         for (cpu, order) in self.per_cpu.iter().flat_map(|cpu| Order::all().map(move |order| (cpu, order))) {
             let current = cpu.current(order);

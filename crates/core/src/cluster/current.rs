@@ -33,11 +33,8 @@ fn decode(word: u64) -> Option<Current> {
 #[repr(align(128))]
 pub(super) struct PerCpu {
     current: [AtomicU64; ORDERS],
-    allocs: [AtomicU64; ORDERS],
-    fallbacks: [AtomicU64; ORDERS],
-    clusters_scanned: AtomicU64,
-    stolen: AtomicU64,
-    reclaims: AtomicU64,
+    /// Allocations that found room in the current cluster, where nothing but that cluster is locked.
+    hits: [AtomicU64; ORDERS],
 }
 
 impl PerCpu {
@@ -49,35 +46,17 @@ impl PerCpu {
         self.current[order.index()].store(encode(current), Relaxed);
     }
 
-    pub fn count_alloc(&self, order: Order) {
-        self.allocs[order.index()].fetch_add(1, Relaxed);
+    pub fn count_hit(&self, order: Order) {
+        self.hits[order.index()].fetch_add(1, Relaxed);
     }
 
-    pub fn count_fallback(&self, order: Order) {
-        self.fallbacks[order.index()].fetch_add(1, Relaxed);
-    }
-
-    pub fn count_scanned(&self, clusters: u64) {
-        self.clusters_scanned.fetch_add(clusters, Relaxed);
-    }
-
-    pub fn count_stolen(&self) {
-        self.stolen.fetch_add(1, Relaxed);
-    }
-
-    pub fn count_reclaim(&self) {
-        self.reclaims.fetch_add(1, Relaxed);
-    }
-
-    /// Adds what this CPU has counted to `all`.
+    /// Adds what this CPU has counted to `all`: each hit has looked through one cluster.
     pub fn add_to(&self, all: &mut SlotCounters) {
-        for order in 0..ORDERS {
-            all.allocs[order] += self.allocs[order].load(Relaxed);
-            all.fallbacks[order] += self.fallbacks[order].load(Relaxed);
+        for (hits, allocs) in self.hits.iter().zip(&mut all.allocs) {
+            let hits = hits.load(Relaxed);
+            *allocs += hits;
+            all.clusters_scanned += hits;
         }
-        all.clusters_scanned += self.clusters_scanned.load(Relaxed);
-        all.stolen += self.stolen.load(Relaxed);
-        all.reclaims += self.reclaims.load(Relaxed);
     }
 }
 

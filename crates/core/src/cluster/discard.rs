@@ -2,6 +2,7 @@
 
 use super::SwapClusters;
 use super::lists::Place;
+use super::search::Look;
 use crate::units::{ClusterNumber, Slot};
 use std::ops::Range;
 
@@ -23,13 +24,16 @@ impl SwapClusters {
     pub fn take_discards(&self) -> Vec<PendingDiscard> {
         let mut taken = Vec::new();
         loop {
-            let look = self.look_at(Place::AwaitsDiscard);
-            match (look.first, look.contended) {
+            let Look { mut lists, first, contended } = self.look_at(Place::AwaitsDiscard);
+            match (first, contended) {
                 (Some((number, mut cluster)), _) => {
-                    self.relocate(number, &mut cluster, Place::Discarding);
+                    lists.move_to_end(number, &mut cluster, Place::Discarding);
                     taken.push(PendingDiscard(number));
                 }
-                (None, Some(number)) => drop(self.table.get(number).lock()),
+                (None, Some(number)) => {
+                    drop(lists);
+                    drop(self.table.get(number).lock());
+                }
                 (None, None) => return taken,
             }
         }

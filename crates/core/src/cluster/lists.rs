@@ -1,8 +1,10 @@
 //! The lists that clusters are on, and the places where a cluster is on none.
 //!
 //! Doubly linked through an array with an element for each cluster that was ever used, so that a cluster
-//! is moved from one list to another in constant time.
+//! is moved from one list to another in constant time. What happens while the lists are locked is counted here.
 
+use super::SlotCounters;
+use super::table::Cluster;
 use crate::units::{ClusterNumber, ORDERS, Order};
 
 /// Where a cluster is. What its slots must be like there is checked by `SwapClusters::check`.
@@ -67,6 +69,10 @@ pub(super) struct Lists {
     links: Vec<Links>,
     lists: [List; LISTS],
     moves: u64,
+    /// Everything but what CPUs count for themselves.
+    pub counters: SlotCounters,
+    /// Slots freed, as far as their clusters moved for it.
+    pub freed_slots: u64,
 }
 
 impl Lists {
@@ -99,12 +105,15 @@ impl Lists {
     }
 
     /// Moves a cluster to the end of the list of `to`, which may be where it is.
-    pub fn move_to_end(&mut self, number: ClusterNumber, from: Place, to: Place) {
-        self.unlink(number, from);
+    #[inline]
+    pub fn move_to_end(&mut self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
+        self.unlink(number, cluster.place);
         self.append(number, to);
+        cluster.place = to;
         self.moves += 1;
     }
 
+    #[inline]
     fn unlink(&mut self, number: ClusterNumber, from: Place) {
         let Some(list) = from.list() else { return };
         let Links { next, prev } = std::mem::take(&mut self.links[number.0 as usize]);
@@ -120,6 +129,7 @@ impl Lists {
         }
     }
 
+    #[inline]
     fn append(&mut self, number: ClusterNumber, to: Place) {
         let Some(list) = to.list() else { return };
         let list = &mut self.lists[list];

@@ -1,15 +1,16 @@
 //! One allocation on its way through the clusters: the steps that strategies are made of.
 //!
-//! A step that looks through a cluster holds that cluster's lock meanwhile, and leaves the cluster at the
-//! end of the list where its strategy wants it. Clusters that somebody else has locked are passed over.
+//! A step that looks through a cluster on a list holds both locks meanwhile (eight words are looked through
+//! faster than a lock is let go and taken again), and leaves the cluster at the end of the list where its
+//! strategy wants it. Clusters that somebody else has locked are passed over.
 //! Ranges that only the swap cache holds are remembered: they are what the caller is told to reclaim when
 //! no step finds room. (The kernel reclaims them as it meets them, if the device is over half full; here a
 //! copy is worth a compression, so it goes only when there is no other way.)
 
-use super::SwapClusters;
 use super::current::{Current, PerCpu};
-use super::lists::Place;
+use super::lists::{Lists, Place};
 use super::table::Cluster;
+use super::{NoSlots, SwapClusters};
 use crate::sync::MutexGuard;
 use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
@@ -23,16 +24,13 @@ pub(super) enum Tries {
     All,
 }
 
-/// A look at a list.
+/// A look at a list, which stays locked with all others.
 pub(super) struct Look<'a> {
+    pub lists: MutexGuard<'a, Lists>,
     /// Its first cluster that nobody else has locked.
     pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster>)>,
     /// One that was passed over.
     pub contended: Option<ClusterNumber>,
-    /// Clusters on the list.
-    pub len: u32,
-    /// How often a cluster was moved until then, by anybody.
-    pub moves: u64,
 }
 
 /// See the module.
@@ -40,10 +38,11 @@ pub(super) struct Search<'a> {
     clusters: &'a SwapClusters,
     cpu: &'a PerCpu,
     order: Order,
+    /// Clusters looked through, but for the one that had room.
     scanned: u64,
     reclaimable: Option<Range<Slot>>,
     contended: Option<ClusterNumber>,
-    /// What [`Look::moves`] was at the first look, and how many of those since are ours.
+    /// How often clusters had been moved at the first look, and how many of those since are ours.
     moves: Option<u64>,
     own_moves: u64,
     /// The current cluster, when it had no room.
@@ -64,16 +63,6 @@ impl<'a> Search<'a> {
         self.clusters.device.wants_discard
     }
 
-    /// Clusters looked through.
-    pub fn scanned(&self) -> u64 {
-        self.scanned
-    }
-
-    /// What may be reclaimed to make room, if something was met.
-    pub fn into_reclaimable(self) -> Option<Range<Slot>> {
-        self.reclaimable
-    }
-
     /// Room where this CPU found some the last time.
     pub fn current(&mut self) -> Option<Slot> {
         let Current { cluster: number, next } = self.cpu.current(self.order)?;
@@ -81,20 +70,29 @@ impl<'a> Search<'a> {
         let usable = match cluster.place {
             Place::Nonfull(of) | Place::Frag(of) => of == self.order,
             Place::InUse => cluster.order == self.order || self.order == Order::ZERO,
-            _ => false,
+            // Its last slot was freed, and nobody else has taken it since.
+            Place::Free => true,
+            Place::Full | Place::FullCacheOnly | Place::AwaitsDiscard | Place::Discarding => false,
         };
         if usable {
-            self.scanned += 1;
+            if cluster.place == Place::Free {
+                cluster.order = self.order;
+            }
             let mut found = cluster.find_free(self.order, next);
             if found.is_none() && self.clusters.policy.keeps_lists() {
                 found = cluster.find_free(self.order, SlotIndex::FIRST);
             }
             if let Some(at) = found {
-                let slot = self.take(number, &mut cluster, at);
+                self.take(number, &mut cluster, at);
                 let place = self.clusters.policy.after_try(&cluster, self.order);
                 self.clusters.relocate(number, &mut cluster, place);
-                return Some(slot);
+                if cluster.order != self.order {
+                    self.clusters.lists.lock().counters.stolen += 1;
+                }
+                self.cpu.count_hit(self.order);
+                return Some(number.slot(at));
             }
+            self.scanned += 1;
             if self.clusters.policy.keeps_lists() {
                 self.note_reclaimable(number, &cluster);
             }
@@ -106,11 +104,13 @@ impl<'a> Search<'a> {
 
     /// The beginning of a wholly free cluster.
     pub fn free_cluster(&mut self) -> Option<Slot> {
-        let (number, mut cluster) = self.look_at(Place::Free).first?;
+        let (mut lists, first) = self.look_at(Place::Free);
+        let (number, mut cluster) = first?;
         cluster.order = self.order;
-        let slot = self.take(number, &mut cluster, SlotIndex::FIRST);
-        self.leave(number, &mut cluster);
-        Some(slot)
+        self.take(number, &mut cluster, SlotIndex::FIRST);
+        self.leave(&mut lists, number, &mut cluster);
+        self.count_alloc(&mut lists, &cluster);
+        Some(number.slot(SlotIndex::FIRST))
     }
 
     /// Room in a cluster at `place`.
@@ -120,18 +120,19 @@ impl<'a> Search<'a> {
             Tries::All => u32::MAX,
         };
         while left > 0 {
-            let Look { first, len, .. } = self.look_at(place);
+            let (mut lists, first) = self.look_at(place);
+            left = left.min(lists.len(place)).saturating_sub(1);
             let (number, mut cluster) = first?;
-            left = left.min(len) - 1;
             self.scanned += 1;
             let found = cluster.find_free(self.order, SlotIndex::FIRST);
-            let slot = found.map(|at| self.take(number, &mut cluster, at));
-            if slot.is_none() {
-                self.note_reclaimable(number, &cluster);
+            match found {
+                Some(at) => self.take(number, &mut cluster, at),
+                None => self.note_reclaimable(number, &cluster),
             }
-            self.leave(number, &mut cluster);
-            if slot.is_some() {
-                return slot;
+            self.leave(&mut lists, number, &mut cluster);
+            if let Some(at) = found {
+                self.count_alloc(&mut lists, &cluster);
+                return Some(number.slot(at));
             }
         }
         None
@@ -140,9 +141,8 @@ impl<'a> Search<'a> {
     /// One slot of a cluster that serves a higher order. It is not to become this CPU's current one.
     pub fn steal(&mut self) -> Option<Slot> {
         let of_higher = Order::all().filter(|&of| of > Order::ZERO);
-        let slot = of_higher
-            .flat_map(|of| [Place::Frag(of), Place::Nonfull(of)])
-            .find_map(|place| self.listed(place, Tries::One))?;
+        let mut places = of_higher.flat_map(|of| [Place::Frag(of), Place::Nonfull(of)]);
+        let slot = places.find_map(|place| self.listed(place, Tries::One))?;
         self.cpu.set_current(Order::ZERO, None);
         Some(slot)
     }
@@ -158,66 +158,83 @@ impl<'a> Search<'a> {
             }
             self.scanned += 1;
             if let Some(at) = cluster.find_free(self.order, SlotIndex::FIRST) {
-                return Some(self.take(number, &mut cluster, at));
+                self.take(number, &mut cluster, at);
+                self.count_alloc(&mut self.clusters.lists.lock(), &cluster);
+                return Some(number.slot(at));
             }
             self.note_reclaimable(number, &cluster);
         }
         None
     }
 
-    /// Looks for something to reclaim in a full cluster, if nothing was met so far.
-    pub fn look_at_full(&mut self) {
-        if self.reclaimable.is_none()
-            && let Some((number, mut cluster)) = self.look_at(Place::FullCacheOnly).first
+    /// After a search that found no room: why, or `None` if it may have missed room that was there all the time, because
+    /// somebody had locked a cluster, or moved one from a list that was to be looked at yet to one that had been.
+    pub fn fail(mut self) -> Option<NoSlots> {
+        let (mut lists, full) = self.look_at(Place::FullCacheOnly);
+        if let Some((number, mut cluster)) = full
+            && self.reclaimable.is_none()
         {
             self.scanned += 1;
             self.note_reclaimable(number, &cluster);
-            self.move_to_end(number, &mut cluster, Place::FullCacheOnly);
+            lists.move_to_end(number, &mut cluster, Place::FullCacheOnly);
+            self.own_moves += 1;
+        }
+        lists.counters.clusters_scanned += self.scanned;
+        // As in the kernel, higher orders fall back rather than try hard.
+        if self.order == Order::ZERO {
+            if let Some(number) = self.contended {
+                drop(lists);
+                drop(self.clusters.table.get(number).lock());
+                return None;
+            }
+            if self.moves.is_some_and(|before| before + self.own_moves != lists.moves()) {
+                return None;
+            }
+        }
+        lists.counters.fallbacks[self.order.index()] += 1;
+        if lists.len(Place::AwaitsDiscard) > 0 {
+            lists.counters.reclaims += 1;
+            return Some(NoSlots::Discard);
+        }
+        match self.reclaimable {
+            Some(slots) => {
+                lists.counters.reclaims += 1;
+                Some(NoSlots::Reclaim(slots))
+            }
+            None => Some(NoSlots::Full),
         }
     }
 
-    /// After a search that failed: whether it may have missed room that was there all the time, because somebody had
-    /// locked a cluster, or moved one from a list that was to be looked at yet to one that had been. Waits for the former.
-    pub fn missed_some(&self) -> bool {
-        if let Some(number) = self.contended {
-            drop(self.clusters.table.get(number).lock());
-            return true;
-        }
-        let moves = self.clusters.lists.lock().moves();
-        self.moves.is_some_and(|before| before + self.own_moves != moves)
+    fn look_at(&mut self, place: Place) -> (MutexGuard<'a, Lists>, Option<(ClusterNumber, MutexGuard<'a, Cluster>)>) {
+        let Look { lists, first, contended } = self.clusters.look_at(place);
+        self.contended = self.contended.or(contended);
+        self.moves.get_or_insert(lists.moves());
+        (lists, first)
     }
 
-    fn look_at(&mut self, place: Place) -> Look<'a> {
-        let look = self.clusters.look_at(place);
-        self.contended = self.contended.or(look.contended);
-        self.moves.get_or_insert(look.moves);
-        look
-    }
-
-    /// Puts free slots of a cluster to use, and makes it this CPU's current one.
-    fn take(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) -> Slot {
-        let pages = self.order.pages();
-        cluster.take(at, pages);
-        if cluster.order != self.order {
-            self.cpu.count_stolen();
-        }
-        let next = match SlotIndex::new(at.get() + pages) {
+    /// Puts free slots of a cluster to use, and makes it this CPU's current one, unless it is full now.
+    fn take(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) {
+        cluster.take(at, self.order.pages());
+        let next = match SlotIndex::new(at.get() + self.order.pages()) {
+            _ if cluster.is_full() => None,
             None if self.clusters.policy.keeps_lists() => Some(SlotIndex::FIRST),
             next => next,
         };
         self.cpu.set_current(self.order, next.map(|next| Current { cluster: number, next }));
-        number.slot(at)
     }
 
     /// Puts a cluster that was tried where it belongs, behind all others there.
-    fn leave(&mut self, number: ClusterNumber, cluster: &mut Cluster) {
+    fn leave(&mut self, lists: &mut Lists, number: ClusterNumber, cluster: &mut Cluster) {
         let place = self.clusters.policy.after_try(cluster, self.order);
-        self.move_to_end(number, cluster, place);
+        lists.move_to_end(number, cluster, place);
+        self.own_moves += 1;
     }
 
-    fn move_to_end(&mut self, number: ClusterNumber, cluster: &mut Cluster, place: Place) {
-        self.clusters.move_to_end(number, cluster, place);
-        self.own_moves += 1;
+    /// Counts an allocation that was not a hit.
+    fn count_alloc(&self, lists: &mut Lists, cluster: &Cluster) {
+        lists.counters.allocs[self.order.index()] += 1;
+        lists.counters.clusters_scanned += self.scanned;
+        lists.counters.stolen += u64::from(cluster.order != self.order);
     }
 
     /// Remembers what would make room in this cluster, unless it serves another order and would not become free.
