@@ -65,12 +65,12 @@ struct World {
 }
 
 impl World {
-    fn new(sizes: u16, granule: u8, limit_pages: i64) -> World {
+    fn new(sizes: u16, granule: u8, limit_pages: i64, swap_clusters: u32) -> World {
         let config = EngineConfig {
             sizes: OrderSet::from_bits(sizes),
             granule: Order::new(granule).unwrap(),
             arena_frames: 16384,
-            swap_slots: 512 * 64,
+            swap_slots: 512 * swap_clusters,
             strategy: SlotStrategy::default(),
             cpus: 1,
             floor_pages: 0,
@@ -232,9 +232,11 @@ proptest! {
         sizes in prop_oneof![Just(0u16), Just(1 << 4), Just(0x3fe), Just(1 << 2 | 1 << 9), any::<u16>()],
         granule in 0u8..10,
         limit_pages in 300i64..3000,
+        // Too few slots for all pages, or so many that they never run short.
+        swap_clusters in prop_oneof![1u32..5, Just(64)],
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let mut world = World::new(sizes, granule, limit_pages);
+        let mut world = World::new(sizes, granule, limit_pages, swap_clusters);
         world.map(0, 600);
         world.native_touch(0, 100, 3);
         for step in &steps {
@@ -251,7 +253,7 @@ proptest! {
 
 #[test]
 fn a_folio_goes_out_and_comes_back_whole() {
-    let mut world = World::new(1 << 4, 4, 4000);
+    let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 512);
     for page in 0..512 {
         world.run(&Step::Write { page, pages: 1, value: 11 });
@@ -269,7 +271,7 @@ fn a_folio_goes_out_and_comes_back_whole() {
 
 #[test]
 fn a_store_full_of_holes_is_compacted() {
-    let mut world = World::new(0, 0, 4000);
+    let mut world = World::new(0, 0, 4000, 64);
     world.map(0, 2000);
     // Lengths of about half a page, in few size classes; three pages in four are then discarded.
     for page in 0..2000 {
@@ -290,8 +292,30 @@ fn a_store_full_of_holes_is_compacted() {
 }
 
 #[test]
+fn copies_give_their_slots_to_folios_that_go_out() {
+    let mut world = World::new(1 << 4, 4, 4000, 1);
+    world.map(0, 1024);
+    let out = |world: &mut World, start: u64| {
+        let pages = PageNumber(BASE + start)..PageNumber(BASE + start + 512);
+        world.engine.page_out(&mut world.worker, pages);
+    };
+    world.run(&Step::Write { page: 0, pages: 512, value: 11 });
+    out(&mut world, 0);
+    world.run(&Step::Read { page: 0, pages: 512 });
+    world.engine.publish_store();
+    assert_eq!(world.engine.counters().vm.nr_swapcached.get(), 512, "every slot is of a copy");
+    world.run(&Step::Write { page: 512, pages: 512, value: 22 });
+    out(&mut world, 512);
+    let counters = world.engine.counters().of(Order::new(4).unwrap());
+    assert_eq!((counters.swpout.get(), counters.swpout_fallback.get()), (64, 0));
+    assert_eq!(world.engine.counters().vm.nr_swapcached.get(), 0);
+    world.run(&Step::Read { page: 0, pages: 1024 });
+    world.check();
+}
+
+#[test]
 fn a_corrupted_piece_is_never_handed_over() {
-    let mut world = World::new(1 << 4, 4, 4000);
+    let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 64);
     world.run(&Step::Write { page: 0, pages: 64, value: 11 });
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 64));
@@ -308,7 +332,7 @@ fn a_corrupted_piece_is_never_handed_over() {
 
 #[test]
 fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
-    let mut world = World::new(0, 0, 300);
+    let mut world = World::new(0, 0, 300, 64);
     world.map(0, 1000);
     // Multiples of 7 do not compress in the double.
     for page in 0..1000 {
