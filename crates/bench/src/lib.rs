@@ -1,6 +1,7 @@
 //! Measurements of foliomem and of its peers: real data, the kernel's own zram swap, and real programs.
 //!
 //! - [`swap`] measures foliomem's own swap;
+//! - [`slots`] measures how swap slots are found, in this process alone;
 //! - [`corpus`] builds the data that is swapped;
 //! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as foliomem;
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
@@ -21,6 +22,7 @@ pub mod kernel_child;
 pub mod kernel_peer;
 pub mod programs;
 mod redis;
+pub mod slots;
 pub mod swap;
 mod tree;
 pub mod undo;

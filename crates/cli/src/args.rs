@@ -31,6 +31,8 @@ pub enum Command {
 pub enum BenchCommand {
     /// Swap-out and swap-in speed and compression ratio by folio size, codec, granule and threads.
     Swap(BenchSwapArgs),
+    /// How swap slots are found: time, clusters looked through and fallbacks by strategy, order, threads and fill.
+    Slots(BenchSlotsArgs),
     /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
     Programs(BenchProgramsArgs),
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at the same total.
@@ -58,6 +60,23 @@ pub struct BenchSwapArgs {
     /// Leave the kernel out.
     #[arg(long)]
     pub no_kernel: bool,
+}
+
+/// Options of `bench slots`.
+#[derive(Debug, clap::Args)]
+pub struct BenchSlotsArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: per-cpu-linear, cluster-lists, one-fragment, nonfull-first.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub strategies: Vec<String>,
+    /// Folio orders, 0 (4K) to 9 (2M). [default: 0,2,4,9]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=9))]
+    pub orders: Vec<u8>,
+    /// Numbers of threads. [default: 1,2,4,8]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Vec<u16>,
 }
 
 /// Options of `bench programs`.

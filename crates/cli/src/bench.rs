@@ -1,9 +1,10 @@
 //! `foliomem bench`: runs the measurements and prints them as a table or as JSON.
 
-use crate::args::{BenchAccessArgs, BenchCommand, BenchProgramsArgs, BenchSwapArgs};
+use crate::args::{BenchAccessArgs, BenchCommand, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs};
 use crate::error::{BadValue, CliError};
 use crate::size::{parse_order, parse_orders};
-use foliomem_bench::{access, programs, swap};
+use foliomem_bench::{access, programs, slots, swap};
+use foliomem_core::cluster::Strategy;
 use foliomem_core::units::Order;
 use foliomem_linux::codec::UnknownCodec;
 
@@ -11,6 +12,7 @@ use foliomem_linux::codec::UnknownCodec;
 pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
     match what {
         BenchCommand::Swap(args) => bench_swap(args),
+        BenchCommand::Slots(args) => bench_slots(args),
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
     }
@@ -88,6 +90,45 @@ fn swap_line(row: &swap::Row) -> String {
         known(row.kernel_out_mb_s, 0),
         known(row.kernel_in_mb_s, 0),
         known(row.kernel_memory_ratio, 2),
+    )
+}
+
+fn bench_slots(args: &BenchSlotsArgs) -> Result<u8, CliError> {
+    let to_orders = |orders: &[u8]| orders.iter().filter_map(|&order| Order::new(order)).collect();
+    let strategies: Result<Vec<Strategy>, _> = args.strategies.iter().map(|name| name.parse()).collect();
+    let strategies = setting("strategies", strategies)?;
+    let options = slots::Options {
+        strategies: if strategies.is_empty() { Strategy::ALL.to_vec() } else { strategies },
+        orders: if args.orders.is_empty() { to_orders(&slots::ORDERS) } else { to_orders(&args.orders) },
+        threads: if args.threads.is_empty() { slots::THREADS.to_vec() } else { args.threads.clone() },
+    };
+    if !args.json {
+        println!(
+            "{:>10} {:>5} {:>7} {:<14} {:>11} {:>13} {:>8}",
+            "fill", "order", "threads", "strategy", "ns per pair", "scanned/alloc", "fallback"
+        );
+    }
+    let rows = slots::run(&options, &mut |row| {
+        if !args.json {
+            println!("{}", slots_line(row));
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+    }
+    Ok(0)
+}
+
+fn slots_line(row: &slots::Row) -> String {
+    format!(
+        "{:>10} {:>5} {:>7} {:<14} {:>11.0} {:>13.2} {:>7.2}%",
+        row.fill,
+        row.order,
+        row.threads,
+        row.strategy,
+        row.ns_per_pair,
+        row.clusters_scanned_per_alloc,
+        row.fallback_rate * 100.0,
     )
 }
 

@@ -1,6 +1,7 @@
 //! Why foliomem could not do what was asked: what failed, on what, and what to do.
 
 use crate::size::SizeError;
+use foliomem_core::cluster::UnknownStrategy;
 use foliomem_linux::codec::UnknownCodec;
 use foliomem_linux::control::ControlError;
 use foliomem_linux::uffd::UffdError;
@@ -86,6 +87,9 @@ pub enum BadValue {
     /// Not a codec.
     #[error(transparent)]
     Codec(#[from] UnknownCodec),
+    /// Not a strategy.
+    #[error(transparent)]
+    Strategy(#[from] UnknownStrategy),
     /// Not yes or no.
     #[error("{0:?} is neither yes nor no: use 1 or 0")]
     Flag(String),

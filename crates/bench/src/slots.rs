@@ -1,0 +1,308 @@
+//! `foliomem bench slots`: what it costs to find swap slots, by strategy, order, threads and how full the device is.
+//!
+//! A device of 1 GiB of slots is filled, then each thread, as a CPU of its own, gives slots back and allocates as many:
+//! a *pair*. It is filled
+//! - *empty*: not at all; a pair is one allocation and its release;
+//! - *half* and *99%* with folios of the order; a pair frees a folio chosen at random and allocates one;
+//! - *fragmented*: to 7/8 with folios; of what is freed half is folios and half single slots from anywhere, as after
+//!   swap-in page by page, and where no folio's slots are to be had, single ones are allocated, as the engine does. What
+//!   is measured is the state this comes to, which depends on the strategy.
+//!
+//! Time is of all threads together: with twice the threads on as many CPUs it is half, at best.
+
+use crate::{Error, median};
+use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
+use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
+use serde::Serialize;
+use std::fmt;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The default orders to measure.
+pub const ORDERS: [u8; 4] = [0, 2, 4, 9];
+/// The default numbers of threads.
+pub const THREADS: [u16; 4] = [1, 2, 4, 8];
+const CLUSTERS: u32 = 512;
+const SLOTS: u32 = CLUSTERS * CLUSTER_SLOTS;
+/// Measurements of a row, of which the median counts, and how long each is: 256 rows are to take a minute and a half.
+const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_millis(20);
+/// Pairs between looks at the clock, in slots: a pair of order 9 is as much as many of order 0.
+const BATCH_SLOTS: u32 = 2048;
+
+/// How full the device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fill {
+    /// Not at all.
+    Empty,
+    /// Half.
+    Half,
+    /// To 99%.
+    #[serde(rename = "99%")]
+    Nearly,
+    /// To 7/8, and not by whole folios.
+    Fragmented,
+}
+
+impl Fill {
+    /// All of them.
+    pub const ALL: [Fill; 4] = [Fill::Empty, Fill::Half, Fill::Nearly, Fill::Fragmented];
+
+    fn slots(self) -> u32 {
+        match self {
+            Fill::Empty => 0,
+            Fill::Half => SLOTS / 2,
+            Fill::Nearly => SLOTS / 100 * 99,
+            Fill::Fragmented => SLOTS / 8 * 7,
+        }
+    }
+}
+
+impl fmt::Display for Fill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Fill::Empty => "empty",
+            Fill::Half => "half",
+            Fill::Nearly => "99%",
+            Fill::Fragmented => "fragmented",
+        })
+    }
+}
+
+/// One combination, measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// As on the command line.
+    pub strategy: String,
+    /// Of the folios.
+    pub order: u8,
+    /// How many work at once, each as a CPU of its own.
+    pub threads: u16,
+    /// How full the device is.
+    pub fill: Fill,
+    /// Elapsed time by pairs of all threads.
+    pub ns_per_pair: f64,
+    /// Clusters looked through by allocations of any order.
+    pub clusters_scanned_per_alloc: f64,
+    /// Allocations of folios that got no slots, by all.
+    pub fallback_rate: f64,
+}
+
+/// What to measure: all combinations.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Strategies.
+    pub strategies: Vec<Strategy>,
+    /// Folio orders.
+    pub orders: Vec<Order>,
+    /// Numbers of threads, none of them 0.
+    pub threads: Vec<u16>,
+}
+
+/// Measures; `progress` sees each row when it is made.
+///
+/// # Errors
+/// The allocator does not add up afterwards.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
+    let mut rows = Vec::new();
+    for fill in Fill::ALL {
+        for &order in &options.orders {
+            for &threads in &options.threads {
+                for &strategy in &options.strategies {
+                    let row = measure(strategy, order, threads, fill)?;
+                    progress(&row);
+                    rows.push(row);
+                }
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Numbers that are random enough, and cost two nanoseconds: xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0) * limit as u128) >> 64) as usize
+    }
+}
+
+/// What one thread holds.
+struct Thread<'a> {
+    swap: &'a SwapClusters,
+    cpu: CpuNumber,
+    order: Order,
+    folios: Vec<Slot>,
+    /// Slots that are not, or no longer, of a whole folio.
+    singles: Vec<Slot>,
+    random: Random,
+}
+
+impl Thread<'_> {
+    /// Allocates a folio's slots, in one or one by one.
+    fn alloc(&mut self) {
+        if let Ok(slot) = self.swap.alloc(self.cpu, self.order) {
+            self.folios.push(slot);
+        } else if self.order > Order::ZERO {
+            let singles = (0..self.order.pages()).map_while(|_| self.swap.alloc(self.cpu, Order::ZERO).ok());
+            self.singles.extend(singles);
+        }
+    }
+
+    fn free_folio(&mut self) {
+        if !self.folios.is_empty() {
+            let index = self.random.below(self.folios.len());
+            self.swap.free(self.folios.swap_remove(index), self.order.pages());
+        }
+    }
+
+    /// A folio's worth of slots, each from anywhere.
+    fn free_singles(&mut self) {
+        let pages = self.order.pages() as usize;
+        for _ in 0..pages {
+            let index = self.random.below(self.singles.len() + self.folios.len() * pages);
+            let slot = if index < self.singles.len() {
+                self.singles.swap_remove(index)
+            } else {
+                let index = index - self.singles.len();
+                let folio = self.folios.swap_remove(index / pages);
+                let slot = folio.offset((index % pages) as u32);
+                let rest = (0..self.order.pages()).map(|page| folio.offset(page)).filter(|&page| page != slot);
+                self.singles.extend(rest);
+                slot
+            };
+            self.swap.free(slot, 1);
+        }
+    }
+
+    fn pair(&mut self, fill: Fill) {
+        match fill {
+            Fill::Empty => {
+                self.alloc();
+                self.free_folio();
+            }
+            Fill::Half | Fill::Nearly => {
+                self.free_folio();
+                self.alloc();
+            }
+            Fill::Fragmented => {
+                if self.random.below(2) == 0 && !self.folios.is_empty() {
+                    self.free_folio();
+                } else {
+                    self.free_singles();
+                }
+                self.alloc();
+            }
+        }
+    }
+
+    /// Pairs until somebody says stop; returns how many.
+    fn work(&mut self, fill: Fill, stop: &AtomicBool, until: Instant) -> u64 {
+        let batch = (BATCH_SLOTS / self.order.pages()).max(1);
+        let mut pairs = 0;
+        while !stop.load(Relaxed) {
+            (0..batch).for_each(|_| self.pair(fill));
+            pairs += u64::from(batch);
+            if Instant::now() >= until {
+                stop.store(true, Relaxed);
+            }
+        }
+        pairs
+    }
+}
+
+fn measure(strategy: Strategy, order: Order, threads: u16, fill: Fill) -> Result<Row, Error> {
+    let swap = SwapClusters::new(SwapDevice { slots: SLOTS, wants_discard: false }, threads, strategy);
+    let mut workers: Vec<Thread> = (0..threads)
+        .map(|cpu| Thread {
+            swap: &swap,
+            cpu: CpuNumber(cpu),
+            order,
+            folios: Vec::new(),
+            singles: Vec::new(),
+            random: Random(0x9e37_79b9_7f4a_7c15 ^ u64::from(cpu + 1)),
+        })
+        .collect();
+    for index in 0..(fill.slots() / order.pages()) as usize {
+        workers[index % usize::from(threads)].alloc();
+    }
+    if fill == Fill::Fragmented {
+        // Until every slot was given back and allocated twice, on average.
+        for index in 0..(2 * SLOTS / order.pages()) as usize {
+            workers[index % usize::from(threads)].pair(fill);
+        }
+    }
+    let before = swap.counters();
+    let mut ns_per_pair = Vec::new();
+    for _ in 0..ROUNDS {
+        ns_per_pair.push(round(&mut workers, fill));
+    }
+    let after = swap.counters();
+    swap.check();
+    let held: usize =
+        workers.iter().map(|worker| worker.folios.len() * order.pages() as usize + worker.singles.len()).sum();
+    if held != swap.used_slots() as usize {
+        return Err(Error::WrongResult(format!("{held} slots are held and {} in use", swap.used_slots())));
+    }
+    let grown = |before: &[u64], after: &[u64]| after.iter().sum::<u64>() - before.iter().sum::<u64>();
+    let all = grown(&before.allocs, &after.allocs) + grown(&before.fallbacks, &after.fallbacks);
+    let at = order.index();
+    let fallbacks = after.fallbacks[at] - before.fallbacks[at];
+    let tried = after.allocs[at] - before.allocs[at] + fallbacks;
+    Ok(Row {
+        strategy: strategy.to_string(),
+        order: order.get(),
+        threads,
+        fill,
+        ns_per_pair: median(&ns_per_pair),
+        clusters_scanned_per_alloc: (after.clusters_scanned - before.clusters_scanned) as f64 / all.max(1) as f64,
+        fallback_rate: fallbacks as f64 / tried.max(1) as f64,
+    })
+}
+
+/// Lets all threads work for a while; returns the time a pair took.
+fn round(workers: &mut [Thread], fill: Fill) -> f64 {
+    let (stop, start) = (AtomicBool::new(false), Barrier::new(workers.len()));
+    let (stop, start) = (&stop, &start);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .map(|worker| {
+                scope.spawn(move || {
+                    start.wait();
+                    let started = Instant::now();
+                    let pairs = worker.work(fill, stop, started + ROUND);
+                    (pairs, started, Instant::now())
+                })
+            })
+            .collect();
+        let worked: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
+        let pairs: u64 = worked.iter().map(|(pairs, ..)| pairs).sum();
+        let started = worked.iter().map(|(_, started, _)| started).min();
+        let ended = worked.iter().map(|(.., ended)| ended).max();
+        let elapsed = started.zip(ended).map_or(Duration::ZERO, |(started, ended)| *ended - *started);
+        elapsed.as_nanos() as f64 / pairs.max(1) as f64
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fill_is_measured() {
+        for fill in Fill::ALL {
+            let order = Order::new(4).unwrap();
+            let row = measure(Strategy::default(), order, 2, fill).unwrap();
+            assert!(row.ns_per_pair > 0.0);
+            assert_eq!(row.fallback_rate > 0.0, fill == Fill::Fragmented, "{row:?}");
+            assert!(row.clusters_scanned_per_alloc <= 3.0, "{row:?}");
+        }
+    }
+}
