@@ -9,7 +9,7 @@ use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
 use std::sync::{Arc, Mutex};
 
 /// Schedules of each kind: enough to find every lock that was left out on purpose, each within seconds.
-const SCHEDULES: usize = 1000;
+const SCHEDULES: usize = 400;
 /// Scheduling decisions against the order of priorities in one run: most races need two.
 const PREEMPTIONS: usize = 3;
 
