@@ -82,8 +82,6 @@ const LOW_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 const LOW_MAX_PAGES: i64 = (64 << 20) / PAGE_BYTES as i64;
 /// Pages reclaimed before the keeper looks around again.
 const BATCH_PAGES: u64 = 256;
-/// Pages copied in the store at a time: a quarter of a MiB, less than a tenth of what reclaiming a batch takes.
-const COMPACT_PAGES: u32 = 64;
 /// Every message wakes all handlers that listen, and the one on the program's own CPU takes it. A handler
 /// that came too late this often in a row is on the wrong CPU and sleeps for a while: waking it costs
 /// each fault of a one-threaded program 6 us (14.1 us instead of 8.5 us a fault of 4 KiB, measured with
@@ -519,7 +517,7 @@ impl Runtime {
                     break;
                 }
                 // What the store wastes is had for a copy.
-                if engine.store_is_wasteful() && engine.compact_store(COMPACT_PAGES) > 0 {
+                if engine.compact_wasteful_store() > 0 {
                     continue;
                 }
                 let freed = engine.reclaim(&mut worker, BATCH_PAGES);

@@ -371,13 +371,14 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the
-    /// kernel wants them). What a background thread does between reclaims.
+    /// kernel wants them), and compacts a wasteful store a little. What a background thread does between reclaims.
     pub fn tend(&self) {
         for range in self.discards.take_due(self.machine.now_ns()) {
             if let Err(rest) = self.adopt(range) {
                 self.discards.add(rest, self.machine.now_ns());
             }
         }
+        self.compact_wasteful_store();
         self.publish_store();
     }
 
