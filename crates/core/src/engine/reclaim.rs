@@ -47,7 +47,7 @@ impl<M: Machine> Engine<M> {
         while freed_bytes < target_pages as i64 * PAGE_BYTES as i64 && fruitless < STAGE_ATTEMPTS {
             if self.urgency() != Urgency::Normal {
                 self.shed_copies();
-                freed_bytes += i64::from(self.compact_store(COMPACT_PAGES)) * PAGE_BYTES as i64;
+                freed_bytes += i64::from(self.compact_wasteful_store()) * PAGE_BYTES as i64;
                 break;
             }
             if self.staged_pages() < self.staged_target_pages() {
