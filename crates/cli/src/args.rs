@@ -134,6 +134,11 @@ pub struct RunArgs {
     /// The most that is compressed as one piece, 4K to 2M. [default: 64K]
     #[arg(long, value_name = "SIZE")]
     pub granule: Option<String>,
+    /// Where what does not fit into the limit even compressed goes, encrypted: a file that does not exist yet and vanishes
+    /// with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times
+    /// the limit, but at most half of what is free]
+    #[arg(long, value_name = "FILE[:SIZE]")]
+    pub swap: Option<String>,
     /// Stop the program (exit code 137) when its data does not compress into the limit, instead of going over it.
     #[arg(long)]
     pub hard: bool,

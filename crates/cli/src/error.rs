@@ -4,6 +4,7 @@ use crate::size::SizeError;
 use foliomem_core::cluster::UnknownStrategy;
 use foliomem_linux::codec::UnknownCodec;
 use foliomem_linux::control::ControlError;
+use foliomem_linux::swap_file::CreateError;
 use foliomem_linux::uffd::UffdError;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -64,6 +65,9 @@ pub enum CliError {
     /// The control segment.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// The swap file.
+    #[error(transparent)]
+    SwapFile(#[from] CreateError),
     /// A system call of the supervisor.
     #[error("cannot {0}: {1}")]
     System(&'static str, std::io::Error),
@@ -90,6 +94,9 @@ pub enum BadValue {
     /// Not a strategy.
     #[error(transparent)]
     Strategy(#[from] UnknownStrategy),
+    /// Not a file with or without a size.
+    #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]
+    SwapFile(String),
     /// Not yes or no.
     #[error("{0:?} is neither yes nor no: use 1 or 0")]
     Flag(String),

@@ -32,6 +32,8 @@ pub struct Report {
     pub control: &'static Control,
     /// Its limit.
     pub limit_bytes: u64,
+    /// Size of its swap file; 0 where it has none.
+    pub swap_bytes: u64,
     /// The most it took.
     pub peaks: Peaks,
     /// How long it ran.
@@ -63,6 +65,7 @@ impl Report {
         let mut map = Map::new();
         map.insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
         map.insert("limit_bytes".to_owned(), json!(self.limit_bytes));
+        map.insert("swap_bytes".to_owned(), json!(self.swap_bytes));
         map.insert("peak_bytes".to_owned(), json!(self.peaks.taken_bytes));
         map.insert("need_peak_bytes".to_owned(), json!(self.peaks.needed_bytes));
         map.insert("limit_exceeded".to_owned(), json!(self.control.was_limit_exceeded()));
@@ -74,6 +77,7 @@ impl Report {
         }
         map.insert("vmstat".to_owned(), fields(counters.vm.fields()));
         map.insert("mm_stat".to_owned(), fields(counters.store.fields()));
+        map.insert("bd_stat".to_owned(), fields(counters.backing.fields()));
         map.insert("faults".to_owned(), faults(&counters));
         Value::Object(map)
     }

@@ -54,10 +54,48 @@ struct File {
     sizes: Option<String>,
     codec: Option<String>,
     granule: Option<String>,
+    swap: Option<String>,
     hard: Option<bool>,
     stats: Option<String>,
     quiet: Option<bool>,
     torture: Option<bool>,
+}
+
+/// Where the swap file is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SwapSetting {
+    /// The file, or a block device.
+    pub path: PathBuf,
+    /// How large, if that was said.
+    pub bytes: Option<u64>,
+}
+
+impl SwapSetting {
+    /// `FILE[:SIZE]`. What follows the last colon is part of the name where it does not begin as a size does, or where
+    /// that is the name of something: devices have names such as `pci-0000:00:01.0`.
+    fn parse(text: &str) -> Result<SwapSetting, BadValue> {
+        let (path, bytes) = match text.rsplit_once(':') {
+            Some((path, size))
+                if size.starts_with(|first: char| first.is_ascii_digit())
+                    && !size.contains('/')
+                    && !Path::new(text).exists() =>
+            {
+                (path, Some(parse_bytes(size, None)?))
+            }
+            _ => (text, None),
+        };
+        if path.is_empty() {
+            return Err(BadValue::SwapFile(text.to_owned()));
+        }
+        Ok(SwapSetting { path: path.into(), bytes })
+    }
+}
+
+impl fmt::Display for SwapSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ":{bytes}"))
+    }
 }
 
 /// A value and where it comes from.
@@ -74,6 +112,7 @@ pub struct Settings {
     sizes: Set<OrderSet>,
     codec: Set<Codec>,
     granule: Set<Order>,
+    swap: Option<Set<SwapSetting>>,
     hard: Set<bool>,
     stats: Option<Set<String>>,
     quiet: Set<bool>,
@@ -159,12 +198,14 @@ impl Settings {
         let sizes = lookup.text("sizes", args.sizes.as_ref(), file.sizes.as_ref());
         let codec = lookup.text("codec", args.codec.as_ref(), file.codec.as_ref());
         let granule = lookup.text("granule", args.granule.as_ref(), file.granule.as_ref());
+        let swap = lookup.text("swap", args.swap.as_ref(), file.swap.as_ref());
         let limit = limit.map(|text| parsed("limit", text, |text| Ok(parse_bytes(text, Some(memory_bytes))?)));
         Ok(Settings {
             limit_bytes: limit.transpose()?,
             sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(parse_orders(text)?))?,
             codec: parsed("codec", or_default(codec, DEFAULT_CODEC), |text| Ok(text.parse()?))?,
             granule: parsed("granule", or_default(granule, DEFAULT_GRANULE), |text| Ok(parse_order(text)?))?,
+            swap: swap.map(|text| parsed("swap", text, SwapSetting::parse)).transpose()?,
             hard: lookup.flag("hard", args.hard, file.hard)?,
             stats: lookup.text("stats", args.stats.as_ref(), file.stats.as_ref()),
             quiet: lookup.flag("quiet", args.quiet, file.quiet)?,
@@ -194,6 +235,11 @@ impl Settings {
     /// The most that is compressed as one piece.
     pub fn granule(&self) -> Order {
         self.granule.value
+    }
+
+    /// Where what does not fit into the limit goes.
+    pub fn swap(&self) -> Option<&SwapSetting> {
+        self.swap.as_ref().map(|swap| &swap.value)
     }
 
     /// Stop the program rather than exceed the limit.
@@ -231,6 +277,9 @@ impl Settings {
         line("sizes", quoted(&format_orders(self.sizes.value)), &self.sizes.origin);
         line("codec", quoted(&self.codec.value), &self.codec.origin);
         line("granule", quoted(&format_order(self.granule.value)), &self.granule.origin);
+        if let Some(swap) = &self.swap {
+            line("swap", format!("{:?}", swap.value.to_string()), &swap.origin);
+        }
         line("hard", self.hard.value.to_string(), &self.hard.origin);
         if let Some(stats) = &self.stats {
             line("stats", toml::Value::String(stats.value.clone()).to_string(), &stats.origin);
@@ -419,6 +468,22 @@ mod tests {
             Settings::resolve(&RunArgs::default(), &environment(&[("FOLIOMEM_CONFIG", path.to_str().unwrap())]), 1);
         assert_eq!(again.unwrap().codec(), Codec::Lz4);
         std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_swap_file_has_a_name_and_perhaps_a_size() {
+        let parse = |text: &str| SwapSetting::parse(text).map(|swap| (swap.path.display().to_string(), swap.bytes));
+        assert_eq!(parse("/x/swap").unwrap(), ("/x/swap".to_owned(), None));
+        assert_eq!(parse("/x/swap:4G").unwrap(), ("/x/swap".to_owned(), Some(4 << 30)));
+        assert_eq!(parse("/x:1/swap").unwrap(), ("/x:1/swap".to_owned(), None));
+        assert_eq!(parse("/x/a:b").unwrap(), ("/x/a:b".to_owned(), None));
+        for bad in ["", ":4G", "/x:4Q", "/x:50%"] {
+            assert!(SwapSetting::parse(bad).is_err(), "{bad}");
+        }
+        let args = RunArgs { swap: Some("s:1M".to_owned()), ..RunArgs::default() };
+        let settings = Settings::resolve(&args, &environment(&[("FOLIOMEM_SWAP", "other")]), 1).unwrap();
+        assert_eq!(settings.swap().unwrap().path, Path::new("s"));
+        assert!(settings.describe().contains("swap = \"s:1048576\""), "{}", settings.describe());
     }
 
     #[test]

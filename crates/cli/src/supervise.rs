@@ -3,9 +3,11 @@
 
 use crate::error::CliError;
 use crate::report::{Peaks, Report};
-use crate::settings::Settings;
+use crate::settings::{Settings, SwapSetting};
+use crate::size::format_mib;
 use foliomem_linux::child::{self, Child, Event};
 use foliomem_linux::control::{Configuration, Control};
+use foliomem_linux::swap_file::{self, Created};
 use rustix::fd::AsRawFd;
 use rustix::process::Pid;
 use std::ffi::{OsStr, OsString};
@@ -19,6 +21,8 @@ const AGENT: &str = "libfoliomem_agent.so";
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// The size of a swap file of which none was said, in limits.
+const SWAP_LIMITS: u64 = 8;
 const EXIT_FAILED: u8 = 125;
 const EXIT_HARD_LIMIT: u8 = 137;
 
@@ -64,6 +68,12 @@ pub fn run(
     };
     let stats = settings.stats().map(StatsFile::open).transpose()?;
     let (control, segment) = Control::create(&configuration)?;
+    // Kept open to the end of the run: agents open it from here.
+    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit_bytes)).transpose()?;
+    if let Some(created) = &swap_file {
+        let announced = control.swap().announce(created);
+        announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
+    }
     let mut command = Command::new(program);
     command
         .arg0(name)
@@ -74,7 +84,8 @@ pub fn run(
     let mut run = Run { control, child, peaks: Peaks::default(), started: Instant::now(), said_unmanaged: false };
     let code = run.watch()?;
     run.look();
-    let report = Report { control, limit_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
+    let swap_bytes = swap_file.map_or(0, |created| created.bytes);
+    let report = Report { control, limit_bytes, swap_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
     if !settings.quiet() {
         eprintln!("{}", report.summary());
     }
@@ -82,6 +93,22 @@ pub fn run(
         stats.write(&format!("{:#}\n", report.json()))?;
     }
     Ok(code)
+}
+
+/// Opens the swap file, and says what is odd about it.
+fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliError> {
+    let created = swap_file::create(&swap.path, swap.bytes, limit_bytes.saturating_mul(SWAP_LIMITS))?;
+    let path = swap.path.display();
+    if created.was_stale {
+        eprintln!("foliomem: removed {path}, which a run that was killed had left behind");
+    }
+    if created.in_memory {
+        eprintln!("foliomem: the swap file {path} is on a file system that is memory itself");
+    }
+    if swap.bytes.is_some_and(|wanted| wanted > created.bytes + swap_file::CLUSTER_BYTES) {
+        eprintln!("foliomem: the swap file {path} has {}: more cannot be used", format_mib(created.bytes));
+    }
+    Ok(created)
 }
 
 /// Where counters go, opened before the program starts: hours later is too late to learn that it cannot be written.

@@ -5,7 +5,8 @@
 //! A staged folio that is touched moves straight back (second chance), and is active from then on, as one is that was
 //! out for a short time only ([`crate::workingset`]); one that is not is *written
 //! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
-//! others. Touching it then *swaps it in*: whole, or a part of it where that is all that is used
+//! others. Where there is a swap file, the oldest pieces of the store are in turn written there when the store
+//! takes too much. Touching it then *swaps it in*: whole, or a part of it where that is all that is used
 //! ([`crate::locality`]); its slots may be kept until it is changed
 //! ([`crate::swap_cache`]). Every way into the program goes through
 //! `bring_in`, every way out through `stage`, every split through `carve`.
@@ -19,6 +20,7 @@ mod compaction;
 mod fault;
 mod mapping;
 mod reclaim;
+mod write_back;
 
 pub use fault::Served;
 
@@ -34,7 +36,7 @@ use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{RunSource, Store};
 use crate::swap_cache::SwapCache;
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::{Frame, FrameRun, Order, OrderSet, Slot};
 use crate::workingset::Workingset;
 
@@ -61,6 +63,16 @@ pub struct EngineConfig {
 /// Times an allocation of slots is tried again after copies have given up theirs. Each time some are there to be
 /// given up, or were taken by somebody else just now, so that a few are enough.
 const SLOT_TRIES: u32 = 4;
+
+/// The swap file behind the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BackingConfig {
+    /// Its slots, in whole clusters.
+    pub slots: u32,
+    /// What the store may take before its oldest pieces are written to the file.
+    pub store_pages: u32,
+}
+
 /// Part of the content (1/2^5) that is kept staged while there is pressure: enough that a folio in use
 /// is touched before it is written back, little enough that the touches cost little.
 const STAGED_SHARE_SHIFT: u32 = 5;
@@ -71,6 +83,9 @@ const STAGED_MIN_PAGES: u64 = 256;
 pub struct Engine<M: Machine> {
     machine: M,
     config: EngineConfig,
+    backing: Option<BackingConfig>,
+    /// Looks at the store that leave the file alone, because it was full or failed.
+    file_pause: AtomicU32,
     table: PageTable,
     homes: Homes,
     probation: Queue,
@@ -100,12 +115,38 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
     fn free_run(&self, run: FrameRun) {
         self.0.homes.free_full(run);
     }
+
+    fn claim_cluster(&self, cluster: u32) -> bool {
+        self.0.machine.claim_cluster(cluster)
+    }
+
+    fn release_cluster(&self, cluster: u32) {
+        self.0.machine.release_cluster(cluster);
+    }
+
+    fn is_sole_holder(&self, cluster: u32) -> bool {
+        self.0.machine.is_sole_holder(cluster)
+    }
 }
 
 impl<M: Machine> Engine<M> {
     /// A manager of `machine` that manages nothing yet.
     pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
+        Engine::with_backing(machine, config, None)
+    }
+
+    /// The same, with a swap file behind the store.
+    pub fn with_backing(machine: M, config: EngineConfig, backing: Option<BackingConfig>) -> Engine<M> {
+        let store = match backing {
+            Some(BackingConfig { slots, .. }) => {
+                let device = SwapDevice { slots, wants_discard: false };
+                Store::with_backing(config.swap_slots, SwapClusters::new(device, config.cpus, config.strategy))
+            }
+            None => Store::new(config.swap_slots),
+        };
         Engine {
+            backing,
+            file_pause: AtomicU32::new(0),
             table: PageTable::default(),
             homes: Homes::new(config.arena_frames),
             probation: Queue::default(),
@@ -118,7 +159,7 @@ impl<M: Machine> Engine<M> {
                 config.strategy,
             ),
             slot_map: SlotMap::new(config.swap_slots),
-            store: Store::new(config.swap_slots),
+            store,
             swap_cache: SwapCache::default(),
             readahead: Readahead::default(),
             locality: Locality::default(),
@@ -175,6 +216,7 @@ impl<M: Machine> Engine<M> {
         store.mem_used_max.raise_to(stats.used_bytes);
         store.same_pages.set(stats.same_filled_pages);
         store.huge_pages.set(stats.huge_pages);
+        self.counters().backing.bd_count.set(u64::from(self.store.file_slots()));
         self.counters().vm.nr_swapcached.set(self.swap_cache.pages());
     }
 

@@ -13,7 +13,8 @@
 //! | 0 | [`gate`] | everything, while the program forks |
 //! | 1 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
 //! | 2 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
-//! | 3 | everything in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
+//! | 2 | the swap file's slots, then their [`cluster`] allocator | who has what in the swap file |
+//! | 3 | everything else in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
 #![forbid(unsafe_code)]
 
 pub mod buddy;

@@ -8,7 +8,7 @@
 //! either at home (in the arena), or moved into the program, its home then being *empty*.
 
 use crate::stats::Counters;
-use crate::store::{Fragment, Piece, Place};
+use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use crate::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
@@ -64,8 +64,13 @@ pub enum Compressed {
 
 /// A stored piece could not be turned back into the pages it was made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("a stored piece does not match its checksum")]
+#[error("what was stored of it cannot be read back")]
 pub struct Corrupted;
+
+/// Pieces could not be written to the swap file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("the swap file cannot be written")]
+pub struct NotWritten;
 
 /// What the engine asks of the machine.
 pub trait Machine: Sync {
@@ -151,4 +156,32 @@ pub trait Machine: Sync {
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted>;
+
+    /// Writes the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each how they
+    /// are known again. Each seal has a nonce of its own, in this and in all other processes.
+    fn write_back(
+        &self,
+        worker: &mut Self::Worker,
+        batch: &WriteBatch,
+        seals: &mut Vec<Seal>,
+    ) -> Result<(), NotWritten>;
+    /// The swap file has no room: it goes on as without one.
+    fn swap_file_full(&self);
+    /// As [`read_piece`](Machine::read_piece), of a piece that is in the swap file: what is there must be what was written
+    /// under its seal, to that place.
+    fn read_back(
+        &self,
+        worker: &mut Self::Worker,
+        piece: &Piece,
+        place: &FilePlace,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted>;
+    /// Makes this process the holder of a cluster of the swap file, unless there is one. Like the next two, it is
+    /// called under leaf locks, and waits for nothing.
+    fn claim_cluster(&self, cluster: u32) -> bool;
+    /// This process holds the cluster no more.
+    fn release_cluster(&self, cluster: u32);
+    /// Whether no other process holds a cluster that this one holds.
+    fn is_sole_holder(&self, cluster: u32) -> bool;
 }

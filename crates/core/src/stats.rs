@@ -287,6 +287,24 @@ counters! {
     }
 }
 
+counters! {
+    /// zram's `bd_stat`, in pages of 4 KiB, and what of `io_stat` there is here.
+    BackingCounters {
+        /// Gauge: pages of the swap file in use.
+        bd_count: gauge,
+        /// Pages read from the swap file.
+        bd_reads: count,
+        /// Pages written to the swap file.
+        bd_writes: count,
+        /// Pieces that the swap file did not give back as they were written.
+        failed_reads: count,
+        /// Writes that failed: what was to be written stays in memory.
+        failed_writes: count,
+        /// Times the swap file had no room.
+        full: count,
+    }
+}
+
 /// How a fault was served, as an index of [`Counters::fault_ns`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultKind {
@@ -325,6 +343,8 @@ pub struct Counters {
     pub vm: VmCounters,
     /// Its compressed store.
     pub store: StoreCounters,
+    /// The swap file behind that.
+    pub backing: BackingCounters,
     /// Time from reading a fault to waking the program, by [`FaultKind`].
     pub fault_ns: [Histogram; 4],
 }
@@ -335,6 +355,7 @@ impl Default for Counters {
             size: std::array::from_fn(|_| SizeCounters::default()),
             vm: VmCounters::default(),
             store: StoreCounters::default(),
+            backing: BackingCounters::default(),
             fault_ns: std::array::from_fn(|_| Histogram::default()),
         }
     }
@@ -358,6 +379,7 @@ impl Counters {
         }
         self.vm.fold_into(&total.vm);
         self.store.fold_into(&total.store);
+        self.backing.fold_into(&total.backing);
         for (from, to) in self.fault_ns.iter().zip(&total.fault_ns) {
             from.fold_into(to);
         }
@@ -370,13 +392,14 @@ impl Counters {
         }
         self.vm.inherit_gauges(&parent.vm);
         self.store.inherit_gauges(&parent.store);
+        self.backing.inherit_gauges(&parent.backing);
     }
 
     /// Adds every count to `total` and starts at zero again.
     pub fn drain_into(&self, total: &Counters) {
         self.fold_into(total);
-        let counters =
-            self.size.iter().flat_map(SizeCounters::fields).chain(self.vm.fields()).chain(self.store.fields());
+        let sizes = self.size.iter().flat_map(SizeCounters::fields);
+        let counters = sizes.chain(self.vm.fields()).chain(self.store.fields()).chain(self.backing.fields());
         counters.for_each(|(_, counter)| counter.set(0));
         self.fault_ns.iter().for_each(Histogram::clear);
     }
@@ -386,6 +409,7 @@ impl Counters {
         self.size.iter().for_each(SizeCounters::clear_gauges);
         self.vm.clear_gauges();
         self.store.clear_gauges();
+        self.backing.clear_gauges();
     }
 }
 

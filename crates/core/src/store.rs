@@ -14,6 +14,8 @@
 //!   A zspage is 20 bytes and 4 more per slot, which name the piece in it, for compaction. All tables
 //!   grow in chunks of an eighth of their size and never shrink; entries are recycled.
 //! - A granule that repeats one 64-bit word takes no frames at all.
+//! - Where there is a swap file, the oldest pieces can be written back to it ([`backing`]): the piece stays
+//!   what it is, but for its place.
 //!
 //! # Life of a piece
 //! | state | references | pins | left by |
@@ -28,11 +30,13 @@
 //!
 //! # Locks
 //! One lock per size class, a leaf, over its zspages; a thread never holds two. The tables of pieces are
-//! lock-free. [`RunSource`] and [`PieceMover`] are called with no lock held.
+//! lock-free. [`RunSource`]'s frames and [`PieceMover`] are called for with no lock held.
 
+mod backing;
 mod check;
 mod classes;
 mod compact;
+mod file_slots;
 mod lazy;
 mod pieces;
 mod place;
@@ -41,23 +45,37 @@ mod tests;
 mod word;
 mod zspages;
 
+pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
 pub use place::{Fragment, MAX_FRAGMENTS, Place};
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
+use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use pieces::Pieces;
 use std::num::NonZeroU32;
 use word::{Location, PieceWord, ZspageId};
 use zspages::Zspages;
 
-/// Where the store gets its frames from. Called with no lock of the store held.
+/// Where the store gets its frames from, and clusters of the swap file, which several processes may share. (Without a swap
+/// file nobody asks for clusters.)
 pub trait RunSource: Sync {
-    /// A run of `order` with pages at home, if one can be had.
+    /// A run of `order` with pages at home, if one can be had. Called with no lock of the store held.
     fn alloc_run(&self, order: Order) -> Option<FrameRun>;
-    /// Takes a run back. It may be any naturally aligned part of a run that was given out.
+    /// Takes a run back. It may be any naturally aligned part of a run that was given out. Called with no lock of the
+    /// store held.
     fn free_run(&self, run: FrameRun);
+    /// Makes this process the holder of a cluster of the swap file, unless there is one. Waits for nothing.
+    fn claim_cluster(&self, _cluster: u32) -> bool {
+        false
+    }
+    /// This process holds the cluster no more. Waits for nothing.
+    fn release_cluster(&self, _cluster: u32) {}
+    /// Whether no other process holds a cluster that this one holds. Waits for nothing.
+    fn is_sole_holder(&self, _cluster: u32) -> bool {
+        false
+    }
 }
 
 /// Names a piece as long as it has references, wherever it is moved.
@@ -111,8 +129,10 @@ pub struct Piece {
     pub checksum: u64,
     /// The content repeats this word, and has no bytes.
     pub filled: Option<u64>,
-    /// Where the bytes are; empty for filled content.
+    /// Where the bytes are; empty for filled content, and for what is in the swap file.
     pub place: Place,
+    /// Where in the swap file the bytes are, if they are there.
+    pub in_file: Option<FilePlace>,
 }
 
 /// A piece that stays where it is until it is handed back to [`Store::unpin`].
@@ -170,6 +190,7 @@ pub struct Store {
     pieces: Pieces,
     zspages: Zspages,
     gauges: Gauges,
+    backing: Option<Backing>,
     /// The class compaction begins with next, so that a small budget comes round to all of them.
     next_class: AtomicU32,
 }
@@ -181,6 +202,7 @@ impl Store {
             pieces: Pieces::new(max_pieces),
             zspages: Zspages::new(),
             gauges: Gauges::default(),
+            backing: None,
             next_class: AtomicU32::new(0),
         }
     }
@@ -212,10 +234,11 @@ impl Store {
         Some((id, place))
     }
 
-    /// Says that the bytes of a piece are written: from now on compaction may move it. A piece that is
-    /// never sealed is never moved.
+    /// Says that the bytes of a piece are written: from now on compaction may move it, and writeback to the swap file.
+    /// A piece that is never sealed is never moved.
     pub fn seal(&self, id: PieceId) {
         self.pieces.seal(id);
+        self.note_age(id);
     }
 
     /// Keeps content that repeats `word`. `None` where ids have run out.
@@ -240,9 +263,9 @@ impl Store {
         let Some((word, extra)) = self.pieces.try_pin(id) else { panic!("{id:?} is no piece") };
         let location = word.location();
         let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
-        let piece =
-            Piece { granule: word.granule(), raw: word.raw(), checksum, filled, place: self.place_of(location) };
-        Pinned { id, piece }
+        let in_file = location.record().map(|record| self.file_place(record));
+        let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(location));
+        Pinned { id, piece: Piece { granule, raw, checksum, filled, place, in_file } }
     }
 
     /// Lets go of a piece, and frees it if all its references have been released meanwhile.
@@ -264,7 +287,7 @@ impl Store {
     pub fn release(&self, runs: &dyn RunSource, id: PieceId, pages: u16) {
         let word = self.pieces.release(id, pages);
         self.gauges.content_pages.fetch_sub(u64::from(pages), Relaxed);
-        if word.raw() {
+        if word.raw() && word.location().is_in_memory() {
             self.gauges.raw_pages.fetch_sub(u64::from(pages), Relaxed);
         }
         if word.location() == Location::FILLED {
@@ -288,7 +311,8 @@ impl Store {
     /// What the store holds.
     pub fn stats(&self) -> StoreStats {
         let gauges = &self.gauges;
-        let metadata_bytes = (self.pieces.metadata_bytes() + self.zspages.metadata_bytes()) as u64;
+        let backing_bytes = self.backing.as_ref().map_or(0, Backing::metadata_bytes);
+        let metadata_bytes = (self.pieces.metadata_bytes() + self.zspages.metadata_bytes() + backing_bytes) as u64;
         StoreStats {
             orig_data_bytes: gauges.content_pages.load(Relaxed) * PAGE_BYTES as u64,
             compr_data_bytes: gauges.compressed_bytes.load(Relaxed),
@@ -378,7 +402,9 @@ impl Store {
     /// Frees what a piece without references or pins takes. Only one thread gets to see it so.
     fn reclaim_piece(&self, runs: &dyn RunSource, id: PieceId, word: PieceWord) {
         let location = word.location();
-        if location != Location::FILLED {
+        if let Some(record) = location.record() {
+            self.free_record(runs, record);
+        } else if location != Location::FILLED {
             let len_bytes = self.place_of(location).len_bytes();
             self.gauges.compressed_bytes.fetch_sub(u64::from(len_bytes), Relaxed);
             self.vacate(runs, location);
@@ -407,7 +433,7 @@ impl Store {
     /// Where the bytes at `location` are. The caller has the piece pinned, or to itself.
     fn place_of(&self, location: Location) -> Place {
         let mut place = Place::EMPTY;
-        if location == Location::FILLED {
+        if !location.is_in_memory() {
             return place;
         }
         let (zspage, last_byte) = (location.zspage(), u32::from(location.last_byte()));

@@ -1,12 +1,13 @@
 //! The whole engine against a naive model: a program that maps, writes, reads, discards, remaps and
-//! unmaps at random, under a small budget, with pinned and shared pages, must read what it wrote.
+//! unmaps at random, under a small budget, with pinned and shared pages, must read what it wrote; also with a swap file
+//! that fails, fills up, and is shared with other processes.
 //! `check()` walks the whole engine after every step.
 
 mod double;
 
 use double::Double;
 use foliomem_core::cluster::Strategy as SlotStrategy;
-use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::units::{Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -32,6 +33,11 @@ enum Step {
     Refuse { start: u64, pages: u64 },
     Shrink { pages: u32 },
     Compact { pages: u32 },
+    FailWrites { count: u32 },
+    FailReads { count: u32 },
+    OthersClaim { cluster: u32 },
+    OthersGo,
+    Fork { child: bool },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -53,6 +59,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
         2 => (1u32..100).prop_map(|pages| Step::Compact { pages }),
+        1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
+        1 => (1u32..4).prop_map(|count| Step::FailReads { count }),
+        1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster }),
+        1 => Just(Step::OthersGo),
+        1 => any::<bool>().prop_map(|child| Step::Fork { child }),
     ]
 }
 
@@ -66,6 +77,16 @@ struct World {
 
 impl World {
     fn new(sizes: u16, granule: u8, limit_pages: i64, swap_clusters: u32) -> World {
+        World::with_backing(sizes, granule, limit_pages, swap_clusters, None)
+    }
+
+    fn with_backing(
+        sizes: u16,
+        granule: u8,
+        limit_pages: i64,
+        swap_clusters: u32,
+        backing: Option<BackingConfig>,
+    ) -> World {
         let config = EngineConfig {
             sizes: OrderSet::from_bits(sizes),
             granule: Order::new(granule).unwrap(),
@@ -75,7 +96,8 @@ impl World {
             cpus: 1,
             floor_pages: 0,
         };
-        World { engine: Engine::new(Double::new(limit_pages), config), worker: Vec::new(), model: BTreeMap::new() }
+        let engine = Engine::with_backing(Double::new(limit_pages), config, backing);
+        World { engine, worker: Vec::new(), model: BTreeMap::new() }
     }
 
     fn mapped(&self, start: u64, pages: u64) -> Vec<u64> {
@@ -83,8 +105,9 @@ impl World {
         self.model.range(start..(start + pages).min(BASE + PAGES)).map(|(&page, _)| page).collect()
     }
 
-    /// Makes sure `page` is in the program, as a touch does.
-    fn touch(&mut self, page: u64) {
+    /// Makes sure `page` is in the program, as a touch does. False if the touch ends the program: then what cannot be read
+    /// is unmapped instead.
+    fn touch(&mut self, page: u64) -> bool {
         let present = self.engine.machine().state.lock().program.contains_key(&page);
         if !present {
             self.engine.machine().state.lock().woken.clear();
@@ -93,8 +116,15 @@ impl World {
             assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
             while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
         }
+        let lost = std::mem::take(&mut self.engine.machine().state.lock().poisoned);
+        lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
         let state = self.engine.machine().state.lock();
-        assert!(state.program.contains_key(&page), "page {page:x} is not there after its fault");
+        assert_ne!(
+            state.program.contains_key(&page),
+            lost.contains(&page),
+            "page {page:x} is not there after its fault, and not said to be lost"
+        );
+        !lost.contains(&page)
     }
 
     fn map(&mut self, start: u64, pages: u64) {
@@ -169,7 +199,9 @@ impl World {
             Step::NativeTouch { start, pages, value } => self.native_touch(start, pages, value),
             Step::Write { page, pages, value } => {
                 for page in self.mapped(page, pages) {
-                    self.touch(page);
+                    if !self.model.contains_key(&page) || !self.touch(page) {
+                        continue;
+                    }
                     self.engine.machine().state.lock().program.insert(page, value + page % 3);
                     self.model.insert(page, value + page % 3);
                 }
@@ -207,11 +239,31 @@ impl World {
                 let freed = self.engine.compact_store(pages);
                 assert_eq!(self.engine.free_frames(), before + freed);
             }
+            Step::FailWrites { count } => self.engine.machine().state.lock().failing_writes = count,
+            Step::FailReads { count } => self.engine.machine().state.lock().failing_reads = count,
+            Step::OthersClaim { cluster } => {
+                let mut state = self.engine.machine().state.lock();
+                if !state.clusters.contains(&cluster) {
+                    state.foreign_clusters.insert(cluster);
+                }
+            }
+            Step::OthersGo => self.engine.machine().state.lock().foreign_clusters.clear(),
+            Step::Fork { child } => {
+                self.engine.lend_file();
+                if child {
+                    self.engine.borrow_file();
+                }
+                let mut state = self.engine.machine().state.lock();
+                let held = state.clusters.clone();
+                state.foreign_clusters.extend(held);
+            }
         }
     }
 
     fn verify(&mut self, page: u64) {
-        self.touch(page);
+        if !self.model.contains_key(&page) || !self.touch(page) {
+            return;
+        }
         let state = self.engine.machine().state.lock();
         assert_eq!(state.program[&page], self.model[&page], "content of page {page:x}");
     }
@@ -234,9 +286,12 @@ proptest! {
         limit_pages in 300i64..3000,
         // Too few slots for all pages, or so many that they never run short.
         swap_clusters in prop_oneof![1u32..5, Just(64)],
+        file_clusters in 0u32..8,
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let mut world = World::new(sizes, granule, limit_pages, swap_clusters);
+        let backing = BackingConfig { slots: file_clusters * 512, store_pages: limit_pages as u32 / 4 };
+        let backing = (file_clusters > 0).then_some(backing);
+        let mut world = World::with_backing(sizes, granule, limit_pages, swap_clusters, backing);
         world.map(0, 600);
         world.native_touch(0, 100, 3);
         for step in &steps {
@@ -340,5 +395,70 @@ fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
         world.run(&Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 });
     }
     world.run(&Step::Read { page: 0, pages: 1000 });
+    world.check();
+}
+
+/// Multiples of 7 do not compress in the double.
+fn incompressible(page: u64) -> u64 {
+    7 * (page + 1) - (BASE + page) % 3
+}
+
+#[test]
+fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
+    let backing = BackingConfig { slots: 512 * 8, store_pages: 100 };
+    let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+    world.map(0, 2000);
+    for page in 0..2000 {
+        world.run(&Step::Write { page, pages: 1, value: incompressible(page) });
+        let charged = world.engine.machine().state.lock().charged;
+        assert!(charged <= 420, "{charged} pages");
+    }
+    world.engine.publish_store();
+    let backing = &world.engine.counters().backing;
+    assert!(backing.bd_count.get() >= 1500 && backing.bd_writes.get() >= 1500, "{backing:?}");
+    world.check();
+    world.run(&Step::Read { page: 0, pages: 2000 });
+    assert!(world.engine.counters().backing.bd_reads.get() >= 1500);
+    assert_eq!(world.engine.counters().backing.failed_reads.get(), 0);
+    world.check();
+    world.unmap(0, 2000);
+    world.check();
+    assert!(world.engine.machine().state.lock().clusters.is_empty(), "an empty file holds no clusters");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
+    for (clusters, failing) in [(8, u32::MAX), (1, 0)] {
+        let backing = BackingConfig { slots: 512 * clusters, store_pages: 100 };
+        let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+        world.engine.machine().state.lock().failing_writes = failing;
+        world.map(0, 1500);
+        for page in 0..1500 {
+            world.run(&Step::Write { page, pages: 1, value: incompressible(page) });
+        }
+        world.check();
+        world.run(&Step::Read { page: 0, pages: 1500 });
+        let backing = &world.engine.counters().backing;
+        assert_eq!(backing.failed_writes.get() > 0, failing > 0);
+        assert_eq!(backing.full.get() > 0, failing == 0);
+    }
+}
+
+#[test]
+fn what_the_file_does_not_give_back_ends_the_program_there() {
+    let backing = BackingConfig { slots: 512 * 8, store_pages: 0 };
+    let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+    world.map(0, 1000);
+    for page in 0..1000 {
+        world.run(&Step::Write { page, pages: 1, value: incompressible(page) });
+    }
+    world.engine.machine().state.lock().failing_reads = 1;
+    let served = world.engine.fault(&mut world.worker, PageNumber(BASE));
+    assert!(matches!(served, Served::Done(_)));
+    let state = world.engine.machine().state.lock();
+    assert_eq!(state.poisoned.len(), 16, "the whole folio is poisoned");
+    assert!((0..16).all(|page| !state.program.contains_key(&(BASE + page))));
+    drop(state);
+    assert_eq!(world.engine.counters().backing.failed_reads.get(), 1);
     world.check();
 }

@@ -10,6 +10,7 @@
 
 use crate::codec::{Codec, ZSTD_MAX_LEVEL};
 use crate::line::with_line;
+use crate::swap_space::SwapSpace;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::{Order, OrderSet};
 use rustix::fd::{AsFd, OwnedFd};
@@ -155,6 +156,7 @@ pub struct Control {
     header: Header,
     totals: Counters,
     processes: [ProcessSlot; MOST_PROCESSES],
+    swap: SwapSpace,
 }
 
 /// Which slot.
@@ -236,6 +238,11 @@ impl Control {
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
         }
+    }
+
+    /// What there is about the swap file.
+    pub fn swap(&self) -> &SwapSpace {
+        &self.swap
     }
 
     /// An agent is at work.
@@ -408,7 +415,7 @@ impl Control {
 }
 
 /// Whether a process exists that is not a zombie. A thread's siblings are killed before it becomes one.
-fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
     rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
 }

@@ -28,5 +28,8 @@ pub mod region;
 pub mod runtime;
 mod sizing;
 mod still;
+pub mod swap_file;
+pub mod swap_space;
 pub mod thread;
 pub mod uffd;
+mod why;

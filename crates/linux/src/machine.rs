@@ -17,15 +17,17 @@ use crate::maps;
 use crate::pagemap;
 use crate::ranges::Ranges;
 use crate::region::Region;
+use crate::swap_file::{IoBuffer, SwapFile};
+use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::uffd::{self, Userfaultfd};
-use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{Fragment, Piece, Place};
+use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What belongs to one process and must be made anew in the child of a fork.
@@ -37,6 +39,8 @@ pub struct Descriptors {
     pub pagemap: OwnedFd,
     /// `/proc/self/maps`.
     pub maps: OwnedFd,
+    /// The swap file, if there is one.
+    pub swap_file: Option<OwnedFd>,
 }
 
 /// The contexts and scratch memory of one thread that compresses.
@@ -48,6 +52,8 @@ pub struct Worker {
     filled_bytes: usize,
     /// Room for a piece's stored bytes where it lies in several fragments.
     gathered: Box<[u8]>,
+    /// Room for what is read from the swap file and written to it.
+    io: IoBuffer,
 }
 
 impl Worker {
@@ -58,12 +64,38 @@ impl Worker {
             scratch: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
             filled_bytes: 0,
             gathered: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
+            io: IoBuffer::default(),
         }
     }
 
     /// Makes a dictionary of what has been compressed, if enough has been. For threads that nobody waits for.
     pub fn train_if_due(&mut self) {
         self.compressor.train_if_due();
+    }
+}
+
+/// No row of the swap file's table.
+const NO_ROW: u32 = u32::MAX;
+
+/// This process's part in the swap file.
+struct Swap {
+    file: SwapFile,
+    space: &'static SwapSpace,
+    /// Its row of the table of who holds what.
+    row: AtomicU32,
+    /// While a fork goes on: the child's.
+    child_row: AtomicU32,
+    /// The process that made this: a child of a fork finds its parent here.
+    pid: AtomicU32,
+    /// Where the parent has the file open: a thread and its descriptor.
+    parent_thread: AtomicU32,
+    parent_descriptor: AtomicU32,
+}
+
+impl Swap {
+    fn row(&self) -> RowIndex {
+        let Some(row) = RowIndex::new(self.row.load(Ordering::Relaxed)) else { unreachable!("a row was claimed") };
+        row
     }
 }
 
@@ -80,6 +112,7 @@ pub struct LinuxMachine {
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
     mappings: RwLock<Changes>,
+    swap: Option<Swap>,
 }
 
 impl LinuxMachine {
@@ -92,6 +125,18 @@ impl LinuxMachine {
         escaping: &'static AtomicBool,
     ) -> Result<LinuxMachine, uffd::UffdError> {
         descriptors.program.register(arena.start(), arena.len(), uffd::Mode::WriteProtect)?;
+        let space = budget.control().swap();
+        let pid = std::process::id();
+        let row = descriptors.swap_file.is_some().then(|| space.enter(pid)).flatten();
+        let swap = row.map(|row| Swap {
+            file: SwapFile::new(&space.key(), space.nonces()),
+            space,
+            row: AtomicU32::new(row.get()),
+            child_row: AtomicU32::new(NO_ROW),
+            pid: AtomicU32::new(pid),
+            parent_thread: AtomicU32::new(0),
+            parent_descriptor: AtomicU32::new(0),
+        });
         Ok(LinuxMachine {
             arena,
             descriptors: ForkCell::new(descriptors),
@@ -101,6 +146,7 @@ impl LinuxMachine {
             dictionaries: Arc::default(),
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
+            swap,
         })
     }
 
@@ -152,6 +198,60 @@ impl LinuxMachine {
     pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, Changes> {
         // A panic aborts: the lock cannot be poisoned.
         self.mappings.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has a swap file.
+    pub fn has_swap_file(&self) -> bool {
+        self.swap.is_some()
+    }
+
+    /// Before a fork: what this process holds of the swap file its child will hold, too. Called by a thread of the agent.
+    pub fn share_swap_file(&self) {
+        let Some(swap) = &self.swap else { return };
+        if let Some(file) = &self.descriptors().swap_file {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            swap.parent_thread.store(thread, Ordering::Relaxed);
+            swap.parent_descriptor.store(file.as_raw_fd() as u32, Ordering::Relaxed);
+        }
+        let row = swap.space.share(swap.row(), swap.pid.load(Ordering::Relaxed));
+        swap.child_row.store(row.map_or(NO_ROW, RowIndex::get), Ordering::Relaxed);
+    }
+
+    /// In the child of a fork: the parent's thread that has the swap file open, and its descriptor.
+    pub fn parent_swap_file(&self) -> Option<(u32, u32)> {
+        let swap = self.swap.as_ref()?;
+        let thread = swap.parent_thread.load(Ordering::Relaxed);
+        (thread != 0).then(|| (thread, swap.parent_descriptor.load(Ordering::Relaxed)))
+    }
+
+    /// In the parent after a fork, or where it has failed.
+    pub fn shared_swap_file(&self, forked: bool) {
+        let Some(swap) = &self.swap else { return };
+        let row = RowIndex::new(swap.child_row.swap(NO_ROW, Ordering::Relaxed));
+        if let Some(row) = row.filter(|_| !forked) {
+            swap.space.leave(row);
+        }
+    }
+
+    /// In the child of a fork: what is held of the swap file is held by this process. False where that is not so.
+    pub fn adopt_swap_file(&self) -> bool {
+        let Some(swap) = &self.swap else { return true };
+        let (parent, pid) = (swap.pid.load(Ordering::Relaxed), std::process::id());
+        let Some(row) = RowIndex::new(swap.child_row.swap(NO_ROW, Ordering::Relaxed)) else { return false };
+        swap.row.store(row.get(), Ordering::Relaxed);
+        swap.pid.store(pid, Ordering::Relaxed);
+        swap.space.adopt(row, parent, pid)
+    }
+
+    /// Says once in a run what has happened to the swap file.
+    fn tell(&self, swap: &Swap, event: Event, text: std::fmt::Arguments<'_>) {
+        if swap.space.is_news(event) {
+            self.budget.control().notice(text);
+        }
+    }
+
+    fn swap_file(&self) -> Option<(&Swap, &OwnedFd)> {
+        self.swap.as_ref().zip(self.descriptors().swap_file.as_ref())
     }
 
     /// In the child of a fork: registers everything anew with userfaultfds of its own.
@@ -254,6 +354,32 @@ impl LinuxMachine {
         // written before it is published and pinned while it is read.
         unsafe { self.arena.slice_mut(offset, fragment.len_bytes as usize) }
     }
+}
+
+/// Turns the stored bytes of a piece back into its content from page `skip_pages` on.
+fn restore(
+    decompressor: &mut Decompressor,
+    scratch: &mut [u8],
+    piece: &Piece,
+    stored: &[u8],
+    skip_pages: u32,
+    target: &mut [u8],
+) -> Result<(), Corrupted> {
+    if checksum(stored) != piece.checksum {
+        return Err(Corrupted);
+    }
+    let skip = skip_pages as usize * PAGE_BYTES;
+    if piece.raw {
+        target.copy_from_slice(&stored[skip..skip + target.len()]);
+        return Ok(());
+    }
+    if target.len() == piece.granule.bytes() {
+        return decompressor.decompress(stored, target).map_err(|_| Corrupted);
+    }
+    let whole = &mut scratch[..piece.granule.bytes()];
+    decompressor.decompress_start(stored, whole, skip + target.len()).map_err(|_| Corrupted)?;
+    target.copy_from_slice(&whole[skip..skip + target.len()]);
+    Ok(())
 }
 
 fn move_error(error: uffd::MoveError) -> MoveError {
@@ -452,20 +578,61 @@ impl Machine for LinuxMachine {
             return Ok(());
         }
         let stored = self.gather(&mut worker.gathered, &piece.place);
-        if checksum(stored) != piece.checksum {
-            return Err(Corrupted);
-        }
-        let skip = skip_pages as usize * PAGE_BYTES;
-        if piece.raw {
-            target.copy_from_slice(&stored[skip..skip + target.len()]);
-            return Ok(());
-        }
-        if target.len() == piece.granule.bytes() {
-            return worker.decompressor.decompress(stored, target).map_err(|_| Corrupted);
-        }
-        let whole = &mut worker.scratch[..piece.granule.bytes()];
-        worker.decompressor.decompress_start(stored, whole, skip + target.len()).map_err(|_| Corrupted)?;
-        target.copy_from_slice(&whole[skip..skip + target.len()]);
-        Ok(())
+        restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, target)
+    }
+
+    fn write_back(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) -> Result<(), NotWritten> {
+        let (swap, file) = self.swap_file().ok_or(NotWritten)?;
+        let mut pieces = batch.pieces();
+        let fill = |bytes: &mut [u8]| {
+            let (piece, start_bytes) = pieces.next()?;
+            let start = start_bytes as usize;
+            let mut end = start;
+            for fragment in piece.place.fragments() {
+                let len = fragment.len_bytes as usize;
+                bytes[end..end + len].copy_from_slice(self.fragment(fragment));
+                end += len;
+            }
+            Some(start..end)
+        };
+        let written = swap.file.write(file, &mut worker.io, batch.first(), batch.slots(), fill, seals);
+        written.map_err(|error| {
+            self.tell(swap, Event::Write, format_args!("cannot write to the swap file: {error}: going on without it"));
+            NotWritten
+        })
+    }
+
+    fn swap_file_full(&self) {
+        let Some(swap) = &self.swap else { return };
+        swap.space.reap();
+        self.tell(swap, Event::Full, format_args!("the swap file is full: going on without more of it"));
+    }
+
+    fn read_back(
+        &self,
+        worker: &mut Worker,
+        piece: &Piece,
+        place: &FilePlace,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted> {
+        let (swap, file) = self.swap_file().ok_or(Corrupted)?;
+        let stored = swap.file.read(file, &mut worker.io, place).map_err(|error| {
+            self.tell(swap, Event::Read, format_args!("cannot read the swap file: {error}"));
+            Corrupted
+        })?;
+        restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
+    }
+
+    fn claim_cluster(&self, cluster: u32) -> bool {
+        self.swap.as_ref().is_some_and(|swap| swap.space.claim(swap.row(), cluster))
+    }
+
+    fn release_cluster(&self, cluster: u32) {
+        self.swap.iter().for_each(|swap| swap.space.release(swap.row(), cluster));
+    }
+
+    fn is_sole_holder(&self, cluster: u32) -> bool {
+        self.swap.as_ref().is_some_and(|swap| swap.space.has_one_holder(cluster))
     }
 }

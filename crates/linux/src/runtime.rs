@@ -32,12 +32,14 @@ use crate::ranges::Ranges;
 use crate::region::Region;
 use crate::sizing;
 use crate::still::Still;
+use crate::swap_space::Event;
 use crate::thread::{self, ThreadSpec};
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
-use foliomem_core::engine::{Engine, EngineConfig, Served};
+use crate::why::Why;
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{MAX_ORDER, PAGE_BYTES, PageNumber};
+use foliomem_core::units::{BLOCK_PAGES, MAX_ORDER, PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
@@ -55,14 +57,17 @@ pub enum RuntimeError {
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
     /// A file under /proc/self.
-    #[error("cannot open {0}: {1}; is /proc mounted?")]
+    #[error("cannot open {0}: {why}; is /proc mounted?", why = Why(*.1))]
     Proc(&'static str, rustix::io::Errno),
     /// Address space or memory for the agent itself.
-    #[error("cannot reserve {0} MiB of address space: {1}; is there a limit on it (ulimit -v)?")]
+    #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = Why(*.1))]
     Reserve(usize, rustix::io::Errno),
     /// A thread.
-    #[error("cannot start a thread: {0}")]
+    #[error("cannot start a thread: {}", Why(*.0))]
     Thread(rustix::io::Errno),
+    /// What a child of a fork has in the swap file is out of its reach.
+    #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", Why(*.0))]
+    SwapFile(rustix::io::Errno),
 }
 
 /// Handlers at most: beyond that, waking them all for each fault costs more than it brings.
@@ -180,6 +185,7 @@ impl Runtime {
     /// is ready.
     pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
         let settings = control.configuration();
+        control.swap().begin(std::process::id());
         let fork_stack =
             Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
         own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
@@ -338,10 +344,13 @@ impl Runtime {
             adopt_mappings(self, engaged);
             drop(self.hear_changes(engaged, &mut faults));
             engaged.engine.machine().allow_forks(true);
+            engaged.engine.lend_file();
+            engaged.engine.machine().share_swap_file();
         }
         let forked = self.still.hold();
         if let Some(engaged) = self.engaged.get() {
             let machine = engaged.engine.machine();
+            machine.shared_swap_file(forked);
             machine.allow_forks(false);
             // Threads that wait for faults that were heard raise them again.
             while let Some(page) = faults.pop() {
@@ -390,7 +399,10 @@ impl Runtime {
             }
         }
         if let Some(engaged) = self.engaged.get() {
-            let descriptors = open_descriptors()?;
+            let descriptors = self.open_descriptors()?;
+            if engaged.engine.machine().has_swap_file() {
+                self.take_over_swap_file(engaged, &descriptors)?;
+            }
             self.forget_unmapped(engaged);
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
@@ -398,6 +410,42 @@ impl Runtime {
             self.start_workers()?;
         }
         Ok(())
+    }
+
+    /// In the child of a fork: what the parent had in the swap file is the child's, too.
+    fn take_over_swap_file(&self, engaged: &Engaged, descriptors: &Descriptors) -> Result<(), RuntimeError> {
+        let engine = &engaged.engine;
+        engine.borrow_file();
+        let is_adopted = engine.machine().adopt_swap_file();
+        let is_needed = engine.file_slots() > 0;
+        if is_needed && (descriptors.swap_file.is_none() || !is_adopted) {
+            return Err(RuntimeError::SwapFile(rustix::io::Errno::NOENT));
+        }
+        Ok(())
+    }
+
+    fn open_descriptors(&self) -> Result<Descriptors, RuntimeError> {
+        let control = self.budget.control();
+        let mut swap_file = None;
+        if control.swap().clusters() > 0 {
+            let parent = self.engaged.get().and_then(|engaged| engaged.engine.machine().parent_swap_file());
+            match control.swap().open(parent) {
+                Ok(file) => swap_file = Some(file),
+                Err(errno) if control.swap().is_news(Event::Open) => {
+                    control.notice(format_args!(
+                        "a process cannot open the swap file: {}: it goes on without it",
+                        Why(errno)
+                    ));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Descriptors {
+            program: Userfaultfd::open(Features { events: true })?,
+            pagemap: open("/proc/self/pagemap")?,
+            maps: open("/proc/self/maps")?,
+            swap_file,
+        })
     }
 
     /// One look around; `None` where there is more to do at once.
@@ -467,17 +515,22 @@ impl Runtime {
         let arena_bytes = sizing::arena_bytes(self.budget.limit_pages());
         let arena = Region::reserve(arena_bytes).map_err(|errno| RuntimeError::Reserve(arena_bytes >> 20, errno))?;
         self.own.add(arena.start()..arena.start() + arena.len());
-        let machine = LinuxMachine::new(arena, open_descriptors()?, &self.budget, &self.escaping)?;
+        let machine = LinuxMachine::new(arena, self.open_descriptors()?, &self.budget, &self.escaping)?;
+        let limit_pages = self.budget.limit_pages();
+        let file_slots =
+            if machine.has_swap_file() { self.budget.control().swap().clusters() * BLOCK_PAGES as u32 } else { 0 };
+        let backing = BackingConfig { slots: file_slots, store_pages: sizing::store_pages(limit_pages) };
         let config = EngineConfig {
             sizes: self.settings.sizes,
             granule: self.settings.granule,
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
-            swap_slots: sizing::swap_slots(self.budget.limit_pages()),
+            swap_slots: sizing::swap_slots(limit_pages, file_slots),
             strategy: Default::default(),
-            floor_pages: sizing::floor_pages(self.budget.limit_pages()),
+            floor_pages: sizing::floor_pages(limit_pages),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
         };
-        let engaged = Engaged { engine: Engine::new(machine, config) };
+        let backing = (file_slots > 0).then_some(backing);
+        let engaged = Engaged { engine: Engine::with_backing(machine, config, backing) };
         if self.engaged.set(engaged).is_err() {
             unreachable!("only the keeper engages");
         }
@@ -731,14 +784,6 @@ fn page(address: usize) -> PageNumber {
 fn open(path: &'static str) -> Result<OwnedFd, RuntimeError> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| RuntimeError::Proc(path, errno))
-}
-
-fn open_descriptors() -> Result<Descriptors, RuntimeError> {
-    Ok(Descriptors {
-        program: Userfaultfd::open(Features { events: true })?,
-        pagemap: open("/proc/self/pagemap")?,
-        maps: open("/proc/self/maps")?,
-    })
 }
 
 /// The CPUs handlers run on. Two at least, on one CPU if need be: one may have to hear what the other

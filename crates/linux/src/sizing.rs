@@ -10,6 +10,9 @@ pub const ARENA_MIN_BYTES: usize = 1 << 30;
 /// equal-filled memory.
 const SLOTS_PER_PAGE: i64 = 16;
 
+/// Slots for each slot of the swap file, where what is compressed is packed.
+const SLOTS_PER_FILE_SLOT: i64 = 4;
+
 /// Address space for the arena: four times the limit, so that an empty run can always be found
 /// while every page of the budget has a home.
 pub fn arena_bytes(limit_pages: i64) -> usize {
@@ -19,10 +22,17 @@ pub fn arena_bytes(limit_pages: i64) -> usize {
         .next_multiple_of(2 << 20)
 }
 
-/// Slots of the swap device. Slots that are not used cost nothing.
-pub fn swap_slots(limit_pages: i64) -> u32 {
-    let slots = limit_pages.saturating_mul(SLOTS_PER_PAGE).clamp(1 << 18, 1 << 30);
+/// Slots of the swap device, with a swap file of `file_slots` behind it. Slots that are not used cost nothing.
+pub fn swap_slots(limit_pages: i64, file_slots: u32) -> u32 {
+    let in_memory = limit_pages.saturating_mul(SLOTS_PER_PAGE);
+    let slots = in_memory.saturating_add(i64::from(file_slots) * SLOTS_PER_FILE_SLOT).clamp(1 << 18, 1 << 30);
     (slots as u32).next_multiple_of(512)
+}
+
+/// What the store may take before it is written back to the swap file: half of the limit. What is in the store has been
+/// out of use for longer than what is in the program.
+pub fn store_pages(limit_pages: i64) -> u32 {
+    (limit_pages / 2).clamp(0, i64::from(u32::MAX)) as u32
 }
 
 /// What a program keeps in reach though its data do not compress into the limit: 1/16 of the limit, and

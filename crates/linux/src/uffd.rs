@@ -12,6 +12,7 @@
 
 use crate::changes::Change;
 use crate::raw_ioctl;
+use crate::why::Why;
 use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -45,7 +46,8 @@ pub enum UffdError {
     /// None of the ways in is open.
     #[error(
         "no permission to use userfaultfd: give this user read and write access to /dev/userfaultfd, or set \
-         vm.unprivileged_userfaultfd=1, or grant CAP_SYS_PTRACE ({0})"
+         vm.unprivileged_userfaultfd=1, or grant CAP_SYS_PTRACE ({})",
+        Why(*.0)
     )]
     NoPermission(Errno),
     /// The kernel was built without it.
@@ -55,7 +57,7 @@ pub enum UffdError {
     #[error("this kernel cannot move pages (UFFDIO_MOVE): Linux 6.8 or later is needed")]
     NoMove,
     /// A range could not be registered.
-    #[error("cannot register memory with userfaultfd: {0}")]
+    #[error("cannot register memory with userfaultfd: {}", Why(*.0))]
     Register(Errno),
 }
 

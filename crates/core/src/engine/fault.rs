@@ -443,7 +443,10 @@ impl<M: Machine> Engine<M> {
             };
             let into = run.part(done, part_order);
             stored_bytes += u64::from(piece.place.len_bytes());
-            let read = self.machine.read_piece(worker, piece, skip, into);
+            let read = match &piece.in_file {
+                Some(place) => self.read_back(worker, piece, place, skip, into),
+                None => self.machine.read_piece(worker, piece, skip, into),
+            };
             self.store.unpin(&self.runs(), pinned);
             read?;
             done += part_order.pages();

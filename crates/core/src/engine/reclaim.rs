@@ -45,6 +45,13 @@ impl<M: Machine> Engine<M> {
         let mut freed_bytes: i64 = 0;
         let mut fruitless = 0;
         while freed_bytes < target_pages as i64 * PAGE_BYTES as i64 && fruitless < STAGE_ATTEMPTS {
+            if self.store_presses()
+                && let Some(pages) = self.write_out(worker)
+            {
+                freed_bytes += pages * PAGE_BYTES as i64;
+                fruitless = if pages > 0 { 0 } else { fruitless + 1 };
+                continue;
+            }
             if self.urgency() != Urgency::Normal {
                 self.shed_copies();
                 freed_bytes += i64::from(self.compact_wasteful_store()) * PAGE_BYTES as i64;
@@ -72,7 +79,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Drops all compressed copies of what is in the program; returns how many pages they were of.
-    fn shed_copies(&self) -> u64 {
+    pub(super) fn shed_copies(&self) -> u64 {
         let mut pages = 0;
         while let Some(copy) = self.swap_cache.take_any() {
             self.free_slots(copy.slot, copy.order.pages());
@@ -309,7 +316,7 @@ impl<M: Machine> Engine<M> {
     /// Returns the bytes it takes there; on failure the slots are free again.
     fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: FrameRun, slot: Slot) -> Option<u64> {
         let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
-        let granule = self.config.granule.min(run.order).min(part);
+        let granule = self.config.granule.min(run.order).min(part).min(self.largest_piece());
         let mut stored_bytes = 0;
         for done in (0..run.frames()).step_by(granule.pages() as usize) {
             let part = run.part(done, granule);

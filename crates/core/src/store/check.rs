@@ -29,6 +29,7 @@ impl Store {
         }
         self.check_extents(&live);
         self.zspages.check_lists();
+        self.check_backing();
     }
 
     /// The pieces with bytes, after comparing the gauges with all pieces.
@@ -46,6 +47,9 @@ impl Store {
             content_pages += pages;
             if word.location() == Location::FILLED {
                 filled_pages += pages;
+                continue;
+            }
+            if !word.location().is_in_memory() {
                 continue;
             }
             raw_pages += if word.raw() { pages } else { 0 };

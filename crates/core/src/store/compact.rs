@@ -87,7 +87,7 @@ impl Store {
         };
         let location = word.location();
         let size_bytes = class.shape().size_bytes;
-        let is_there = location != Location::FILLED
+        let is_there = location.is_in_memory()
             && location.zspage() == from.0
             && u32::from(location.last_byte()) / size_bytes == from.1;
         let target =
@@ -99,7 +99,7 @@ impl Store {
         let len_less_one = u32::from(location.last_byte()) - from.1 * size_bytes;
         let to = Location::new(zspage, (slot * size_bytes + len_less_one) as u16);
         mover.copy(self.place_of(location).fragments()[0], self.place_of(to).fragments()[0]);
-        let switched = self.pieces.switch(piece, to);
+        let switched = self.pieces.switch(piece, to).is_some();
         self.vacate(runs, if switched { location } else { to });
         if !switched {
             self.unpin_id(runs, piece);

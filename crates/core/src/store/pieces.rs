@@ -95,6 +95,11 @@ impl Pieces {
         PieceWord::from_bits(self.entry(id).word.load(Ordering::Acquire))
     }
 
+    /// The extra word of a piece that was published.
+    pub(super) fn extra(&self, id: PieceId) -> u64 {
+        self.entry(id).extra.load(Ordering::Relaxed)
+    }
+
     /// Changes the word of a piece, retrying until nobody interfered; returns what it was changed to, or
     /// `None` where `change` refuses.
     fn update(&self, id: PieceId, change: impl Fn(PieceWord) -> Option<PieceWord>) -> Option<PieceWord> {
@@ -143,17 +148,13 @@ impl Pieces {
         assert!(sealed.is_some(), "{id:?} is no piece");
     }
 
-    /// Changes the location of a piece that only the caller has pinned, and drops that pin; fails if
-    /// somebody else has it pinned or it has no references left.
-    pub(super) fn switch(&self, id: PieceId, to: Location) -> bool {
-        let switched =
-            self.update(
-                id,
-                |word| {
-                    if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() }
-                },
-            );
-        switched.is_some()
+    /// Changes the location of a piece that only the caller has pinned, and drops that pin; returns its word since. Fails
+    /// if somebody else has it pinned or it has no references left.
+    pub(super) fn switch(&self, id: PieceId, to: Location) -> Option<PieceWord> {
+        self.update(
+            id,
+            |word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() },
+        )
     }
 
     /// Every id that was ever used.

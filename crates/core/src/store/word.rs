@@ -3,7 +3,8 @@
 //! | bits | field | values |
 //! |---|---|---|
 //! | 0..16 | last byte | offset of the piece's last byte in its zspage, or in the last extent of its chain |
-//! | 16..41 | zspage | its zspage or first extent; [`Location::FILLED`] has a value of its own |
+//! | 16..40 | zspage | its zspage or first extent |
+//! | 40 | elsewhere | bits 0..32 are the record of a piece in the swap file; all ones in 16..40: [`Location::FILLED`] |
 //! | 41..51 | references | 0 (free or dying) to 512 |
 //! | 51..55 | granule | order 0..=9 |
 //! | 55 | raw | the bytes are the content |
@@ -20,8 +21,8 @@ use crate::units::Order;
 pub(super) struct ZspageId(u32);
 
 impl ZspageId {
-    /// How many there can be; the last value stands for filled content.
-    pub(super) const LIMIT: u32 = (1 << ZSPAGE_BITS) - 1;
+    /// How many there can be.
+    pub(super) const LIMIT: u32 = 1 << (ZSPAGE_BITS - 1);
 
     pub(super) const fn new(index: u32) -> ZspageId {
         debug_assert!(index < Self::LIMIT);
@@ -34,6 +35,7 @@ impl ZspageId {
 }
 
 const LAST_BITS: u32 = 16;
+/// The highest one says that there is no zspage.
 const ZSPAGE_BITS: u32 = 25;
 const REFERENCES_BITS: u32 = 10;
 const GRANULE_BITS: u32 = 4;
@@ -50,6 +52,12 @@ const _: () = assert!(PINS_AT + PINS_BITS == u64::BITS);
 const _: () = assert!(1 << REFERENCES_BITS > crate::units::BLOCK_PAGES);
 const _: () = assert!(super::classes::EXTENT_FRAMES as usize * crate::units::PAGE_BYTES == 1 << LAST_BITS);
 
+const ELSEWHERE: u64 = 1 << (ZSPAGE_AT + ZSPAGE_BITS - 1);
+
+/// Index of the record of a piece in the swap file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct RecordId(pub(super) u32);
+
 const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
@@ -64,6 +72,21 @@ impl Location {
 
     pub(super) const fn new(zspage: ZspageId, last_byte: u16) -> Location {
         Location((zspage.0 as u64) << ZSPAGE_AT | last_byte as u64)
+    }
+
+    /// In the swap file, where `record` says.
+    pub(super) const fn in_file(record: RecordId) -> Location {
+        Location(ELSEWHERE | record.0 as u64)
+    }
+
+    /// The record of a piece that is in the swap file.
+    pub(super) fn record(self) -> Option<RecordId> {
+        (self.0 & ELSEWHERE != 0 && self != Location::FILLED).then_some(RecordId(self.0 as u32))
+    }
+
+    /// Whether the bytes are in a zspage or in extents.
+    pub(super) const fn is_in_memory(self) -> bool {
+        self.0 & ELSEWHERE == 0
     }
 
     pub(super) const fn zspage(self) -> ZspageId {

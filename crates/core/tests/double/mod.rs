@@ -1,10 +1,10 @@
 //! A machine made of maps: a page's content is one word, so that a test can say what every page of the
 //! program must hold. Faults can be injected: pinned pages, mappings that refuse moves, pages shared by
-//! a fork, a budget that is too small.
+//! a fork, a budget that is too small, a swap file that fails or belongs to others.
 
-use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{Fragment, Piece, Place};
+use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CpuNumber, Frame, FrameRun, PageNumber};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -50,6 +50,18 @@ pub struct State {
     pub frames_escape: bool,
     /// The next piece read is corrupted.
     pub corrupt_next: bool,
+    /// Pieces in the swap file, by where they begin, each with its nonce.
+    pub file: HashMap<(u32, u32), (u64, Vec<u64>)>,
+    /// Writes to the swap file so far.
+    pub file_writes: u64,
+    /// So many writes to the swap file fail from now on.
+    pub failing_writes: u32,
+    /// So many reads of the swap file fail from now on.
+    pub failing_reads: u32,
+    /// Clusters of the swap file that the engine holds.
+    pub clusters: BTreeSet<u32>,
+    /// Clusters that other processes hold, too, or alone.
+    pub foreign_clusters: BTreeSet<u32>,
 }
 
 impl State {
@@ -379,5 +391,68 @@ impl Machine for Double {
             *self.state.lock().homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())
+    }
+
+    fn write_back(&self, _worker: &mut Vec<u64>, batch: &WriteBatch, seals: &mut Vec<Seal>) -> Result<(), NotWritten> {
+        let mut state = self.state.lock();
+        let slots = batch.first().0..batch.first().0 + batch.slots();
+        let cluster = slots.start / 512;
+        assert!(state.clusters.contains(&cluster), "a write to cluster {cluster}, which is not held");
+        state.file_writes += 1;
+        if state.failing_writes > 0 {
+            state.failing_writes -= 1;
+            // What was there is gone in any case.
+            state.file.retain(|&(slot, _), _| !slots.contains(&slot));
+            return Err(NotWritten);
+        }
+        state.file.retain(|&(slot, _), _| !slots.contains(&slot));
+        for (piece, start_bytes) in batch.pieces() {
+            let nonce = state.file_writes << 32 | u64::from(start_bytes);
+            let seal = Seal { nonce, tag: [0; 2] };
+            seals.push(seal);
+            let place = batch.place(piece, start_bytes, seal);
+            assert!(place.first.0 + place.slots() <= slots.end, "{place:?} is outside of its batch");
+            let content = state.pieces[&Double::place_key(&piece.place)].clone();
+            state.file.insert((place.first.0, place.offset_bytes), (nonce, content));
+        }
+        Ok(())
+    }
+
+    fn swap_file_full(&self) {}
+
+    fn read_back(
+        &self,
+        worker: &mut Vec<u64>,
+        piece: &Piece,
+        place: &FilePlace,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted> {
+        let mut state = self.state.lock();
+        if state.failing_reads > 0 {
+            state.failing_reads -= 1;
+            return Err(Corrupted);
+        }
+        let (nonce, content) = state.file[&(place.first.0, place.offset_bytes)].clone();
+        assert_eq!(nonce, place.seal.nonce, "{place:?} was overwritten");
+        assert_eq!(checksum(&content), piece.checksum);
+        *worker = content;
+        for (frame, word) in frames(into).zip(&worker[skip_pages as usize..]) {
+            *state.homes.get_mut(&frame).expect("a page at home") = *word;
+        }
+        Ok(())
+    }
+
+    fn claim_cluster(&self, cluster: u32) -> bool {
+        let mut state = self.state.lock();
+        !state.foreign_clusters.contains(&cluster) && state.clusters.insert(cluster)
+    }
+
+    fn release_cluster(&self, cluster: u32) {
+        assert!(self.state.lock().clusters.remove(&cluster), "cluster {cluster} is not held");
+    }
+
+    fn is_sole_holder(&self, cluster: u32) -> bool {
+        !self.state.lock().foreign_clusters.contains(&cluster)
     }
 }

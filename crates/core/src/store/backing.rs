@@ -1,0 +1,387 @@
+//! The swap file behind the store: which pieces go there, and where they are.
+//!
+//! The oldest pieces go first: what is touched leaves the store, so the age of a piece is the time for which it has not
+//! been used. They are written as they are, compressed, several at a time into contiguous slots in the order
+//! of their ages: what went out together lies together. The bytes are the [`crate::machine::Machine`]'s to write and to
+//! protect; what it needs to know its own writing again, the [`Seal`], is kept here.
+//!
+//! A piece in the file has a *record*: 32 bytes for its place and seal. Its word names the record instead of a zspage, its
+//! checksum stays. It is moved as compaction moves pieces: pinned, written, and its word switched if nobody else has it
+//! pinned by then.
+//!
+//! Ages: a queue of pieces in the order of their sealing, 8 bytes an element. An element is only a claim: it is
+//! good if its piece is in memory and has its checksum. When more than half of them are not, they are dropped.
+
+use super::file_slots::{FileSlots, PIECE_ALIGN_BYTES};
+use super::lazy::LazyTable;
+use super::word::{Location, RecordId};
+use super::{Piece, PieceId, Pinned, RunSource, Store};
+use crate::cluster::SwapClusters;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::units::{CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot};
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+/// Written at a time: enough that what a write costs beside its bytes does not count, little enough that a fault that has
+/// to wait for one does not wait long.
+const BATCH_BYTES: u32 = 256 << 10;
+/// The largest piece that can go to the file: even raw it has room in a cluster.
+pub const MAX_FILE_PIECE_ORDER: Order = match Order::new(8) {
+    Some(order) => order,
+    None => unreachable!(),
+};
+/// Stale elements of the queue of ages that are not worth dropping.
+const FEW_ELEMENTS: usize = 4096;
+
+/// How the machine knows that what it reads is what it has written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Seal {
+    /// A number that is used once.
+    pub nonce: u64,
+    /// What only who knows the key can make for these bytes, this place and this nonce.
+    pub tag: [u64; 2],
+}
+
+/// Where in the swap file a piece is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FilePlace {
+    /// The slot in which it begins.
+    pub first: Slot,
+    /// Where in it.
+    pub offset_bytes: u32,
+    /// How long it is.
+    pub len_bytes: u32,
+    /// How it was written.
+    pub seal: Seal,
+}
+
+impl FilePlace {
+    /// Slots that have bytes of it.
+    pub const fn slots(&self) -> u32 {
+        (self.offset_bytes + self.len_bytes).div_ceil(PAGE_BYTES as u32)
+    }
+
+    const fn slot_numbers(&self) -> Range<u32> {
+        self.first.0..self.first.0 + self.slots()
+    }
+}
+
+const LEN_BITS: u32 = 22;
+const OFFSET_BITS: u32 = 7;
+const _: () = assert!(PAGE_BYTES as u32 / PIECE_ALIGN_BYTES == 1 << OFFSET_BITS);
+const _: () = assert!(MAX_ORDER.bytes() < 1 << LEN_BITS);
+
+/// A [`FilePlace`] in four words; written before its piece names it, constant as long as that lives.
+#[derive(Debug, Default)]
+struct Record {
+    /// Bits 0..22 length, 22..29 offset in grains, 32..64 slot.
+    place: AtomicU64,
+    nonce: AtomicU64,
+    tag: [AtomicU64; 2],
+}
+
+const _: () = assert!(cfg!(shuttle) || size_of::<Record>() == 32);
+
+impl Record {
+    fn set(&self, place: &FilePlace) {
+        let grains = place.offset_bytes / PIECE_ALIGN_BYTES;
+        let word = u64::from(place.len_bytes) | u64::from(grains) << LEN_BITS | u64::from(place.first.0) << 32;
+        self.place.store(word, Relaxed);
+        self.nonce.store(place.seal.nonce, Relaxed);
+        (0..2).for_each(|half| self.tag[half].store(place.seal.tag[half], Relaxed));
+    }
+
+    fn get(&self) -> FilePlace {
+        let word = self.place.load(Relaxed);
+        FilePlace {
+            first: Slot((word >> 32) as u32),
+            offset_bytes: (word >> LEN_BITS & ((1 << OFFSET_BITS) - 1)) as u32 * PIECE_ALIGN_BYTES,
+            len_bytes: (word & ((1 << LEN_BITS) - 1)) as u32,
+            seal: Seal { nonce: self.nonce.load(Relaxed), tag: [0, 1].map(|half| self.tag[half].load(Relaxed)) },
+        }
+    }
+}
+
+/// Ids of records that are not in use.
+#[derive(Debug, Default)]
+struct FreeRecords {
+    ids: Vec<u32>,
+    /// Ids below this have been used.
+    used: u32,
+}
+
+/// An element of the queue of ages: a piece, and the low half of its checksum.
+type Aged = (PieceId, u32);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Backing {
+    slots: FileSlots,
+    records: LazyTable<Record>,
+    free: Mutex<FreeRecords>,
+    ages: Mutex<VecDeque<Aged>>,
+}
+
+impl Backing {
+    pub(super) fn metadata_bytes(&self) -> usize {
+        self.slots.metadata_bytes() + self.records.bytes() + self.ages.lock().capacity() * size_of::<Aged>()
+    }
+
+    fn new_record(&self, place: &FilePlace) -> RecordId {
+        let id = {
+            let mut free = self.free.lock();
+            free.ids.pop().unwrap_or_else(|| {
+                free.used += 1;
+                free.used - 1
+            })
+        };
+        self.records.get(id).set(place);
+        RecordId(id)
+    }
+}
+
+/// Why there is nothing to write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoBatch {
+    /// No piece in memory can be written.
+    Empty,
+    /// The file is full.
+    Full,
+}
+
+/// Pieces that are to be written to the swap file together, into contiguous slots. They stay where they are meanwhile.
+#[must_use = "its pieces are pinned and its slots taken until it is handed back"]
+#[derive(Debug)]
+pub struct WriteBatch {
+    /// Each with the byte of the batch it begins at.
+    pieces: Vec<(Pinned, u32)>,
+    first: Slot,
+    slots: u32,
+}
+
+impl WriteBatch {
+    /// The first slot.
+    pub fn first(&self) -> Slot {
+        self.first
+    }
+
+    /// How many slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The pieces, each with where it begins, counted in bytes from the start of the first slot.
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = (&Piece, u32)> {
+        self.pieces.iter().map(|(pinned, start_bytes)| (pinned.piece(), *start_bytes))
+    }
+
+    /// Where the piece that begins at `start_bytes` will be.
+    pub fn place(&self, piece: &Piece, start_bytes: u32, seal: Seal) -> FilePlace {
+        FilePlace {
+            first: self.first.offset(start_bytes / PAGE_BYTES as u32),
+            offset_bytes: start_bytes % PAGE_BYTES as u32,
+            len_bytes: piece.place.len_bytes(),
+            seal,
+        }
+    }
+}
+
+/// Where the piece after one that ends at `end_bytes` begins.
+const fn aligned(end_bytes: u32) -> u32 {
+    end_bytes.next_multiple_of(PIECE_ALIGN_BYTES)
+}
+
+impl Store {
+    /// A store for at most `max_pieces` pieces with a swap file behind it, whose slots `slots` manages.
+    pub fn with_backing(max_pieces: u32, slots: SwapClusters) -> Store {
+        let backing = Backing {
+            slots: FileSlots::new(slots),
+            records: LazyTable::new(),
+            free: Mutex::default(),
+            ages: Mutex::default(),
+        };
+        Store { backing: Some(backing), ..Store::new(max_pieces) }
+    }
+
+    /// Slots of the swap file that are in use.
+    pub fn file_slots(&self) -> u32 {
+        self.backing.as_ref().map_or(0, |backing| backing.slots.live_slots())
+    }
+
+    /// The process is about to fork. Only while no other call is under way.
+    pub fn lend_file(&self) {
+        self.backing.iter().for_each(|backing| backing.slots.lend());
+    }
+
+    /// This process is the child of a fork. Only while no other call is under way.
+    pub fn borrow_file(&self) {
+        self.backing.iter().for_each(|backing| backing.slots.borrow());
+    }
+
+    fn backing(&self) -> &Backing {
+        let Some(backing) = &self.backing else { unreachable!("a record without a swap file") };
+        backing
+    }
+
+    pub(super) fn file_place(&self, record: RecordId) -> FilePlace {
+        self.backing().records.get(record.0).get()
+    }
+
+    /// A piece without references or pins was in the file.
+    pub(super) fn free_record(&self, runs: &dyn RunSource, record: RecordId) {
+        let backing = self.backing();
+        backing.slots.drop_piece(runs, self.file_place(record).slot_numbers());
+        backing.free.lock().ids.push(record.0);
+    }
+
+    /// A piece was sealed: it is the youngest.
+    pub(super) fn note_age(&self, id: PieceId) {
+        let Some(backing) = &self.backing else { return };
+        let stamp = self.pieces.extra(id) as u32;
+        let stale = {
+            let mut ages = backing.ages.lock();
+            ages.push_back((id, stamp));
+            let pieces = self.gauges.pieces.load(Relaxed) as usize;
+            (ages.len() > FEW_ELEMENTS + pieces).then(|| std::mem::take(&mut *ages))
+        };
+        if let Some(mut kept) = stale {
+            kept.retain(|&(id, stamp)| {
+                let word = self.pieces.load(id);
+                word.references() > 0 && word.location().is_in_memory() && self.pieces.extra(id) as u32 == stamp
+            });
+            let mut ages = backing.ages.lock();
+            kept.append(&mut ages);
+            *ages = kept;
+        }
+    }
+
+    /// Pins the oldest piece in memory.
+    fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned> {
+        loop {
+            let (id, stamp) = backing.ages.lock().pop_front()?;
+            let Some((word, extra)) = self.pieces.try_pin(id) else { continue };
+            let is_meant = word.is_sealed() && word.location().is_in_memory() && extra as u32 == stamp;
+            if is_meant && word.granule() <= MAX_FILE_PIECE_ORDER {
+                let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(word.location()));
+                return Some(Pinned {
+                    id,
+                    piece: Piece { granule, raw, checksum: extra, filled: None, place, in_file: None },
+                });
+            }
+            self.unpin_id(runs, id);
+        }
+    }
+
+    /// Lets go of pieces that stay in memory; they are the oldest again.
+    fn put_back(&self, runs: &dyn RunSource, backing: &Backing, pieces: impl DoubleEndedIterator<Item = Pinned>) {
+        for pinned in pieces.rev() {
+            backing.ages.lock().push_front((pinned.id, pinned.piece.checksum as u32));
+            self.unpin(runs, pinned);
+        }
+    }
+
+    /// The oldest pieces, and slots for them.
+    ///
+    /// # Errors
+    /// Where there are no pieces, or no slots.
+    pub fn begin_write_back(&self, runs: &dyn RunSource, cpu: CpuNumber) -> Result<WriteBatch, NoBatch> {
+        let backing = self.backing.as_ref().ok_or(NoBatch::Empty)?;
+        let mut pieces: Vec<(Pinned, u32)> = Vec::new();
+        let mut end_bytes = 0;
+        while let Some(pinned) = self.take_oldest(runs, backing) {
+            let start_bytes = aligned(end_bytes);
+            let next_end = start_bytes + pinned.piece.place.len_bytes();
+            if !pieces.is_empty() && next_end > BATCH_BYTES {
+                self.put_back(runs, backing, std::iter::once(pinned));
+                break;
+            }
+            pieces.push((pinned, start_bytes));
+            end_bytes = next_end;
+        }
+        // Where no long run is left, fewer pieces go into a shorter one.
+        while let Some((last, start_bytes)) = pieces.last() {
+            let slots = (start_bytes + last.piece.place.len_bytes()).div_ceil(PAGE_BYTES as u32);
+            let order =
+                Order::new(slots.next_power_of_two().trailing_zeros() as u8).filter(|&order| order <= MAX_ORDER);
+            let Some(order) = order else { unreachable!("a batch fits a cluster") };
+            if let Some(first) = backing.slots.alloc(runs, cpu, order) {
+                backing.slots.drop_piece(runs, first.0 + slots..first.0 + order.pages());
+                return Ok(WriteBatch { pieces, first, slots });
+            }
+            let shorter_bytes = order.bytes() as u32 / 2;
+            let fitting =
+                pieces.partition_point(|(pinned, start)| start + pinned.piece.place.len_bytes() <= shorter_bytes);
+            self.put_back(runs, backing, pieces.drain(fitting..).map(|(pinned, _)| pinned));
+            if pieces.is_empty() {
+                return Err(NoBatch::Full);
+            }
+        }
+        Err(NoBatch::Empty)
+    }
+
+    /// The pieces of a batch are in the file, each with its seal: from now on they are only there. One that somebody
+    /// reads at this moment stays in memory. Returns how many bytes the others took there.
+    pub fn finish_write_back(&self, runs: &dyn RunSource, batch: WriteBatch, seals: &[Seal]) -> u64 {
+        let backing = self.backing();
+        let (first, slots) = (batch.first, batch.slots);
+        let places: Vec<FilePlace> =
+            batch.pieces().zip(seals).map(|((piece, start), &seal)| batch.place(piece, start, seal)).collect();
+        let mut moved_bytes = 0;
+        for ((pinned, _), place) in batch.pieces.into_iter().zip(&places) {
+            let id = pinned.id;
+            let from = self.pieces.load(id).location();
+            backing.slots.add_piece(place.slot_numbers());
+            let record = backing.new_record(place);
+            let Some(word) = self.pieces.switch(id, Location::in_file(record)) else {
+                self.free_record(runs, record);
+                self.put_back(runs, backing, std::iter::once(pinned));
+                continue;
+            };
+            if word.raw() {
+                self.gauges.raw_pages.fetch_sub(u64::from(word.references()), Relaxed);
+            }
+            self.gauges.compressed_bytes.fetch_sub(u64::from(place.len_bytes), Relaxed);
+            self.vacate(runs, from);
+            moved_bytes += u64::from(place.len_bytes);
+        }
+        backing.slots.drop_piece(runs, first.0..first.0 + slots);
+        moved_bytes
+    }
+
+    /// The batch could not be written: its pieces stay in memory.
+    pub fn abandon_write_back(&self, runs: &dyn RunSource, batch: WriteBatch) {
+        let backing = self.backing();
+        let WriteBatch { pieces, first, slots } = batch;
+        self.put_back(runs, backing, pieces.into_iter().map(|(pinned, _)| pinned));
+        backing.slots.drop_piece(runs, first.0..first.0 + slots);
+    }
+
+    /// Every record has one piece, and every slot the pieces that lie in it.
+    pub(super) fn check_backing(&self) {
+        let Some(backing) = &self.backing else { return };
+        let mut pieces_in: HashMap<u32, u8> = HashMap::new();
+        let mut records = Vec::new();
+        let mut in_memory = Vec::new();
+        for id in self.pieces.ids() {
+            let word = self.pieces.load(id);
+            if let Some(record) = word.location().record().filter(|_| !word.is_dead()) {
+                let place = self.file_place(record);
+                place.slot_numbers().for_each(|slot| *pieces_in.entry(slot).or_default() += 1);
+                records.push(record.0);
+            } else if !word.is_dead() && word.location().is_in_memory() && word.is_sealed() {
+                in_memory.push((id, self.pieces.extra(id) as u32));
+            }
+        }
+        backing.slots.check(&pieces_in);
+        let free = backing.free.lock();
+        records.extend(&free.ids);
+        records.sort_unstable();
+        assert!(records.iter().copied().eq(0..free.used), "every record is free or has one piece");
+        let ages = backing.ages.lock();
+        let queued: std::collections::HashSet<_> = ages.iter().collect();
+        for aged in in_memory.iter().filter(|(id, _)| self.pieces.load(*id).granule() <= MAX_FILE_PIECE_ORDER) {
+            assert!(queued.contains(aged), "{aged:?} has no age");
+        }
+    }
+}

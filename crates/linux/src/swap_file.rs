@@ -1,0 +1,405 @@
+//! The swap file: encrypted pieces at slots of a file without a name, or of a block device.
+//!
+//! The supervisor opens it ([`create`]); agents reopen its descriptor. The file is made without a name (`O_TMPFILE`), or
+//! loses it at once, so that however the run ends nothing is left behind; its content cannot be read without the key,
+//! which is made anew for each run and exists only in the memory of its processes.
+//!
+//! There is no format: at a piece's place there are as many bytes as the piece has, encrypted with AES-256-GCM. Nonce and
+//! tag are kept in memory with the place. So whatever else is read there, from another place, of an earlier write, cut
+//! off or changed, is refused. Nonces come from one counter for all processes of the run: none is used twice.
+//! (`ring` does the encryption, without allocating or calling the C library: 4.9 GB/s in pieces of 64 KiB, where the crate
+//! `aes-gcm` did 0.6 GB/s and was most of what writing a piece took.)
+//!
+//! Reads and writes are of whole slots in aligned memory, and go past the page cache where the file system allows
+//! (`O_DIRECT`): the page cache is memory, too. A read that goes on where the last one ended reads further ahead:
+//! pieces that went out together lie together.
+
+use crate::swap_space::SwapSpace;
+use crate::why::Why;
+use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
+use foliomem_core::units::{BLOCK_PAGES, PAGE_BYTES, Slot};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{self, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use thiserror::Error;
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Bytes of a cluster: files have a whole number of them.
+pub const CLUSTER_BYTES: u64 = (BLOCK_PAGES * PAGE_BYTES) as u64;
+/// Slots that are read at once where reads go on where the last one ended.
+const AHEAD_SLOTS: u32 = 64;
+/// Room for the largest piece, wherever in a slot it begins.
+const BUFFER_SLOTS: usize = MAX_FILE_PIECE_ORDER.pages() as usize + 1;
+
+/// Why a piece could not be written or read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum FileError {
+    /// The system refuses.
+    #[error("{}", Why(*.0))]
+    System(Errno),
+    /// The file ends before it should.
+    #[error("it is shorter than it was")]
+    Short,
+    /// There is something else than was written.
+    #[error("it has been changed, or belongs to another place or time")]
+    Tampered,
+}
+
+/// What a swap file can do. (The system's files, and those of tests that fail.)
+pub trait BlockFile {
+    /// Reads some bytes from `offset` on, as pread(2) does.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno>;
+    /// Writes some bytes from `offset` on, as pwrite(2) does.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno>;
+}
+
+impl BlockFile for OwnedFd {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        rustix::io::pread(self, bytes, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+        rustix::io::pwrite(self, bytes, offset)
+    }
+}
+
+fn write_all(file: &impl BlockFile, mut bytes: &[u8], mut offset: u64) -> Result<(), FileError> {
+    while !bytes.is_empty() {
+        match file.write_at(bytes, offset) {
+            // A write that stops in the middle of a slot is not to be continued with O_DIRECT: a full disk.
+            Ok(written) if written < bytes.len() && written % PAGE_BYTES != 0 => return Err(FileError::Short),
+            Ok(0) => return Err(FileError::Short),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(FileError::System(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Reads until `least` bytes are there; returns how many are.
+fn read_least(file: &impl BlockFile, bytes: &mut [u8], least: usize, offset: u64) -> Result<usize, FileError> {
+    let mut filled = 0;
+    while filled < least {
+        match file.read_at(&mut bytes[filled..], offset + filled as u64) {
+            Ok(0) => return Err(FileError::Short),
+            Ok(read) => filled += read,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(FileError::System(errno)),
+        }
+    }
+    Ok(filled)
+}
+
+/// Memory for one thread's reads and writes, aligned to slots; takes no pages before it is used.
+pub struct IoBuffer {
+    memory: Box<[u8]>,
+    start: usize,
+    /// Slots of the file that it holds as they were read, as far as they were not decrypted in place.
+    window: std::ops::Range<u32>,
+    /// Where the piece that was read last ends.
+    next: u32,
+}
+
+impl Default for IoBuffer {
+    fn default() -> IoBuffer {
+        let memory = vec![0; (BUFFER_SLOTS + 1) * PAGE_BYTES].into_boxed_slice();
+        let start = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) - memory.as_ptr().addr();
+        IoBuffer { memory, start, window: 0..0, next: u32::MAX }
+    }
+}
+
+impl IoBuffer {
+    fn slots(&mut self, slots: u32) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + slots as usize * PAGE_BYTES]
+    }
+}
+
+fn offset_of(slot: u32) -> u64 {
+    u64::from(slot) * PAGE_BYTES as u64
+}
+
+/// What encrypts.
+pub struct SwapFile {
+    key: LessSafeKey,
+    nonces: &'static AtomicU64,
+}
+
+impl SwapFile {
+    /// Encrypts with `key`, and numbers from `nonces`, which belongs to the key.
+    pub fn new(key: &[u8; KEY_BYTES], nonces: &'static AtomicU64) -> SwapFile {
+        let Ok(key) = UnboundKey::new(&AES_256_GCM, key) else { unreachable!("a key of {KEY_BYTES} bytes") };
+        SwapFile { key: LessSafeKey::new(key), nonces }
+    }
+
+    fn seal(&self, bytes: &mut [u8], first: Slot, offset_bytes: u32) -> Result<Seal, FileError> {
+        let number = self.nonces.fetch_add(1, Ordering::Relaxed);
+        let place = Aad::from(place_bytes(first, offset_bytes, bytes.len() as u32));
+        // Only content of more than 64 GiB is refused.
+        let tag = self.key.seal_in_place_separate_tag(nonce(number), place, bytes).map_err(|_| FileError::Tampered)?;
+        let mut words = [0; 2];
+        for (word, bytes) in words.iter_mut().zip(tag.as_ref().as_chunks::<8>().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        Ok(Seal { nonce: number, tag: words })
+    }
+
+    /// Decrypts what was read at `place`, if it is what was written there; otherwise the bytes are of no use any more.
+    fn open(&self, bytes: &mut [u8], place: &FilePlace) -> Result<(), FileError> {
+        let Seal { nonce: number, tag: words } = place.seal;
+        let mut tag = [0; 16];
+        for (bytes, word) in tag.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *bytes = word.to_ne_bytes();
+        }
+        let place = Aad::from(place_bytes(place.first, place.offset_bytes, place.len_bytes));
+        let opened = self.key.open_in_place_separate_tag(nonce(number), place, Tag::from(tag), bytes, 0..);
+        opened.map(|_| ()).map_err(|_| FileError::Tampered)
+    }
+
+    /// Encrypts and writes pieces to `slots` slots from `first` on. Each call of `fill` puts one where it has to be in the
+    /// buffer, and returns where that was; `None` after the last.
+    pub fn write(
+        &self,
+        file: &impl BlockFile,
+        buffer: &mut IoBuffer,
+        first: Slot,
+        slots: u32,
+        mut fill: impl FnMut(&mut [u8]) -> Option<std::ops::Range<usize>>,
+        seals: &mut Vec<Seal>,
+    ) -> Result<(), FileError> {
+        (buffer.window, buffer.next) = (0..0, u32::MAX);
+        let bytes = buffer.slots(slots);
+        let mut end = 0;
+        while let Some(range) = fill(bytes) {
+            bytes[end..range.start].fill(0);
+            end = range.end;
+            let slot = first.offset((range.start / PAGE_BYTES) as u32);
+            seals.push(self.seal(&mut bytes[range.clone()], slot, (range.start % PAGE_BYTES) as u32)?);
+        }
+        // Nothing of what the buffer held before goes to the file.
+        bytes[end..].fill(0);
+        write_all(file, bytes, offset_of(first.0))
+    }
+
+    /// Reads and decrypts the piece at `place`.
+    pub fn read<'a>(
+        &self,
+        file: &impl BlockFile,
+        buffer: &'a mut IoBuffer,
+        place: &FilePlace,
+    ) -> Result<&'a [u8], FileError> {
+        let slots = place.first.0..place.first.0 + place.slots();
+        let goes_on = slots.start == buffer.next || slots.start + 1 == buffer.next;
+        buffer.next = slots.end;
+        let in_window = |buffer: &IoBuffer| {
+            let start = (slots.start - buffer.window.start) as usize * PAGE_BYTES + place.offset_bytes as usize;
+            buffer.start + start..buffer.start + start + place.len_bytes as usize
+        };
+        if buffer.window.start <= slots.start && slots.end <= buffer.window.end {
+            let range = in_window(buffer);
+            // The slots may have been written since.
+            if self.open(&mut buffer.memory[range.clone()], place).is_ok() {
+                return Ok(&buffer.memory[range]);
+            }
+        }
+        let ahead = if goes_on { AHEAD_SLOTS } else { 0 };
+        let cluster_end = (slots.start / BLOCK_PAGES as u32 + 1) * BLOCK_PAGES as u32;
+        let wanted = ahead.min(cluster_end - slots.start).max(slots.end - slots.start);
+        buffer.window = 0..0;
+        let least = (slots.end - slots.start) as usize * PAGE_BYTES;
+        let filled = read_least(file, buffer.slots(wanted), least, offset_of(slots.start))?;
+        buffer.window = slots.start..slots.start + (filled / PAGE_BYTES) as u32;
+        let range = in_window(buffer);
+        if let Err(error) = self.open(&mut buffer.memory[range.clone()], place) {
+            buffer.window = 0..0;
+            return Err(error);
+        }
+        Ok(&buffer.memory[range])
+    }
+}
+
+fn nonce(number: u64) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+/// What is authenticated beside the content.
+fn place_bytes(first: Slot, offset_bytes: u32, len_bytes: u32) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    for (chunk, number) in bytes.chunks_exact_mut(4).zip([first.0, offset_bytes, len_bytes]) {
+        chunk.copy_from_slice(&number.to_le_bytes());
+    }
+    bytes
+}
+
+/// Why there can be no swap file.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum CreateError {
+    /// A call failed.
+    #[error("cannot {1} the swap file {0}: {why}", why = Why(*.2))]
+    System(PathBuf, &'static str, Errno),
+    /// There is something already.
+    #[error("{0} exists, and is not overwritten: name a file that does not, or a block device")]
+    Exists(PathBuf),
+    /// Neither.
+    #[error("{0} is neither a file nor a block device")]
+    Kind(PathBuf),
+    /// It is mounted, a swap device of the kernel, or part of something.
+    #[error("the block device {0} is in use")]
+    InUse(PathBuf),
+    /// Too small.
+    #[error("the swap file {0} would have less than {1} MiB")]
+    TooSmall(PathBuf, u64),
+    /// Larger than the device.
+    #[error("the block device {0} has only {1} MiB")]
+    Device(PathBuf, u64),
+}
+
+/// A swap file that was opened.
+#[derive(Debug)]
+pub struct Created {
+    /// It; closing the last descriptor removes it.
+    pub file: OwnedFd,
+    /// Its size: whole clusters.
+    pub bytes: u64,
+    /// Reads and writes go past the page cache.
+    pub direct: bool,
+    /// A file that an earlier run has left behind was removed.
+    pub was_stale: bool,
+    /// It is on a file system that is memory itself.
+    pub in_memory: bool,
+}
+
+/// Opens the swap file for a run: a new file without a name in the directory of `path`, or the block device `path`. Of
+/// `bytes`, or `default_bytes` if the file system has them and as many again free.
+pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Created, CreateError> {
+    let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
+    let kind = match fs::stat(path) {
+        Ok(stat) => Some((FileType::from_raw_mode(stat.st_mode), stat)),
+        Err(Errno::NOENT) => None,
+        Err(errno) => return Err(failed("look at")(errno)),
+    };
+    let mut was_stale = false;
+    match kind {
+        Some((FileType::BlockDevice, _)) => return open_device(path, bytes),
+        Some((FileType::RegularFile, stat)) => {
+            let own = stat.st_size == 0
+                && stat.st_mode & 0o777 == 0o600
+                && stat.st_uid == rustix::process::geteuid().as_raw();
+            if !own {
+                return Err(CreateError::Exists(path.to_owned()));
+            }
+            // A run was killed between making it and taking its name away.
+            fs::unlink(path).map_err(failed("remove the stale one of"))?;
+            was_stale = true;
+        }
+        Some(_) => return Err(CreateError::Kind(path.to_owned())),
+        None => {}
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
+    let owner_only = Mode::RUSR | Mode::WUSR;
+    let file = match fs::open(directory, flags | OFlags::TMPFILE, owner_only) {
+        Ok(file) => file,
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+            let flags = flags | OFlags::CREATE | OFlags::NOFOLLOW;
+            let file = fs::open(path, flags, owner_only).map_err(failed("create"))?;
+            fs::unlink(path).map_err(failed("take the name from"))?;
+            file
+        }
+        Err(errno) => return Err(failed("create")(errno)),
+    };
+    let system = fs::fstatfs(&file).map_err(failed("look at"))?;
+    const TMPFS_MAGIC: u32 = 0x0102_1994;
+    let free_bytes = system.f_bavail.saturating_mul(system.f_bsize as u64);
+    let bytes = bytes.unwrap_or(default_bytes.min(free_bytes / 2)) / CLUSTER_BYTES * CLUSTER_BYTES;
+    let bytes = bytes.min(SwapSpace::MOST_BYTES);
+    if bytes == 0 {
+        return Err(CreateError::TooSmall(path.to_owned(), CLUSTER_BYTES >> 20));
+    }
+    fs::ftruncate(&file, bytes).map_err(failed("size"))?;
+    let (file, direct) = go_direct(file);
+    Ok(Created { file, bytes, direct, was_stale, in_memory: system.f_type as u32 == TMPFS_MAGIC })
+}
+
+fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> {
+    let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
+    // O_EXCL: not while it is mounted or otherwise in use, and nobody else may begin to use it.
+    let file = match fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::BUSY) => return Err(CreateError::InUse(path.to_owned())),
+        Err(errno) => return Err(failed("open")(errno)),
+    };
+    let has_bytes = fs::seek(&file, fs::SeekFrom::End(0)).map_err(failed("measure"))?;
+    if bytes.is_some_and(|bytes| bytes > has_bytes) {
+        return Err(CreateError::Device(path.to_owned(), has_bytes >> 20));
+    }
+    let bytes = bytes.unwrap_or(has_bytes).min(SwapSpace::MOST_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES;
+    if bytes == 0 {
+        return Err(CreateError::TooSmall(path.to_owned(), CLUSTER_BYTES >> 20));
+    }
+    // The flag can be set on the descriptor itself; reopening would be refused, since the device is taken: by us.
+    let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
+    if !direct {
+        fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed("open"))?;
+    }
+    Ok(Created { file, bytes, direct, was_stale: false, in_memory: false })
+}
+
+/// The same file past the page cache, where that works.
+fn go_direct(file: OwnedFd) -> (OwnedFd, bool) {
+    let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
+    if !direct {
+        // Clearing a flag that could not be set.
+        let _ = fs::fcntl_setfl(&file, OFlags::empty());
+    }
+    (file, direct)
+}
+
+fn can_read(file: &OwnedFd) -> bool {
+    let mut buffer = IoBuffer::default();
+    read_least(file, buffer.slots(1), PAGE_BYTES, 0).is_ok()
+}
+
+/// Opens the file that another process, or thread, has open as `descriptor`, if it is the one with this device and number.
+pub fn reopen(pid: u32, descriptor: u32, direct: bool, identity: (u64, u64)) -> Result<OwnedFd, Errno> {
+    let mut path = [0; 64];
+    let len = format_path(&mut path, pid, descriptor);
+    let path = Path::new(std::ffi::OsStr::from_bytes(&path[..len]));
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | if direct { OFlags::DIRECT } else { OFlags::empty() };
+    let file = fs::open(path, flags, Mode::empty())?;
+    if identity_of(&file)? != identity {
+        return Err(Errno::STALE);
+    }
+    Ok(file)
+}
+
+fn format_path(path: &mut [u8; 64], pid: u32, descriptor: u32) -> usize {
+    use std::io::Write;
+    let room = path.len();
+    let mut rest = &mut path[..];
+    // Two numbers of ten digits have room.
+    let _ = write!(rest, "/proc/{pid}/fd/{descriptor}");
+    room - rest.len()
+}
+
+/// Device and number of a file.
+pub fn identity_of(file: impl AsFd) -> Result<(u64, u64), Errno> {
+    let stat = fs::fstat(file)?;
+    Ok((
+        stat.st_dev,
+        if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice { stat.st_rdev } else { stat.st_ino },
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! Pieces through a file that fails in every way a file can.
+
+use super::*;
+use proptest::prelude::*;
+use std::sync::Mutex;
+
+/// What a call does instead of what it should.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    Errno(Errno),
+    /// Only so many bytes.
+    Short(usize),
+}
+
+/// A file in memory, with one fault at a time to come.
+#[derive(Default)]
+struct Faulty {
+    bytes: Mutex<Vec<u8>>,
+    read: Mutex<Vec<Fault>>,
+    write: Mutex<Vec<Fault>>,
+    reads: Mutex<usize>,
+}
+
+impl BlockFile for Faulty {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        *self.reads.lock().unwrap() += 1;
+        let most = match self.read.lock().unwrap().pop() {
+            Some(Fault::Errno(errno)) => return Err(errno),
+            Some(Fault::Short(most)) => most,
+            None => usize::MAX,
+        };
+        let file = self.bytes.lock().unwrap();
+        let there = file.get(offset as usize..).unwrap_or_default();
+        let len = there.len().min(bytes.len()).min(most);
+        bytes[..len].copy_from_slice(&there[..len]);
+        Ok(len)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+        let most = match self.write.lock().unwrap().pop() {
+            Some(Fault::Errno(errno)) => return Err(errno),
+            Some(Fault::Short(most)) => most,
+            None => usize::MAX,
+        };
+        let (len, offset) = (bytes.len().min(most), offset as usize);
+        let mut file = self.bytes.lock().unwrap();
+        let end = file.len().max(offset + len);
+        file.resize(end, 0);
+        file[offset..offset + len].copy_from_slice(&bytes[..len]);
+        Ok(len)
+    }
+}
+
+struct Bench {
+    swap: SwapFile,
+    file: Faulty,
+    buffer: IoBuffer,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let nonces = Box::leak(Box::new(AtomicU64::new(7)));
+        Bench { swap: SwapFile::new(&[3; KEY_BYTES], nonces), file: Faulty::default(), buffer: IoBuffer::default() }
+    }
+
+    /// Writes `pieces` one behind the other, 32 bytes apart, from `first` on.
+    fn write(&mut self, first: u32, pieces: &[Vec<u8>]) -> Result<Vec<FilePlace>, FileError> {
+        let mut ranges = Vec::new();
+        let mut end = 0usize;
+        for piece in pieces {
+            let start = end.next_multiple_of(32);
+            end = start + piece.len();
+            ranges.push(start..end);
+        }
+        let mut todo = pieces.iter().zip(ranges.clone());
+        let fill = |bytes: &mut [u8]| {
+            let (piece, range) = todo.next()?;
+            bytes[range.clone()].copy_from_slice(piece);
+            Some(range)
+        };
+        let mut seals = Vec::new();
+        let slots = end.div_ceil(PAGE_BYTES) as u32;
+        self.swap.write(&self.file, &mut self.buffer, Slot(first), slots, fill, &mut seals)?;
+        let place = |(range, seal): (std::ops::Range<usize>, Seal)| FilePlace {
+            first: Slot(first + (range.start / PAGE_BYTES) as u32),
+            offset_bytes: (range.start % PAGE_BYTES) as u32,
+            len_bytes: range.len() as u32,
+            seal,
+        };
+        Ok(ranges.into_iter().zip(seals).map(place).collect())
+    }
+
+    fn read(&mut self, place: &FilePlace) -> Result<Vec<u8>, FileError> {
+        self.swap.read(&self.file, &mut self.buffer, place).map(<[u8]>::to_vec)
+    }
+
+    /// Forgets what was read ahead.
+    fn forget(&mut self) {
+        self.buffer = IoBuffer::default();
+    }
+}
+
+fn pieces(lens: &[usize]) -> Vec<Vec<u8>> {
+    lens.iter().enumerate().map(|(n, &len)| (0..len).map(|at| (n * 31 + at * 7 + at / 251) as u8).collect()).collect()
+}
+
+#[test]
+fn what_was_written_is_read_and_nothing_of_it_can_be_recognized() {
+    let mut bench = Bench::new();
+    let pieces = pieces(&[5000, 65536, 40, 1, 16384, 100_000]);
+    let places = bench.write(5, &pieces).unwrap();
+    for (place, piece) in places.iter().zip(&pieces).rev() {
+        assert_eq!(&bench.read(place).unwrap(), piece);
+    }
+    let file = bench.file.bytes.lock().unwrap();
+    for piece in pieces.iter().filter(|piece| piece.len() >= 40) {
+        assert!(!file.windows(16).any(|window| window == &piece[..16]), "{} bytes are there as they are", piece.len());
+    }
+}
+
+#[test]
+fn neighbours_are_read_at_once() {
+    let mut bench = Bench::new();
+    let pieces = pieces(&[16384; 32]);
+    let places = bench.write(0, &pieces).unwrap();
+    for (place, piece) in places.iter().zip(&pieces) {
+        assert_eq!(&bench.read(place).unwrap(), piece);
+    }
+    let reads = *bench.file.reads.lock().unwrap();
+    assert!(reads <= 4, "{reads} reads of 32 neighbours");
+    // What is written since it was read ahead is read again.
+    bench.forget();
+    let _ = (bench.read(&places[0]), bench.read(&places[1]));
+    let others = vec![vec![9u8; 16384]];
+    let mut other = IoBuffer::default();
+    std::mem::swap(&mut bench.buffer, &mut other);
+    let newer = bench.write(places[2].first.0, &others).unwrap();
+    std::mem::swap(&mut bench.buffer, &mut other);
+    assert!(bench.read(&newer[0]).unwrap() == others[0]);
+    assert!(bench.read(&places[2]) == Err(FileError::Tampered));
+}
+
+#[test]
+fn a_full_disk_an_error_or_a_short_write_is_told() {
+    for fault in [Fault::Errno(Errno::NOSPC), Fault::Errno(Errno::IO), Fault::Short(0), Fault::Short(5000)] {
+        let mut bench = Bench::new();
+        bench.file.write.lock().unwrap().push(fault);
+        let error = bench.write(0, &pieces(&[9000, 20_000])).unwrap_err();
+        assert_eq!(error, if let Fault::Errno(errno) = fault { FileError::System(errno) } else { FileError::Short });
+        // Nothing is left of it that stands in the way of the next.
+        let places = bench.write(0, &pieces(&[9000])).unwrap();
+        assert_eq!(bench.read(&places[0]).unwrap(), pieces(&[9000])[0]);
+    }
+    // Whole slots, or none because of a signal: it goes on.
+    for fault in [Fault::Errno(Errno::INTR), Fault::Short(8192)] {
+        let mut bench = Bench::new();
+        bench.file.write.lock().unwrap().push(fault);
+        let places = bench.write(0, &pieces(&[20_000])).unwrap();
+        assert_eq!(bench.read(&places[0]).unwrap(), pieces(&[20_000])[0]);
+    }
+}
+
+#[test]
+fn an_error_or_the_end_of_the_file_is_told_and_a_short_read_goes_on() {
+    let mut bench = Bench::new();
+    let pieces = pieces(&[20_000, 3000]);
+    let places = bench.write(0, &pieces).unwrap();
+    bench.file.read.lock().unwrap().push(Fault::Errno(Errno::IO));
+    assert_eq!(bench.read(&places[0]), Err(FileError::System(Errno::IO)));
+    bench.file.read.lock().unwrap().extend([Fault::Short(100), Fault::Errno(Errno::INTR), Fault::Short(5000)]);
+    assert_eq!(bench.read(&places[0]).unwrap(), pieces[0]);
+    bench.forget();
+    bench.file.bytes.lock().unwrap().truncate(21_000);
+    assert_eq!(bench.read(&places[1]), Err(FileError::Short));
+    bench.file.bytes.lock().unwrap().truncate(0);
+    assert_eq!(bench.read(&places[0]), Err(FileError::Short));
+}
+
+#[test]
+fn what_has_moved_or_is_of_another_time_is_refused() {
+    let mut bench = Bench::new();
+    let content = pieces(&[4096, 4096]);
+    let before = bench.write(0, &content).unwrap();
+    let old = bench.file.bytes.lock().unwrap().clone();
+    // Two slots change places.
+    bench.file.bytes.lock().unwrap().rotate_left(4096);
+    assert_eq!(bench.read(&before[0]), Err(FileError::Tampered));
+    assert_eq!(bench.read(&FilePlace { first: Slot(1), ..before[0] }), Err(FileError::Tampered));
+    // The same content written again, and then what was there before.
+    let after = bench.write(0, &content).unwrap();
+    assert_eq!(bench.read(&after[0]).unwrap(), content[0]);
+    bench.forget();
+    *bench.file.bytes.lock().unwrap() = old;
+    assert_eq!(bench.read(&after[0]), Err(FileError::Tampered));
+    assert_eq!(bench.read(&before[0]).unwrap(), content[0]);
+}
+
+#[test]
+fn no_nonce_is_used_twice() {
+    let mut bench = Bench::new();
+    let mut nonces: Vec<u64> = Vec::new();
+    for round in 0..20 {
+        let places = bench.write(round, &pieces(&[100, 5000, 32])).unwrap();
+        nonces.extend(places.iter().map(|place| place.seal.nonce));
+        // A write that fails has used its nonces, too.
+        bench.file.write.lock().unwrap().push(Fault::Errno(Errno::IO));
+        assert!(bench.write(round, &pieces(&[100])).is_err());
+    }
+    nonces.sort_unstable();
+    nonces.dedup();
+    assert_eq!(nonces.len(), 60);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_changed_bit_is_found(lens in prop::collection::vec(1usize..9000, 1..8), at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        let mut bench = Bench::new();
+        let content = pieces(&lens);
+        let places = bench.write(3, &content).unwrap();
+        let changed = {
+            let mut file = bench.file.bytes.lock().unwrap();
+            let at = 3 * PAGE_BYTES + at.index(file.len() - 3 * PAGE_BYTES);
+            file[at] ^= 1 << bit;
+            at
+        };
+        for (place, piece) in places.iter().zip(&content) {
+            let start = place.first.0 as usize * PAGE_BYTES + place.offset_bytes as usize;
+            let expected = if (start..start + piece.len()).contains(&changed) { Err(FileError::Tampered) } else { Ok(piece.clone()) };
+            prop_assert_eq!(bench.read(place), expected);
+        }
+    }
+
+    #[test]
+    fn no_bytes_are_accepted_that_were_not_written(
+        bytes in prop::collection::vec(any::<u8>(), 0..20_000),
+        slot in 0u32..4,
+        grain in 0u32..128,
+        len_bytes in 1u32..9000,
+        nonce in any::<u64>(),
+        tag in any::<[u64; 2]>(),
+    ) {
+        let mut bench = Bench::new();
+        *bench.file.bytes.lock().unwrap() = bytes;
+        let place = FilePlace { first: Slot(slot), offset_bytes: grain * 32, len_bytes, seal: Seal { nonce, tag } };
+        prop_assert!(matches!(bench.read(&place), Err(FileError::Tampered | FileError::Short)));
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_written_whatever_fails(
+        lens in prop::collection::vec(1usize..20_000, 1..8),
+        reads in prop::collection::vec(prop_oneof![
+            Just(Fault::Errno(Errno::IO)), Just(Fault::Errno(Errno::INTR)), (0usize..20_000).prop_map(Fault::Short)], 0..6),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
+    ) {
+        let mut bench = Bench::new();
+        let content = pieces(&lens);
+        let places = bench.write(0, &content).unwrap();
+        *bench.file.read.lock().unwrap() = reads;
+        for index in order {
+            let index = index.index(places.len());
+            if let Ok(bytes) = bench.read(&places[index]) {
+                prop_assert_eq!(&bytes, &content[index]);
+            }
+        }
+    }
+}
+
+// ---- files of the system ----
+
+fn scratch(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("foliomem-swap-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
+    let path = scratch("new");
+    let created = create(&path, Some(5 << 20), 1).unwrap();
+    assert!(!path.exists());
+    assert_eq!(created.bytes, 4 << 20);
+    let stat = fs::fstat(&created.file).unwrap();
+    assert_eq!((stat.st_mode & 0o7777, stat.st_nlink, stat.st_size), (0o600, 0, 4 << 20));
+    // Another process opens it by the descriptor, and finds what is written there.
+    let descriptor = std::os::fd::AsRawFd::as_raw_fd(&created.file) as u32;
+    let identity = identity_of(&created.file).unwrap();
+    let again = reopen(std::process::id(), descriptor, created.direct, identity).unwrap();
+    let nonces = Box::leak(Box::new(AtomicU64::new(0)));
+    let swap = SwapFile::new(&[1; KEY_BYTES], nonces);
+    let (mut buffer, mut seals) = (IoBuffer::default(), Vec::new());
+    let mut todo = Some(64..6000);
+    let fill = |bytes: &mut [u8]| {
+        let range: std::ops::Range<usize> = todo.take()?;
+        bytes[range.clone()].fill(77);
+        Some(range)
+    };
+    swap.write(&created.file, &mut buffer, Slot(512), 2, fill, &mut seals).unwrap();
+    let place = FilePlace { first: Slot(512), offset_bytes: 64, len_bytes: 5936, seal: seals[0] };
+    assert_eq!(swap.read(&again, &mut IoBuffer::default(), &place).unwrap(), [77; 5936]);
+    assert_eq!(reopen(std::process::id(), descriptor, false, (identity.0, identity.1 + 1)).err(), Some(Errno::STALE));
+}
+
+#[test]
+fn nothing_is_overwritten_and_only_what_a_killed_run_left_is_removed() {
+    let path = scratch("there");
+    std::fs::write(&path, "precious").unwrap();
+    assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    std::fs::write(&path, "").unwrap();
+    assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())), "others may read it");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let created = create(&path, None, 4 << 20).unwrap();
+    assert!(created.was_stale && !path.exists());
+    assert_eq!(create(Path::new("/proc"), None, 4 << 20).err(), Some(CreateError::Kind("/proc".into())));
+    assert!(matches!(create(Path::new("/nonexistent/f"), None, 4 << 20), Err(CreateError::System(..))));
+    assert!(matches!(create(&path, Some(1 << 20), 0), Err(CreateError::TooSmall(..))));
+}
+
+#[test]
+fn where_files_need_names_it_loses_its_name_at_once() {
+    // procfs has neither; the error is that of creating a file with a name.
+    let error = create(Path::new("/proc/self/swap"), Some(4 << 20), 0).unwrap_err();
+    assert!(matches!(error, CreateError::System(_, "create", _)), "{error}");
+}

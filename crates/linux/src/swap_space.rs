@@ -1,0 +1,302 @@
+//! Who holds which clusters of the swap file: shared by all processes of a run, in the control segment.
+//!
+//! A process that uses the file has a *row*: a bit for each cluster it holds. A cluster counts its holders; it has more
+//! than one after a fork. Whoever wants a cluster that has none raises the count from 0 to 1 and then sets its
+//! bit; a fork raises the count of all that the parent holds before the child exists. A process can be killed at any
+//! instruction: its row says what it held, and whoever finds it dead counts that down. Killed between count and bit, it
+//! leaves a cluster that is not used again in this run.
+//!
+//! The key and the counter of nonces are here, too: one of each for all processes, so that a child of a fork reads what its
+//! parent has written, and no two processes ever use one nonce.
+
+use crate::control::MOST_PROCESSES;
+use crate::swap_file::{self, CLUSTER_BYTES, Created, KEY_BYTES};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::fmt;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Clusters of the largest file: 128 GiB. (Rows of 8 KiB, of which only the pages that are used exist.)
+const MOST_CLUSTERS: usize = 1 << 16;
+const WORDS: usize = MOST_CLUSTERS / 64;
+/// In a row's owner: the process is about to be forked by this one.
+const PENDING: u64 = 1 << 32;
+
+/// A bit for each cluster.
+#[repr(C)]
+struct Row([AtomicU64; WORDS]);
+
+/// What a swap file can have to be told, once in a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Event {
+    /// It is full.
+    Full = 1,
+    /// It cannot be written.
+    Write = 2,
+    /// It cannot be read.
+    Read = 4,
+    /// It cannot be opened by a process.
+    Open = 8,
+}
+
+/// The part of the control segment that is about the swap file.
+#[repr(C)]
+pub struct SwapSpace {
+    /// 0 where there is no swap file.
+    clusters: AtomicU32,
+    direct: AtomicU32,
+    /// Where it is open: process, descriptor.
+    pid: AtomicU32,
+    descriptor: AtomicU32,
+    device: AtomicU64,
+    number: AtomicU64,
+    key: [AtomicU64; KEY_BYTES / 8],
+    nonces: AtomicU64,
+    /// [`Event`]s that were told.
+    told: AtomicU32,
+    holders: [AtomicU16; MOST_CLUSTERS],
+    /// Whose rows these are: a pid, perhaps with [`PENDING`]; 0 while nobody has the row. Apart from the rows, so that
+    /// looking for one makes no pages for all of them.
+    owners: [AtomicU64; MOST_PROCESSES],
+    rows: [Row; MOST_PROCESSES],
+}
+
+/// A row of the table of who holds what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowIndex(u32);
+
+impl RowIndex {
+    /// Its number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+
+    /// Row number `index`, if there is one.
+    pub fn new(index: u32) -> Option<RowIndex> {
+        ((index as usize) < MOST_PROCESSES).then_some(RowIndex(index))
+    }
+}
+
+impl SwapSpace {
+    /// The largest file.
+    pub const MOST_BYTES: u64 = MOST_CLUSTERS as u64 * CLUSTER_BYTES;
+
+    /// Announces the file of a run, with a new key. It must stay open where it is as long as processes may start.
+    pub fn announce(&self, created: &Created) -> Result<(), Errno> {
+        let mut key = [0; KEY_BYTES];
+        let mut filled = 0;
+        while filled < key.len() {
+            filled += rustix::rand::getrandom(&mut key[filled..], rustix::rand::GetRandomFlags::empty())?;
+        }
+        for (word, bytes) in self.key.iter().zip(key.as_chunks::<8>().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+        let (device, number) = swap_file::identity_of(&created.file)?;
+        self.device.store(device, Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+        self.direct.store(u32::from(created.direct), Ordering::Relaxed);
+        self.pid.store(std::process::id(), Ordering::Relaxed);
+        self.descriptor.store(created.file.as_raw_fd() as u32, Ordering::Relaxed);
+        self.clusters.store((created.bytes / CLUSTER_BYTES) as u32, Ordering::Release);
+        Ok(())
+    }
+
+    /// Clusters of the file; 0 where there is none.
+    pub fn clusters(&self) -> u32 {
+        self.clusters.load(Ordering::Acquire)
+    }
+
+    /// The run's key.
+    pub fn key(&self) -> [u8; KEY_BYTES] {
+        let mut key = [0; KEY_BYTES];
+        for (bytes, word) in key.as_chunks_mut::<8>().0.iter_mut().zip(&self.key) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        key
+    }
+
+    /// The run's counter of nonces.
+    pub fn nonces(&self) -> &AtomicU64 {
+        &self.nonces
+    }
+
+    /// Opens the file anew, from where the supervisor has it open, or, if that is gone, where `other`, a thread and its descriptor, has it.
+    pub fn open(&self, other: Option<(u32, u32)>) -> Result<OwnedFd, Errno> {
+        let identity = (self.device.load(Ordering::Relaxed), self.number.load(Ordering::Relaxed));
+        let direct = self.direct.load(Ordering::Relaxed) != 0;
+        let first = (self.pid.load(Ordering::Relaxed), self.descriptor.load(Ordering::Relaxed));
+        let mut outcome = swap_file::reopen(first.0, first.1, direct, identity);
+        if let (Err(_), Some((thread, descriptor))) = (&outcome, other) {
+            outcome = swap_file::reopen(thread, descriptor, direct, identity);
+        }
+        outcome
+    }
+
+    /// Whether this is the first time in the run that `event` is to be told.
+    pub fn is_news(&self, event: Event) -> bool {
+        self.told.fetch_or(event as u32, Ordering::Relaxed) & event as u32 == 0
+    }
+
+    fn held(&self, row: RowIndex) -> &[AtomicU64; WORDS] {
+        &self.rows[row.0 as usize].0
+    }
+
+    fn owner(&self, row: RowIndex) -> &AtomicU64 {
+        &self.owners[row.0 as usize]
+    }
+
+    fn rows(&self) -> impl Iterator<Item = RowIndex> {
+        (0..MOST_PROCESSES as u32).map(RowIndex)
+    }
+
+    fn words(&self) -> usize {
+        (self.clusters() as usize).div_ceil(64)
+    }
+
+    fn claim_row(&self, owner: u64) -> Option<RowIndex> {
+        let free =
+            |&row: &RowIndex| self.owner(row).compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        self.rows().find(free).or_else(|| {
+            self.reap();
+            self.rows().find(free)
+        })
+    }
+
+    /// A row for process `pid`.
+    pub fn enter(&self, pid: u32) -> Option<RowIndex> {
+        self.claim_row(u64::from(pid))
+    }
+
+    /// Process `pid` has just begun, perhaps by exec: what it was before has nothing in the file any more.
+    pub fn begin(&self, pid: u32) {
+        if self.clusters() == 0 {
+            return;
+        }
+        for row in self.rows() {
+            if self.owner(row).load(Ordering::Acquire) == u64::from(pid) {
+                self.leave(row);
+            }
+        }
+    }
+
+    /// Counts down what the row holds, and frees it.
+    pub fn leave(&self, row: RowIndex) {
+        for (index, word) in self.held(row).iter().enumerate().take(self.words()) {
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let cluster = index * 64 + bits.trailing_zeros() as usize;
+                self.holders[cluster].fetch_sub(1, Ordering::AcqRel);
+                bits &= bits - 1;
+            }
+        }
+        self.owner(row).store(0, Ordering::Release);
+    }
+
+    /// Frees the rows of processes that are gone.
+    pub fn reap(&self) {
+        for row in self.rows() {
+            let owner = self.owner(row).load(Ordering::Acquire);
+            if owner != 0 && !crate::control::is_alive(owner as u32) {
+                self.leave(row);
+            }
+        }
+    }
+
+    /// Makes the owner of `row` the holder of a cluster that has none.
+    pub fn claim(&self, row: RowIndex, cluster: u32) -> bool {
+        let holders = &self.holders[cluster as usize];
+        if holders.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        self.held(row)[cluster as usize / 64].fetch_or(1 << (cluster % 64), Ordering::AcqRel);
+        true
+    }
+
+    /// The owner of `row` holds the cluster no more.
+    pub fn release(&self, row: RowIndex, cluster: u32) {
+        let bit = 1 << (cluster % 64);
+        if self.held(row)[cluster as usize / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
+            self.holders[cluster as usize].fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether one process alone holds the cluster.
+    pub fn has_one_holder(&self, cluster: u32) -> bool {
+        self.holders[cluster as usize].load(Ordering::Acquire) == 1
+    }
+
+    /// Before process `pid` forks: a row for its child, which holds all that `row` does.
+    pub fn share(&self, row: RowIndex, pid: u32) -> Option<RowIndex> {
+        let child = self.claim_row(u64::from(pid) | PENDING)?;
+        let words = self.held(row).iter().zip(self.held(child)).take(self.words());
+        for (index, (from, to)) in words.enumerate() {
+            let held = from.load(Ordering::Acquire);
+            let mut bits = held;
+            while bits != 0 {
+                self.holders[index * 64 + bits.trailing_zeros() as usize].fetch_add(1, Ordering::AcqRel);
+                bits &= bits - 1;
+            }
+            if held != 0 {
+                to.store(held, Ordering::Release);
+            }
+        }
+        Some(child)
+    }
+
+    /// In the child of a fork by `parent`: the row is its own. False where it was taken for a dead process's.
+    pub fn adopt(&self, row: RowIndex, parent: u32, pid: u32) -> bool {
+        let owner = &self.owner(row);
+        owner.compare_exchange(u64::from(parent) | PENDING, u64::from(pid), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl fmt::Debug for SwapSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapSpace").field("clusters", &self.clusters()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(clusters: u32) -> Box<SwapSpace> {
+        // Too large for a stack.
+        let layout = std::alloc::Layout::new::<SwapSpace>();
+        // SAFETY: the layout is that of the type, all of it atomics, of which zeros are values.
+        let space = unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast::<SwapSpace>()) };
+        space.clusters.store(clusters, Ordering::Relaxed);
+        space
+    }
+
+    #[test]
+    fn a_cluster_is_free_when_its_last_holder_lets_go_or_is_dead() {
+        let space = space(200);
+        let me = std::process::id();
+        let mine = space.enter(me).unwrap();
+        assert!(space.claim(mine, 3) && space.claim(mine, 130));
+        assert!(!space.claim(mine, 3));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pending = space.share(mine, me).unwrap();
+        assert!(!space.has_one_holder(3));
+        assert!(!space.adopt(pending, me + 1, child.id()));
+        assert!(space.adopt(pending, me, child.id()));
+        child.wait().unwrap();
+        space.release(mine, 3);
+        assert!(!space.claim(mine, 3), "the child holds it");
+        space.reap();
+        assert!(space.claim(mine, 3));
+        assert!(space.has_one_holder(130));
+        // After an exec.
+        space.begin(me);
+        let again = space.enter(me).unwrap();
+        assert!(space.claim(again, 3) && space.claim(again, 130));
+    }
+
+    #[test]
+    fn what_happens_often_is_told_once() {
+        let space = space(1);
+        assert!(space.is_news(Event::Full) && !space.is_news(Event::Full) && space.is_news(Event::Read));
+    }
+}

@@ -1,0 +1,46 @@
+//! What an error of the system means, said without the C library: its tables are in the language of the thread that
+//! asks, and threads of the agent have none: looking there ends the program with SIGSEGV.
+
+use rustix::io::Errno;
+use std::fmt;
+
+/// Prints as what the error means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Why(pub Errno);
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            Errno::PERM => "operation not permitted",
+            Errno::NOENT => "no such file or directory",
+            Errno::IO => "input/output error",
+            Errno::NXIO => "no such device or address",
+            Errno::AGAIN => "resource temporarily unavailable",
+            Errno::NOMEM => "cannot allocate memory",
+            Errno::ACCESS => "permission denied",
+            Errno::BUSY => "device or resource busy",
+            Errno::INVAL => "invalid argument",
+            Errno::MFILE => "too many open files",
+            Errno::NFILE => "too many open files in the system",
+            Errno::FBIG => "file too large",
+            Errno::NOSPC => "no space left on device",
+            Errno::ROFS => "read-only file system",
+            Errno::NOSYS => "function not implemented",
+            Errno::STALE => "it is another file by now",
+            Errno::DQUOT => "disk quota exceeded",
+            other => return write!(f, "error {}", other.raw_os_error()),
+        };
+        f.write_str(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_a_text() {
+        assert_eq!(Why(Errno::NOSPC).to_string(), "no space left on device");
+        assert_eq!(Why(Errno::XDEV).to_string(), "error 18");
+    }
+}

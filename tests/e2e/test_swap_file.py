@@ -1,0 +1,205 @@
+"""The swap file: data that does not compress and is several times the limit, and everything that can happen to a file."""
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import MIB, PROGRAMS, PYTHON, cli, foliomem, foliomem_only, start
+
+pytestmark = foliomem_only
+RANDOM = ("import hashlib, os, sys\nparts = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]\n"
+          "sums = [hashlib.md5(p).digest() for p in parts]\n"
+          "for turn in range(2): assert [hashlib.md5(p).digest() for p in parts] == sums\nprint('intact', len(parts))")
+# Says "ready" when its data is there, and looks at it when it is told to.
+WAITING = ("import hashlib, os, sys, time\nparts = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]\n"
+           "sums = [hashlib.md5(p).digest() for p in parts]\nprint('ready', flush=True)\n"
+           "while not os.path.exists(sys.argv[2]): time.sleep(0.05)\n"
+           "wrong = [n for n, p in enumerate(parts) if hashlib.md5(p).digest() != sums[n]]\nprint('WRONG' if wrong else 'intact', wrong)")
+
+
+def swap_fd(pid):
+    """The descriptor that the supervisor has of the swap file, as a path that others can open."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if " (deleted)" in os.readlink(fd) and "memfd:" not in os.readlink(fd) and os.stat(fd).st_size >= 2 * MIB:
+            return fd
+    pytest.fail(f"no swap file among {[os.readlink(f) for f in Path(f'/proc/{pid}/fd').iterdir()]}")
+
+
+def said(result):
+    return [line for line in result.err.splitlines() if "swap file" in line]
+
+
+def test_what_does_not_compress_goes_to_the_file(tmp_path):
+    got = foliomem([PYTHON, "-c", RANDOM, 400], "96M", options=["--swap", f"{tmp_path}/swap:1G"], timeout=150).ok()
+    assert got.out == b"intact 400\n"
+    bd = got.stats["bd_stat"]
+    assert bd["bd_writes"] > 200 * 256 and bd["bd_reads"] > 200 * 256, bd
+    assert bd["failed_reads"] == bd["failed_writes"] == bd["full"] == 0, bd
+    assert got.stats["swap_bytes"] == 1 << 30
+    assert got.stats["peak_bytes"] < 200 * MIB, "the data stays in memory"
+    assert not said(got), got.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_compressible_data_too(tmp_path):
+    """Pieces of all sizes, packed, in all their orders; with everything going out and in all the time."""
+    argv = [PYTHON, PROGRAMS / "big_array.py", 40]
+    options = ["--swap", f"{tmp_path}/swap:1G", "--codec", "zstd", "--granule", "2M", "--sizes", "16K,64K,2M"]
+    wanted = foliomem(argv, "1G").ok()
+    got = foliomem(argv, "16M", torture=True, options=options, timeout=150).ok()
+    assert got.out == wanted.out
+
+
+def test_nothing_is_left_behind_by_a_kill(tmp_path):
+    running = start([PYTHON, "-c", WAITING, 160, tmp_path / "go"], "48M", options=["--swap", f"{tmp_path}/swap:512M"])
+    running.wait_output(b"ready", 60)
+    assert not list(tmp_path.iterdir()), "the file has a name"
+    file = swap_fd(running.pid)
+    stat = os.stat(file)
+    assert stat.st_nlink == 0 and stat.st_mode & 0o777 == 0o600
+    assert stat.st_blocks * 512 > 32 * MIB, "not much of the data is there"
+    running.stats_path = None  # Opened, and never written.
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.finish(20).code == 128 + signal.SIGKILL
+    assert not list(tmp_path.iterdir())
+
+
+def test_descriptors_are_not_the_programs(tmp_path):
+    script = RANDOM + "\nprint(sorted(os.listdir('/proc/self/fd')))"
+    argv = [PYTHON, "-c", script, 128]
+    got = foliomem(argv, "48M", options=["--swap", f"{tmp_path}/swap:512M"], timeout=100).ok()
+    assert got.stats["bd_stat"]["bd_writes"] > 0
+    assert got.out.splitlines()[1] == b"['0', '1', '2', '3']"
+
+
+def test_a_file_that_is_too_small_is_used_and_then_as_none(tmp_path):
+    got = foliomem([PYTHON, "-c", RANDOM, 128], "48M", options=["--swap", f"{tmp_path}/swap:16M"]).ok()
+    assert got.out == b"intact 128\n"
+    assert got.stats["bd_stat"]["full"] > 0 and got.stats["limit_exceeded"] is True
+    assert len(said(got)) == 1 and "full" in said(got)[0], got.err
+
+
+def test_a_full_disk_is_as_none(tmp_path):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs")
+    try:
+        got = foliomem([PYTHON, "-c", RANDOM, 128], "48M", options=["--swap", f"{tmp_path}/swap:1G"]).ok()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert got.out == b"intact 128\n"
+    assert got.stats["bd_stat"]["failed_writes"] > 0
+    assert any("no space left" in line for line in said(got)) and any("memory itself" in line for line in said(got)), got.err
+
+
+@pytest.mark.parametrize("how", ["changed", "cut off"])
+def test_what_was_changed_is_never_handed_over(tmp_path, how):
+    running = start([PYTHON, "-c", WAITING, 128, tmp_path / "go"], "48M", options=["--swap", f"{tmp_path}/swap:512M"])
+    running.wait_output(b"ready", 60)
+    file = os.open(swap_fd(running.pid), os.O_RDWR)
+    if how == "cut off":
+        os.ftruncate(file, 0)
+    else:
+        for offset in range(0, 128 * MIB, 8192):
+            os.pwrite(file, b"changed", offset)
+        os.fsync(file)
+    os.close(file)
+    (tmp_path / "go").touch()
+    got = running.finish(60)
+    assert got.code == 128 + signal.SIGBUS, (got.code, got.out, got.err)
+    assert b"WRONG" not in got.out and b"intact" not in got.out
+    assert any("cannot read the swap file" in line for line in said(got)), got.err
+    assert any("is lost" in line for line in got.err.splitlines()), got.err
+    assert got.stats["bd_stat"]["failed_reads"] > 0
+
+
+def test_both_sides_of_forks_have_what_is_in_the_file(tmp_path, torture):
+    size, limit = (16, "16M") if torture else (64, "40M")
+    options = ["--swap", f"{tmp_path}/swap:1G"]
+    got = foliomem([PYTHON, PROGRAMS / "swap_forks.py", size], limit, torture=torture, options=options, timeout=200).ok()
+    assert got.out == b"intact on all sides\n"
+    bd = got.stats["bd_stat"]
+    assert bd["bd_writes"] > 0 and bd["failed_reads"] == bd["failed_writes"] == 0, bd
+
+
+def test_orphans_fork_without_their_supervisor(tmp_path):
+    """The file is open as long as somebody has some of it, and a child finds it with its parent."""
+    script = ("import hashlib, os, sys, time\nif os.fork(): time.sleep(60)\n"
+              "parts = [os.urandom(1 << 20) for _ in range(96)]\nsums = [hashlib.md5(p).digest() for p in parts]\nprint('ready', flush=True)\n"
+              "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\npid = os.fork()\n"
+              "right = [hashlib.md5(p).digest() for p in parts] == sums\nif pid == 0: os._exit(0 if right else 9)\n"
+              "print('right' if right and os.waitpid(pid, 0)[1] == 0 else 'WRONG', flush=True)")
+    running = start([PYTHON, "-c", script, tmp_path / "go"], "48M", options=["--swap", f"{tmp_path}/swap:512M"])
+    running.wait_output(b"ready", 60)
+    running.stats_path = None
+    os.kill(running.pid, signal.SIGKILL)
+    os.waitpid(running.pid, 0)
+    (tmp_path / "go").touch()
+    try:
+        assert b"right" in running.wait_output(b"right", 60)
+    finally:
+        running.kill()
+
+
+def test_children_that_are_killed_leave_their_part_of_the_file(tmp_path):
+    """Otherwise the file, four times the data, is full soon."""
+    script = ("import hashlib, os, signal, sys\nparts = [os.urandom(1 << 20) for _ in range(64)]\nfor turn in range(10):\n"
+              " pid = os.fork()\n if pid == 0:\n  parts = [os.urandom(1 << 20) for _ in range(64)]\n"
+              "  os.kill(os.getpid(), signal.SIGKILL)\n os.waitpid(pid, 0)\n"
+              " parts[:32] = [os.urandom(1 << 20) for _ in range(32)]\nprint('done')")
+    got = foliomem([PYTHON, "-c", script], "48M", options=["--swap", f"{tmp_path}/swap:256M"], timeout=150).ok()
+    assert got.out == b"done\n"
+    assert got.stats["bd_stat"]["bd_writes"] > 256 * 256, got.stats["bd_stat"]
+    assert not [line for line in said(got) if "cannot" in line], got.err
+
+
+@pytest.fixture
+def device(tmp_path):
+    """A block device of 256 MiB."""
+    image = tmp_path / "image"
+    image.touch()
+    os.truncate(image, 256 * MIB)
+    made = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no loop device: {made.stderr}")
+    yield made.stdout.strip()
+    subprocess.run(["losetup", "-d", made.stdout.strip()], check=True)
+
+
+def test_a_block_device(device, tmp_path):
+    got = foliomem([PYTHON, "-c", RANDOM, 128], "48M", options=["--swap", device], timeout=100).ok()
+    assert got.out == b"intact 128\n"
+    assert got.stats["swap_bytes"] == 256 * MIB and got.stats["bd_stat"]["bd_writes"] > 0
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", device], check=True)
+    if subprocess.run(["mount", device, mount]).returncode:
+        pytest.skip("cannot mount it")
+    try:
+        refused = cli("run", "--limit", "64M", "--swap", device, "--", "true")
+    finally:
+        subprocess.run(["umount", mount], check=True)
+    assert refused.code == 125 and "in use" in refused.err, refused.err
+
+
+def test_what_cannot_be_a_swap_file_is_refused_in_one_line(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for swap, word in [(precious, "exists"), ("/dev/null", "neither"), (tmp_path, "neither"), ("/nonexistent/f", "no such"),
+                       (f"{tmp_path}/f:1M", "less than"), (f"{tmp_path}/f:10Q", "size")]:
+        got = cli("run", "--limit", "64M", "--swap", swap, "--", "true")
+        assert got.code == 125 and word in got.err and got.err.count("\n") == 1, (swap, got.code, got.err)
+    assert precious.read_text() == "precious"
+    stale = tmp_path / "stale"
+    os.close(os.open(stale, os.O_CREAT | os.O_WRONLY, 0o600))
+    got = cli("run", "--limit", "64M", "--swap", stale, "--", "true").ok()
+    assert "killed" in got.err and not stale.exists()
+
+
+def test_it_is_a_setting_like_others(tmp_path):
+    got = cli("run", "--print-config", env={"FOLIOMEM_SWAP": "/x/swap:2G"}).ok()
+    assert b'swap = "/x/swap:2147483648"' in got.out and b"FOLIOMEM_SWAP" in got.out
+    config = tmp_path / "config.toml"
+    config.write_text(f'limit = "64M"\nswap = "{tmp_path}/swap:8M"\n')
+    got = foliomem(["true"], options=["--config", config]).ok()
+    assert got.stats["swap_bytes"] == 8 * MIB
