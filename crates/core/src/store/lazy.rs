@@ -4,8 +4,10 @@
 //! is split into eight chunks. So a table is at most an eighth larger than what is used of it, and its
 //! directory has a fixed, small size for any number of elements.
 
-// Always the real one: a chunk is made once, by code that touches no other lock or atomic meanwhile.
+// Always the real ones: a chunk is made once, by code in which a schedule explorer must not interrupt it, and their
+// number orders nothing.
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Elements in each of the first eight chunks: small, for stores of a few MiB.
 const FIRST_ELEMENTS: u64 = 256;
@@ -35,23 +37,27 @@ const fn elements_of(chunk: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct LazyTable<T> {
     chunks: Box<[OnceLock<Box<[T]>>]>,
+    made: AtomicUsize,
 }
 
 impl<T: Default> LazyTable<T> {
     pub(super) fn new() -> LazyTable<T> {
-        LazyTable { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect() }
+        LazyTable { chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(), made: AtomicUsize::new(0) }
     }
 
     /// Element `index`, made with its whole chunk if it is not there yet.
     pub(super) fn get(&self, index: u32) -> &T {
         let (chunk, place) = chunk_of(index);
-        &self.chunks[chunk].get_or_init(|| (0..elements_of(chunk)).map(|_| T::default()).collect())[place]
+        let elements = self.chunks[chunk].get_or_init(|| {
+            self.made.fetch_add(elements_of(chunk), Relaxed);
+            (0..elements_of(chunk)).map(|_| T::default()).collect()
+        });
+        &elements[place]
     }
 
     /// Bytes it takes.
     pub(super) fn bytes(&self) -> usize {
-        let made = self.chunks.iter().filter_map(OnceLock::get);
-        made.map(|chunk| size_of_val(&**chunk)).sum::<usize>() + size_of_val(&*self.chunks)
+        self.made.load(Relaxed) * size_of::<T>() + size_of_val(&*self.chunks)
     }
 }
 
