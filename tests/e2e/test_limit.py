@@ -87,6 +87,14 @@ def test_idle_process_gives_way(tmp_path):
     sampled([PYTHON, "-c", hold, PROGRAMS / "big_array.py"], 64, False)
 
 
+def test_quiet_process_wakes_up():
+    """The agent looks less often at a process in which nothing happens: what it then touches at once, all new, is noticed in time."""
+    burst = ("import time\nheld = [bytes(range(256)) * 16 for _ in range(25600)]\n"
+             "for turn in range(8):\n    time.sleep(0.4)\n    new = b'x' * (40 << 20)\n    del new\n"
+             "assert held == [bytes(range(256)) * 16] * 25600; print('awake')")
+    sampled([PYTHON, "-c", burst], 64, False)
+
+
 def test_incompressible_data_goes_over_the_limit():
     wanted = plain([PYTHON, "-c", RANDOM, 128]).ok().out
     got = foliomem([PYTHON, "-c", RANDOM, 128], "64M").ok()

@@ -6,7 +6,7 @@
 //! and the engine, starts a *handler* for each CPU and a *reclaimer* for every other one, registers the
 //! program's memory and adopts what is in it. From then on it adopts new mappings as they appear, and
 //! does little else: a program can touch a new mapping at memory speed before it is adopted, so the keeper
-//! must get a CPU whenever it wakes. Reclaimers compress, from the low watermark to the high one.
+//! must get a CPU whenever it wakes. Where nothing has happened for a while it looks less often. Reclaimers compress, from the low watermark to the high one.
 //!
 //! Handlers wait for messages of the program's userfaultfd. Messages are read one at a time under the lock of
 //! the mappings ([`LinuxMachine::hold_mappings`]); a change of mappings is applied before the lock is released, so
@@ -102,6 +102,42 @@ const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// The longest while new mappings may need adopting soon.
 const SLEEP_ENGAGED_MAX: Duration = Duration::from_millis(4);
+
+/// So many looks in a row at which nothing has changed make a quiet process: it sleeps, or works on what it has. An
+/// eighth of a second: on a busy machine a program that is about to grow may wait for a CPU for tens of ms.
+const QUIET_LOOKS: u32 = 256;
+/// What a quiet process may touch before the keeper looks again, though there is no room for it: 8 MiB and 1/2^6 of
+/// the limit, half and a third of what a tree may be over its limit for a moment (16 MiB a process and a
+/// twentieth). However many processes wake up at the same time, the machine's memory has one speed.
+const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
+const QUIET_SHIFT: u32 = 6;
+
+/// What the keeper remembers from one look to the next.
+#[derive(Default)]
+struct Looks {
+    /// Pages of the program that are not managed, as far as it has looked for them.
+    unmanaged_pages: i64,
+    /// The process's pages, the tree's room and the faults served, at the last look.
+    seen: (i64, i64, u64),
+    /// Looks in a row that saw the same.
+    alike: u32,
+}
+
+impl Looks {
+    fn see(&mut self, seen: (i64, i64, u64)) {
+        self.alike = if seen == self.seen { self.alike.saturating_add(1) } else { 0 };
+        self.seen = seen;
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.alike >= QUIET_LOOKS
+    }
+
+    /// Reclaimers that have freed nothing are asked again when something has changed, or now and then.
+    fn may_free_more(&self) -> bool {
+        !self.is_quiet() || self.alike.is_multiple_of(QUIET_LOOKS)
+    }
+}
 
 /// What exists once the keeper has engaged.
 pub(crate) struct Engaged {
@@ -314,7 +350,7 @@ impl Runtime {
         }
         self.ready.store(1, Ordering::Release);
         let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
-        let mut unmanaged_pages = 0;
+        let mut looks = Looks::default();
         loop {
             let kicks = self.still.kicks();
             if self.still.is_requested() {
@@ -322,7 +358,7 @@ impl Runtime {
             }
             let sleep = {
                 let _inside = self.gate.enter();
-                self.tick(&mut unmanaged_pages)
+                self.tick(&mut looks)
             };
             let Some(sleep) = sleep else { continue };
             self.still.doze(kicks, sleep);
@@ -449,9 +485,10 @@ impl Runtime {
     }
 
     /// One look around; `None` where there is more to do at once.
-    fn tick(&'static self, unmanaged_pages: &mut i64) -> Option<Duration> {
+    fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
         self.measure_shared();
         self.budget.sample();
+        looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
             if room < self.engage_pages() || self.settings.torture || self.manage_now.load(Ordering::Relaxed) {
@@ -466,13 +503,13 @@ impl Runtime {
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
-        if unmanaged > *unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
+        if unmanaged > looks.unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
             adopt_mappings(self, engaged);
-            *unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
+            looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
-        *unmanaged_pages = (*unmanaged_pages).min(unmanaged);
+        looks.unmanaged_pages = looks.unmanaged_pages.min(unmanaged);
         engine.tend();
-        Some(self.balance(engine))
+        Some(self.balance(engine, looks))
     }
 
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
@@ -491,17 +528,18 @@ impl Runtime {
     }
 
     /// Gives memory back when the tree needs it, and wakes who frees more.
-    fn balance(&self, engine: &Engine<LinuxMachine>) -> Duration {
+    fn balance(&self, engine: &Engine<LinuxMachine>, looks: &Looks) -> Duration {
         let low = self.low_pages();
         let room = self.budget.room_pages();
         let free = i64::from(engine.free_frames());
         if room < 0 && free > low {
             engine.shrink(low as u32, (-room) as u32);
         }
-        if room + free < low || self.settings.torture {
+        if (room + free < low && looks.may_free_more()) || self.settings.torture {
             self.wake_reclaimers();
         }
-        self.sleep_for(room + free - low, SLEEP_ENGAGED_MAX)
+        let unnoticed = if looks.is_quiet() { QUIET_PAGES + (self.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
+        self.sleep_for((room + free - low).max(unnoticed), SLEEP_ENGAGED_MAX)
     }
 
     /// How long a program needs at least to touch `pages`.
