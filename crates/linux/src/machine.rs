@@ -514,10 +514,16 @@ impl Machine for LinuxMachine {
 
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
         self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
-        self.budget.control().notice(format_args!(
+        let control = self.budget.control();
+        if control.swap().was_told(Event::Lost) {
+            // Page by page it would drown what else there is to say; all are counted.
+            return Ok(());
+        }
+        control.notice(format_args!(
             "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
             page.address()
         ));
+        control.swap().is_news(Event::Lost);
         Ok(())
     }
 
@@ -618,7 +624,12 @@ impl Machine for LinuxMachine {
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
         let stored = swap.file.read(file, &mut worker.io, place).map_err(|error| {
-            self.tell(swap, Event::Read, format_args!("cannot read the swap file: {error}"));
+            // Said before it is marked as said: another thread that finds it said may end the program at once. Rather
+            // twice than not at all.
+            if !swap.space.was_told(Event::Read) {
+                self.budget.control().notice(format_args!("cannot read the swap file: {error}"));
+                swap.space.is_news(Event::Read);
+            }
             Corrupted
         })?;
         restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))

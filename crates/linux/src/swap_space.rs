@@ -26,7 +26,7 @@ const PENDING: u64 = 1 << 32;
 #[repr(C)]
 struct Row([AtomicU64; WORDS]);
 
-/// What a swap file can have to be told, once in a run.
+/// What there can be to tell, once in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Event {
@@ -38,6 +38,8 @@ pub enum Event {
     Read = 4,
     /// It cannot be opened by a process.
     Open = 8,
+    /// Some memory is lost.
+    Lost = 16,
 }
 
 /// The part of the control segment that is about the swap file.
@@ -136,6 +138,11 @@ impl SwapSpace {
     /// Whether this is the first time in the run that `event` is to be told.
     pub fn is_news(&self, event: Event) -> bool {
         self.told.fetch_or(event as u32, Ordering::Relaxed) & event as u32 == 0
+    }
+
+    /// Whether `event` has been told.
+    pub fn was_told(&self, event: Event) -> bool {
+        self.told.load(Ordering::Relaxed) & event as u32 != 0
     }
 
     fn held(&self, row: RowIndex) -> &[AtomicU64; WORDS] {
@@ -298,5 +305,6 @@ mod tests {
     fn what_happens_often_is_told_once() {
         let space = space(1);
         assert!(space.is_news(Event::Full) && !space.is_news(Event::Full) && space.is_news(Event::Read));
+        assert!(space.was_told(Event::Full) && !space.was_told(Event::Open));
     }
 }
