@@ -4,7 +4,7 @@ import tempfile
 import time
 
 import pytest
-from conftest import assert_swapped, start
+from conftest import LONG, assert_swapped, start
 from resp import Redis
 
 pytestmark = pytest.mark.skipif(not shutil.which("redis-server"), reason="redis-server is not installed")
@@ -62,6 +62,8 @@ def server(folder, limit, torture, options=()):
 # With dictionaries, a child of a fork needs those that its parent has made.
 @pytest.mark.parametrize("options", [(), ("--codec", "zstd+dict", "--granule", "4K")], ids=["default", "dictionaries"])
 def test_redis(torture, options):
+    if torture and options and not LONG:
+        pytest.skip("as without dictionaries, and takes half a minute: FOLIOMEM_LONG=1")
     count, limit = (5_000, "16M") if torture else (40_000, "16M")
     with tempfile.TemporaryDirectory(prefix="fm-redis-") as folder:
         running, redis = server(folder, limit, torture, options)

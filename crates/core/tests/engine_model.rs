@@ -348,6 +348,21 @@ fn a_store_full_of_holes_is_compacted() {
 }
 
 #[test]
+fn pages_that_cannot_be_moved_do_not_hide_those_that_can() {
+    let mut world = World::new(0, 0, 4000, 64);
+    world.map(0, 700);
+    // Touched while they are staged, these are active; the others are on probation, and may not be moved.
+    world.run(&Step::Write { page: 400, pages: 300, value: 5 });
+    assert_eq!(world.engine.stage_oldest(300), 300);
+    world.run(&Step::Read { page: 400, pages: 300 });
+    world.run(&Step::Write { page: 0, pages: 400, value: 6 });
+    world.run(&Step::Refuse { start: 0, pages: 400 });
+    let staged: u64 = (0..3).map(|_| world.engine.stage_oldest(100)).sum();
+    assert!(staged >= 100, "{staged} pages");
+    world.check();
+}
+
+#[test]
 fn copies_give_their_slots_to_folios_that_go_out() {
     let mut world = World::new(1 << 4, 4, 4000, 1);
     world.map(0, 1024);

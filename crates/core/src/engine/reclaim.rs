@@ -220,6 +220,8 @@ impl<M: Machine> Engine<M> {
         }
         debug_assert!(error != MoveError::Exists, "the home of a resident page is empty");
         self.counters().vm.unevictable_pgs_stranded.inc();
+        // Among the active ones it is met seldom. On probation, many of its kind would be all that is ever looked at.
+        entries.set_active(head, order, true);
         self.enqueue(self.resident_queue(&entries, head), &mut entries, head, order);
         Staged::Pinned
     }
