@@ -132,7 +132,7 @@ pub trait Machine: Sync {
     fn unshare_home(&self, run: FrameRun);
     /// Wakes whoever waits for one of `pages`. Called under no lock: who wakes up may be given the caller's CPU.
     fn wake(&self, pages: Range<PageNumber>);
-    /// Makes any access to the page end the program with SIGBUS, and says why. Called under a block lock.
+    /// Makes any access to the page end the program with SIGBUS, and says why; wakes nobody. Called under a block lock.
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError>;
 
     /// The mapping around `page`, as far as it is known: a folio never leaves it.

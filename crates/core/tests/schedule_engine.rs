@@ -324,7 +324,9 @@ fn changes_of_mappings_among_faults_and_reclaim() {
             .with(|thread| (0..3).for_each(|_| thread.write_and_verify(&[4, 3])))
             .with(|thread| {
                 let [a, b, c] = [BASE + 5, BASE + 6, BASE + 7];
-                [a, b, c].into_iter().for_each(|page| drop(thread.write(page)));
+                for page in [a, b, c] {
+                    thread.write(page);
+                }
                 thread.discard(a..c);
                 thread.verify(a, 0);
                 let content = [b, c].map(|page| thread.write(page));

@@ -39,6 +39,7 @@ const POISON: Opcode = opcode::read_write::<raw::uffdio_poison>(UFFDIO, raw::_UF
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
+const POISON_MODE_DONTWAKE: u64 = 1 << 0;
 
 /// Why there is no userfaultfd, and what to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -216,9 +217,9 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Makes every access to the absent pages of the range raise SIGBUS.
+    /// Makes every access to the absent pages of the range raise SIGBUS; wakes nobody.
     pub fn poison(&self, start: usize, len: usize) -> Result<(), MoveError> {
-        let mut request = raw::uffdio_poison { range: range(start, len), mode: 0, updated: 0 };
+        let mut request = raw::uffdio_poison { range: range(start, len), mode: POISON_MODE_DONTWAKE, updated: 0 };
         // SAFETY: takes a uffdio_poison; only absent pages are changed.
         unsafe { raw_ioctl::call(&self.0, POISON, &mut request) }?;
         Ok(())
