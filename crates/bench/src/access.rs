@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::access_child::{Run, arguments};
 use crate::corpus::CorpusFile;
-use crate::kernel::{DISK_BYTES, KernelSwap, MmStat, Root, run as run_command};
+use crate::kernel::{self, Group, run as run_command};
 use crate::{Error, MIB, corpus, median};
 
 /// What the program needs.
@@ -151,15 +151,12 @@ fn kernel(options: &Options, child: &[std::ffi::OsString], group_mib: u64) -> Re
     for size_kib in KERNEL_SIZES_KIB {
         let mut ended = Vec::new();
         for _ in 0..options.runs {
-            let Some(mut swap) = KernelSwap::set_up(&Root::default(), size_kib, DISK_BYTES)? else { return Ok(None) };
-            let Some(group) = swap.group(group_mib * MIB)? else { return Ok(None) };
             let mut command = Command::new(&options.foliomem);
             command.args(child);
+            let run = |group: &Group| Ok(seconds(&mut group.inside(&command)).ok());
+            let Some((run, total)) = kernel::in_group(size_kib, group_mib * MIB, run)? else { return Ok(None) };
             // The kernel's group limit kills programs though swap is free: those runs do not count.
-            if let Ok(seconds) = seconds(&mut group.inside(&command)) {
-                ended.push((seconds, group.peak()? + MmStat::read(swap.mm_stat_path())?.mem_used_max));
-            }
-            swap.restore()?;
+            ended.extend(run.map(|seconds| (seconds, total)));
         }
         let figure = |of: fn(&(f64, u64)) -> f64| median(&ended.iter().map(of).collect::<Vec<_>>());
         let (seconds, bytes) = (figure(|run| run.0), figure(|run| run.1 as f64));

@@ -142,6 +142,24 @@ impl KernelSwap {
     }
 }
 
+/// Runs `measure` in a new group of `limit` bytes over a new swap device, whose peaks are then its own. Returns what it
+/// does and both peaks together, in bytes; `None` where such a group cannot be.
+///
+/// # Errors
+/// Those of `measure`, or something cannot be set up, read or restored.
+pub fn in_group<T>(
+    size_kib: u64,
+    limit: u64,
+    measure: impl FnOnce(&Group) -> Result<T, Error>,
+) -> Result<Option<(T, u64)>, Error> {
+    let Some(mut swap) = KernelSwap::set_up(&Root::default(), size_kib, DISK_BYTES)? else { return Ok(None) };
+    let Some(group) = swap.group(limit)? else { return Ok(None) };
+    let measured = measure(&group)?;
+    let total = group.peak()? + MmStat::read(swap.mm_stat_path())?.mem_used_max;
+    swap.restore()?;
+    Ok(Some((measured, total)))
+}
+
 /// A memory control group, removed with its [`KernelSwap`].
 #[derive(Debug)]
 pub struct Group {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
-use crate::kernel::{DISK_BYTES, Group, KernelSwap, MmStat, Root, read, run as run_command};
+use crate::kernel::{self, Group, read, run as run_command};
 use crate::redis::Client;
 use crate::tree::Sampler;
 use crate::{Error, MIB, corpus, median};
@@ -297,23 +297,17 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs under the kernel's limit; every one with a device and a group of its own, whose peaks are then its own.
+    /// Runs under the kernel's limit. `None` where that cannot be.
     fn under_kernel(&self, size_kib: u64, limit: u64, runs: usize) -> Result<Option<Vec<Outcome>>, Error> {
         let mut possible = true;
         let outcomes = repeat(runs, || {
             let failed = Outcome { seconds: f64::MAX, answer: None, peak: 0 };
-            let Some(mut swap) = KernelSwap::set_up(&Root::default(), size_kib, DISK_BYTES)? else {
+            let Some((outcome, peak)) = kernel::in_group(size_kib, limit, |group| self.once(Launch::Group(group)))?
+            else {
                 possible = false;
                 return Ok(failed);
             };
-            let Some(group) = swap.group(limit)? else {
-                possible = false;
-                return Ok(failed);
-            };
-            let mut outcome = self.once(Launch::Group(&group))?;
-            outcome.peak = group.peak()? + MmStat::read(swap.mm_stat_path())?.mem_used_max;
-            swap.restore()?;
-            Ok(outcome)
+            Ok(Outcome { peak, ..outcome })
         })?;
         Ok(possible.then_some(outcomes))
     }

@@ -3,6 +3,7 @@
 use crate::args::{BenchAccessArgs, BenchCommand, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs};
 use crate::error::{BadValue, CliError};
 use crate::size::{parse_order, parse_orders};
+use crate::supervise::own_executable;
 use foliomem_bench::{access, programs, slots, swap};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::units::Order;
@@ -133,8 +134,7 @@ fn slots_line(row: &slots::Row) -> String {
 }
 
 fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {
-    let own = std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))?;
-    let mut options = programs::Options::new(Some(own));
+    let mut options = programs::Options::new(Some(own_executable()?));
     options.kernel = !args.no_kernel;
     options.runs = args.runs.max(1);
     if !args.only.is_empty() {
@@ -180,13 +180,12 @@ fn programs_line(row: &programs::Row) -> String {
 }
 
 fn bench_access(args: &BenchAccessArgs) -> Result<u8, CliError> {
-    let own = std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))?;
     let find = |name: &String| {
         name.parse().map_err(|_| CliError::NoSuchBenchmark(name.clone(), "sequential, strided, zipf, random"))
     };
     let named = args.only.iter().map(find).collect::<Result<Vec<access::Pattern>, _>>()?;
     let options = access::Options {
-        foliomem: own,
+        foliomem: own_executable()?,
         patterns: if named.is_empty() { access::Pattern::ALL.to_vec() } else { named },
         limits: args.limits.clone(),
         kernel: !args.no_kernel,

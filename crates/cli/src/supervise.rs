@@ -26,10 +26,14 @@ const SWAP_LIMITS: u64 = 8;
 const EXIT_FAILED: u8 = 125;
 const EXIT_HARD_LIMIT: u8 = 137;
 
+/// This executable.
+pub fn own_executable() -> Result<PathBuf, CliError> {
+    std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))
+}
+
 /// Where the agent lies: beside this executable.
 pub fn agent_path() -> Result<PathBuf, CliError> {
-    let own = std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))?;
-    let path = own.with_file_name(AGENT);
+    let path = own_executable()?.with_file_name(AGENT);
     if !path.is_file() {
         return Err(CliError::NoAgent(path));
     }

@@ -37,7 +37,7 @@ use crate::stats::Counters;
 use crate::store::{RunSource, Store};
 use crate::swap_cache::SwapCache;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{Frame, FrameRun, Order, OrderSet, Slot};
+use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, Slot};
 use crate::workingset::Workingset;
 
 /// How an engine is set up.
@@ -58,6 +58,8 @@ pub struct EngineConfig {
     /// Pages the program keeps in reach whatever the limit says: where the data do not compress into the
     /// limit, going over it beats moving the last pages in and out for ever.
     pub floor_pages: u64,
+    /// The swap file behind the store, if there is one.
+    pub backing: Option<BackingConfig>,
 }
 
 /// Times an allocation of slots is tried again after copies have given up theirs. Each time some are there to be
@@ -83,7 +85,6 @@ const STAGED_MIN_PAGES: u64 = 256;
 pub struct Engine<M: Machine> {
     machine: M,
     config: EngineConfig,
-    backing: Option<BackingConfig>,
     /// Looks at the store that leave the file alone, because it was full or failed.
     file_pause: AtomicU32,
     table: PageTable,
@@ -116,15 +117,15 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
         self.0.homes.free_full(run);
     }
 
-    fn claim_cluster(&self, cluster: u32) -> bool {
+    fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
         self.0.machine.claim_cluster(cluster)
     }
 
-    fn release_cluster(&self, cluster: u32) {
+    fn release_cluster(&self, cluster: ClusterNumber) {
         self.0.machine.release_cluster(cluster);
     }
 
-    fn is_sole_holder(&self, cluster: u32) -> bool {
+    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
         self.0.machine.is_sole_holder(cluster)
     }
 }
@@ -132,20 +133,13 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
 impl<M: Machine> Engine<M> {
     /// A manager of `machine` that manages nothing yet.
     pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
-        Engine::with_backing(machine, config, None)
-    }
-
-    /// The same, with a swap file behind the store.
-    pub fn with_backing(machine: M, config: EngineConfig, backing: Option<BackingConfig>) -> Engine<M> {
-        let store = match backing {
-            Some(BackingConfig { slots, .. }) => {
-                let device = SwapDevice { slots, wants_discard: false };
-                Store::with_backing(config.swap_slots, SwapClusters::new(device, config.cpus, config.strategy))
-            }
+        let clusters =
+            |slots| SwapClusters::new(SwapDevice { slots, wants_discard: false }, config.cpus, config.strategy);
+        let store = match config.backing {
+            Some(BackingConfig { slots, .. }) => Store::with_backing(config.swap_slots, clusters(slots)),
             None => Store::new(config.swap_slots),
         };
         Engine {
-            backing,
             file_pause: AtomicU32::new(0),
             table: PageTable::default(),
             homes: Homes::new(config.arena_frames),
@@ -153,11 +147,7 @@ impl<M: Machine> Engine<M> {
             active: Queue::default(),
             staged: Queue::default(),
             workingset: Workingset::default(),
-            slots: SwapClusters::new(
-                SwapDevice { slots: config.swap_slots, wants_discard: false },
-                config.cpus,
-                config.strategy,
-            ),
+            slots: clusters(config.swap_slots),
             slot_map: SlotMap::new(config.swap_slots),
             store,
             swap_cache: SwapCache::default(),

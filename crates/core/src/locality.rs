@@ -29,8 +29,8 @@ const REGION_PAGES: u64 = 4096;
 const REGIONS: usize = 1024;
 /// Windows that are watched: few enough that random faults seldom meet one again by chance.
 const WATCHED: usize = 32;
-/// One fault in so many on average begins to watch its window: where nothing is known, and where something is. (Each page that is
-/// touched in such a window is a fault.)
+/// One fault in so many on average begins to watch its window: where nothing is known, and where something is. (Each
+/// page that is touched in such a window is a fault.)
 const WATCH_FIRST_EVERY: u32 = 8;
 const WATCH_EVERY: u32 = 32;
 /// What a fault costs, and each page of its folio: in µs, but only the ratio counts. (redis under random reads of 4 KiB

@@ -9,7 +9,7 @@
 
 use crate::stats::Counters;
 use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
-use crate::units::{CpuNumber, Frame, FrameRun, PageNumber};
+use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
 
@@ -179,9 +179,9 @@ pub trait Machine: Sync {
     ) -> Result<(), Corrupted>;
     /// Makes this process the holder of a cluster of the swap file, unless there is one. Like the next two, it is
     /// called under leaf locks, and waits for nothing.
-    fn claim_cluster(&self, cluster: u32) -> bool;
+    fn claim_cluster(&self, cluster: ClusterNumber) -> bool;
     /// This process holds the cluster no more.
-    fn release_cluster(&self, cluster: u32);
+    fn release_cluster(&self, cluster: ClusterNumber);
     /// Whether no other process holds a cluster that this one holds.
-    fn is_sole_holder(&self, cluster: u32) -> bool;
+    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool;
 }

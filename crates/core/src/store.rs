@@ -50,7 +50,7 @@ pub use compact::PieceMover;
 pub use place::{Fragment, MAX_FRAGMENTS, Place};
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
+use crate::units::{ClusterNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use pieces::Pieces;
@@ -67,13 +67,13 @@ pub trait RunSource: Sync {
     /// store held.
     fn free_run(&self, run: FrameRun);
     /// Makes this process the holder of a cluster of the swap file, unless there is one. Waits for nothing.
-    fn claim_cluster(&self, _cluster: u32) -> bool {
+    fn claim_cluster(&self, _cluster: ClusterNumber) -> bool {
         false
     }
     /// This process holds the cluster no more. Waits for nothing.
-    fn release_cluster(&self, _cluster: u32) {}
+    fn release_cluster(&self, _cluster: ClusterNumber) {}
     /// Whether no other process holds a cluster that this one holds. Waits for nothing.
-    fn is_sole_holder(&self, _cluster: u32) -> bool {
+    fn is_sole_holder(&self, _cluster: ClusterNumber) -> bool {
         false
     }
 }

@@ -8,7 +8,7 @@ mod double;
 use double::Double;
 use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
-use foliomem_core::units::{Order, OrderSet, PageNumber};
+use foliomem_core::units::{ClusterNumber, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ enum Step {
     Compact { pages: u32 },
     FailWrites { count: u32 },
     FailReads { count: u32 },
-    OthersClaim { cluster: u32 },
+    OthersClaim { cluster: ClusterNumber },
     OthersGo,
     Fork { child: bool },
 }
@@ -61,10 +61,15 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1u32..100).prop_map(|pages| Step::Compact { pages }),
         1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
         1 => (1u32..4).prop_map(|count| Step::FailReads { count }),
-        1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster }),
+        1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster: ClusterNumber(cluster) }),
         1 => Just(Step::OthersGo),
         1 => any::<bool>().prop_map(|child| Step::Fork { child }),
     ]
+}
+
+/// Writes to `page` what does not compress in the double: a multiple of 7.
+fn incompressible(page: u64) -> Step {
+    Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 }
 }
 
 /// The program, the engine and what the program must read.
@@ -95,9 +100,14 @@ impl World {
             strategy: SlotStrategy::default(),
             cpus: 1,
             floor_pages: 0,
+            backing,
         };
-        let engine = Engine::with_backing(Double::new(limit_pages), config, backing);
+        let engine = Engine::new(Double::new(limit_pages), config);
         World { engine, worker: Vec::new(), model: BTreeMap::new() }
+    }
+
+    fn write_incompressible(&mut self, pages: u64) {
+        (0..pages).for_each(|page| self.run(&incompressible(page)));
     }
 
     fn mapped(&self, start: u64, pages: u64) -> Vec<u64> {
@@ -405,17 +415,9 @@ fn a_corrupted_piece_is_never_handed_over() {
 fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
     let mut world = World::new(0, 0, 300, 64);
     world.map(0, 1000);
-    // Multiples of 7 do not compress in the double.
-    for page in 0..1000 {
-        world.run(&Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 });
-    }
+    world.write_incompressible(1000);
     world.run(&Step::Read { page: 0, pages: 1000 });
     world.check();
-}
-
-/// Multiples of 7 do not compress in the double.
-fn incompressible(page: u64) -> u64 {
-    7 * (page + 1) - (BASE + page) % 3
 }
 
 #[test]
@@ -424,7 +426,7 @@ fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
     let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
     world.map(0, 2000);
     for page in 0..2000 {
-        world.run(&Step::Write { page, pages: 1, value: incompressible(page) });
+        world.run(&incompressible(page));
         let charged = world.engine.machine().state.lock().charged;
         assert!(charged <= 420, "{charged} pages");
     }
@@ -448,9 +450,7 @@ fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
         let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
         world.engine.machine().state.lock().failing_writes = failing;
         world.map(0, 1500);
-        for page in 0..1500 {
-            world.run(&Step::Write { page, pages: 1, value: incompressible(page) });
-        }
+        world.write_incompressible(1500);
         world.check();
         world.run(&Step::Read { page: 0, pages: 1500 });
         let backing = &world.engine.counters().backing;
@@ -464,9 +464,7 @@ fn what_the_file_does_not_give_back_ends_the_program_there() {
     let backing = BackingConfig { slots: 512 * 8, store_pages: 0 };
     let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
     world.map(0, 1000);
-    for page in 0..1000 {
-        world.run(&Step::Write { page, pages: 1, value: incompressible(page) });
-    }
+    world.write_incompressible(1000);
     world.engine.machine().state.lock().failing_reads = 1;
     let served = world.engine.fault(&mut world.worker, PageNumber(BASE));
     assert!(matches!(served, Served::Done(_)));

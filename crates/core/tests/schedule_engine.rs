@@ -47,6 +47,7 @@ impl World {
             strategy: Strategy::default(),
             cpus: 1,
             floor_pages: 0,
+            backing: None,
         };
         let world = World { engine: Engine::new(Double::new(limit_pages), config), hearing: Mutex::default() };
         world.state().mappings.push(BASE..BASE + PAGES);

@@ -24,7 +24,7 @@ use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritt
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
+use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -247,6 +247,16 @@ impl LinuxMachine {
     fn tell(&self, swap: &Swap, event: Event, text: std::fmt::Arguments<'_>) {
         if swap.space.is_news(event) {
             self.budget.control().notice(text);
+        }
+    }
+
+    /// The same of what ends the program: said before it is marked as said, because another thread that finds it said may
+    /// end the program at once. Rather twice than not at all.
+    fn tell_last(&self, event: Event, text: std::fmt::Arguments<'_>) {
+        let control = self.budget.control();
+        if !control.swap().was_told(event) {
+            control.notice(text);
+            control.swap().is_news(event);
         }
     }
 
@@ -514,16 +524,14 @@ impl Machine for LinuxMachine {
 
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
         self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
-        let control = self.budget.control();
-        if control.swap().was_told(Event::Lost) {
-            // Page by page it would drown what else there is to say; all are counted.
-            return Ok(());
-        }
-        control.notice(format_args!(
-            "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
-            page.address()
-        ));
-        control.swap().is_news(Event::Lost);
+        // Page by page it would drown what else there is to say; all are counted.
+        self.tell_last(
+            Event::Lost,
+            format_args!(
+                "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
+                page.address()
+            ),
+        );
         Ok(())
     }
 
@@ -624,26 +632,21 @@ impl Machine for LinuxMachine {
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
         let stored = swap.file.read(file, &mut worker.io, place).map_err(|error| {
-            // Said before it is marked as said: another thread that finds it said may end the program at once. Rather
-            // twice than not at all.
-            if !swap.space.was_told(Event::Read) {
-                self.budget.control().notice(format_args!("cannot read the swap file: {error}"));
-                swap.space.is_news(Event::Read);
-            }
+            self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;
         restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
     }
 
-    fn claim_cluster(&self, cluster: u32) -> bool {
+    fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
         self.swap.as_ref().is_some_and(|swap| swap.space.claim(swap.row(), cluster))
     }
 
-    fn release_cluster(&self, cluster: u32) {
+    fn release_cluster(&self, cluster: ClusterNumber) {
         self.swap.iter().for_each(|swap| swap.space.release(swap.row(), cluster));
     }
 
-    fn is_sole_holder(&self, cluster: u32) -> bool {
+    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
         self.swap.as_ref().is_some_and(|swap| swap.space.has_one_holder(cluster))
     }
 }

@@ -6,7 +6,8 @@
 //! and the engine, starts a *handler* for each CPU and a *reclaimer* for every other one, registers the
 //! program's memory and adopts what is in it. From then on it adopts new mappings as they appear, and
 //! does little else: a program can touch a new mapping at memory speed before it is adopted, so the keeper
-//! must get a CPU whenever it wakes. Where nothing has happened for a while it looks less often. Reclaimers compress, from the low watermark to the high one.
+//! must get a CPU whenever it wakes. Where nothing has happened for a while it looks less often. Reclaimers compress,
+//! from the low watermark to the high one.
 //!
 //! Handlers wait for messages of the program's userfaultfd. Messages are read one at a time under the lock of
 //! the mappings ([`LinuxMachine::hold_mappings`]); a change of mappings is applied before the lock is released, so
@@ -39,7 +40,7 @@ use crate::why::Why;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{BLOCK_PAGES, MAX_ORDER, PAGE_BYTES, PageNumber};
+use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
@@ -556,7 +557,7 @@ impl Runtime {
         let machine = LinuxMachine::new(arena, self.open_descriptors()?, &self.budget, &self.escaping)?;
         let limit_pages = self.budget.limit_pages();
         let file_slots =
-            if machine.has_swap_file() { self.budget.control().swap().clusters() * BLOCK_PAGES as u32 } else { 0 };
+            if machine.has_swap_file() { self.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
         let backing = BackingConfig { slots: file_slots, store_pages: sizing::store_pages(limit_pages) };
         let config = EngineConfig {
             sizes: self.settings.sizes,
@@ -565,10 +566,10 @@ impl Runtime {
             swap_slots: sizing::swap_slots(limit_pages, file_slots),
             strategy: Default::default(),
             floor_pages: sizing::floor_pages(limit_pages),
+            backing: (file_slots > 0).then_some(backing),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
         };
-        let backing = (file_slots > 0).then_some(backing);
-        let engaged = Engaged { engine: Engine::with_backing(machine, config, backing) };
+        let engaged = Engaged { engine: Engine::new(machine, config) };
         if self.engaged.set(engaged).is_err() {
             unreachable!("only the keeper engages");
         }

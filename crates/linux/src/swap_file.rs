@@ -17,7 +17,7 @@
 use crate::swap_space::SwapSpace;
 use crate::why::Why;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
-use foliomem_core::units::{BLOCK_PAGES, PAGE_BYTES, Slot};
+use foliomem_core::units::{CLUSTER_SLOTS, PAGE_BYTES, Slot};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, FileType, Mode, OFlags};
@@ -30,7 +30,7 @@ use thiserror::Error;
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
 /// Bytes of a cluster: files have a whole number of them.
-pub const CLUSTER_BYTES: u64 = (BLOCK_PAGES * PAGE_BYTES) as u64;
+pub const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * PAGE_BYTES as u64;
 /// Slots that are read at once where reads go on where the last one ended.
 const AHEAD_SLOTS: u32 = 64;
 /// Room for the largest piece, wherever in a slot it begins.
@@ -211,7 +211,7 @@ impl SwapFile {
             }
         }
         let ahead = if goes_on { AHEAD_SLOTS } else { 0 };
-        let cluster_end = (slots.start / BLOCK_PAGES as u32 + 1) * BLOCK_PAGES as u32;
+        let cluster_end = Slot(slots.start).cluster().slots().end.0;
         let wanted = ahead.min(cluster_end - slots.start).max(slots.end - slots.start);
         buffer.window = 0..0;
         let least = (slots.end - slots.start) as usize * PAGE_BYTES;

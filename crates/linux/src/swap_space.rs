@@ -11,6 +11,7 @@
 
 use crate::control::MOST_PROCESSES;
 use crate::swap_file::{self, CLUSTER_BYTES, Created, KEY_BYTES};
+use foliomem_core::units::ClusterNumber;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt;
@@ -190,11 +191,8 @@ impl SwapSpace {
     /// Counts down what the row holds, and frees it.
     pub fn leave(&self, row: RowIndex) {
         for (index, word) in self.held(row).iter().enumerate().take(self.words()) {
-            let mut bits = word.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let cluster = index * 64 + bits.trailing_zeros() as usize;
+            for cluster in clusters_in(index, word.swap(0, Ordering::AcqRel)) {
                 self.holders[cluster].fetch_sub(1, Ordering::AcqRel);
-                bits &= bits - 1;
             }
         }
         self.owner(row).store(0, Ordering::Release);
@@ -211,26 +209,27 @@ impl SwapSpace {
     }
 
     /// Makes the owner of `row` the holder of a cluster that has none.
-    pub fn claim(&self, row: RowIndex, cluster: u32) -> bool {
-        let holders = &self.holders[cluster as usize];
+    pub fn claim(&self, row: RowIndex, cluster: ClusterNumber) -> bool {
+        let holders = &self.holders[cluster.0 as usize];
         if holders.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
-        self.held(row)[cluster as usize / 64].fetch_or(1 << (cluster % 64), Ordering::AcqRel);
+        let (word, bit) = word_and_bit(cluster);
+        self.held(row)[word].fetch_or(bit, Ordering::AcqRel);
         true
     }
 
     /// The owner of `row` holds the cluster no more.
-    pub fn release(&self, row: RowIndex, cluster: u32) {
-        let bit = 1 << (cluster % 64);
-        if self.held(row)[cluster as usize / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
-            self.holders[cluster as usize].fetch_sub(1, Ordering::AcqRel);
+    pub fn release(&self, row: RowIndex, cluster: ClusterNumber) {
+        let (word, bit) = word_and_bit(cluster);
+        if self.held(row)[word].fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
+            self.holders[cluster.0 as usize].fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     /// Whether one process alone holds the cluster.
-    pub fn has_one_holder(&self, cluster: u32) -> bool {
-        self.holders[cluster as usize].load(Ordering::Acquire) == 1
+    pub fn has_one_holder(&self, cluster: ClusterNumber) -> bool {
+        self.holders[cluster.0 as usize].load(Ordering::Acquire) == 1
     }
 
     /// Before process `pid` forks: a row for its child, which holds all that `row` does.
@@ -239,10 +238,8 @@ impl SwapSpace {
         let words = self.held(row).iter().zip(self.held(child)).take(self.words());
         for (index, (from, to)) in words.enumerate() {
             let held = from.load(Ordering::Acquire);
-            let mut bits = held;
-            while bits != 0 {
-                self.holders[index * 64 + bits.trailing_zeros() as usize].fetch_add(1, Ordering::AcqRel);
-                bits &= bits - 1;
+            for cluster in clusters_in(index, held) {
+                self.holders[cluster].fetch_add(1, Ordering::AcqRel);
             }
             if held != 0 {
                 to.store(held, Ordering::Release);
@@ -256,6 +253,20 @@ impl SwapSpace {
         let owner = &self.owner(row);
         owner.compare_exchange(u64::from(parent) | PENDING, u64::from(pid), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
+}
+
+/// Where a row says whether its owner holds a cluster.
+fn word_and_bit(cluster: ClusterNumber) -> (usize, u64) {
+    (cluster.0 as usize / 64, 1 << (cluster.0 % 64))
+}
+
+/// The indices of the clusters that the word at `index` of a row names.
+fn clusters_in(index: usize, mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = (word != 0).then(|| word.trailing_zeros() as usize)?;
+        word &= word - 1;
+        Some(index * 64 + at)
+    })
 }
 
 impl fmt::Debug for SwapSpace {
@@ -280,25 +291,26 @@ mod tests {
     #[test]
     fn a_cluster_is_free_when_its_last_holder_lets_go_or_is_dead() {
         let space = space(200);
+        let (near, far) = (ClusterNumber(3), ClusterNumber(130));
         let me = std::process::id();
         let mine = space.enter(me).unwrap();
-        assert!(space.claim(mine, 3) && space.claim(mine, 130));
-        assert!(!space.claim(mine, 3));
+        assert!(space.claim(mine, near) && space.claim(mine, far));
+        assert!(!space.claim(mine, near));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pending = space.share(mine, me).unwrap();
-        assert!(!space.has_one_holder(3));
+        assert!(!space.has_one_holder(near));
         assert!(!space.adopt(pending, me + 1, child.id()));
         assert!(space.adopt(pending, me, child.id()));
         child.wait().unwrap();
-        space.release(mine, 3);
-        assert!(!space.claim(mine, 3), "the child holds it");
+        space.release(mine, near);
+        assert!(!space.claim(mine, near), "the child holds it");
         space.reap();
-        assert!(space.claim(mine, 3));
-        assert!(space.has_one_holder(130));
+        assert!(space.claim(mine, near));
+        assert!(space.has_one_holder(far));
         // After an exec.
         space.begin(me);
         let again = space.enter(me).unwrap();
-        assert!(space.claim(again, 3) && space.claim(again, 130));
+        assert!(space.claim(again, near) && space.claim(again, far));
     }
 
     #[test]

@@ -138,8 +138,11 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// One slot of a cluster that serves a higher order. It is not to become this CPU's current one.
+    /// For order 0, one slot of a cluster that serves a higher order. It is not to become this CPU's current one.
     pub fn steal(&mut self) -> Option<Slot> {
+        if self.order > Order::ZERO {
+            return None;
+        }
         let of_higher = Order::all().filter(|&of| of > Order::ZERO);
         let mut places = of_higher.flat_map(|of| [Place::Frag(of), Place::Nonfull(of)]);
         let slot = places.find_map(|place| self.listed(place, Tries::One))?;

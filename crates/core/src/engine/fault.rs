@@ -100,7 +100,7 @@ impl<M: Machine> Engine<M> {
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
                 Ok(fetch) => {
-                    self.readahead.faulted(fetch.pages(), fetch.keep_copy);
+                    self.readahead.faulted(fetch.pages(), fetch.whole);
                     drop(entries);
                     drop(steady);
                     step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())
@@ -428,7 +428,7 @@ impl<M: Machine> Engine<M> {
     /// Decompresses. The slots stay ours meanwhile, because their pages say *fetching*. Returns what to keep of
     /// them, if they are worth keeping.
     fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<SwapCopy>, Corrupted> {
-        let Fetch { slot, run, keep_copy, .. } = *fetch;
+        let Fetch { slot, run, whole, .. } = *fetch;
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
@@ -451,7 +451,7 @@ impl<M: Machine> Engine<M> {
             read?;
             done += part_order.pages();
         }
-        let wanted = keep_copy && self.swap_cache.wants(run.order, stored_bytes);
+        let wanted = whole && self.swap_cache.wants(run.order, stored_bytes);
         Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 
@@ -550,8 +550,8 @@ struct Fetch {
     head: PageNumber,
     slot: Slot,
     run: FrameRun,
-    /// A compressed copy may be worth its memory.
-    keep_copy: bool,
+    /// Not only a part of it is likely to be used: then a compressed copy may be worth its memory.
+    whole: bool,
 }
 
 impl Fetch {
@@ -585,10 +585,10 @@ impl Fetches {
 }
 
 /// From now on only the caller frees the slots of the swapped folio at `head`, which is to go to `run`.
-fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, keep_copy: bool) -> Fetch {
+fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, whole: bool) -> Fetch {
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
     entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
-    Fetch { head, slot, run, keep_copy }
+    Fetch { head, slot, run, whole }
 }
 
 /// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.

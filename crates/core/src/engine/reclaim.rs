@@ -46,10 +46,10 @@ impl<M: Machine> Engine<M> {
         let mut fruitless = 0;
         while freed_bytes < target_pages as i64 * PAGE_BYTES as i64 && fruitless < STAGE_ATTEMPTS {
             if self.store_presses()
-                && let Some(pages) = self.write_out(worker)
+                && let Some(bytes) = self.write_out(worker)
             {
-                freed_bytes += pages * PAGE_BYTES as i64;
-                fruitless = if pages > 0 { 0 } else { fruitless + 1 };
+                freed_bytes += bytes as i64;
+                fruitless = if bytes > 0 { 0 } else { fruitless + 1 };
                 continue;
             }
             if self.urgency() != Urgency::Normal {
@@ -222,7 +222,7 @@ impl<M: Machine> Engine<M> {
         self.counters().vm.unevictable_pgs_stranded.inc();
         // Among the active ones it is met seldom. On probation, many of its kind would be all that is ever looked at.
         entries.set_active(head, order, true);
-        self.enqueue(self.resident_queue(&entries, head), &mut entries, head, order);
+        self.enqueue(&self.active, &mut entries, head, order);
         Staged::Pinned
     }
 

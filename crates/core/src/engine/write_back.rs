@@ -5,7 +5,7 @@ use crate::homes::Urgency;
 use crate::machine::{Corrupted, Machine};
 use crate::store::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Piece};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, MAX_ORDER, Order, PAGE_BYTES};
+use crate::units::{FrameRun, MAX_ORDER, Order};
 
 /// Looks at the store that leave the file alone after it was full or has failed: a file without room is asked for some now
 /// and then, and does not slow down what goes on without it.
@@ -14,13 +14,13 @@ const PAUSE: u32 = 64;
 impl<M: Machine> Engine<M> {
     /// The largest piece to make.
     pub(super) fn largest_piece(&self) -> Order {
-        if self.backing.is_some() { MAX_FILE_PIECE_ORDER } else { MAX_ORDER }
+        if self.config.backing.is_some() { MAX_FILE_PIECE_ORDER } else { MAX_ORDER }
     }
 
     /// Whether something should go from the store to the file: because the store takes more than its share, or because
     /// it has taken everything but what the program must keep.
     pub(super) fn store_presses(&self) -> bool {
-        let Some(backing) = &self.backing else { return false };
+        let Some(backing) = &self.config.backing else { return false };
         if self.store.held_frames() <= backing.store_pages && self.urgency() == Urgency::Normal {
             return false;
         }
@@ -32,8 +32,8 @@ impl<M: Machine> Engine<M> {
         pause == 0
     }
 
-    /// Writes the oldest pieces to the file; returns how many pages that freed. `None` if nothing could be written.
-    pub(super) fn write_out(&self, worker: &mut M::Worker) -> Option<i64> {
+    /// Writes the oldest pieces to the file; returns how many bytes of frames that freed. `None` if nothing could be written.
+    pub(super) fn write_out(&self, worker: &mut M::Worker) -> Option<u64> {
         let begin = || self.store.begin_write_back(&self.runs(), self.machine.cpu());
         let batch = match begin() {
             // Copies of what is in the program are the least useful part of what is in the file.
@@ -60,8 +60,7 @@ impl<M: Machine> Engine<M> {
             return None;
         }
         backing.bd_writes.add(slots);
-        let moved_bytes = self.store.finish_write_back(&self.runs(), batch, &seals);
-        Some((moved_bytes / PAGE_BYTES as u64) as i64)
+        Some(self.store.finish_write_back(&self.runs(), batch, &seals))
     }
 
     /// Restores a part of a piece that is in the file.

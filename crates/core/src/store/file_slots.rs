@@ -23,7 +23,7 @@
 use super::RunSource;
 use crate::cluster::SwapClusters;
 use crate::sync::Mutex;
-use crate::units::{BLOCK_PAGES, CpuNumber, Order, Slot};
+use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
 
 /// Pieces in a slot, where none are and yet it cannot be used.
@@ -49,12 +49,14 @@ struct Cluster {
     /// Slots with pieces.
     live_slots: u16,
     /// Pieces in each slot, or [`DEAD`].
-    pieces: Option<Box<[u8; BLOCK_PAGES]>>,
+    pieces: Option<Box<PiecesBySlot>>,
 }
 
+type PiecesBySlot = [u8; CLUSTER_SLOTS as usize];
+
 impl Cluster {
-    fn pieces(&mut self) -> &mut [u8; BLOCK_PAGES] {
-        self.pieces.get_or_insert_with(|| Box::new([0; BLOCK_PAGES]))
+    fn pieces(&mut self) -> &mut PiecesBySlot {
+        self.pieces.get_or_insert_with(|| Box::new([0; CLUSTER_SLOTS as usize]))
     }
 }
 
@@ -77,14 +79,15 @@ impl std::fmt::Debug for FileSlots {
     }
 }
 
-fn in_cluster(slot: u32) -> (usize, usize) {
-    (slot as usize / BLOCK_PAGES, slot as usize % BLOCK_PAGES)
+/// The index of a slot's cluster, and of the slot there.
+fn indices(slot: Slot) -> (usize, usize) {
+    (slot.cluster().0 as usize, slot.index_in_cluster().get() as usize)
 }
 
 impl FileSlots {
     /// The slots of a file that has as many as `slots` manages.
     pub(super) fn new(slots: SwapClusters) -> FileSlots {
-        let clusters = vec![Cluster::default(); slots.slots() as usize / BLOCK_PAGES];
+        let clusters = vec![Cluster::default(); (slots.slots() / CLUSTER_SLOTS) as usize];
         FileSlots { slots, space: Mutex::new(Space { clusters, live_slots: 0, tables: 0 }) }
     }
 
@@ -98,11 +101,11 @@ impl FileSlots {
                 }
                 return None;
             };
-            let (number, at) = in_cluster(first.0);
+            let (number, at) = indices(first);
             let slots = order.pages() as usize;
             let cluster = &mut space.clusters[number];
             if cluster.holding == Holding::Not {
-                let claimed = source.claim_cluster(number as u32);
+                let claimed = source.claim_cluster(first.cluster());
                 cluster.holding = if claimed { Holding::Owned } else { Holding::Withheld };
             }
             let usable = matches!(cluster.holding, Holding::Owned | Holding::Lent);
@@ -123,7 +126,7 @@ impl FileSlots {
     fn recover(&self, space: &mut Space, source: &dyn RunSource) -> bool {
         let mut found = false;
         for (number, cluster) in space.clusters.iter_mut().enumerate() {
-            let number = number as u32;
+            let number = ClusterNumber(number as u32);
             let was = cluster.holding;
             cluster.holding = match was {
                 Holding::Lent | Holding::Borrowed if source.is_sole_holder(number) => Holding::Owned,
@@ -134,11 +137,11 @@ impl FileSlots {
                 }
                 _ => continue,
             };
-            for at in 0..BLOCK_PAGES {
-                let pieces = &mut cluster.pieces()[at];
+            let first = number.slots().start;
+            for (at, pieces) in (0..).zip(cluster.pieces()) {
                 if *pieces == DEAD {
                     *pieces = 0;
-                    self.slots.free(Slot(number * BLOCK_PAGES as u32 + at as u32), 1);
+                    self.slots.free(first.offset(at), 1);
                     found = true;
                 }
             }
@@ -153,7 +156,7 @@ impl FileSlots {
     pub(super) fn add_piece(&self, slots: Range<u32>) {
         let mut space = self.space.lock();
         for slot in slots {
-            let (number, at) = in_cluster(slot);
+            let (number, at) = indices(Slot(slot));
             let pieces = &mut space.clusters[number].pieces()[at];
             debug_assert!(*pieces > 0 && *pieces < DEAD - 1, "slot {slot} has {pieces} pieces");
             *pieces += 1;
@@ -164,7 +167,7 @@ impl FileSlots {
     pub(super) fn drop_piece(&self, source: &dyn RunSource, slots: Range<u32>) {
         let mut space = self.space.lock();
         for slot in slots {
-            let (number, at) = in_cluster(slot);
+            let (number, at) = indices(Slot(slot));
             let cluster = &mut space.clusters[number];
             let holding = cluster.holding;
             let pieces = &mut cluster.pieces()[at];
@@ -185,7 +188,7 @@ impl FileSlots {
                 cluster.holding = if holding == Holding::Owned { Holding::Not } else { Holding::Withheld };
                 let freed_table = cluster.holding == Holding::Not && cluster.pieces.take().is_some();
                 space.tables -= usize::from(freed_table);
-                source.release_cluster(number as u32);
+                source.release_cluster(Slot(slot).cluster());
             }
             space.live_slots -= 1;
         }
@@ -216,7 +219,7 @@ impl FileSlots {
 
     pub(super) fn metadata_bytes(&self) -> usize {
         let space = self.space.lock();
-        size_of_val(&*space.clusters) + space.tables * BLOCK_PAGES
+        size_of_val(&*space.clusters) + space.tables * size_of::<PiecesBySlot>()
     }
 
     /// Walks everything; `pieces_in` says how many pieces each slot has that has any.
@@ -228,7 +231,7 @@ impl FileSlots {
             tables += usize::from(cluster.pieces.is_some());
             let mut live_here = 0;
             for (at, &pieces) in cluster.pieces.iter().flat_map(|pieces| pieces.iter().enumerate()) {
-                let slot = (number * BLOCK_PAGES + at) as u32;
+                let slot = ClusterNumber(number as u32).slots().start.0 + at as u32;
                 let expected = pieces_in.get(&slot).copied().unwrap_or(0);
                 assert_eq!(if pieces == DEAD { 0 } else { pieces }, expected, "pieces in slot {slot} of the file");
                 live_here += u32::from(expected > 0);
@@ -260,8 +263,8 @@ mod tests {
     /// The clusters, as all processes see them.
     #[derive(Default)]
     struct Others {
-        ours: Mutex<BTreeSet<u32>>,
-        theirs: Mutex<BTreeSet<u32>>,
+        ours: Mutex<BTreeSet<ClusterNumber>>,
+        theirs: Mutex<BTreeSet<ClusterNumber>>,
     }
 
     impl RunSource for Others {
@@ -271,15 +274,15 @@ mod tests {
 
         fn free_run(&self, _run: FrameRun) {}
 
-        fn claim_cluster(&self, cluster: u32) -> bool {
+        fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
             !self.theirs.lock().contains(&cluster) && self.ours.lock().insert(cluster)
         }
 
-        fn release_cluster(&self, cluster: u32) {
-            assert!(self.ours.lock().remove(&cluster), "cluster {cluster} is not held");
+        fn release_cluster(&self, cluster: ClusterNumber) {
+            assert!(self.ours.lock().remove(&cluster), "{cluster:?} is not held");
         }
 
-        fn is_sole_holder(&self, cluster: u32) -> bool {
+        fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
             !self.theirs.lock().contains(&cluster)
         }
     }
@@ -290,8 +293,12 @@ mod tests {
         Share(prop::sample::Index),
         Drop(prop::sample::Index),
         Fork { child: bool },
-        OthersClaim(u32),
-        OthersGo(u32),
+        OthersClaim(ClusterNumber),
+        OthersGo(ClusterNumber),
+    }
+
+    fn cluster() -> impl Strategy<Value = ClusterNumber> {
+        (0..CLUSTERS).prop_map(ClusterNumber)
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -300,8 +307,8 @@ mod tests {
             2 => any::<prop::sample::Index>().prop_map(Step::Share),
             6 => any::<prop::sample::Index>().prop_map(Step::Drop),
             1 => any::<bool>().prop_map(|child| Step::Fork { child }),
-            1 => (0..CLUSTERS).prop_map(Step::OthersClaim),
-            2 => (0..CLUSTERS).prop_map(Step::OthersGo),
+            1 => cluster().prop_map(Step::OthersClaim),
+            2 => cluster().prop_map(Step::OthersGo),
         ]
     }
 
@@ -310,7 +317,7 @@ mod tests {
 
         #[test]
         fn no_slot_is_used_that_another_process_may_need(steps in prop::collection::vec(step(), 1..120)) {
-            let slots = SwapClusters::new(SwapDevice { slots: CLUSTERS * BLOCK_PAGES as u32, wants_discard: false }, 1, SlotStrategy::default());
+            let slots = SwapClusters::new(SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, wants_discard: false }, 1, SlotStrategy::default());
             let (file, others) = (FileSlots::new(slots), Others::default());
             // Slots that a fork's other side may need, as long as it holds their cluster.
             let mut needed: BTreeSet<u32> = BTreeSet::new();
@@ -322,7 +329,7 @@ mod tests {
                         if let Some(first) = file.alloc(&others, CpuNumber(0), order) {
                             let range = first.0..first.0 + order.pages();
                             prop_assert!(range.clone().all(|slot| !needed.contains(&slot)), "{range:?} is needed");
-                            prop_assert!(others.ours.lock().contains(&(first.0 / 512)));
+                            prop_assert!(others.ours.lock().contains(&first.cluster()));
                             live.push(range);
                         }
                     }
@@ -345,7 +352,8 @@ mod tests {
                             file.borrow();
                             // The parent goes on using what was free.
                             for &cluster in others.ours.lock().iter() {
-                                needed.extend(cluster * 512..(cluster + 1) * 512);
+                                let slots = cluster.slots();
+                                needed.extend(slots.start.0..slots.end.0);
                             }
                         }
                         let ours = others.ours.lock().clone();
@@ -358,7 +366,7 @@ mod tests {
                     }
                     Step::OthersGo(cluster) => {
                         others.theirs.lock().remove(&cluster);
-                        needed.retain(|slot| slot / 512 != cluster);
+                        needed.retain(|&slot| Slot(slot).cluster() != cluster);
                     }
                 }
                 let mut pieces_in: HashMap<u32, u8> = HashMap::new();

@@ -6,7 +6,7 @@ use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritt
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{CpuNumber, Frame, FrameRun, PageNumber};
+use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, PageNumber, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -59,9 +59,9 @@ pub struct State {
     /// So many reads of the swap file fail from now on.
     pub failing_reads: u32,
     /// Clusters of the swap file that the engine holds.
-    pub clusters: BTreeSet<u32>,
+    pub clusters: BTreeSet<ClusterNumber>,
     /// Clusters that other processes hold, too, or alone.
-    pub foreign_clusters: BTreeSet<u32>,
+    pub foreign_clusters: BTreeSet<ClusterNumber>,
 }
 
 impl State {
@@ -396,8 +396,8 @@ impl Machine for Double {
     fn write_back(&self, _worker: &mut Vec<u64>, batch: &WriteBatch, seals: &mut Vec<Seal>) -> Result<(), NotWritten> {
         let mut state = self.state.lock();
         let slots = batch.first().0..batch.first().0 + batch.slots();
-        let cluster = slots.start / 512;
-        assert!(state.clusters.contains(&cluster), "a write to cluster {cluster}, which is not held");
+        let cluster = Slot(slots.start).cluster();
+        assert!(state.clusters.contains(&cluster), "a write to {cluster:?}, which is not held");
         state.file_writes += 1;
         if state.failing_writes > 0 {
             state.failing_writes -= 1;
@@ -443,16 +443,16 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn claim_cluster(&self, cluster: u32) -> bool {
+    fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
         let mut state = self.state.lock();
         !state.foreign_clusters.contains(&cluster) && state.clusters.insert(cluster)
     }
 
-    fn release_cluster(&self, cluster: u32) {
-        assert!(self.state.lock().clusters.remove(&cluster), "cluster {cluster} is not held");
+    fn release_cluster(&self, cluster: ClusterNumber) {
+        assert!(self.state.lock().clusters.remove(&cluster), "{cluster:?} is not held");
     }
 
-    fn is_sole_holder(&self, cluster: u32) -> bool {
+    fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
         !self.state.lock().foreign_clusters.contains(&cluster)
     }
 }

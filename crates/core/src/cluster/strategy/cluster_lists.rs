@@ -4,7 +4,7 @@
 use super::Policy;
 use crate::cluster::lists::Place;
 use crate::cluster::search::{Search, Tries};
-use crate::units::{Order, Slot};
+use crate::units::Slot;
 
 pub(in crate::cluster) struct ClusterLists;
 
@@ -15,6 +15,6 @@ impl Policy for ClusterLists {
             .free_cluster()
             .or_else(|| search.listed(Place::Nonfull(order), Tries::All))
             .or_else(|| search.listed(Place::Frag(order), Tries::All))
-            .or_else(|| if order == Order::ZERO { search.steal() } else { None })
+            .or_else(|| search.steal())
     }
 }

@@ -25,9 +25,7 @@ impl Policy for NonfullFirst {
         } else {
             nonfull(search).or_else(|| search.free_cluster())
         };
-        found
-            .or_else(|| search.listed(Place::Frag(order), Tries::One))
-            .or_else(|| if order == Order::ZERO { search.steal() } else { None })
+        found.or_else(|| search.listed(Place::Frag(order), Tries::One)).or_else(|| search.steal())
     }
 
     fn after_try(&self, cluster: &Cluster, order: Order) -> Place {
