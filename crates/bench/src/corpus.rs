@@ -202,16 +202,23 @@ fn json(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
 }
 
 /// A corpus as a file for a child, removed on drop.
-pub(crate) struct CorpusFile(PathBuf);
+#[derive(Debug)]
+pub struct CorpusFile(PathBuf);
 
 impl CorpusFile {
-    pub(crate) fn new(corpus: &[u8]) -> Result<Self, Error> {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// The temporary directory cannot be written to.
+    pub fn new(corpus: &[u8]) -> Result<Self, Error> {
         let file = Self(std::env::temp_dir().join(format!("foliomem-corpus-{}", std::process::id())));
         std::fs::write(&file.0, corpus).map_err(Error::at(&file.0))?;
         Ok(file)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
         &self.0
     }
 }

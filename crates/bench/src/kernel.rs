@@ -76,6 +76,15 @@ impl MmStat {
     }
 }
 
+/// Which memory gets folios of the size that is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folios {
+    /// All of the machine.
+    Everywhere,
+    /// What asks for it with `MADV_HUGEPAGE`.
+    WhereAdvised,
+}
+
 /// The machine with zram swap and one folio size; as it was again when dropped, or when this process dies.
 #[derive(Debug)]
 pub struct KernelSwap {
@@ -86,23 +95,23 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    /// Sets up zram swap of `disk_bytes` with lz4 and folios of `size_kib` (4: single pages only).
+    /// Sets up zram swap with lz4 and folios of `size_kib` (4: single pages only).
     /// `None` where that cannot be: not root, no zram, or the kernel knows no folios of this size.
     ///
     /// # Errors
     /// A step failed though it should work here. Whatever was changed until then is restored.
-    pub fn set_up(root: &Root, size_kib: u64, disk_bytes: u64) -> Result<Option<Self>, Error> {
+    pub fn set_up(root: &Root, size_kib: u64, folios: Folios) -> Result<Option<Self>, Error> {
         let zram = root.path("sys/class/zram-control").is_dir() || root.path("sys/block/zram0").is_dir();
         let known = root.mthp(size_kib).is_none_or(|dir| dir.join("enabled").is_file());
         if !rustix::process::geteuid().is_root() || !zram || !known {
             return Ok(None);
         }
         let mut undo = Undo::new()?;
-        set_folio_size(root, size_kib, &mut undo)?;
+        set_folio_size(root, size_kib, folios, &mut undo)?;
         // No readahead: what one sets for zram, and the kernel's best. Synchronous swap-in of a slot with one owner does
         // not look at it.
         set_plain(&root.path("proc/sys/vm/page-cluster"), "0", &mut undo)?;
-        let Some(device) = set_up_zram(root, disk_bytes, &mut undo)? else { return Ok(None) };
+        let Some(device) = set_up_zram(root, &mut undo)? else { return Ok(None) };
         let mm_stat = root.path(&format!("sys/block/{device}/mm_stat"));
         Ok(Some(Self { undo, mm_stat, groups: 0, root: root.clone() }))
     }
@@ -152,7 +161,7 @@ pub fn in_group<T>(
     limit: u64,
     measure: impl FnOnce(&Group) -> Result<T, Error>,
 ) -> Result<Option<(T, u64)>, Error> {
-    let Some(mut swap) = KernelSwap::set_up(&Root::default(), size_kib, DISK_BYTES)? else { return Ok(None) };
+    let Some(mut swap) = KernelSwap::set_up(&Root::default(), size_kib, Folios::Everywhere)? else { return Ok(None) };
     let Some(group) = swap.group(limit)? else { return Ok(None) };
     let measured = measure(&group)?;
     let total = group.peak()? + MmStat::read(swap.mm_stat_path())?.mem_used_max;
@@ -198,9 +207,13 @@ fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static str, &'stat
     controllers.split_whitespace().any(|c| c == "memory").then(|| (v2.join(name), "memory.max", "memory.peak"))
 }
 
-/// Enables folios of `size_kib` for all memory, and no other size.
-fn set_folio_size(root: &Root, size_kib: u64, undo: &mut Undo) -> Result<(), Error> {
+/// Enables folios of `size_kib`, and no other size.
+fn set_folio_size(root: &Root, size_kib: u64, folios: Folios, undo: &mut Undo) -> Result<(), Error> {
     let wanted = root.mthp(size_kib);
+    let enabled = match folios {
+        Folios::Everywhere => "always",
+        Folios::WhereAdvised => "madvise",
+    };
     let thp = root.thp();
     let Ok(entries) = std::fs::read_dir(&thp) else { return Ok(()) };
     let mut sizes: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
@@ -211,13 +224,13 @@ fn set_folio_size(root: &Root, size_kib: u64, undo: &mut Undo) -> Result<(), Err
         let path = dir.join("enabled");
         let text = read(&path)?;
         let before = chosen(&text).ok_or_else(|| Error::parse(path.display().to_string(), &text))?;
-        undo.write(&path, if wanted.as_ref() == Some(&dir) { "always" } else { "never" }, before)?;
+        undo.write(&path, if wanted.as_ref() == Some(&dir) { enabled } else { "never" }, before)?;
     }
     Ok(())
 }
 
 /// Makes a free zram device a swap device; its name.
-fn set_up_zram(root: &Root, disk_bytes: u64, undo: &mut Undo) -> Result<Option<String>, Error> {
+fn set_up_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     let Some(device) = free_zram(root, undo)? else { return Ok(None) };
     let sys = root.path(&format!("sys/block/{device}"));
     let node = format!("/dev/{device}");
@@ -231,7 +244,7 @@ fn set_up_zram(root: &Root, disk_bytes: u64, undo: &mut Undo) -> Result<Option<S
     undo.push(&format!(
         "for i in 1 2 3 4 5 6 7 8 9 10; do printf 1 > {r} && break; sleep 0.3; done; [ \"$(cat {s})\" = 0 ]"
     ))?;
-    std::fs::write(&size, disk_bytes.to_string()).map_err(Error::at(&size))?;
+    std::fs::write(&size, DISK_BYTES.to_string()).map_err(Error::at(&size))?;
     run(Command::new("mkswap").arg(&node))?;
     undo.push(&format!("if grep -q '^{node}[[:space:]]' /proc/swaps; then swapoff {node}; fi"))?;
     run(Command::new("swapon").args(["-p", "32767"]).arg(&node))?;
@@ -304,7 +317,7 @@ pub(crate) fn said(status: &std::process::ExitStatus, stderr: &[u8]) -> String {
 }
 
 /// A zram device large enough that no measurement here fills it. It takes memory only for what it stores.
-pub const DISK_BYTES: u64 = 6 * 1024 * MIB;
+const DISK_BYTES: u64 = 6 * 1024 * MIB;
 
 #[cfg(test)]
 mod tests {
@@ -341,7 +354,7 @@ mod tests {
         let (dir, root) = fake("sizes");
         {
             let mut undo = Undo::new().unwrap();
-            set_folio_size(&root, 64, &mut undo).unwrap();
+            set_folio_size(&root, 64, Folios::Everywhere, &mut undo).unwrap();
             set_plain(&root.path("proc/sys/vm/page-cluster"), "0", &mut undo).unwrap();
             assert_eq!([64, 2048, 16].map(|s| enabled(&root, s)), ["always", "never", "never"]);
             assert_eq!(read(&root.path("proc/sys/vm/page-cluster")).unwrap(), "0");
@@ -355,8 +368,12 @@ mod tests {
     fn pages_only_means_every_size_off() {
         let (dir, root) = fake("pages");
         let mut undo = Undo::new().unwrap();
-        set_folio_size(&root, 4, &mut undo).unwrap();
+        set_folio_size(&root, 4, Folios::WhereAdvised, &mut undo).unwrap();
         assert_eq!([64, 2048, 16].map(|s| enabled(&root, s)), ["never", "never", "never"]);
+        undo.restore().unwrap();
+        let mut undo = Undo::new().unwrap();
+        set_folio_size(&root, 2048, Folios::WhereAdvised, &mut undo).unwrap();
+        assert_eq!([64, 2048, 16].map(|s| enabled(&root, s)), ["never", "madvise", "never"]);
         undo.restore().unwrap();
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -386,7 +403,7 @@ mod tests {
         std::fs::write(root.mthp(64).unwrap().join("enabled"), "what is this").unwrap();
         {
             let mut undo = Undo::new().unwrap();
-            assert!(matches!(set_folio_size(&root, 64, &mut undo), Err(Error::Parse { .. })));
+            assert!(matches!(set_folio_size(&root, 64, Folios::Everywhere, &mut undo), Err(Error::Parse { .. })));
             assert_eq!(enabled(&root, 16), "never");
         }
         assert_eq!([2048, 16].map(|s| enabled(&root, s)), ["inherit", "always"]);

@@ -3,7 +3,6 @@
 //! A process of its own, so that only this memory gets the folio size under test and nothing of it outlives a round.
 //! The one module of this crate with `unsafe`: a raw mapping, filled, advised and read.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::kernel::{MmStat, read, read_number};
+use crate::rounds::serve;
 use crate::tree::status_bytes;
 
 /// The first argument that makes a binary this child.
@@ -53,12 +53,14 @@ pub fn enter_if_asked() {
     }
 }
 
-/// The child's whole work: `args` are those of [`arguments`]; prints one [`Round`] per line as JSON.
+/// The child's whole work: `args` are those of [`arguments`]; each answer is a [`Round`].
 #[must_use]
 pub fn kernel_child(args: &[String]) -> ExitCode {
-    match parse(args).and_then(|(size_kib, rounds, [corpus, mthp, mm_stat])| {
-        rounds_of(size_kib, rounds, &corpus, (size_kib > 4).then_some(&mthp), &mm_stat)
-    }) {
+    let work = |(size_kib, [corpus, mthp, mm_stat]): (u64, [PathBuf; 3])| {
+        let corpus = std::fs::read(&corpus).map_err(Error::at(&corpus))?;
+        serve(|| round(size_kib, &corpus, (size_kib > 4).then_some(&mthp), &mm_stat))
+    };
+    match parse(args).and_then(work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -67,58 +69,49 @@ pub fn kernel_child(args: &[String]) -> ExitCode {
     }
 }
 
-/// The arguments that make the child measure: [`CHILD_ARG`], folio size in KiB, rounds, the corpus as a file, the
-/// directory of the size's controls (not looked at for 4K) and zram's `mm_stat`.
+/// The arguments that make the child measure: [`CHILD_ARG`], folio size in KiB, the corpus as a file, the directory of
+/// the size's controls (not looked at for 4K) and zram's `mm_stat`.
 #[must_use]
-pub fn arguments(size_kib: u64, rounds: usize, corpus: &Path, mthp: &Path, mm_stat: &Path) -> Vec<std::ffi::OsString> {
-    let (size, rounds) = (size_kib.to_string(), rounds.to_string());
-    vec![CHILD_ARG.into(), size.into(), rounds.into(), corpus.into(), mthp.into(), mm_stat.into()]
+pub fn arguments(size_kib: u64, corpus: &Path, mthp: &Path, mm_stat: &Path) -> Vec<std::ffi::OsString> {
+    vec![CHILD_ARG.into(), size_kib.to_string().into(), corpus.into(), mthp.into(), mm_stat.into()]
 }
 
-fn parse(args: &[String]) -> Result<(u64, usize, [PathBuf; 3]), Error> {
+fn parse(args: &[String]) -> Result<(u64, [PathBuf; 3]), Error> {
     let bad = || Error::parse(CHILD_ARG, &args.join(" "));
-    let [size, rounds, corpus, mthp, mm_stat] = args else { return Err(bad()) };
-    let size = size.parse().map_err(|_| bad())?;
-    Ok((size, rounds.parse().map_err(|_| bad())?, [corpus, mthp, mm_stat].map(PathBuf::from)))
+    let [size, corpus, mthp, mm_stat] = args else { return Err(bad()) };
+    Ok((size.parse().map_err(|_| bad())?, [corpus, mthp, mm_stat].map(PathBuf::from)))
 }
 
-fn rounds_of(size_kib: u64, rounds: usize, corpus: &Path, mthp: Option<&PathBuf>, mm_stat: &Path) -> Result<(), Error> {
-    let corpus = std::fs::read(corpus).map_err(Error::at(corpus))?;
-    for round in 0..rounds {
-        let mapping = Mapping::new(corpus.len())?;
-        mapping.fill(&corpus);
-        let before = Counters::read(mthp)?;
+fn round(size_kib: u64, corpus: &[u8], mthp: Option<&PathBuf>, mm_stat: &Path) -> Result<Round, Error> {
+    let mapping = Mapping::new(corpus.len())?;
+    mapping.fill(corpus);
+    let before = Counters::read(mthp)?;
 
-        let clock = Instant::now();
-        mapping.page_out()?;
-        let out_seconds = clock.elapsed().as_secs_f64();
-        let between = Counters::read(mthp)?;
-        let stat = MmStat::read(mm_stat)?;
+    let clock = Instant::now();
+    mapping.page_out()?;
+    let out_seconds = clock.elapsed().as_secs_f64();
+    let between = Counters::read(mthp)?;
+    let stat = MmStat::read(mm_stat)?;
 
-        let clock = Instant::now();
-        let sum = mapping.touch();
-        let in_seconds = clock.elapsed().as_secs_f64();
-        let after = Counters::read(mthp)?;
+    let clock = Instant::now();
+    let sum = mapping.touch();
+    let in_seconds = clock.elapsed().as_secs_f64();
+    let after = Counters::read(mthp)?;
 
-        if sum != first_bytes(&corpus) || (round + 1 == rounds && !mapping.equals(&corpus)) {
-            return Err(Error::WrongResult("the kernel gave back other data than was swapped out".into()));
-        }
-        let folio = size_kib * 1024;
-        let round = Round {
-            out_bytes: between.swapped.saturating_sub(before.swapped),
-            out_seconds,
-            in_seconds,
-            whole_out_bytes: (between.swpout - before.swpout) * folio,
-            whole_in_bytes: (after.swpin - between.swpin) * folio,
-            orig_data_size: stat.orig_data_size,
-            compr_data_size: stat.compr_data_size,
-            mem_used_total: stat.mem_used_total,
-        };
-        let line = serde_json::to_string(&round).map_err(|e| Error::parse("a round", &e.to_string()))?;
-        let mut stdout = std::io::stdout();
-        writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(Error::doing("the parent's pipe"))?;
+    if sum != first_bytes(corpus) || !mapping.equals(corpus) {
+        return Err(Error::WrongResult("the kernel gave back other data than was swapped out".into()));
     }
-    Ok(())
+    let folio = size_kib * 1024;
+    Ok(Round {
+        out_bytes: between.swapped.saturating_sub(before.swapped),
+        out_seconds,
+        in_seconds,
+        whole_out_bytes: (between.swpout - before.swpout) * folio,
+        whole_in_bytes: (after.swpin - between.swpin) * folio,
+        orig_data_size: stat.orig_data_size,
+        compr_data_size: stat.compr_data_size,
+        mem_used_total: stat.mem_used_total,
+    })
 }
 
 /// The kernel's counters that tell how memory went out and in.
@@ -167,7 +160,11 @@ impl Mapping {
         };
         let base = base.map_err(|e| Error::doing("mmap")(e.into()))?.cast::<u8>();
         let data = base.wrapping_add(base.align_offset(ALIGN));
-        Ok(Self { base, mapped, data, bytes })
+        let mapping = Self { base, mapped, data, bytes };
+        // SAFETY: the range lies in our own mapping; the advice changes no contents.
+        let advised = unsafe { madvise(data.cast(), bytes, Advice::LinuxHugepage) };
+        advised.map_err(|e| Error::doing("MADV_HUGEPAGE")(e.into()))?;
+        Ok(mapping)
     }
 
     fn fill(&self, corpus: &[u8]) {
@@ -224,9 +221,8 @@ mod tests {
     #[test]
     fn arguments_come_back() {
         let [a, b, c] = ["/a", "/b c", "/d"].map(Path::new);
-        let args: Vec<String> =
-            arguments(64, 7, a, b, c).into_iter().skip(1).map(|s| s.into_string().unwrap()).collect();
-        assert_eq!(parse(&args).unwrap(), (64, 7, [a, b, c].map(Path::to_owned)));
+        let args: Vec<String> = arguments(64, a, b, c).into_iter().skip(1).map(|s| s.into_string().unwrap()).collect();
+        assert_eq!(parse(&args).unwrap(), (64, [a, b, c].map(Path::to_owned)));
         assert!(parse(&args[1..]).is_err());
     }
 }

@@ -10,12 +10,11 @@ use std::process::Command;
 use serde::Serialize;
 
 use crate::corpus::CorpusFile;
-use crate::kernel::{DISK_BYTES, KernelSwap, Root, run};
+use crate::kernel::{Folios, KernelSwap, Root};
 use crate::kernel_child::{Round, arguments};
+use crate::rounds::Rounds;
 use crate::{Error, median};
 
-/// Rounds that count.
-pub const ROUNDS: usize = 7;
 /// A round counts if this share of the memory went out whole. The rest is what the kernel's own noise (a page in a
 /// per-CPU list when the advice came) splits.
 const WHOLE: f64 = 0.95;
@@ -37,34 +36,68 @@ pub struct KernelFigures {
     pub whole_in: f64,
 }
 
-/// Measures the kernel's swap of `corpus` with folios of `size_kib` (4: single pages).
-/// `None` where it cannot be measured: not root, no zram, or no folios of this size in this kernel.
-///
-/// The running binary is started again as a child; its `main` must begin with [`crate::kernel_child::enter_if_asked`].
-///
-/// # Errors
-/// A step failed, the machine's settings could not be restored, or [`Error::NotWhole`].
-pub fn measure(corpus: &[u8], size_kib: u64) -> Result<Option<KernelFigures>, Error> {
-    let root = Root::default();
-    let Some(swap) = KernelSwap::set_up(&root, size_kib, DISK_BYTES)? else { return Ok(None) };
-    let figures = CorpusFile::new(corpus).and_then(|file| {
+/// The kernel's swap with folios of one size, set up.
+#[derive(Debug)]
+pub struct KernelPeer {
+    size_kib: u64,
+    swap: KernelSwap,
+    rounds: Rounds,
+    seen: Vec<Round>,
+}
+
+impl KernelPeer {
+    /// Sets up swap with folios of `size_kib` (4: single pages) for the content of `corpus`.
+    /// `None` where it cannot be measured: not root, no zram, or no folios of this size in this kernel.
+    ///
+    /// The running binary is started again as a child; its `main` must begin with
+    /// [`crate::kernel_child::enter_if_asked`].
+    ///
+    /// # Errors
+    /// A step failed.
+    pub fn start(corpus: &CorpusFile, size_kib: u64) -> Result<Option<Self>, Error> {
+        let root = Root::default();
+        let Some(swap) = KernelSwap::set_up(&root, size_kib, Folios::WhereAdvised)? else { return Ok(None) };
         let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
         let mthp = root.mthp(size_kib).unwrap_or_default();
-        let args = arguments(size_kib, ROUNDS + 1, file.path(), &mthp, swap.mm_stat_path());
-        let text = run(Command::new(own).args(args))?;
-        let rounds: Result<Vec<Round>, Error> =
-            text.lines().map(|line| serde_json::from_str(line).map_err(|_| Error::parse("the child", line))).collect();
-        summary(size_kib, rounds?.get(1..).unwrap_or_default())
-    });
-    swap.restore()?;
-    figures.map(Some)
+        let arguments = arguments(size_kib, corpus.path(), &mthp, swap.mm_stat_path());
+        let rounds = Rounds::start(Command::new(own).args(arguments))?;
+        Ok(Some(Self { size_kib, swap, rounds, seen: Vec::new() }))
+    }
+
+    /// Measures once more.
+    ///
+    /// # Errors
+    /// The child failed.
+    pub fn round(&mut self) -> Result<(), Error> {
+        let round = self.rounds.next()?;
+        self.seen.push(round);
+        Ok(())
+    }
+
+    /// Of the rounds since the last call. The first is not counted.
+    ///
+    /// # Errors
+    /// [`Error::NotWhole`].
+    pub fn figures(&mut self) -> Result<KernelFigures, Error> {
+        let rounds = std::mem::take(&mut self.seen);
+        summary(self.size_kib, rounds.get(1..).unwrap_or_default())
+    }
+
+    /// Restores the machine's settings.
+    ///
+    /// # Errors
+    /// [`Error::NotRestored`].
+    pub fn restore(self) -> Result<(), Error> {
+        drop(self.rounds);
+        self.swap.restore()
+    }
 }
 
 /// Medians over the rounds that count.
 fn summary(size_kib: u64, rounds: &[Round]) -> Result<KernelFigures, Error> {
     let share = |part: u64, r: &Round| if size_kib == 4 { 1.0 } else { ratio(part, r.out_bytes) };
     let counted: Vec<&Round> = rounds.iter().filter(|r| share(r.whole_out_bytes, r) >= WHOLE).collect();
-    if counted.len() * 2 <= ROUNDS {
+    if counted.len() * 2 <= rounds.len() {
         let best = rounds.iter().map(|r| share(r.whole_out_bytes, r)).fold(0.0, f64::max);
         return Err(Error::NotWhole { size_kib, percent: (best * 100.0) as u64 });
     }

@@ -22,6 +22,7 @@ pub mod kernel_child;
 pub mod kernel_peer;
 pub mod programs;
 mod redis;
+mod rounds;
 pub mod slots;
 pub mod swap;
 mod tree;

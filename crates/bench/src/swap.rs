@@ -7,13 +7,16 @@
 //! - *in*: each thread reads a byte of every page of its part, in order; every fault goes the whole way through userfaultfd.
 //!
 //! With N threads there are N reclaimers and N threads that read; handlers are one for each CPU always, and read ahead. The
-//! kernel is measured once for each size, with one thread, and stands in the rows of one thread.
+//! kernel is measured with one thread, and stands in the rows of one thread.
 //!
-//! Every round changes every page first, so that nothing is saved by copies that are still good. Each size is
-//! measured in a process of its own, and next to it the codec alone on the same data in pieces of the granule.
+//! Every round changes every page first, so that nothing is saved by copies that are still good. Each case is
+//! measured in a process of its own, in turns: a round of the codec alone on the same data in pieces of the granule, one of
+//! the runtime, one of the kernel. The first of each warms up.
 
-use crate::kernel_peer::{self, KernelFigures};
-use crate::{Error, corpus, median};
+use crate::corpus::{self, CorpusFile};
+use crate::kernel_peer::{KernelFigures, KernelPeer};
+use crate::rounds::{Rounds, serve};
+use crate::{Error, median};
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
 use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
 use foliomem_linux::control::{Configuration, Control};
@@ -36,8 +39,8 @@ const LIMIT_BYTES: u64 = 8 << 30;
 /// The default sizes to measure, in KiB.
 pub const SIZES_KIB: [u32; 5] = [4, 16, 64, 256, 2048];
 
-/// One size, measured.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// One size, measured: medians over rounds.
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Folio size.
     pub size_kib: u32,
@@ -71,6 +74,18 @@ pub struct Row {
     pub kernel_memory_ratio: Option<f64>,
 }
 
+/// What one round shows; see [`Row`].
+#[derive(Debug, Serialize, Deserialize)]
+struct Round {
+    out_mb_s: f64,
+    in_mb_s: f64,
+    ratio: f64,
+    memory_ratio: f64,
+    waste: f64,
+    raw_out_mb_s: f64,
+    raw_in_mb_s: f64,
+}
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -92,33 +107,36 @@ pub struct Options {
 /// A step failed, or the machine's settings could not be restored.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<(Vec<Row>, Vec<String>), Error> {
     let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
-    let data = if options.kernel { corpus::build(CORPUS_BYTES) } else { Vec::new() };
+    let corpus = options.kernel.then(|| CorpusFile::new(&corpus::build(CORPUS_BYTES))).transpose()?;
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
     for &size in &options.sizes {
-        let kernel = if options.kernel { measure_kernel(&data, size)? } else { Err(None) };
-        if let Err(Some(why)) = &kernel {
-            skipped.push(why.clone());
+        let mut kernel = match &corpus {
+            Some(corpus) => KernelPeer::start(corpus, u64::from(size.kib()))?,
+            None => None,
+        };
+        if options.kernel && kernel.is_none() {
+            skipped.push(format!("the kernel cannot be measured with folios of {}K", size.kib()));
         }
         for case in options.cases(size) {
-            let mut row = case.measure_in_child(&own)?;
-            if let (Ok(figures), 1) = (&kernel, case.threads) {
-                row.add_kernel(figures);
+            let mut peer = kernel.as_mut().filter(|_| case.threads == 1);
+            let mut ours = case.start(&own)?;
+            let mut rounds = Vec::new();
+            for _ in 0..=ROUNDS {
+                rounds.push(ours.next()?);
+                peer.as_mut().map_or(Ok(()), |peer| peer.round())?;
+            }
+            let mut row = case.row(&rounds[1..]);
+            match peer.map(KernelPeer::figures) {
+                Some(Ok(figures)) => row.add_kernel(&figures),
+                Some(Err(why)) => skipped.push(why.to_string()),
+                None => {}
             }
             progress(&row);
             rows.push(row);
         }
+        kernel.map_or(Ok(()), KernelPeer::restore)?;
     }
     Ok((rows, skipped))
-}
-
-/// The kernel's figures, or why there are none.
-fn measure_kernel(data: &[u8], size: Order) -> Result<Result<KernelFigures, Option<String>>, Error> {
-    match kernel_peer::measure(data, u64::from(size.kib())) {
-        Ok(Some(figures)) => Ok(Ok(figures)),
-        Ok(None) => Ok(Err(Some(format!("the kernel cannot be measured with folios of {}K", size.kib())))),
-        Err(error @ Error::NotRestored(_)) => Err(error),
-        Err(error) => Ok(Err(Some(error.to_string()))),
-    }
 }
 
 impl Options {
@@ -149,17 +167,32 @@ struct Case {
 }
 
 impl Case {
-    fn measure_in_child(&self, own: &Path) -> Result<Row, Error> {
+    fn start(&self, own: &Path) -> Result<Rounds, Error> {
         let Case { size, granule, codec, threads } = *self;
         let arguments = [size.get().to_string(), granule.get().to_string(), codec.to_string(), threads.to_string()];
-        let output = Command::new(own).arg(CHILD_ARG).args(arguments).output();
-        let output = output.map_err(Error::doing("start the measuring process"))?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        if !output.status.success() {
-            let said = format!("{} {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-            return Err(Error::Command { command: format!("the measurement of {}K", size.kib()), said });
+        Rounds::start(Command::new(own).arg(CHILD_ARG).args(arguments))
+    }
+
+    /// The medians.
+    fn row(&self, rounds: &[Round]) -> Row {
+        let over = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+        Row {
+            size_kib: self.size.kib(),
+            codec: self.codec.to_string(),
+            granule_kib: self.granule.kib(),
+            threads: self.threads,
+            out_mb_s: over(|round| round.out_mb_s),
+            in_mb_s: over(|round| round.in_mb_s),
+            ratio: over(|round| round.ratio),
+            memory_ratio: over(|round| round.memory_ratio),
+            waste: over(|round| round.waste),
+            raw_out_mb_s: over(|round| round.raw_out_mb_s),
+            raw_in_mb_s: over(|round| round.raw_in_mb_s),
+            kernel_out_mb_s: None,
+            kernel_in_mb_s: None,
+            kernel_ratio: None,
+            kernel_memory_ratio: None,
         }
-        serde_json::from_str(&text).map_err(|_| Error::parse("the measuring process", &text))
     }
 
     fn from_arguments(mut arguments: impl Iterator<Item = String>) -> Option<Case> {
@@ -184,19 +217,14 @@ pub fn enter_if_asked() {
     if arguments.next().as_deref() != Some(CHILD_ARG) {
         return;
     }
-    let measured = match Case::from_arguments(arguments) {
+    let served = match Case::from_arguments(arguments) {
         Some(case) => measure(case),
         None => Err(Error::parse("the arguments of the measuring process", "")),
     };
-    match measured.map(|row| serde_json::to_string(&row)) {
-        Ok(Ok(text)) => {
-            println!("{text}");
-            std::process::exit(0);
-        }
-        Ok(Err(error)) => eprintln!("{error}"),
-        Err(error) => eprintln!("{error}"),
+    if let Err(error) = &served {
+        eprintln!("{error}");
     }
-    std::process::exit(1);
+    std::process::exit(i32::from(served.is_err()));
 }
 
 static MEASURED: OnceLock<Range<usize>> = OnceLock::new();
@@ -206,10 +234,9 @@ fn below_measured() -> Range<usize> {
     0..MEASURED.get().map_or(usize::MAX, |range| range.start)
 }
 
-fn measure(case: Case) -> Result<Row, Error> {
+fn measure(case: Case) -> Result<(), Error> {
     let Case { size, granule, codec, threads } = case;
-    let data = corpus::build(CORPUS_BYTES);
-    let (raw_out_mb_s, raw_in_mb_s) = raw_speeds(&data, granule, codec);
+    let mut data = corpus::build(CORPUS_BYTES);
     let mut memory = Region::reserve(CORPUS_BYTES).map_err(|e| Error::doing("map memory")(e.into()))?;
     let range = memory.start()..memory.start() + memory.len();
     let _ = MEASURED.set(range.clone());
@@ -232,11 +259,11 @@ fn measure(case: Case) -> Result<Row, Error> {
     runtime.manage_now();
     let content = memory.as_mut_slice();
     content.copy_from_slice(&data);
-    let (mut out_mb_s, mut in_mb_s) = (Vec::new(), Vec::new());
-    let (mut ratio, mut memory_ratio, mut waste) = (0.0, 0.0, 0.0);
-    // The first round warms up.
-    for round in 0..=ROUNDS {
-        change_every_page(content, round as u8);
+    let mut rounds = 0;
+    serve(|| {
+        let (raw_out_mb_s, raw_in_mb_s) = raw_speeds(&data, granule, codec);
+        rounds += 1;
+        change_every_page(content, rounds);
         let started = Instant::now();
         runtime.page_out(range.clone());
         let out_time = started.elapsed();
@@ -245,42 +272,23 @@ fn measure(case: Case) -> Result<Row, Error> {
         if original < (CORPUS_BYTES as u64) * 95 / 100 {
             return Err(failed("swap-out", format!("only {} MiB are out", original >> 20)));
         }
-        ratio = original as f64 / store.compr_data_size.get() as f64;
-        memory_ratio = original as f64 / store.mem_used_total.get() as f64;
-        waste = store.mem_used_total.get() as f64 / store.compr_data_size.get() as f64;
+        let (compressed, memory) = (store.compr_data_size.get() as f64, store.mem_used_total.get() as f64);
         let started = Instant::now();
         touch_every_page(content, threads);
         let in_time = started.elapsed();
-        if round > 0 {
-            out_mb_s.push(mb_s(CORPUS_BYTES, out_time));
-            in_mb_s.push(mb_s(CORPUS_BYTES, in_time));
+        change_every_page(&mut data, rounds);
+        if content != data {
+            return Err(failed("swap-in", "the content is not what it was".to_owned()));
         }
-    }
-    change_every_page(content, 0);
-    let expected = {
-        let mut data = data;
-        change_every_page(&mut data, 0);
-        data
-    };
-    if content != expected {
-        return Err(failed("swap-in", "the content is not what it was".to_owned()));
-    }
-    Ok(Row {
-        size_kib: size.kib(),
-        codec: codec.to_string(),
-        granule_kib: granule.kib(),
-        threads,
-        out_mb_s: median(&out_mb_s),
-        in_mb_s: median(&in_mb_s),
-        ratio,
-        memory_ratio,
-        waste,
-        raw_out_mb_s,
-        raw_in_mb_s,
-        kernel_out_mb_s: None,
-        kernel_in_mb_s: None,
-        kernel_ratio: None,
-        kernel_memory_ratio: None,
+        Ok(Round {
+            out_mb_s: mb_s(CORPUS_BYTES, out_time),
+            in_mb_s: mb_s(CORPUS_BYTES, in_time),
+            ratio: original as f64 / compressed,
+            memory_ratio: original as f64 / memory,
+            waste: memory / compressed,
+            raw_out_mb_s,
+            raw_in_mb_s,
+        })
     })
 }
 
@@ -306,7 +314,7 @@ fn mb_s(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / 1e6 / time.as_secs_f64()
 }
 
-/// The codec alone: medians of compressing and decompressing all of `data` in pieces.
+/// The codec alone: compressing and decompressing a part of `data` in pieces.
 fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
     const { assert!(MAX_ORDER.bytes() <= PIECE_MAX_BYTES) };
     /// A quarter of the corpus says as much.
@@ -317,31 +325,26 @@ fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
     let mut decompressor = Decompressor::new(codec, &dictionaries);
     let mut room = vec![0u8; granule.bytes()];
     let mut target = vec![0u8; granule.bytes()];
-    let (mut out, mut back) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let (mut out_time, mut in_time) = (Duration::ZERO, Duration::ZERO);
-        let pieces: Vec<(&[u8], Option<Vec<u8>>)> = data
-            .chunks_exact(granule.bytes())
-            .map(|piece| {
-                let started = Instant::now();
-                let len = compressor.compress(piece, &mut room);
-                out_time += started.elapsed();
-                (piece, len.map(|len| room[..len].to_vec()))
-            })
-            .collect();
-        compressor.train_if_due();
-        for (piece, stored) in &pieces {
+    let (mut out_time, mut in_time) = (Duration::ZERO, Duration::ZERO);
+    let pieces: Vec<(&[u8], Option<Vec<u8>>)> = data
+        .chunks_exact(granule.bytes())
+        .map(|piece| {
             let started = Instant::now();
-            match stored {
-                Some(bytes) => {
-                    let _ = decompressor.decompress(bytes, &mut target);
-                }
-                None => target.copy_from_slice(piece),
+            let len = compressor.compress(piece, &mut room);
+            out_time += started.elapsed();
+            (piece, len.map(|len| room[..len].to_vec()))
+        })
+        .collect();
+    compressor.train_if_due();
+    for (piece, stored) in &pieces {
+        let started = Instant::now();
+        match stored {
+            Some(bytes) => {
+                let _ = decompressor.decompress(bytes, &mut target);
             }
-            in_time += started.elapsed();
+            None => target.copy_from_slice(piece),
         }
-        out.push(mb_s(data.len(), out_time));
-        back.push(mb_s(data.len(), in_time));
+        in_time += started.elapsed();
     }
-    (median(&out), median(&back))
+    (mb_s(data.len(), out_time), mb_s(data.len(), in_time))
 }
