@@ -52,9 +52,7 @@ pub fn check_all() -> Vec<Finding> {
 
 fn kernel() -> Finding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version >= (6, 8) {
+    if version(&release).is_some_and(|version| version >= (6, 8)) {
         finding("kernel", State::Fine, format!("Linux {release}"), "")
     } else {
         finding(
@@ -64,6 +62,13 @@ fn kernel() -> Finding {
             "install Linux 6.8 or later, which can move pages",
         )
     }
+}
+
+/// The first two numbers of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let (major, rest) = release.split_once('.')?;
+    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn userfaultfd() -> Finding {
@@ -81,16 +86,19 @@ fn ways_in() -> Finding {
     };
     let sysctl = read("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_else(|| "missing".to_owned());
     const CAP_SYS_PTRACE: u32 = 19;
-    let capabilities = read("/proc/self/status").and_then(|status| {
-        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-        u64::from_str_radix(line.trim(), 16).ok()
-    });
+    let capabilities = read("/proc/self/status").and_then(|status| effective_capabilities(&status));
     let has_capability = capabilities.unwrap_or(0) >> CAP_SYS_PTRACE & 1 != 0;
     let found = format!(
         "/dev/userfaultfd: {device}; vm.unprivileged_userfaultfd={sysctl}; CAP_SYS_PTRACE: {}",
         if has_capability { "yes" } else { "no" }
     );
     finding("permission", State::Fine, found, "")
+}
+
+/// The set of capabilities in the text of `/proc/self/status`.
+fn effective_capabilities(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
 }
 
 /// Really moves a page there and back.
@@ -188,6 +196,23 @@ fn locked() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_says_is_read_and_noise_is_not(
+            major: u32, minor: u32, capabilities: u64, rest in "[-+.][0-9a-z+-]{0,12}", noise in "[ -~\n]{0,80}",
+        ) {
+            prop_assert_eq!(version(&format!("{major}.{minor}{rest}")), Some((major, minor)));
+            prop_assert_eq!(version(&format!("{major}.{minor}")), Some((major, minor)));
+            let status = format!("Name:\tx\nCapPrm:\t1\nCapEff:\t{capabilities:016x}\nCapBnd:\t2\n");
+            prop_assert_eq!(effective_capabilities(&status), Some(capabilities));
+            if let Some((major, minor)) = version(&noise) {
+                prop_assert!(noise.contains(&minor.to_string()) && noise.contains(&major.to_string()));
+            }
+            prop_assert!(effective_capabilities(&noise).is_none() || noise.contains("CapEff:"));
+        }
+    }
 
     #[test]
     fn every_finding_that_is_not_fine_says_what_to_do() {
