@@ -2,7 +2,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import LONG, PROGRAMS, PYTHON, assert_swapped, foliomem, same_as_plain
+from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, same_as_plain
 
 
 @pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
@@ -17,6 +17,28 @@ def test_python_forks(mode, torture):
 def test_c_vfork_spawn_exec(built, torture):
     size, limit = ("48", "24M") if torture else ("160", "48M")
     same_as_plain([built("vfork.c"), size], limit, torture)
+
+
+def test_storm(built, torture):
+    """Short children of a process at half its need, which takes its share of the limit whatever became of them."""
+    size, children, limit = (48, 25, 24) if torture else (256, 100, 128)
+    got = same_as_plain([built("storm.c"), size, children], f"{limit}M", torture)
+    if got.stats:
+        assert got.stats["peak_bytes"] <= limit * 1.05 * MIB + 32 * MIB, got.stats["peak_bytes"]
+        assert torture or not got.stats["limit_exceeded"], got.err
+
+
+@foliomem_only
+def test_what_has_ended_takes_nothing():
+    """One program after the other fits, though nobody has waited for those that have ended."""
+    each = "import sys; b = bytes(range(256)) * (90 << 12); assert len(b) == 90 << 20; sys.stdout.close(); sys.exit(b[7] - 7)"
+    zombies = ("import subprocess, sys\nended = []\nfor turn in range(6):\n"
+               "    ended.append(subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE))\n"
+               "    assert ended[-1].stdout.read() == b''\n"
+               "    while open(f'/proc/{ended[-1].pid}/stat').read().split()[2] != 'Z': pass\n"
+               "assert [child.wait() for child in ended] == [0] * 6")
+    got = foliomem([PYTHON, "-c", zombies, each], limit="150M").ok()
+    assert got.stats["vmstat"]["pswpout"] == 0 and got.stats["peak_bytes"] < 130 * MIB, got.stats
 
 
 def test_shell_pipeline(torture):

@@ -177,6 +177,7 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) {
+        self.control.reap();
         self.peaks.sample(self.control);
         for notice in self.control.take_notices() {
             eprint!("{notice}");

@@ -124,14 +124,19 @@ impl Budget {
     pub fn sample(&self) {
         let Some(statm) = &*self.statm else { return };
         let resident = pagemap::anon_resident_pages(statm) as i64;
-        let own = resident - self.still_shared_pages();
-        self.own_pages.store(own, Relaxed);
         let slot = self.control.process(*self.slot);
+        let (tree_bytes, processes) = self.control.tree_anon_bytes();
+        // Pages are shared with processes that live: with one other, half of what there is at most. Whatever was measured or
+        // guessed, short children of a process that forks again and again have taken nothing with them.
+        let most_shared = resident - resident / i64::from(processes.max(1));
+        let own = resident - self.still_shared_pages().min(most_shared);
+        let before = (slot.anon_bytes.load(Relaxed) / PAGE_BYTES as u64) as i64;
+        self.own_pages.store(own, Relaxed);
         slot.anon_bytes.store((own.max(0) as u64) * PAGE_BYTES as u64, Relaxed);
-        let measured = (resident - self.shared_pages.load(Relaxed)).max(0) as u64;
-        slot.measured_bytes.store(measured * PAGE_BYTES as u64, Relaxed);
-        let tree = (self.control.tree_anon_bytes() / PAGE_BYTES as u64) as i64;
-        self.others_pages.store((tree - own).max(0), Relaxed);
+        let measured = resident - self.shared_pages.load(Relaxed).clamp(0, most_shared);
+        slot.measured_bytes.store(measured as u64 * PAGE_BYTES as u64, Relaxed);
+        let tree = (tree_bytes / PAGE_BYTES as u64) as i64;
+        self.others_pages.store((tree - before).max(0), Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
         if -self.room_pages() <= self.limit_pages >> TOLERANCE_SHIFT {
             self.over_since_ns.store(0, Relaxed);

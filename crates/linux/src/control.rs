@@ -6,9 +6,12 @@
 //! state needs two writes, and the only lock (of the totals) names its owner so that it can be broken.
 //!
 //! A slot belongs to the process whose pid it holds. A process that execs claims its own slot again; the
-//! slots of dead processes are folded into the totals by whoever needs one, or by the supervisor.
+//! slots of processes that are gone are folded into the totals by the supervisor, or by whoever needs one. What a process
+//! takes is not counted from the moment on at which it ends (`death`), though its slot, like its pid, may
+//! stay for long.
 
 use crate::codec::{Codec, ZSTD_MAX_LEVEL};
+use crate::death;
 use crate::line::with_line;
 use crate::swap_space::SwapSpace;
 use foliomem_core::stats::Counters;
@@ -25,7 +28,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
 pub const MOST_PROCESSES: usize = 1024;
 /// Length of a message an agent may leave.
@@ -141,6 +144,8 @@ struct Header {
 #[derive(Debug)]
 pub struct ProcessSlot {
     pid: AtomicU32,
+    /// Held by its keeper: marked when it ends.
+    pub keeper: AtomicU32,
     /// Anonymous memory the process takes, at most: what it may have stopped sharing since that was measured
     /// counts as its own.
     pub anon_bytes: AtomicU64,
@@ -148,6 +153,19 @@ pub struct ProcessSlot {
     pub measured_bytes: AtomicU64,
     /// Its counters.
     pub counters: Counters,
+}
+
+impl ProcessSlot {
+    /// In the child of a fork: half of what the parent takes is the child's, until both have looked; at no time is it
+    /// counted twice.
+    pub fn inherit(&self, parent: &ProcessSlot) {
+        self.counters.inherit_gauges(&parent.counters);
+        for (ours, theirs) in [(&self.anon_bytes, &parent.anon_bytes), (&self.measured_bytes, &parent.measured_bytes)] {
+            let keep = |bytes: u64| Some(bytes - bytes / 2);
+            let half = theirs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep).unwrap_or(0) / 2;
+            ours.store(half, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The segment.
@@ -355,12 +373,18 @@ impl Control {
         }
         let process = self.process(slot);
         if self.pid(slot) == pid {
+            process.keeper.store(0, Ordering::Relaxed);
             process.anon_bytes.store(0, Ordering::Relaxed);
             process.measured_bytes.store(0, Ordering::Relaxed);
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
         owner.store(0, Ordering::Release);
+    }
+
+    /// Whether a slot is that of process `pid`: where all are taken, a child shares its parent's.
+    pub fn is_of(&self, slot: SlotIndex, pid: Pid) -> bool {
+        self.pid(slot) == pid.as_raw_nonzero().get() as u32
     }
 
     fn pid(&self, slot: SlotIndex) -> u32 {
@@ -382,19 +406,26 @@ impl Control {
         self.slots().map(|slot| self.pid(slot)).filter(|&pid| pid != 0).collect()
     }
 
-    /// Anonymous memory of the tree, as its agents last saw it.
-    pub fn tree_anon_bytes(&self) -> u64 {
-        self.slots().map(|slot| self.process(slot).anon_bytes.load(Ordering::Relaxed)).sum()
+    /// The slots of processes that have not ended.
+    fn living(&self) -> impl Iterator<Item = &ProcessSlot> {
+        let processes = self.slots().map(|slot| self.process(slot));
+        processes.filter(|process| process.pid.load(Ordering::Relaxed) != 0 && !death::is_marked(&process.keeper))
+    }
+
+    /// Anonymous memory of the tree, as its agents last saw it, and of how many processes.
+    pub fn tree_anon_bytes(&self) -> (u64, u32) {
+        let each = self.living().map(|process| process.anon_bytes.load(Ordering::Relaxed));
+        each.fold((0, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
     }
 
     /// Anonymous memory of the tree as it was measured, for reports.
     pub fn tree_measured_bytes(&self) -> u64 {
-        self.slots().map(|slot| self.process(slot).measured_bytes.load(Ordering::Relaxed)).sum()
+        self.living().map(|process| process.measured_bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// What the stores of the tree hold, uncompressed, and what they take for it.
     pub fn tree_store_bytes(&self) -> (u64, u64) {
-        let stores = self.slots().map(|slot| &self.process(slot).counters.store);
+        let stores = self.living().map(|process| &process.counters.store);
         stores.fold((0, 0), |(original, used), store| {
             (original + store.orig_data_size.get(), used + store.mem_used_total.get())
         })
@@ -414,7 +445,7 @@ impl Control {
     }
 }
 
-/// Whether a process exists that is not a zombie. A thread's siblings are killed before it becomes one.
+/// Whether there is a process of this number: it may have ended, if nobody has waited for it.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
     rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
@@ -534,6 +565,17 @@ mod tests {
     }
 
     #[test]
+    fn what_has_ended_takes_nothing_though_its_number_is_still_there() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        me.anon_bytes.store(4096, Ordering::Relaxed);
+        let notice: &'static death::DeathNotice = Box::leak(Box::default());
+        std::thread::spawn(|| notice.leave(&me.keeper)).join().unwrap();
+        assert_eq!(control.tree_anon_bytes(), (0, 0));
+        assert_eq!(control.reap(), 0);
+    }
+
+    #[test]
     fn slots_of_the_dead_are_counted_and_used_again() {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let mut child = std::process::Command::new("true").spawn().unwrap();
@@ -546,9 +588,9 @@ mod tests {
         control.process(theirs).counters.vm.pgfault.add(5);
         control.process(theirs).anon_bytes.store(4096, Ordering::Relaxed);
         control.process(mine).counters.vm.pgfault.add(2);
-        assert_eq!(control.tree_anon_bytes(), 4096);
+        assert_eq!(control.tree_anon_bytes(), (4096, 2));
         assert_eq!(control.reap(), 1);
-        assert_eq!(control.tree_anon_bytes(), 0);
+        assert_eq!(control.tree_anon_bytes(), (0, 1));
         assert_eq!(control.sum().vm.pgfault.get(), 7);
         // An exec claims the same slot again, and what was counted before it is kept.
         assert_eq!(control.claim_slot(me).unwrap(), mine);

@@ -36,7 +36,7 @@ impl ForkHooks for RuntimeForkHooks {
         // Where all slots are taken, it shares its parent's: it is managed all the same.
         let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
         if slot != parent {
-            control.process(slot).counters.inherit_gauges(&control.process(parent).counters);
+            control.process(slot).inherit(control.process(parent));
         }
         runtime.set_keeper_slot(slot);
         runtime.gate.reset();

@@ -12,6 +12,7 @@ pub mod clock;
 pub mod clone_trap;
 pub mod codec;
 pub mod control;
+mod death;
 pub mod fork;
 mod fork_cell;
 pub mod gate;

@@ -23,6 +23,7 @@ use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::now_ns;
 use crate::control::{Configuration, Control, SlotIndex};
+use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
@@ -160,6 +161,7 @@ pub struct Runtime {
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
     pub(crate) files: ForkCell<Option<ProcFiles>>,
+    death: DeathNotice,
     /// Bumped to wake the reclaimers.
     reclaim_kick: AtomicU32,
     /// The keeper's hello to whoever started it: 0 not yet, 1 ready, 2 failed.
@@ -235,6 +237,7 @@ impl Runtime {
             own,
             engaged: OnceLock::new(),
             files: ForkCell::new(None),
+            death: DeathNotice::default(),
             reclaim_kick: AtomicU32::new(0),
             ready: AtomicU32::new(0),
             stacks: Mutex::new(Vec::new()),
@@ -396,11 +399,16 @@ impl Runtime {
             machine.hold_in_place(&needed, false);
         }
         if forked {
-            self.budget.forked();
-            self.shared_due_ns.store(0, Ordering::Relaxed);
+            self.forked();
         }
         self.gate.open();
         self.still.finish();
+    }
+
+    /// On either side of a fork: what is shared is known for now. (Measuring it costs more than a short child.)
+    fn forked(&self) {
+        self.budget.forked();
+        self.shared_due_ns.store(now_ns() + SHARED_INTERVAL_NS, Ordering::Relaxed);
     }
 
     /// In the child of a fork: forgets what the parent has unmapped at the last instant.
@@ -422,14 +430,17 @@ impl Runtime {
         thread::close_all_descriptors();
         let statm = open("/proc/self/statm")?;
         let Some(slot) = SlotIndex::new(self.keeper_slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
+        let control = self.budget.control();
+        if control.is_of(slot, rustix::process::getpid()) {
+            self.death.leave(&control.process(slot).keeper);
+        }
         let files = ProcFiles { maps: open("/proc/self/maps")?, smaps_rollup: open("/proc/self/smaps_rollup")? };
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
             self.files.replace_forgetting(Some(files));
             if self.budget.is_armed() {
                 self.budget.arm(slot, statm);
-                self.budget.forked();
-                self.shared_due_ns.store(0, Ordering::Relaxed);
+                self.forked();
             } else {
                 self.budget.arm(slot, statm);
                 self.budget.sample();

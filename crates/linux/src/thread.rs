@@ -85,6 +85,15 @@ pub fn close_all_descriptors() {
     unsafe { syscall3(linux_raw_sys::general::__NR_close_range as usize, 0, u32::MAX as usize, 0) };
 }
 
+/// `set_robust_list(2)` for the calling thread.
+///
+/// # Safety
+/// That of the call: a list at `head` that stays as long as the thread.
+pub unsafe fn set_robust_list(head: usize, bytes: usize) {
+    // SAFETY: by the contract.
+    unsafe { syscall3(linux_raw_sys::general::__NR_set_robust_list as usize, head, bytes, 0) };
+}
+
 #[unsafe(naked)]
 unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize) -> isize {
     // clone(flags=rdi, stack=rsi, parent_tid=rdx, child_tid=r10, tls=r8): the child wakes with rax = 0 on its

@@ -1,0 +1,60 @@
+//! How the end of a process is known at once, however it ends: the kernel marks a word of the control segment.
+//!
+//! A thread can tell the kernel of locks in memory that it may hold when it ends (set_robust_list(2)); the kernel then
+//! marks those that have the thread's number in them, before it gives the memory back, also after SIGKILL and at exec. The
+//! keeper holds one such word for as long as the process has its memory. Where the call is forbidden the word
+//! is never marked.
+
+use crate::thread;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// `struct robust_list_head` and the one element of its list.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct DeathNotice {
+    first: AtomicUsize,
+    /// From an element to its word.
+    offset: AtomicUsize,
+    /// A lock that is being taken: none.
+    pending: AtomicUsize,
+    /// The element points to the head: it is the last.
+    next: AtomicUsize,
+}
+
+const HEAD_BYTES: usize = 3 * size_of::<usize>();
+
+impl DeathNotice {
+    /// Has `word` marked when the calling thread ends, which has no other such list.
+    pub fn leave(&'static self, word: &'static AtomicU32) {
+        let element = (&raw const self.next).expose_provenance();
+        self.first.store(element, Ordering::Relaxed);
+        self.offset.store((&raw const *word).expose_provenance().wrapping_sub(element), Ordering::Relaxed);
+        self.next.store((&raw const *self).expose_provenance(), Ordering::Relaxed);
+        word.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+        // SAFETY: the list and the word live for ever, and are as set_robust_list(2) wants them.
+        unsafe { thread::set_robust_list((&raw const *self).expose_provenance(), HEAD_BYTES) };
+    }
+}
+
+/// Whether the thread that held `word` has ended.
+pub fn is_marked(word: &AtomicU32) -> bool {
+    const FUTEX_OWNER_DIED: u32 = 1 << 30;
+    word.load(Ordering::Relaxed) & FUTEX_OWNER_DIED != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_marked_when_its_thread_ends() {
+        let (notice, word): (&'static DeathNotice, &'static AtomicU32) =
+            (Box::leak(Box::default()), Box::leak(Box::default()));
+        let thread = std::thread::spawn(move || {
+            notice.leave(word);
+            assert!(!is_marked(word) && word.load(Ordering::Relaxed) > 0);
+        });
+        thread.join().unwrap();
+        assert!(is_marked(word));
+    }
+}
