@@ -72,6 +72,9 @@ pub struct Corrupted;
 #[error("the swap file cannot be written")]
 pub struct NotWritten;
 
+/// Writes to the swap file that a worker has begun and not finished, at most: while one is under way, the next is made.
+pub const MOST_WRITES: usize = 2;
+
 /// What the engine asks of the machine.
 pub trait Machine: Sync {
     /// Per-thread state for compression: contexts and scratch memory.
@@ -157,14 +160,12 @@ pub trait Machine: Sync {
         into: FrameRun,
     ) -> Result<(), Corrupted>;
 
-    /// Writes the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each how they
-    /// are known again. Each seal has a nonce of its own, in this and in all other processes.
-    fn write_back(
-        &self,
-        worker: &mut Self::Worker,
-        batch: &WriteBatch,
-        seals: &mut Vec<Seal>,
-    ) -> Result<(), NotWritten>;
+    /// Begins to write the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each
+    /// how they are known again, if the write succeeds. Each seal has a nonce of its own, in this and in all other
+    /// processes. The worker has begun fewer than [`MOST_WRITES`] that are not finished.
+    fn begin_write(&self, worker: &mut Self::Worker, batch: &WriteBatch, seals: &mut Vec<Seal>);
+    /// Waits for the oldest write that the worker has begun and not finished.
+    fn finish_write(&self, worker: &mut Self::Worker) -> Result<(), NotWritten>;
     /// The swap file has no room: it goes on as without one.
     fn swap_file_full(&self);
     /// As [`read_piece`](Machine::read_piece), of a piece that is in the swap file: what is there must be what was written

@@ -296,6 +296,8 @@ counters! {
         bd_reads: count,
         /// Pages written to the swap file.
         bd_writes: count,
+        /// Those of `bd_writes` that io_uring has written.
+        bd_writes_uring: count,
         /// Pieces that the swap file did not give back as they were written.
         failed_reads: count,
         /// Writes that failed: what was to be written stays in memory.

@@ -5,9 +5,10 @@
 
 mod double;
 
-use double::Double;
+use double::{Double, Worker};
 use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::units::{ClusterNumber, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -75,7 +76,7 @@ fn incompressible(page: u64) -> Step {
 /// The program, the engine and what the program must read.
 struct World {
     engine: Engine<Double>,
-    worker: Vec<u64>,
+    worker: Worker,
     /// Content of every mapped page.
     model: BTreeMap<u64, u64>,
 }
@@ -103,7 +104,7 @@ impl World {
             backing,
         };
         let engine = Engine::new(Double::new(limit_pages), config);
-        World { engine, worker: Vec::new(), model: BTreeMap::new() }
+        World { engine, worker: Worker::default(), model: BTreeMap::new() }
     }
 
     fn write_incompressible(&mut self, pages: u64) {
@@ -280,6 +281,7 @@ impl World {
 
     fn check(&self) {
         self.engine.check();
+        assert!(self.worker.writes.is_empty(), "a write is under way");
         let state = self.engine.machine().state.lock();
         let taken = (state.homes.len() + state.program.len()) as i64;
         assert_eq!(state.charged, taken, "what is charged is what is there");
@@ -456,6 +458,26 @@ fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
         let backing = &world.engine.counters().backing;
         assert_eq!(backing.failed_writes.get() > 0, failing > 0);
         assert_eq!(backing.full.get() > 0, failing == 0);
+    }
+}
+
+#[test]
+fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
+    for failing in [0, 1, 2] {
+        let backing = BackingConfig { slots: 512 * 8, store_pages: 600 };
+        let mut world = World::with_backing(1 << 4, 4, 2000, 64, Some(backing));
+        world.map(0, 1000);
+        world.write_incompressible(1000);
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1000));
+        world.engine.machine().state.lock().failing_writes = failing;
+        world.run(&Step::Reclaim { pages: 300 });
+        let most = world.engine.machine().state.lock().most_writes;
+        assert_eq!(most, if failing == 0 { MOST_WRITES } else { most }, "the next is made while one is under way");
+        let failed = world.engine.counters().backing.failed_writes.get();
+        assert!(failed <= failing.into() && (failing == 0 || failed > 0), "{failed} failures of {failing}");
+        world.check();
+        world.run(&Step::Read { page: 0, pages: 1000 });
+        world.check();
     }
 }
 

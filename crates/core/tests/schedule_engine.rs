@@ -7,7 +7,7 @@
 mod double;
 mod schedules;
 
-use double::{Double, State};
+use double::{Double, State, Worker};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::engine::{Engine, EngineConfig, Served};
 use foliomem_core::stats::FaultKind;
@@ -58,7 +58,7 @@ impl World {
     fn all_out(limit_pages: i64, pages: u64) -> Arc<World> {
         let world = World::new(limit_pages);
         world.state().mappings = vec![BASE..BASE + pages];
-        let mut thread = Thread { world: Arc::clone(&world), worker: Vec::new(), next_content: 0 };
+        let mut thread = Thread { world: Arc::clone(&world), worker: Worker::default(), next_content: 0 };
         (BASE..BASE + pages).for_each(|page| thread.touch(page, |now| *now = page));
         world.engine.page_out(&mut thread.worker, numbers(&(BASE..BASE + pages)));
         assert_eq!(world.engine.swapped_pages(), pages);
@@ -127,7 +127,7 @@ impl World {
 /// A thread of the program, and the handler that serves its faults.
 struct Thread {
     world: Arc<World>,
-    worker: Vec<u64>,
+    worker: Worker,
     next_content: u64,
 }
 
@@ -236,7 +236,7 @@ impl Threads {
     fn with(mut self, act: impl FnOnce(&mut Thread) + Send + 'static) -> Threads {
         // What one thread writes no other does.
         let next_content = 1000 * (self.running.len() as u64 + 1);
-        let mut thread = Thread { world: Arc::clone(&self.world), worker: Vec::new(), next_content };
+        let mut thread = Thread { world: Arc::clone(&self.world), worker: Worker::default(), next_content };
         self.running.push(thread::spawn(move || act(&mut thread)));
         self
     }

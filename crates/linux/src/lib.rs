@@ -31,6 +31,8 @@ mod sizing;
 mod still;
 pub mod swap_file;
 pub mod swap_space;
+mod swap_writer;
 pub mod thread;
 pub mod uffd;
+mod uring;
 mod why;

@@ -17,8 +17,9 @@ use crate::maps;
 use crate::pagemap;
 use crate::ranges::Ranges;
 use crate::region::Region;
-use crate::swap_file::{IoBuffer, SwapFile};
+use crate::swap_file::{ReadBuffer, SwapFile};
 use crate::swap_space::{Event, RowIndex, SwapSpace};
+use crate::swap_writer::SwapWriter;
 use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
 use foliomem_core::stats::Counters;
@@ -52,8 +53,9 @@ pub struct Worker {
     filled_bytes: usize,
     /// Room for a piece's stored bytes where it lies in several fragments.
     gathered: Box<[u8]>,
-    /// Room for what is read from the swap file and written to it.
-    io: IoBuffer,
+    /// Room for what is read from the swap file.
+    reading: ReadBuffer,
+    writer: SwapWriter,
 }
 
 impl Worker {
@@ -64,7 +66,8 @@ impl Worker {
             scratch: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
             filled_bytes: 0,
             gathered: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
-            io: IoBuffer::default(),
+            reading: ReadBuffer::default(),
+            writer: SwapWriter::default(),
         }
     }
 
@@ -595,8 +598,8 @@ impl Machine for LinuxMachine {
         restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, target)
     }
 
-    fn write_back(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) -> Result<(), NotWritten> {
-        let (swap, file) = self.swap_file().ok_or(NotWritten)?;
+    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) {
+        let Some((swap, file)) = self.swap_file() else { return };
         let mut pieces = batch.pieces();
         let fill = |bytes: &mut [u8]| {
             let (piece, start_bytes) = pieces.next()?;
@@ -609,11 +612,17 @@ impl Machine for LinuxMachine {
             }
             Some(start..end)
         };
-        let written = swap.file.write(file, &mut worker.io, batch.first(), batch.slots(), fill, seals);
-        written.map_err(|error| {
+        worker.writer.begin(&swap.file, file, (batch.first(), batch.slots()), fill, seals);
+    }
+
+    fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
+        let (swap, file) = self.swap_file().ok_or(NotWritten)?;
+        let by_ring_slots = worker.writer.finish(file).map_err(|error| {
             self.tell(swap, Event::Write, format_args!("cannot write to the swap file: {error}: going on without it"));
             NotWritten
-        })
+        })?;
+        self.counters().backing.bd_writes_uring.add(by_ring_slots.into());
+        Ok(())
     }
 
     fn swap_file_full(&self) {
@@ -631,7 +640,7 @@ impl Machine for LinuxMachine {
         into: FrameRun,
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
-        let stored = swap.file.read(file, &mut worker.io, place).map_err(|error| {
+        let stored = swap.file.read(file, &mut worker.reading, place).map_err(|error| {
             self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;

@@ -4,7 +4,10 @@ use crate::clone_trap;
 use crate::region::Region;
 use crate::sizing;
 use crate::uffd::{Features, Mode, UffdError, Userfaultfd};
+use crate::uring::Uring;
+use crate::why::Why;
 use foliomem_core::units::PAGE_BYTES;
+use rustix::fd::AsFd;
 use std::fs;
 
 /// How a check came out.
@@ -47,7 +50,18 @@ pub fn check_userfaultfd() -> Result<(), UffdError> {
 
 /// Every check, in the order they are told.
 pub fn check_all() -> Vec<Finding> {
-    vec![kernel(), userfaultfd(), ways_in(), page_move(), fork_trap(), overcommit(), address_space(), maps(), locked()]
+    vec![
+        kernel(),
+        userfaultfd(),
+        ways_in(),
+        page_move(),
+        fork_trap(),
+        io_uring(),
+        overcommit(),
+        address_space(),
+        maps(),
+        locked(),
+    ]
 }
 
 fn kernel() -> Finding {
@@ -139,6 +153,18 @@ fn fork_trap() -> Finding {
         let remedy = "programs that fork stop with SIGSEGV in the child; allow prctl(2), or use a kernel with \
                       CONFIG_GENERIC_ENTRY";
         finding("fork", State::Drawback, "system calls cannot be dispatched", remedy)
+    }
+}
+
+/// What a swap file is written with.
+fn io_uring() -> Finding {
+    match Uring::new(std::io::stdin().as_fd()) {
+        Ok(_) => finding("io_uring", State::Fine, "the next write to a swap file is made while one is under way", ""),
+        Err(errno) => {
+            let found = format!("cannot be used: {}: a swap file is written with pwrite(2)", Why(errno));
+            let remedy = "nothing compresses while it is written; see kernel.io_uring_disabled, and the filters of the container";
+            finding("io_uring", State::Drawback, found, remedy)
+        }
     }
 }
 

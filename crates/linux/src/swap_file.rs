@@ -7,7 +7,7 @@
 //! There is no format: at a piece's place there are as many bytes as the piece has, encrypted with AES-256-GCM. Nonce and
 //! tag are kept in memory with the place. So whatever else is read there, from another place, of an earlier write, cut
 //! off or changed, is refused. Nonces come from one counter for all processes of the run: none is used twice.
-//! (`ring` does the encryption, without allocating or calling the C library: 4.9 GB/s in pieces of 64 KiB, where the crate
+//! (The crate `ring` does the encryption, without allocating or calling the C library: 4.9 GB/s in pieces of 64 KiB, where the crate
 //! `aes-gcm` did 0.6 GB/s and was most of what writing a piece took.)
 //!
 //! Reads and writes are of whole slots in aligned memory, and go past the page cache where the file system allows
@@ -15,6 +15,7 @@
 //! pieces that went out together lie together.
 
 use crate::swap_space::SwapSpace;
+use crate::uring::{Ring, Uring};
 use crate::why::Why;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
 use foliomem_core::units::{CLUSTER_SLOTS, PAGE_BYTES, Slot};
@@ -52,6 +53,8 @@ pub enum FileError {
 
 /// What a swap file can do. (The system's files, and those of tests that fail.)
 pub trait BlockFile {
+    /// What can have writes to it under way, if the system allows that. The file outlives it.
+    fn ring(&self) -> Option<Box<dyn Ring>>;
     /// Reads some bytes from `offset` on, as pread(2) does.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno>;
     /// Writes some bytes from `offset` on, as pwrite(2) does.
@@ -59,6 +62,10 @@ pub trait BlockFile {
 }
 
 impl BlockFile for OwnedFd {
+    fn ring(&self) -> Option<Box<dyn Ring>> {
+        Uring::new(self.as_fd()).ok().map(|ring| Box::new(ring) as Box<dyn Ring>)
+    }
+
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
         rustix::io::pread(self, bytes, offset)
     }
@@ -68,7 +75,7 @@ impl BlockFile for OwnedFd {
     }
 }
 
-fn write_all(file: &impl BlockFile, mut bytes: &[u8], mut offset: u64) -> Result<(), FileError> {
+pub(crate) fn write_all(file: &impl BlockFile, mut bytes: &[u8], mut offset: u64) -> Result<(), FileError> {
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {
             // A write that stops in the middle of a slot is not to be continued with O_DIRECT: a full disk.
@@ -99,32 +106,44 @@ fn read_least(file: &impl BlockFile, bytes: &mut [u8], least: usize, offset: u64
     Ok(filled)
 }
 
-/// Memory for one thread's reads and writes, aligned to slots; takes no pages before it is used.
-pub struct IoBuffer {
+/// Memory for some slots, aligned to slots; takes no pages before it is used.
+pub(crate) struct SlotBuffer {
     memory: Box<[u8]>,
     start: usize,
+}
+
+impl Default for SlotBuffer {
+    fn default() -> SlotBuffer {
+        let memory = vec![0; (BUFFER_SLOTS + 1) * PAGE_BYTES].into_boxed_slice();
+        let start = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) - memory.as_ptr().addr();
+        SlotBuffer { memory, start }
+    }
+}
+
+impl SlotBuffer {
+    pub(crate) fn slots(&mut self, slots: u32) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + slots as usize * PAGE_BYTES]
+    }
+}
+
+/// Memory for one thread's reads.
+pub struct ReadBuffer {
+    buffer: SlotBuffer,
     /// Slots of the file that it holds as they were read, as far as they were not decrypted in place.
     window: std::ops::Range<u32>,
     /// Where the piece that was read last ends.
     next: u32,
 }
 
-impl Default for IoBuffer {
-    fn default() -> IoBuffer {
-        let memory = vec![0; (BUFFER_SLOTS + 1) * PAGE_BYTES].into_boxed_slice();
-        let start = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) - memory.as_ptr().addr();
-        IoBuffer { memory, start, window: 0..0, next: u32::MAX }
+impl Default for ReadBuffer {
+    fn default() -> ReadBuffer {
+        ReadBuffer { buffer: SlotBuffer::default(), window: 0..0, next: u32::MAX }
     }
 }
 
-impl IoBuffer {
-    fn slots(&mut self, slots: u32) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + slots as usize * PAGE_BYTES]
-    }
-}
-
-fn offset_of(slot: u32) -> u64 {
-    u64::from(slot) * PAGE_BYTES as u64
+/// Where in the file a slot begins.
+pub(crate) fn offset_of(slot: Slot) -> u64 {
+    u64::from(slot.0) * PAGE_BYTES as u64
 }
 
 /// What encrypts.
@@ -164,19 +183,15 @@ impl SwapFile {
         opened.map(|_| ()).map_err(|_| FileError::Tampered)
     }
 
-    /// Encrypts and writes pieces to `slots` slots from `first` on. Each call of `fill` puts one where it has to be in the
-    /// buffer, and returns where that was; `None` after the last.
-    pub fn write(
+    /// Makes what `bytes`, slots from `first` on, are to hold: `fill` puts a piece where it has to be, and returns where that
+    /// was; `None` after the last.
+    pub(crate) fn seal_all(
         &self,
-        file: &impl BlockFile,
-        buffer: &mut IoBuffer,
+        bytes: &mut [u8],
         first: Slot,
-        slots: u32,
         mut fill: impl FnMut(&mut [u8]) -> Option<std::ops::Range<usize>>,
         seals: &mut Vec<Seal>,
     ) -> Result<(), FileError> {
-        (buffer.window, buffer.next) = (0..0, u32::MAX);
-        let bytes = buffer.slots(slots);
         let mut end = 0;
         while let Some(range) = fill(bytes) {
             bytes[end..range.start].fill(0);
@@ -186,43 +201,41 @@ impl SwapFile {
         }
         // Nothing of what the buffer held before goes to the file.
         bytes[end..].fill(0);
-        write_all(file, bytes, offset_of(first.0))
+        Ok(())
     }
 
     /// Reads and decrypts the piece at `place`.
     pub fn read<'a>(
         &self,
         file: &impl BlockFile,
-        buffer: &'a mut IoBuffer,
+        reading: &'a mut ReadBuffer,
         place: &FilePlace,
     ) -> Result<&'a [u8], FileError> {
+        let ReadBuffer { buffer, window, next } = reading;
         let slots = place.first.0..place.first.0 + place.slots();
-        let goes_on = slots.start == buffer.next || slots.start + 1 == buffer.next;
-        buffer.next = slots.end;
-        let in_window = |buffer: &IoBuffer| {
-            let start = (slots.start - buffer.window.start) as usize * PAGE_BYTES + place.offset_bytes as usize;
-            buffer.start + start..buffer.start + start + place.len_bytes as usize
+        let goes_on = slots.start == *next || slots.start + 1 == *next;
+        *next = slots.end;
+        let in_window = |window: &std::ops::Range<u32>| {
+            let start = (slots.start - window.start) as usize * PAGE_BYTES + place.offset_bytes as usize;
+            start..start + place.len_bytes as usize
         };
-        if buffer.window.start <= slots.start && slots.end <= buffer.window.end {
-            let range = in_window(buffer);
+        if window.start <= slots.start && slots.end <= window.end {
+            let range = in_window(window);
             // The slots may have been written since.
-            if self.open(&mut buffer.memory[range.clone()], place).is_ok() {
-                return Ok(&buffer.memory[range]);
+            if self.open(&mut buffer.slots(window.len() as u32)[range.clone()], place).is_ok() {
+                return Ok(&buffer.slots(window.len() as u32)[range]);
             }
         }
         let ahead = if goes_on { AHEAD_SLOTS } else { 0 };
         let cluster_end = Slot(slots.start).cluster().slots().end.0;
         let wanted = ahead.min(cluster_end - slots.start).max(slots.end - slots.start);
-        buffer.window = 0..0;
-        let least = (slots.end - slots.start) as usize * PAGE_BYTES;
-        let filled = read_least(file, buffer.slots(wanted), least, offset_of(slots.start))?;
-        buffer.window = slots.start..slots.start + (filled / PAGE_BYTES) as u32;
-        let range = in_window(buffer);
-        if let Err(error) = self.open(&mut buffer.memory[range.clone()], place) {
-            buffer.window = 0..0;
-            return Err(error);
-        }
-        Ok(&buffer.memory[range])
+        *window = 0..0;
+        let bytes = buffer.slots(wanted);
+        let filled = read_least(file, bytes, slots.len() * PAGE_BYTES, offset_of(place.first))?;
+        let bytes = &mut bytes[in_window(&slots)];
+        self.open(bytes, place)?;
+        *window = slots.start..slots.start + (filled / PAGE_BYTES) as u32;
+        Ok(bytes)
     }
 }
 
@@ -366,7 +379,7 @@ fn go_direct(file: OwnedFd) -> (OwnedFd, bool) {
 }
 
 fn can_read(file: &OwnedFd) -> bool {
-    let mut buffer = IoBuffer::default();
+    let mut buffer = SlotBuffer::default();
     read_least(file, buffer.slots(1), PAGE_BYTES, 0).is_ok()
 }
 

@@ -1,6 +1,7 @@
 //! Making room: staging the oldest folios at home, and writing staged ones back to the store.
 
 use super::Engine;
+use super::write_back::Writing;
 use crate::homes::Urgency;
 use crate::machine::{Compressed, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
@@ -42,17 +43,25 @@ impl<M: Machine> Engine<M> {
     /// Makes at least `target_pages` free, if it can; returns how many were, net of what the store
     /// took. Nothing is freed where everything is pinned, or nothing compresses.
     pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
+        let target_bytes = target_pages as i64 * PAGE_BYTES as i64;
+        let mut writing = Writing::default();
         let mut freed_bytes: i64 = 0;
         let mut fruitless = 0;
-        while freed_bytes < target_pages as i64 * PAGE_BYTES as i64 && fruitless < STAGE_ATTEMPTS {
-            if self.store_presses()
-                && let Some(bytes) = self.write_out(worker)
+        while freed_bytes + i64::from(writing.pages()) * (PAGE_BYTES as i64) < target_bytes
+            && fruitless < STAGE_ATTEMPTS
+        {
+            if self.store_presses(&writing)
+                && let Some(bytes) = self.write_out(worker, &mut writing)
             {
                 freed_bytes += bytes as i64;
                 fruitless = if bytes > 0 { 0 } else { fruitless + 1 };
                 continue;
             }
             if self.urgency() != Urgency::Normal {
+                if !writing.is_none() {
+                    freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
+                    continue;
+                }
                 self.shed_copies();
                 freed_bytes += i64::from(self.compact_wasteful_store()) * PAGE_BYTES as i64;
                 break;
@@ -64,6 +73,9 @@ impl<M: Machine> Engine<M> {
             match self.write_back_oldest(worker) {
                 Some(WrittenBack::Freed(bytes)) => freed_bytes += bytes,
                 Some(WrittenBack::Nothing) => {}
+                Some(WrittenBack::NoRoom) if !writing.is_none() => {
+                    freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
+                }
                 Some(WrittenBack::NoRoom) if self.shed_copies() > 0 => {}
                 Some(WrittenBack::NoRoom) => match self.compact_store(COMPACT_PAGES) {
                     0 => break,
@@ -74,6 +86,7 @@ impl<M: Machine> Engine<M> {
             }
             fruitless = if freed_bytes > before { 0 } else { fruitless + 1 };
         }
+        freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
         self.publish_store();
         freed_bytes.max(0) as u64 / PAGE_BYTES as u64
     }

@@ -1,15 +1,34 @@
 //! The swap file: the oldest pieces of the store go there when the store takes too much of the limit.
+//!
+//! A batch is written while its reclaimer compresses, or makes the next one. Its pieces stay pinned in memory until the
+//! write is known to have succeeded. A call of reclaim ends only when all that it has begun is finished, so none is under
+//! way in a fork.
 
 use super::Engine;
 use crate::homes::Urgency;
 use crate::machine::{Corrupted, Machine};
-use crate::store::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Piece};
+use crate::store::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, MAX_ORDER, Order};
 
 /// Looks at the store that leave the file alone after it was full or has failed: a file without room is asked for some now
 /// and then, and does not slow down what goes on without it.
 const PAUSE: u32 = 64;
+
+/// What one call of reclaim has under way to the file.
+#[derive(Default)]
+pub(super) struct Writing(Option<(WriteBatch, Vec<Seal>)>);
+
+impl Writing {
+    /// Pages of the store that will be free if it succeeds.
+    pub(super) fn pages(&self) -> u32 {
+        self.0.as_ref().map_or(0, |(batch, _)| batch.slots())
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+}
 
 impl<M: Machine> Engine<M> {
     /// The largest piece to make.
@@ -18,10 +37,11 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Whether something should go from the store to the file: because the store takes more than its share, or because
-    /// it has taken everything but what the program must keep.
-    pub(super) fn store_presses(&self) -> bool {
+    /// it has taken everything but what the program must keep. What is under way counts as gone.
+    pub(super) fn store_presses(&self, writing: &Writing) -> bool {
         let Some(backing) = &self.config.backing else { return false };
-        if self.store.held_frames() <= backing.store_pages && self.urgency() == Urgency::Normal {
+        let held = self.store.held_frames().saturating_sub(writing.pages());
+        if held <= backing.store_pages && self.urgency() == Urgency::Normal {
             return false;
         }
         let pause = self.file_pause.load(Relaxed);
@@ -32,35 +52,44 @@ impl<M: Machine> Engine<M> {
         pause == 0
     }
 
-    /// Writes the oldest pieces to the file; returns how many bytes of frames that freed. `None` if nothing could be written.
-    pub(super) fn write_out(&self, worker: &mut M::Worker) -> Option<u64> {
+    /// Begins to write the oldest pieces to the file, and finishes what was under way before; returns how many bytes of
+    /// frames that freed. `None` if there was nothing to begin.
+    pub(super) fn write_out(&self, worker: &mut M::Worker, writing: &mut Writing) -> Option<u64> {
         let begin = || self.store.begin_write_back(&self.runs(), self.machine.cpu());
         let batch = match begin() {
             // Copies of what is in the program are the least useful part of what is in the file.
             Err(NoBatch::Full) if self.shed_copies() > 0 => begin(),
             begun => begun,
         };
-        let backing = &self.counters().backing;
         let batch = match batch {
             Ok(batch) => batch,
             Err(NoBatch::Empty) => return None,
             Err(NoBatch::Full) => {
-                backing.full.inc();
+                self.counters().backing.full.inc();
                 self.machine.swap_file_full();
                 self.file_pause.store(PAUSE, Relaxed);
                 return None;
             }
         };
-        let slots = u64::from(batch.slots());
         let mut seals = Vec::with_capacity(batch.pieces().len());
-        if self.machine.write_back(worker, &batch, &mut seals).is_err() {
+        self.machine.begin_write(worker, &batch, &mut seals);
+        let freed_bytes = self.finish_write_out(worker, writing);
+        writing.0 = Some((batch, seals));
+        Some(freed_bytes)
+    }
+
+    /// Finishes what is under way, if anything is; returns how many bytes of frames that freed.
+    pub(super) fn finish_write_out(&self, worker: &mut M::Worker, writing: &mut Writing) -> u64 {
+        let Some((batch, seals)) = writing.0.take() else { return 0 };
+        let backing = &self.counters().backing;
+        if self.machine.finish_write(worker).is_err() {
             backing.failed_writes.inc();
             self.file_pause.store(PAUSE, Relaxed);
             self.store.abandon_write_back(&self.runs(), batch);
-            return None;
+            return 0;
         }
-        backing.bd_writes.add(slots);
-        Some(self.store.finish_write_back(&self.runs(), batch, &seals))
+        backing.bd_writes.add(batch.slots().into());
+        self.store.finish_write_back(&self.runs(), batch, &seals)
     }
 
     /// Restores a part of a piece that is in the file.

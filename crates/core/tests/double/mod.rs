@@ -2,16 +2,27 @@
 //! program must hold. Faults can be injected: pinned pages, mappings that refuse moves, pages shared by
 //! a fork, a budget that is too small, a swap file that fails or belongs to others.
 
-use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, MOST_WRITES, Machine, MoveError, NotWritten, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, PageNumber, Slot};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 /// Wakes who waits.
 pub type Waker = Box<dyn FnOnce() + Send>;
+
+/// Pieces in the swap file, by where they begin, each with its nonce.
+type FilePieces = HashMap<(u32, u32), (u64, Vec<u64>)>;
+
+/// A thread's scratch memory, and what it has begun to write to the swap file.
+#[derive(Default)]
+pub struct Worker {
+    words: Vec<u64>,
+    /// None outside of a call of the engine.
+    pub writes: VecDeque<FilePieces>,
+}
 
 /// What the machine holds.
 #[derive(Default)]
@@ -50,10 +61,12 @@ pub struct State {
     pub frames_escape: bool,
     /// The next piece read is corrupted.
     pub corrupt_next: bool,
-    /// Pieces in the swap file, by where they begin, each with its nonce.
-    pub file: HashMap<(u32, u32), (u64, Vec<u64>)>,
+    /// What is in the swap file.
+    pub file: FilePieces,
     /// Writes to the swap file so far.
     pub file_writes: u64,
+    /// The most that one worker has had under way.
+    pub most_writes: usize,
     /// So many writes to the swap file fail from now on.
     pub failing_writes: u32,
     /// So many reads of the swap file fail from now on.
@@ -153,7 +166,7 @@ fn frames(run: FrameRun) -> impl Iterator<Item = u32> {
 }
 
 impl Machine for Double {
-    type Worker = Vec<u64>;
+    type Worker = Worker;
 
     fn now_ns(&self) -> u64 {
         0
@@ -340,21 +353,21 @@ impl Machine for Double {
         }
     }
 
-    fn compress(&self, worker: &mut Vec<u64>, run: FrameRun) -> Compressed {
+    fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {
         // Page by page, as long as it takes: nobody else may have anything to do with them.
-        worker.clear();
-        worker.extend(frames(run).map(|frame| self.state.lock().homes[&frame]));
-        if worker.iter().all(|&word| word == worker[0]) && worker[0].is_multiple_of(5) {
-            return Compressed::Filled(worker[0]);
+        worker.words.clear();
+        worker.words.extend(frames(run).map(|frame| self.state.lock().homes[&frame]));
+        if worker.words.iter().all(|&word| word == worker.words[0]) && worker.words[0].is_multiple_of(5) {
+            return Compressed::Filled(worker.words[0]);
         }
-        let raw = worker[0].is_multiple_of(7);
+        let raw = worker.words[0].is_multiple_of(7);
         let whole = run.order.bytes() as u32;
-        let len_bytes = if raw { whole } else { 32 + (worker[0] % u64::from(whole * 3 / 4)) as u32 };
-        Compressed::Bytes { len_bytes, raw, checksum: checksum(worker) }
+        let len_bytes = if raw { whole } else { 32 + (worker.words[0] % u64::from(whole * 3 / 4)) as u32 };
+        Compressed::Bytes { len_bytes, raw, checksum: checksum(&worker.words) }
     }
 
-    fn write_piece(&self, worker: &mut Vec<u64>, _run: FrameRun, place: &Place) {
-        self.state.lock().pieces.insert(Double::place_key(place), worker.clone());
+    fn write_piece(&self, worker: &mut Worker, _run: FrameRun, place: &Place) {
+        self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
     }
 
     fn copy_piece(&self, from: Fragment, to: Fragment) {
@@ -367,45 +380,36 @@ impl Machine for Double {
         state.pieces.insert(key(to), content);
     }
 
-    fn read_piece(
-        &self,
-        worker: &mut Vec<u64>,
-        piece: &Piece,
-        skip_pages: u32,
-        into: FrameRun,
-    ) -> Result<(), Corrupted> {
+    fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
         if std::mem::take(&mut self.state.lock().corrupt_next) {
             return Err(Corrupted);
         }
-        worker.clear();
+        worker.words.clear();
         match piece.filled {
-            Some(word) => worker.resize(piece.granule.pages() as usize, word),
+            Some(word) => worker.words.resize(piece.granule.pages() as usize, word),
             None => {
-                worker.extend(&self.state.lock().pieces[&Double::place_key(&piece.place)]);
-                if checksum(worker) != piece.checksum {
+                worker.words.extend(&self.state.lock().pieces[&Double::place_key(&piece.place)]);
+                if checksum(&worker.words) != piece.checksum {
                     return Err(Corrupted);
                 }
             }
         }
-        for (frame, word) in frames(into).zip(&worker[skip_pages as usize..]) {
+        for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
             *self.state.lock().homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())
     }
 
-    fn write_back(&self, _worker: &mut Vec<u64>, batch: &WriteBatch, seals: &mut Vec<Seal>) -> Result<(), NotWritten> {
+    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) {
         let mut state = self.state.lock();
         let slots = batch.first().0..batch.first().0 + batch.slots();
         let cluster = Slot(slots.start).cluster();
         assert!(state.clusters.contains(&cluster), "a write to {cluster:?}, which is not held");
+        assert!(worker.writes.len() < MOST_WRITES, "more writes than may be under way");
         state.file_writes += 1;
-        if state.failing_writes > 0 {
-            state.failing_writes -= 1;
-            // What was there is gone in any case.
-            state.file.retain(|&(slot, _), _| !slots.contains(&slot));
-            return Err(NotWritten);
-        }
+        // What was there is gone, whatever the write comes to.
         state.file.retain(|&(slot, _), _| !slots.contains(&slot));
+        let mut written = FilePieces::new();
         for (piece, start_bytes) in batch.pieces() {
             let nonce = state.file_writes << 32 | u64::from(start_bytes);
             let seal = Seal { nonce, tag: [0; 2] };
@@ -413,8 +417,20 @@ impl Machine for Double {
             let place = batch.place(piece, start_bytes, seal);
             assert!(place.first.0 + place.slots() <= slots.end, "{place:?} is outside of its batch");
             let content = state.pieces[&Double::place_key(&piece.place)].clone();
-            state.file.insert((place.first.0, place.offset_bytes), (nonce, content));
+            written.insert((place.first.0, place.offset_bytes), (nonce, content));
         }
+        worker.writes.push_back(written);
+        state.most_writes = state.most_writes.max(worker.writes.len());
+    }
+
+    fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
+        let mut state = self.state.lock();
+        let written = worker.writes.pop_front().expect("a write that was begun");
+        if state.failing_writes > 0 {
+            state.failing_writes -= 1;
+            return Err(NotWritten);
+        }
+        state.file.extend(written);
         Ok(())
     }
 
@@ -422,7 +438,7 @@ impl Machine for Double {
 
     fn read_back(
         &self,
-        worker: &mut Vec<u64>,
+        worker: &mut Worker,
         piece: &Piece,
         place: &FilePlace,
         skip_pages: u32,
@@ -436,8 +452,8 @@ impl Machine for Double {
         let (nonce, content) = state.file[&(place.first.0, place.offset_bytes)].clone();
         assert_eq!(nonce, place.seal.nonce, "{place:?} was overwritten");
         assert_eq!(checksum(&content), piece.checksum);
-        *worker = content;
-        for (frame, word) in frames(into).zip(&worker[skip_pages as usize..]) {
+        worker.words = content;
+        for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
             *state.homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())

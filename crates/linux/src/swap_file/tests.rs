@@ -1,8 +1,10 @@
 //! Pieces through a file that fails in every way a file can.
 
 use super::*;
+use crate::swap_writer::SwapWriter;
+use foliomem_core::machine::MOST_WRITES;
 use proptest::prelude::*;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// What a call does instead of what it should.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,13 +14,40 @@ enum Fault {
     Short(usize),
 }
 
-/// A file in memory, with one fault at a time to come.
-#[derive(Default)]
+/// A file in memory, with faults to come, the last one first.
+#[derive(Clone, Default)]
 struct Faulty {
-    bytes: Mutex<Vec<u8>>,
-    read: Mutex<Vec<Fault>>,
-    write: Mutex<Vec<Fault>>,
-    reads: Mutex<usize>,
+    bytes: Arc<Mutex<Vec<u8>>>,
+    read: Arc<Mutex<Vec<Fault>>>,
+    write: Arc<Mutex<Vec<Fault>>>,
+    reads: Arc<Mutex<usize>>,
+    /// Whether it has rings, and what their writes do instead of what they should.
+    has_ring: bool,
+    submit: Arc<Mutex<Vec<Errno>>>,
+    ring_write: Arc<Mutex<Vec<Fault>>>,
+}
+
+/// A ring whose writes happen when they are waited for, until when nobody may touch their bytes.
+struct FaultyRing {
+    file: Faulty,
+    under_way: [Option<(*const [u8], Vec<u8>, u64)>; MOST_WRITES],
+}
+
+impl Ring for FaultyRing {
+    unsafe fn submit(&mut self, number: usize, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+        if let Some(errno) = self.file.submit.lock().unwrap().pop() {
+            return Err(errno);
+        }
+        assert!(self.under_way[number].replace((bytes, bytes.to_vec(), offset)).is_none(), "{number} is under way");
+        Ok(())
+    }
+
+    fn wait(&mut self, number: usize) -> Result<usize, Errno> {
+        let (place, bytes, offset) = self.under_way[number].take().unwrap();
+        // SAFETY: the bytes stay until this returns, by the contract.
+        assert!(unsafe { &*place } == bytes, "the bytes were changed before they were written");
+        self.file.store(&bytes, offset, self.file.ring_write.lock().unwrap().pop())
+    }
 }
 
 impl BlockFile for Faulty {
@@ -37,7 +66,18 @@ impl BlockFile for Faulty {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
-        let most = match self.write.lock().unwrap().pop() {
+        self.store(bytes, offset, self.write.lock().unwrap().pop())
+    }
+
+    fn ring(&self) -> Option<Box<dyn Ring>> {
+        self.has_ring
+            .then(|| Box::new(FaultyRing { file: self.clone(), under_way: Default::default() }) as Box<dyn Ring>)
+    }
+}
+
+impl Faulty {
+    fn store(&self, bytes: &[u8], offset: u64, fault: Option<Fault>) -> Result<usize, Errno> {
+        let most = match fault {
             Some(Fault::Errno(errno)) => return Err(errno),
             Some(Fault::Short(most)) => most,
             None => usize::MAX,
@@ -54,17 +94,29 @@ impl BlockFile for Faulty {
 struct Bench {
     swap: SwapFile,
     file: Faulty,
-    buffer: IoBuffer,
+    writer: SwapWriter,
+    buffer: ReadBuffer,
 }
+
+/// Where pieces are in a write, and how they were sealed.
+type Begun = (u32, Vec<std::ops::Range<usize>>, Vec<Seal>);
 
 impl Bench {
     fn new() -> Bench {
-        let nonces = Box::leak(Box::new(AtomicU64::new(7)));
-        Bench { swap: SwapFile::new(&[3; KEY_BYTES], nonces), file: Faulty::default(), buffer: IoBuffer::default() }
+        Bench::of(Faulty::default())
     }
 
-    /// Writes `pieces` one behind the other, 32 bytes apart, from `first` on.
-    fn write(&mut self, first: u32, pieces: &[Vec<u8>]) -> Result<Vec<FilePlace>, FileError> {
+    fn with_ring() -> Bench {
+        Bench::of(Faulty { has_ring: true, ..Faulty::default() })
+    }
+
+    fn of(file: Faulty) -> Bench {
+        let swap = SwapFile::new(&[3; KEY_BYTES], Box::leak(Box::new(AtomicU64::new(7))));
+        Bench { swap, file, writer: SwapWriter::default(), buffer: ReadBuffer::default() }
+    }
+
+    /// Begins to write `pieces` one behind the other, 32 bytes apart, from `first` on.
+    fn begin(&mut self, first: u32, pieces: &[Vec<u8>]) -> Begun {
         let mut ranges = Vec::new();
         let mut end = 0usize;
         for piece in pieces {
@@ -80,7 +132,13 @@ impl Bench {
         };
         let mut seals = Vec::new();
         let slots = end.div_ceil(PAGE_BYTES) as u32;
-        self.swap.write(&self.file, &mut self.buffer, Slot(first), slots, fill, &mut seals)?;
+        self.writer.begin(&self.swap, &self.file, (Slot(first), slots), fill, &mut seals);
+        (first, ranges, seals)
+    }
+
+    /// Finishes the oldest write, which was this one.
+    fn finish(&mut self, (first, ranges, seals): Begun) -> Result<Vec<FilePlace>, FileError> {
+        self.writer.finish(&self.file)?;
         let place = |(range, seal): (std::ops::Range<usize>, Seal)| FilePlace {
             first: Slot(first + (range.start / PAGE_BYTES) as u32),
             offset_bytes: (range.start % PAGE_BYTES) as u32,
@@ -90,13 +148,18 @@ impl Bench {
         Ok(ranges.into_iter().zip(seals).map(place).collect())
     }
 
+    fn write(&mut self, first: u32, pieces: &[Vec<u8>]) -> Result<Vec<FilePlace>, FileError> {
+        let begun = self.begin(first, pieces);
+        self.finish(begun)
+    }
+
     fn read(&mut self, place: &FilePlace) -> Result<Vec<u8>, FileError> {
         self.swap.read(&self.file, &mut self.buffer, place).map(<[u8]>::to_vec)
     }
 
     /// Forgets what was read ahead.
     fn forget(&mut self) {
-        self.buffer = IoBuffer::default();
+        self.buffer = ReadBuffer::default();
     }
 }
 
@@ -132,10 +195,7 @@ fn neighbours_are_read_at_once() {
     bench.forget();
     let _ = (bench.read(&places[0]), bench.read(&places[1]));
     let others = vec![vec![9u8; 16384]];
-    let mut other = IoBuffer::default();
-    std::mem::swap(&mut bench.buffer, &mut other);
     let newer = bench.write(places[2].first.0, &others).unwrap();
-    std::mem::swap(&mut bench.buffer, &mut other);
     assert!(bench.read(&newer[0]).unwrap() == others[0]);
     assert!(bench.read(&places[2]) == Err(FileError::Tampered));
 }
@@ -158,6 +218,60 @@ fn a_full_disk_an_error_or_a_short_write_is_told() {
         let places = bench.write(0, &pieces(&[20_000])).unwrap();
         assert_eq!(bench.read(&places[0]).unwrap(), pieces(&[20_000])[0]);
     }
+}
+
+#[test]
+fn what_a_ring_does_not_do_is_done_without_it_and_that_answer_counts() {
+    use Fault::{Errno as Fails, Short};
+    let content = pieces(&[9000, 20_000]);
+    for (by_ring, by_call) in [
+        (Fails(Errno::IO), None),
+        (Fails(Errno::IO), Some(Fails(Errno::IO))),
+        (Fails(Errno::OPNOTSUPP), None),
+        (Short(0), Some(Fails(Errno::NOSPC))),
+        (Short(5000), Some(Short(0))),
+        (Short(8192), None),
+    ] {
+        let mut bench = Bench::with_ring();
+        bench.file.ring_write.lock().unwrap().push(by_ring);
+        bench.file.write.lock().unwrap().extend(by_call);
+        let (begun, other) = (bench.begin(0, &content), bench.begin(100, &content));
+        match (bench.finish(begun), by_call) {
+            (Ok(places), None) => assert_eq!(bench.read(&places[1]).unwrap(), content[1]),
+            (Err(FileError::System(errno)), Some(Fails(expected))) => assert_eq!(errno, expected),
+            (Err(FileError::Short), Some(Short(_))) => {}
+            (outcome, _) => panic!("{outcome:?} after {by_ring:?}, {by_call:?}"),
+        }
+        // The other was begun before, and is none the worse for it. So is what is written next.
+        let places = bench.finish(other).unwrap();
+        assert_eq!(bench.read(&places[0]).unwrap(), content[0]);
+        let places = bench.write(200, &content).unwrap();
+        assert_eq!(bench.read(&places[1]).unwrap(), content[1]);
+    }
+    // One that takes nothing.
+    for by_call in [None, Some(Fails(Errno::IO))] {
+        let mut bench = Bench::with_ring();
+        bench.file.submit.lock().unwrap().push(Errno::PERM);
+        bench.file.write.lock().unwrap().extend(by_call);
+        let outcome = bench.write(0, &content);
+        assert_eq!(outcome.err(), by_call.map(|_| FileError::System(Errno::IO)));
+    }
+}
+
+#[test]
+fn two_writes_are_under_way_and_end_in_order() {
+    let mut bench = Bench::with_ring();
+    let content = pieces(&[9000, 20_000]);
+    let mut begun = std::collections::VecDeque::from([bench.begin(0, &content)]);
+    for turn in 1..10 {
+        begun.push_back(bench.begin(turn * 10, &content));
+        let oldest = begun.pop_front().unwrap();
+        let places = bench.finish(oldest).unwrap();
+        assert_eq!(bench.read(&places[1]).unwrap(), content[1]);
+    }
+    // What is under way keeps its bytes (the double looks), also where nobody waits for it any more.
+    bench.writer = SwapWriter::default();
+    assert!(bench.file.bytes.lock().unwrap().len() > 90 * PAGE_BYTES);
 }
 
 #[test]
@@ -250,21 +364,41 @@ proptest! {
     #[test]
     fn what_is_read_is_what_was_written_whatever_fails(
         lens in prop::collection::vec(1usize..20_000, 1..8),
-        reads in prop::collection::vec(prop_oneof![
-            Just(Fault::Errno(Errno::IO)), Just(Fault::Errno(Errno::INTR)), (0usize..20_000).prop_map(Fault::Short)], 0..6),
+        has_ring in any::<bool>(),
+        writes in prop::collection::vec(fault(), 0..4),
+        ring_writes in prop::collection::vec(fault(), 0..4),
+        reads in prop::collection::vec(fault(), 0..6),
         order in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
     ) {
-        let mut bench = Bench::new();
+        let mut bench = Bench::of(Faulty { has_ring, ..Faulty::default() });
         let content = pieces(&lens);
-        let places = bench.write(0, &content).unwrap();
+        *bench.file.write.lock().unwrap() = writes;
+        *bench.file.ring_write.lock().unwrap() = ring_writes;
+        let mut written = Vec::new();
+        for turn in 0..3 {
+            let begun = [bench.begin(turn * 100, &content), bench.begin(turn * 100 + 50, &content)];
+            written.extend(begun.into_iter().filter_map(|begun| bench.finish(begun).ok()));
+        }
         *bench.file.read.lock().unwrap() = reads;
         for index in order {
-            let index = index.index(places.len());
-            if let Ok(bytes) = bench.read(&places[index]) {
-                prop_assert_eq!(&bytes, &content[index]);
+            let index = index.index(content.len());
+            for places in &written {
+                if let Ok(bytes) = bench.read(&places[index]) {
+                    prop_assert_eq!(&bytes, &content[index]);
+                }
             }
         }
+        // Faults are over.
+        bench.file.read.lock().unwrap().clear();
+        bench.forget();
+        for (places, index) in written.iter().flat_map(|places| (0..content.len()).map(move |index| (places, index))) {
+            prop_assert_eq!(bench.read(&places[index]), Ok(content[index].clone()));
+        }
     }
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![Just(Fault::Errno(Errno::IO)), Just(Fault::Errno(Errno::INTR)), (0usize..20_000).prop_map(Fault::Short),]
 }
 
 // ---- files of the system ----
@@ -287,16 +421,17 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
     let again = reopen(std::process::id(), descriptor, created.direct, identity).unwrap();
     let nonces = Box::leak(Box::new(AtomicU64::new(0)));
     let swap = SwapFile::new(&[1; KEY_BYTES], nonces);
-    let (mut buffer, mut seals) = (IoBuffer::default(), Vec::new());
+    let (mut writer, mut seals) = (SwapWriter::default(), Vec::new());
     let mut todo = Some(64..6000);
     let fill = |bytes: &mut [u8]| {
         let range: std::ops::Range<usize> = todo.take()?;
         bytes[range.clone()].fill(77);
         Some(range)
     };
-    swap.write(&created.file, &mut buffer, Slot(512), 2, fill, &mut seals).unwrap();
+    writer.begin(&swap, &created.file, (Slot(512), 2), fill, &mut seals);
+    assert_eq!(writer.finish(&created.file), Ok(if Uring::new(created.file.as_fd()).is_ok() { 2 } else { 0 }));
     let place = FilePlace { first: Slot(512), offset_bytes: 64, len_bytes: 5936, seal: seals[0] };
-    assert_eq!(swap.read(&again, &mut IoBuffer::default(), &place).unwrap(), [77; 5936]);
+    assert_eq!(swap.read(&again, &mut ReadBuffer::default(), &place).unwrap(), [77; 5936]);
     assert_eq!(reopen(std::process::id(), descriptor, false, (identity.0, identity.1 + 1)).err(), Some(Errno::STALE));
 }
 

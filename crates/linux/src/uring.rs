@@ -1,0 +1,91 @@
+//! Writes that go on while their thread does something else: a ring of io_uring(7) for one thread and one file.
+//!
+//! The ring belongs to the thread that made it. Its memory is not copied by forks (`MADV_DONTFORK`), and the child's
+//! threads make rings of their own. Its system calls are made without the C library, whose `syscall` the agent replaces.
+//!
+//! Where it is forbidden (ENOSYS, EPERM, `kernel.io_uring_disabled`) there is none. A program that filters its system
+//! calls later (seccomp) may have chosen to be killed for those it does not know: where there is a filter, the ring
+//! is not used any more. What is under way by then completes all the same: completions arrive with any system call.
+
+use foliomem_core::machine::MOST_WRITES;
+use io_uring::{IoUring, opcode, types::Fd};
+use linux_raw_sys::io_uring::IORING_ENTER_GETEVENTS;
+use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
+use rustix::io::Errno;
+use rustix::thread::{SecureComputingMode, secure_computing_mode};
+
+/// What can have writes to a file under way. (The system's rings, and those of tests that fail.)
+pub trait Ring {
+    /// Begins to write `bytes` from `offset` on, as number `number` of [`MOST_WRITES`].
+    ///
+    /// # Safety
+    /// `bytes` stay where they are and as they are until [`Ring::wait`] has returned for this number.
+    unsafe fn submit(&mut self, number: usize, bytes: &[u8], offset: u64) -> Result<(), Errno>;
+    /// Waits for a write that was begun; returns how many bytes were written.
+    fn wait(&mut self, number: usize) -> Result<usize, Errno>;
+}
+
+/// See the module.
+pub struct Uring {
+    ring: IoUring,
+    file: RawFd,
+    /// How those have ended that nobody has waited for yet: as system calls do.
+    ended: [Option<i32>; MOST_WRITES],
+    /// The system has refused something: what is in the submission queue is never submitted.
+    is_refused: bool,
+}
+
+impl Uring {
+    /// A ring for writes to `file`, which is open as long as the ring lives.
+    pub fn new(file: BorrowedFd<'_>) -> Result<Uring, Errno> {
+        if is_filtered() {
+            return Err(Errno::PERM);
+        }
+        let ring = IoUring::builder()
+            .dontfork()
+            // Completions interrupt nothing: they are fetched.
+            .setup_coop_taskrun()
+            .setup_single_issuer()
+            .build(MOST_WRITES as u32)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOSYS))?;
+        Ok(Uring { ring, file: file.as_raw_fd(), ended: [None; MOST_WRITES], is_refused: false })
+    }
+}
+
+/// Whether the thread's system calls go through a filter; if that cannot be known, they do.
+fn is_filtered() -> bool {
+    secure_computing_mode() != Ok(SecureComputingMode::Disabled)
+}
+
+impl Ring for Uring {
+    unsafe fn submit(&mut self, number: usize, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+        if self.is_refused || is_filtered() {
+            return Err(Errno::PERM);
+        }
+        let entry = opcode::Write::new(Fd(self.file), bytes.as_ptr(), bytes.len() as u32).offset(offset).build();
+        // SAFETY: the bytes stay, by the contract.
+        let pushed = unsafe { self.ring.submission().push(&entry.user_data(number as u64)) };
+        if pushed.is_err() || !matches!(self.ring.submit(), Ok(1)) {
+            self.is_refused = true;
+            return Err(Errno::AGAIN);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, number: usize) -> Result<usize, Errno> {
+        loop {
+            for completion in self.ring.completion() {
+                self.ended[completion.user_data() as usize] = Some(completion.result());
+            }
+            if let Some(result) = self.ended[number].take() {
+                return usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+            }
+            // SAFETY: submits nothing, and passes no argument.
+            if is_filtered()
+                || unsafe { self.ring.submitter().enter::<()>(0, 1, IORING_ENTER_GETEVENTS, None) }.is_err()
+            {
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+}
