@@ -2,6 +2,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,37 @@ def test_it_is_written_with_io_uring_until_that_is_filtered(tmp_path):
     assert got.out == b"intact\n" and bd["bd_writes"] > 200 * 256 and bd["failed_writes"] == 0, bd
     if allowed:
         assert 50 * 256 < bd["bd_writes_uring"] < bd["bd_writes"], bd
+
+
+# Says what the swap file takes when it is full, when its data is gone, and when there is new data.
+GIVING_BACK = ("import hashlib, mmap, os, sys, time\ndef wait(name):\n print(name, flush=True)\n"
+               " while not os.path.exists(f'{sys.argv[1]}/{name}'): time.sleep(0.05)\n"
+               "for turn in range(2):\n data = mmap.mmap(-1, 192 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+               " for part in range(192): data.write(os.urandom(1 << 20))\n sum = hashlib.md5(data).digest()\n wait(f'full{turn}')\n"
+               " assert hashlib.md5(data).digest() == sum\n if turn and os.fork() == 0:\n  data.close()\n  os.kill(os.getpid(), 9)\n"
+               " if turn: os.wait()\n data.close()\n wait(f'empty{turn}')\n")
+
+
+def giving_back(running, directory, taken_bytes):
+    """Runs GIVING_BACK, and watches what the file takes."""
+    for turn in range(2):
+        running.wait_output(f"full{turn}".encode(), 60)
+        assert taken_bytes() > 100 * MIB, "not much of the data is there"
+        (directory / f"full{turn}").touch()
+        running.wait_output(f"empty{turn}".encode(), 60)
+        deadline = time.monotonic() + 20
+        while taken_bytes() > 16 * MIB and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert taken_bytes() <= 16 * MIB, f"{taken_bytes() >> 20} MiB are not given back"
+        (directory / f"empty{turn}").touch()
+    got = running.finish(30).ok()
+    assert got.stats["bd_stat"]["bd_discards"] > 80 * 256, got.stats["bd_stat"]
+
+
+def test_a_file_gives_its_room_back(tmp_path):
+    options = ["--swap", f"{tmp_path}/swap:512M"]
+    running = start([PYTHON, "-c", GIVING_BACK, tmp_path], "48M", options=options)
+    giving_back(running, tmp_path, lambda: os.stat(swap_fd(running.pid)).st_blocks * 512)
 
 
 def test_descriptors_are_not_the_programs(tmp_path):
@@ -201,6 +233,12 @@ def test_a_block_device(device, tmp_path):
     finally:
         subprocess.run(["umount", mount], check=True)
     assert refused.code == 125 and "in use" in refused.err, refused.err
+
+
+def test_a_block_device_gives_its_room_back(device, tmp_path):
+    """A loop device passes discards on as holes."""
+    running = start([PYTHON, "-c", GIVING_BACK, tmp_path], "48M", options=["--swap", device])
+    giving_back(running, tmp_path, lambda: os.stat(tmp_path / "image").st_blocks * 512)
 
 
 def test_what_cannot_be_a_swap_file_is_refused_in_one_line(tmp_path):

@@ -11,7 +11,7 @@
 //! Time is of all threads together: with twice the threads on as many CPUs it is half, at best.
 
 use crate::{Error, median};
-use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
+use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
 use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
 use serde::Serialize;
 use std::fmt;
@@ -218,7 +218,7 @@ impl Thread<'_> {
 }
 
 fn measure(strategy: Strategy, order: Order, threads: u16, fill: Fill) -> Result<Row, Error> {
-    let swap = SwapClusters::new(SwapDevice { slots: SLOTS, wants_discard: false }, threads, strategy);
+    let swap = SwapClusters::new(SwapDevice { slots: SLOTS, discard: Discard::Never }, threads, strategy);
     let mut workers: Vec<Thread> = (0..threads)
         .map(|cpu| Thread {
             swap: &swap,

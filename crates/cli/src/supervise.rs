@@ -18,6 +18,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const AGENT: &str = "libfoliomem_agent.so";
+/// How often the swap file is looked through for what nobody holds any more.
+const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -85,10 +87,11 @@ pub fn run(
         .env("LD_PRELOAD", preload(&agent_path()?))
         .env("FOLIOMEM_CONTROL", format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
-    let mut run = Run { control, child, peaks: Peaks::default(), started: Instant::now(), said_unmanaged: false };
+    let (peaks, started) = (Peaks::default(), Instant::now());
+    let mut run = Run { control, child, swap_file, peaks, started, discarded: started, said_unmanaged: false };
     let code = run.watch()?;
     run.look();
-    let swap_bytes = swap_file.map_or(0, |created| created.bytes);
+    let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
     let report = Report { control, limit_bytes, swap_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
     if !settings.quiet() {
         eprintln!("{}", report.summary());
@@ -150,8 +153,11 @@ fn start_error(program: &Path, error: std::io::Error) -> CliError {
 struct Run {
     control: &'static Control,
     child: Child,
+    swap_file: Option<Created>,
     peaks: Peaks,
     started: Instant,
+    /// When the swap file was looked through for what nobody holds.
+    discarded: Instant,
     said_unmanaged: bool,
 }
 
@@ -179,6 +185,10 @@ impl Run {
     fn look(&mut self) {
         self.control.reap();
         self.peaks.sample(self.control);
+        if let Some(created) = self.swap_file.as_ref().filter(|_| self.discarded.elapsed() > DISCARD_INTERVAL) {
+            self.control.swap().discard_left(&created.file);
+            self.discarded = Instant::now();
+        }
         for notice in self.control.take_notices() {
             eprint!("{notice}");
         }

@@ -48,13 +48,31 @@ use strategy::Policy;
 use table::{Cluster, ClusterTable};
 use thiserror::Error;
 
+/// Whether a cluster is to be discarded before it is used again (the kernel's `SWP_PAGE_DISCARD`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Discard {
+    /// No.
+    #[default]
+    Never,
+    /// It is, so that its room is somebody else's until then. The less is in use the better.
+    ForRoom,
+    /// It is, so that the device need not keep what is there. Such a device prefers writes to be spread.
+    ForDevice,
+}
+
 /// What slots are allocated on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapDevice {
     /// Its slots; whole clusters of them are used.
     pub slots: u32,
-    /// Whether a cluster is to be discarded before it is used again (the kernel's `SWP_PAGE_DISCARD`).
-    pub wants_discard: bool,
+    /// Whether it wants discards.
+    pub discard: Discard,
+}
+
+impl SwapDevice {
+    fn wants_discard(self) -> bool {
+        self.discard != Discard::Never
+    }
 }
 
 /// Why an allocation got no slots.
@@ -126,6 +144,11 @@ impl SwapClusters {
         self.table.len() * CLUSTER_SLOTS
     }
 
+    /// Whether clusters are discarded before they are used again.
+    pub fn wants_discard(&self) -> bool {
+        self.device.wants_discard()
+    }
+
     /// 2^order contiguous slots, naturally aligned; `cpu` is where the caller runs, modulo the CPUs there are.
     ///
     /// # Errors
@@ -161,7 +184,7 @@ impl SwapClusters {
         self.each_cluster(first, slots, |number, cluster, part| {
             let (at, slots) = (part.start.index_in_cluster(), part.end.0 - part.start.0);
             cluster.free(at, slots);
-            let place = match (cluster.is_empty(), self.device.wants_discard) {
+            let place = match (cluster.is_empty(), self.device.wants_discard()) {
                 (true, true) => Place::AwaitsDiscard,
                 (true, false) => Place::Free,
                 (false, _) => self.policy.after_free(cluster, at, slots),

@@ -24,7 +24,7 @@ mod write_back;
 
 pub use fault::Served;
 
-use crate::cluster::{NoSlots, Strategy, SwapClusters, SwapDevice};
+use crate::cluster::{Discard, NoSlots, Strategy, SwapClusters, SwapDevice};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::locality::Locality;
@@ -71,6 +71,8 @@ const SLOT_TRIES: u32 = 4;
 pub struct BackingConfig {
     /// Its slots, in whole clusters.
     pub slots: u32,
+    /// Whether clusters of it are discarded when they are free.
+    pub discard: Discard,
     /// What the store may take before its oldest pieces are written to the file.
     pub store_pages: u32,
 }
@@ -133,10 +135,11 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
 impl<M: Machine> Engine<M> {
     /// A manager of `machine` that manages nothing yet.
     pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
-        let clusters =
-            |slots| SwapClusters::new(SwapDevice { slots, wants_discard: false }, config.cpus, config.strategy);
+        let clusters = |slots, discard| SwapClusters::new(SwapDevice { slots, discard }, config.cpus, config.strategy);
         let store = match config.backing {
-            Some(BackingConfig { slots, .. }) => Store::with_backing(config.swap_slots, clusters(slots)),
+            Some(BackingConfig { slots, discard, .. }) => {
+                Store::with_backing(config.swap_slots, clusters(slots, discard))
+            }
             None => Store::new(config.swap_slots),
         };
         Engine {
@@ -147,7 +150,7 @@ impl<M: Machine> Engine<M> {
             active: Queue::default(),
             staged: Queue::default(),
             workingset: Workingset::default(),
-            slots: clusters(config.swap_slots),
+            slots: clusters(config.swap_slots, Discard::Never),
             slot_map: SlotMap::new(config.swap_slots),
             store,
             swap_cache: SwapCache::default(),

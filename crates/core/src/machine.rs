@@ -178,6 +178,9 @@ pub trait Machine: Sync {
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted>;
+    /// Nothing in a cluster of the swap file, which this process holds, is needed any more: the system may have its room.
+    /// Whether it takes it.
+    fn discard_cluster(&self, cluster: ClusterNumber) -> bool;
     /// Makes this process the holder of a cluster of the swap file, unless there is one. Like the next two, it is
     /// called under leaf locks, and waits for nothing.
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool;

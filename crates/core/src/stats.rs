@@ -298,6 +298,8 @@ counters! {
         bd_writes: count,
         /// Those of `bd_writes` that io_uring has written.
         bd_writes_uring: count,
+        /// Pages of the swap file that were free and discarded.
+        bd_discards: count,
         /// Pieces that the swap file did not give back as they were written.
         failed_reads: count,
         /// Writes that failed: what was to be written stays in memory.

@@ -6,7 +6,7 @@
 mod double;
 
 use double::{Double, Worker};
-use foliomem_core::cluster::Strategy as SlotStrategy;
+use foliomem_core::cluster::{Discard, Strategy as SlotStrategy};
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::units::{ClusterNumber, Order, OrderSet, PageNumber};
@@ -35,6 +35,7 @@ enum Step {
     Shrink { pages: u32 },
     Compact { pages: u32 },
     FailWrites { count: u32 },
+    DiscardFile,
     FailReads { count: u32 },
     OthersClaim { cluster: ClusterNumber },
     OthersGo,
@@ -61,6 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
         2 => (1u32..100).prop_map(|pages| Step::Compact { pages }),
         1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
+        1 => Just(Step::DiscardFile),
         1 => (1u32..4).prop_map(|count| Step::FailReads { count }),
         1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster: ClusterNumber(cluster) }),
         1 => Just(Step::OthersGo),
@@ -250,6 +252,7 @@ impl World {
                 let freed = self.engine.compact_store(pages);
                 assert_eq!(self.engine.free_frames(), before + freed);
             }
+            Step::DiscardFile => while self.engine.discard_one() {},
             Step::FailWrites { count } => self.engine.machine().state.lock().failing_writes = count,
             Step::FailReads { count } => self.engine.machine().state.lock().failing_reads = count,
             Step::OthersClaim { cluster } => {
@@ -299,9 +302,10 @@ proptest! {
         // Too few slots for all pages, or so many that they never run short.
         swap_clusters in prop_oneof![1u32..5, Just(64)],
         file_clusters in 0u32..8,
+        discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let backing = BackingConfig { slots: file_clusters * 512, store_pages: limit_pages as u32 / 4 };
+        let backing = BackingConfig { slots: file_clusters * 512, discard, store_pages: limit_pages as u32 / 4 };
         let backing = (file_clusters > 0).then_some(backing);
         let mut world = World::with_backing(sizes, granule, limit_pages, swap_clusters, backing);
         world.map(0, 600);
@@ -424,7 +428,7 @@ fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
 
 #[test]
 fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
-    let backing = BackingConfig { slots: 512 * 8, store_pages: 100 };
+    let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 100 };
     let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
     world.map(0, 2000);
     for page in 0..2000 {
@@ -442,13 +446,16 @@ fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
     world.check();
     world.unmap(0, 2000);
     world.check();
+    assert!(world.engine.awaits_discard());
+    while world.engine.discard_one() {}
     assert!(world.engine.machine().state.lock().clusters.is_empty(), "an empty file holds no clusters");
+    assert!(world.engine.counters().backing.bd_discards.get() >= 1500);
 }
 
 #[test]
 fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
     for (clusters, failing) in [(8, u32::MAX), (1, 0)] {
-        let backing = BackingConfig { slots: 512 * clusters, store_pages: 100 };
+        let backing = BackingConfig { slots: 512 * clusters, discard: Discard::ForRoom, store_pages: 100 };
         let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
         world.engine.machine().state.lock().failing_writes = failing;
         world.map(0, 1500);
@@ -464,7 +471,7 @@ fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
 #[test]
 fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
     for failing in [0, 1, 2] {
-        let backing = BackingConfig { slots: 512 * 8, store_pages: 600 };
+        let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 600 };
         let mut world = World::with_backing(1 << 4, 4, 2000, 64, Some(backing));
         world.map(0, 1000);
         world.write_incompressible(1000);
@@ -483,7 +490,7 @@ fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
 
 #[test]
 fn what_the_file_does_not_give_back_ends_the_program_there() {
-    let backing = BackingConfig { slots: 512 * 8, store_pages: 0 };
+    let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 0 };
     let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
     world.map(0, 1000);
     world.write_incompressible(1000);

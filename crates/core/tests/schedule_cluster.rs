@@ -4,7 +4,7 @@
 //!     RUSTFLAGS="--cfg shuttle" cargo test -p foliomem-core --test 'schedule_*'
 #![cfg(shuttle)]
 
-use foliomem_core::cluster::{NoSlots, SlotState, Strategy, SwapClusters, SwapDevice};
+use foliomem_core::cluster::{Discard, NoSlots, SlotState, Strategy, SwapClusters, SwapDevice};
 use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
 use std::sync::{Arc, Mutex};
 
@@ -31,8 +31,8 @@ struct World {
 }
 
 impl World {
-    fn new(clusters: u32, strategy: Strategy, wants_discard: bool) -> Arc<World> {
-        let device = SwapDevice { slots: clusters * CLUSTER_SLOTS, wants_discard };
+    fn new(clusters: u32, strategy: Strategy, discard: Discard) -> Arc<World> {
+        let device = SwapDevice { slots: clusters * CLUSTER_SLOTS, discard };
         let owned = Mutex::new(vec![false; device.slots as usize]);
         Arc::new(World { swap: SwapClusters::new(device, 2, strategy), owned })
     }
@@ -74,8 +74,8 @@ fn run(world: &Arc<World>, threads: Vec<Box<dyn FnOnce(&World) + Send>>) {
 }
 
 /// Two CPUs and a third thread on one of theirs, mixed orders, in more clusters than they fill.
-fn mixed_orders(strategy: Strategy, wants_discard: bool) {
-    let world = World::new(3, strategy, wants_discard);
+fn mixed_orders(strategy: Strategy, discard: Discard) {
+    let world = World::new(3, strategy, discard);
     let churn = |cpu: u16, orders: [u8; 3]| {
         move |world: &World| {
             let mut held = Vec::new();
@@ -97,15 +97,15 @@ fn mixed_orders(strategy: Strategy, wants_discard: bool) {
 
 #[test]
 fn no_slot_has_two_owners() {
-    explore(|| mixed_orders(Strategy::NonfullFirst, false));
-    explore(|| mixed_orders(Strategy::NonfullFirst, true));
+    explore(|| mixed_orders(Strategy::NonfullFirst, Discard::Never));
+    explore(|| mixed_orders(Strategy::NonfullFirst, Discard::ForDevice));
 }
 
 #[test]
 fn no_slot_has_two_owners_with_the_older_strategies() {
-    explore(|| mixed_orders(Strategy::PerCpuLinear, false));
-    explore(|| mixed_orders(Strategy::ClusterLists, false));
-    explore(|| mixed_orders(Strategy::OneFragment, false));
+    explore(|| mixed_orders(Strategy::PerCpuLinear, Discard::Never));
+    explore(|| mixed_orders(Strategy::ClusterLists, Discard::Never));
+    explore(|| mixed_orders(Strategy::OneFragment, Discard::Never));
 }
 
 /// The device is full but for one slot for each thread, in clusters of different orders, which they free and
@@ -113,7 +113,7 @@ fn no_slot_has_two_owners_with_the_older_strategies() {
 #[test]
 fn order_0_finds_what_is_free() {
     explore(|| {
-        let world = World::new(2, Strategy::NonfullFirst, false);
+        let world = World::new(2, Strategy::NonfullFirst, Discard::Never);
         let large = world.alloc(0, order(8)).unwrap();
         world.alloc(0, order(8)).unwrap();
         let small: Vec<Slot> = (0..CLUSTER_SLOTS).map(|_| world.alloc(1, order(0)).unwrap()).collect();
@@ -138,7 +138,7 @@ fn order_0_finds_what_is_free() {
 #[test]
 fn cached_slots_are_given_back_once() {
     explore(|| {
-        let world = World::new(1, Strategy::NonfullFirst, false);
+        let world = World::new(1, Strategy::NonfullFirst, Discard::Never);
         let cached = world.alloc(0, order(8)).unwrap();
         world.alloc(0, order(8)).unwrap();
         let copy = Arc::new(shuttle::sync::Mutex::new(None));
@@ -173,14 +173,14 @@ fn cached_slots_are_given_back_once() {
 #[test]
 fn no_cluster_is_used_before_it_is_discarded() {
     explore(|| {
-        let world = World::new(2, Strategy::NonfullFirst, true);
+        let world = World::new(2, Strategy::NonfullFirst, Discard::ForDevice);
         let clusters: Vec<Slot> = (0..2).map(|_| world.alloc(0, order(9)).unwrap()).collect();
         let discarded = Arc::new(Mutex::new(vec![false; 2]));
         let free = |slot: Slot| move |world: &World| world.free(slot, CLUSTER_SLOTS);
         let discards = Arc::clone(&discarded);
         let discard = move |world: &World| {
-            for pending in world.swap.take_discards() {
-                discards.lock().unwrap()[pending.slots().start.cluster().0 as usize] = true;
+            while let Some(pending) = world.swap.take_discard() {
+                discards.lock().unwrap()[pending.cluster().0 as usize] = true;
                 world.swap.discarded(pending);
             }
         };

@@ -29,6 +29,7 @@ pub mod region;
 pub mod runtime;
 mod sizing;
 mod still;
+mod swap_discard;
 pub mod swap_file;
 pub mod swap_space;
 mod swap_writer;

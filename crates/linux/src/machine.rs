@@ -17,6 +17,7 @@ use crate::maps;
 use crate::pagemap;
 use crate::ranges::Ranges;
 use crate::region::Region;
+use crate::swap_discard;
 use crate::swap_file::{ReadBuffer, SwapFile};
 use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::swap_writer::SwapWriter;
@@ -645,6 +646,12 @@ impl Machine for LinuxMachine {
             Corrupted
         })?;
         restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
+    }
+
+    fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
+        let Some((swap, file)) = self.swap_file() else { return false };
+        swap.space.discarded(cluster);
+        swap_discard::discard(file, swap.space.discard(), cluster).is_ok()
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {

@@ -547,7 +547,7 @@ impl Runtime {
         if room < 0 && free > low {
             engine.shrink(low as u32, (-room) as u32);
         }
-        if (room + free < low && looks.may_free_more()) || self.settings.torture {
+        if (room + free < low && looks.may_free_more()) || self.settings.torture || engine.awaits_discard() {
             self.wake_reclaimers();
         }
         let unnoticed = if looks.is_quiet() { QUIET_PAGES + (self.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
@@ -569,7 +569,8 @@ impl Runtime {
         let limit_pages = self.budget.limit_pages();
         let file_slots =
             if machine.has_swap_file() { self.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
-        let backing = BackingConfig { slots: file_slots, store_pages: sizing::store_pages(limit_pages) };
+        let discard = self.budget.control().swap().discard();
+        let backing = BackingConfig { slots: file_slots, discard, store_pages: sizing::store_pages(limit_pages) };
         let config = EngineConfig {
             sizes: self.settings.sizes,
             granule: self.settings.granule,
@@ -626,6 +627,13 @@ impl Runtime {
                 let freed = engine.reclaim(&mut worker, BATCH_PAGES);
                 self.budget.counters().vm.pgsteal_kswapd.add(freed);
                 if freed == 0 || self.settings.torture {
+                    break;
+                }
+            }
+            // Nobody needs memory.
+            while self.reclaim_kick.load(Ordering::Relaxed) == kicked {
+                let _inside = self.gate.enter();
+                if !engine.discard_one() {
                     break;
                 }
             }

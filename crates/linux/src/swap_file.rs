@@ -14,9 +14,11 @@
 //! (`O_DIRECT`): the page cache is memory, too. A read that goes on where the last one ended reads further ahead:
 //! pieces that went out together lie together.
 
+use crate::swap_discard;
 use crate::swap_space::SwapSpace;
 use crate::uring::{Ring, Uring};
 use crate::why::Why;
+use foliomem_core::cluster::Discard;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
 use foliomem_core::units::{CLUSTER_SLOTS, PAGE_BYTES, Slot};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
@@ -286,6 +288,8 @@ pub struct Created {
     pub bytes: u64,
     /// Reads and writes go past the page cache.
     pub direct: bool,
+    /// How what is free there is given back.
+    pub discard: Discard,
     /// A file that an earlier run has left behind was removed.
     pub was_stale: bool,
     /// It is on a file system that is memory itself.
@@ -341,7 +345,8 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     }
     fs::ftruncate(&file, bytes).map_err(failed("size"))?;
     let (file, direct) = go_direct(file);
-    Ok(Created { file, bytes, direct, was_stale, in_memory: system.f_type as u32 == TMPFS_MAGIC })
+    let (discard, in_memory) = (swap_discard::probe(&file, false), system.f_type as u32 == TMPFS_MAGIC);
+    Ok(Created { file, bytes, direct, discard, was_stale, in_memory })
 }
 
 fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> {
@@ -365,7 +370,8 @@ fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> 
     if !direct {
         fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed("open"))?;
     }
-    Ok(Created { file, bytes, direct, was_stale: false, in_memory: false })
+    let discard = swap_discard::probe(&file, true);
+    Ok(Created { file, bytes, direct, discard, was_stale: false, in_memory: false })
 }
 
 /// The same file past the page cache, where that works.

@@ -6,11 +6,16 @@
 //! instruction: its row says what it held, and whoever finds it dead counts that down. Killed between count and bit, it
 //! leaves a cluster that is not used again in this run.
 //!
+//! A cluster is discarded by who holds it, alone or with others that have nothing there either; what nobody held long enough for that is
+//! discarded by the supervisor, which holds it meanwhile.
+//!
 //! The key and the counter of nonces are here, too: one of each for all processes, so that a child of a fork reads what its
 //! parent has written, and no two processes ever use one nonce.
 
 use crate::control::MOST_PROCESSES;
+use crate::swap_discard;
 use crate::swap_file::{self, CLUSTER_BYTES, Created, KEY_BYTES};
+use foliomem_core::cluster::Discard;
 use foliomem_core::units::ClusterNumber;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -20,6 +25,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 /// Clusters of the largest file: 128 GiB. (Rows of 8 KiB, of which only the pages that are used exist.)
 const MOST_CLUSTERS: usize = 1 << 16;
 const WORDS: usize = MOST_CLUSTERS / 64;
+/// Clusters that the supervisor discards before it looks around again.
+const DISCARDED_AT_ONCE: usize = 64;
 /// In a row's owner: the process is about to be forked by this one.
 const PENDING: u64 = 1 << 32;
 
@@ -49,6 +56,8 @@ pub struct SwapSpace {
     /// 0 where there is no swap file.
     clusters: AtomicU32,
     direct: AtomicU32,
+    /// A [`Discard`].
+    discard: AtomicU32,
     /// Where it is open: process, descriptor.
     pid: AtomicU32,
     descriptor: AtomicU32,
@@ -59,6 +68,8 @@ pub struct SwapSpace {
     /// [`Event`]s that were told.
     told: AtomicU32,
     holders: [AtomicU16; MOST_CLUSTERS],
+    /// Clusters that were claimed, and not discarded since.
+    undiscarded: Row,
     /// Whose rows these are: a pid, perhaps with [`PENDING`]; 0 while nobody has the row. Apart from the rows, so that
     /// looking for one makes no pages for all of them.
     owners: [AtomicU64; MOST_PROCESSES],
@@ -99,6 +110,7 @@ impl SwapSpace {
         self.device.store(device, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
         self.direct.store(u32::from(created.direct), Ordering::Relaxed);
+        self.discard.store(created.discard as u32, Ordering::Relaxed);
         self.pid.store(std::process::id(), Ordering::Relaxed);
         self.descriptor.store(created.file.as_raw_fd() as u32, Ordering::Relaxed);
         self.clusters.store((created.bytes / CLUSTER_BYTES) as u32, Ordering::Release);
@@ -108,6 +120,12 @@ impl SwapSpace {
     /// Clusters of the file; 0 where there is none.
     pub fn clusters(&self) -> u32 {
         self.clusters.load(Ordering::Acquire)
+    }
+
+    /// How what is free there is given back.
+    pub fn discard(&self) -> Discard {
+        let number = self.discard.load(Ordering::Relaxed);
+        [Discard::ForRoom, Discard::ForDevice].into_iter().find(|&how| how as u32 == number).unwrap_or_default()
     }
 
     /// The run's key.
@@ -215,8 +233,34 @@ impl SwapSpace {
             return false;
         }
         let (word, bit) = word_and_bit(cluster);
+        self.undiscarded.0[word].fetch_or(bit, Ordering::AcqRel);
         self.held(row)[word].fetch_or(bit, Ordering::AcqRel);
         true
+    }
+
+    /// A process that holds the cluster has discarded it.
+    pub fn discarded(&self, cluster: ClusterNumber) {
+        let (word, bit) = word_and_bit(cluster);
+        self.undiscarded.0[word].fetch_and(!bit, Ordering::AcqRel);
+    }
+
+    /// Discards what has been left as it was, by processes that have ended or shared it. What the supervisor does now and then.
+    pub fn discard_left(&self, file: &OwnedFd) {
+        let how = self.discard();
+        if how == Discard::Never {
+            return;
+        }
+        self.reap();
+        let words = self.undiscarded.0.iter().enumerate().take(self.words());
+        let left = words.flat_map(|(index, word)| clusters_in(index, word.load(Ordering::Acquire)));
+        let claimed =
+            |&number: &usize| self.holders[number].compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        for number in left.filter(claimed).take(DISCARDED_AT_ONCE) {
+            let cluster = ClusterNumber(number as u32);
+            self.discarded(cluster);
+            let _ = swap_discard::discard(file, how, cluster);
+            self.holders[number].fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// The owner of `row` holds the cluster no more.
@@ -307,6 +351,20 @@ mod tests {
         space.reap();
         assert!(space.claim(mine, near));
         assert!(space.has_one_holder(far));
+        // What is not held is discarded once.
+        space.discard.store(Discard::ForRoom as u32, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("foliomem-left-{me}"));
+        let file = std::fs::File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; CLUSTER_BYTES as usize], 3 * CLUSTER_BYTES).unwrap();
+        let file = OwnedFd::from(file);
+        let blocks = || rustix::fs::fstat(&file).unwrap().st_blocks;
+        space.discard_left(&file);
+        assert!(blocks() > 0, "it is held");
+        space.release(mine, near);
+        space.discard_left(&file);
+        assert_eq!((blocks(), space.undiscarded.0[0].load(Ordering::Relaxed)), (0, 0));
+        assert!(space.claim(mine, near) && !space.claim(mine, far));
         // After an exec.
         space.begin(me);
         let again = space.enter(me).unwrap();

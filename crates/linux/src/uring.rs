@@ -80,10 +80,11 @@ impl Ring for Uring {
             if let Some(result) = self.ended[number].take() {
                 return usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
             }
-            // SAFETY: submits nothing, and passes no argument.
-            if is_filtered()
-                || unsafe { self.ring.submitter().enter::<()>(0, 1, IORING_ENTER_GETEVENTS, None) }.is_err()
-            {
+            let wait = |ring: &IoUring| {
+                // SAFETY: submits nothing, and passes no argument.
+                unsafe { ring.submitter().enter::<()>(0, 1, IORING_ENTER_GETEVENTS, None) }
+            };
+            if is_filtered() || wait(&self.ring).is_err() {
                 rustix::thread::sched_yield();
             }
         }

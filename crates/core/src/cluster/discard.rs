@@ -3,8 +3,7 @@
 use super::SwapClusters;
 use super::lists::Place;
 use super::search::Look;
-use crate::units::{ClusterNumber, Slot};
-use std::ops::Range;
+use crate::units::ClusterNumber;
 
 /// A wholly free cluster that nobody may use until [`SwapClusters::discarded`] gets this back.
 #[must_use = "the cluster is lost until it is discarded"]
@@ -13,28 +12,32 @@ pub struct PendingDiscard(ClusterNumber);
 
 impl PendingDiscard {
     /// What is to be discarded.
-    pub fn slots(&self) -> Range<Slot> {
-        self.0.slots()
+    pub fn cluster(&self) -> ClusterNumber {
+        self.0
     }
 }
 
 impl SwapClusters {
-    /// Takes all clusters off the discard queue, oldest first. The caller discards their slots and says so by
-    /// [`SwapClusters::discarded`]. (The kernel's `swap_do_scheduled_discard`.)
-    pub fn take_discards(&self) -> Vec<PendingDiscard> {
-        let mut taken = Vec::new();
+    /// How many clusters are on the discard queue.
+    pub fn awaiting_discard(&self) -> u32 {
+        self.lists.lock().len(Place::AwaitsDiscard)
+    }
+
+    /// Takes the oldest cluster off the discard queue. The caller discards its slots and says so by
+    /// [`SwapClusters::discarded`]. (A step of the kernel's `swap_do_scheduled_discard`.)
+    pub fn take_discard(&self) -> Option<PendingDiscard> {
         loop {
             let Look { mut lists, first, contended } = self.look_at(Place::AwaitsDiscard);
             match (first, contended) {
                 (Some((number, mut cluster)), _) => {
                     lists.move_to_end(number, &mut cluster, Place::Discarding);
-                    taken.push(PendingDiscard(number));
+                    return Some(PendingDiscard(number));
                 }
                 (None, Some(number)) => {
                     drop(lists);
                     drop(self.table.get(number).lock());
                 }
-                (None, None) => return taken,
+                (None, None) => return None,
             }
         }
     }

@@ -10,7 +10,7 @@
 use super::current::{Current, PerCpu};
 use super::lists::{Lists, Place};
 use super::table::Cluster;
-use super::{NoSlots, SwapClusters};
+use super::{Discard, NoSlots, SwapClusters};
 use crate::sync::MutexGuard;
 use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
@@ -59,8 +59,8 @@ impl<'a> Search<'a> {
         self.order
     }
 
-    pub fn wants_discard(&self) -> bool {
-        self.clusters.device.wants_discard
+    pub fn spreads_writes(&self) -> bool {
+        self.clusters.device.discard == Discard::ForDevice
     }
 
     /// Room where this CPU found some the last time.

@@ -11,7 +11,7 @@ fn order(order: u8) -> Order {
 }
 
 fn device(clusters: u32, strategy: Strategy) -> SwapClusters {
-    let device = SwapDevice { slots: clusters * CLUSTER_SLOTS, wants_discard: false };
+    let device = SwapDevice { slots: clusters * CLUSTER_SLOTS, discard: Discard::Never };
     SwapClusters::new(device, 2, strategy)
 }
 
@@ -50,7 +50,7 @@ struct Held {
 struct World {
     swap: SwapClusters,
     strategy: Strategy,
-    wants_discard: bool,
+    discard: Discard,
     cpus: u16,
     slots: Vec<SlotState>,
     held: Vec<Held>,
@@ -62,12 +62,12 @@ struct World {
 }
 
 impl World {
-    fn new(clusters: u32, cpus: u16, strategy: Strategy, wants_discard: bool) -> World {
-        let device = SwapDevice { slots: clusters * CLUSTER_SLOTS + 3, wants_discard };
+    fn new(clusters: u32, cpus: u16, strategy: Strategy, discard: Discard) -> World {
+        let device = SwapDevice { slots: clusters * CLUSTER_SLOTS + 3, discard };
         World {
             swap: SwapClusters::new(device, cpus, strategy),
             strategy,
-            wants_discard,
+            discard,
             cpus,
             slots: vec![SlotState::Free; (clusters * CLUSTER_SLOTS) as usize],
             held: Vec::new(),
@@ -130,7 +130,7 @@ impl World {
                 self.reclaim(slots, order)?;
                 match self.swap.alloc(CpuNumber(cpu), order) {
                     Ok(slot) => self.got(slot, order),
-                    Err(NoSlots::Discard) if self.wants_discard => Ok(()),
+                    Err(NoSlots::Discard) if self.discard != Discard::Never => Ok(()),
                     Err(error) => Err(TestCaseError::fail(format!("{error} after reclaim"))),
                 }
             }
@@ -176,7 +176,7 @@ impl World {
         self.swap.free(Slot(first), slots);
         self.slots[first as usize..(first + slots) as usize].fill(SlotState::Free);
         let number = first / CLUSTER_SLOTS;
-        if slots > 0 && self.wants_discard && self.is_empty(number) {
+        if slots > 0 && self.discard != Discard::Never && self.is_empty(number) {
             self.undiscarded.insert(number);
         }
     }
@@ -212,10 +212,10 @@ impl World {
                 self.held.retain(|held| held.slots > 0);
             }
             Step::ToggleCacheOnly(index) if !self.held.is_empty() => self.toggle_cache_only(index),
-            Step::TakeDiscards => self.taken.extend(self.swap.take_discards()),
+            Step::TakeDiscards => self.taken.extend(std::iter::from_fn(|| self.swap.take_discard())),
             Step::Discarded => {
                 if let Some(pending) = self.taken.pop() {
-                    prop_assert!(self.undiscarded.remove(&pending.slots().start.cluster().0));
+                    prop_assert!(self.undiscarded.remove(&pending.cluster().0));
                     self.swap.discarded(pending);
                 }
             }
@@ -233,12 +233,12 @@ proptest! {
     #[test]
     fn slots_are_contiguous_aligned_and_nobody_elses(
         strategy in prop::sample::select(Strategy::ALL.to_vec()),
-        wants_discard in any::<bool>(),
+        discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
         clusters in 1u32..8,
         cpus in 1u16..4,
         steps in prop::collection::vec(step(), 1..300),
     ) {
-        let mut world = World::new(clusters, cpus, strategy, wants_discard);
+        let mut world = World::new(clusters, cpus, strategy, discard);
         for step in &steps {
             world.step(step)?;
         }
@@ -296,22 +296,23 @@ fn nonfull_first_opens_a_free_cluster_last() {
 }
 
 #[test]
-fn a_device_that_wants_discard_gets_free_clusters_used_first() {
-    let swap =
-        SwapClusters::new(SwapDevice { slots: 4 * CLUSTER_SLOTS, wants_discard: true }, 2, Strategy::NonfullFirst);
-    let slots: Vec<Slot> = (0..64).map(|_| swap.alloc(CPU, order(4)).unwrap()).collect();
-    swap.free(slots[0], 16);
-    assert_eq!(swap.alloc(CpuNumber(1), order(4)).map(Slot::cluster), Ok(ClusterNumber(2)));
+fn only_where_writes_are_to_be_spread_a_free_cluster_is_used_before_a_nonfull_one() {
+    for (discard, used) in [(Discard::Never, 0), (Discard::ForRoom, 0), (Discard::ForDevice, 2)] {
+        let swap = SwapClusters::new(SwapDevice { slots: 4 * CLUSTER_SLOTS, discard }, 2, Strategy::NonfullFirst);
+        let slots: Vec<Slot> = (0..64).map(|_| swap.alloc(CPU, order(4)).unwrap()).collect();
+        swap.free(slots[0], 16);
+        assert_eq!(swap.alloc(CpuNumber(1), order(4)).map(Slot::cluster), Ok(ClusterNumber(used)));
+    }
 }
 
 #[test]
 fn a_freed_cluster_is_free_only_when_it_was_discarded() {
-    let swap = SwapClusters::new(SwapDevice { slots: 1024, wants_discard: true }, 1, Strategy::default());
+    let swap = SwapClusters::new(SwapDevice { slots: 1024, discard: Discard::ForRoom }, 1, Strategy::default());
     let slots = fill(&swap, order(9));
     slots.iter().for_each(|slot| swap.free(*slot, 512));
     assert_eq!(swap.alloc(CPU, order(0)), Err(NoSlots::Discard));
-    let mut pending = swap.take_discards();
-    assert_eq!(pending.iter().map(|pending| pending.slots().start).collect::<Vec<_>>(), slots);
+    let mut pending: Vec<PendingDiscard> = std::iter::from_fn(|| swap.take_discard()).collect();
+    assert_eq!(pending.iter().map(|pending| pending.cluster().slots().start).collect::<Vec<_>>(), slots);
     assert_eq!(swap.alloc(CPU, order(0)), Err(NoSlots::Full));
     swap.discarded(pending.remove(1));
     assert_eq!(swap.alloc(CPU, order(0)), Ok(slots[1]));

@@ -9,7 +9,7 @@ use crate::homes::Urgency;
 use crate::machine::{Corrupted, Machine};
 use crate::store::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, MAX_ORDER, Order};
+use crate::units::{CLUSTER_SLOTS, FrameRun, MAX_ORDER, Order};
 
 /// Looks at the store that leave the file alone after it was full or has failed: a file without room is asked for some now
 /// and then, and does not slow down what goes on without it.
@@ -108,6 +108,20 @@ impl<M: Machine> Engine<M> {
             backing.failed_reads.inc();
         }
         read
+    }
+
+    /// Whether there are clusters of the file to be discarded.
+    pub fn awaits_discard(&self) -> bool {
+        self.store.awaiting_discard() > 0
+    }
+
+    /// Discards one of them, for who has nothing better to do: it may take a while. Returns whether there was one.
+    pub fn discard_one(&self) -> bool {
+        self.store.discard_one(&self.runs(), |cluster| {
+            if self.machine.discard_cluster(cluster) {
+                self.counters().backing.bd_discards.add(CLUSTER_SLOTS.into());
+            }
+        })
     }
 
     /// Slots of the file that are in use.

@@ -19,7 +19,7 @@ use super::{Piece, PieceId, Pinned, RunSource, Store};
 use crate::cluster::SwapClusters;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::units::{CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot};
+use crate::units::{ClusterNumber, CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
@@ -207,6 +207,16 @@ impl Store {
     /// Slots of the swap file that are in use.
     pub fn file_slots(&self) -> u32 {
         self.backing.as_ref().map_or(0, |backing| backing.slots.live_slots())
+    }
+
+    /// Clusters of the swap file that are to be discarded.
+    pub fn awaiting_discard(&self) -> u32 {
+        self.backing.as_ref().map_or(0, |backing| backing.slots.awaiting_discard())
+    }
+
+    /// Has one of them discarded; returns whether there was one.
+    pub fn discard_one(&self, runs: &dyn RunSource, discard: impl FnOnce(ClusterNumber)) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.slots.discard_one(runs, discard))
     }
 
     /// The process is about to fork. Only while no other call is under way.

@@ -15,13 +15,18 @@
 //! | `Lent` | yes | stay dead | yes: free ones are unknown to the child | the last free; being the sole holder; in the child (borrowed) |
 //! | `Borrowed` | yes | stay dead | no: what comes up is dead at once | the last free; being the sole holder |
 //! | `Withheld` | no | there are none | no: another process holds it | a claim that succeeds |
+//! | `Emptied` | yes | there are none | no: it is to be discarded | being discarded, or wanted before |
+//!
+//! Where the file wants discards, a process that holds an emptied cluster alone keeps it until it is discarded, so that
+//! nobody writes there meanwhile. After a fork both sides may have one emptied, and discard it: neither writes there
+//! before it has let go of it, and claimed it again.
 //!
 //! A dead slot is used for the allocator, which knows nothing of other processes, and counts no piece.
 //!
 //! Lock: one, over everything here; under it that of the cluster allocator.
 
 use super::RunSource;
-use crate::cluster::SwapClusters;
+use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};
 use crate::sync::Mutex;
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
@@ -41,6 +46,7 @@ enum Holding {
     Lent,
     Borrowed,
     Withheld,
+    Emptied,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -70,6 +76,7 @@ struct Space {
 /// See the module.
 pub(super) struct FileSlots {
     slots: SwapClusters,
+    wants_discard: bool,
     space: Mutex<Space>,
 }
 
@@ -88,18 +95,26 @@ impl FileSlots {
     /// The slots of a file that has as many as `slots` manages.
     pub(super) fn new(slots: SwapClusters) -> FileSlots {
         let clusters = vec![Cluster::default(); (slots.slots() / CLUSTER_SLOTS) as usize];
-        FileSlots { slots, space: Mutex::new(Space { clusters, live_slots: 0, tables: 0 }) }
+        let wants_discard = slots.wants_discard();
+        FileSlots { slots, wants_discard, space: Mutex::new(Space { clusters, live_slots: 0, tables: 0 }) }
     }
 
     /// 2^order contiguous slots, naturally aligned, each with one piece in it: that of the caller.
     pub(super) fn alloc(&self, source: &dyn RunSource, cpu: CpuNumber, order: Order) -> Option<Slot> {
         let mut space = self.space.lock();
         loop {
-            let Ok(first) = self.slots.alloc(cpu, order) else {
-                if self.recover(&mut space, source) {
+            let first = match self.slots.alloc(cpu, order) {
+                Ok(first) => first,
+                Err(reason) => {
+                    let pending = (reason == NoSlots::Discard).then(|| self.slots.take_discard()).flatten();
+                    match pending {
+                        // It is about to be written anyway.
+                        Some(pending) => self.let_go(&mut space, source, pending),
+                        None if self.recover(&mut space, source) => {}
+                        None => return None,
+                    }
                     continue;
                 }
-                return None;
             };
             let (number, at) = indices(first);
             let slots = order.pages() as usize;
@@ -127,13 +142,14 @@ impl FileSlots {
         let mut found = false;
         for (number, cluster) in space.clusters.iter_mut().enumerate() {
             let number = ClusterNumber(number as u32);
-            let was = cluster.holding;
-            cluster.holding = match was {
+            cluster.holding = match cluster.holding {
                 Holding::Lent | Holding::Borrowed if source.is_sole_holder(number) => Holding::Owned,
                 Holding::Withheld if source.claim_cluster(number) => {
-                    // Claimed again when it comes up.
-                    source.release_cluster(number);
-                    Holding::Not
+                    if !self.wants_discard {
+                        // Claimed again when it comes up.
+                        source.release_cluster(number);
+                    }
+                    self.emptied()
                 }
                 _ => continue,
             };
@@ -145,11 +161,40 @@ impl FileSlots {
                     found = true;
                 }
             }
-            if cluster.holding == Holding::Not {
+            if cluster.holding != Holding::Owned {
                 space.tables -= usize::from(cluster.pieces.take().is_some());
             }
         }
         found
+    }
+
+    /// What a cluster is without slots in use.
+    fn emptied(&self) -> Holding {
+        if self.wants_discard { Holding::Emptied } else { Holding::Not }
+    }
+
+    /// Lets go of a cluster that was, or need not be, discarded.
+    fn let_go(&self, space: &mut Space, source: &dyn RunSource, pending: PendingDiscard) {
+        space.clusters[pending.cluster().0 as usize].holding = Holding::Not;
+        source.release_cluster(pending.cluster());
+        self.slots.discarded(pending);
+    }
+
+    /// Clusters that are to be discarded.
+    pub(super) fn awaiting_discard(&self) -> u32 {
+        self.slots.awaiting_discard()
+    }
+
+    /// Has a cluster discarded that this process holds and nobody has anything in; returns whether there was one.
+    pub(super) fn discard_one(&self, source: &dyn RunSource, discard: impl FnOnce(ClusterNumber)) -> bool {
+        let pending = {
+            let _space = self.space.lock();
+            self.slots.take_discard()
+        };
+        let Some(pending) = pending else { return false };
+        discard(pending.cluster());
+        self.let_go(&mut self.space.lock(), source, pending);
+        true
     }
 
     /// Counts a piece in each of `slots`, which have one already.
@@ -185,10 +230,13 @@ impl FileSlots {
             let is_empty = cluster.live_slots == 0;
             if is_empty {
                 // The allocator's used slots are the dead ones: none where it is owned.
-                cluster.holding = if holding == Holding::Owned { Holding::Not } else { Holding::Withheld };
-                let freed_table = cluster.holding == Holding::Not && cluster.pieces.take().is_some();
+                cluster.holding = if holding == Holding::Owned { self.emptied() } else { Holding::Withheld };
+                let is_held = cluster.holding == Holding::Emptied;
+                let freed_table = holding == Holding::Owned && cluster.pieces.take().is_some();
                 space.tables -= usize::from(freed_table);
-                source.release_cluster(Slot(slot).cluster());
+                if !is_held {
+                    source.release_cluster(Slot(slot).cluster());
+                }
             }
             space.live_slots -= 1;
         }
@@ -239,8 +287,8 @@ impl FileSlots {
                 assert!(pieces != DEAD || cluster.holding != Holding::Owned, "slot {slot} is dead in an owned cluster");
             }
             assert_eq!(u32::from(cluster.live_slots), live_here, "slots with pieces in cluster {number}");
-            let held = matches!(cluster.holding, Holding::Owned | Holding::Lent | Holding::Borrowed);
-            assert_eq!(held, live_here > 0, "cluster {number} is {:?}", cluster.holding);
+            let has_live = matches!(cluster.holding, Holding::Owned | Holding::Lent | Holding::Borrowed);
+            assert_eq!(has_live, live_here > 0, "cluster {number} is {:?}", cluster.holding);
             live += live_here;
         }
         assert_eq!(live, space.live_slots, "slots with pieces");
@@ -253,7 +301,7 @@ impl FileSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Strategy as SlotStrategy, SwapDevice};
+    use crate::cluster::{Discard, Strategy as SlotStrategy, SwapDevice};
     use crate::units::FrameRun;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -295,6 +343,7 @@ mod tests {
         Fork { child: bool },
         OthersClaim(ClusterNumber),
         OthersGo(ClusterNumber),
+        Discard,
     }
 
     fn cluster() -> impl Strategy<Value = ClusterNumber> {
@@ -309,6 +358,7 @@ mod tests {
             1 => any::<bool>().prop_map(|child| Step::Fork { child }),
             1 => cluster().prop_map(Step::OthersClaim),
             2 => cluster().prop_map(Step::OthersGo),
+            2 => Just(Step::Discard),
         ]
     }
 
@@ -316,8 +366,12 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
         #[test]
-        fn no_slot_is_used_that_another_process_may_need(steps in prop::collection::vec(step(), 1..120)) {
-            let slots = SwapClusters::new(SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, wants_discard: false }, 1, SlotStrategy::default());
+        fn no_slot_is_used_or_discarded_that_another_process_may_need(
+            discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
+            steps in prop::collection::vec(step(), 1..120),
+        ) {
+            let device = SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, discard };
+            let slots = SwapClusters::new(device, 1, SlotStrategy::default());
             let (file, others) = (FileSlots::new(slots), Others::default());
             // Slots that a fork's other side may need, as long as it holds their cluster.
             let mut needed: BTreeSet<u32> = BTreeSet::new();
@@ -350,8 +404,10 @@ mod tests {
                         needed.extend(live.iter().cloned().flatten());
                         if child {
                             file.borrow();
-                            // The parent goes on using what was free.
-                            for &cluster in others.ours.lock().iter() {
+                            // The parent goes on using what was free, but where it would have to let go first.
+                            let space = file.space.lock();
+                            let is_used = |cluster: &&ClusterNumber| space.clusters[cluster.0 as usize].holding != Holding::Emptied;
+                            for &cluster in others.ours.lock().iter().filter(is_used) {
                                 let slots = cluster.slots();
                                 needed.extend(slots.start.0..slots.end.0);
                             }
@@ -364,6 +420,18 @@ mod tests {
                             others.theirs.lock().insert(cluster);
                         }
                     }
+                    Step::Discard => {
+                        let mut discarded = None;
+                        let found = file.discard_one(&others, |cluster| {
+                            assert!(others.ours.lock().contains(&cluster), "{cluster:?} may be somebody else's");
+                            discarded = Some(cluster);
+                        });
+                        prop_assert!(discard != Discard::Never || !found);
+                        let is_in = |range: &Range<u32>| Some(Slot(range.start).cluster()) == discarded;
+                        prop_assert!(!live.iter().any(is_in), "{discarded:?} has pieces");
+                        let is_needed = |&slot: &u32| Some(Slot(slot).cluster()) == discarded;
+                        prop_assert!(!needed.iter().any(is_needed), "{discarded:?} is needed");
+                    }
                     Step::OthersGo(cluster) => {
                         others.theirs.lock().remove(&cluster);
                         needed.retain(|&slot| Slot(slot).cluster() != cluster);
@@ -374,8 +442,12 @@ mod tests {
                 counted.for_each(|slot| *pieces_in.entry(slot).or_default() += 1);
                 file.check(&pieces_in);
             }
-            // Everything can be had again once nobody else has it.
+            // Everything can be had again once nobody else has it, and is discarded as soon as it is empty.
             live.into_iter().for_each(|range| file.drop_piece(&others, range));
+            if discard != Discard::Never && others.theirs.lock().is_empty() {
+                prop_assert_eq!(file.awaiting_discard() as usize, others.ours.lock().len());
+                while file.discard_one(&others, |_| {}) {}
+            }
             others.theirs.lock().clear();
             let whole = Order::new(9).unwrap();
             let all: BTreeMap<u32, ()> =

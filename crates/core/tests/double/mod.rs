@@ -459,6 +459,13 @@ impl Machine for Double {
         Ok(())
     }
 
+    fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
+        let mut state = self.state.lock();
+        assert!(state.clusters.contains(&cluster), "{cluster:?} is discarded and not held");
+        state.file.retain(|&(slot, _), _| Slot(slot).cluster() != cluster);
+        true
+    }
+
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
         let mut state = self.state.lock();
         !state.foreign_clusters.contains(&cluster) && state.clusters.insert(cluster)

@@ -27,10 +27,13 @@ struct Faulty {
     ring_write: Arc<Mutex<Vec<Fault>>>,
 }
 
+/// Bytes under way: where they are, what they were, and where they go.
+type UnderWay = (*const [u8], Vec<u8>, u64);
+
 /// A ring whose writes happen when they are waited for, until when nobody may touch their bytes.
 struct FaultyRing {
     file: Faulty,
-    under_way: [Option<(*const [u8], Vec<u8>, u64)>; MOST_WRITES],
+    under_way: [Option<UnderWay>; MOST_WRITES],
 }
 
 impl Ring for FaultyRing {

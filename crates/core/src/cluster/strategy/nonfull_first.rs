@@ -20,7 +20,7 @@ impl Policy for NonfullFirst {
     fn find(&self, search: &mut Search<'_>) -> Option<Slot> {
         let order = search.order();
         let nonfull = |search: &mut Search<'_>| search.listed(Place::Nonfull(order), Tries::One);
-        let found = if search.wants_discard() {
+        let found = if search.spreads_writes() {
             search.free_cluster().or_else(|| nonfull(search))
         } else {
             nonfull(search).or_else(|| search.free_cluster())
