@@ -175,6 +175,38 @@ def test_both_sides_of_forks_have_what_is_in_the_file(tmp_path, torture):
     assert bd["bd_writes"] > 0 and bd["failed_reads"] == bd["failed_writes"] == 0, bd
 
 
+@pytest.fixture
+def userfaultfd_for_all():
+    """For programs that become another user."""
+    setting = Path("/proc/sys/vm/unprivileged_userfaultfd")
+    before = setting.read_text()
+    try:
+        setting.write_text("1")
+    except OSError as error:
+        pytest.skip(f"cannot let all users use userfaultfd: {error}")
+    yield
+    setting.write_text(before)
+
+
+def test_children_of_a_parent_that_has_changed_its_user_reach_the_file(tmp_path, userfaultfd_for_all):
+    """The file is another user's, and so is the supervisor. (Servers make themselves dumpable again.) Nor does the
+    program see the descriptor that its children get, on either side."""
+    if os.geteuid() or tuple(int(n) for n in os.uname().release.split(".")[:2]) < (6, 9):
+        pytest.skip("needs root, to become somebody else, and Linux 6.9")
+    script = ("import ctypes, hashlib, os\nparts = [os.urandom(1 << 20) for _ in range(128)]\n"
+              "sums = [hashlib.md5(p).digest() for p in parts]\ntop = os.getpid()\n"
+              "os.setgid(65534)\nos.setuid(65534)\nctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"
+              "before = sorted(os.listdir('/proc/self/fd'))\nfor depth in range(3):\n pid = os.fork()\n"
+              " assert sorted(os.listdir('/proc/self/fd')) == before\n"
+              " parts[depth] = os.urandom(1 << 20)\n sums[depth] = hashlib.md5(parts[depth]).digest()\n"
+              " assert [hashlib.md5(p).digest() for p in parts] == sums\n"
+              " if pid:\n  assert os.waitpid(pid, 0)[1] == 0\n  if os.getpid() == top: print('intact')\n  os._exit(0)\n")
+    options = ["--swap", f"{tmp_path}/swap:512M"]
+    got = foliomem([PYTHON, "-uc", script], "48M", options=options, timeout=100).ok()
+    assert got.out == b"intact\n" and not said(got), (got.out, got.err)
+    assert got.stats["bd_stat"]["bd_reads"] > 0 and got.stats["bd_stat"]["failed_reads"] == 0
+
+
 def test_orphans_fork_without_their_supervisor(tmp_path):
     """The file is open as long as somebody has some of it, and a child finds it with its parent."""
     script = ("import hashlib, os, sys, time\nif os.fork(): time.sleep(60)\n"

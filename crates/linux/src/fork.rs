@@ -23,9 +23,11 @@ impl ForkHooks for RuntimeForkHooks {
 
     fn before(&self, needed: [usize; NEEDED_PAGES]) {
         self.0.still.request(needed);
+        self.0.take_swap_file();
     }
 
     fn parent_after(&self, forked: bool) {
+        self.0.hand_over.finish();
         self.0.still.release(forked);
     }
 
@@ -44,5 +46,6 @@ impl ForkHooks for RuntimeForkHooks {
         if let Err(error) = runtime.start_keeper() {
             runtime.fail(&error);
         }
+        runtime.hand_over.finish();
     }
 }

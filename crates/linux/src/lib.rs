@@ -16,6 +16,7 @@ mod death;
 pub mod fork;
 mod fork_cell;
 pub mod gate;
+mod hand_over;
 pub mod heap;
 mod line;
 pub mod machine;

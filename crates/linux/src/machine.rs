@@ -27,9 +27,10 @@ use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::process::Pid;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What belongs to one process and must be made anew in the child of a fork.
@@ -91,9 +92,8 @@ struct Swap {
     child_row: AtomicU32,
     /// The process that made this: a child of a fork finds its parent here.
     pid: AtomicU32,
-    /// Where the parent has the file open: a thread and its descriptor.
-    parent_thread: AtomicU32,
-    parent_descriptor: AtomicU32,
+    /// The thread that has held everything still for a fork, in whose table the file is.
+    keeper: AtomicI32,
 }
 
 impl Swap {
@@ -138,8 +138,7 @@ impl LinuxMachine {
             row: AtomicU32::new(row.get()),
             child_row: AtomicU32::new(NO_ROW),
             pid: AtomicU32::new(pid),
-            parent_thread: AtomicU32::new(0),
-            parent_descriptor: AtomicU32::new(0),
+            keeper: AtomicI32::new(0),
         });
         Ok(LinuxMachine {
             arena,
@@ -212,20 +211,15 @@ impl LinuxMachine {
     /// Before a fork: what this process holds of the swap file its child will hold, too. Called by a thread of the agent.
     pub fn share_swap_file(&self) {
         let Some(swap) = &self.swap else { return };
-        if let Some(file) = &self.descriptors().swap_file {
-            let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-            swap.parent_thread.store(thread, Ordering::Relaxed);
-            swap.parent_descriptor.store(file.as_raw_fd() as u32, Ordering::Relaxed);
-        }
+        swap.keeper.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
         let row = swap.space.share(swap.row(), swap.pid.load(Ordering::Relaxed));
         swap.child_row.store(row.map_or(NO_ROW, RowIndex::get), Ordering::Relaxed);
     }
 
-    /// In the child of a fork: the parent's thread that has the swap file open, and its descriptor.
-    pub fn parent_swap_file(&self) -> Option<(u32, u32)> {
-        let swap = self.swap.as_ref()?;
-        let thread = swap.parent_thread.load(Ordering::Relaxed);
-        (thread != 0).then(|| (thread, swap.parent_descriptor.load(Ordering::Relaxed)))
+    /// While everything is still for a fork: the thread in whose table the swap file is, and the descriptor there.
+    pub fn where_swap_file_is(&self) -> Option<(Pid, RawFd)> {
+        let (swap, file) = self.swap_file()?;
+        Some((Pid::from_raw(swap.keeper.load(Ordering::Relaxed))?, file.as_raw_fd()))
     }
 
     /// In the parent after a fork, or where it has failed.

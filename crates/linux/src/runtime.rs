@@ -26,6 +26,7 @@ use crate::control::{Configuration, Control, SlotIndex};
 use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
+use crate::hand_over::HandOver;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
 use crate::own::OwnMemory;
@@ -157,6 +158,8 @@ pub struct Runtime {
     pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
     pub(crate) still: Still,
+    /// The swap file, while a fork goes on.
+    pub(crate) hand_over: HandOver,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
@@ -233,6 +236,7 @@ impl Runtime {
             fork_stack,
             gate: Gate::default(),
             still: Still::default(),
+            hand_over: HandOver::default(),
             budget: Budget::new(control, slot),
             own,
             engaged: OnceLock::new(),
@@ -293,6 +297,14 @@ impl Runtime {
         // SAFETY: the stack lives as long as the process and belongs to this thread alone: in the child
         // of a fork the parent's threads do not exist, and their stacks are used again from the first on.
         unsafe { thread::spawn(&spec, entry, argument) }.map_err(RuntimeError::Thread)
+    }
+
+    /// The forking thread, while everything is still: takes the swap file along.
+    pub(crate) fn take_swap_file(&self) {
+        let found = self.engaged.get().and_then(|engaged| engaged.engine.machine().where_swap_file_is());
+        if let Some((thread, descriptor)) = found {
+            self.hand_over.take(thread, descriptor);
+        }
     }
 
     /// Starts to manage now, however far the limit is, and returns when everything there is adopted.
@@ -427,7 +439,7 @@ impl Runtime {
     /// the engine.
     fn prepare_keeper(&'static self) -> Result<(), RuntimeError> {
         // The table is a copy of the program's: none of its descriptors may be kept open here.
-        thread::close_all_descriptors();
+        thread::close_descriptors_but(self.hand_over.descriptor());
         let statm = open("/proc/self/statm")?;
         let Some(slot) = SlotIndex::new(self.keeper_slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
         let control = self.budget.control();
@@ -476,8 +488,9 @@ impl Runtime {
         let control = self.budget.control();
         let mut swap_file = None;
         if control.swap().clusters() > 0 {
-            let parent = self.engaged.get().and_then(|engaged| engaged.engine.machine().parent_swap_file());
-            match control.swap().open(parent) {
+            // SAFETY: there is one only while whoever has forked waits for this keeper, which opens it once.
+            let handed = unsafe { self.hand_over.receive() };
+            match handed.map_or_else(|| control.swap().open(), Ok) {
                 Ok(file) => swap_file = Some(file),
                 Err(errno) if control.swap().is_news(Event::Open) => {
                     control.notice(format_args!(

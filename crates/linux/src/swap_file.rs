@@ -389,7 +389,7 @@ fn can_read(file: &OwnedFd) -> bool {
     read_least(file, buffer.slots(1), PAGE_BYTES, 0).is_ok()
 }
 
-/// Opens the file that another process, or thread, has open as `descriptor`, if it is the one with this device and number.
+/// Opens the file that another process has open as `descriptor`, if it is the one with this device and number.
 pub fn reopen(pid: u32, descriptor: u32, direct: bool, identity: (u64, u64)) -> Result<OwnedFd, Errno> {
     let mut path = [0; 64];
     let len = format_path(&mut path, pid, descriptor);

@@ -142,16 +142,11 @@ impl SwapSpace {
         &self.nonces
     }
 
-    /// Opens the file anew, from where the supervisor has it open, or, if that is gone, where `other`, a thread and its descriptor, has it.
-    pub fn open(&self, other: Option<(u32, u32)>) -> Result<OwnedFd, Errno> {
+    /// Opens the file anew, from where the supervisor has it open.
+    pub fn open(&self) -> Result<OwnedFd, Errno> {
         let identity = (self.device.load(Ordering::Relaxed), self.number.load(Ordering::Relaxed));
         let direct = self.direct.load(Ordering::Relaxed) != 0;
-        let first = (self.pid.load(Ordering::Relaxed), self.descriptor.load(Ordering::Relaxed));
-        let mut outcome = swap_file::reopen(first.0, first.1, direct, identity);
-        if let (Err(_), Some((thread, descriptor))) = (&outcome, other) {
-            outcome = swap_file::reopen(thread, descriptor, direct, identity);
-        }
-        outcome
+        swap_file::reopen(self.pid.load(Ordering::Relaxed), self.descriptor.load(Ordering::Relaxed), direct, identity)
     }
 
     /// Whether this is the first time in the run that `event` is to be told.

@@ -10,6 +10,7 @@
 //! loaded later.
 
 use crate::region::Region;
+use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::arch::{asm, naked_asm};
 
@@ -79,10 +80,19 @@ pub unsafe fn spawn(spec: &ThreadSpec<'_>, entry: extern "C" fn(*mut u8), argume
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(()) }
 }
 
-/// Closes every descriptor of the calling thread's table, which must be its own.
-pub fn close_all_descriptors() {
-    // SAFETY: closing copies affects nobody else; close_range(2) exists since Linux 5.9.
-    unsafe { syscall3(linux_raw_sys::general::__NR_close_range as usize, 0, u32::MAX as usize, 0) };
+/// Closes every descriptor but `kept` of the calling thread's table, which must be its own.
+pub fn close_descriptors_but(kept: Option<RawFd>) {
+    let close = |first: u32, last: u32| {
+        // SAFETY: closing copies affects nobody else; close_range(2) exists since Linux 5.9.
+        unsafe { syscall3(linux_raw_sys::general::__NR_close_range as usize, first as usize, last as usize, 0) };
+    };
+    let kept = kept.map_or(u32::MAX, |kept| kept as u32);
+    if kept > 0 {
+        close(0, kept - 1);
+    }
+    if kept < u32::MAX {
+        close(kept + 1, u32::MAX);
+    }
 }
 
 /// `set_robust_list(2)` for the calling thread.
@@ -190,7 +200,7 @@ mod tests {
 
     extern "C" fn body(argument: *mut u8) {
         assert_eq!(argument.addr(), 42);
-        close_all_descriptors();
+        close_descriptors_but(None);
         STATE.store(1, Ordering::Release);
         loop {
             let _ = futex::wait(&STATE, futex::Flags::PRIVATE, 1, None);

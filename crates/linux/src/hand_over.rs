@@ -1,0 +1,102 @@
+//! A descriptor on its way from the parent's agent to its child's.
+//!
+//! The agent's threads have a descriptor table of their own, and a fork copies the program's. So the forking thread takes a
+//! copy of the descriptor into the program's table before the fork, and both sides close it there right after; the
+//! child's keeper finds it in its copy of the table. Nothing is opened anew, so it does not matter what the
+//! program has become since: another user, who may neither open the file nor look at other processes.
+//!
+//! Threads of a process may always take each other's descriptors (pidfd_getfd(2)); that they can be named takes Linux 6.9.
+
+use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// `PIDFD_THREAD`: a pidfd of a thread.
+const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(linux_raw_sys::general::O_EXCL);
+const NONE: RawFd = -1;
+
+/// See the module.
+#[derive(Debug)]
+pub struct HandOver(AtomicI32);
+
+impl Default for HandOver {
+    fn default() -> HandOver {
+        HandOver(AtomicI32::new(NONE))
+    }
+}
+
+impl HandOver {
+    /// The forking thread, before the fork: takes `descriptor` from the table of `thread`, if the system allows that.
+    pub fn take(&self, thread: Pid, descriptor: RawFd) {
+        let Ok(pidfd) = pidfd_open(thread, THREAD) else { return };
+        if let Ok(file) = pidfd_getfd(&pidfd, descriptor, PidfdGetfdFlags::empty()) {
+            self.0.store(file.into_raw_fd(), Ordering::Relaxed);
+        }
+        close(pidfd.into_raw_fd());
+    }
+
+    /// The forking thread, after the fork, on both sides.
+    pub fn finish(&self) {
+        let descriptor = self.0.swap(NONE, Ordering::Relaxed);
+        if descriptor != NONE {
+            close(descriptor);
+        }
+    }
+
+    /// The number of the descriptor on its way, in the tables of the program and of the child's new keeper.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|&descriptor| descriptor != NONE)
+    }
+
+    /// The child's keeper, whose table is a copy of the program's: its own copy of the descriptor.
+    ///
+    /// # Safety
+    /// Called once by a keeper that has kept it, before [`HandOver::finish`].
+    pub unsafe fn receive(&self) -> Option<OwnedFd> {
+        // SAFETY: this table's copy is the keeper's, by the contract.
+        self.descriptor().map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+}
+
+/// Closes by a system call: the C library's `close` looks at the thread's state, which may be out.
+fn close(descriptor: RawFd) {
+    // SAFETY: both callers own it.
+    unsafe { rustix::io::close(descriptor) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::{AsFd, AsRawFd};
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_descriptor_comes_from_the_table_of_another_thread() {
+        let (ready, go) = (mpsc::channel(), mpsc::channel::<()>());
+        let thread = std::thread::spawn(move || {
+            // SAFETY: only this thread's own table is not shared any more.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }.unwrap();
+            let file = rustix::fs::memfd_create("handed", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::io::write(&file, b"from there").unwrap();
+            ready.0.send((rustix::thread::gettid(), file.as_raw_fd())).unwrap();
+            let _ = go.1.recv();
+        });
+        let (owner, descriptor) = ready.1.recv().unwrap();
+        let handed = HandOver::default();
+        handed.take(owner, descriptor);
+        let Some(here) = handed.descriptor() else {
+            // Before Linux 6.9, or forbidden: there is none, and all the same nothing is left open.
+            return;
+        };
+        // SAFETY: open until `finish`.
+        let file = unsafe { rustix::fd::BorrowedFd::borrow_raw(here) };
+        let mut bytes = [0; 10];
+        assert_eq!(rustix::io::pread(file.as_fd(), &mut bytes, 0), Ok(10));
+        assert_eq!(&bytes, b"from there");
+        assert!(rustix::io::fcntl_getfd(file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        handed.finish();
+        assert_eq!(handed.descriptor(), None);
+        drop(go.0);
+        thread.join().unwrap();
+    }
+}
