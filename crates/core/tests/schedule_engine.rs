@@ -8,11 +8,11 @@ mod double;
 mod schedules;
 
 use double::{Double, State, Worker};
-use foliomem_core::cluster::Strategy;
-use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::cluster::{Discard, Strategy};
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::{Mutex, MutexGuard};
-use foliomem_core::units::{Order, OrderSet, PageNumber};
+use foliomem_core::units::{CLUSTER_SLOTS, Order, OrderSet, PageNumber};
 use schedules::explore;
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -39,6 +39,10 @@ struct World {
 
 impl World {
     fn new(limit_pages: i64) -> Arc<World> {
+        World::with_backing(limit_pages, None)
+    }
+
+    fn with_backing(limit_pages: i64, backing: Option<BackingConfig>) -> Arc<World> {
         let config = EngineConfig {
             sizes: OrderSet::from_bits(0b111),
             granule: Order::new(1).unwrap(),
@@ -47,7 +51,7 @@ impl World {
             strategy: Strategy::default(),
             cpus: 1,
             floor_pages: 0,
-            backing: None,
+            backing,
         };
         let world = World { engine: Engine::new(Double::new(limit_pages), config), hearing: Mutex::default() };
         world.state().mappings.push(BASE..BASE + PAGES);
@@ -341,5 +345,25 @@ fn changes_of_mappings_among_faults_and_reclaim() {
             .with(|thread| (0..3).for_each(|_| thread.page_out()))
             .with(|thread| thread.reclaim())
             .join();
+    });
+}
+
+#[test]
+fn pieces_go_to_a_file_and_back_while_its_clusters_are_discarded() {
+    explore(600, || {
+        // All that the store holds is to go there.
+        let backing = BackingConfig { slots: 2 * CLUSTER_SLOTS, discard: Discard::ForRoom, store_pages: 0 };
+        let world = World::with_backing(ROOMY, Some(backing));
+        share_folios(&world)
+            .with(|thread| {
+                for _ in 0..3 {
+                    thread.page_out();
+                    thread.reclaim();
+                }
+            })
+            .with(|thread| (0..3).for_each(|_| while thread.world.engine.discard_one() {}))
+            .join();
+        while world.engine.discard_one() {}
+        assert!(world.state().clusters.is_empty(), "an empty file holds no clusters");
     });
 }
