@@ -156,12 +156,12 @@ fn fork_trap() -> Finding {
     }
 }
 
-/// What a swap file is written with.
+/// What a swap file that is a block device is written with.
 fn io_uring() -> Finding {
     match Uring::new(std::io::stdin().as_fd()) {
-        Ok(_) => finding("io_uring", State::Fine, "the next write to a swap file is made while one is under way", ""),
+        Ok(_) => finding("io_uring", State::Fine, "the next write to a swap device is made while one is under way", ""),
         Err(errno) => {
-            let found = format!("cannot be used: {}: a swap file is written with pwrite(2)", Why(errno));
+            let found = format!("cannot be used: {}: a swap device is written with pwrite(2)", Why(errno));
             let remedy = "nothing compresses while it is written; see kernel.io_uring_disabled, and the filters of the container";
             finding("io_uring", State::Drawback, found, remedy)
         }

@@ -55,7 +55,7 @@ pub enum FileError {
 
 /// What a swap file can do. (The system's files, and those of tests that fail.)
 pub trait BlockFile {
-    /// What can have writes to it under way, if the system allows that. The file outlives it.
+    /// What can have writes to it under way, if the system allows that and it pays. The file outlives it.
     fn ring(&self) -> Option<Box<dyn Ring>>;
     /// Reads some bytes from `offset` on, as pread(2) does.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno>;
@@ -65,7 +65,10 @@ pub trait BlockFile {
 
 impl BlockFile for OwnedFd {
     fn ring(&self) -> Option<Box<dyn Ring>> {
-        Uring::new(self.as_fd()).ok().map(|ring| Box::new(ring) as Box<dyn Ring>)
+        // A write to a file mostly allocates blocks. That waits, so that io_uring leaves it to a thread of the kernel, which
+        // needs a CPU first: on a busy machine that takes longer than writing it.
+        let stat = fs::fstat(self).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice);
+        Some(Box::new(stat.and_then(|_| Uring::new(self.as_fd()).ok())?))
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -432,7 +432,7 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
         Some(range)
     };
     writer.begin(&swap, &created.file, (Slot(512), 2), fill, &mut seals);
-    assert_eq!(writer.finish(&created.file), Ok(if Uring::new(created.file.as_fd()).is_ok() { 2 } else { 0 }));
+    assert_eq!(writer.finish(&created.file), Ok(0), "a file is written by calls");
     let place = FilePlace { first: Slot(512), offset_bytes: 64, len_bytes: 5936, seal: seals[0] };
     assert_eq!(swap.read(&again, &mut ReadBuffer::default(), &place).unwrap(), [77; 5936]);
     assert_eq!(reopen(std::process::id(), descriptor, false, (identity.0, identity.1 + 1)).err(), Some(Errno::STALE));
@@ -459,4 +459,31 @@ fn where_files_need_names_it_loses_its_name_at_once() {
     // procfs has neither; the error is that of creating a file with a name.
     let error = create(Path::new("/proc/self/swap"), Some(4 << 20), 0).unwrap_err();
     assert!(matches!(error, CreateError::System(_, "create", _)), "{error}");
+}
+
+#[test]
+fn a_ring_of_the_system_writes() {
+    let file = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    // Where it is forbidden there is none to test.
+    let Ok(mut ring) = Uring::new(file.as_fd()) else { return };
+    let bytes: [Vec<u8>; MOST_WRITES] = [vec![1; 70_000], vec![2; 5000]];
+    for turn in 0..20 {
+        for (number, bytes) in bytes.iter().enumerate() {
+            // SAFETY: they live longer.
+            unsafe { ring.submit(number, bytes, (turn * 2 + number as u64) * 100_000) }.unwrap();
+        }
+        // In any order.
+        for number in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
+            assert_eq!(ring.wait(number), Ok(bytes[number].len()));
+        }
+    }
+    let mut found = vec![0; 70_000];
+    assert_eq!(rustix::io::pread(&file, &mut found, 38 * 100_000), Ok(70_000));
+    assert!(found == bytes[0]);
+    // An error is told as a call tells it.
+    let closed = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let mut ring = Uring::new(closed.as_fd()).unwrap();
+    // SAFETY: as above.
+    unsafe { ring.submit(0, &bytes[0], 0) }.unwrap();
+    assert_eq!(ring.wait(0), Err(Errno::BADF));
 }
