@@ -24,10 +24,10 @@ mod write_back;
 
 pub use fault::Served;
 
-use crate::cluster::{Discard, NoSlots, Strategy, SwapClusters, SwapDevice};
+use crate::cluster::{Discard, NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
-use crate::locality::Locality;
+use crate::locality::{Locality, SwapIn};
 use crate::machine::Machine;
 use crate::page_table::PageTable;
 use crate::queue::Queue;
@@ -53,6 +53,10 @@ pub struct EngineConfig {
     pub swap_slots: u32,
     /// How slots are found.
     pub strategy: Strategy,
+    /// How much of a folio a fault brings back.
+    pub swap_in: SwapIn,
+    /// Keep the slots of what was swapped in, while that pays. (For synchronous devices the kernel frees them at once.)
+    pub keep_copies: bool,
     /// CPUs that allocate slots.
     pub cpus: u16,
     /// Pages the program keeps in reach whatever the limit says: where the data do not compress into the
@@ -155,7 +159,7 @@ impl<M: Machine> Engine<M> {
             store,
             swap_cache: SwapCache::default(),
             readahead: Readahead::default(),
-            locality: Locality::default(),
+            locality: Locality::new(config.swap_in),
             discards: Discards::default(),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
@@ -197,6 +201,11 @@ impl<M: Machine> Engine<M> {
     /// Pages in the store.
     pub fn swapped_pages(&self) -> u64 {
         u64::from(self.slots.used_slots()).saturating_sub(self.swap_cache.pages())
+    }
+
+    /// What the slot allocator has done.
+    pub fn slot_counters(&self) -> SlotCounters {
+        self.slots.counters()
     }
 
     /// Publishes the gauges of the store.

@@ -89,28 +89,56 @@ struct Judgements {
     random: u32,
 }
 
+/// How much of a folio a fault brings back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SwapIn {
+    /// What would have cost least lately.
+    #[default]
+    Adaptive,
+    /// All of it, as Linux does since 6.12.
+    Whole,
+    /// The page, as Linux did before.
+    Page,
+}
+
 /// See the module.
 #[derive(Debug)]
-pub struct Locality(Mutex<Box<Judgements>>);
+pub struct Locality {
+    swap_in: SwapIn,
+    judgements: Mutex<Box<Judgements>>,
+}
 
-impl Default for Locality {
-    fn default() -> Locality {
+impl Default for Judgements {
+    fn default() -> Judgements {
         let watched = [Watched { window: u64::MAX, touched: 0 }; WATCHED];
         let regions = [Judgement::default(); REGIONS];
-        Locality(Mutex::new(Box::new(Judgements { regions, all: Judgement::default(), watched, oldest: 0, random: 1 })))
+        Judgements { regions, all: Judgement::default(), watched, oldest: 0, random: 1 }
     }
 }
 
 impl Locality {
+    /// Knows nothing yet.
+    pub fn new(swap_in: SwapIn) -> Locality {
+        Locality { swap_in, judgements: Mutex::default() }
+    }
+
     /// The order of the part that a fault on `page` is to be served with; `None` for the whole folio. `expected`: it
     /// continues a stream.
     pub fn part_for_fault(&self, page: PageNumber, expected: bool) -> Option<Order> {
-        self.0.lock().part_for_fault(page, expected)
+        match self.swap_in {
+            SwapIn::Adaptive => self.judgements.lock().part_for_fault(page, expected),
+            SwapIn::Whole => None,
+            SwapIn::Page => Some(Order::ZERO),
+        }
     }
 
     /// The order of the parts that pay around `page`; `None` where whole folios do.
     pub fn part_order(&self, page: PageNumber) -> Option<Order> {
-        self.0.lock().judgement(page).best()
+        match self.swap_in {
+            SwapIn::Adaptive => self.judgements.lock().judgement(page).best(),
+            SwapIn::Whole => None,
+            SwapIn::Page => Some(Order::ZERO),
+        }
     }
 }
 
@@ -187,7 +215,7 @@ mod tests {
 
     #[test]
     fn parts_are_as_large_as_what_is_used() {
-        let locality = Locality::default();
+        let locality = Locality::new(SwapIn::Adaptive);
         assert_eq!(locality.part_for_fault(PageNumber(0), false), None, "until something is known, folios come whole");
         assert!(served(&locality, 1, 60_000)[0] > 950, "single pages");
         let counts = served(&locality, 2, 60_000);
@@ -200,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_stream_ends_a_preference_for_parts() {
-        let locality = Locality::default();
+        let locality = Locality::new(SwapIn::Adaptive);
         served(&locality, 1, 60_000);
         assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
         for n in 0..64 {
@@ -211,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_touches_a_page_of_each_folio_gets_pages() {
-        let locality = Locality::default();
+        let locality = Locality::new(SwapIn::Adaptive);
         let orders = (0..2000u64).map(|step| locality.part_for_fault(PageNumber(step * 17), true));
         let whole = orders.skip(1000).filter(Option::is_none).count();
         // Where it takes that for a stream of parts, it asks for the whole again; so only until something is known.
@@ -221,7 +249,7 @@ mod tests {
 
     #[test]
     fn regions_are_judged_apart() {
-        let locality = Locality::default();
+        let locality = Locality::new(SwapIn::Adaptive);
         served(&locality, 1, 60_000);
         let other = PageNumber(PAGES + REGION_PAGES * 5);
         assert_eq!(locality.part_order(other), Some(Order::ZERO), "as everywhere, until something is known of it");
@@ -242,5 +270,16 @@ mod tests {
         assert_eq!(cost(0b1), [fault(1, 1), fault(1, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
         assert_eq!(cost(0b110), [fault(2, 1), fault(2, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
         assert_eq!(cost(u16::MAX), [fault(16, 1), fault(8, 2), fault(4, 4), fault(2, 8), fault(1, 16)]);
+    }
+
+    #[test]
+    fn nothing_is_judged_where_it_is_said_what_to_bring() {
+        for (swap_in, part) in [(SwapIn::Whole, None), (SwapIn::Page, Some(Order::ZERO))] {
+            let locality = Locality::new(swap_in);
+            for page in random().take(1000) {
+                assert_eq!(locality.part_for_fault(PageNumber(page), page.is_multiple_of(2)), part);
+                assert_eq!(locality.part_order(PageNumber(page)), part);
+            }
+        }
     }
 }

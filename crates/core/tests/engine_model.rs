@@ -101,6 +101,8 @@ impl World {
             arena_frames: 16384,
             swap_slots: 512 * swap_clusters,
             strategy: SlotStrategy::default(),
+            swap_in: Default::default(),
+            keep_copies: true,
             cpus: 1,
             floor_pages: 0,
             backing,

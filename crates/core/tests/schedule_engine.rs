@@ -49,6 +49,8 @@ impl World {
             arena_frames: 256,
             swap_slots: 1024,
             strategy: Strategy::default(),
+            swap_in: Default::default(),
+            keep_copies: true,
             cpus: 1,
             floor_pages: 0,
             backing,

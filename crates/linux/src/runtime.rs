@@ -590,6 +590,8 @@ impl Runtime {
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
             swap_slots: sizing::swap_slots(limit_pages, file_slots),
             strategy: Default::default(),
+            swap_in: Default::default(),
+            keep_copies: true,
             floor_pages: sizing::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),

@@ -451,7 +451,7 @@ impl<M: Machine> Engine<M> {
             read?;
             done += part_order.pages();
         }
-        let wanted = whole && self.swap_cache.wants(run.order, stored_bytes);
+        let wanted = whole && self.config.keep_copies && self.swap_cache.wants(run.order, stored_bytes);
         Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 
