@@ -403,6 +403,23 @@ fn copies_give_their_slots_to_folios_that_go_out() {
 }
 
 #[test]
+fn a_folio_without_contiguous_slots_is_paged_out_page_by_page() {
+    let mut world = World::new(1 << 4, 4, 4000, 1);
+    world.map(0, 512);
+    world.map(512, 16);
+    (0..33).for_each(|folio| world.run(&Step::Write { page: folio * 16, pages: 16, value: 3 }));
+    world.run(&Step::PageOut { start: 0, pages: 512 });
+    // Room for a folio, but never for two pages next to each other.
+    (0..16).for_each(|folio| world.unmap(folio * 32 + 5, 1));
+    world.run(&Step::PageOut { start: 512, pages: 16 });
+    let size = world.engine.counters().of(Order::new(4).unwrap());
+    assert_eq!((size.swpout.get(), size.swpout_fallback.get()), (32, 1));
+    assert_eq!((world.engine.resident_pages(), world.engine.staged_pages()), (0, 0));
+    assert_eq!(world.engine.swapped_pages(), 512);
+    world.engine.check();
+}
+
+#[test]
 fn a_corrupted_piece_is_never_handed_over() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 64);

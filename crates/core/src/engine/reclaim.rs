@@ -138,10 +138,19 @@ impl<M: Machine> Engine<M> {
             if matches!(state, PageState::Resident { .. }) {
                 self.stage(folio);
             }
-            self.write_back(worker, folio);
-            page = folio.head.offset(order.pages());
+            let written = self.write_back(worker, folio);
+            // Without contiguous slots it was split, and its pages go one by one.
+            if written != WrittenBack::Nothing || order == Order::ZERO || !self.is_split(folio) {
+                page = folio.head.offset(order.pages());
+            }
         }
         self.publish_store();
+    }
+
+    /// Whether the pages of `folio` are at home, as folios of a lower order.
+    fn is_split(&self, folio: FolioName) -> bool {
+        let state = self.table.get(folio.head).map_or(PageState::None, |block| block.lock().get(folio.head));
+        matches!(state, PageState::Home { order, .. } if order < folio.order)
     }
 
     /// Moves one resident folio home.
