@@ -55,6 +55,8 @@ pub struct EngineConfig {
     pub strategy: Strategy,
     /// How much of a folio a fault brings back.
     pub swap_in: SwapIn,
+    /// What a fault does when the limit leaves no room for a large folio.
+    pub no_room: NoRoom,
     /// Keep the slots of what was swapped in, while that pays. (For synchronous devices the kernel frees them at once.)
     pub keep_copies: bool,
     /// CPUs that allocate slots.
@@ -64,6 +66,16 @@ pub struct EngineConfig {
     pub floor_pages: u64,
     /// The swap file behind the store, if there is one.
     pub backing: Option<BackingConfig>,
+}
+
+/// What a fault does when the limit leaves no room for a large folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum NoRoom {
+    /// Makes room, and takes a smaller one only if that does not help.
+    #[default]
+    Reclaim,
+    /// Takes a smaller one at once, and makes room for single pages only: Linux by default (`GFP_TRANSHUGE_LIGHT`).
+    FallBack,
 }
 
 /// Times an allocation of slots is tried again after copies have given up theirs. Each time some are there to be

@@ -95,9 +95,9 @@ pub enum SwapIn {
     /// What would have cost least lately.
     #[default]
     Adaptive,
-    /// All of it, as Linux does since 6.12.
+    /// All of it, if its size is enabled, or else the page: Linux since 6.12.
     Whole,
-    /// The page, as Linux did before.
+    /// The page: Linux before.
     Page,
 }
 

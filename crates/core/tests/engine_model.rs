@@ -102,6 +102,7 @@ impl World {
             swap_slots: 512 * swap_clusters,
             strategy: SlotStrategy::default(),
             swap_in: Default::default(),
+            no_room: Default::default(),
             keep_copies: true,
             cpus: 1,
             floor_pages: 0,

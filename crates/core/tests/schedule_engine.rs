@@ -50,6 +50,7 @@ impl World {
             swap_slots: 1024,
             strategy: Strategy::default(),
             swap_in: Default::default(),
+            no_room: Default::default(),
             keep_copies: true,
             cpus: 1,
             floor_pages: 0,

@@ -591,6 +591,7 @@ impl Runtime {
             swap_slots: sizing::swap_slots(limit_pages, file_slots),
             strategy: Default::default(),
             swap_in: Default::default(),
+            no_room: Default::default(),
             keep_copies: true,
             floor_pages: sizing::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),

@@ -1,7 +1,8 @@
 //! Serving a fault: first touch, second chance and swap-in.
 
-use super::Engine;
+use super::{Engine, NoRoom};
 use crate::homes::{Content, NoRun, Urgency};
+use crate::locality::SwapIn;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
@@ -50,7 +51,7 @@ impl<M: Machine> Engine<M> {
         };
         let mut tries = 0;
         loop {
-            match self.try_fault(worker, block, page, tries >= TRIES_BEFORE_FALLBACK) {
+            match self.try_fault(worker, block, page, tries) {
                 Step::Served(served, pages) => {
                     self.machine.wake(pages);
                     return served;
@@ -68,11 +69,11 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, last_try: bool) -> Step {
+    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, tries: u32) -> Step {
         let Some(steady) = self.machine.steady() else { return Step::Changing };
         let mut entries = block.lock();
         match entries.get(page) {
-            PageState::None => self.first_touch(&mut entries, page, last_try),
+            PageState::None => self.first_touch(&mut entries, page, tries),
             PageState::Resident { order, .. } => {
                 if self.drop_absent(&mut entries, page.head(order).folio(order)) == 0
                     || entries.get(page) != PageState::None
@@ -98,7 +99,7 @@ impl<M: Machine> Engine<M> {
                 self.readahead.faulted(head.folio(order), true);
                 Step::Fetching
             }
-            PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
+            PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
                 Ok(fetch) => {
                     self.readahead.faulted(fetch.pages(), fetch.whole);
                     drop(entries);
@@ -111,16 +112,21 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The highest order that fits the mapping and is wholly untouched, then lower ones.
-    fn first_touch(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Step {
+    fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: u32) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
         for order in self.config.sizes.descending() {
             let head = page.head(order);
-            if head < mapping.start || head.offset(order.pages()) > mapping.end || !entries.all_none(head, order) {
+            if head < mapping.start
+                || head.offset(order.pages()) > mapping.end
+                || !entries.all_none(head, order)
+                || self.has_fallen_back(order, tries)
+            {
                 continue;
             }
-            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let urgency =
+                if tries >= TRIES_BEFORE_FALLBACK && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, content)) => {
                     if content == Content::Dirty {
@@ -133,7 +139,7 @@ impl<M: Machine> Engine<M> {
                     let pages = head.folio(order);
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
-                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
+                Err(NoRun::OverLimit) if self.is_worth_reclaim(order, tries) => return Step::OverLimit,
                 Err(reason) => {
                     let counters = self.counters().of(order);
                     counters.anon_fault_fallback.inc();
@@ -145,6 +151,16 @@ impl<M: Machine> Engine<M> {
         }
         // Not even one frame, beyond the limit and of the whole arena: wait for a worker to free some.
         Step::OverLimit
+    }
+
+    /// Whether a fault that lacks room for a folio of `order` reclaims once more before it takes a smaller one.
+    fn is_worth_reclaim(&self, order: Order, tries: u32) -> bool {
+        tries < TRIES_BEFORE_FALLBACK && (order == Order::ZERO || self.config.no_room == NoRoom::Reclaim)
+    }
+
+    /// Whether a fault that has reclaimed has done so for a single page, and is to have no more.
+    fn has_fallen_back(&self, order: Order, tries: u32) -> bool {
+        tries > 0 && order > Order::ZERO && self.config.no_room == NoRoom::FallBack
     }
 
     /// Gives a folio that is being compressed other frames with the same content; the old ones are the
@@ -254,15 +270,21 @@ impl<M: Machine> Engine<M> {
 
     /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
     /// frames for it can be had; else the largest part around `page` that they can be had for.
-    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
+    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: u32) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
         let mut order = part.map_or(whole, |part| part.min(whole));
+        if self.config.swap_in == SwapIn::Whole && !self.config.sizes.contains(order)
+            || self.has_fallen_back(order, tries)
+        {
+            order = Order::ZERO;
+        }
         let run = loop {
-            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let urgency =
+                if tries >= TRIES_BEFORE_FALLBACK && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
-                Err(NoRun::OverLimit) if !last_try => return Err(Step::OverLimit),
+                Err(NoRun::OverLimit) if self.is_worth_reclaim(order, tries) => return Err(Step::OverLimit),
                 Err(reason) => {
                     self.counters().of(order).swpin_fallback.inc();
                     if reason == NoRun::OverLimit {
@@ -270,7 +292,11 @@ impl<M: Machine> Engine<M> {
                     }
                 }
             }
-            let Some(lower) = order.lower() else { return Err(Step::OverLimit) };
+            let lower = match self.config.swap_in {
+                SwapIn::Whole => self.config.sizes.descending().find(|&lower| lower < order),
+                SwapIn::Adaptive | SwapIn::Page => order.lower(),
+            };
+            let Some(lower) = lower else { return Err(Step::OverLimit) };
             order = lower;
         };
         let head = page.head(order);
