@@ -24,6 +24,57 @@ pub enum Command {
         #[command(subcommand)]
         what: BenchCommand,
     },
+    /// Try policies on a simulated machine of any size, with the engine that manages real programs.
+    Lab {
+        /// What to do.
+        #[command(subcommand)]
+        what: LabCommand,
+    },
+}
+
+/// What the lab is to do.
+#[derive(Debug, clap::Subcommand)]
+pub enum LabCommand {
+    /// The scenarios that come with foliomem.
+    List,
+    /// Run a scenario, or many that differ in some settings.
+    Run(LabRunArgs),
+    /// Published results beside the lab's.
+    Seeds(LabSeedsArgs),
+}
+
+/// Options of `lab run`.
+#[derive(Debug, clap::Args)]
+pub struct LabRunArgs {
+    /// A scenario file, or the name of one that `lab list` prints.
+    #[arg(value_name = "FILE")]
+    pub scenario: PathBuf,
+    /// Set something of it; several values, or several of these, run every combination. Of a list, join values by +:
+    /// swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=64+2048.
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_set)]
+    pub set: Vec<(String, Vec<String>)>,
+    /// Write the runs as a JSON array to FILE; "-" for stdout, without the table.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Threads that run them. [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+}
+
+/// Options of `lab seeds`.
+#[derive(Debug, clap::Args)]
+pub struct LabSeedsArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Threads that run them. [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+}
+
+fn parse_set(text: &str) -> Result<(String, Vec<String>), String> {
+    let (key, values) = text.split_once('=').ok_or("KEY=VALUE is wanted, as in swap.strategy=nonfull-first")?;
+    Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
 }
 
 /// What to measure.

@@ -74,6 +74,12 @@ pub enum CliError {
     /// A measurement.
     #[error(transparent)]
     Bench(#[from] foliomem_bench::Error),
+    /// A simulation.
+    #[error(transparent)]
+    Lab(#[from] foliomem_lab::error::LabError),
+    /// The runs of the lab could not be written.
+    #[error("cannot write the runs to {0}: {1}")]
+    Runs(PathBuf, std::io::Error),
     /// There is no such program or pattern to measure.
     #[error("{0:?} is none of what is measured: {1}")]
     NoSuchBenchmark(String, &'static str),

@@ -2,7 +2,7 @@
 //!
 //! `args` is the command line, `settings` what it comes to together with the environment and the
 //! configuration file, `preflight` refuses programs that cannot be run, `supervise` runs one, `report`
-//! says how it went, `bench` measures, `doctor` says whether it can work at all.
+//! says how it went, `bench` measures, `lab` simulates, `doctor` says whether it can work at all.
 //!
 //! Exit codes of `run`: the program's, 128 + n after signal n; 125 when foliomem itself fails, 126 for a
 //! program that cannot be executed, 127 for one that is not found, 2 for a wrong command line, 137 when a
@@ -14,6 +14,7 @@ mod args;
 mod bench;
 mod doctor;
 mod error;
+mod lab;
 mod memory;
 mod preflight;
 mod report;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Run(run) => self::run(&run),
         Command::Doctor => Ok(doctor::doctor()),
         Command::Bench { what } => bench::bench(&what),
+        Command::Lab { what } => lab::lab(&what),
     };
     match done {
         Ok(code) => ExitCode::from(code),

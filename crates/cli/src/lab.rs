@@ -1,0 +1,135 @@
+//! `foliomem lab`: runs scenarios and prints what they come to.
+
+use crate::args::{LabCommand, LabRunArgs, LabSeedsArgs};
+use crate::error::CliError;
+use foliomem_lab::outcome::Outcome;
+use foliomem_lab::scenario::Scenario;
+use foliomem_lab::seeds::{self, SeedRow};
+use foliomem_lab::shipped::SHIPPED;
+use foliomem_lab::sweep;
+use std::path::Path;
+use std::time::Instant;
+
+/// Does what is asked for; returns the exit code.
+pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
+    match what {
+        LabCommand::List => list(),
+        LabCommand::Run(args) => run(args),
+        LabCommand::Seeds(args) => seeds(args),
+    }
+}
+
+fn threads(wanted: Option<u16>) -> usize {
+    wanted.map_or_else(|| std::thread::available_parallelism().map_or(1, Into::into), usize::from)
+}
+
+fn list() -> Result<u8, CliError> {
+    for shipped in SHIPPED {
+        println!("{:<24} {}", shipped.name, Scenario::parse(shipped.name, shipped.text)?.about);
+    }
+    Ok(0)
+}
+
+fn run(args: &LabRunArgs) -> Result<u8, CliError> {
+    let (name, text) = sweep::read(&args.scenario)?;
+    let started = Instant::now();
+    let runs = sweep::sweep(&name, &text, &args.set, threads(args.threads))?;
+    let seconds = started.elapsed().as_secs_f64();
+    if let Some(path) = &args.json {
+        let json = serde_json::json!(runs);
+        if path == Path::new("-") {
+            println!("{json}");
+            return Ok(0);
+        }
+        std::fs::write(path, format!("{json}\n")).map_err(|error| CliError::Runs(path.clone(), error))?;
+    }
+    for run in &runs {
+        let set: Vec<String> = run.set.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        println!("{name} {}", set.join(" "));
+        print_outcome(&run.outcome);
+    }
+    let events: u64 = runs.iter().map(|run| run.outcome.page_events).sum();
+    eprintln!(
+        "foliomem: {events} page events in {seconds:.1} s, {:.1} million a second",
+        events as f64 / seconds / 1e6
+    );
+    Ok(0)
+}
+
+fn percent(part: Option<f64>) -> String {
+    part.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.2}%"))
+}
+
+fn print_outcome(outcome: &Outcome) {
+    if outcome.rounds.len() > 1 {
+        println!("  {:>6} {:>9} {:>9} {:>9}", "round", "swpout", "fallback", "");
+        for (number, round) in (1..).zip(&outcome.rounds) {
+            println!("  {number:>6} {:>9} {:>9} {:>9}", round.swpout, round.swpout_fallback, percent(round.percent()));
+        }
+    }
+    println!(
+        "  {:>6} {:>10} {:>10} {:>9} {:>9} {:>9} {:>9}",
+        "size", "allocated", "not had", "swpin", "swpout", "fallback", ""
+    );
+    for size in &outcome.sizes {
+        println!(
+            "  {:>5}K {:>10} {:>10} {:>9} {:>9} {:>9} {:>9}",
+            size.kib,
+            size.anon_fault_alloc,
+            size.anon_fault_fallback,
+            size.swpin,
+            size.swpout,
+            size.swpout_fallback,
+            percent(size.fallback_percent)
+        );
+    }
+    println!(
+        "  clusters scanned per allocation {:.2}; slots taken from larger folios' clusters {}; at most {} MiB out",
+        outcome.clusters_scanned_per_alloc,
+        outcome.slots_stolen,
+        outcome.peak_swapped_pages >> 8,
+    );
+    println!(
+        "  modelled: {:.1} s of CPU in {:.1} s; digest {}",
+        outcome.modelled_cpu_seconds, outcome.modelled_elapsed_seconds, outcome.digest
+    );
+}
+
+fn seeds(args: &LabSeedsArgs) -> Result<u8, CliError> {
+    let rows = seeds::run(threads(args.threads))?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+        return Ok(0);
+    }
+    for row in &rows {
+        println!("{}", seed_line(row));
+    }
+    let covered = rows.iter().filter(|row| row.agrees.is_some()).count();
+    let agreeing = rows.iter().filter(|row| row.agrees == Some(true)).count();
+    println!("{} rows, {covered} covered, {agreeing} agree", rows.len());
+    Ok(0)
+}
+
+fn seed_line(row: &SeedRow) -> String {
+    let agrees = match row.agrees {
+        Some(true) => "agrees",
+        Some(false) => "DIFFERS",
+        None => "-",
+    };
+    let ours = |figure: &Option<String>| figure.clone().unwrap_or_else(|| "-".to_owned());
+    let published = &row.published;
+    format!(
+        "{:<7} {}, {}, {}, {}: published {} -> {} {}, ours {} -> {}: {}",
+        agrees,
+        published.series,
+        published.workload,
+        published.config,
+        published.metric,
+        published.before,
+        published.after,
+        published.unit,
+        ours(&row.ours_before),
+        ours(&row.ours_after),
+        row.why
+    )
+}

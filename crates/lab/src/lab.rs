@@ -1,0 +1,127 @@
+//! A program on the lab's machine: what it does becomes calls of the engine.
+
+use crate::machine::LabMachine;
+use foliomem_core::cluster::SlotCounters;
+use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::machine::Machine;
+use foliomem_core::units::{CpuNumber, PageNumber};
+use std::ops::Range;
+
+/// See the module.
+pub struct Lab {
+    engine: Engine<LabMachine>,
+    accesses: u64,
+    faults: u64,
+    /// Faults between checks of the whole engine.
+    check_every: Option<u64>,
+    dropped_pages: u64,
+    peak_swapped_pages: u64,
+}
+
+impl Lab {
+    /// The engine, set up as `config` says, on `machine`; checked after so many faults, if it is to be.
+    pub fn new(machine: LabMachine, config: EngineConfig, check_every: Option<u64>) -> Lab {
+        Lab {
+            engine: Engine::new(machine, config),
+            accesses: 0,
+            faults: 0,
+            check_every,
+            dropped_pages: 0,
+            peak_swapped_pages: 0,
+        }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine<LabMachine> {
+        &self.engine
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &LabMachine {
+        self.engine.machine()
+    }
+
+    /// What the slot allocator has done.
+    pub fn slots(&self) -> SlotCounters {
+        self.engine.slot_counters()
+    }
+
+    /// From now on `cpu` runs, at `now_ns`.
+    pub fn begin(&mut self, cpu: CpuNumber, now_ns: u64) {
+        self.machine().begin(cpu, now_ns);
+    }
+
+    /// The program maps `range`.
+    pub fn map(&mut self, range: Range<PageNumber>) {
+        self.machine().map(range);
+    }
+
+    /// The program unmaps `range`, a whole mapping.
+    pub fn unmap(&mut self, range: Range<PageNumber>) {
+        self.dropped_pages += range.end.0 - range.start.0;
+        self.engine.unmapped(range.clone());
+        self.machine().unmap(range);
+    }
+
+    /// MADV_DONTNEED.
+    pub fn discard(&mut self, range: Range<PageNumber>) {
+        self.dropped_pages += range.end.0 - range.start.0;
+        self.engine.discarded(range.clone());
+        self.machine().drop_pages(range);
+    }
+
+    /// MADV_PAGEOUT.
+    pub fn page_out(&mut self, range: Range<PageNumber>) {
+        self.engine.page_out(&mut (), range);
+    }
+
+    /// The program reads or writes `page`.
+    #[inline]
+    pub fn touch(&mut self, page: PageNumber, write: bool) {
+        self.accesses += 1;
+        self.machine().spend(self.machine().costs().touch_ns);
+        if !self.machine().access(page, write) {
+            self.fault(page, write);
+        }
+    }
+
+    fn fault(&mut self, page: PageNumber, write: bool) {
+        self.faults += 1;
+        self.machine().spend(self.machine().costs().fault_ns);
+        let served = self.engine.fault(&mut (), page);
+        assert!(matches!(served, Served::Done(_)) && self.machine().access(page, write), "{page:?} is not there");
+        if self.check_every.is_some_and(|every| self.faults.is_multiple_of(every)) {
+            self.engine.check();
+        }
+    }
+
+    /// The program reads or writes all pages of `range`, in order.
+    pub fn touch_all(&mut self, range: Range<PageNumber>, write: bool) {
+        (range.start.0..range.end.0).for_each(|page| self.touch(PageNumber(page), write));
+    }
+
+    /// Notes how full the device is, now and then: counting takes time.
+    pub fn note_swapped(&mut self) {
+        self.peak_swapped_pages = self.peak_swapped_pages.max(self.engine.swapped_pages());
+    }
+
+    /// The most pages that were out whenever that was noted.
+    pub fn peak_swapped_pages(&self) -> u64 {
+        self.peak_swapped_pages
+    }
+
+    /// Accesses of pages, and those of them that were faults.
+    pub fn accesses(&self) -> (u64, u64) {
+        (self.accesses, self.faults)
+    }
+
+    /// Pages that came or went: first touches, second chances, swap-outs, swap-ins, and what was unmapped.
+    pub fn page_events(&self) -> u64 {
+        let counters = self.machine().counters();
+        let vm = &counters.vm;
+        let sizes = foliomem_core::units::Order::all();
+        let first: u64 = sizes.map(|order| counters.of(order).anon_fault_alloc.get() << order.get()).sum();
+        let moved = vm.pgactivate.get() + vm.pswpin.get() + vm.pswpout.get();
+        first + moved + self.dropped_pages
+    }
+}

@@ -1,0 +1,487 @@
+//! The machine of the lab: dense arrays instead of memory, a clock that moves by what things cost.
+//!
+//! A page has no bytes, only a *version*: how often it was written since it was new, 0 for zeros. That is a word in an
+//! array over the address space. Another array says for each frame which page lies at its home. Both together take the
+//! place of content: what is compressed is named by its first page and a hash of the versions, and that name comes back as
+//! the piece's checksum, so that every swap-in is checked: the right version of the right page, or the run ends.
+//!
+//! Everything is atomic, because the engine wants a machine that threads can share, and relaxed, because there is one
+//! thread. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
+
+use crate::costs::Costs;
+use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
+use foliomem_core::stats::Counters;
+use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::sync::Mutex;
+use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, PageNumber};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Where compressed memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Store {
+    /// Inside the limit, as foliomem's is, of the size that lz4 would make it.
+    Lz4,
+    /// Outside: zram or a RAM disk, which no memory control group pays for.
+    Outside,
+}
+
+/// What lies at a home. Other values are a page number plus [`Self::FIRST_PAGE`].
+struct Home;
+
+impl Home {
+    const EMPTY: u32 = 0;
+    /// Zeros, or what the engine does not want any more.
+    const ANY: u32 = 1;
+    const FIRST_PAGE: u32 = 2;
+}
+
+/// The page is in the program; the other bits are its version.
+const PRESENT: u32 = 1 << 31;
+
+/// See the module.
+pub struct LabMachine {
+    homes: Box<[AtomicU32]>,
+    pages: Box<[AtomicU32]>,
+    /// End by start.
+    mappings: Mutex<BTreeMap<PageNumber, PageNumber>>,
+    store: Store,
+    costs: Costs,
+    limit_pages: i64,
+    charged_pages: AtomicI64,
+    peak_pages: AtomicI64,
+    cpu: AtomicU16,
+    /// When the event began that is under way, and what it has cost so far.
+    started_ns: AtomicU64,
+    spent_ns: AtomicU64,
+    counters: Counters,
+}
+
+fn words(len: usize) -> Box<[AtomicU32]> {
+    (0..len).map(|_| AtomicU32::new(0)).collect()
+}
+
+/// A hash of two numbers in which every bit depends on all of theirs.
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut hash = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    hash ^ hash >> 29
+}
+
+impl LabMachine {
+    /// A machine without mappings, for addresses below `pages` pages.
+    pub fn new(pages: u32, arena_frames: u32, limit_pages: u32, store: Store, costs: Costs) -> LabMachine {
+        LabMachine {
+            homes: words(arena_frames as usize),
+            pages: words(pages as usize),
+            mappings: Mutex::default(),
+            store,
+            costs,
+            limit_pages: limit_pages.into(),
+            charged_pages: AtomicI64::new(0),
+            peak_pages: AtomicI64::new(0),
+            cpu: AtomicU16::new(0),
+            started_ns: AtomicU64::new(0),
+            spent_ns: AtomicU64::new(0),
+            counters: Counters::default(),
+        }
+    }
+
+    /// From now on `cpu` runs, at `now_ns`, which never goes back.
+    pub fn begin(&self, cpu: CpuNumber, now_ns: u64) {
+        self.cpu.store(cpu.0, Relaxed);
+        self.started_ns.fetch_max(now_ns, Relaxed);
+        self.spent_ns.store(0, Relaxed);
+    }
+
+    /// What was done since [`begin`](Self::begin) has cost this much.
+    pub fn spent_ns(&self) -> u64 {
+        self.spent_ns.load(Relaxed)
+    }
+
+    /// The costs it reckons with.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// Lets `ns` pass for the CPU that runs.
+    pub fn spend(&self, ns: u64) {
+        // One thread: a load and a store cost a fifth of an atomic addition.
+        self.spent_ns.store(self.spent_ns.load(Relaxed) + ns, Relaxed);
+    }
+
+    /// The most that was charged at any time.
+    pub fn peak_pages(&self) -> u64 {
+        self.peak_pages.load(Relaxed) as u64
+    }
+
+    /// The program maps `range`.
+    pub fn map(&self, range: Range<PageNumber>) {
+        assert!(range.end.0 <= self.pages.len() as u64, "{range:?} is beyond the machine's addresses");
+        self.mappings.lock().insert(range.start, range.end);
+    }
+
+    /// The mapping of `range`, which is one, is gone. The engine has heard of it.
+    pub fn unmap(&self, range: Range<PageNumber>) {
+        self.drop_pages(range.clone());
+        let end = self.mappings.lock().remove(&range.start);
+        assert_eq!(end, Some(range.end), "the mapping at {:?}", range.start);
+    }
+
+    /// The program's pages in `range` are gone, and zeros when they are touched next. The engine has heard of it.
+    pub fn drop_pages(&self, range: Range<PageNumber>) {
+        let mut present = 0;
+        for page in &self.pages[range.start.0 as usize..range.end.0 as usize] {
+            present += page.load(Relaxed) >> 31;
+            page.store(0, Relaxed);
+        }
+        self.uncharge(present);
+    }
+
+    /// The program accesses `page`; false if it is not there.
+    #[inline]
+    pub fn access(&self, page: PageNumber, write: bool) -> bool {
+        let word = &self.pages[page.0 as usize];
+        let now = word.load(Relaxed);
+        if now & PRESENT == 0 {
+            return false;
+        }
+        if write {
+            // 0 is for zeros; that the others come round again after 2^31 writes does not matter.
+            let version = ((now + 1) & !PRESENT).max(1);
+            word.store(PRESENT | version, Relaxed);
+        }
+        true
+    }
+
+    fn version(&self, page: u64) -> u32 {
+        self.pages[page as usize].load(Relaxed) & !PRESENT
+    }
+
+    fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
+        &self.homes[run.head.0 as usize..(run.head.0 + run.frames()) as usize]
+    }
+
+    /// Hash of the versions of `pages` pages from `first` on; 0 if they are all zeros.
+    fn hash_versions(&self, first: u64, pages: u32) -> u32 {
+        let (mut hash, mut any) = (0, 0);
+        for page in first..first + u64::from(pages) {
+            let version = self.version(page);
+            any |= version;
+            hash = mix(hash, version.into());
+        }
+        if any == 0 { 0 } else { (hash as u32).max(1) }
+    }
+
+    /// Names the content at home in `run`, by its first page in the upper half and a hash in the lower; 0 for zeros.
+    fn name_content(&self, run: FrameRun) -> u64 {
+        let homes = self.at_home(run);
+        let of_page = |(index, home): (u32, &AtomicU32)| {
+            home.load(Relaxed).checked_sub(Home::FIRST_PAGE).map(|page| u64::from(page - index))
+        };
+        // Zeros that have come back from the store do not say of which page they are; all zeros, and nobody needs to know.
+        let Some(page) = (0..).zip(homes).find_map(of_page) else {
+            assert!(homes.iter().all(|home| home.load(Relaxed) == Home::ANY), "{run:?} has no content");
+            return 0;
+        };
+        let fits = |(page, home): (u64, &AtomicU32)| match home.load(Relaxed) {
+            Home::ANY => self.version(page) == 0,
+            at_home => at_home == page as u32 + Home::FIRST_PAGE,
+        };
+        assert!((page..).zip(homes).all(fits), "{run:?} has pages of several places");
+        match self.hash_versions(page, run.frames()) {
+            0 => 0,
+            hash => page << 32 | u64::from(hash),
+        }
+    }
+
+    /// What lz4 makes of `run`: each page has a size of its own, and larger pieces gain as real ones do.
+    fn len_bytes(&self, name: u64, run: FrameRun) -> u32 {
+        let mean = run.order.bytes() as u64 * 100 / u64::from(self.costs.ratio_percent[run.order.index()]);
+        let per_page = mean / u64::from(run.frames());
+        let pages = (name >> 32)..(name >> 32) + u64::from(run.frames());
+        // Between half and one and a half times the mean.
+        let sizes = pages.map(|page| per_page / 2 + mix(page, self.version(page).into()) % per_page.max(1));
+        (sizes.sum::<u64>() as u32).clamp(1, run.order.bytes() as u32)
+    }
+
+    fn spend_by_page(&self, base_ns: u64, page_ns: u64, run: FrameRun) {
+        self.spend(base_ns + page_ns * u64::from(run.frames()));
+    }
+}
+
+impl Machine for LabMachine {
+    type Worker = ();
+
+    fn now_ns(&self) -> u64 {
+        self.started_ns.load(Relaxed)
+    }
+
+    fn cpu(&self) -> CpuNumber {
+        CpuNumber(self.cpu.load(Relaxed))
+    }
+
+    fn try_charge(&self, pages: u32) -> bool {
+        let fits = self.room_pages() >= i64::from(pages);
+        if fits {
+            self.charge(pages);
+        }
+        fits
+    }
+
+    fn charge(&self, pages: u32) {
+        let charged = self.charged_pages.fetch_add(pages.into(), Relaxed) + i64::from(pages);
+        self.peak_pages.fetch_max(charged, Relaxed);
+    }
+
+    fn uncharge(&self, pages: u32) {
+        self.charged_pages.fetch_sub(pages.into(), Relaxed);
+    }
+
+    fn room_pages(&self) -> i64 {
+        self.limit_pages - self.charged_pages.load(Relaxed)
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn populate(&self, run: FrameRun) {
+        self.spend_by_page(0, self.costs.populate_page_ns, run);
+        for home in self.at_home(run) {
+            assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was not empty");
+            home.store(Home::ANY, Relaxed);
+        }
+    }
+
+    fn release(&self, run: FrameRun) {
+        for home in self.at_home(run) {
+            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
+            home.store(Home::EMPTY, Relaxed);
+        }
+    }
+
+    fn zero(&self, run: FrameRun) {
+        self.spend_by_page(0, self.costs.zero_page_ns, run);
+        for home in self.at_home(run) {
+            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
+            home.store(Home::ANY, Relaxed);
+        }
+    }
+
+    type Steady<'a> = ();
+
+    fn steady(&self) -> Option<()> {
+        Some(())
+    }
+
+    fn hash(&self, run: FrameRun) -> u64 {
+        self.spend_by_page(0, self.costs.hash_page_ns, run);
+        self.name_content(run)
+    }
+
+    fn copy(&self, from: FrameRun, to: FrameRun) {
+        for (from, to) in self.at_home(from).iter().zip(self.at_home(to)) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+    }
+
+    fn frames_escape(&self) -> bool {
+        false
+    }
+
+    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
+        self.spend(self.costs.move_ns + self.costs.move_page_ns);
+        let page = self.homes[from.0 as usize].load(Relaxed);
+        self.homes[from.0 as usize].store(Home::EMPTY, Relaxed);
+        assert_ne!(page, Home::EMPTY, "{from:?} was empty");
+        assert_eq!(self.homes[to.0 as usize].load(Relaxed), Home::EMPTY, "{to:?} was not empty");
+        self.homes[to.0 as usize].store(page, Relaxed);
+        Ok(())
+    }
+
+    fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
+        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run);
+        let pages = &self.pages[to.0 as usize..(to.0 + u64::from(run.frames())) as usize];
+        for (number, (home, page)) in (to.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
+            let (content, version) = (home.load(Relaxed), page.load(Relaxed));
+            let is_right = content == number + Home::FIRST_PAGE || content == Home::ANY && version == 0;
+            assert!(is_right, "page {number:x}, version {version:x}, was given the content {content:x}");
+            page.store(version | PRESENT, Relaxed);
+            home.store(Home::EMPTY, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
+        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run);
+        let pages = &self.pages[from.0 as usize..(from.0 + u64::from(run.frames())) as usize];
+        for (number, (home, page)) in (from.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
+            let word = page.load(Relaxed);
+            assert_ne!(word & PRESENT, 0, "page {number:x} is not in the program");
+            assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was not empty");
+            page.store(word & !PRESENT, Relaxed);
+            home.store(number + Home::FIRST_PAGE, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn copy_in(&self, _frame: Frame, _to: PageNumber) -> Result<(), MoveError> {
+        unreachable!("no move is refused")
+    }
+
+    fn unshare(&self, _pages: Range<PageNumber>) {}
+
+    fn unshare_home(&self, _run: FrameRun) {}
+
+    fn wake(&self, _pages: Range<PageNumber>) {}
+
+    fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
+        panic!("{page:?}: {why}")
+    }
+
+    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
+        let mappings = self.mappings.lock();
+        let (&start, &end) = mappings.range(..=page).next_back()?;
+        (page < end).then_some(start..end)
+    }
+
+    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
+        let mut start = None;
+        for number in pages.start.0..pages.end.0 {
+            let present = self.pages[number as usize].load(Relaxed) & PRESENT != 0;
+            match start {
+                None if present => start = Some(number),
+                Some(first) if !present => {
+                    found(PageNumber(first)..PageNumber(number));
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        if let Some(first) = start {
+            found(PageNumber(first)..pages.end);
+        }
+    }
+
+    fn compress(&self, _worker: &mut (), run: FrameRun) -> Compressed {
+        self.spend_by_page(self.costs.compress_ns, self.costs.compress_page_ns, run);
+        let name = self.name_content(run);
+        if name == 0 || self.store == Store::Outside {
+            return Compressed::Filled(name);
+        }
+        let len_bytes = self.len_bytes(name, run);
+        Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
+    }
+
+    fn write_piece(&self, _worker: &mut (), _run: FrameRun, _place: &Place) {}
+
+    fn copy_piece(&self, from: Fragment, _to: Fragment) {
+        self.spend(self.costs.copy_page_ns * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
+    }
+
+    fn read_piece(&self, _worker: &mut (), piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
+        // What is before the part is decompressed, too.
+        self.spend(self.costs.decompress_ns + self.costs.decompress_page_ns * u64::from(skip_pages + into.frames()));
+        let name = piece.filled.unwrap_or(piece.checksum);
+        let (first, hash) = (name >> 32, name as u32);
+        // Other parts of a piece may have come back and been changed since.
+        let whole = into.order == piece.granule;
+        if name != 0 && whole && self.hash_versions(first, into.frames()) != hash {
+            return Err(Corrupted);
+        }
+        for (number, home) in (first as u32 + skip_pages..).zip(self.at_home(into)) {
+            assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was empty");
+            home.store(if name == 0 { Home::ANY } else { number + Home::FIRST_PAGE }, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn begin_write(&self, _: &mut (), _: &WriteBatch, _: &mut Vec<Seal>) {
+        unreachable!("there is no swap file")
+    }
+
+    fn finish_write(&self, _: &mut ()) -> Result<(), NotWritten> {
+        Err(NotWritten)
+    }
+
+    fn swap_file_full(&self) {}
+
+    fn read_back(&self, _: &mut (), _: &Piece, _: &FilePlace, _: u32, _: FrameRun) -> Result<(), Corrupted> {
+        Err(Corrupted)
+    }
+
+    fn discard_cluster(&self, _cluster: ClusterNumber) -> bool {
+        false
+    }
+
+    fn claim_cluster(&self, _cluster: ClusterNumber) -> bool {
+        false
+    }
+
+    fn release_cluster(&self, _cluster: ClusterNumber) {}
+
+    fn is_sole_holder(&self, _cluster: ClusterNumber) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_core::store::{RunSource, Store as PieceStore};
+
+    const RUN: FrameRun = FrameRun::new(Frame(16), Order::ZERO);
+    const PAGE: PageNumber = PageNumber(7);
+
+    /// A machine with a page that was written and is at home, and its name.
+    fn machine() -> (LabMachine, u64) {
+        let machine = LabMachine::new(64, 64, 64, Store::Outside, Costs::REFERENCE);
+        machine.populate(RUN);
+        assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
+        assert!(machine.access(PAGE, true));
+        assert_eq!(machine.move_out(PAGE, RUN), Ok(()));
+        let name = machine.hash(RUN);
+        (machine, name)
+    }
+
+    struct NoFrames;
+
+    impl RunSource for NoFrames {
+        fn alloc_run(&self, _order: Order) -> Option<FrameRun> {
+            None
+        }
+        fn free_run(&self, _run: FrameRun) {}
+    }
+
+    fn read(machine: &LabMachine, name: u64) -> Result<(), Corrupted> {
+        let store = PieceStore::new(1);
+        let id = store.insert_filled(name, Order::ZERO, 1).unwrap();
+        let pinned = store.pin(id);
+        let read = machine.read_piece(&mut (), pinned.piece(), 0, RUN);
+        store.unpin(&NoFrames, pinned);
+        read
+    }
+
+    #[test]
+    fn content_that_is_not_what_was_stored_is_noticed() {
+        let (machine, name) = machine();
+        assert_eq!(machine.compress(&mut (), RUN), Compressed::Filled(name));
+        assert_eq!(read(&machine, name), Ok(()));
+        assert_eq!(read(&machine, name ^ 1), Err(Corrupted));
+        assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
+        assert!(machine.access(PAGE, true));
+        assert_eq!(machine.move_out(PAGE, RUN), Ok(()));
+        assert_eq!(read(&machine, name), Err(Corrupted), "it was written since");
+    }
+
+    #[test]
+    #[should_panic(expected = "was given the content")]
+    fn a_page_is_not_given_the_content_of_another() {
+        let (machine, _) = machine();
+        let _ = machine.move_in(RUN, PageNumber(8));
+    }
+}

@@ -1,0 +1,89 @@
+//! Numbers by chance: the same for the same seed, everywhere.
+
+use crate::machine::mix;
+
+/// As many as are wanted (a counter, well mixed).
+#[derive(Clone, Debug)]
+pub struct Random {
+    seed: u64,
+    drawn: u64,
+}
+
+impl Random {
+    /// The numbers of `seed`.
+    pub fn new(seed: u64) -> Random {
+        Random { seed, drawn: 0 }
+    }
+
+    /// The next one, of 64 bits.
+    pub fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        mix(mix(self.seed, self.drawn), self.drawn)
+    }
+
+    /// The next one below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// The next one in 0..1.
+    pub fn unit(&mut self) -> f64 {
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// `rand()` of the GNU C library as a program gets it that never calls `srand`: r(i) = r(i-3) + r(i-31), all but the lowest
+/// bit of it, after 310 numbers that nobody sees. The kernel's swap allocator test uses it, so that what it
+/// touches is known.
+#[derive(Clone, Debug)]
+pub struct GlibcRand {
+    last: [u32; 31],
+    at: usize,
+}
+
+impl Default for GlibcRand {
+    fn default() -> GlibcRand {
+        let mut last = [1; 31];
+        for index in 1..31 {
+            last[index] = (16_807 * u64::from(last[index - 1]) % 2_147_483_647) as u32;
+        }
+        // The first three that follow are repeated, not added; with that the last of them is at 31 + 3.
+        let mut rand = GlibcRand { last, at: 3 };
+        (0..310).for_each(|_| {
+            rand.draw();
+        });
+        rand
+    }
+}
+
+impl GlibcRand {
+    /// The next one, of 31 bits.
+    pub fn draw(&mut self) -> u32 {
+        let new = self.last[self.at].wrapping_add(self.last[(self.at + 28) % 31]);
+        self.last[self.at] = new;
+        self.at = (self.at + 1) % 31;
+        new >> 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unseeded_rand_begins_as_everybody_has_seen_it() {
+        let mut rand = GlibcRand::default();
+        let numbers: Vec<u32> = (0..5).map(|_| rand.draw()).collect();
+        assert_eq!(numbers, [1_804_289_383, 846_930_886, 1_681_692_777, 1_714_636_915, 1_957_747_793]);
+    }
+
+    #[test]
+    fn numbers_are_spread_evenly() {
+        let mut random = Random::new(7);
+        let mut counts = [0u32; 10];
+        (0..100_000).for_each(|_| counts[random.below(10) as usize] += 1);
+        assert!(counts.iter().all(|&count| (9_600..10_400).contains(&count)), "{counts:?}");
+        let mean = (0..100_000).map(|_| random.unit()).sum::<f64>() / 1e5;
+        assert!((0.49..0.51).contains(&mean), "{mean}");
+    }
+}

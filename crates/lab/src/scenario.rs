@@ -1,0 +1,286 @@
+//! Scenario files: a machine, a swap device and a workload, as TOML.
+//!
+//! A bad file is refused with its name, the line and the reason; a bad `--set` with the setting and the reason.
+
+use crate::costs::Costs;
+use crate::error::LabError;
+use crate::lab::Lab;
+use crate::machine::{LabMachine, Store};
+use crate::workload::Workload;
+use foliomem_core::cluster::Strategy;
+use foliomem_core::engine::{EngineConfig, NoRoom};
+use foliomem_core::locality::SwapIn;
+use foliomem_core::units::{Order, OrderSet};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+/// A number of a scenario that must lie in a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Within<const MIN: u32, const MAX: u32>(u32);
+
+impl<const MIN: u32, const MAX: u32> Within<MIN, MAX> {
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Within<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let number = i64::deserialize(from)?;
+        match u32::try_from(number) {
+            Ok(fits) if (MIN..=MAX).contains(&fits) => Ok(Within(fits)),
+            _ => Err(D::Error::custom(format!("{number} is not within {MIN} to {MAX}"))),
+        }
+    }
+}
+
+/// What a scenario file says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What it is, in a line.
+    pub about: String,
+    /// Where chance begins.
+    pub seed: u32,
+    /// See [`MachineSection`].
+    pub machine: MachineSection,
+    /// See [`SwapSection`].
+    pub swap: SwapSection,
+    /// What runs.
+    pub workload: Workload,
+}
+
+/// The machine.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSection {
+    /// Its CPUs.
+    pub cpus: Within<1, 1024>,
+    /// What the program may take.
+    pub limit_mib: Within<16, 1_048_576>,
+    /// Folio sizes beside 4 KiB.
+    #[serde(deserialize_with = "sizes")]
+    pub sizes_kib: OrderSet,
+    /// What a fault does when the limit leaves no room for a large folio.
+    #[serde(deserialize_with = "no_room")]
+    pub no_room: NoRoom,
+}
+
+/// The swap device.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwapSection {
+    /// Its size.
+    pub size_mib: Within<2, 8_388_608>,
+    /// How slots are found.
+    #[serde(deserialize_with = "strategy")]
+    pub strategy: Strategy,
+    /// How much of a folio a fault brings back.
+    #[serde(deserialize_with = "swap_in")]
+    pub swap_in: SwapIn,
+    /// Keep slots of what was swapped in.
+    pub keep_copies: bool,
+    /// Where compressed memory is.
+    pub store: Store,
+    /// The most that is compressed as one.
+    #[serde(deserialize_with = "size")]
+    pub granule_kib: Order,
+}
+
+fn order(kib: u64) -> Option<Order> {
+    kib.checked_mul(1024).and_then(Order::from_bytes)
+}
+
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Order, D::Error> {
+    let kib = u64::deserialize(from)?;
+    order(kib).ok_or_else(|| D::Error::custom(format!("{kib} KiB is no folio size: 4, 8, 16, ... 2048 are")))
+}
+
+fn sizes<'de, D: Deserializer<'de>>(from: D) -> Result<OrderSet, D::Error> {
+    let mut set = OrderSet::EMPTY;
+    for kib in Vec::<u64>::deserialize(from)? {
+        match order(kib) {
+            Some(order) if order > Order::ZERO => set = set.with(order),
+            _ => return Err(D::Error::custom(format!("{kib} KiB is no folio size beside 4: 8, 16, ... 2048 are"))),
+        }
+    }
+    Ok(set)
+}
+
+fn strategy<'de, D: Deserializer<'de>>(from: D) -> Result<Strategy, D::Error> {
+    String::deserialize(from)?.parse().map_err(D::Error::custom)
+}
+
+fn swap_in<'de, D: Deserializer<'de>>(from: D) -> Result<SwapIn, D::Error> {
+    match String::deserialize(from)?.as_str() {
+        "adaptive" => Ok(SwapIn::Adaptive),
+        "whole" => Ok(SwapIn::Whole),
+        "page" => Ok(SwapIn::Page),
+        other => Err(D::Error::custom(format!("unknown swap_in {other:?}: use adaptive, whole or page"))),
+    }
+}
+
+fn no_room<'de, D: Deserializer<'de>>(from: D) -> Result<NoRoom, D::Error> {
+    match String::deserialize(from)?.as_str() {
+        "reclaim" => Ok(NoRoom::Reclaim),
+        "fall-back" => Ok(NoRoom::FallBack),
+        other => Err(D::Error::custom(format!("unknown no_room {other:?}: use reclaim or fall-back"))),
+    }
+}
+
+/// Pages in a MiB.
+const MIB_PAGES: u32 = 256;
+
+impl Scenario {
+    /// Reads a scenario from the text of the file `name`.
+    pub fn parse(name: &str, text: &str) -> Result<Scenario, LabError> {
+        toml::from_str(text).map_err(|error| bad_file(name, text, &error))
+    }
+
+    /// As [`parse`](Self::parse), with some of its settings replaced: pairs of a dotted key and a value.
+    pub fn parse_with(name: &str, text: &str, settings: &[(String, String)]) -> Result<Scenario, LabError> {
+        // What is wrong with the file itself is to be said first.
+        let unchanged = Scenario::parse(name, text)?;
+        let Some((last_key, last_value)) = settings.last() else { return Ok(unchanged) };
+        let mut table: toml::Table = toml::from_str(text).map_err(|error| bad_file(name, text, &error))?;
+        for (key, value) in settings {
+            set(&mut table, key, value).map_err(|why| bad_setting(key, value, &why))?;
+        }
+        Scenario::deserialize(table).map_err(|error| {
+            let list: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            match list.as_slice() {
+                [_] => bad_setting(last_key, last_value, error.message()),
+                _ => LabError::Setting { setting: list.join(" "), why: one_line(error.message()) },
+            }
+        })
+    }
+
+    /// The machine and the engine of the scenario.
+    pub fn lab(&self, check_every: Option<u64>) -> Result<Lab, LabError> {
+        let limit_pages = self.machine.limit_mib.get() * MIB_PAGES;
+        let too_large = |what| LabError::TooLarge(what);
+        let swap_slots = self.swap.size_mib.get().checked_mul(MIB_PAGES).ok_or(too_large("the swap device"))?;
+        let arena_frames = limit_pages.checked_mul(2).ok_or(too_large("the limit"))?;
+        let config = EngineConfig {
+            sizes: self.machine.sizes_kib,
+            granule: self.swap.granule_kib,
+            arena_frames,
+            swap_slots,
+            strategy: self.swap.strategy,
+            swap_in: self.swap.swap_in,
+            no_room: self.machine.no_room,
+            keep_copies: self.swap.keep_copies,
+            cpus: self.machine.cpus.get() as u16,
+            floor_pages: 0,
+            backing: None,
+        };
+        let pages = self.workload.pages();
+        let machine = LabMachine::new(pages, arena_frames, limit_pages, self.swap.store, Costs::REFERENCE);
+        Ok(Lab::new(machine, config, check_every))
+    }
+}
+
+/// Puts `value` in the place of what stands under the dotted `key`.
+fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
+    let (path, last) = key.rsplit_once('.').map_or((None, key), |(path, last)| (Some(path), last));
+    let mut at = table;
+    for part in path.into_iter().flat_map(|path| path.split('.')) {
+        at = at.get_mut(part).and_then(toml::Value::as_table_mut).ok_or_else(|| format!("there is no [{part}]"))?;
+    }
+    let old = at.get_mut(last).ok_or_else(|| format!("there is no {last:?} to set"))?;
+    *old = match old {
+        toml::Value::String(_) => value.into(),
+        toml::Value::Boolean(_) => value.parse::<bool>().map_err(|_| "true or false is wanted".to_owned())?.into(),
+        toml::Value::Integer(_) => value.parse::<i64>().map_err(|_| "a number is wanted".to_owned())?.into(),
+        toml::Value::Array(_) => {
+            let numbers = value.split('+').map(str::parse::<i64>).collect::<Result<Vec<_>, _>>();
+            numbers.map_err(|_| "numbers joined by + are wanted".to_owned())?.into()
+        }
+        _ => return Err("it has no single value".to_owned()),
+    };
+    Ok(())
+}
+
+fn one_line(text: &str) -> String {
+    text.trim().replace('\n', " ")
+}
+
+fn bad_setting(key: &str, value: &str, why: &str) -> LabError {
+    LabError::Setting { setting: format!("{key}={value}"), why: one_line(why) }
+}
+
+fn bad_file(name: &str, text: &str, error: &toml::de::Error) -> LabError {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    LabError::Scenario { name: name.to_owned(), line: before.matches('\n').count() + 1, why: one_line(error.message()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shipped::SHIPPED;
+    use proptest::prelude::{any, prop, prop_assert, proptest};
+
+    fn refusal(text: &str) -> String {
+        Scenario::parse("s.toml", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_with_its_line_and_the_reason() {
+        let good = SHIPPED[0].text;
+        let line_of = |text: &str, what: &str| text[..text.find(what).unwrap()].matches('\n').count() + 1;
+        for (from, to, why) in [
+            ("cpus = 1", "cpus = 0", "0 is not within 1 to 1024"),
+            ("sizes_kib = [64]", "sizes_kib = [60]", "60 KiB is no folio size"),
+            ("strategy = \"", "strategy = \"x", "unknown swap strategy"),
+            ("store = \"outside\"", "store = \"inside\"", "unknown variant `inside`"),
+            ("aligned = false", "alinged = false", "unknown field `alinged`"),
+            ("about = \"", "about = 1 #", "string"),
+        ] {
+            let bad = good.replacen(from, to, 1);
+            assert_ne!(bad, good, "{from}");
+            let text = refusal(&bad);
+            assert!(text.starts_with(&format!("s.toml:{}: ", line_of(&bad, to))), "{text}");
+            assert!(text.contains(why) && !text.contains('\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_setting_replaces_what_the_file_says_or_is_refused() {
+        let text = SHIPPED[0].text;
+        let with = |key: &str, value: &str| Scenario::parse_with("s.toml", text, &[(key.to_owned(), value.to_owned())]);
+        assert_eq!(with("swap.strategy", "one-fragment").unwrap().swap.strategy, Strategy::OneFragment);
+        assert_eq!(with("machine.cpus", "7").unwrap().machine.cpus.get(), 7);
+        assert_eq!(with("machine.sizes_kib", "16+64").unwrap().machine.sizes_kib.bits(), 0b10100);
+        for (key, value, why) in [
+            ("swap.strategy", "best", "unknown swap strategy"),
+            ("swap.stratgy", "one-fragment", "there is no \"stratgy\" to set"),
+            ("swop.strategy", "one-fragment", "there is no [swop]"),
+            ("machine.cpus", "many", "a number is wanted"),
+            ("machine.cpus", "5000", "5000 is not within"),
+            ("swap.keep_copies", "2", "true or false"),
+            ("machine", "2", "no single value"),
+        ] {
+            let refused = with(key, value).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("--set {key}={value}: ")) && refused.contains(why), "{refused}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_a_file_is_understood_or_refused_with_a_line(
+            which in 0..SHIPPED.len(), at in any::<prop::sample::Index>(), cut in 0usize..40, noise in "[ -~\\n]{0,12}|\\PC{0,4}"
+        ) {
+            let mut bytes = SHIPPED[which].text.to_owned().into_bytes();
+            let start = at.index(bytes.len());
+            let end = (start + cut).min(bytes.len());
+            bytes.splice(start..end, noise.into_bytes());
+            let text = String::from_utf8_lossy(&bytes);
+            if let Err(error) = Scenario::parse("s.toml", &text) {
+                let LabError::Scenario { line, why, .. } = &error else { panic!("{error:?}") };
+                prop_assert!((1..=text.matches('\n').count() + 1).contains(line), "{error}");
+                prop_assert!(!why.is_empty() && !error.to_string().contains('\n'), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Virtual CPUs that run tasks by turns: always the CPU whose clock is furthest behind.
+
+use crate::lab::Lab;
+use foliomem_core::units::CpuNumber;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// What running tasks took, in virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Took {
+    /// Until the last CPU was done.
+    pub elapsed_ns: u64,
+    /// Of all CPUs.
+    pub cpu_ns: u64,
+}
+
+/// Runs `tasks` tasks on `cpus` CPUs, each on the CPU of its number modulo those there are. `slice` lets a task do a
+/// little, and says whether it goes on.
+pub fn run(lab: &mut Lab, cpus: u16, tasks: u32, mut slice: impl FnMut(&mut Lab, u32) -> bool) -> Took {
+    let of_cpu = |cpu: u16| (u32::from(cpu)..tasks).step_by(cpus.into()).collect::<VecDeque<u32>>();
+    let mut queues: Vec<VecDeque<u32>> = (0..cpus).map(of_cpu).collect();
+    let mut clocks: BinaryHeap<Reverse<(u64, u16)>> = (0..cpus).map(|cpu| Reverse((0, cpu))).collect();
+    let mut took = Took::default();
+    while let Some(Reverse((now_ns, cpu))) = clocks.pop() {
+        let queue = &mut queues[usize::from(cpu)];
+        let Some(task) = queue.pop_front() else { continue };
+        lab.begin(CpuNumber(cpu), now_ns);
+        if slice(lab, task) {
+            queue.push_back(task);
+        }
+        let spent_ns = lab.machine().spent_ns();
+        took.cpu_ns += spent_ns;
+        took.elapsed_ns = took.elapsed_ns.max(now_ns + spent_ns);
+        clocks.push(Reverse((now_ns + spent_ns, cpu)));
+    }
+    took
+}

@@ -1,0 +1,68 @@
+//! Many runs at once: a scenario with each combination of settings, on the cores there are.
+
+use crate::error::LabError;
+use crate::outcome::Outcome;
+use crate::scenario::Scenario;
+use crate::shipped;
+use serde::Serialize;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// One of them, done.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    /// The settings that replaced those of the file: key and value.
+    pub set: Vec<(String, String)>,
+    /// What it came to.
+    pub outcome: Outcome,
+}
+
+/// What of a shipped scenario, or of a file, is to be run: its name and its text.
+pub fn read(name: &std::path::Path) -> Result<(String, String), LabError> {
+    if let Some(shipped) = name.to_str().and_then(shipped::find) {
+        return Ok((shipped.name.to_owned(), shipped.text.to_owned()));
+    }
+    let text = std::fs::read_to_string(name).map_err(|error| LabError::Unreadable(name.to_owned(), error))?;
+    Ok((name.display().to_string(), text))
+}
+
+/// Every combination of values, the last key's changing fastest.
+pub fn combinations(varied: &[(String, Vec<String>)]) -> Vec<Vec<(String, String)>> {
+    varied.iter().fold(vec![Vec::new()], |before, (key, values)| {
+        let extend = |settings: Vec<(String, String)>| {
+            values.iter().map(move |value| [settings.as_slice(), &[(key.clone(), value.clone())]].concat())
+        };
+        before.into_iter().flat_map(extend).collect()
+    })
+}
+
+/// Runs all of `scenarios` by `threads` threads. The outcomes, in the order of the scenarios, do not depend on how many
+/// threads there are.
+pub fn run_all(scenarios: &[Scenario], threads: usize) -> Result<Vec<Outcome>, LabError> {
+    let next = AtomicUsize::new(0);
+    let done: Vec<Mutex<Option<Result<Outcome, LabError>>>> = scenarios.iter().map(|_| Mutex::default()).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, scenarios.len().max(1)) {
+            scope.spawn(|| {
+                while let Some((scenario, slot)) = {
+                    let index = next.fetch_add(1, Relaxed);
+                    scenarios.get(index).zip(done.get(index))
+                } {
+                    let outcome = scenario.run(None);
+                    *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(outcome);
+                }
+            });
+        }
+    });
+    let outcome = |slot: Mutex<Option<_>>| slot.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    done.into_iter().filter_map(outcome).collect()
+}
+
+/// Runs the scenario of `text`, from the file `name`, with each combination of settings.
+pub fn sweep(name: &str, text: &str, varied: &[(String, Vec<String>)], threads: usize) -> Result<Vec<Run>, LabError> {
+    let settings = combinations(varied);
+    let parse = |set: &Vec<(String, String)>| Scenario::parse_with(name, text, set);
+    let scenarios = settings.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    let outcomes = run_all(&scenarios, threads)?;
+    Ok(settings.into_iter().zip(outcomes).map(|(set, outcome)| Run { set, outcome }).collect())
+}

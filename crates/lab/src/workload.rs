@@ -1,0 +1,88 @@
+//! What programs do.
+
+mod kernel_build;
+mod process;
+mod swap_allocator;
+
+use crate::lab::Lab;
+use crate::schedule::Took;
+use foliomem_core::units::Order;
+use serde::{Deserialize, Serialize};
+
+pub use kernel_build::KernelBuild;
+pub use swap_allocator::SwapAllocator;
+
+/// A workload and its parameters.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// The kernel's `thp_swap_allocator_test`.
+    SwapAllocator(SwapAllocator),
+    /// Compilers that come and go.
+    KernelBuild(KernelBuild),
+}
+
+/// What a part of a workload came to, for folios of the largest enabled size.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Round {
+    /// Folios that went out in one piece.
+    pub swpout: u64,
+    /// Folios that were split for it.
+    pub swpout_fallback: u64,
+}
+
+impl Round {
+    /// What of all that wanted contiguous slots had none, in per cent.
+    pub fn percent(&self) -> Option<f64> {
+        fallback_percent(self.swpout, self.swpout_fallback)
+    }
+}
+
+/// Fallbacks among all that wanted contiguous slots; `None` where nothing did.
+pub fn fallback_percent(swpout: u64, fallback: u64) -> Option<f64> {
+    let all = swpout + fallback;
+    (all > 0).then(|| fallback as f64 * 100.0 / all as f64)
+}
+
+impl Workload {
+    /// Pages of address space it needs.
+    pub fn pages(&self) -> u32 {
+        match self {
+            Workload::SwapAllocator(test) => test.pages(),
+            Workload::KernelBuild(build) => build.pages(),
+        }
+    }
+
+    /// Does it; chance begins at `seed`, unless the workload brings its own numbers.
+    pub fn run(&self, lab: &mut Lab, seed: u64) -> (Vec<Round>, Took) {
+        match self {
+            Workload::SwapAllocator(test) => test.run(lab),
+            Workload::KernelBuild(build) => build.run(lab, seed),
+        }
+    }
+}
+
+/// Counts rounds.
+struct Rounds {
+    order: Order,
+    swpout: u64,
+    fallback: u64,
+    rounds: Vec<Round>,
+}
+
+impl Rounds {
+    fn new(lab: &Lab) -> Rounds {
+        let order = lab.engine().config().sizes.descending().next().unwrap_or(Order::ZERO);
+        let mut rounds = Rounds { order, swpout: 0, fallback: 0, rounds: Vec::new() };
+        rounds.end(lab);
+        rounds.rounds.clear();
+        rounds
+    }
+
+    fn end(&mut self, lab: &Lab) {
+        let counters = lab.engine().counters().of(self.order);
+        let (swpout, fallback) = (counters.swpout.get(), counters.swpout_fallback.get());
+        self.rounds.push(Round { swpout: swpout - self.swpout, swpout_fallback: fallback - self.fallback });
+        (self.swpout, self.fallback) = (swpout, fallback);
+    }
+}

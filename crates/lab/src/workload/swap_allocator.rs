@@ -1,0 +1,90 @@
+//! The kernel's swap allocator test (`tools/mm/thp_swap_allocator_test.c`), operation by operation.
+//!
+//! An area is written and paged out. Then, round by round: some of it is touched at random, by pages or by aligned pieces;
+//! pieces of it are discarded and written anew; everything is paged out. A second area of small folios may take part. The
+//! numbers are those of the C library, so that the pieces are those of everybody who ever ran it.
+
+use super::{Round, Rounds};
+use crate::lab::Lab;
+use crate::random::GlibcRand;
+use crate::scenario::Within;
+use crate::schedule::Took;
+use foliomem_core::units::{CpuNumber, MAX_ORDER, Order, PageNumber};
+use serde::Deserialize;
+use std::ops::Range;
+
+/// Pages in a MiB.
+const MIB: u32 = 256;
+/// What is discarded, and touched by pieces.
+const PIECE: Order = Order::new(4).unwrap();
+
+/// See the module.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwapAllocator {
+    /// The area.
+    area_mib: Within<1, 65536>,
+    /// What is touched of it a round, and what is discarded.
+    round_mib: Within<1, 65536>,
+    /// An area of small folios, 0 for none; 1/4 of it is touched a round (`-s`).
+    small_area_mib: Within<0, 65536>,
+    /// Touch it by aligned pieces of 64 KiB instead of by pages (`-a`).
+    aligned: bool,
+    rounds: Within<1, 100_000>,
+}
+
+impl SwapAllocator {
+    /// Pages of address space.
+    pub fn pages(&self) -> u32 {
+        self.small_area().end.0 as u32
+    }
+
+    fn area(&self) -> Range<PageNumber> {
+        let start = PageNumber(MAX_ORDER.pages().into());
+        start..start.offset(self.area_mib.get() * MIB)
+    }
+
+    fn small_area(&self) -> Range<PageNumber> {
+        let start = self.area().end.offset(MAX_ORDER.pages()).head(MAX_ORDER);
+        start..start.offset(self.small_area_mib.get() * MIB)
+    }
+
+    /// Does it, on one CPU.
+    pub fn run(&self, lab: &mut Lab) -> (Vec<Round>, Took) {
+        let (area, small) = (self.area(), self.small_area());
+        let mut rand = GlibcRand::default();
+        let mut at_random = |area: &Range<PageNumber>, order: Order| {
+            let pieces = (area.end.0 - area.start.0) as u32 / order.pages();
+            area.start.offset(rand.draw() % pieces * order.pages()).folio(order)
+        };
+        lab.begin(CpuNumber(0), 0);
+        lab.map(area.clone());
+        // MADV_NOHUGEPAGE: a mapping for each page has the same effect.
+        (small.start.0..small.end.0).for_each(|page| lab.map(PageNumber(page).folio(Order::ZERO)));
+        let all = [area.clone(), small.clone()];
+        for area in &all {
+            lab.touch_all(area.clone(), true);
+        }
+        all.iter().for_each(|area| lab.page_out(area.clone()));
+        let mut rounds = Rounds::new(lab);
+        for _ in 0..self.rounds.get() {
+            let touched = if self.aligned { PIECE } else { Order::ZERO };
+            for _ in 0..self.round_mib.get() * MIB / touched.pages() {
+                lab.touch_all(at_random(&area, touched), true);
+            }
+            for _ in 0..self.round_mib.get() * MIB / PIECE.pages() {
+                let piece = at_random(&area, PIECE);
+                lab.discard(piece.clone());
+                lab.touch_all(piece, true);
+            }
+            for _ in 0..self.small_area_mib.get() * MIB / 4 {
+                lab.touch_all(at_random(&small, Order::ZERO), true);
+            }
+            all.iter().for_each(|area| lab.page_out(area.clone()));
+            lab.note_swapped();
+            rounds.end(lab);
+        }
+        let spent_ns = lab.machine().spent_ns();
+        (rounds.rounds, Took { elapsed_ns: spent_ns, cpu_ns: spent_ns })
+    }
+}

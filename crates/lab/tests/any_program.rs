@@ -1,0 +1,100 @@
+//! Random programs on random machines: what is read is what was written (the machine sees to that), the engine adds up,
+//! and with nothing left mapped nothing is left charged but free frames.
+
+#![allow(missing_docs)]
+
+use foliomem_core::cluster::Strategy as SlotStrategy;
+use foliomem_core::engine::{EngineConfig, NoRoom};
+use foliomem_core::locality::SwapIn;
+use foliomem_core::machine::Machine;
+use foliomem_core::units::{CpuNumber, Order, OrderSet, PageNumber};
+use foliomem_lab::costs::Costs;
+use foliomem_lab::lab::Lab;
+use foliomem_lab::machine::{LabMachine, Store};
+use proptest::prelude::*;
+
+const AREA_PAGES: u32 = 1500;
+const AREAS: u32 = 3;
+const LIMIT_PAGES: u32 = 1600;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Touch { area: u32, page: u32, pages: u32, write: bool },
+    Discard { area: u32, page: u32, pages: u32 },
+    PageOut { area: u32, page: u32, pages: u32 },
+    Exit { area: u32 },
+    Go { cpu: u16 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let range = || (0..AREAS, 0..AREA_PAGES, 1..400u32);
+    prop_oneof![
+        8 => (range(), any::<bool>()).prop_map(|((area, page, pages), write)| Step::Touch { area, page, pages, write }),
+        2 => range().prop_map(|(area, page, pages)| Step::Discard { area, page, pages }),
+        2 => range().prop_map(|(area, page, pages)| Step::PageOut { area, page, pages }),
+        1 => (0..AREAS).prop_map(|area| Step::Exit { area }),
+        1 => (0..3u16).prop_map(|cpu| Step::Go { cpu }),
+    ]
+}
+
+fn config() -> impl Strategy<Value = EngineConfig> {
+    let swap_in = prop::sample::select(vec![SwapIn::Adaptive, SwapIn::Whole, SwapIn::Page]);
+    let no_room = prop::sample::select(vec![NoRoom::Reclaim, NoRoom::FallBack]);
+    let strategy = prop::sample::select(SlotStrategy::ALL.to_vec());
+    (any::<u16>(), 0u8..10, 10..16u32, strategy, swap_in, no_room, any::<bool>()).prop_map(
+        |(sizes, granule, clusters, strategy, swap_in, no_room, keep_copies)| EngineConfig {
+            sizes: OrderSet::from_bits(sizes),
+            granule: Order::new(granule).unwrap(),
+            arena_frames: 16 * LIMIT_PAGES,
+            swap_slots: 512 * clusters,
+            strategy,
+            swap_in,
+            no_room,
+            keep_copies,
+            cpus: 3,
+            floor_pages: 0,
+            backing: None,
+        },
+    )
+}
+
+/// Pages `page..` of an area, which does not begin where a folio does.
+fn part(area: u32, page: u32, pages: u32) -> std::ops::Range<PageNumber> {
+    let start = PageNumber(u64::from(area * 2048 + 37));
+    start.offset(page)..start.offset((page + pages).min(AREA_PAGES))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #[test]
+    fn what_is_read_is_what_was_written(
+        config in config(), outside: bool, steps in prop::collection::vec(step(), 1..60)
+    ) {
+        let store = if outside { Store::Outside } else { Store::Lz4 };
+        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, store, Costs::REFERENCE);
+        let mut lab = Lab::new(machine, config, Some(256));
+        (0..AREAS).for_each(|area| lab.map(part(area, 0, AREA_PAGES)));
+        let mut now_ns = 0;
+        for step in steps {
+            match step {
+                Step::Touch { area, page, pages, write } => lab.touch_all(part(area, page, pages), write),
+                Step::Discard { area, page, pages } => lab.discard(part(area, page, pages)),
+                Step::PageOut { area, page, pages } => lab.page_out(part(area, page, pages)),
+                Step::Exit { area } => {
+                    lab.unmap(part(area, 0, AREA_PAGES));
+                    lab.map(part(area, 0, AREA_PAGES));
+                }
+                Step::Go { cpu } => {
+                    now_ns += lab.machine().spent_ns();
+                    lab.begin(CpuNumber(cpu), now_ns);
+                }
+            }
+        }
+        lab.engine().check();
+        (0..AREAS).for_each(|area| lab.unmap(part(area, 0, AREA_PAGES)));
+        lab.engine().check();
+        prop_assert_eq!(lab.engine().swapped_pages(), 0);
+        let held = i64::from(lab.engine().free_frames());
+        prop_assert_eq!(i64::from(LIMIT_PAGES) - lab.machine().room_pages(), held);
+    }
+}

@@ -1,0 +1,54 @@
+//! The swap allocator test comes to what was published of it, number by number where chance has no part.
+
+#![allow(missing_docs)]
+
+use foliomem_lab::outcome::Outcome;
+use foliomem_lab::scenario::Scenario;
+use foliomem_lab::shipped;
+
+fn swap_allocator(settings: &[(&str, &str)]) -> Outcome {
+    let settings: Vec<_> = settings.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let text = shipped::find("swap-allocator").unwrap().text;
+    Scenario::parse_with("swap-allocator", text, &settings).unwrap().run(None).unwrap()
+}
+
+/// What wanted contiguous slots, by round: how many pieces were touched is the same for everybody who has run the test.
+fn wanted(outcome: &Outcome) -> Vec<u64> {
+    outcome.rounds.iter().map(|round| round.swpout + round.swpout_fallback).collect()
+}
+
+#[test]
+fn by_pages_nearly_all_falls_back_from_the_eighth_round_on() {
+    for strategy in ["cluster-lists", "one-fragment", "nonfull-first"] {
+        let outcome = swap_allocator(&[("swap.swap_in", "page"), ("swap.strategy", strategy)]);
+        assert_eq!(wanted(&outcome)[..4], [233, 232, 226, 223]);
+        let percent: Vec<f64> = outcome.rounds.iter().filter_map(|round| round.percent()).collect();
+        assert!(percent[0] < 1.0 && percent[7] > 90.0, "{strategy}: {percent:?}");
+        assert!(percent[8..].iter().all(|&percent| percent > 80.0), "{strategy}: {percent:?}");
+    }
+    let lists = swap_allocator(&[("swap.swap_in", "page"), ("swap.strategy", "cluster-lists")]);
+    assert_eq!((lists.rounds[0].swpout_fallback, lists.rounds[1].swpout_fallback), (0, 101), "as published: 0, 43.53%");
+}
+
+#[test]
+fn by_folios_nothing_falls_back() {
+    for strategy in ["cluster-lists", "one-fragment", "nonfull-first"] {
+        let outcome = swap_allocator(&[("swap.swap_in", "whole"), ("swap.strategy", strategy)]);
+        assert_eq!(wanted(&outcome)[..4], [948, 953, 950, 952]);
+        assert!(outcome.rounds.iter().all(|round| round.swpout_fallback == 0), "{strategy}");
+    }
+}
+
+#[test]
+fn small_folios_beside_them_change_nothing() {
+    for aligned in ["false", "true"] {
+        let outcome = swap_allocator(&[
+            ("swap.swap_in", "whole"),
+            ("swap.strategy", "nonfull-first"),
+            ("workload.swap-allocator.small_area_mib", "4"),
+            ("workload.swap-allocator.aligned", aligned),
+        ]);
+        assert!(outcome.rounds.iter().all(|round| round.swpout_fallback == 0), "aligned: {aligned}");
+        assert!(outcome.rounds.iter().all(|round| round.swpout > 300));
+    }
+}

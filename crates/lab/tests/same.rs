@@ -1,0 +1,70 @@
+//! A run follows from its scenario: nothing else may have a part in it.
+
+#![allow(missing_docs)]
+
+use foliomem_lab::scenario::Scenario;
+use foliomem_lab::shipped;
+use foliomem_lab::sweep::{Run, sweep};
+
+/// A build small enough for a test, and with everything that happens in a large one: 8 CPUs, too little memory, a device
+/// that is nearly full.
+const SMALL: [(&str, &str); 7] = [
+    ("machine.cpus", "8"),
+    ("machine.limit_mib", "16"),
+    ("swap.size_mib", "46"),
+    ("workload.kernel-build.jobs", "12"),
+    ("workload.kernel-build.units", "40"),
+    ("workload.kernel-build.compiler_mib", "5"),
+    ("swap.strategy", "cluster-lists"),
+];
+
+fn small_build(more: &[(&str, &[&str])], threads: usize) -> Vec<Run> {
+    let fixed = SMALL.iter().map(|&(key, value)| (key.to_owned(), vec![value.to_owned()]));
+    let varied = more.iter().map(|&(key, values)| (key.to_owned(), values.iter().map(|&v| v.to_owned()).collect()));
+    let text = shipped::find("kernel-build-64k").unwrap().text;
+    sweep("kernel-build-64k", text, &fixed.chain(varied).collect::<Vec<_>>(), threads).unwrap()
+}
+
+fn digests(runs: &[Run]) -> Vec<&str> {
+    runs.iter().map(|run| run.outcome.digest.as_str()).collect()
+}
+
+#[test]
+fn the_same_seed_gives_the_same_digest_by_any_number_of_threads() {
+    let varied: [(&str, &[&str]); 2] =
+        [("swap.strategy", &["cluster-lists", "one-fragment", "nonfull-first"]), ("seed", &["1", "2"])];
+    let alone = small_build(&varied, 1);
+    assert_eq!(digests(&alone), digests(&small_build(&varied, 4)));
+    let mut different = digests(&alone);
+    different.sort_unstable();
+    different.dedup();
+    assert_eq!(different.len(), 6, "each strategy and each seed comes to something else");
+    let outcome = &alone[0].outcome;
+    assert!(outcome.sizes[0].swpin > 0 && outcome.sizes[1].swpin > 0 && outcome.sizes[1].swpout_fallback > 0);
+    // Another compiler, machine or version of the engine that changes this changes results.
+    let swap = shipped::find("swap-allocator").unwrap();
+    assert_eq!(Scenario::parse(swap.name, swap.text).unwrap().run(None).unwrap().digest, "a9f9867937990b9f");
+}
+
+#[test]
+fn the_engine_adds_up_all_along_a_build() {
+    let settings: Vec<_> = SMALL.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    for more in [
+        vec![],
+        vec![("machine.sizes_kib", "16+64+256+2048"), ("swap.strategy", "nonfull-first")],
+        vec![
+            ("swap.store", "lz4"),
+            ("swap.swap_in", "adaptive"),
+            ("machine.no_room", "reclaim"),
+            ("swap.keep_copies", "true"),
+        ],
+    ] {
+        let more = more.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let settings: Vec<_> = settings.iter().cloned().chain(more).collect();
+        let text = shipped::find("kernel-build-64k").unwrap().text;
+        let scenario = Scenario::parse_with("kernel-build-64k", text, &settings).unwrap();
+        let outcome = scenario.run(Some(9973)).unwrap();
+        assert!(outcome.faults > 5 * 9973, "{outcome:?}");
+        assert_eq!(outcome, scenario.run(None).unwrap(), "checking changes nothing");
+    }
+}
