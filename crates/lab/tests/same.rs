@@ -49,22 +49,13 @@ fn the_same_seed_gives_the_same_digest_by_any_number_of_threads() {
 #[test]
 fn the_engine_adds_up_all_along_a_build() {
     let settings: Vec<_> = SMALL.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
-    for more in [
-        vec![],
-        vec![("machine.sizes_kib", "16+64+256+2048"), ("swap.strategy", "nonfull-first")],
-        vec![
-            ("swap.store", "lz4"),
-            ("swap.swap_in", "adaptive"),
-            ("machine.no_room", "reclaim"),
-            ("swap.keep_copies", "true"),
-        ],
-    ] {
+    for more in [vec![], vec![("machine.sizes_kib", "16+64+256+2048"), ("swap.strategy", "nonfull-first")]] {
         let more = more.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
         let settings: Vec<_> = settings.iter().cloned().chain(more).collect();
         let text = shipped::find("kernel-build-64k").unwrap().text;
         let scenario = Scenario::parse_with("kernel-build-64k", text, &settings).unwrap();
-        let outcome = scenario.run(Some(9973)).unwrap();
-        assert!(outcome.faults > 5 * 9973, "{outcome:?}");
+        let outcome = scenario.run(Some(1999)).unwrap();
+        assert!(outcome.faults > 3 * 1999, "{outcome:?}");
         assert_eq!(outcome, scenario.run(None).unwrap(), "checking changes nothing");
     }
 }
