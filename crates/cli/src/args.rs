@@ -17,12 +17,36 @@ pub struct Args {
 pub enum Command {
     /// Run a program inside a memory limit.
     Run(RunArgs),
+    /// Look at a run, and change it, while it goes on.
+    Ctl(CtlArgs),
     /// Say what this machine allows, and what to do about what is missing.
     Doctor,
     /// Measure foliomem next to the kernel's zram swap, which needs root; all settings are restored.
     Bench {
         #[command(subcommand)]
         what: BenchCommand,
+    },
+}
+
+/// Options of `ctl`.
+#[derive(Debug, clap::Args)]
+pub struct CtlArgs {
+    /// Any process of the run, or the foliomem that runs it. What is changed goes for the whole run.
+    #[arg(value_name = "PID")]
+    pub pid: u32,
+    #[command(subcommand)]
+    pub what: CtlCommand,
+}
+
+/// What to look at, or change.
+#[derive(Debug, clap::Subcommand)]
+pub enum CtlCommand {
+    /// The folio sizes that are used from now on; without LIST, print which are.
+    Sizes {
+        /// As --sizes of `run`, but sizes that are not named stay as they are: 64K=never,2M=madvise. "none" for none but
+        /// those named behind it.
+        #[arg(value_name = "LIST")]
+        list: Option<String>,
     },
 }
 
@@ -124,7 +148,8 @@ pub struct RunArgs {
     /// What the program and its children may take together: 512M, 2G, 25% (of RAM).
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
-    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. [default: 16K,32K,64K]
+    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:
+    /// 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) is what inherit refers to. [default: 16K,32K,64K]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
     /// How memory is compressed: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small

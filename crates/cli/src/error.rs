@@ -4,6 +4,7 @@ use crate::size::SizeError;
 use foliomem_core::cluster::UnknownStrategy;
 use foliomem_linux::codec::UnknownCodec;
 use foliomem_linux::control::ControlError;
+use foliomem_linux::find::FindError;
 use foliomem_linux::swap_file::CreateError;
 use foliomem_linux::uffd::UffdError;
 use std::path::PathBuf;
@@ -65,6 +66,9 @@ pub enum CliError {
     /// The control segment.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// No run to speak to.
+    #[error(transparent)]
+    Find(#[from] FindError),
     /// The swap file.
     #[error(transparent)]
     SwapFile(#[from] CreateError),

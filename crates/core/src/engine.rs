@@ -37,14 +37,12 @@ use crate::stats::Counters;
 use crate::store::{RunSource, Store};
 use crate::swap_cache::SwapCache;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, Slot};
+use crate::units::{ClusterNumber, Frame, FrameRun, Order, Slot};
 use crate::workingset::Workingset;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Enabled folio sizes.
-    pub sizes: OrderSet,
     /// The largest piece that is compressed as one.
     pub granule: Order,
     /// Frames in the arena. Only what is used costs memory.

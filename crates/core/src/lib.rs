@@ -26,6 +26,7 @@ pub mod homes;
 pub mod locality;
 pub mod machine;
 pub mod page_table;
+pub mod policy;
 pub mod queue;
 pub mod readahead;
 pub mod slot_map;

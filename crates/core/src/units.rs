@@ -85,6 +85,11 @@ impl Order {
     pub fn all() -> impl DoubleEndedIterator<Item = Order> + Clone {
         (0..=MAX_ORDER.0).map(Order)
     }
+
+    /// Those above 4K, ascending.
+    pub fn sizes() -> impl DoubleEndedIterator<Item = Order> + Clone {
+        (1..=MAX_ORDER.0).map(Order)
+    }
 }
 
 impl fmt::Debug for Order {
@@ -119,6 +124,11 @@ impl OrderSet {
     /// Whether `order` is allowed; order 0 always is.
     pub const fn contains(self, order: Order) -> bool {
         order.0 == 0 || self.0 & (1 << order.0) != 0
+    }
+
+    /// The highest allowed order.
+    pub fn highest(self) -> Order {
+        self.descending().next().unwrap_or(Order::ZERO)
     }
 
     /// The allowed orders, highest first, order 0 last.

@@ -9,7 +9,8 @@ use double::{Double, Worker};
 use foliomem_core::cluster::{Discard, Strategy as SlotStrategy};
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::machine::MOST_WRITES;
-use foliomem_core::units::{ClusterNumber, Order, OrderSet, PageNumber};
+use foliomem_core::policy::{Advice, Disabled, SizePolicy};
+use foliomem_core::units::{ClusterNumber, MAX_ORDER, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -40,6 +41,9 @@ enum Step {
     OthersClaim { cluster: ClusterNumber },
     OthersGo,
     Fork { child: bool },
+    Sizes { policy: SizePolicy },
+    Advise { start: u64, pages: u64, advice: Advice },
+    Disable { how: Disabled },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -67,6 +71,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster: ClusterNumber(cluster) }),
         1 => Just(Step::OthersGo),
         1 => any::<bool>().prop_map(|child| Step::Fork { child }),
+        1 => any::<u32>().prop_map(|bits| Step::Sizes { policy: SizePolicy::from_bits(bits) }),
+        2 => (0..PAGES, 1u64..700, prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]))
+            .prop_map(|(start, pages, advice)| Step::Advise { start, pages, advice }),
+        1 => prop::sample::select(vec![Disabled::No, Disabled::No, Disabled::ExceptAdvised, Disabled::Yes])
+            .prop_map(|how| Step::Disable { how }),
     ]
 }
 
@@ -96,7 +105,6 @@ impl World {
         backing: Option<BackingConfig>,
     ) -> World {
         let config = EngineConfig {
-            sizes: OrderSet::from_bits(sizes),
             granule: Order::new(granule).unwrap(),
             arena_frames: 16384,
             swap_slots: 512 * swap_clusters,
@@ -106,6 +114,7 @@ impl World {
             backing,
         };
         let engine = Engine::new(Double::new(limit_pages), config);
+        engine.machine().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(sizes));
         World { engine, worker: Worker::default(), model: BTreeMap::new() }
     }
 
@@ -123,10 +132,14 @@ impl World {
     fn touch(&mut self, page: u64) -> bool {
         let present = self.engine.machine().state.lock().program.contains_key(&page);
         if !present {
+            let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
             let served = self.engine.fault(&mut self.worker, PageNumber(page));
             assert!(matches!(served, Served::Done(_)), "{served:?}");
             assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
+            let allowed = self.allowed(page);
+            let is_new = |order: &Order| self.allocated()[order.index()] > before[order.index()];
+            assert!(Order::all().filter(is_new).all(|order| allowed.contains(order)), "{allowed:?} at {page:x}");
             while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
         }
         let lost = std::mem::take(&mut self.engine.machine().state.lock().poisoned);
@@ -140,13 +153,25 @@ impl World {
         !lost.contains(&page)
     }
 
+    /// First touches so far, by the order they were served with.
+    fn allocated(&self) -> Vec<u64> {
+        Order::all().map(|order| self.engine.counters().of(order).anon_fault_alloc.get()).collect()
+    }
+
+    /// The orders a folio at `page` may have.
+    fn allowed(&self, page: u64) -> OrderSet {
+        let state = self.engine.machine().state.lock();
+        let advice = state.mapping(page).map_or(Advice::None, |(_, advice)| *advice);
+        state.sizes.allowed(advice, state.disabled)
+    }
+
     fn map(&mut self, start: u64, pages: u64) {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
         if self.model.range(start..end).next().is_some() {
             return;
         }
         self.model.extend((start..end).map(|page| (page, 0)));
-        self.engine.machine().state.lock().mappings.push(start..end);
+        self.engine.machine().state.lock().mappings.push((start..end, Advice::None));
     }
 
     /// What the program touched before its mapping was registered: then it is adopted.
@@ -261,6 +286,12 @@ impl World {
                     state.foreign_clusters.insert(cluster);
                 }
             }
+            Step::Sizes { policy } => self.engine.machine().state.lock().sizes = policy,
+            Step::Advise { start, pages, advice } => {
+                let range = BASE + start..(BASE + start + pages).min(BASE + PAGES);
+                self.engine.machine().state.lock().advise(&range, advice);
+            }
+            Step::Disable { how } => self.engine.machine().state.lock().disabled = how,
             Step::OthersGo => self.engine.machine().state.lock().foreign_clusters.clear(),
             Step::Fork { child } => {
                 self.engine.lend_file();
@@ -337,6 +368,31 @@ fn a_folio_goes_out_and_comes_back_whole() {
     world.run(&Step::Read { page: 0, pages: 512 });
     assert_eq!(world.engine.counters().of(order).swpin.get(), 32);
     assert_eq!(world.engine.counters().vm.pswpin.get(), 512);
+    world.check();
+}
+
+#[test]
+fn folios_are_as_large_as_the_mapping_may_have_now() {
+    let allocated = |world: &World| -> Vec<usize> {
+        Order::all().map(Order::index).filter(|&order| world.allocated()[order] > 0).collect()
+    };
+    let mut world = World::new(1 << 4, 4, 8000, 64);
+    world.map(0, 2048);
+    world.run(&Step::Write { page: 0, pages: 16, value: 11 });
+    assert_eq!(allocated(&world), [4]);
+    world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::from_bits(1 << 9)) });
+    world.run(&Step::Write { page: 512, pages: 512, value: 11 });
+    assert_eq!(allocated(&world), [4, 9]);
+    assert_eq!(world.engine.counters().of(MAX_ORDER).anon_fault_alloc.get(), 1);
+    world.run(&Step::Advise { start: 1024, pages: 512, advice: Advice::NoHuge });
+    world.run(&Step::Write { page: 1000, pages: 100, value: 11 });
+    assert_eq!(allocated(&world), [0, 4, 9], "single pages where it was asked for");
+    // What is out comes back in the size that is allowed then.
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 2048));
+    world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::from_bits(1 << 2)) });
+    world.run(&Step::Read { page: 0, pages: 1000 });
+    let swpin = |order| world.engine.counters().of(Order::new(order).unwrap()).swpin.get();
+    assert!(swpin(2) > 0 && swpin(4) == 0 && swpin(9) == 0);
     world.check();
 }
 

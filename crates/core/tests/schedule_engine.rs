@@ -10,6 +10,7 @@ mod schedules;
 use double::{Double, State, Worker};
 use foliomem_core::cluster::{Discard, Strategy};
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::policy::{Advice, SizePolicy};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::{Mutex, MutexGuard};
 use foliomem_core::units::{CLUSTER_SLOTS, Order, OrderSet, PageNumber};
@@ -44,7 +45,6 @@ impl World {
 
     fn with_backing(limit_pages: i64, backing: Option<BackingConfig>) -> Arc<World> {
         let config = EngineConfig {
-            sizes: OrderSet::from_bits(0b111),
             granule: Order::new(1).unwrap(),
             arena_frames: 256,
             swap_slots: 1024,
@@ -54,14 +54,15 @@ impl World {
             backing,
         };
         let world = World { engine: Engine::new(Double::new(limit_pages), config), hearing: Mutex::default() };
-        world.state().mappings.push(BASE..BASE + PAGES);
+        world.state().sizes = SizePolicy::always(OrderSet::from_bits(0b111));
+        world.state().mappings.push((BASE..BASE + PAGES, Advice::None));
         Arc::new(world)
     }
 
     /// One whose first `pages` pages hold their own number and are all out, in the largest folios there are.
     fn all_out(limit_pages: i64, pages: u64) -> Arc<World> {
         let world = World::new(limit_pages);
-        world.state().mappings = vec![BASE..BASE + pages];
+        world.state().mappings = vec![(BASE..BASE + pages, Advice::None)];
         let mut thread = Thread { world: Arc::clone(&world), worker: Worker::default(), next_content: 0 };
         (BASE..BASE + pages).for_each(|page| thread.touch(page, |now| *now = page));
         world.engine.page_out(&mut thread.worker, numbers(&(BASE..BASE + pages)));
@@ -205,7 +206,7 @@ impl Thread {
     }
 
     fn map(&mut self, pages: Range<u64>) {
-        self.world.state().mappings.push(pages);
+        self.world.state().mappings.push((pages, Advice::None));
     }
 
     fn unmap(&mut self, pages: Range<u64>) {

@@ -30,8 +30,8 @@ enum Step {
     Fetching,
     /// The program is changing its mappings.
     Changing,
-    /// The limit was in the way: reclaim, then look again.
-    OverLimit,
+    /// The limit was in the way: reclaim, so many pages at least, then look again.
+    OverLimit(u64),
     /// Somebody changed the page meanwhile.
     LookAgain,
 }
@@ -58,10 +58,10 @@ impl<M: Machine> Engine<M> {
                 Step::Fetching => return Served::Done(FaultKind::Spurious),
                 Step::Changing => return Served::Again,
                 Step::LookAgain => {}
-                Step::OverLimit => {
+                Step::OverLimit(pages) => {
                     tries += 1;
                     self.counters().vm.allocstall.inc();
-                    let freed = self.reclaim(worker, DIRECT_RECLAIM_PAGES);
+                    let freed = self.reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES));
                     self.counters().vm.pgsteal_direct.add(freed);
                 }
             }
@@ -115,9 +115,12 @@ impl<M: Machine> Engine<M> {
         let Some(mapping) = self.machine.mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
-        for order in self.config.sizes.descending() {
+        for order in mapping.sizes.descending() {
             let head = page.head(order);
-            if head < mapping.start || head.offset(order.pages()) > mapping.end || !entries.all_none(head, order) {
+            if head < mapping.pages.start
+                || head.offset(order.pages()) > mapping.pages.end
+                || !entries.all_none(head, order)
+            {
                 continue;
             }
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
@@ -133,7 +136,7 @@ impl<M: Machine> Engine<M> {
                     let pages = head.folio(order);
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
-                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit,
+                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit(order.pages().into()),
                 Err(reason) => {
                     let counters = self.counters().of(order);
                     counters.anon_fault_fallback.inc();
@@ -144,7 +147,7 @@ impl<M: Machine> Engine<M> {
             }
         }
         // Not even one frame, beyond the limit and of the whole arena: wait for a worker to free some.
-        Step::OverLimit
+        Step::OverLimit(1)
     }
 
     /// Gives a folio that is being compressed other frames with the same content; the old ones are the
@@ -257,12 +260,13 @@ impl<M: Machine> Engine<M> {
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
-        let mut order = part.map_or(whole, |part| part.min(whole));
+        let most = self.order_of_return(page, whole);
+        let mut order = part.map_or(most, |part| part.min(most));
         let run = loop {
             let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
-                Err(NoRun::OverLimit) if !last_try => return Err(Step::OverLimit),
+                Err(NoRun::OverLimit) if !last_try => return Err(Step::OverLimit(1)),
                 Err(reason) => {
                     self.counters().of(order).swpin_fallback.inc();
                     if reason == NoRun::OverLimit {
@@ -270,7 +274,7 @@ impl<M: Machine> Engine<M> {
                     }
                 }
             }
-            let Some(lower) = order.lower() else { return Err(Step::OverLimit) };
+            let Some(lower) = order.lower() else { return Err(Step::OverLimit(1)) };
             order = lower;
         };
         let head = page.head(order);
@@ -283,6 +287,13 @@ impl<M: Machine> Engine<M> {
             entries.set_active(head, order, true);
         }
         Ok(mark_fetching(entries, head, run, part.is_none()))
+    }
+
+    /// The order in which a folio that went out with order `whole` may come back to `page`: none above what may be there
+    /// now. (What is below may have come about by splitting.)
+    fn order_of_return(&self, page: PageNumber, whole: Order) -> Order {
+        let mapping = if whole > Order::ZERO { self.machine.mapping(page) } else { None };
+        mapping.map_or(whole, |mapping| mapping.sizes.highest().min(whole))
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
@@ -385,7 +396,7 @@ impl<M: Machine> Engine<M> {
                     let Some(fetches) = self.mark_next(&mut entries, head..chunk.end) else { return false };
                     drop(entries);
                     drop(steady);
-                    page = head.offset(order.pages() * fetches.marked().len() as u32);
+                    page = fetches.end();
                     // Whoever came meanwhile was told that it is being fetched: where it could not be, they ask again.
                     let _ = self.swap_in(worker, block, fetches.marked());
                     self.machine.wake(head..page);
@@ -408,7 +419,11 @@ impl<M: Machine> Engine<M> {
     /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there
     /// is one run for. `None` if there is no room.
     fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<Fetches> {
-        let order = entries.get(pages.start).order()?;
+        let whole = entries.get(pages.start).order()?;
+        let order = self.order_of_return(pages.start, whole);
+        if order < whole {
+            self.carve_to(entries, pages.start, whole, order);
+        }
         let is_alike = |page: &PageNumber| matches!(entries.get(*page), PageState::Swapped { order: now, fetching: false, .. } if now == order);
         let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
@@ -581,6 +596,10 @@ impl Fetches {
 
     fn marked(&self) -> &[Fetch] {
         &self.fetches[..self.len]
+    }
+
+    fn end(&self) -> PageNumber {
+        self.fetches[self.len - 1].pages().end
     }
 }
 

@@ -1,11 +1,11 @@
 //! Changes of the program's mappings: adoption, unmap, discard, remap; and the splits they need.
 
 use super::Engine;
-use crate::machine::Machine;
+use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, PageNumber};
+use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber};
 use std::ops::Range;
 
 impl<M: Machine> Engine<M> {
@@ -54,11 +54,17 @@ impl<M: Machine> Engine<M> {
     fn adopt_run(&self, entries: &mut Entries, run: Range<PageNumber>) -> u64 {
         let mut adopted = 0;
         let mut page = run.start;
+        let mut mapping = Mapping { pages: page..page, sizes: OrderSet::EMPTY };
         while page < run.end {
+            if page >= mapping.pages.end {
+                let Some(found) = self.machine.mapping(page) else { break };
+                mapping = found;
+            }
+            let end = run.end.min(mapping.pages.end);
             let fits = |&order: &Order| {
-                page.head(order) == page && page.offset(order.pages()) <= run.end && entries.all_none(page, order)
+                page.head(order) == page && page.offset(order.pages()) <= end && entries.all_none(page, order)
             };
-            let found = self.config.sizes.descending().find(fits);
+            let found = mapping.sizes.descending().find(fits);
             let home = found.and_then(|order| self.homes.alloc_empty(order));
             let Some(home) = home else {
                 page = page.offset(1);
@@ -226,6 +232,9 @@ impl<M: Machine> Engine<M> {
             while let Some(order) = entries.get(border).order() {
                 let head = border.head(order);
                 let Some(lower) = order.lower().filter(|_| head != border) else { break };
+                if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
+                    self.machine.split_huge(head, border);
+                }
                 self.carve_to(entries, head, order, lower);
             }
         }
