@@ -57,6 +57,8 @@ pub enum BenchCommand {
     Swap(BenchSwapArgs),
     /// How swap slots are found: time, clusters looked through and fallbacks by strategy, order, threads and fill.
     Slots(BenchSlotsArgs),
+    /// How runs of frames are made where none is free: success, pages moved and time by variant of compaction and order.
+    Compact(BenchCompactArgs),
     /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
     Programs(BenchProgramsArgs),
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at the same total.
@@ -101,6 +103,20 @@ pub struct BenchSlotsArgs {
     /// Numbers of threads. [default: 1,2,4,8]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Vec<u16>,
+}
+
+/// Options of `bench compact`.
+#[derive(Debug, clap::Args)]
+pub struct BenchCompactArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: split-folios, migrate-whole, +free-split, +sort-sources.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub variants: Vec<String>,
+    /// Orders, 1 (8K) to 9 (2M). [default: 4,9]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub orders: Vec<u8>,
 }
 
 /// Options of `bench programs`.

@@ -2,6 +2,7 @@
 
 use crate::size::SizeError;
 use foliomem_core::cluster::UnknownStrategy;
+use foliomem_core::compaction::UnknownVariant;
 use foliomem_linux::codec::UnknownCodec;
 use foliomem_linux::control::ControlError;
 use foliomem_linux::find::FindError;
@@ -98,6 +99,9 @@ pub enum BadValue {
     /// Not a strategy.
     #[error(transparent)]
     Strategy(#[from] UnknownStrategy),
+    /// A variant of compaction.
+    #[error(transparent)]
+    Variant(#[from] UnknownVariant),
     /// Not a file with or without a size.
     #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]
     SwapFile(String),

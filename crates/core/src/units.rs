@@ -223,6 +223,11 @@ impl FrameRun {
         self.order.pages()
     }
 
+    /// Whether all of `other` lies in it.
+    pub const fn contains(self, other: FrameRun) -> bool {
+        other.order.get() <= self.order.get() && other.head.0 & !(self.order.pages() - 1) == self.head.0
+    }
+
     /// The part of order `order` that holds frame number `index` of this run.
     pub const fn part(self, index: u32, order: Order) -> FrameRun {
         debug_assert!(index < self.frames() && order.get() <= self.order.get());

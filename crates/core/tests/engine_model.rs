@@ -7,6 +7,7 @@ mod double;
 
 use double::{Double, Worker};
 use foliomem_core::cluster::{Discard, Strategy as SlotStrategy};
+use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::policy::{Advice, Disabled, SizePolicy};
@@ -34,7 +35,8 @@ enum Step {
     Share,
     Refuse { start: u64, pages: u64 },
     Shrink { pages: u32 },
-    Compact { pages: u32 },
+    CompactStore { pages: u32 },
+    Compact { order: u8 },
     FailWrites { count: u32 },
     DiscardFile,
     FailReads { count: u32 },
@@ -64,7 +66,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Share),
         1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
-        2 => (1u32..100).prop_map(|pages| Step::Compact { pages }),
+        2 => (1u32..100).prop_map(|pages| Step::CompactStore { pages }),
+        3 => (1u8..10).prop_map(|order| Step::Compact { order }),
         1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
         1 => Just(Step::DiscardFile),
         1 => (1u32..4).prop_map(|count| Step::FailReads { count }),
@@ -84,6 +87,19 @@ fn incompressible(page: u64) -> Step {
     Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 }
 }
 
+fn config(granule: u8) -> EngineConfig {
+    EngineConfig {
+        granule: Order::new(granule).unwrap(),
+        arena_frames: 16384,
+        swap_slots: 512 * 64,
+        strategy: SlotStrategy::default(),
+        compaction: Variant::default(),
+        cpus: 1,
+        floor_pages: 0,
+        backing: None,
+    }
+}
+
 /// The program, the engine and what the program must read.
 struct World {
     engine: Engine<Double>,
@@ -94,25 +110,14 @@ struct World {
 
 impl World {
     fn new(sizes: u16, granule: u8, limit_pages: i64, swap_clusters: u32) -> World {
-        World::with_backing(sizes, granule, limit_pages, swap_clusters, None)
+        World::with(EngineConfig { swap_slots: 512 * swap_clusters, ..config(granule) }, sizes, limit_pages)
     }
 
-    fn with_backing(
-        sizes: u16,
-        granule: u8,
-        limit_pages: i64,
-        swap_clusters: u32,
-        backing: Option<BackingConfig>,
-    ) -> World {
-        let config = EngineConfig {
-            granule: Order::new(granule).unwrap(),
-            arena_frames: 16384,
-            swap_slots: 512 * swap_clusters,
-            strategy: SlotStrategy::default(),
-            cpus: 1,
-            floor_pages: 0,
-            backing,
-        };
+    fn with_backing(limit_pages: i64, backing: BackingConfig) -> World {
+        World::with(EngineConfig { backing: Some(backing), ..config(4) }, 1 << 4, limit_pages)
+    }
+
+    fn with(config: EngineConfig, sizes: u16, limit_pages: i64) -> World {
         let engine = Engine::new(Double::new(limit_pages), config);
         engine.machine().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(sizes));
         World { engine, worker: Worker::default(), model: BTreeMap::new() }
@@ -272,12 +277,15 @@ impl World {
             Step::Shrink { pages } => {
                 self.engine.shrink(0, pages);
             }
-            Step::Compact { pages } => {
+            Step::CompactStore { pages } => {
                 let before = self.engine.free_frames();
                 let freed = self.engine.compact_store(pages);
                 assert_eq!(self.engine.free_frames(), before + freed);
             }
             Step::DiscardFile => while self.engine.discard_one() {},
+            Step::Compact { order } => {
+                self.engine.compact(Order::new(order).unwrap());
+            }
             Step::FailWrites { count } => self.engine.machine().state.lock().failing_writes = count,
             Step::FailReads { count } => self.engine.machine().state.lock().failing_reads = count,
             Step::OthersClaim { cluster } => {
@@ -334,11 +342,16 @@ proptest! {
         swap_clusters in prop_oneof![1u32..5, Just(64)],
         file_clusters in 0u32..8,
         discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
+        // As small as what may be in it allows, or so large that runs never run short.
+        arena_frames in prop_oneof![Just(6144u32), Just(16384)],
+        compaction in prop::sample::select(&Variant::ALL[..]),
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let backing = BackingConfig { slots: file_clusters * 512, discard, store_pages: limit_pages as u32 / 4 };
         let backing = (file_clusters > 0).then_some(backing);
-        let mut world = World::with_backing(sizes, granule, limit_pages, swap_clusters, backing);
+        let swap_slots = 512 * swap_clusters;
+        let config = EngineConfig { swap_slots, arena_frames, compaction, backing, ..config(granule) };
+        let mut world = World::with(config, sizes, limit_pages);
         world.map(0, 600);
         world.native_touch(0, 100, 3);
         for step in &steps {
@@ -419,6 +432,86 @@ fn a_store_full_of_holes_is_compacted() {
     world.run(&Step::Read { page: 0, pages: 2000 });
 }
 
+/// Every second of 1533 pages, each a folio of its own, in an arena that has no free run of 512 frames any more.
+fn scattered() -> World {
+    let config = EngineConfig { arena_frames: 3 * 512 + 256, ..config(4) };
+    let mut world = World::with(config, 1 << 9, 4000);
+    for block in 0..3 {
+        // Too short for a folio of 2 MiB.
+        world.map(512 * block, 511);
+        world.run(&Step::Write { page: 512 * block, pages: 511, value: 2101 });
+    }
+    for page in (0..1533).filter(|page| page % 2 == 1) {
+        world.run(&Step::Unmap { start: page + page / 511, pages: 1 });
+    }
+    assert_eq!(world.engine.resident_pages(), 767);
+    world
+}
+
+/// A first touch finds a run of 512 frames, and what the program wrote is still there.
+fn touch_2m(world: &mut World) {
+    let order = Order::new(9).unwrap();
+    let before = world.engine.counters().of(order).anon_fault_alloc.get();
+    world.map(1536, 512);
+    world.run(&Step::Write { page: 1700, pages: 1, value: 9 });
+    let (size, vm) = (world.engine.counters().of(order), &world.engine.counters().vm);
+    assert_eq!((size.anon_fault_alloc.get() - before, size.anon_fault_fallback.get()), (1, 0));
+    assert_eq!((vm.compact_stall.get(), vm.compact_success.get(), vm.compact_fail.get()), (1, 1, 0));
+    assert!(vm.pgmigrate_success.get() >= 100 && vm.pgmigrate_fail.get() == 0, "{vm:?}");
+    world.check();
+    world.run(&Step::Read { page: 0, pages: PAGES });
+    world.check();
+}
+
+#[test]
+fn a_fault_moves_homes_for_a_run_it_needs_even_of_pinned_pages() {
+    let mut world = scattered();
+    (0..1536).for_each(|page| world.run(&Step::Pin { page }));
+    assert_eq!(world.engine.machine().state.lock().pinned.len(), 767);
+    touch_2m(&mut world);
+}
+
+#[test]
+fn a_fault_moves_what_is_staged_for_a_run_it_needs() {
+    let mut world = scattered();
+    assert_eq!(world.engine.stage_oldest(2000), 767);
+    touch_2m(&mut world);
+}
+
+#[test]
+fn the_store_leaves_its_frames_for_a_run() {
+    // Many pieces to a zspage, and raw pieces of 256 KiB that are chains of extents.
+    for (sizes, granule, value) in [(0, 0, 2101), (1 << 6, 6, 7 * 300)] {
+        // One that goes over the arena from the bottom, where the store is.
+        let mut world = World::with(EngineConfig { compaction: Variant::FreeSplit, ..config(granule) }, sizes, 4000);
+        world.map(0, 1024);
+        (0..1024).step_by(64).for_each(|page| world.run(&Step::Write { page, pages: 64, value: value + page * 7 }));
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1024));
+        assert_eq!(world.engine.swapped_pages(), 1024);
+        let vm = &world.engine.counters().vm;
+        assert!((0..3).all(|_| world.engine.compact(Order::new(9).unwrap())), "{vm:?}");
+        assert!(vm.pgmigrate_success.get() >= 512, "{vm:?}");
+        world.check();
+        world.run(&Step::Read { page: 0, pages: 1024 });
+        world.check();
+    }
+}
+
+#[test]
+fn runs_beyond_need_go_back_and_smaller_ones_stay() {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    world.map(0, 1600);
+    world.run(&Step::Write { page: 0, pages: 1600, value: 5 });
+    assert_eq!(world.engine.stage_oldest(1600), 1600);
+    world.unmap(0, 1600);
+    assert_eq!(world.engine.free_frames(), 1600);
+    assert_eq!(world.engine.give_back_runs(600), 512, "another would leave too few");
+    assert_eq!(world.engine.give_back_runs(0), 1024);
+    assert_eq!(world.engine.give_back_runs(0), 0, "there is none of 512");
+    assert_eq!(world.engine.machine().state.lock().charged, 64);
+    world.check();
+}
+
 #[test]
 fn pages_that_cannot_be_moved_do_not_hide_those_that_can() {
     let mut world = World::new(0, 0, 4000, 64);
@@ -485,7 +578,7 @@ fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
 #[test]
 fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 100 };
-    let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+    let mut world = World::with_backing(400, backing);
     world.map(0, 2000);
     for page in 0..2000 {
         world.run(&incompressible(page));
@@ -512,7 +605,7 @@ fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
 fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
     for (clusters, failing) in [(8, u32::MAX), (1, 0)] {
         let backing = BackingConfig { slots: 512 * clusters, discard: Discard::ForRoom, store_pages: 100 };
-        let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+        let mut world = World::with_backing(400, backing);
         world.engine.machine().state.lock().failing_writes = failing;
         world.map(0, 1500);
         world.write_incompressible(1500);
@@ -528,7 +621,7 @@ fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
 fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
     for failing in [0, 1, 2] {
         let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 600 };
-        let mut world = World::with_backing(1 << 4, 4, 2000, 64, Some(backing));
+        let mut world = World::with_backing(2000, backing);
         world.map(0, 1000);
         world.write_incompressible(1000);
         world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1000));
@@ -547,7 +640,7 @@ fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
 #[test]
 fn what_the_file_does_not_give_back_ends_the_program_there() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 0 };
-    let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+    let mut world = World::with_backing(400, backing);
     world.map(0, 1000);
     world.write_incompressible(1000);
     world.engine.machine().state.lock().failing_reads = 1;

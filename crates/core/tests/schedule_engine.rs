@@ -49,6 +49,7 @@ impl World {
             arena_frames: 256,
             swap_slots: 1024,
             strategy: Strategy::default(),
+            compaction: Default::default(),
             cpus: 1,
             floor_pages: 0,
             backing,
@@ -189,6 +190,13 @@ impl Thread {
         self.world.engine.page_out(&mut self.worker, numbers(&(BASE..BASE + PAGES)));
     }
 
+    /// Frees runs of every small order, so that the folios' frames change.
+    fn compact(&mut self) {
+        for order in [3, 1, 2, 4] {
+            self.world.engine.compact(Order::new(order).unwrap());
+        }
+    }
+
     fn reclaim(&mut self) {
         let engine = &self.world.engine;
         engine.stage_oldest(2);
@@ -294,6 +302,33 @@ fn changes_of_mappings_while_folios_are_fetched() {
 fn faults_on_one_folio_while_it_is_paged_out() {
     explore(1000, || {
         share_folios(&World::new(ROOMY)).with(|thread| (0..3).for_each(|_| thread.page_out())).join();
+    });
+}
+
+#[test]
+fn faults_on_one_folio_while_it_is_paged_out_and_its_frames_are_wanted() {
+    for limit_pages in [ROOMY, TIGHT] {
+        explore(250, move || {
+            share_folios(&World::new(limit_pages))
+                .with(|thread| (0..2).for_each(|_| thread.page_out()))
+                .with(|thread| (0..2).for_each(|_| thread.compact()))
+                .with(|thread| thread.compact())
+                .join();
+        });
+    }
+}
+
+#[test]
+fn what_is_read_ahead_and_moved_on_its_way() {
+    explore(300, || {
+        Threads::of(&World::all_out(ROOMY, MORE_PAGES))
+            .with(|thread| (0..MORE_PAGES).step_by(4).for_each(|page| thread.verify(BASE + page, BASE + page)))
+            .with(|thread| (0..3).for_each(|_| thread.compact()))
+            .with(|thread| {
+                thread.remap(BASE + 9..BASE + 10, ELSEWHERE);
+                thread.verify(ELSEWHERE, BASE + 9);
+            })
+            .join();
     });
 }
 

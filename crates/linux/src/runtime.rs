@@ -574,6 +574,10 @@ impl Runtime {
         if room < 0 && free > low {
             engine.shrink(low as u32, (-room) as u32);
         }
+        if looks.is_quiet() {
+            // As much as reclaim makes free by itself is enough.
+            engine.give_back_runs(2 * low as u32);
+        }
         if (room + free < low && looks.may_free_more()) || self.settings.torture || engine.awaits_discard() {
             self.wake_reclaimers();
         }
@@ -603,6 +607,7 @@ impl Runtime {
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
             swap_slots: sizing::swap_slots(limit_pages, file_slots),
             strategy: Default::default(),
+            compaction: Default::default(),
             floor_pages: sizing::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
@@ -666,8 +671,19 @@ impl Runtime {
                     break;
                 }
             }
+            while self.reclaim_kick.load(Ordering::Relaxed) == kicked && self.compact(engine) {}
             let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, None);
         }
+    }
+
+    /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to do.
+    fn compact(&self, engine: &Engine<LinuxMachine>) -> bool {
+        let _inside = self.gate.enter();
+        if self.settings.torture {
+            engine.compact(MAX_ORDER);
+            return false;
+        }
+        engine.compact_proactively()
     }
 
     /// Made inside the gate: a fork that copied the heap while it is locked would leave the child without one.

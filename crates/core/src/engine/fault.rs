@@ -32,8 +32,27 @@ enum Step {
     Changing,
     /// The limit was in the way: reclaim, so many pages at least, then look again.
     OverLimit(u64),
+    /// No run of that order was left: compact, then look again.
+    Fragmented(Order),
     /// Somebody changed the page meanwhile.
     LookAgain,
+}
+
+/// What a fault has tried already.
+#[derive(Clone, Copy, Default)]
+struct Tries {
+    reclaims: u32,
+    compacted: bool,
+}
+
+impl Tries {
+    fn is_last(self) -> bool {
+        self.reclaims >= TRIES_BEFORE_FALLBACK
+    }
+
+    fn may_compact(self, order: Order) -> bool {
+        !self.compacted && order > Order::ZERO
+    }
 }
 
 /// Times a fault reclaims for the order it wants before it takes a lower one.
@@ -48,9 +67,9 @@ impl<M: Machine> Engine<M> {
             self.machine.wake(page.folio(Order::ZERO));
             return Served::Done(FaultKind::Spurious);
         };
-        let mut tries = 0;
+        let mut tries = Tries::default();
         loop {
-            match self.try_fault(worker, block, page, tries >= TRIES_BEFORE_FALLBACK) {
+            match self.try_fault(worker, block, page, tries) {
                 Step::Served(served, pages) => {
                     self.machine.wake(pages);
                     return served;
@@ -59,20 +78,24 @@ impl<M: Machine> Engine<M> {
                 Step::Changing => return Served::Again,
                 Step::LookAgain => {}
                 Step::OverLimit(pages) => {
-                    tries += 1;
+                    tries.reclaims += 1;
                     self.counters().vm.allocstall.inc();
                     let freed = self.reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES));
                     self.counters().vm.pgsteal_direct.add(freed);
+                }
+                Step::Fragmented(order) => {
+                    tries.compacted = true;
+                    self.compact_direct(order);
                 }
             }
         }
     }
 
-    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, last_try: bool) -> Step {
+    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, tries: Tries) -> Step {
         let Some(steady) = self.machine.steady() else { return Step::Changing };
         let mut entries = block.lock();
         match entries.get(page) {
-            PageState::None => self.first_touch(&mut entries, page, last_try),
+            PageState::None => self.first_touch(&mut entries, page, tries),
             PageState::Resident { order, .. } => {
                 if self.drop_absent(&mut entries, page.head(order).folio(order)) == 0
                     || entries.get(page) != PageState::None
@@ -98,7 +121,7 @@ impl<M: Machine> Engine<M> {
                 self.readahead.faulted(head.folio(order), true);
                 Step::Fetching
             }
-            PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, last_try) {
+            PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
                 Ok(fetch) => {
                     self.readahead.faulted(fetch.pages(), fetch.whole);
                     drop(entries);
@@ -111,7 +134,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The highest order that fits the mapping and is wholly untouched, then lower ones.
-    fn first_touch(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Step {
+    fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
@@ -123,20 +146,22 @@ impl<M: Machine> Engine<M> {
             {
                 continue;
             }
-            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let urgency = if tries.is_last() && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, content)) => {
                     if content == Content::Dirty {
                         self.machine.zero(run);
                     }
                     let state = PageState::Home { frame: run.head, order, writeback: false };
+                    self.rmap.set_folio(run, head);
                     entries.set_folio(head, order, state);
                     self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
                     self.counters().of(order).anon_fault_alloc.inc();
                     let pages = head.folio(order);
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
-                Err(NoRun::OverLimit) if !last_try => return Step::OverLimit(order.pages().into()),
+                Err(NoRun::OverLimit) if !tries.is_last() => return Step::OverLimit(order.pages().into()),
+                Err(NoRun::Exhausted) if tries.may_compact(order) => return Step::Fragmented(order),
                 Err(reason) => {
                     let counters = self.counters().of(order);
                     counters.anon_fault_fallback.inc();
@@ -156,6 +181,7 @@ impl<M: Machine> Engine<M> {
         let PageState::Home { frame, .. } = entries.get(head) else { unreachable!("a folio at home") };
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
         self.machine.copy(FrameRun::new(frame, order), run);
+        self.rmap.set_folio(run, head);
         entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
         true
     }
@@ -257,16 +283,17 @@ impl<M: Machine> Engine<M> {
 
     /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
     /// frames for it can be had; else the largest part around `page` that they can be had for.
-    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, last_try: bool) -> Result<Fetch, Step> {
+    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
         let most = self.order_of_return(page, whole);
         let mut order = part.map_or(most, |part| part.min(most));
         let run = loop {
-            let urgency = if last_try && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let urgency = if tries.is_last() && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
-                Err(NoRun::OverLimit) if !last_try => return Err(Step::OverLimit(1)),
+                Err(NoRun::OverLimit) if !tries.is_last() => return Err(Step::OverLimit(1)),
+                Err(NoRun::Exhausted) if tries.may_compact(order) => return Err(Step::Fragmented(order)),
                 Err(reason) => {
                     self.counters().of(order).swpin_fallback.inc();
                     if reason == NoRun::OverLimit {
@@ -480,6 +507,7 @@ impl<M: Machine> Engine<M> {
     ) -> Result<(), Corrupted> {
         let Fetch { head, slot, run, .. } = *fetch;
         let order = run.order;
+        self.rmap.set_folio(run, head);
         let mut ours = [false; BLOCK_PAGES];
         let ours = &mut ours[..order.pages() as usize];
         for (index, ours) in (0..).zip(&mut *ours) {

@@ -71,6 +71,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             };
             let order = home.order;
+            self.rmap.set_folio(home, page);
             entries.set_folio(page, order, PageState::Resident { frame: home.head, order });
             self.resident_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).nr_anon.inc();
@@ -141,6 +142,9 @@ impl<M: Machine> Engine<M> {
         let Some(block) = self.table.get_or_create(head) else { unreachable!("the program mapped {head:?}") };
         let mut entries = block.lock();
         debug_assert!(entries.all_none(head, order), "{head:?} was unmapped");
+        if let PageState::Resident { frame, .. } | PageState::Home { frame, .. } = state {
+            self.rmap.set_folio(FrameRun::new(frame, order), head);
+        }
         entries.set_folio(head, order, state);
         match state {
             PageState::Resident { .. } => self.enqueue(&self.probation, &mut entries, head, order),

@@ -402,9 +402,10 @@ impl Machine for Double {
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
         let mut state = self.state.lock();
-        // What is at `from` stays there: somebody may have begun to read it.
-        let content = state.pieces[&key(from)].clone();
-        state.pieces.insert(key(to), content);
+        // What is at `from` stays there: somebody may have begun to read it. All of a piece is where its first fragment begins.
+        if let Some(content) = state.pieces.get(&key(from)).cloned() {
+            state.pieces.insert(key(to), content);
+        }
     }
 
     fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
