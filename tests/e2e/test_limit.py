@@ -69,8 +69,8 @@ class Sampler(threading.Thread):
         assert worst > 8, "the samples show no memory at all"
 
 
-def sampled(argv, limit, torture):
-    running = start(argv, f"{limit}M", torture=torture)
+def sampled(argv, limit, torture, options=()):
+    running = start(argv, f"{limit}M", options, torture)
     sampler = Sampler(running.pid, limit * MIB)
     sampler.start()
     try:

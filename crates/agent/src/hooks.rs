@@ -3,12 +3,15 @@
 //! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when they
 //!   make a process that does not share its memory. The child must have its memory registered anew before
 //!   it touches any (`foliomem_linux::fork`).
+//! - `madvise`: what the program says about huge pages is policy for us.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
 //!
 //! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork.
 
 use crate::start::runtime;
+use foliomem_core::policy::Advice;
+use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::clone_trap::trap_forks;
 use foliomem_linux::fork::RuntimeForkHooks;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
@@ -22,6 +25,7 @@ type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, size_t, c_uint) 
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
+type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
 /// The next definition of a function after this library's.
@@ -61,14 +65,18 @@ static DAEMON: Real = Real::new(c"daemon");
 static VMSPLICE: Real = Real::new(c"vmsplice");
 static SETSOCKOPT: Real = Real::new(c"setsockopt");
 static SYSCALL: Real = Real::new(c"syscall");
+static MADVISE: Real = Real::new(c"madvise");
 static CLONE: Real = Real::new(c"clone");
 
 /// Looks all of them up.
 pub fn resolve() {
-    for real in [&FORK, &UNDERSCORE_FORK, &FORKPTY, &DAEMON, &VMSPLICE, &SETSOCKOPT, &SYSCALL, &CLONE] {
+    for real in [&FORK, &UNDERSCORE_FORK, &FORKPTY, &DAEMON, &VMSPLICE, &SETSOCKOPT, &SYSCALL, &MADVISE, &CLONE] {
         real.resolve();
     }
 }
+
+/// What a program has, without 5-level page tables.
+const ADDRESS_SPACE: usize = 1 << 47;
 
 fn missing() -> c_int {
     // SAFETY: errno of the calling thread.
@@ -143,9 +151,37 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         let Some(real) = SYSCALL.get::<Syscall>() else { return c_long::from(missing()) };
         match number {
             libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3 => around_fork(|| real(number, a, b, c, d, e, f)),
+            libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             _ => real(number, a, b, c, d, e, f),
         }
     }
+}
+
+/// Tells what was said about huge pages, if the kernel has taken it: also where it says that not all is mapped.
+fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, result: R) -> R {
+    let advice = match advice {
+        libc::MADV_HUGEPAGE => Advice::Huge,
+        libc::MADV_NOHUGEPAGE => Advice::NoHuge,
+        _ => return result,
+    };
+    // SAFETY: errno of the calling thread.
+    let is_taken = result.into() == 0 || unsafe { *libc::__errno_location() } == libc::ENOMEM;
+    if let Some(runtime) = runtime().filter(|_| is_taken && len > 0) {
+        let end = start.saturating_add(len).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
+        runtime.advised(start..end, advice);
+    }
+    result
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    // SAFETY: as for `fork`.
+    let result = unsafe { MADVISE.get::<Madvise>().map_or_else(missing, |real| real(start, len, advice)) };
+    advised(start.addr(), len, advice, result)
 }
 
 /// `clone(2)`.

@@ -2,6 +2,7 @@
 //!
 //! - [`swap`] measures foliomem's own swap;
 //! - [`slots`] measures how swap slots are found, in this process alone;
+//! - [`compact`] measures how runs of frames are made, in this process alone;
 //! - [`corpus`] builds the data that is swapped;
 //! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as foliomem;
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
@@ -14,6 +15,7 @@
 
 pub mod access;
 mod access_child;
+pub mod compact;
 pub mod corpus;
 mod error;
 pub mod kernel;

@@ -17,6 +17,7 @@ use crate::corpus::{self, CorpusFile};
 use crate::kernel_peer::{KernelFigures, KernelPeer};
 use crate::rounds::{Rounds, serve};
 use crate::{Error, median};
+use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
 use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
 use foliomem_linux::control::{Configuration, Control};
@@ -243,7 +244,7 @@ fn measure(case: Case) -> Result<(), Error> {
     let sizes = if size == Order::ZERO { OrderSet::EMPTY } else { OrderSet::EMPTY.with(size) };
     let configuration = Configuration {
         limit_bytes: LIMIT_BYTES,
-        sizes,
+        sizes: SizePolicy::always(sizes),
         codec,
         granule,
         reclaimers: threads,

@@ -17,6 +17,8 @@ pub struct Args {
 pub enum Command {
     /// Run a program inside a memory limit.
     Run(RunArgs),
+    /// Look at a run, and change it, while it goes on.
+    Ctl(CtlArgs),
     /// Say what this machine allows, and what to do about what is missing.
     Doctor,
     /// Measure foliomem next to the kernel's zram swap, which needs root; all settings are restored.
@@ -77,6 +79,28 @@ fn parse_set(text: &str) -> Result<(String, Vec<String>), String> {
     Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
 }
 
+/// Options of `ctl`.
+#[derive(Debug, clap::Args)]
+pub struct CtlArgs {
+    /// Any process of the run, or the foliomem that runs it. What is changed goes for the whole run.
+    #[arg(value_name = "PID")]
+    pub pid: u32,
+    #[command(subcommand)]
+    pub what: CtlCommand,
+}
+
+/// What to look at, or change.
+#[derive(Debug, clap::Subcommand)]
+pub enum CtlCommand {
+    /// The folio sizes that are used from now on; without LIST, print which are.
+    Sizes {
+        /// As --sizes of `run`, but sizes that are not named stay as they are: 64K=never,2M=madvise. "none" for none but
+        /// those named behind it.
+        #[arg(value_name = "LIST")]
+        list: Option<String>,
+    },
+}
+
 /// What to measure.
 #[derive(Debug, clap::Subcommand)]
 pub enum BenchCommand {
@@ -84,6 +108,8 @@ pub enum BenchCommand {
     Swap(BenchSwapArgs),
     /// How swap slots are found: time, clusters looked through and fallbacks by strategy, order, threads and fill.
     Slots(BenchSlotsArgs),
+    /// How runs of frames are made where none is free: success, pages moved and time by variant of compaction and order.
+    Compact(BenchCompactArgs),
     /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
     Programs(BenchProgramsArgs),
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at the same total.
@@ -128,6 +154,20 @@ pub struct BenchSlotsArgs {
     /// Numbers of threads. [default: 1,2,4,8]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Vec<u16>,
+}
+
+/// Options of `bench compact`.
+#[derive(Debug, clap::Args)]
+pub struct BenchCompactArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: split-folios, migrate-whole, +free-split, +sort-sources.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub variants: Vec<String>,
+    /// Orders, 1 (8K) to 9 (2M). [default: 4,9]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub orders: Vec<u8>,
 }
 
 /// Options of `bench programs`.
@@ -175,7 +215,8 @@ pub struct RunArgs {
     /// What the program and its children may take together: 512M, 2G, 25% (of RAM).
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
-    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. [default: 16K,32K,64K]
+    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:
+    /// 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) is what inherit refers to. [default: 16K,32K,64K]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
     /// How memory is compressed: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small

@@ -1,11 +1,12 @@
 //! `foliomem bench`: runs the measurements and prints them as a table or as JSON.
 
-use crate::args::{BenchAccessArgs, BenchCommand, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs};
+use crate::args::{BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs};
 use crate::error::{BadValue, CliError};
 use crate::size::{parse_order, parse_orders};
 use crate::supervise::own_executable;
-use foliomem_bench::{access, programs, slots, swap};
+use foliomem_bench::{access, compact, programs, slots, swap};
 use foliomem_core::cluster::Strategy;
+use foliomem_core::compaction::Variant;
 use foliomem_core::units::Order;
 use foliomem_linux::codec::UnknownCodec;
 
@@ -14,6 +15,7 @@ pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
     match what {
         BenchCommand::Swap(args) => bench_swap(args),
         BenchCommand::Slots(args) => bench_slots(args),
+        BenchCommand::Compact(args) => bench_compact(args),
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
     }
@@ -94,8 +96,11 @@ fn swap_line(row: &swap::Row) -> String {
     )
 }
 
+fn to_orders(orders: &[u8]) -> Vec<Order> {
+    orders.iter().filter_map(|&order| Order::new(order)).collect()
+}
+
 fn bench_slots(args: &BenchSlotsArgs) -> Result<u8, CliError> {
-    let to_orders = |orders: &[u8]| orders.iter().filter_map(|&order| Order::new(order)).collect();
     let strategies: Result<Vec<Strategy>, _> = args.strategies.iter().map(|name| name.parse()).collect();
     let strategies = setting("strategies", strategies)?;
     let options = slots::Options {
@@ -131,6 +136,39 @@ fn slots_line(row: &slots::Row) -> String {
         row.clusters_scanned_per_alloc,
         row.fallback_rate * 100.0,
     )
+}
+
+fn bench_compact(args: &BenchCompactArgs) -> Result<u8, CliError> {
+    let variants: Result<Vec<Variant>, _> = args.variants.iter().map(|name| name.parse()).collect();
+    let variants = setting("variants", variants)?;
+    let options = compact::Options {
+        variants: if variants.is_empty() { Variant::ALL.to_vec() } else { variants },
+        orders: to_orders(if args.orders.is_empty() { &compact::ORDERS } else { &args.orders }),
+    };
+    if !args.json {
+        println!(
+            "{:<13} {:>5} {:>8} {:>13} {:>13} {:>10}",
+            "variant", "order", "success", "moved/success", "split/success", "us/success"
+        );
+    }
+    let rows = compact::run(&options, &mut |row| {
+        if !args.json {
+            let known = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.1}"));
+            println!(
+                "{:<13} {:>5} {:>7.1}% {:>13} {:>13} {:>10}",
+                row.variant,
+                row.order,
+                row.success_rate * 100.0,
+                known(row.moved_pages_per_success),
+                known(row.split_pages_per_success),
+                known(row.us_per_success)
+            );
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+    }
+    Ok(0)
 }
 
 fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {

@@ -2,8 +2,10 @@
 
 use crate::size::SizeError;
 use foliomem_core::cluster::UnknownStrategy;
+use foliomem_core::compaction::UnknownVariant;
 use foliomem_linux::codec::UnknownCodec;
 use foliomem_linux::control::ControlError;
+use foliomem_linux::find::FindError;
 use foliomem_linux::swap_file::CreateError;
 use foliomem_linux::uffd::UffdError;
 use std::path::PathBuf;
@@ -65,6 +67,9 @@ pub enum CliError {
     /// The control segment.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// No run to speak to.
+    #[error(transparent)]
+    Find(#[from] FindError),
     /// The swap file.
     #[error(transparent)]
     SwapFile(#[from] CreateError),
@@ -100,6 +105,9 @@ pub enum BadValue {
     /// Not a strategy.
     #[error(transparent)]
     Strategy(#[from] UnknownStrategy),
+    /// A variant of compaction.
+    #[error(transparent)]
+    Variant(#[from] UnknownVariant),
     /// Not a file with or without a size.
     #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]
     SwapFile(String),

@@ -2,7 +2,8 @@
 //!
 //! `args` is the command line, `settings` what it comes to together with the environment and the
 //! configuration file, `preflight` refuses programs that cannot be run, `supervise` runs one, `report`
-//! says how it went, `bench` measures, `lab` simulates, `doctor` says whether it can work at all.
+//! says how it went, `ctl` changes a run, `bench` measures, `lab` simulates, `doctor` says whether it can work
+//! at all.
 //!
 //! Exit codes of `run`: the program's, 128 + n after signal n; 125 when foliomem itself fails, 126 for a
 //! program that cannot be executed, 127 for one that is not found, 2 for a wrong command line, 137 when a
@@ -12,10 +13,12 @@
 
 mod args;
 mod bench;
+mod ctl;
 mod doctor;
 mod error;
 mod lab;
 mod memory;
+mod policy;
 mod preflight;
 mod report;
 mod settings;
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
     };
     let done = match args.command {
         Command::Run(run) => self::run(&run),
+        Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor => Ok(doctor::doctor()),
         Command::Bench { what } => bench::bench(&what),
         Command::Lab { what } => lab::lab(&what),

@@ -2,8 +2,10 @@
 
 use crate::args::RunArgs;
 use crate::error::{BadValue, CliError};
-use crate::size::{format_order, format_orders, parse_bytes, parse_order, parse_orders};
-use foliomem_core::units::{Order, OrderSet};
+use crate::policy::{change_policy, format_policy, initial};
+use crate::size::{format_order, parse_bytes, parse_order};
+use foliomem_core::policy::SizePolicy;
+use foliomem_core::units::Order;
 use foliomem_linux::codec::Codec;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -109,7 +111,7 @@ struct Set<T> {
 #[derive(Debug)]
 pub struct Settings {
     limit_bytes: Option<Set<u64>>,
-    sizes: Set<OrderSet>,
+    sizes: Set<SizePolicy>,
     codec: Set<Codec>,
     granule: Set<Order>,
     swap: Option<Set<SwapSetting>>,
@@ -202,7 +204,7 @@ impl Settings {
         let limit = limit.map(|text| parsed("limit", text, |text| Ok(parse_bytes(text, Some(memory_bytes))?)));
         Ok(Settings {
             limit_bytes: limit.transpose()?,
-            sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(parse_orders(text)?))?,
+            sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(change_policy(initial(), text)?))?,
             codec: parsed("codec", or_default(codec, DEFAULT_CODEC), |text| Ok(text.parse()?))?,
             granule: parsed("granule", or_default(granule, DEFAULT_GRANULE), |text| Ok(parse_order(text)?))?,
             swap: swap.map(|text| parsed("swap", text, SwapSetting::parse)).transpose()?,
@@ -222,8 +224,8 @@ impl Settings {
         Ok(bytes)
     }
 
-    /// Enabled folio sizes.
-    pub fn sizes(&self) -> OrderSet {
+    /// Which folio sizes there may be.
+    pub fn sizes(&self) -> SizePolicy {
         self.sizes.value
     }
 
@@ -274,7 +276,7 @@ impl Settings {
             Some(limit) => line("limit", quoted(&limit.value), &limit.origin),
             None => line("#limit", quoted(&"must be given"), &Origin::Default),
         }
-        line("sizes", quoted(&format_orders(self.sizes.value)), &self.sizes.origin);
+        line("sizes", quoted(&format_policy(self.sizes.value)), &self.sizes.origin);
         line("codec", quoted(&self.codec.value), &self.codec.origin);
         line("granule", quoted(&format_order(self.granule.value)), &self.granule.origin);
         if let Some(swap) = &self.swap {
@@ -318,7 +320,7 @@ mod tests {
     fn value_of(name: &'static str) -> BoxedStrategy<String> {
         let right = match name {
             "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%",
-            "sizes" => "none|16K,64K|2M,8k",
+            "sizes" => "none|16K,64K|2M,8k|64K=madvise,2M=inherit|8K=never,enabled=always",
             "codec" => "lz4|zstd(:[1-9])?",
             "granule" => "4K|64K|2M",
             "stats" => "-|[a-z]{1,4}[.]json",
@@ -456,7 +458,7 @@ mod tests {
         assert_eq!(settings.limit_bytes().unwrap(), 1 << 29);
         assert_eq!(settings.codec(), Codec::Lz4);
         assert_eq!(settings.granule(), Order::new(2).unwrap());
-        assert_eq!(format_orders(settings.sizes()), DEFAULT_SIZES);
+        assert_eq!(format_policy(settings.sizes()), DEFAULT_SIZES);
         assert!(settings.quiet() && settings.torture() && !settings.hard());
         let described = settings.describe();
         for origin in ["command line", "FOLIOMEM_LIMIT", "config.toml", "default"] {

@@ -9,7 +9,9 @@
 //!
 //! No lock: the owner wraps it in one.
 
+use crate::frame_set::FrameSet;
 use crate::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
+use std::ops::Range;
 
 /// A bitmap with summaries: `levels[0]` holds the bits, bit `i` of `levels[n + 1]` says that word `i` of
 /// `levels[n]` is not zero. The top level is one word.
@@ -88,6 +90,23 @@ impl BitTree {
         let words = self.levels[0].iter().enumerate();
         words
             .flat_map(|(index, &word)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index * 64 + bit))
+    }
+
+    /// The ones of `bits`.
+    fn ones_in(&self, bits: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+        let words = bits.start / 64..bits.end.div_ceil(64).min(self.levels[0].len());
+        words.flat_map(move |index| {
+            let mut word = self.levels[0][index];
+            std::iter::from_fn(move || {
+                let bit = (word != 0).then(|| index * 64 + word.trailing_zeros() as usize)?;
+                word &= word - 1;
+                Some(bit)
+            })
+            .filter({
+                let bits = bits.clone();
+                move |bit| bits.contains(bit)
+            })
+        })
     }
 
     fn check(&self) {
@@ -187,6 +206,38 @@ impl Buddy {
         self.free[order.index()].set(bit);
     }
 
+    /// The free runs within `run` that are smaller than it.
+    fn parts_in(&self, run: FrameRun) -> impl Iterator<Item = FrameRun> + '_ {
+        Order::all().filter(move |&order| order < run.order).flat_map(move |order| {
+            let bits = (run.head.0 >> order.get()) as usize..((run.head.0 + run.frames()) >> order.get()) as usize;
+            self.free[order.index()].ones_in(bits).map(move |bit| Self::run(bit, order))
+        })
+    }
+
+    /// Which frames of `run` are free.
+    pub fn free_in(&self, run: FrameRun) -> FrameSet {
+        let mut free = FrameSet::default();
+        if self.holder(run.head).is_some_and(|holder| holder.order >= run.order) {
+            free.insert(0, run.order);
+        } else {
+            self.parts_in(run).for_each(|part| free.insert(part.head.0 - run.head.0, part.order));
+        }
+        free
+    }
+
+    /// Takes every frame of `run` that is free; returns which were.
+    pub fn take_in(&mut self, run: FrameRun) -> FrameSet {
+        let taken = self.free_in(run);
+        if !self.alloc_at(run) {
+            let parts: Vec<FrameRun> = self.parts_in(run).collect();
+            for part in parts {
+                self.free[part.order.index()].clear(Self::bit(part));
+                self.free_frames -= part.frames();
+            }
+        }
+        taken
+    }
+
     /// The free run that holds `frame`.
     fn holder(&self, frame: Frame) -> Option<FrameRun> {
         Order::all()
@@ -216,7 +267,8 @@ impl Buddy {
 
     /// The free runs of exactly `order`, ascending.
     pub fn iter_free(&self, order: Order) -> impl Iterator<Item = FrameRun> + '_ {
-        self.free[order.index()].iter().map(move |bit| Self::run(bit, order))
+        let tree = &self.free[order.index()];
+        tree.iter().take(tree.ones as usize).map(move |bit| Self::run(bit, order))
     }
 
     /// Walks the whole structure: summaries, totals, no frame free at two orders, buddies merged.
@@ -251,6 +303,7 @@ mod tests {
         Alloc(u8),
         AllocHighest(u8),
         AllocAt(u32, u8),
+        TakeIn(u32, u8),
         Free(prop::sample::Index),
     }
 
@@ -259,6 +312,7 @@ mod tests {
             3 => (0u8..10).prop_map(Step::Alloc),
             1 => (0u8..10).prop_map(Step::AllocHighest),
             2 => (0u32..3000, 0u8..10).prop_map(|(head, order)| Step::AllocAt(head, order)),
+            1 => (0u32..3000, 0u8..10).prop_map(|(head, order)| Step::TakeIn(head, order)),
             4 => any::<prop::sample::Index>().prop_map(Step::Free),
         ]
     }
@@ -295,6 +349,14 @@ mod tests {
                         let possible = frames_of(run).all(|frame| free.contains(&frame));
                         prop_assert_eq!(buddy.alloc_at(run), possible);
                         possible.then_some(run)
+                    }
+                    Step::TakeIn(head, order) => {
+                        let order = Order::new(order).unwrap();
+                        let run = FrameRun::new(Frame(head & !(order.pages() - 1)), order);
+                        let mut taken = buddy.take_in(run);
+                        prop_assert!(frames_of(run).all(|frame| taken.contains(frame - run.head.0) == free.remove(&frame)));
+                        held.extend(std::iter::from_fn(|| taken.pop_first()).map(|index| run.part(index, Order::ZERO)));
+                        None
                     }
                     Step::Free(index) => {
                         if !held.is_empty() {

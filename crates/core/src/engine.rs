@@ -16,15 +16,17 @@
 //! leaves (homes, queues, slots, store). Never two blocks.
 
 mod check;
-mod compaction;
 mod fault;
 mod mapping;
+mod migrate;
 mod reclaim;
+mod store_compaction;
 mod write_back;
 
 pub use fault::Served;
 
 use crate::cluster::{Discard, NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
+use crate::compaction::{Compactor, Variant};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::locality::{Locality, SwapIn};
@@ -32,19 +34,18 @@ use crate::machine::Machine;
 use crate::page_table::PageTable;
 use crate::queue::Queue;
 use crate::readahead::Readahead;
+use crate::rmap::Rmap;
 use crate::slot_map::SlotMap;
 use crate::stats::Counters;
-use crate::store::{RunSource, Store};
+use crate::store::{HolderId, RunSource, Store};
 use crate::swap_cache::SwapCache;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, Slot};
+use crate::units::{ClusterNumber, Frame, FrameRun, Order, Slot};
 use crate::workingset::Workingset;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Enabled folio sizes.
-    pub sizes: OrderSet,
     /// The largest piece that is compressed as one.
     pub granule: Order,
     /// Frames in the arena. Only what is used costs memory.
@@ -59,6 +60,8 @@ pub struct EngineConfig {
     pub no_room: NoRoom,
     /// Keep the slots of what was swapped in, while that pays. (For synchronous devices the kernel frees them at once.)
     pub keep_copies: bool,
+    /// How runs of frames are made where there are none.
+    pub compaction: Variant,
     /// CPUs that allocate slots.
     pub cpus: u16,
     /// Pages the program keeps in reach whatever the limit says: where the data do not compress into the
@@ -107,6 +110,8 @@ pub struct Engine<M: Machine> {
     file_pause: AtomicU32,
     table: PageTable,
     homes: Homes,
+    rmap: Rmap,
+    compactor: Compactor,
     probation: Queue,
     active: Queue,
     staged: Queue,
@@ -123,16 +128,20 @@ pub struct Engine<M: Machine> {
 }
 
 /// The engine's frames as the store's memory. The store grows only while something larger is written
-/// back, so it may take the reserve.
-struct StoreRuns<'a, M: Machine>(&'a Engine<M>);
+/// back, so it may take the reserve; for compaction it may not.
+struct StoreRuns<'a, M: Machine>(&'a Engine<M>, Urgency);
 
 impl<M: Machine> RunSource for StoreRuns<'_, M> {
     fn alloc_run(&self, order: Order) -> Option<FrameRun> {
-        self.0.homes.alloc_full(&self.0.machine, order, Urgency::Reclaim).ok().map(|(run, _)| run)
+        self.0.homes.alloc_full(&self.0.machine, order, self.1).ok().map(|(run, _)| run)
     }
 
     fn free_run(&self, run: FrameRun) {
         self.0.homes.free_full(run);
+    }
+
+    fn note_holder(&self, head: Frame, frames: u32, holder: HolderId) {
+        self.0.rmap.set_store(head, frames, holder);
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
@@ -162,6 +171,8 @@ impl<M: Machine> Engine<M> {
             file_pause: AtomicU32::new(0),
             table: PageTable::default(),
             homes: Homes::new(config.arena_frames),
+            rmap: Rmap::new(config.arena_frames),
+            compactor: Compactor::new(config.compaction),
             probation: Queue::default(),
             active: Queue::default(),
             staged: Queue::default(),
@@ -248,7 +259,7 @@ impl<M: Machine> Engine<M> {
     }
 
     fn runs(&self) -> StoreRuns<'_, M> {
-        StoreRuns(self)
+        StoreRuns(self, Urgency::Reclaim)
     }
 
     /// 2^order contiguous slots, for which compressed copies of what is in the program may have to go.

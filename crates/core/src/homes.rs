@@ -5,13 +5,16 @@
 //! decompressing want full frames, moving pages out of the program wants empty ones. The arena has far
 //! more frames than the budget has pages, so empty runs of every order are practically always there;
 //! full runs may be scattered, and are then *gathered*: free pages are moved, not copied, to an empty run.
+//! Where there is none, [`crate::compaction`] makes one. What is free or becomes free in the run that it works on
+//! is *captured*: nobody else gets it.
 //!
-//! Identity: every frame is free full, free empty, reserved by a resident folio, held by a folio at
+//! Identity: every frame is free full, free empty, captured, reserved by a resident folio, held by a folio at
 //! home, held by the store, or held by the worker that allocated it.
 //!
 //! Lock: one leaf lock, never held while the machine is called.
 
 use crate::buddy::Buddy;
+use crate::frame_set::FrameSet;
 use crate::machine::Machine;
 use crate::sync::Mutex;
 use crate::units::{Frame, FrameRun, Order};
@@ -34,7 +37,7 @@ pub enum Content {
 pub enum NoRun {
     /// The limit forbids it: reclaim may help.
     OverLimit,
-    /// No frames of that order are left in the arena.
+    /// No run of that order is left in the arena: compaction may help.
     Exhausted,
 }
 
@@ -47,9 +50,36 @@ pub enum Urgency {
     Reclaim,
 }
 
+/// The free frames of a run that is being compacted.
+#[derive(Clone, Copy, Debug)]
+struct Capture {
+    run: FrameRun,
+    full: FrameSet,
+    empty: FrameSet,
+}
+
 struct Free {
     full: Buddy,
     empty: Buddy,
+    capture: Option<Capture>,
+}
+
+impl Free {
+    /// Frees a run whose pages are at home, or not.
+    fn put(&mut self, run: FrameRun, is_full: bool) {
+        match &mut self.capture {
+            Some(capture) if capture.run.contains(run) => {
+                let set = if is_full { &mut capture.full } else { &mut capture.empty };
+                set.insert(run.head.0 - capture.run.head.0, run.order);
+            }
+            Some(capture) if run.contains(capture.run) => {
+                let Some(half) = run.order.lower() else { unreachable!("it is larger than another") };
+                [0, half.pages()].into_iter().for_each(|index| self.put(run.part(index, half), is_full));
+            }
+            _ if is_full => self.full.free(run),
+            _ => self.empty.free(run),
+        }
+    }
 }
 
 /// The free frames of the arena.
@@ -63,7 +93,7 @@ impl Homes {
     pub fn new(frames: u32) -> Homes {
         let (full, mut empty) = (Buddy::new(frames), Buddy::new(frames));
         empty.add_free(Frame(0), frames);
-        Homes { free: Mutex::new(Free { full, empty }), frames }
+        Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
     }
 
     /// Frames in the arena.
@@ -97,8 +127,11 @@ impl Homes {
             }
             enough
         };
-        if enough && let Some(run) = self.gather(machine, order) {
-            return Ok((run, Content::Dirty));
+        if enough {
+            let target = self.alloc_empty(order).ok_or(NoRun::Exhausted)?;
+            if self.gather(machine, target) {
+                return Ok((target, Content::Dirty));
+            }
         }
         if !machine.try_charge(order.pages()) {
             if urgency == Urgency::Normal {
@@ -119,11 +152,10 @@ impl Homes {
         self.free.lock().empty.alloc(order)
     }
 
-    /// Makes a full run of scattered free pages by moving them together. Costs one move per page, which
-    /// is less than compressing anything to make room.
-    fn gather<M: Machine>(&self, machine: &M, order: Order) -> Option<FrameRun> {
-        let target = self.alloc_empty(order)?;
-        for index in 0..order.pages() {
+    /// Makes a full run of scattered free pages by moving them together to `target`, an empty one; on failure all of it is
+    /// free again. Costs one move per page, which is less than compressing anything to make room.
+    fn gather<M: Machine>(&self, machine: &M, target: FrameRun) -> bool {
+        for index in 0..target.frames() {
             let to = target.head.offset(index);
             let page = self.free.lock().full.alloc(Order::ZERO);
             let moved = page.is_some_and(|page| match machine.regroup(page.head, to) {
@@ -138,32 +170,92 @@ impl Homes {
             });
             if !moved {
                 (0..index).for_each(|done| self.free_full(target.part(done, Order::ZERO)));
-                (index..order.pages()).for_each(|rest| self.free_empty(target.part(rest, Order::ZERO)));
-                return None;
+                (index..target.frames()).for_each(|rest| self.free_empty(target.part(rest, Order::ZERO)));
+                return false;
             }
         }
-        Some(target)
+        true
     }
 
     /// Takes back a run with pages at home.
     pub fn free_full(&self, run: FrameRun) {
-        self.free.lock().full.free(run);
+        self.free.lock().put(run, true);
     }
 
     /// Takes back a run without pages at home.
     pub fn free_empty(&self, run: FrameRun) {
-        self.free.lock().empty.free(run);
+        self.free.lock().put(run, false);
     }
 
-    /// Gives free pages back to the system until at most `keep_frames` are left or `most_frames` are
-    /// given; returns how many were.
-    pub fn shrink<M: Machine>(&self, machine: &M, keep_frames: u32, most_frames: u32) -> u32 {
+    /// A run without pages at home for compaction to move something to: the highest one of `order`, or, where it may be
+    /// cut from a larger one, of the next larger order there is.
+    pub fn alloc_target(&self, order: Order, may_cut: bool) -> Option<FrameRun> {
+        let mut free = self.free.lock();
+        if may_cut || free.empty.free_runs(order) > 0 { free.empty.alloc_highest(order) } else { None }
+    }
+
+    /// Which frames of `run` are free: those with a page at home, and those without.
+    pub fn free_in(&self, run: FrameRun) -> (FrameSet, FrameSet) {
+        let free = self.free.lock();
+        (free.full.free_in(run), free.empty.free_in(run))
+    }
+
+    /// Fills `heads` with the first frames of the lowest free runs of exactly `order` without pages; returns how many there are.
+    pub fn first_empty(&self, order: Order, heads: &mut [Frame]) -> usize {
+        let free = self.free.lock();
+        let found = free.empty.iter_free(order).zip(&mut *heads).map(|(run, head)| *head = run.head);
+        found.count()
+    }
+
+    /// From now on nobody gets what is free or becomes free in `run`. One run at a time.
+    pub fn capture(&self, run: FrameRun) {
+        let mut free = self.free.lock();
+        debug_assert!(free.capture.is_none(), "two compactions at a time");
+        let (full, empty) = (free.full.take_in(run), free.empty.take_in(run));
+        free.capture = Some(Capture { run, full, empty });
+    }
+
+    /// Takes a page out of the captured run, for moving it elsewhere: its frame.
+    pub fn take_captured_page(&self) -> Option<Frame> {
+        let mut free = self.free.lock();
+        let capture = free.capture.as_mut()?;
+        capture.full.pop_first().map(|index| capture.run.head.offset(index))
+    }
+
+    /// Everybody may have what was captured. Whether that is the whole run, without pages at home.
+    pub fn release_captured(&self) -> bool {
+        let mut free = self.free.lock();
+        let Some(mut capture) = free.capture.take() else { return false };
+        if capture.empty.covers(capture.run) {
+            free.empty.free(capture.run);
+            return true;
+        }
+        while let Some(index) = capture.full.pop_first() {
+            free.full.free(capture.run.part(index, Order::ZERO));
+        }
+        while let Some(index) = capture.empty.pop_first() {
+            free.empty.free(capture.run.part(index, Order::ZERO));
+        }
+        false
+    }
+
+    /// How much of the free frames without pages is of no use for `order`, in percent.
+    pub fn fragmentation_percent(&self, order: Order) -> u32 {
+        let free = self.free.lock();
+        let useful: u32 = Order::all().filter(|&at| at >= order).map(|at| free.empty.free_runs(at) * at.pages()).sum();
+        let all = free.empty.free_frames();
+        (u64::from(all - useful) * 100 / u64::from(all.max(1))) as u32
+    }
+
+    /// Gives free pages back to the system, in runs of `least` or more, until at most `keep_frames` are left or
+    /// `most_frames` are given; returns how many were.
+    pub fn shrink<M: Machine>(&self, machine: &M, keep_frames: u32, most_frames: u32, least: Order) -> u32 {
         let mut given = 0;
         while given < most_frames {
             let run = {
                 let mut free = self.free.lock();
                 let spare = free.full.free_frames().saturating_sub(keep_frames);
-                let largest = Order::all().rev().filter(|order| order.pages() <= spare);
+                let largest = Order::all().rev().filter(|&order| order >= least && order.pages() <= spare);
                 largest.into_iter().find_map(|order| free.full.alloc_highest(order))
             };
             let Some(run) = run else { break };

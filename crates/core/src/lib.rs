@@ -11,23 +11,28 @@
 //! | rank | lock | protects |
 //! |---|---|---|
 //! | 0 | [`gate`] | everything, while the program forks |
-//! | 1 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
-//! | 2 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
-//! | 2 | the swap file's slots, then their [`cluster`] allocator | who has what in the swap file |
-//! | 3 | everything else in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
+//! | 1 | [`compaction`] | the scanners: one compaction at a time |
+//! | 2 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
+//! | 3 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
+//! | 3 | the swap file's slots, then their [`cluster`] allocator | who has what in the swap file |
+//! | 4 | everything else in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
 #![forbid(unsafe_code)]
 
 pub mod buddy;
 pub mod cluster;
+pub mod compaction;
 pub mod discards;
 pub mod engine;
+pub mod frame_set;
 pub mod gate;
 pub mod homes;
 pub mod locality;
 pub mod machine;
 pub mod page_table;
+pub mod policy;
 pub mod queue;
 pub mod readahead;
+pub mod rmap;
 pub mod slot_map;
 pub mod stats;
 pub mod store;

@@ -9,7 +9,7 @@
 
 use crate::stats::Counters;
 use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
-use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, PageNumber};
+use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, OrderSet, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
 
@@ -75,6 +75,15 @@ pub struct NotWritten;
 /// Writes to the swap file that a worker has begun and not finished, at most: while one is under way, the next is made.
 pub const MOST_WRITES: usize = 2;
 
+/// A mapping of the program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// Where it lies, as far as it is known: a folio never leaves it.
+    pub pages: Range<PageNumber>,
+    /// The folio sizes it may have now: what the policy says for what the program has said about it.
+    pub sizes: OrderSet,
+}
+
 /// What the engine asks of the machine.
 pub trait Machine: Sync {
     /// Per-thread state for compression: contexts and scratch memory.
@@ -96,11 +105,16 @@ pub trait Machine: Sync {
     /// The counters of the managed program.
     fn counters(&self) -> &Counters;
 
-    /// Gives the empty homes of `run` pages full of zeros. The caller has charged them.
+    /// Gives the empty homes of `run` pages full of zeros: of the highest order one huge page, where one can be had. The
+    /// caller has charged them.
     fn populate(&self, run: FrameRun);
+    /// Part of a huge page of the program is going, or gone: what is on either side of `border` is to be pages of its own,
+    /// so that the system has back what is not used. Called under a block lock.
+    fn split_huge(&self, head: PageNumber, border: PageNumber);
     /// Empties the homes of `run`: their pages go back to the system.
     fn release(&self, run: FrameRun);
-    /// Fills the pages at home in `run` with zeros.
+    /// Fills the pages at home in `run` with zeros; replaces them, if they are of the highest order and not a huge page,
+    /// where one can be had.
     fn zero(&self, run: FrameRun);
     /// Keeps changes of mappings from being heard while it lives. A page is moved, in or out, only under it, taken
     /// before what the engine knows of the page is looked up: that must not be behind what the program has done.
@@ -118,7 +132,7 @@ pub trait Machine: Sync {
     /// Whether somebody outside the program may still read frames that were its own (a pipe, a
     /// zero-copy socket): then no frame may be used again before its page has gone back to the system.
     fn frames_escape(&self) -> bool;
-    /// Moves the page at home in `from` to the empty home of `to`.
+    /// Moves the page at home in `from` to the empty home of `to`. May be called under a block lock.
     fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError>;
 
     /// Moves the pages at home in `run` into the program at `to`; wakes nobody. Called under a block lock.
@@ -138,8 +152,8 @@ pub trait Machine: Sync {
     /// Makes any access to the page end the program with SIGBUS, and says why; wakes nobody. Called under a block lock.
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError>;
 
-    /// The mapping around `page`, as far as it is known: a folio never leaves it.
-    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>>;
+    /// The mapping around `page`.
+    fn mapping(&self, page: PageNumber) -> Option<Mapping>;
     /// Calls `found` with each maximal run of pages in `pages` that the program has content in, in
     /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));

@@ -16,7 +16,7 @@
 //! | `Swapped` | in the store, under its slot | a fault, unmap |
 //! | `Swapped` + fetching | the same, and a worker reads it: **only that worker frees the slot** | the worker; unmap |
 //!
-//! Lock rank 1 (block). Lookup takes no lock. Blocks are never freed.
+//! Lock rank 2 (block). Lookup takes no lock. Blocks are never freed.
 
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};

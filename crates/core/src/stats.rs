@@ -252,6 +252,10 @@ counters! {
         compact_migrate_scanned: count,
         /// Pages the free scanner looked at.
         compact_free_scanned: count,
+        /// Pages moved to other frames, whether that took a copy or only a note of their new home.
+        pgmigrate_success: count,
+        /// Pages that could not be.
+        pgmigrate_fail: count,
         /// Pages isolated for migration.
         compact_isolated: count,
         /// Allocations that waited for compaction.

@@ -28,6 +28,9 @@
 //! piece may be moved by compaction only between [`Store::seal`] and its death, and only while nobody but
 //! the compactor has it pinned. Every transition is one compare-and-swap of the piece's word.
 //!
+//! There are two kinds of compaction: of the store, which frees frames ([`compact`]), and of the arena, for which the store leaves
+//! certain frames for others ([`evacuate`]).
+//!
 //! # Locks
 //! One lock per size class, a leaf, over its zspages; a thread never holds two. The tables of pieces are
 //! lock-free. [`RunSource`]'s frames and [`PieceMover`] are called for with no lock held.
@@ -36,6 +39,7 @@ mod backing;
 mod check;
 mod classes;
 mod compact;
+mod evacuate;
 mod file_slots;
 mod lazy;
 mod pieces;
@@ -47,6 +51,7 @@ mod zspages;
 
 pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
+pub use evacuate::HolderId;
 pub use place::{Fragment, MAX_FRAGMENTS, Place};
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -66,6 +71,8 @@ pub trait RunSource: Sync {
     /// Takes a run back. It may be any naturally aligned part of a run that was given out. Called with no lock of the
     /// store held.
     fn free_run(&self, run: FrameRun);
+    /// `frames` frames from `head` on, of a run that was given out, are those of `holder` from now on.
+    fn note_holder(&self, _head: Frame, _frames: u32, _holder: HolderId) {}
     /// Makes this process the holder of a cluster of the swap file, unless there is one. Waits for nothing.
     fn claim_cluster(&self, _cluster: ClusterNumber) -> bool {
         false
@@ -332,7 +339,7 @@ impl Store {
                 let last_byte = slot * class.shape().size_bytes + len_bytes - 1;
                 Some(Location::new(zspage, last_byte as u16))
             }
-            None => self.build_chain(runs, len_bytes),
+            None => self.build_chain(runs, id, len_bytes),
         }
     }
 
@@ -349,8 +356,22 @@ impl Store {
         let extent = self
             .obtain(runs, u32::from(if few { shape.first_frames } else { shape.frames }))
             .or_else(|| self.obtain(runs, shape.size_bytes.div_ceil(PAGE_BYTES as u32)))?;
+        self.open_zspage(runs, class, extent, id)
+    }
+
+    /// A slot for `id` of a new zspage in `extent`.
+    fn open_zspage(
+        &self,
+        runs: &dyn RunSource,
+        class: classes::ClassId,
+        extent: Extent,
+        id: PieceId,
+    ) -> Option<(ZspageId, u32)> {
         match self.zspages.open(class, extent, id) {
-            Some(found) => Some(found),
+            Some((zspage, slot)) => {
+                runs.note_holder(extent.head, extent.frames, HolderId::of(zspage));
+                Some((zspage, slot))
+            }
             None => {
                 self.give_back(runs, extent);
                 None
@@ -359,15 +380,16 @@ impl Store {
     }
 
     /// Extents for a piece of its own: all but the last of [`EXTENT_FRAMES`].
-    fn build_chain(&self, runs: &dyn RunSource, len_bytes: u32) -> Option<Location> {
+    fn build_chain(&self, runs: &dyn RunSource, id: PieceId, len_bytes: u32) -> Option<Location> {
         let mut rest_frames = len_bytes.div_ceil(PAGE_BYTES as u32);
         let mut chain: Option<(ZspageId, ZspageId)> = None;
         while rest_frames > 0 {
             let frames = rest_frames.min(EXTENT_FRAMES);
             let link = self.obtain(runs, frames).and_then(|extent| {
-                let link = self.zspages.add_extent(extent);
-                if link.is_none() {
-                    self.give_back(runs, extent);
+                let link = self.zspages.add_extent(extent, id);
+                match link {
+                    Some(link) => runs.note_holder(extent.head, extent.frames, HolderId::of(link)),
+                    None => self.give_back(runs, extent),
                 }
                 link
             });

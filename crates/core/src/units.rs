@@ -85,6 +85,11 @@ impl Order {
     pub fn all() -> impl DoubleEndedIterator<Item = Order> + Clone {
         (0..=MAX_ORDER.0).map(Order)
     }
+
+    /// Those above 4K, ascending.
+    pub fn sizes() -> impl DoubleEndedIterator<Item = Order> + Clone {
+        (1..=MAX_ORDER.0).map(Order)
+    }
 }
 
 impl fmt::Debug for Order {
@@ -100,6 +105,8 @@ pub struct OrderSet(u16);
 impl OrderSet {
     /// Only order 0.
     pub const EMPTY: OrderSet = OrderSet(0);
+    /// Every order.
+    pub const ALL: OrderSet = OrderSet::from_bits(u16::MAX);
 
     /// The set whose bit `k` stands for order `k`; bit 0 and bits above order 9 are ignored.
     pub const fn from_bits(bits: u16) -> OrderSet {
@@ -119,6 +126,16 @@ impl OrderSet {
     /// Whether `order` is allowed; order 0 always is.
     pub const fn contains(self, order: Order) -> bool {
         order.0 == 0 || self.0 & (1 << order.0) != 0
+    }
+
+    /// What of this set is no higher than `order`.
+    pub const fn up_to(self, order: Order) -> OrderSet {
+        OrderSet(self.0 & ((2 << order.get()) - 1))
+    }
+
+    /// The highest allowed order.
+    pub fn highest(self) -> Order {
+        self.descending().next().unwrap_or(Order::ZERO)
     }
 
     /// The allowed orders, highest first, order 0 last.
@@ -211,6 +228,11 @@ impl FrameRun {
     /// Frames in the run.
     pub const fn frames(self) -> u32 {
         self.order.pages()
+    }
+
+    /// Whether all of `other` lies in it.
+    pub const fn contains(self, other: FrameRun) -> bool {
+        other.order.get() <= self.order.get() && other.head.0 & !(self.order.pages() - 1) == self.head.0
     }
 
     /// The part of order `order` that holds frame number `index` of this run.

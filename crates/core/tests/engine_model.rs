@@ -7,9 +7,12 @@ mod double;
 
 use double::{Double, Worker};
 use foliomem_core::cluster::{Discard, Strategy as SlotStrategy};
-use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::compaction::Variant;
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
+use foliomem_core::locality::SwapIn;
 use foliomem_core::machine::MOST_WRITES;
-use foliomem_core::units::{ClusterNumber, Order, OrderSet, PageNumber};
+use foliomem_core::policy::{Advice, Disabled, SizePolicy};
+use foliomem_core::units::{ClusterNumber, MAX_ORDER, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -33,13 +36,17 @@ enum Step {
     Share,
     Refuse { start: u64, pages: u64 },
     Shrink { pages: u32 },
-    Compact { pages: u32 },
+    CompactStore { pages: u32 },
+    Compact { order: u8 },
     FailWrites { count: u32 },
     DiscardFile,
     FailReads { count: u32 },
     OthersClaim { cluster: ClusterNumber },
     OthersGo,
     Fork { child: bool },
+    Sizes { policy: SizePolicy },
+    Advise { start: u64, pages: u64, advice: Advice },
+    Disable { how: Disabled },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -60,19 +67,41 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Share),
         1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
-        2 => (1u32..100).prop_map(|pages| Step::Compact { pages }),
+        2 => (1u32..100).prop_map(|pages| Step::CompactStore { pages }),
+        3 => (1u8..10).prop_map(|order| Step::Compact { order }),
         1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
         1 => Just(Step::DiscardFile),
         1 => (1u32..4).prop_map(|count| Step::FailReads { count }),
         1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster: ClusterNumber(cluster) }),
         1 => Just(Step::OthersGo),
         1 => any::<bool>().prop_map(|child| Step::Fork { child }),
+        1 => any::<u32>().prop_map(|bits| Step::Sizes { policy: SizePolicy::from_bits(bits) }),
+        2 => (0..PAGES, 1u64..700, prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]))
+            .prop_map(|(start, pages, advice)| Step::Advise { start, pages, advice }),
+        1 => prop::sample::select(vec![Disabled::No, Disabled::No, Disabled::ExceptAdvised, Disabled::Yes])
+            .prop_map(|how| Step::Disable { how }),
     ]
 }
 
 /// Writes to `page` what does not compress in the double: a multiple of 7.
 fn incompressible(page: u64) -> Step {
     Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 }
+}
+
+fn config(granule: u8) -> EngineConfig {
+    EngineConfig {
+        granule: Order::new(granule).unwrap(),
+        arena_frames: 16384,
+        swap_slots: 512 * 64,
+        strategy: SlotStrategy::default(),
+        swap_in: SwapIn::default(),
+        no_room: NoRoom::default(),
+        keep_copies: true,
+        compaction: Variant::default(),
+        cpus: 1,
+        floor_pages: 0,
+        backing: None,
+    }
 }
 
 /// The program, the engine and what the program must read.
@@ -85,30 +114,16 @@ struct World {
 
 impl World {
     fn new(sizes: u16, granule: u8, limit_pages: i64, swap_clusters: u32) -> World {
-        World::with_backing(sizes, granule, limit_pages, swap_clusters, None)
+        World::with(EngineConfig { swap_slots: 512 * swap_clusters, ..config(granule) }, sizes, limit_pages)
     }
 
-    fn with_backing(
-        sizes: u16,
-        granule: u8,
-        limit_pages: i64,
-        swap_clusters: u32,
-        backing: Option<BackingConfig>,
-    ) -> World {
-        let config = EngineConfig {
-            sizes: OrderSet::from_bits(sizes),
-            granule: Order::new(granule).unwrap(),
-            arena_frames: 16384,
-            swap_slots: 512 * swap_clusters,
-            strategy: SlotStrategy::default(),
-            swap_in: Default::default(),
-            no_room: Default::default(),
-            keep_copies: true,
-            cpus: 1,
-            floor_pages: 0,
-            backing,
-        };
+    fn with_backing(limit_pages: i64, backing: BackingConfig) -> World {
+        World::with(EngineConfig { backing: Some(backing), ..config(4) }, 1 << 4, limit_pages)
+    }
+
+    fn with(config: EngineConfig, sizes: u16, limit_pages: i64) -> World {
         let engine = Engine::new(Double::new(limit_pages), config);
+        engine.machine().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(sizes));
         World { engine, worker: Worker::default(), model: BTreeMap::new() }
     }
 
@@ -126,10 +141,14 @@ impl World {
     fn touch(&mut self, page: u64) -> bool {
         let present = self.engine.machine().state.lock().program.contains_key(&page);
         if !present {
+            let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
             let served = self.engine.fault(&mut self.worker, PageNumber(page));
             assert!(matches!(served, Served::Done(_)), "{served:?}");
             assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
+            let allowed = self.allowed(page);
+            let is_new = |order: &Order| self.allocated()[order.index()] > before[order.index()];
+            assert!(Order::all().filter(is_new).all(|order| allowed.contains(order)), "{allowed:?} at {page:x}");
             while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
         }
         let lost = std::mem::take(&mut self.engine.machine().state.lock().poisoned);
@@ -143,13 +162,25 @@ impl World {
         !lost.contains(&page)
     }
 
+    /// First touches so far, by the order they were served with.
+    fn allocated(&self) -> Vec<u64> {
+        Order::all().map(|order| self.engine.counters().of(order).anon_fault_alloc.get()).collect()
+    }
+
+    /// The orders a folio at `page` may have.
+    fn allowed(&self, page: u64) -> OrderSet {
+        let state = self.engine.machine().state.lock();
+        let advice = state.mapping(page).map_or(Advice::None, |(_, advice)| *advice);
+        state.sizes.allowed(advice, state.disabled)
+    }
+
     fn map(&mut self, start: u64, pages: u64) {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
         if self.model.range(start..end).next().is_some() {
             return;
         }
         self.model.extend((start..end).map(|page| (page, 0)));
-        self.engine.machine().state.lock().mappings.push(start..end);
+        self.engine.machine().state.lock().mappings.push((start..end, Advice::None));
     }
 
     /// What the program touched before its mapping was registered: then it is adopted.
@@ -250,12 +281,15 @@ impl World {
             Step::Shrink { pages } => {
                 self.engine.shrink(0, pages);
             }
-            Step::Compact { pages } => {
+            Step::CompactStore { pages } => {
                 let before = self.engine.free_frames();
                 let freed = self.engine.compact_store(pages);
                 assert_eq!(self.engine.free_frames(), before + freed);
             }
             Step::DiscardFile => while self.engine.discard_one() {},
+            Step::Compact { order } => {
+                self.engine.compact(Order::new(order).unwrap());
+            }
             Step::FailWrites { count } => self.engine.machine().state.lock().failing_writes = count,
             Step::FailReads { count } => self.engine.machine().state.lock().failing_reads = count,
             Step::OthersClaim { cluster } => {
@@ -264,6 +298,12 @@ impl World {
                     state.foreign_clusters.insert(cluster);
                 }
             }
+            Step::Sizes { policy } => self.engine.machine().state.lock().sizes = policy,
+            Step::Advise { start, pages, advice } => {
+                let range = BASE + start..(BASE + start + pages).min(BASE + PAGES);
+                self.engine.machine().state.lock().advise(&range, advice);
+            }
+            Step::Disable { how } => self.engine.machine().state.lock().disabled = how,
             Step::OthersGo => self.engine.machine().state.lock().foreign_clusters.clear(),
             Step::Fork { child } => {
                 self.engine.lend_file();
@@ -306,11 +346,20 @@ proptest! {
         swap_clusters in prop_oneof![1u32..5, Just(64)],
         file_clusters in 0u32..8,
         discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
+        // As small as what may be in it allows, or so large that runs never run short.
+        arena_frames in prop_oneof![Just(6144u32), Just(16384)],
+        compaction in prop::sample::select(&Variant::ALL[..]),
+        swap_in in prop::sample::select(vec![SwapIn::Adaptive, SwapIn::Whole, SwapIn::Page]),
+        no_room in prop::sample::select(vec![NoRoom::Reclaim, NoRoom::FallBack]),
+        keep_copies: bool,
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let backing = BackingConfig { slots: file_clusters * 512, discard, store_pages: limit_pages as u32 / 4 };
         let backing = (file_clusters > 0).then_some(backing);
-        let mut world = World::with_backing(sizes, granule, limit_pages, swap_clusters, backing);
+        let swap_slots = 512 * swap_clusters;
+        let config = EngineConfig { swap_slots, arena_frames, compaction, backing, ..config(granule) };
+        let config = EngineConfig { swap_in, no_room, keep_copies, ..config };
+        let mut world = World::with(config, sizes, limit_pages);
         world.map(0, 600);
         world.native_touch(0, 100, 3);
         for step in &steps {
@@ -344,6 +393,31 @@ fn a_folio_goes_out_and_comes_back_whole() {
 }
 
 #[test]
+fn folios_are_as_large_as_the_mapping_may_have_now() {
+    let allocated = |world: &World| -> Vec<usize> {
+        Order::all().map(Order::index).filter(|&order| world.allocated()[order] > 0).collect()
+    };
+    let mut world = World::new(1 << 4, 4, 8000, 64);
+    world.map(0, 2048);
+    world.run(&Step::Write { page: 0, pages: 16, value: 11 });
+    assert_eq!(allocated(&world), [4]);
+    world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::from_bits(1 << 9)) });
+    world.run(&Step::Write { page: 512, pages: 512, value: 11 });
+    assert_eq!(allocated(&world), [4, 9]);
+    assert_eq!(world.engine.counters().of(MAX_ORDER).anon_fault_alloc.get(), 1);
+    world.run(&Step::Advise { start: 1024, pages: 512, advice: Advice::NoHuge });
+    world.run(&Step::Write { page: 1000, pages: 100, value: 11 });
+    assert_eq!(allocated(&world), [0, 4, 9], "single pages where it was asked for");
+    // What is out comes back in the size that is allowed then.
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 2048));
+    world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::from_bits(1 << 2)) });
+    world.run(&Step::Read { page: 0, pages: 1000 });
+    let swpin = |order| world.engine.counters().of(Order::new(order).unwrap()).swpin.get();
+    assert!(swpin(2) > 0 && swpin(4) == 0 && swpin(9) == 0);
+    world.check();
+}
+
+#[test]
 fn a_store_full_of_holes_is_compacted() {
     let mut world = World::new(0, 0, 4000, 64);
     world.map(0, 2000);
@@ -364,6 +438,86 @@ fn a_store_full_of_holes_is_compacted() {
     assert_eq!(world.engine.counters().store.pages_compacted.get(), u64::from(steps.iter().sum::<u32>() + rest));
     world.check();
     world.run(&Step::Read { page: 0, pages: 2000 });
+}
+
+/// Every second of 1533 pages, each a folio of its own, in an arena that has no free run of 512 frames any more.
+fn scattered() -> World {
+    let config = EngineConfig { arena_frames: 3 * 512 + 256, ..config(4) };
+    let mut world = World::with(config, 1 << 9, 4000);
+    for block in 0..3 {
+        // Too short for a folio of 2 MiB.
+        world.map(512 * block, 511);
+        world.run(&Step::Write { page: 512 * block, pages: 511, value: 2101 });
+    }
+    for page in (0..1533).filter(|page| page % 2 == 1) {
+        world.run(&Step::Unmap { start: page + page / 511, pages: 1 });
+    }
+    assert_eq!(world.engine.resident_pages(), 767);
+    world
+}
+
+/// A first touch finds a run of 512 frames, and what the program wrote is still there.
+fn touch_2m(world: &mut World) {
+    let order = Order::new(9).unwrap();
+    let before = world.engine.counters().of(order).anon_fault_alloc.get();
+    world.map(1536, 512);
+    world.run(&Step::Write { page: 1700, pages: 1, value: 9 });
+    let (size, vm) = (world.engine.counters().of(order), &world.engine.counters().vm);
+    assert_eq!((size.anon_fault_alloc.get() - before, size.anon_fault_fallback.get()), (1, 0));
+    assert_eq!((vm.compact_stall.get(), vm.compact_success.get(), vm.compact_fail.get()), (1, 1, 0));
+    assert!(vm.pgmigrate_success.get() >= 100 && vm.pgmigrate_fail.get() == 0, "{vm:?}");
+    world.check();
+    world.run(&Step::Read { page: 0, pages: PAGES });
+    world.check();
+}
+
+#[test]
+fn a_fault_moves_homes_for_a_run_it_needs_even_of_pinned_pages() {
+    let mut world = scattered();
+    (0..1536).for_each(|page| world.run(&Step::Pin { page }));
+    assert_eq!(world.engine.machine().state.lock().pinned.len(), 767);
+    touch_2m(&mut world);
+}
+
+#[test]
+fn a_fault_moves_what_is_staged_for_a_run_it_needs() {
+    let mut world = scattered();
+    assert_eq!(world.engine.stage_oldest(2000), 767);
+    touch_2m(&mut world);
+}
+
+#[test]
+fn the_store_leaves_its_frames_for_a_run() {
+    // Many pieces to a zspage, and raw pieces of 256 KiB that are chains of extents.
+    for (sizes, granule, value) in [(0, 0, 2101), (1 << 6, 6, 7 * 300)] {
+        // One that goes over the arena from the bottom, where the store is.
+        let mut world = World::with(EngineConfig { compaction: Variant::FreeSplit, ..config(granule) }, sizes, 4000);
+        world.map(0, 1024);
+        (0..1024).step_by(64).for_each(|page| world.run(&Step::Write { page, pages: 64, value: value + page * 7 }));
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1024));
+        assert_eq!(world.engine.swapped_pages(), 1024);
+        let vm = &world.engine.counters().vm;
+        assert!((0..3).all(|_| world.engine.compact(Order::new(9).unwrap())), "{vm:?}");
+        assert!(vm.pgmigrate_success.get() >= 512, "{vm:?}");
+        world.check();
+        world.run(&Step::Read { page: 0, pages: 1024 });
+        world.check();
+    }
+}
+
+#[test]
+fn runs_beyond_need_go_back_and_smaller_ones_stay() {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    world.map(0, 1600);
+    world.run(&Step::Write { page: 0, pages: 1600, value: 5 });
+    assert_eq!(world.engine.stage_oldest(1600), 1600);
+    world.unmap(0, 1600);
+    assert_eq!(world.engine.free_frames(), 1600);
+    assert_eq!(world.engine.give_back_runs(600), 512, "another would leave too few");
+    assert_eq!(world.engine.give_back_runs(0), 1024);
+    assert_eq!(world.engine.give_back_runs(0), 0, "there is none of 512");
+    assert_eq!(world.engine.machine().state.lock().charged, 64);
+    world.check();
 }
 
 #[test]
@@ -449,7 +603,7 @@ fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
 #[test]
 fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 100 };
-    let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+    let mut world = World::with_backing(400, backing);
     world.map(0, 2000);
     for page in 0..2000 {
         world.run(&incompressible(page));
@@ -476,7 +630,7 @@ fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
 fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
     for (clusters, failing) in [(8, u32::MAX), (1, 0)] {
         let backing = BackingConfig { slots: 512 * clusters, discard: Discard::ForRoom, store_pages: 100 };
-        let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+        let mut world = World::with_backing(400, backing);
         world.engine.machine().state.lock().failing_writes = failing;
         world.map(0, 1500);
         world.write_incompressible(1500);
@@ -492,7 +646,7 @@ fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
 fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
     for failing in [0, 1, 2] {
         let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 600 };
-        let mut world = World::with_backing(1 << 4, 4, 2000, 64, Some(backing));
+        let mut world = World::with_backing(2000, backing);
         world.map(0, 1000);
         world.write_incompressible(1000);
         world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1000));
@@ -511,7 +665,7 @@ fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
 #[test]
 fn what_the_file_does_not_give_back_ends_the_program_there() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 0 };
-    let mut world = World::with_backing(1 << 4, 4, 400, 64, Some(backing));
+    let mut world = World::with_backing(400, backing);
     world.map(0, 1000);
     world.write_incompressible(1000);
     world.engine.machine().state.lock().failing_reads = 1;

@@ -10,6 +10,7 @@ mod schedules;
 use double::{Double, State, Worker};
 use foliomem_core::cluster::{Discard, Strategy};
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::policy::{Advice, SizePolicy};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::{Mutex, MutexGuard};
 use foliomem_core::units::{CLUSTER_SLOTS, Order, OrderSet, PageNumber};
@@ -44,7 +45,6 @@ impl World {
 
     fn with_backing(limit_pages: i64, backing: Option<BackingConfig>) -> Arc<World> {
         let config = EngineConfig {
-            sizes: OrderSet::from_bits(0b111),
             granule: Order::new(1).unwrap(),
             arena_frames: 256,
             swap_slots: 1024,
@@ -52,19 +52,21 @@ impl World {
             swap_in: Default::default(),
             no_room: Default::default(),
             keep_copies: true,
+            compaction: Default::default(),
             cpus: 1,
             floor_pages: 0,
             backing,
         };
         let world = World { engine: Engine::new(Double::new(limit_pages), config), hearing: Mutex::default() };
-        world.state().mappings.push(BASE..BASE + PAGES);
+        world.state().sizes = SizePolicy::always(OrderSet::from_bits(0b111));
+        world.state().mappings.push((BASE..BASE + PAGES, Advice::None));
         Arc::new(world)
     }
 
     /// One whose first `pages` pages hold their own number and are all out, in the largest folios there are.
     fn all_out(limit_pages: i64, pages: u64) -> Arc<World> {
         let world = World::new(limit_pages);
-        world.state().mappings = vec![BASE..BASE + pages];
+        world.state().mappings = vec![(BASE..BASE + pages, Advice::None)];
         let mut thread = Thread { world: Arc::clone(&world), worker: Worker::default(), next_content: 0 };
         (BASE..BASE + pages).for_each(|page| thread.touch(page, |now| *now = page));
         world.engine.page_out(&mut thread.worker, numbers(&(BASE..BASE + pages)));
@@ -191,6 +193,13 @@ impl Thread {
         self.world.engine.page_out(&mut self.worker, numbers(&(BASE..BASE + PAGES)));
     }
 
+    /// Frees runs of every small order, so that the folios' frames change.
+    fn compact(&mut self) {
+        for order in [3, 1, 2, 4] {
+            self.world.engine.compact(Order::new(order).unwrap());
+        }
+    }
+
     fn reclaim(&mut self) {
         let engine = &self.world.engine;
         engine.stage_oldest(2);
@@ -208,7 +217,7 @@ impl Thread {
     }
 
     fn map(&mut self, pages: Range<u64>) {
-        self.world.state().mappings.push(pages);
+        self.world.state().mappings.push((pages, Advice::None));
     }
 
     fn unmap(&mut self, pages: Range<u64>) {
@@ -296,6 +305,33 @@ fn changes_of_mappings_while_folios_are_fetched() {
 fn faults_on_one_folio_while_it_is_paged_out() {
     explore(1000, || {
         share_folios(&World::new(ROOMY)).with(|thread| (0..3).for_each(|_| thread.page_out())).join();
+    });
+}
+
+#[test]
+fn faults_on_one_folio_while_it_is_paged_out_and_its_frames_are_wanted() {
+    for limit_pages in [ROOMY, TIGHT] {
+        explore(250, move || {
+            share_folios(&World::new(limit_pages))
+                .with(|thread| (0..2).for_each(|_| thread.page_out()))
+                .with(|thread| (0..2).for_each(|_| thread.compact()))
+                .with(|thread| thread.compact())
+                .join();
+        });
+    }
+}
+
+#[test]
+fn what_is_read_ahead_and_moved_on_its_way() {
+    explore(300, || {
+        Threads::of(&World::all_out(ROOMY, MORE_PAGES))
+            .with(|thread| (0..MORE_PAGES).step_by(4).for_each(|page| thread.verify(BASE + page, BASE + page)))
+            .with(|thread| (0..3).for_each(|_| thread.compact()))
+            .with(|thread| {
+                thread.remap(BASE + 9..BASE + 10, ELSEWHERE);
+                thread.verify(ELSEWHERE, BASE + 9);
+            })
+            .join();
     });
 }
 

@@ -8,13 +8,13 @@
 mod schedules;
 
 use foliomem_core::buddy::Buddy;
-use foliomem_core::store::{Fragment, PieceId, PieceInfo, PieceMover, Place, RunSource, Store};
+use foliomem_core::store::{Fragment, HolderId, PieceId, PieceInfo, PieceMover, Place, RunSource, Store};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{Frame, FrameRun, Order, PAGE_BYTES};
 use schedules::explore;
 use shuttle::sync::Arc;
 use shuttle::thread;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 const FRAMES: u32 = 128;
 const GRAIN_BYTES: usize = 16;
@@ -23,6 +23,8 @@ const FREE: u64 = u64::MAX;
 struct Frames {
     free: Buddy,
     grains: Vec<u64>,
+    /// Who has told last that a frame is its own.
+    holders: HashMap<Frame, HolderId>,
 }
 
 struct Arena(Mutex<Frames>);
@@ -37,7 +39,11 @@ impl Arena {
     fn new() -> Arena {
         let mut free = Buddy::new(FRAMES);
         free.add_free(Frame(0), FRAMES);
-        Arena(Mutex::new(Frames { free, grains: vec![FREE; FRAMES as usize * PAGE_BYTES / GRAIN_BYTES] }))
+        Arena(Mutex::new(Frames {
+            free,
+            grains: vec![FREE; FRAMES as usize * PAGE_BYTES / GRAIN_BYTES],
+            holders: HashMap::new(),
+        }))
     }
 
     fn write(&self, place: &Place, content: u64) {
@@ -64,6 +70,10 @@ impl RunSource for Arena {
         self.0.lock().free.alloc(order)
     }
 
+    fn note_holder(&self, head: Frame, frames: u32, holder: HolderId) {
+        self.0.lock().holders.extend((0..frames).map(|index| (head.offset(index), holder)));
+    }
+
     fn free_run(&self, run: FrameRun) {
         self.fill(run, FREE);
         self.0.lock().free.free(run);
@@ -73,9 +83,13 @@ impl RunSource for Arena {
 impl PieceMover for Arena {
     fn copy(&self, from: Fragment, to: Fragment) {
         assert_eq!(from.len_bytes, to.len_bytes);
-        for (from, to) in grains(&from).into_iter().zip(grains(&to)) {
-            let content = self.0.lock().grains[from];
-            self.0.lock().grains[to] = content;
+        let grain = |byte: u64| byte as usize / GRAIN_BYTES;
+        let (first, end) = (grain(from.start_bytes()), grain(from.end_bytes() - 1) + 1);
+        let to = grain(to.start_bytes());
+        // The first by itself, with others running in between.
+        for range in [first..first + 1, first + 1..end] {
+            let to = to + (range.start - first);
+            self.0.lock().grains.copy_within(range, to);
         }
     }
 }
@@ -105,6 +119,18 @@ impl World {
         assert_eq!(pinned.piece().checksum, content, "{id:?}");
         self.arena.verify(&pinned.piece().place, content);
         self.store.unpin(&self.arena, pinned);
+    }
+
+    /// Has the store leave all frames it can.
+    fn evacuate_all(&self) {
+        for frame in (0..FRAMES).map(Frame) {
+            let holder = self.arena.0.lock().holders.get(&frame).copied();
+            if let Some(holder) = holder
+                && let Some((head, _)) = self.store.frames_of(holder, frame)
+            {
+                self.store.evacuate(&self.arena, &self.arena, holder, head);
+            }
+        }
     }
 
     /// Drops the reference while the piece is pinned, and reads on.
@@ -207,6 +233,39 @@ fn a_pinned_piece_stays_as_it_is() {
                 }
             })
         }));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.verify_empty();
+    });
+}
+
+/// Readers of pieces in zspages and of one in a chain of extents, who own a reference each, while the store leaves the frames.
+#[test]
+fn a_pinned_piece_keeps_its_frames() {
+    explore(1000, || {
+        let world = World::new(16);
+        let pieces: Vec<_> = [1500, 1500, 70_000]
+            .into_iter()
+            .zip(1..)
+            .map(|(len, content)| (world.insert(len, content), content))
+            .collect();
+        let mut threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (world, pieces) = (Arc::clone(&world), pieces.clone());
+                thread::spawn(move || {
+                    pieces.iter().for_each(|&(id, content)| world.verify(id, content));
+                    pieces.iter().rev().for_each(|&(id, content)| world.verify_to_the_end(id, content));
+                })
+            })
+            .collect();
+        for compacts in [false, true] {
+            let world = Arc::clone(&world);
+            threads.push(thread::spawn(move || {
+                world.evacuate_all();
+                if compacts {
+                    world.store.compact(&world.arena, &world.arena, u32::MAX);
+                }
+            }));
+        }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         world.verify_empty();
     });

@@ -9,12 +9,12 @@
 //! thread. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
 
 use crate::costs::Costs;
-use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
-use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, PageNumber};
+use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -48,6 +48,8 @@ pub struct LabMachine {
     pages: Box<[AtomicU32]>,
     /// End by start.
     mappings: Mutex<BTreeMap<PageNumber, PageNumber>>,
+    /// Folio sizes that all of them may have.
+    sizes: OrderSet,
     store: Store,
     costs: Costs,
     limit_pages: i64,
@@ -73,11 +75,19 @@ pub fn mix(a: u64, b: u64) -> u64 {
 
 impl LabMachine {
     /// A machine without mappings, for addresses below `pages` pages.
-    pub fn new(pages: u32, arena_frames: u32, limit_pages: u32, store: Store, costs: Costs) -> LabMachine {
+    pub fn new(
+        pages: u32,
+        arena_frames: u32,
+        limit_pages: u32,
+        sizes: OrderSet,
+        store: Store,
+        costs: Costs,
+    ) -> LabMachine {
         LabMachine {
             homes: words(arena_frames as usize),
             pages: words(pages as usize),
             mappings: Mutex::default(),
+            sizes,
             store,
             costs,
             limit_pages: limit_pages.into(),
@@ -100,6 +110,11 @@ impl LabMachine {
     /// What was done since [`begin`](Self::begin) has cost this much.
     pub fn spent_ns(&self) -> u64 {
         self.spent_ns.load(Relaxed)
+    }
+
+    /// Folio sizes that its mappings may have.
+    pub fn sizes(&self) -> OrderSet {
+        self.sizes
     }
 
     /// The costs it reckons with.
@@ -257,6 +272,8 @@ impl Machine for LabMachine {
         }
     }
 
+    fn split_huge(&self, _head: PageNumber, _border: PageNumber) {}
+
     fn release(&self, run: FrameRun) {
         for home in self.at_home(run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
@@ -343,10 +360,10 @@ impl Machine for LabMachine {
         panic!("{page:?}: {why}")
     }
 
-    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
+    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
         let mappings = self.mappings.lock();
         let (&start, &end) = mappings.range(..=page).next_back()?;
-        (page < end).then_some(start..end)
+        (page < end).then_some(Mapping { pages: start..end, sizes: self.sizes })
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
@@ -439,7 +456,7 @@ mod tests {
 
     /// A machine with a page that was written and is at home, and its name.
     fn machine() -> (LabMachine, u64) {
-        let machine = LabMachine::new(64, 64, 64, Store::Outside, Costs::REFERENCE);
+        let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, Store::Outside, Costs::REFERENCE);
         machine.populate(RUN);
         assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));

@@ -8,6 +8,7 @@ use crate::lab::Lab;
 use crate::machine::{LabMachine, Store};
 use crate::workload::Workload;
 use foliomem_core::cluster::Strategy;
+use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::units::{Order, OrderSet};
@@ -163,7 +164,6 @@ impl Scenario {
         let swap_slots = self.swap.size_mib.get().checked_mul(MIB_PAGES).ok_or(too_large("the swap device"))?;
         let arena_frames = limit_pages.checked_mul(2).ok_or(too_large("the limit"))?;
         let config = EngineConfig {
-            sizes: self.machine.sizes_kib,
             granule: self.swap.granule_kib,
             arena_frames,
             swap_slots,
@@ -171,12 +171,20 @@ impl Scenario {
             swap_in: self.swap.swap_in,
             no_room: self.machine.no_room,
             keep_copies: self.swap.keep_copies,
+            compaction: Variant::default(),
             cpus: self.machine.cpus.get() as u16,
             floor_pages: 0,
             backing: None,
         };
         let pages = self.workload.pages();
-        let machine = LabMachine::new(pages, arena_frames, limit_pages, self.swap.store, Costs::REFERENCE);
+        let machine = LabMachine::new(
+            pages,
+            arena_frames,
+            limit_pages,
+            self.machine.sizes_kib,
+            self.swap.store,
+            Costs::REFERENCE,
+        );
         Ok(Lab::new(machine, config, check_every))
     }
 }

@@ -72,7 +72,7 @@ struct Rounds {
 
 impl Rounds {
     fn new(lab: &Lab) -> Rounds {
-        let order = lab.engine().config().sizes.descending().next().unwrap_or(Order::ZERO);
+        let order = lab.machine().sizes().highest();
         let mut rounds = Rounds { order, swpout: 0, fallback: 0, rounds: Vec::new() };
         rounds.end(lab);
         rounds.rounds.clear();

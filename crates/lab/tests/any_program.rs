@@ -4,6 +4,7 @@
 #![allow(missing_docs)]
 
 use foliomem_core::cluster::Strategy as SlotStrategy;
+use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::machine::Machine;
@@ -37,23 +38,28 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn config() -> impl Strategy<Value = EngineConfig> {
+fn config() -> impl Strategy<Value = (OrderSet, EngineConfig)> {
     let swap_in = prop::sample::select(vec![SwapIn::Adaptive, SwapIn::Whole, SwapIn::Page]);
     let no_room = prop::sample::select(vec![NoRoom::Reclaim, NoRoom::FallBack]);
     let strategy = prop::sample::select(SlotStrategy::ALL.to_vec());
     (any::<u16>(), 0u8..10, 10..16u32, strategy, swap_in, no_room, any::<bool>()).prop_map(
-        |(sizes, granule, clusters, strategy, swap_in, no_room, keep_copies)| EngineConfig {
-            sizes: OrderSet::from_bits(sizes),
-            granule: Order::new(granule).unwrap(),
-            arena_frames: 16 * LIMIT_PAGES,
-            swap_slots: 512 * clusters,
-            strategy,
-            swap_in,
-            no_room,
-            keep_copies,
-            cpus: 3,
-            floor_pages: 0,
-            backing: None,
+        |(sizes, granule, clusters, strategy, swap_in, no_room, keep_copies)| {
+            (
+                OrderSet::from_bits(sizes),
+                EngineConfig {
+                    granule: Order::new(granule).unwrap(),
+                    arena_frames: 16 * LIMIT_PAGES,
+                    swap_slots: 512 * clusters,
+                    strategy,
+                    swap_in,
+                    no_room,
+                    keep_copies,
+                    compaction: Variant::default(),
+                    cpus: 3,
+                    floor_pages: 0,
+                    backing: None,
+                },
+            )
         },
     )
 }
@@ -68,10 +74,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
     fn what_is_read_is_what_was_written(
-        config in config(), outside: bool, steps in prop::collection::vec(step(), 1..60)
+        (sizes, config) in config(), outside: bool, steps in prop::collection::vec(step(), 1..60)
     ) {
         let store = if outside { Store::Outside } else { Store::Lz4 };
-        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, store, Costs::REFERENCE);
+        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, sizes, store, Costs::REFERENCE);
         let mut lab = Lab::new(machine, config, Some(256));
         (0..AREAS).for_each(|area| lab.map(part(area, 0, AREA_PAGES)));
         let mut now_ns = 0;

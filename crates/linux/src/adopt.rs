@@ -11,6 +11,7 @@
 //! it has already become folios.
 
 use crate::maps::{self, Kind, Mapping};
+use crate::ranges::Ranges;
 use crate::runtime::{Engaged, Pending, Runtime};
 use crate::uffd;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
@@ -62,12 +63,13 @@ fn insert_registered(
     loop {
         let _hearing = runtime.hear_changes(engaged, pending);
         let mut registered = Vec::new();
+        machine.advices().hear(machine.ranges());
         maps::for_each(&files.maps, &mut |mapping| {
             let after = candidates.partition_point(|range| range.end <= mapping.start);
             for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
                 let part = range.start.max(mapping.start)..range.end.min(mapping.end);
                 if uffd.is_registered(part.start) {
-                    registered.push(part);
+                    registered.push((part, mapping.start..mapping.end));
                 }
             }
         });
@@ -75,13 +77,14 @@ fn insert_registered(
         if uffd.mapping_is_changing() {
             continue;
         }
-        for part in &registered {
-            machine.ranges().insert(part.clone());
+        for (part, mapping) in &registered {
+            machine.advices().adopt(machine.ranges(), part.clone(), mapping.clone());
+            machine.prepare_for_huge(part.clone());
             let (start, len) = (std::ptr::with_exposed_provenance_mut(part.start), part.end - part.start);
             // SAFETY: only what a fork copies changes; see `LinuxMachine::allow_forks`.
             let _ = unsafe { madvise(start, len, Advice::LinuxDontFork) };
         }
-        return registered;
+        return registered.into_iter().map(|(part, _)| part).collect();
     }
 }
 
@@ -95,7 +98,9 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
     let machine = engaged.engine.machine();
     let mut found = Vec::new();
     let mut before: Option<Mapping> = None;
+    let mapped = Ranges::default();
     maps::for_each(&files.maps, &mut |mapping| {
+        mapped.insert(mapping.start..mapping.end);
         let guard = before.as_ref().filter(|before| before.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
         let is_registered = is_private_anonymous(mapping) && machine.descriptors().program.is_registered(mapping.start);
@@ -106,6 +111,7 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
         }
         before = Some(mapping.clone());
     });
+    machine.advices().forget_unmapped(&mapped);
     found
 }
 

@@ -14,10 +14,11 @@ use crate::codec::{Codec, ZSTD_MAX_LEVEL};
 use crate::death;
 use crate::line::with_line;
 use crate::swap_space::SwapSpace;
+use foliomem_core::policy::SizePolicy;
 use foliomem_core::stats::Counters;
-use foliomem_core::units::{Order, OrderSet};
+use foliomem_core::units::Order;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::Pid;
@@ -28,13 +29,18 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
+/// What /proc calls it: `/memfd:` and this.
+pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
 pub const MOST_PROCESSES: usize = 1024;
 /// Length of a message an agent may leave.
 const MESSAGE_BYTES: usize = 512;
 /// Messages of a run, beyond the one that ends it.
 pub const MOST_NOTICES: usize = 16;
+
+/// Nobody makes it smaller: who has it mapped would get SIGBUS.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
 
 /// Evict as much as possible, all the time.
 const FLAG_TORTURE: u32 = 1 << 0;
@@ -60,8 +66,8 @@ pub enum ControlError {
 pub struct Configuration {
     /// What the tree may take, in bytes.
     pub limit_bytes: u64,
-    /// Enabled folio sizes.
-    pub sizes: OrderSet,
+    /// Which folio sizes there may be; what holds now is [`Control::sizes`].
+    pub sizes: SizePolicy,
     /// How pieces are compressed.
     pub codec: Codec,
     /// The largest piece compressed as one.
@@ -206,14 +212,15 @@ fn map(fd: impl AsFd) -> Result<&'static Control, ControlError> {
 impl Control {
     /// Makes a segment. The descriptor must stay open as long as processes may start.
     pub fn create(configuration: &Configuration) -> Result<(&'static Control, OwnedFd), ControlError> {
-        let fd = rustix::fs::memfd_create(c"foliomem-control", MemfdFlags::CLOEXEC)
+        let fd = memfd_create(SEGMENT_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| ControlError::System("create", errno))?;
-        rustix::fs::ftruncate(&fd, size_of::<Control>() as u64).map_err(|errno| ControlError::System("size", errno))?;
+        ftruncate(&fd, size_of::<Control>() as u64).map_err(|errno| ControlError::System("size", errno))?;
+        fcntl_add_seals(&fd, SEALS).map_err(|errno| ControlError::System("seal", errno))?;
         let control = map(&fd)?;
         let header = &control.header;
         let set = |field: &AtomicU32, value: u32| field.store(value, Ordering::Relaxed);
         header.limit_bytes.store(configuration.limit_bytes, Ordering::Relaxed);
-        set(&header.sizes, u32::from(configuration.sizes.bits()));
+        set(&header.sizes, configuration.sizes.bits());
         set(&header.codec, encode_codec(configuration.codec));
         set(&header.granule, u32::from(configuration.granule.get()));
         set(&header.reclaimers, configuration.reclaimers);
@@ -228,8 +235,14 @@ impl Control {
     pub fn open(path: &CStr) -> Result<&'static Control, ControlError> {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| ControlError::System("open", errno))?;
+        Control::of(fd)
+    }
+
+    /// Maps the segment that `fd` is of.
+    pub fn of(fd: OwnedFd) -> Result<&'static Control, ControlError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| ControlError::System("read", errno))?;
-        if stat.st_size != size_of::<Control>() as i64 {
+        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
+        if stat.st_size != size_of::<Control>() as i64 || !is_sealed {
             return Err(ControlError::Version);
         }
         let control = map(&fd)?;
@@ -248,7 +261,7 @@ impl Control {
         let flags = header.flags.load(Ordering::Relaxed);
         Configuration {
             limit_bytes: header.limit_bytes.load(Ordering::Relaxed),
-            sizes: OrderSet::from_bits(header.sizes.load(Ordering::Relaxed) as u16),
+            sizes: self.sizes(),
             // The program may have written over what was a codec when the segment was opened.
             codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
             granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
@@ -256,6 +269,18 @@ impl Control {
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
         }
+    }
+
+    /// Which folio sizes there may be now, in the whole tree.
+    pub fn sizes(&self) -> SizePolicy {
+        SizePolicy::from_bits(self.header.sizes.load(Ordering::Relaxed))
+    }
+
+    /// Changes that, at once and whoever else does so.
+    pub fn change_sizes(&self, change: impl Fn(SizePolicy) -> SizePolicy) {
+        let changed = |bits| Some(change(SizePolicy::from_bits(bits)).bits());
+        // Never refused.
+        let _ = self.header.sizes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
     }
 
     /// What there is about the swap file.
@@ -470,6 +495,7 @@ fn decode_codec(word: u32) -> Option<Codec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foliomem_core::policy::Enabled;
     use proptest::prelude::*;
     use rustix::fd::AsRawFd;
 
@@ -491,14 +517,14 @@ mod tests {
         #[test]
         fn what_is_configured_arrives(
             limit_bytes: u64,
-            sizes: u16,
+            sizes: u32,
             codec in codecs(),
             granule in 0u8..10,
             torture: bool,
             hard: bool,
             reclaimers: u32,
         ) {
-            let (sizes, granule) = (OrderSet::from_bits(sizes), Order::new(granule).unwrap());
+            let (sizes, granule) = (SizePolicy::from_bits(sizes), Order::new(granule).unwrap());
             let configuration = Configuration { limit_bytes, sizes, codec, granule, torture, hard, reclaimers };
             let (_, fd) = Control::create(&configuration).unwrap();
             prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
@@ -530,7 +556,7 @@ mod tests {
     fn configuration() -> Configuration {
         Configuration {
             limit_bytes: 1 << 30,
-            sizes: OrderSet::from_bits(0x14),
+            sizes: SizePolicy::from_bits(0x14),
             codec: Codec::Zstd { level: 7, dictionary: true },
             granule: Order::new(4).unwrap(),
             reclaimers: 3,
@@ -556,11 +582,26 @@ mod tests {
     }
 
     #[test]
+    fn the_size_policy_changes_as_a_whole() {
+        let (control, fd) = Control::create(&configuration()).unwrap();
+        let other = opened(&fd).unwrap();
+        std::thread::scope(|scope| {
+            for order in Order::sizes() {
+                scope.spawn(move || control.change_sizes(|sizes| sizes.with(order, Enabled::Madvise)));
+            }
+        });
+        assert!(Order::sizes().all(|order| other.sizes().size(order) == Enabled::Madvise), "each change is kept");
+        assert!(ftruncate(&fd, 0).is_err(), "who has it mapped relies on its size");
+    }
+
+    #[test]
     fn a_file_that_is_no_segment_is_refused() {
-        let fd = rustix::fs::memfd_create(c"test", MemfdFlags::empty()).unwrap();
+        let fd = memfd_create(c"test", MemfdFlags::ALLOW_SEALING).unwrap();
         let path = std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
         assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
-        rustix::fs::ftruncate(&fd, size_of::<Control>() as u64).unwrap();
+        ftruncate(&fd, size_of::<Control>() as u64).unwrap();
+        assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
+        fcntl_add_seals(&fd, SEALS).unwrap();
         assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
     }
 

@@ -5,6 +5,7 @@
 //! kernel interface. Code here runs inside foreign programs: no libc allocation, no thread-local storage.
 
 mod adopt;
+mod advice;
 pub mod budget;
 mod changes;
 pub mod child;
@@ -13,6 +14,7 @@ pub mod clone_trap;
 pub mod codec;
 pub mod control;
 mod death;
+pub mod find;
 pub mod fork;
 mod fork_cell;
 pub mod gate;

@@ -9,6 +9,7 @@
 //! An empty home is never touched: whoever reads or writes arena memory holds a run that the engine says
 //! is full. After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
 
+use crate::advice::{self, Advices};
 use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
@@ -22,12 +23,17 @@ use crate::swap_file::{ReadBuffer, SwapFile};
 use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::swap_writer::SwapWriter;
 use crate::uffd::{self, Userfaultfd};
-use foliomem_core::machine::{Compressed, Corrupted, Machine, MoveError, NotWritten, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Stopped};
+use foliomem_core::policy::{Advice, Disabled};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber};
+use foliomem_core::units::{
+    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
+};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use rustix::mm::{Advice as MemoryAdvice, madvise};
 use rustix::process::Pid;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -79,6 +85,9 @@ impl Worker {
     }
 }
 
+/// Where the kernel has no huge page to give, or never gives one, it is asked again after so many runs.
+const HUGE_PAUSE_RUNS: u32 = 8;
+
 /// No row of the swap file's table.
 const NO_ROW: u32 = u32::MAX;
 
@@ -109,6 +118,9 @@ pub struct LinuxMachine {
     descriptors: ForkCell<Descriptors>,
     budget: &'static Budget,
     ranges: Ranges,
+    advices: Advices,
+    /// Runs of the highest order to be populated without asking for a huge page.
+    huge_pause: AtomicU32,
     escaping: &'static AtomicBool,
     /// Those of all workers.
     dictionaries: Arc<Dictionaries>,
@@ -128,6 +140,8 @@ impl LinuxMachine {
         budget: &'static Budget,
         escaping: &'static AtomicBool,
     ) -> Result<LinuxMachine, uffd::UffdError> {
+        // Huge pages only where they were charged: see `populate_huge`.
+        let _ = arena.allow_huge(0, arena.len(), false);
         descriptors.program.register(arena.start(), arena.len(), uffd::Mode::WriteProtect)?;
         let space = budget.control().swap();
         let pid = std::process::id();
@@ -145,6 +159,8 @@ impl LinuxMachine {
             descriptors: ForkCell::new(descriptors),
             budget,
             ranges: Ranges::default(),
+            advices: Advices::default(),
+            huge_pause: AtomicU32::new(0),
             escaping,
             dictionaries: Arc::default(),
             may_have_grown: Mutex::default(),
@@ -161,6 +177,35 @@ impl LinuxMachine {
     /// The ranges of the program that are managed.
     pub fn ranges(&self) -> &Ranges {
         &self.ranges
+    }
+
+    /// What the program says about its mappings.
+    pub(crate) fn advices(&self) -> &Advices {
+        &self.advices
+    }
+
+    /// The folio sizes there may be where the program has said `advice`.
+    fn sizes(&self, advice: Advice) -> OrderSet {
+        let policy = self.budget.control().sizes();
+        // The system call costs a twentieth of what serving a fault does.
+        if policy.allowed(Advice::Huge, Disabled::No) == OrderSet::EMPTY {
+            OrderSet::EMPTY
+        } else {
+            policy.allowed(advice, advice::disabled())
+        }
+    }
+
+    /// Where there may be folios of the highest order in `range`, they can be real huge pages only if the kernel takes
+    /// part: it must not make a table of single pages for a fault there, before we hear of it.
+    pub fn prepare_for_huge(&self, range: Range<usize>) {
+        for part in self.ranges.advised_within(range) {
+            let first = part.range.start.next_multiple_of(MAX_ORDER.bytes());
+            if first + MAX_ORDER.bytes() <= part.range.end && self.sizes(part.advice).contains(MAX_ORDER) {
+                let start = std::ptr::with_exposed_provenance_mut(part.range.start);
+                // SAFETY: changes no content. Where it fails, folios are made of single pages.
+                let _ = unsafe { madvise(start, part.range.len(), MemoryAdvice::LinuxHugepage) };
+            }
+        }
     }
 
     /// The budget it charges.
@@ -190,7 +235,7 @@ impl LinuxMachine {
             let Some(mapping) = maps::query(&self.descriptors().maps, address) else { continue };
             let uffd = &self.descriptors().program;
             if uffd.is_registered(address) {
-                self.ranges.insert(mapping);
+                self.advices.adopt(&self.ranges, mapping.clone(), mapping);
             } else if uffd.mapping_is_changing() {
                 self.may_have_grown(address);
             }
@@ -271,6 +316,7 @@ impl LinuxMachine {
         for range in self.ranges.snapshot() {
             descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Missing)?;
         }
+        self.advices.start_anew(&self.ranges);
         // SAFETY: no other thread, by the contract. The old descriptors are those of the parent's
         // threads and do not exist in this process's table: they are forgotten, not closed.
         unsafe { self.descriptors.replace_forgetting(descriptors) };
@@ -301,6 +347,35 @@ impl LinuxMachine {
             let _ = unsafe {
                 if hold { rustix::mm::mlock(start, PAGE_BYTES) } else { rustix::mm::munlock(start, PAGE_BYTES) }
             };
+        }
+    }
+
+    /// Empties the homes of `run`, a run of the highest order, and lets the kernel put a huge page there if it has one. Not
+    /// tried where it had none lately. (An empty table of single pages is in a huge page's way: emptying removes it,
+    /// since Linux 6.14.)
+    fn populate_huge(&self, run: FrameRun) -> bool {
+        let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+        if self.huge_pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |runs| runs.checked_sub(1)).is_ok() {
+            return false;
+        }
+        let populated = self.unregistered(run, || {
+            self.arena.discard(offset, len)?;
+            self.arena.allow_huge(offset, len, true)?;
+            let populated = self.arena.populate(offset, len);
+            self.arena.allow_huge(offset, len, false).and(populated)
+        });
+        if !pagemap::is_huge(&self.descriptors().pagemap, self.home(run)) {
+            self.huge_pause.store(HUGE_PAUSE_RUNS, Ordering::Relaxed);
+        }
+        populated
+    }
+
+    /// Does something that would be told to us of registered memory, and wait until we have heard of it.
+    fn unregistered(&self, run: FrameRun, act: impl FnOnce() -> Result<(), Errno>) -> bool {
+        let (start, len, uffd) = (self.home(run), run.order.bytes(), &self.descriptors().program);
+        uffd.unregister(start, len).is_ok() && {
+            let done = act();
+            uffd.register(start, len, uffd::Mode::WriteProtect).is_ok() && done.is_ok()
         }
     }
 
@@ -447,24 +522,40 @@ impl Machine for LinuxMachine {
     }
 
     fn populate(&self, run: FrameRun) {
+        if run.order == MAX_ORDER && self.populate_huge(run) {
+            return;
+        }
         // A failure (the machine itself is out of memory) shows when the pages are touched.
         let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
     }
 
+    fn split_huge(&self, head: PageNumber, border: PageNumber) {
+        for side in [head..border, border..head.offset(MAX_ORDER.pages())] {
+            let (start, len) = page_range(&side);
+            // SAFETY: changes no content. A failure leaves memory to the kernel's own splitting.
+            let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), len, MemoryAdvice::LinuxCold) };
+        }
+    }
+
     fn release(&self, run: FrameRun) {
-        let (start, len) = (self.home(run), run.order.bytes());
-        let uffd = &self.descriptors().program;
-        // Discarding registered memory would be told to us, and wait until we have heard of it.
-        let released = uffd.unregister(start, len).is_ok()
-            && self.arena.discard(run.head.0 as usize * PAGE_BYTES, len).is_ok()
-            && uffd.register(start, len, uffd::Mode::WriteProtect).is_ok();
+        let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+        let released = self.unregistered(run, || {
+            if run.order < MAX_ORDER {
+                // Of a huge page nothing goes back as long as it is one.
+                let _ = self.arena.split_huge(offset, len);
+            }
+            self.arena.discard(offset, len)
+        });
         if !released {
             self.budget.control().notice(format_args!("cannot give memory back to the system"));
         }
     }
 
     fn zero(&self, run: FrameRun) {
-        self.bytes(run).fill(0);
+        let may_be_huge = run.order == MAX_ORDER && !pagemap::is_huge(&self.descriptors().pagemap, self.home(run));
+        if !may_be_huge || !self.populate_huge(run) {
+            self.bytes(run).fill(0);
+        }
     }
 
     fn hash(&self, run: FrameRun) -> u64 {
@@ -533,13 +624,20 @@ impl Machine for LinuxMachine {
         Ok(())
     }
 
-    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
-        let found = self.ranges.containing(address(page)).or_else(|| {
-            // A mapping that grew: the kernel registered the rest by itself.
-            self.may_have_grown(address(page));
-            maps::query(&self.descriptors().maps, address(page))
-        })?;
-        Some(PageNumber::containing(found.start as u64)..PageNumber::containing(found.end as u64))
+    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
+        self.advices.hear(&self.ranges);
+        let (range, advice) = match self.ranges.containing(address(page)) {
+            Some(known) => (known.range, known.advice),
+            None => {
+                // A mapping that grew: the kernel registered the rest by itself.
+                self.may_have_grown(address(page));
+                let range = maps::query(&self.descriptors().maps, address(page))?;
+                let known = self.ranges.advised_within(range.clone());
+                (range, known.first().map_or(Advice::None, |known| known.advice))
+            }
+        };
+        let pages = PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64);
+        Some(Mapping { pages, sizes: self.sizes(advice) })
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {

@@ -1,6 +1,7 @@
 //! `/proc/self/maps`: what is mapped where.
 
 use crate::raw_ioctl;
+use foliomem_core::policy::Advice;
 use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -95,25 +96,52 @@ fn hex(digits: &[u8]) -> Option<usize> {
 /// Calls `found` with every mapping, in ascending order, as of the moment it is read: the file is not a
 /// snapshot. A mapping is reported once.
 pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
-    let maps = maps.as_fd();
+    let mut reported = 0;
+    for_each_line(maps, &mut |line| {
+        if let Some(mapping) = parse_line(line).filter(|mapping| mapping.start >= reported) {
+            reported = mapping.end;
+            found(&mapping);
+        }
+    });
+}
+
+/// Calls `found` with every mapping about which the program has said something, from `/proc/self/smaps`. Takes long: the
+/// kernel walks all page tables.
+pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Advice)) {
+    let mut current = None;
+    for_each_line(smaps, &mut |line| {
+        if let Some(mapping) = parse_line(line) {
+            current = Some(mapping.start..mapping.end);
+        } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            let mut flags = flags.split(|&byte| byte == b' ');
+            let advice = flags.find_map(|flag| match flag {
+                b"hg" => Some(Advice::Huge),
+                b"nh" => Some(Advice::NoHuge),
+                _ => None,
+            });
+            current.take().zip(advice).into_iter().for_each(|(range, advice)| found(range, advice));
+        }
+    });
+}
+
+/// Calls `found` with every line of a file of /proc. Of a line that is too long, which only a file's name makes it, comes
+/// no more than its end.
+fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
+    let file = file.as_fd();
     let mut buffer = [0u8; 8192];
-    let (mut filled, mut offset, mut reported) = (0, 0u64, 0);
+    let (mut filled, mut offset) = (0, 0u64);
     loop {
-        let Ok(read @ 1..) = rustix::io::pread(maps, &mut buffer[filled..], offset) else { return };
+        let Ok(read @ 1..) = rustix::io::pread(file, &mut buffer[filled..], offset) else { return };
         offset += read as u64;
         filled += read;
         let mut start = 0;
         while let Some(len) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
-            if let Some(mapping) = parse_line(&buffer[start..start + len]).filter(|mapping| mapping.start >= reported) {
-                reported = mapping.end;
-                found(&mapping);
-            }
+            found(&buffer[start..start + len]);
             start += len + 1;
         }
         buffer.copy_within(start..filled, 0);
         filled -= start;
         if filled == buffer.len() {
-            // A line longer than the buffer: only its name is that long, and it is a file's.
             filled = 0;
         }
     }
@@ -208,6 +236,29 @@ mod tests {
                 assert!(mapping.start >= last && mapping.end > mapping.start);
                 last = mapping.end;
             });
+            for_each_advised(&file, &mut |_, _| unreachable!("no line has flags"));
+        }
+
+        #[test]
+        fn what_smaps_says_of_advice_is_read(
+            parts in prop::collection::vec((any_mapping(), 0usize..4, prop::collection::vec(any::<u8>(), 0..60)), 0..20)
+        ) {
+            let file = rustix::fs::memfd_create(c"smaps", rustix::fs::MemfdFlags::empty()).unwrap();
+            let mut expected = Vec::new();
+            for (mapping, said, noise) in parts {
+                let (flag, advice) = [("", None), ("hg ", Some(Advice::Huge)), ("nh ", Some(Advice::NoHuge)), ("hgx", None)][said];
+                let noise: Vec<u8> = noise.into_iter().filter(|&byte| byte != b'\n').collect();
+                let noise = [b"Noise: ", &noise[..]].concat();
+                let lines = [&written(&mapping, 0, 7)[..], b"Rss:  4 kB", &noise, format!("VmFlags: rd wr {flag}ac").as_bytes(), b""].join(&b'\n');
+                let mut rest = &lines[..];
+                while !rest.is_empty() {
+                    rest = &rest[rustix::io::write(&file, rest).unwrap()..];
+                }
+                expected.extend(advice.map(|advice| (mapping.start..mapping.end, advice)));
+            }
+            let mut found = Vec::new();
+            for_each_advised(&file, &mut |range, advice| found.push((range, advice)));
+            prop_assert_eq!(found, expected);
         }
     }
 

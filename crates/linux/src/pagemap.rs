@@ -11,6 +11,7 @@ use std::ops::Range;
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Ranges fetched by one call.
 const BATCH: usize = 64;
 
@@ -58,6 +59,28 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
         }
         from = scan.walk_end as usize;
     }
+}
+
+/// Whether a huge page is mapped at `address` as one.
+pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
+    let mut region = raw::page_region { start: 0, end: 0, categories: 0 };
+    let mut scan = raw::pm_scan_arg {
+        size: size_of::<raw::pm_scan_arg>() as u64,
+        flags: 0,
+        start: address as u64,
+        end: (address + PAGE_BYTES) as u64,
+        walk_end: 0,
+        vec: (&raw mut region).expose_provenance() as u64,
+        vec_len: 1,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
+        category_anyof_mask: 0,
+        return_mask: PAGE_IS_HUGE,
+    };
+    // SAFETY: takes a pm_scan_arg and fills at most one region, which lives through the call.
+    let regions = unsafe { raw_ioctl::call(pagemap.as_fd(), PAGEMAP_SCAN, &mut scan) };
+    regions == Ok(1)
 }
 
 /// How much of the beginning of `len` bytes has gone from `from` to `to`: pages that are there and not here. Before, each

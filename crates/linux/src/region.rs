@@ -51,6 +51,16 @@ impl Region {
         std::ptr::with_exposed_provenance_mut(self.start + offset)
     }
 
+    /// Whether the kernel may back the range with huge pages.
+    pub fn allow_huge(&self, offset: usize, len: usize, allow: bool) -> Result<(), Errno> {
+        self.advise(offset, len, if allow { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage })
+    }
+
+    /// Makes pages of their own of a huge page that the range is a part of.
+    pub fn split_huge(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.advise(offset, len, Advice::LinuxCold)
+    }
+
     fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
         // SAFETY: the range is ours; the callers' advices are documented to keep or drop its content.
         unsafe { madvise(self.pointer(offset, len).cast(), len, advice) }

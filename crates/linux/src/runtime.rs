@@ -40,6 +40,7 @@ use crate::thread::{self, ThreadSpec};
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use crate::why::Why;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::policy::{Advice, SizePolicy};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, PAGE_BYTES, PageNumber};
@@ -124,6 +125,8 @@ struct Looks {
     seen: (i64, i64, u64),
     /// Looks in a row that saw the same.
     alike: u32,
+    /// The folio sizes there might be.
+    sizes: SizePolicy,
 }
 
 impl Looks {
@@ -334,6 +337,13 @@ impl Runtime {
         }
     }
 
+    /// The program has said something about a mapping, and the kernel has heard it. For any thread, in any state.
+    pub fn advised(&self, range: Range<usize>, advice: Advice) {
+        if let Some(engaged) = self.engaged.get() {
+            engaged.engine.machine().advices().tell(range, advice);
+        }
+    }
+
     /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
     pub fn pages_escape(&self) {
         self.escaping.store(true, Ordering::Relaxed);
@@ -533,6 +543,10 @@ impl Runtime {
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
         looks.unmanaged_pages = looks.unmanaged_pages.min(unmanaged);
+        let sizes = self.budget.control().sizes();
+        if std::mem::replace(&mut looks.sizes, sizes) != sizes {
+            engine.machine().prepare_for_huge(0..usize::MAX);
+        }
         engine.tend();
         Some(self.balance(engine, looks))
     }
@@ -560,6 +574,10 @@ impl Runtime {
         if room < 0 && free > low {
             engine.shrink(low as u32, (-room) as u32);
         }
+        if looks.is_quiet() {
+            // As much as reclaim makes free by itself is enough.
+            engine.give_back_runs(2 * low as u32);
+        }
         if (room + free < low && looks.may_free_more()) || self.settings.torture || engine.awaits_discard() {
             self.wake_reclaimers();
         }
@@ -585,7 +603,6 @@ impl Runtime {
         let discard = self.budget.control().swap().discard();
         let backing = BackingConfig { slots: file_slots, discard, store_pages: sizing::store_pages(limit_pages) };
         let config = EngineConfig {
-            sizes: self.settings.sizes,
             granule: self.settings.granule,
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
             swap_slots: sizing::swap_slots(limit_pages, file_slots),
@@ -593,6 +610,7 @@ impl Runtime {
             swap_in: Default::default(),
             no_room: Default::default(),
             keep_copies: true,
+            compaction: Default::default(),
             floor_pages: sizing::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
@@ -603,6 +621,9 @@ impl Runtime {
         }
         self.start_workers()?;
         if let Some(engaged) = self.engaged.get() {
+            // From now on what the program says about its mappings is heard; what it has said before is looked up.
+            let advices = engaged.engine.machine().advices();
+            maps::for_each_advised(&open("/proc/self/smaps")?, &mut |range, advice| advices.found(range, advice));
             adopt_mappings(self, engaged);
         }
         self.managing.store(1, Ordering::Release);
@@ -653,8 +674,19 @@ impl Runtime {
                     break;
                 }
             }
+            while self.reclaim_kick.load(Ordering::Relaxed) == kicked && self.compact(engine) {}
             let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, None);
         }
+    }
+
+    /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to do.
+    fn compact(&self, engine: &Engine<LinuxMachine>) -> bool {
+        let _inside = self.gate.enter();
+        if self.settings.torture {
+            engine.compact(MAX_ORDER);
+            return false;
+        }
+        engine.compact_proactively()
     }
 
     /// Made inside the gate: a fork that copied the heap while it is locked would leave the child without one.
@@ -829,6 +861,8 @@ impl Pending {
 /// Applies a change of the program's mappings to what is known of them. Called under the lock of the mappings.
 fn apply(engaged: &Engaged, change: Change) {
     let (engine, ranges) = (&engaged.engine, engaged.engine.machine().ranges());
+    // What was said before the change is about what was there then.
+    engine.machine().advices().hear(ranges);
     match change {
         Change::Discard(range) => engine.discarded(page(range.start)..page(range.end)),
         Change::Unmap(range) => {
@@ -837,9 +871,7 @@ fn apply(engaged: &Engaged, change: Change) {
         }
         Change::Remap { from, to } => {
             let len = from.len();
-            ranges.remove(from.clone());
-            ranges.remove(to..to + len);
-            ranges.insert(to..to + len);
+            ranges.relocate(from.clone(), to);
             engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
             // The message tells the old length, whatever the new one is.
             engine.machine().may_have_grown(to);

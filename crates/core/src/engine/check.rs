@@ -4,7 +4,8 @@ use super::Engine;
 use crate::cluster::SlotState;
 use crate::machine::Machine;
 use crate::page_table::PageState;
-use crate::units::{Frame, ORDERS, Order};
+use crate::rmap::Holder;
+use crate::units::{Frame, ORDERS, Order, PageNumber};
 use std::collections::{HashMap, HashSet};
 
 impl<M: Machine> Engine<M> {
@@ -33,14 +34,14 @@ impl<M: Machine> Engine<M> {
                         resident += u64::from(order.pages());
                         nr_anon[order.index()] += 1;
                         heads.insert(frame, order);
-                        self.check_frames(frame, order, &mut frames);
+                        self.check_frames(head, frame, order, &mut frames);
                         assert!(entries.is_queued(head), "resident {head:?} is in no queue");
                     }
                     PageState::Home { frame, writeback, .. } => {
                         assert!(!writeback, "{head:?} is busy");
                         staged += u64::from(order.pages());
                         heads.insert(frame, order);
-                        self.check_frames(frame, order, &mut frames);
+                        self.check_frames(head, frame, order, &mut frames);
                         assert!(entries.is_queued(head), "staged {head:?} is in no queue");
                     }
                     PageState::Swapped { slot, fetching, .. } => {
@@ -77,9 +78,11 @@ impl<M: Machine> Engine<M> {
         assert_eq!(free + resident + staged + held, u64::from(self.homes.frames()), "every frame is somewhere");
     }
 
-    fn check_frames(&self, head: Frame, order: Order, seen: &mut HashSet<Frame>) {
+    fn check_frames(&self, head: PageNumber, first: Frame, order: Order, seen: &mut HashSet<Frame>) {
         for index in 0..order.pages() {
-            let frame = head.offset(index);
+            let frame = first.offset(index);
+            let Holder::Page(low) = self.rmap.get(frame) else { panic!("{frame:?} is not the store's") };
+            assert!(Holder::pages(low).any(|page| page == head.offset(index)), "{frame:?} is that of {head:?}+{index}");
             assert!(seen.insert(frame), "{frame:?} is used twice");
             assert!(!self.homes.is_free(frame), "{frame:?} is used and free");
         }

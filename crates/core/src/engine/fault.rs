@@ -10,7 +10,7 @@ use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PAGE_BYTES, PageNumber, Slot};
+use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// What became of a fault.
@@ -31,10 +31,44 @@ enum Step {
     Fetching,
     /// The program is changing its mappings.
     Changing,
-    /// The limit was in the way: reclaim, then look again.
-    OverLimit,
+    /// The limit was in the way: reclaim, so many pages at least, then look again.
+    OverLimit(u64),
+    /// No run of that order was left: compact, then look again.
+    Fragmented(Order),
     /// Somebody changed the page meanwhile.
     LookAgain,
+}
+
+/// What a fault has tried already.
+#[derive(Clone, Copy)]
+struct Tries {
+    no_room: NoRoom,
+    reclaims: u32,
+    compacted: bool,
+}
+
+impl Tries {
+    fn new(no_room: NoRoom) -> Tries {
+        Tries { no_room, reclaims: 0, compacted: false }
+    }
+
+    fn is_last(self) -> bool {
+        self.reclaims >= TRIES_BEFORE_FALLBACK
+    }
+
+    /// Whether it may take a folio of `order`: one that falls back has reclaimed for a single page.
+    fn may_take(self, order: Order) -> bool {
+        order == Order::ZERO || self.reclaims == 0 || self.no_room == NoRoom::Reclaim
+    }
+
+    /// Whether it makes room for a folio of `order` before it takes a smaller one.
+    fn may_reclaim(self, order: Order) -> bool {
+        !self.is_last() && (order == Order::ZERO || self.no_room == NoRoom::Reclaim)
+    }
+
+    fn may_compact(self, order: Order) -> bool {
+        !self.compacted && order > Order::ZERO
+    }
 }
 
 /// Times a fault reclaims for the order it wants before it takes a lower one.
@@ -49,7 +83,7 @@ impl<M: Machine> Engine<M> {
             self.machine.wake(page.folio(Order::ZERO));
             return Served::Done(FaultKind::Spurious);
         };
-        let mut tries = 0;
+        let mut tries = Tries::new(self.config.no_room);
         loop {
             match self.try_fault(worker, block, page, tries) {
                 Step::Served(served, pages) => {
@@ -59,17 +93,21 @@ impl<M: Machine> Engine<M> {
                 Step::Fetching => return Served::Done(FaultKind::Spurious),
                 Step::Changing => return Served::Again,
                 Step::LookAgain => {}
-                Step::OverLimit => {
-                    tries += 1;
+                Step::OverLimit(pages) => {
+                    tries.reclaims += 1;
                     self.counters().vm.allocstall.inc();
-                    let freed = self.reclaim(worker, DIRECT_RECLAIM_PAGES);
+                    let freed = self.reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES));
                     self.counters().vm.pgsteal_direct.add(freed);
+                }
+                Step::Fragmented(order) => {
+                    tries.compacted = true;
+                    self.compact_direct(order);
                 }
             }
         }
     }
 
-    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, tries: u32) -> Step {
+    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, tries: Tries) -> Step {
         let Some(steady) = self.machine.steady() else { return Step::Changing };
         let mut entries = block.lock();
         match entries.get(page) {
@@ -112,34 +150,35 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The highest order that fits the mapping and is wholly untouched, then lower ones.
-    fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: u32) -> Step {
+    fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
-        for order in self.config.sizes.descending() {
+        for order in mapping.sizes.descending() {
             let head = page.head(order);
-            if head < mapping.start
-                || head.offset(order.pages()) > mapping.end
+            if head < mapping.pages.start
+                || head.offset(order.pages()) > mapping.pages.end
                 || !entries.all_none(head, order)
-                || self.has_fallen_back(order, tries)
+                || !tries.may_take(order)
             {
                 continue;
             }
-            let urgency =
-                if tries >= TRIES_BEFORE_FALLBACK && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let urgency = if tries.is_last() && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, content)) => {
                     if content == Content::Dirty {
                         self.machine.zero(run);
                     }
                     let state = PageState::Home { frame: run.head, order, writeback: false };
+                    self.rmap.set_folio(run, head);
                     entries.set_folio(head, order, state);
                     self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
                     self.counters().of(order).anon_fault_alloc.inc();
                     let pages = head.folio(order);
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
-                Err(NoRun::OverLimit) if self.is_worth_reclaim(order, tries) => return Step::OverLimit,
+                Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
+                Err(NoRun::Exhausted) if tries.may_compact(order) => return Step::Fragmented(order),
                 Err(reason) => {
                     let counters = self.counters().of(order);
                     counters.anon_fault_fallback.inc();
@@ -150,17 +189,7 @@ impl<M: Machine> Engine<M> {
             }
         }
         // Not even one frame, beyond the limit and of the whole arena: wait for a worker to free some.
-        Step::OverLimit
-    }
-
-    /// Whether a fault that lacks room for a folio of `order` reclaims once more before it takes a smaller one.
-    fn is_worth_reclaim(&self, order: Order, tries: u32) -> bool {
-        tries < TRIES_BEFORE_FALLBACK && (order == Order::ZERO || self.config.no_room == NoRoom::Reclaim)
-    }
-
-    /// Whether a fault that has reclaimed has done so for a single page, and is to have no more.
-    fn has_fallen_back(&self, order: Order, tries: u32) -> bool {
-        tries > 0 && order > Order::ZERO && self.config.no_room == NoRoom::FallBack
+        Step::OverLimit(1)
     }
 
     /// Gives a folio that is being compressed other frames with the same content; the old ones are the
@@ -169,6 +198,7 @@ impl<M: Machine> Engine<M> {
         let PageState::Home { frame, .. } = entries.get(head) else { unreachable!("a folio at home") };
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
         self.machine.copy(FrameRun::new(frame, order), run);
+        self.rmap.set_folio(run, head);
         entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
         true
     }
@@ -270,21 +300,18 @@ impl<M: Machine> Engine<M> {
 
     /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
     /// frames for it can be had; else the largest part around `page` that they can be had for.
-    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: u32) -> Result<Fetch, Step> {
+    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Fetch, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
-        let mut order = part.map_or(whole, |part| part.min(whole));
-        if self.config.swap_in == SwapIn::Whole && !self.config.sizes.contains(order)
-            || self.has_fallen_back(order, tries)
-        {
-            order = Order::ZERO;
-        }
+        let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
+        let mut orders = orders.descending().filter(|&order| tries.may_take(order));
         let run = loop {
-            let urgency =
-                if tries >= TRIES_BEFORE_FALLBACK && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let Some(order) = orders.next() else { return Err(Step::OverLimit(1)) };
+            let urgency = if tries.is_last() && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
-                Err(NoRun::OverLimit) if self.is_worth_reclaim(order, tries) => return Err(Step::OverLimit),
+                Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Err(Step::OverLimit(1)),
+                Err(NoRun::Exhausted) if tries.may_compact(order) => return Err(Step::Fragmented(order)),
                 Err(reason) => {
                     self.counters().of(order).swpin_fallback.inc();
                     if reason == NoRun::OverLimit {
@@ -292,13 +319,8 @@ impl<M: Machine> Engine<M> {
                     }
                 }
             }
-            let lower = match self.config.swap_in {
-                SwapIn::Whole => self.config.sizes.descending().find(|&lower| lower < order),
-                SwapIn::Adaptive | SwapIn::Page => order.lower(),
-            };
-            let Some(lower) = lower else { return Err(Step::OverLimit) };
-            order = lower;
         };
+        let order = run.order;
         let head = page.head(order);
         if order < whole {
             self.carve(entries, head.folio(order));
@@ -309,6 +331,17 @@ impl<M: Machine> Engine<M> {
             entries.set_active(head, order, true);
         }
         Ok(mark_fetching(entries, head, run, part.is_none()))
+    }
+
+    /// The orders in which a folio that went out with order `whole` may come back to `page`: none above what may be there
+    /// now. (What is below may have come about by splitting.)
+    fn orders_of_return(&self, page: PageNumber, whole: Order) -> OrderSet {
+        let mapping = if whole > Order::ZERO { self.machine.mapping(page) } else { None };
+        let sizes = mapping.map_or(OrderSet::ALL, |mapping| mapping.sizes);
+        match self.config.swap_in {
+            SwapIn::Whole => sizes.up_to(whole),
+            SwapIn::Adaptive | SwapIn::Page => OrderSet::ALL.up_to(sizes.highest().min(whole)),
+        }
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
@@ -411,7 +444,7 @@ impl<M: Machine> Engine<M> {
                     let Some(fetches) = self.mark_next(&mut entries, head..chunk.end) else { return false };
                     drop(entries);
                     drop(steady);
-                    page = head.offset(order.pages() * fetches.marked().len() as u32);
+                    page = fetches.end();
                     // Whoever came meanwhile was told that it is being fetched: where it could not be, they ask again.
                     let _ = self.swap_in(worker, block, fetches.marked());
                     self.machine.wake(head..page);
@@ -434,7 +467,11 @@ impl<M: Machine> Engine<M> {
     /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there
     /// is one run for. `None` if there is no room.
     fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<Fetches> {
-        let order = entries.get(pages.start).order()?;
+        let whole = entries.get(pages.start).order()?;
+        let order = self.orders_of_return(pages.start, whole).highest();
+        if order < whole {
+            self.carve_to(entries, pages.start, whole, order);
+        }
         let is_alike = |page: &PageNumber| matches!(entries.get(*page), PageState::Swapped { order: now, fetching: false, .. } if now == order);
         let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
@@ -491,6 +528,7 @@ impl<M: Machine> Engine<M> {
     ) -> Result<(), Corrupted> {
         let Fetch { head, slot, run, .. } = *fetch;
         let order = run.order;
+        self.rmap.set_folio(run, head);
         let mut ours = [false; BLOCK_PAGES];
         let ours = &mut ours[..order.pages() as usize];
         for (index, ours) in (0..).zip(&mut *ours) {
@@ -607,6 +645,10 @@ impl Fetches {
 
     fn marked(&self) -> &[Fetch] {
         &self.fetches[..self.len]
+    }
+
+    fn end(&self) -> PageNumber {
+        self.fetches[self.len - 1].pages().end
     }
 }
 

@@ -1,11 +1,11 @@
 //! Changes of the program's mappings: adoption, unmap, discard, remap; and the splits they need.
 
 use super::Engine;
-use crate::machine::Machine;
+use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, PageNumber};
+use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber};
 use std::ops::Range;
 
 impl<M: Machine> Engine<M> {
@@ -54,17 +54,24 @@ impl<M: Machine> Engine<M> {
     fn adopt_run(&self, entries: &mut Entries, run: Range<PageNumber>) -> u64 {
         let mut adopted = 0;
         let mut page = run.start;
+        let mut mapping = Mapping { pages: page..page, sizes: OrderSet::EMPTY };
         while page < run.end {
+            if page >= mapping.pages.end {
+                let Some(found) = self.machine.mapping(page) else { break };
+                mapping = found;
+            }
+            let end = run.end.min(mapping.pages.end);
             let fits = |&order: &Order| {
-                page.head(order) == page && page.offset(order.pages()) <= run.end && entries.all_none(page, order)
+                page.head(order) == page && page.offset(order.pages()) <= end && entries.all_none(page, order)
             };
-            let found = self.config.sizes.descending().find(fits);
+            let found = mapping.sizes.descending().find(fits);
             let home = found.and_then(|order| self.homes.alloc_empty(order));
             let Some(home) = home else {
                 page = page.offset(1);
                 continue;
             };
             let order = home.order;
+            self.rmap.set_folio(home, page);
             entries.set_folio(page, order, PageState::Resident { frame: home.head, order });
             self.resident_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).nr_anon.inc();
@@ -135,6 +142,9 @@ impl<M: Machine> Engine<M> {
         let Some(block) = self.table.get_or_create(head) else { unreachable!("the program mapped {head:?}") };
         let mut entries = block.lock();
         debug_assert!(entries.all_none(head, order), "{head:?} was unmapped");
+        if let PageState::Resident { frame, .. } | PageState::Home { frame, .. } = state {
+            self.rmap.set_folio(FrameRun::new(frame, order), head);
+        }
         entries.set_folio(head, order, state);
         match state {
             PageState::Resident { .. } => self.enqueue(&self.probation, &mut entries, head, order),
@@ -226,6 +236,9 @@ impl<M: Machine> Engine<M> {
             while let Some(order) = entries.get(border).order() {
                 let head = border.head(order);
                 let Some(lower) = order.lower().filter(|_| head != border) else { break };
+                if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
+                    self.machine.split_huge(head, border);
+                }
                 self.carve_to(entries, head, order, lower);
             }
         }

@@ -17,6 +17,9 @@ const STAGE_ATTEMPTS: usize = 256;
 /// Pages that are copied in the store before reclaim gives up: 4 MiB, a millisecond.
 const COMPACT_PAGES: u32 = 1024;
 
+/// Pages given back at a time though nobody asks for them: 32 MiB, some milliseconds.
+const GIVE_BACK_PAGES: u32 = 16 * MAX_ORDER.pages();
+
 /// What staging one folio came to.
 #[derive(PartialEq, Eq, Debug)]
 enum Staged {
@@ -415,6 +418,12 @@ impl<M: Machine> Engine<M> {
 
     /// Gives up to `most_pages` free frames back to the system, keeping `keep_pages`.
     pub fn shrink(&self, keep_pages: u32, most_pages: u32) -> u32 {
-        self.homes.shrink(&self.machine, keep_pages, most_pages)
+        self.homes.shrink(&self.machine, keep_pages, most_pages, Order::ZERO)
+    }
+
+    /// Gives some free runs of the highest order back to the system, keeping `keep_pages` free frames. Smaller runs stay: they
+    /// cost as many system calls.
+    pub fn give_back_runs(&self, keep_pages: u32) -> u32 {
+        self.homes.shrink(&self.machine, keep_pages, GIVE_BACK_PAGES, MAX_ORDER)
     }
 }

@@ -58,7 +58,7 @@ impl Store {
         for slot in 0..self.zspages.slots(zspage) {
             let Some(piece) = self.zspages.piece_of_isolated(class, zspage, slot) else { continue };
             // One piece that cannot be moved keeps all the frames: moving the others would gain nothing.
-            if !self.move_piece(runs, mover, class, (zspage, slot), piece) {
+            if !self.move_piece(runs, mover, class, (zspage, slot), piece, || self.zspages.take_slot(class, piece)) {
                 break;
             }
             *budget_bytes -= i64::from(size_bytes);
@@ -72,14 +72,16 @@ impl Store {
         }
     }
 
-    /// Moves the piece in `from` to another zspage. True if the slot is free now, whoever freed it.
-    fn move_piece(
+    /// Moves the piece in `from` to another zspage, where `take_slot` takes one. True if the slot is free now, whoever
+    /// freed it.
+    pub(super) fn move_piece(
         &self,
         runs: &dyn RunSource,
         mover: &dyn PieceMover,
         class: ClassId,
         from: (ZspageId, u32),
         piece: PieceId,
+        take_slot: impl FnOnce() -> Option<(ZspageId, u32)>,
     ) -> bool {
         let Some((word, _)) = self.pieces.try_pin(piece) else {
             // Dying, or not published yet: its slot is not free, but may be in a moment.
@@ -90,8 +92,7 @@ impl Store {
         let is_there = location.is_in_memory()
             && location.zspage() == from.0
             && u32::from(location.last_byte()) / size_bytes == from.1;
-        let target =
-            if is_there && word.is_sealed() && word.pins() == 1 { self.zspages.take_slot(class, piece) } else { None };
+        let target = if is_there && word.is_sealed() && word.pins() == 1 { take_slot() } else { None };
         let Some((zspage, slot)) = target else {
             self.unpin_id(runs, piece);
             return false;

@@ -11,6 +11,8 @@ struct Arena {
     /// Runs above this order cannot be had.
     highest: Mutex<Order>,
     bytes: Mutex<Vec<u8>>,
+    /// Who has told last that a frame is its own.
+    holders: Mutex<BTreeMap<u32, HolderId>>,
 }
 
 impl Arena {
@@ -19,6 +21,7 @@ impl Arena {
             held: Mutex::new(vec![false; frames]),
             highest: Mutex::new(MAX_ORDER),
             bytes: Mutex::new(vec![0; frames * PAGE_BYTES]),
+            holders: Mutex::default(),
         }
     }
 
@@ -71,6 +74,10 @@ impl RunSource for Arena {
         })
     }
 
+    fn note_holder(&self, head: Frame, frames: u32, holder: HolderId) {
+        self.holders.lock().extend((head.0..head.0 + frames).map(|frame| (frame, holder)));
+    }
+
     fn free_run(&self, run: FrameRun) {
         assert!(run.head.0.is_multiple_of(run.frames()));
         for frame in run.head.0..run.head.0 + run.frames() {
@@ -118,6 +125,7 @@ enum Step {
     Pin { which: usize },
     Unpin { which: usize },
     Compact { budget_pages: u32 },
+    Evacuate { which: usize },
     Shortage { highest: u8 },
 }
 
@@ -132,6 +140,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => any::<usize>().prop_map(|which| Step::Pin { which }),
         2 => any::<usize>().prop_map(|which| Step::Unpin { which }),
         2 => (0..200u32).prop_map(|budget_pages| Step::Compact { budget_pages }),
+        3 => any::<usize>().prop_map(|which| Step::Evacuate { which }),
         1 => prop_oneof![3 => Just(9u8), 1 => 0u8..=3].prop_map(|highest| Step::Shortage { highest }),
     ];
     prop::collection::vec(step, 1..200)
@@ -143,6 +152,7 @@ struct Expected {
     filled: Option<u64>,
     content: Vec<u8>,
     references: u16,
+    sealed: bool,
 }
 
 struct Model {
@@ -184,7 +194,7 @@ impl Model {
         if sealed {
             self.store.seal(id);
         }
-        let before = self.live.insert(id, Expected { info, filled: None, content, references });
+        let before = self.live.insert(id, Expected { info, filled: None, content, references, sealed });
         assert!(before.is_none(), "{id:?} names two pieces");
     }
 
@@ -193,7 +203,7 @@ impl Model {
         let references = pages.clamp(1, granule.pages() as u16);
         let Some(id) = self.store.insert_filled(word, granule, references) else { return };
         let info = PieceInfo { len_bytes: 0, granule, raw: false, checksum: 0, pages: references };
-        let expected = Expected { info, filled: Some(word), content: Vec::new(), references };
+        let expected = Expected { info, filled: Some(word), content: Vec::new(), references, sealed: true };
         assert!(self.live.insert(id, expected).is_none());
     }
 
@@ -234,8 +244,23 @@ impl Model {
                 let freed = self.store.compact(&self.arena, &self.arena, budget_pages);
                 assert_eq!(before - self.arena.held_frames(), freed as usize);
             }
+            Step::Evacuate { which } => self.evacuate(which),
             Step::Shortage { highest } => *self.arena.highest.lock() = Order::new(highest).unwrap(),
         }
+    }
+
+    /// Has the store leave one of the frames it holds, and those that go with it.
+    fn evacuate(&self, which: usize) {
+        let held: Vec<u32> =
+            (0..).zip(&*self.arena.held.lock()).filter(|&(_, &held)| held).map(|(frame, _)| frame).collect();
+        let Some(&frame) = held.get(which % held.len().max(1)) else { return };
+        let holder = self.arena.holders.lock()[&frame];
+        let (head, frames) = self.store.frames_of(holder, Frame(frame)).expect("the holder of a held frame");
+        let evacuated = self.store.evacuate(&self.arena, &self.arena, holder, head);
+        let is_held = |frame: u32| self.arena.held.lock()[frame as usize];
+        assert_eq!(evacuated, (head.0..head.0 + frames).all(|frame| !is_held(frame)), "frames of {holder:?}");
+        let nothing_in_the_way = self.pinned.is_empty() && self.live.values().all(|piece| piece.sealed);
+        assert!(evacuated || !nothing_in_the_way || *self.arena.highest.lock() < MAX_ORDER, "{holder:?} stays");
     }
 
     fn verify(&self) {

@@ -44,7 +44,7 @@ struct Descriptor {
     state: AtomicU32,
     /// The first of the elements of its slots.
     elements: AtomicU32,
-    /// Neighbours on its list; `next` also links extents of a piece and spare descriptors.
+    /// Neighbours on its list; `next` also links extents of a piece and spare descriptors. `prev` of an extent is its piece.
     prev: AtomicU32,
     next: AtomicU32,
 }
@@ -313,6 +313,22 @@ impl Zspages {
         Some(zspage)
     }
 
+    /// Takes `zspage` off its list, whatever is in it, if it is still one of `class` that begins at `head`.
+    pub(super) fn isolate(&self, class: ClassId, zspage: ZspageId, head: Frame) -> bool {
+        let mut guard = self.classes[class.index()].lock();
+        let before = self.state(zspage);
+        if before.frames == 0 || before.isolated || self.extent(zspage).head != head {
+            return false;
+        }
+        self.change(&mut guard, zspage, before, State { isolated: true, ..before });
+        true
+    }
+
+    /// The piece that had the extent last. Whether it has it still shows once it is pinned.
+    pub(super) fn piece_of_extent(&self, extent: ZspageId) -> Option<PieceId> {
+        PieceId::new(self.descriptor(extent).prev.load(Relaxed))
+    }
+
     /// Slots of an isolated zspage.
     pub(super) fn slots(&self, zspage: ZspageId) -> u32 {
         self.state(zspage).slots()
@@ -336,11 +352,12 @@ impl Zspages {
     }
 
     /// A descriptor for frames that a piece owns. `None` where descriptors have run out.
-    pub(super) fn add_extent(&self, extent: Extent) -> Option<ZspageId> {
+    pub(super) fn add_extent(&self, extent: Extent, piece: PieceId) -> Option<ZspageId> {
         let zspage = self.new_descriptor(&mut self.classes[EXTENTS].lock(), 0)?;
         let descriptor = self.descriptor(zspage);
         descriptor.head.store(extent.head.0, Relaxed);
         descriptor.next.store(NIL, Relaxed);
+        descriptor.prev.store(piece.get(), Relaxed);
         let (frames, first_free) = (extent.frames as u8, NO_SLOT);
         self.set_state(zspage, State { class: EXTENTS as u8, frames, taken: 0, first_free, isolated: false });
         Some(zspage)

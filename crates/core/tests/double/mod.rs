@@ -2,11 +2,12 @@
 //! program must hold. Faults can be injected: pinned pages, mappings that refuse moves, pages shared by
 //! a fork, a budget that is too small, a swap file that fails or belongs to others.
 
-use foliomem_core::machine::{Compressed, Corrupted, MOST_WRITES, Machine, MoveError, NotWritten, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Stopped};
+use foliomem_core::policy::{Advice, Disabled, SizePolicy};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, PageNumber, Slot};
+use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, PageNumber, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
@@ -31,8 +32,12 @@ pub struct State {
     pub program: BTreeMap<u64, u64>,
     /// Pages at home, by frame.
     pub homes: HashMap<u32, u64>,
-    /// Mapped ranges.
-    pub mappings: Vec<Range<u64>>,
+    /// Mapped ranges, and what was said about each.
+    pub mappings: Vec<(Range<u64>, Advice)>,
+    /// Which folio sizes there may be.
+    pub sizes: SizePolicy,
+    /// Whether the program has disabled huge pages for itself.
+    pub disabled: Disabled,
     /// Pages that cannot be moved.
     pub pinned: BTreeSet<u64>,
     /// Pages of mappings that refuse moves.
@@ -98,8 +103,9 @@ impl State {
 
     /// What the kernel does for mremap to an address where nothing is mapped.
     pub fn remap(&mut self, from: Range<u64>, to: u64) {
-        self.cut(&from);
-        self.mappings.push(to..to + (from.end - from.start));
+        for (mapping, advice) in self.cut(&from) {
+            self.mappings.push((mapping.start - from.start + to..mapping.end - from.start + to, advice));
+        }
         for (page, new) in from.zip(to..) {
             if let Some(content) = self.program.remove(&page) {
                 self.program.insert(new, content);
@@ -112,12 +118,28 @@ impl State {
         }
     }
 
-    fn cut(&mut self, range: &Range<u64>) {
-        let parts = |mapping: Range<u64>| {
-            [mapping.start..mapping.end.min(range.start), mapping.start.max(range.end)..mapping.end]
-        };
+    /// What the kernel does for madvise: mappings are split where it goes for a part of them.
+    pub fn advise(&mut self, range: &Range<u64>, advice: Advice) {
+        for (mapping, _) in self.cut(range) {
+            self.mappings.push((mapping, advice));
+        }
+    }
+
+    /// The mapping around `page`.
+    pub fn mapping(&self, page: u64) -> Option<&(Range<u64>, Advice)> {
+        self.mappings.iter().find(|(mapping, _)| mapping.contains(&page))
+    }
+
+    /// Takes out what of the mappings lies in `range`.
+    fn cut(&mut self, range: &Range<u64>) -> Vec<(Range<u64>, Advice)> {
         let all = std::mem::take(&mut self.mappings);
-        self.mappings = all.into_iter().flat_map(parts).filter(|mapping| mapping.start < mapping.end).collect();
+        let parts = |part: fn(&Range<u64>, &Range<u64>) -> Range<u64>| {
+            let parts = all.iter().map(move |(mapping, advice)| (part(mapping, range), *advice));
+            parts.filter(|(part, _)| part.start < part.end).collect::<Vec<_>>()
+        };
+        self.mappings = parts(|mapping, range| mapping.start..mapping.end.min(range.start));
+        self.mappings.extend(parts(|mapping, range| mapping.start.max(range.end)..mapping.end));
+        parts(|mapping, range| mapping.start.max(range.start)..mapping.end.min(range.end))
     }
 }
 
@@ -209,6 +231,10 @@ impl Machine for Double {
         }
     }
 
+    fn split_huge(&self, head: PageNumber, border: PageNumber) {
+        assert!(head < border && border < head.offset(MAX_ORDER.pages()) && head.head(MAX_ORDER) == head);
+    }
+
     fn release(&self, run: FrameRun) {
         let mut state = self.state.lock();
         for frame in frames(run) {
@@ -266,7 +292,7 @@ impl Machine for Double {
             if state.changes > 0 {
                 return stop(MoveError::Changing);
             }
-            if !state.mappings.iter().any(|mapping| mapping.contains(&page)) {
+            if state.mapping(page).is_none() {
                 return stop(MoveError::Gone);
             }
             if state.refusing.contains(&page) {
@@ -303,7 +329,7 @@ impl Machine for Double {
         if state.changes > 0 {
             return Err(MoveError::Changing);
         }
-        if !state.mappings.iter().any(|mapping| mapping.contains(&to.0)) {
+        if state.mapping(to.0).is_none() {
             return Err(MoveError::Gone);
         }
         if state.program.contains_key(&to.0) {
@@ -337,10 +363,11 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn mapping(&self, page: PageNumber) -> Option<Range<PageNumber>> {
+    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
         let state = self.state.lock();
-        let mapping = state.mappings.iter().find(|mapping| mapping.contains(&page.0))?;
-        Some(PageNumber(mapping.start)..PageNumber(mapping.end))
+        let (pages, advice) = state.mapping(page.0)?;
+        let sizes = state.sizes.allowed(*advice, state.disabled);
+        Some(Mapping { pages: PageNumber(pages.start)..PageNumber(pages.end), sizes })
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
@@ -375,9 +402,10 @@ impl Machine for Double {
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
         let mut state = self.state.lock();
-        // What is at `from` stays there: somebody may have begun to read it.
-        let content = state.pieces[&key(from)].clone();
-        state.pieces.insert(key(to), content);
+        // What is at `from` stays there: somebody may have begun to read it. All of a piece is where its first fragment begins.
+        if let Some(content) = state.pieces.get(&key(from)).cloned() {
+            state.pieces.insert(key(to), content);
+        }
     }
 
     fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {

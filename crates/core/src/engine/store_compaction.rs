@@ -19,7 +19,7 @@ const WASTE_MIN_BYTES: u64 = 256 << 10;
 const STEP_PAGES: u32 = 64;
 
 /// The machine copies the bytes.
-struct Mover<'a, M: Machine>(&'a M);
+pub(super) struct Mover<'a, M: Machine>(pub(super) &'a M);
 
 impl<M: Machine> PieceMover for Mover<'_, M> {
     fn copy(&self, from: Fragment, to: Fragment) {

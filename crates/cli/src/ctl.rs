@@ -1,0 +1,25 @@
+//! `foliomem ctl`: looks at a run, and changes it, while it goes on.
+
+use crate::args::{CtlArgs, CtlCommand};
+use crate::error::{BadValue, CliError};
+use crate::policy::{change_policy, show_policy};
+use foliomem_linux::find;
+
+/// Does what was asked of the run that a process belongs to.
+pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
+    let control = find::run_of(args.pid)?;
+    match &args.what {
+        CtlCommand::Sizes { list: None } => print!("{}", show_policy(control.sizes())),
+        CtlCommand::Sizes { list: Some(list) } => {
+            let bad = |source| CliError::Setting {
+                name: "sizes",
+                origin: "command line".to_owned(),
+                source: BadValue::Size(source),
+            };
+            // Whether a list is right does not depend on what it changes.
+            change_policy(control.sizes(), list).map_err(bad)?;
+            control.change_sizes(|sizes| change_policy(sizes, list).unwrap_or(sizes));
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,17 @@
+//! "mm/compaction: allow compaction of folios by splitting them" (2023-11, first patch): every folio is split and moved page by
+//! page, whatever its order. Needs no run to move to, and leaves none of the folios it meets.
+
+use super::Policy;
+use crate::units::Order;
+
+pub(in crate::compaction) struct SplitFolios;
+
+impl Policy for SplitFolios {
+    fn isolates(&self, _source: Order, _wanted: Order) -> bool {
+        true
+    }
+
+    fn splits_first(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,113 @@
+//! Evacuation: the store leaves certain frames, which compaction of the arena wants for a larger run.
+//!
+//! Pieces are moved as in compaction of the store ([`super::compact`]): pinned, copied, and switched to their new place if nobody
+//! else has them pinned by then. A zspage is emptied into others, or into a new one of its size. An extent goes with the whole
+//! chain it is part of, because a piece's word tells only where the chain begins.
+
+use super::compact::PieceMover;
+use super::place::{Fragment, Place};
+use super::word::ZspageId;
+use super::{Extent, RunSource, Store};
+use crate::units::Frame;
+
+/// Names a zspage or an extent to those who keep note of what holds their frames. May be stale.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HolderId(u32);
+
+impl HolderId {
+    /// The holder whose number is `number`.
+    pub const fn new(number: u32) -> HolderId {
+        HolderId(number)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    pub(super) const fn of(zspage: ZspageId) -> HolderId {
+        HolderId(zspage.index())
+    }
+
+    fn zspage(self) -> ZspageId {
+        ZspageId::new(self.0)
+    }
+}
+
+impl Store {
+    /// The first frame and the number of frames of what `holder` names, if `frame` is one of them. Whether that is so still
+    /// shows when they are evacuated.
+    pub fn frames_of(&self, holder: HolderId, frame: Frame) -> Option<(Frame, u32)> {
+        let Extent { head, frames } = self.zspages.extent(holder.zspage());
+        (head.0..head.0 + frames).contains(&frame.0).then_some((head, frames))
+    }
+
+    /// Leaves the frames of what `holder` names, from `head` on. False where something in them cannot be moved now, or
+    /// there are no frames to move it to.
+    pub fn evacuate(&self, runs: &dyn RunSource, mover: &dyn PieceMover, holder: HolderId, head: Frame) -> bool {
+        let zspage = holder.zspage();
+        if self.frames_of(holder, head).is_none() {
+            // It went with another extent of its chain.
+            return true;
+        }
+        let Some(class) = self.zspages.class(zspage) else { return self.evacuate_chain(runs, mover, zspage) };
+        if !self.zspages.isolate(class, zspage, head) {
+            return false;
+        }
+        let frames = self.zspages.extent(zspage).frames;
+        for slot in 0..self.zspages.slots(zspage) {
+            let Some(piece) = self.zspages.piece_of_isolated(class, zspage, slot) else { continue };
+            let take_slot = || {
+                self.zspages
+                    .take_slot(class, piece)
+                    .or_else(|| self.open_zspage(runs, class, self.obtain(runs, frames)?, piece))
+            };
+            if !self.move_piece(runs, mover, class, (zspage, slot), piece, take_slot) {
+                break;
+            }
+        }
+        let emptied = self.zspages.put_back(class, zspage);
+        emptied.into_iter().for_each(|extent| self.give_back(runs, extent));
+        emptied.is_some()
+    }
+
+    /// Moves the piece that has `extent`.
+    fn evacuate_chain(&self, runs: &dyn RunSource, mover: &dyn PieceMover, extent: ZspageId) -> bool {
+        let Some(piece) = self.zspages.piece_of_extent(extent) else { return false };
+        let Some((word, _)) = self.pieces.try_pin(piece) else { return false };
+        let from = word.location();
+        let has_chain = from.is_in_memory() && self.zspages.class(from.zspage()).is_none();
+        let mut links = std::iter::successors(has_chain.then(|| from.zspage()), |&link| self.zspages.next_extent(link));
+        let is_movable = links.any(|link| link == extent) && word.is_sealed() && word.pins() == 1;
+        let place = self.place_of(from);
+        let to = if is_movable { self.build_chain(runs, piece, place.len_bytes()) } else { None };
+        let Some(to) = to else {
+            self.unpin_id(runs, piece);
+            return false;
+        };
+        copy(mover, &place, &self.place_of(to));
+        let switched = self.pieces.switch(piece, to).is_some();
+        self.vacate(runs, if switched { from } else { to });
+        if !switched {
+            self.unpin_id(runs, piece);
+        }
+        switched
+    }
+}
+
+/// Copies what lies at `from` to `to`, whose fragments may be others.
+fn copy(mover: &dyn PieceMover, from: &Place, to: &Place) {
+    let mut targets = to.fragments().iter().copied();
+    let mut target = targets.next();
+    for &fragment in from.fragments() {
+        let mut rest = fragment;
+        while rest.len_bytes > 0 {
+            let Some(room) = target else { unreachable!("{to:?} is as long as {from:?}") };
+            let len_bytes = rest.len_bytes.min(room.len_bytes);
+            mover.copy(Fragment { len_bytes, ..rest }, Fragment { len_bytes, ..room });
+            let after = |of: Fragment| Fragment::new(of.head, of.offset_bytes + len_bytes, of.len_bytes - len_bytes);
+            rest = after(rest);
+            target = if room.len_bytes == len_bytes { targets.next() } else { Some(after(room)) };
+        }
+    }
+}

@@ -1,0 +1,130 @@
+/* A program that maps, advises and touches memory as it is told on stdin, and verifies what it wrote at the end.
+ * Commands, one a line, numbers in MiB:
+ *   map N            a new mapping at a multiple of 2M; the one that the others are about. Some memory before it is
+ *                    touched, and a moment waited, so that foliomem has seen it
+ *   map-unseen N     the same without that
+ *   part A B         the others are about MiB A to B of it
+ *   touch            writes every page
+ *   huge, nohuge     madvise, through the C library; raw-huge through syscall()
+ *   disable F        prctl(PR_SET_THP_DISABLE) with flags F
+ *   unmap, remap     remap moves it elsewhere, to a multiple of 2M
+ *   smaps            prints AnonHugePages of the process
+ *   fork             goes on in a child, and ends with its exit code
+ *   verify
+ * Prints "ok" after each. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ul << 20)
+#define MOST 1024
+
+/* One MiB of memory. */
+struct unit { char *at; int touched; };
+static struct unit units[MOST];
+static int count, first, end;
+
+static void die(const char *what) { fprintf(stderr, "sizes: %s: %s\n", what, strerror(errno)); exit(1); }
+
+/* Somewhere at a multiple of 2M, with 2M before it. */
+static char *map_aligned(size_t len) {
+    char *at = mmap(NULL, len + 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) die("mmap");
+    char *start = (char *)(((uintptr_t)at + 4 * MIB - 1) & ~(2 * MIB - 1));
+    if (start > at + 2 * MIB) munmap(at, start - at - 2 * MIB);
+    munmap(start + len, at + 4 * MIB - start);
+    return start;
+}
+
+static uint64_t word(struct unit *unit, size_t offset) { return (uint64_t)(unit - units + 1) * 0x9e3779b97f4a7c15ul ^ offset; }
+
+static void touch(struct unit *unit) {
+    for (size_t at = 0; at < MIB; at += 512) *(uint64_t *)(unit->at + at) = word(unit, at);
+    unit->touched = 1;
+}
+
+static void verify(void) {
+    for (struct unit *unit = units; unit < units + count; unit++)
+        for (size_t at = 0; unit->at && unit->touched && at < MIB; at += 512)
+            if (*(uint64_t *)(unit->at + at) != word(unit, at)) {
+                fprintf(stderr, "sizes: MiB %ld is wrong at %zx\n", (long)(unit - units), at);
+                exit(1);
+            }
+}
+
+static long anon_huge_mib(void) {
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    char line[256];
+    long kib = -1;
+    while (file && fgets(line, sizeof line, file)) sscanf(line, "AnonHugePages: %ld", &kib);
+    if (file) fclose(file);
+    return kib / 1024;
+}
+
+int main(void) {
+    char line[128], name[32];
+    int base = 0;
+    setvbuf(stdout, NULL, _IONBF, 0);
+    printf("pid %d\n", getpid());
+    while (fgets(line, sizeof line, stdin)) {
+        long a = 0, b = 0;
+        if (sscanf(line, "%31s %ld %ld", name, &a, &b) < 1) continue;
+        char *at = units[first].at;
+        size_t len = (end - first) * MIB;
+        if (!strcmp(name, "map") || !strcmp(name, "map-unseen")) {
+            char *start = map_aligned(a * MIB);
+            if (!strcmp(name, "map")) {
+                memset(start - 2 * MIB, 1, 2 * MIB);
+                usleep(60000);
+            }
+            base = first = count;
+            for (long i = 0; i < a; i++) units[count++].at = start + i * MIB;
+            end = count;
+        } else if (!strcmp(name, "part")) {
+            first = base + a;
+            end = base + b;
+        } else if (!strcmp(name, "touch")) {
+            for (int i = first; i < end; i++) touch(&units[i]);
+        } else if (!strcmp(name, "verify")) {
+            verify();
+        } else if (!strcmp(name, "huge")) {
+            if (madvise(at, len, MADV_HUGEPAGE)) die("madvise");
+        } else if (!strcmp(name, "raw-huge")) {
+            if (syscall(SYS_madvise, at, len, MADV_HUGEPAGE)) die("madvise");
+        } else if (!strcmp(name, "nohuge")) {
+            if (madvise(at, len, MADV_NOHUGEPAGE)) die("madvise");
+        } else if (!strcmp(name, "disable")) {
+            if (prctl(PR_SET_THP_DISABLE, 1, a, 0, 0)) die("prctl");
+        } else if (!strcmp(name, "unmap")) {
+            if (munmap(at, len)) die("munmap");
+            for (int i = first; i < end; i++) units[i].at = NULL;
+        } else if (!strcmp(name, "remap")) {
+            char *to = map_aligned(len);
+            if (mremap(at, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) die("mremap");
+            for (int i = first; i < end; i++) units[i].at = to + (i - first) * MIB;
+        } else if (!strcmp(name, "smaps")) {
+            printf("huge %ld\n", anon_huge_mib());
+        } else if (!strcmp(name, "fork")) {
+            pid_t child = fork();
+            if (child < 0) die("fork");
+            int status;
+            if (child) {
+                waitpid(child, &status, 0);
+                return WEXITSTATUS(status);
+            }
+        } else {
+            die(name);
+        }
+        printf("ok\n");
+    }
+    verify();
+    return 0;
+}
