@@ -7,6 +7,8 @@ use foliomem_lab::scenario::Scenario;
 use foliomem_lab::seeds::{self, SeedRow};
 use foliomem_lab::shipped::SHIPPED;
 use foliomem_lab::sweep;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -23,6 +25,12 @@ fn threads(wanted: Option<u16>) -> usize {
     wanted.map_or_else(|| std::thread::available_parallelism().map_or(1, Into::into), usize::from)
 }
 
+fn say_progress(done: usize, of: usize) {
+    if of > 1 {
+        eprintln!("foliomem: {done} of {of} runs done");
+    }
+}
+
 fn list() -> Result<u8, CliError> {
     for shipped in SHIPPED {
         println!("{:<24} {}", shipped.name, Scenario::parse(shipped.name, shipped.text)?.about);
@@ -32,16 +40,22 @@ fn list() -> Result<u8, CliError> {
 
 fn run(args: &LabRunArgs) -> Result<u8, CliError> {
     let (name, text) = sweep::read(&args.scenario)?;
+    let unwritable = |path: &Path, error| CliError::Runs(path.to_owned(), error);
+    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+    // What cannot be written to is better known before hours have gone by.
+    let file = match &args.json {
+        Some(path) if !to_stdout => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
+        _ => None,
+    };
     let started = Instant::now();
-    let runs = sweep::sweep(&name, &text, &args.set, threads(args.threads))?;
+    let runs = sweep::sweep(&name, &text, &args.set, threads(args.threads), &say_progress)?;
     let seconds = started.elapsed().as_secs_f64();
-    if let Some(path) = &args.json {
-        let json = serde_json::json!(runs);
-        if path == Path::new("-") {
-            println!("{json}");
-            return Ok(0);
-        }
-        std::fs::write(path, format!("{json}\n")).map_err(|error| CliError::Runs(path.clone(), error))?;
+    if to_stdout {
+        println!("{}", serde_json::json!(runs));
+        return Ok(0);
+    }
+    if let Some((path, mut file)) = file {
+        writeln!(file, "{}", serde_json::json!(runs)).map_err(|error| unwritable(path, error))?;
     }
     for run in &runs {
         let set: Vec<String> = run.set.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -84,9 +98,10 @@ fn print_outcome(outcome: &Outcome) {
         );
     }
     println!(
-        "  clusters scanned per allocation {:.2}; slots taken from larger folios' clusters {}; at most {} MiB out",
+        "  clusters scanned per allocation {:.2}; slots taken from larger folios' clusters {}; at most {} MiB in, {} out",
         outcome.clusters_scanned_per_alloc,
         outcome.slots_stolen,
+        outcome.peak_pages >> 8,
         outcome.peak_swapped_pages >> 8,
     );
     println!(
@@ -96,7 +111,7 @@ fn print_outcome(outcome: &Outcome) {
 }
 
 fn seeds(args: &LabSeedsArgs) -> Result<u8, CliError> {
-    let rows = seeds::run(threads(args.threads))?;
+    let rows = seeds::run(threads(args.threads), &say_progress)?;
     if args.json {
         println!("{}", serde_json::json!(rows));
         return Ok(0);

@@ -8,7 +8,7 @@ use crate::error::LabError;
 use crate::outcome::Outcome;
 use crate::scenario::Scenario;
 use crate::shipped;
-use crate::sweep;
+use crate::sweep::{self, Progress};
 use crate::workload::fallback_percent;
 use serde::{Deserialize, Serialize};
 
@@ -149,7 +149,7 @@ fn parse(spec: &RunSpec) -> Result<Scenario, LabError> {
 }
 
 /// Runs what the rows need, each once, by `threads` threads.
-pub fn run(threads: usize) -> Result<Vec<SeedRow>, LabError> {
+pub fn run(threads: usize, progress: Progress) -> Result<Vec<SeedRow>, LabError> {
     let rows = published()?;
     let plans: Vec<Plan> = rows.iter().map(plan).collect();
     let mut specs: Vec<&RunSpec> = Vec::new();
@@ -163,7 +163,7 @@ pub fn run(threads: usize) -> Result<Vec<SeedRow>, LabError> {
         }
     }
     let scenarios = specs.iter().map(|spec| parse(spec)).collect::<Result<Vec<_>, _>>()?;
-    let outcomes = sweep::run_all(&scenarios, threads)?;
+    let outcomes = sweep::run_all(&scenarios, threads, progress)?;
     let outcome = |spec: &RunSpec| specs.iter().position(|known| *known == spec).map(|at| &outcomes[at]);
     let row = |(published, plan): (Published, &Plan)| match plan {
         Plan::NotCovered(why) => {

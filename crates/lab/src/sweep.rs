@@ -36,10 +36,13 @@ pub fn combinations(varied: &[(String, Vec<String>)]) -> Vec<Vec<(String, String
     })
 }
 
+/// Told after each run how many are done, of how many: by any thread.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
 /// Runs all of `scenarios` by `threads` threads. The outcomes, in the order of the scenarios, do not depend on how many
 /// threads there are.
-pub fn run_all(scenarios: &[Scenario], threads: usize) -> Result<Vec<Outcome>, LabError> {
-    let next = AtomicUsize::new(0);
+pub fn run_all(scenarios: &[Scenario], threads: usize, progress: Progress) -> Result<Vec<Outcome>, LabError> {
+    let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let done: Vec<Mutex<Option<Result<Outcome, LabError>>>> = scenarios.iter().map(|_| Mutex::default()).collect();
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, scenarios.len().max(1)) {
@@ -50,6 +53,7 @@ pub fn run_all(scenarios: &[Scenario], threads: usize) -> Result<Vec<Outcome>, L
                 } {
                     let outcome = scenario.run(None);
                     *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(outcome);
+                    progress(finished.fetch_add(1, Relaxed) + 1, scenarios.len());
                 }
             });
         }
@@ -59,10 +63,16 @@ pub fn run_all(scenarios: &[Scenario], threads: usize) -> Result<Vec<Outcome>, L
 }
 
 /// Runs the scenario of `text`, from the file `name`, with each combination of settings.
-pub fn sweep(name: &str, text: &str, varied: &[(String, Vec<String>)], threads: usize) -> Result<Vec<Run>, LabError> {
+pub fn sweep(
+    name: &str,
+    text: &str,
+    varied: &[(String, Vec<String>)],
+    threads: usize,
+    progress: Progress,
+) -> Result<Vec<Run>, LabError> {
     let settings = combinations(varied);
     let parse = |set: &Vec<(String, String)>| Scenario::parse_with(name, text, set);
     let scenarios = settings.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    let outcomes = run_all(&scenarios, threads)?;
+    let outcomes = run_all(&scenarios, threads, progress)?;
     Ok(settings.into_iter().zip(outcomes).map(|(set, outcome)| Run { set, outcome }).collect())
 }
