@@ -31,3 +31,8 @@ def test_a_bad_scenario_is_refused_with_file_line_and_reason(tmp_path):
     for setting, why in [("swap.strategy=best", "unknown swap strategy"), ("swap.size=3", "there is no")]:
         got = cli("lab", "run", "swap-allocator", "--set", setting)
         assert got.code == 125 and f"--set {setting}: " in got.err and why in got.err, got.err
+
+
+def test_a_program_that_fits_nowhere_ends():
+    got = cli("lab", "run", "swap-allocator", "--set", "machine.limit_mib=16", "--set", "swap.size_mib=2")
+    assert got.code == 125 and "out of memory after" in got.err and "swap.size_mib" in got.err, got.err

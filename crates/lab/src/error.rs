@@ -30,7 +30,17 @@ pub enum LabError {
     /// The published results, which are a part of this program.
     #[error("the published results cannot be read: {0}")]
     Published(csv::Error),
-    /// More than the engine can number.
-    #[error("{0} is too large: 8 TiB are the most")]
-    TooLarge(&'static str),
+    /// What the program has fits neither into the limit nor into what swap takes.
+    #[error(
+        "out of memory after {faults} faults: {held_mib} MiB are in use where machine.limit_mib is {limit_mib}. Raise it or \
+         swap.size_mib, keep swap.store outside, or let less run at a time"
+    )]
+    OutOfMemory {
+        /// The program's, until then.
+        faults: u64,
+        /// What is charged.
+        held_mib: u64,
+        /// What may be.
+        limit_mib: u64,
+    },
 }

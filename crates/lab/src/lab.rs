@@ -1,11 +1,16 @@
 //! A program on the lab's machine: what it does becomes calls of the engine.
 
+use crate::error::LabError;
 use crate::machine::LabMachine;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
 use foliomem_core::units::{CpuNumber, PageNumber};
 use std::ops::Range;
+
+/// A program is out of memory where it takes this many times the limit: what it has fits nowhere else. (An engine goes
+/// beyond the limit rather than let a program wait for ever.)
+pub const MOST_LIMITS: u64 = 2;
 
 /// See the module.
 pub struct Lab {
@@ -77,15 +82,13 @@ impl Lab {
 
     /// The program reads or writes `page`.
     #[inline]
-    pub fn touch(&mut self, page: PageNumber, write: bool) {
+    pub fn touch(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.accesses += 1;
         self.machine().spend(self.machine().costs().touch_ns);
-        if !self.machine().access(page, write) {
-            self.fault(page, write);
-        }
+        if self.machine().access(page, write) { Ok(()) } else { self.fault(page, write) }
     }
 
-    fn fault(&mut self, page: PageNumber, write: bool) {
+    fn fault(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.faults += 1;
         self.machine().spend(self.machine().costs().fault_ns);
         let served = self.engine.fault(&mut (), page);
@@ -93,11 +96,19 @@ impl Lab {
         if self.check_every.is_some_and(|every| self.faults.is_multiple_of(every)) {
             self.engine.check();
         }
+        if self.machine().charged_pages() > self.machine().limit_pages() * MOST_LIMITS {
+            return Err(LabError::OutOfMemory {
+                faults: self.faults,
+                held_mib: self.machine().charged_pages() >> 8,
+                limit_mib: self.machine().limit_pages() >> 8,
+            });
+        }
+        Ok(())
     }
 
     /// The program reads or writes all pages of `range`, in order.
-    pub fn touch_all(&mut self, range: Range<PageNumber>, write: bool) {
-        (range.start.0..range.end.0).for_each(|page| self.touch(PageNumber(page), write));
+    pub fn touch_all(&mut self, range: Range<PageNumber>, write: bool) -> Result<(), LabError> {
+        (range.start.0..range.end.0).try_for_each(|page| self.touch(PageNumber(page), write))
     }
 
     /// Notes how full the device is, now and then: counting takes time.

@@ -128,6 +128,16 @@ impl LabMachine {
         self.spent_ns.store(self.spent_ns.load(Relaxed) + ns, Relaxed);
     }
 
+    /// The program's limit.
+    pub fn limit_pages(&self) -> u64 {
+        self.limit_pages as u64
+    }
+
+    /// What is charged now.
+    pub fn charged_pages(&self) -> u64 {
+        self.charged_pages.load(Relaxed) as u64
+    }
+
     /// The most that was charged at any time.
     pub fn peak_pages(&self) -> u64 {
         self.peak_pages.load(Relaxed) as u64

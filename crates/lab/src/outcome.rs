@@ -66,8 +66,8 @@ pub struct SizeOutcome {
 impl Scenario {
     /// Runs it; the engine is checked after so many faults, if it is to be, and at the end.
     pub fn run(&self, check_every: Option<u64>) -> Result<Outcome, LabError> {
-        let mut lab = self.lab(check_every)?;
-        let (rounds, took) = self.workload.run(&mut lab, u64::from(self.seed));
+        let mut lab = self.lab(check_every);
+        let (rounds, took) = self.workload.run(&mut lab, u64::from(self.seed))?;
         if check_every.is_some() {
             lab.engine().check();
         }

@@ -4,7 +4,7 @@
 
 use crate::costs::Costs;
 use crate::error::LabError;
-use crate::lab::Lab;
+use crate::lab::{Lab, MOST_LIMITS};
 use crate::machine::{LabMachine, Store};
 use crate::workload::Workload;
 use foliomem_core::cluster::Strategy;
@@ -133,6 +133,10 @@ fn no_room<'de, D: Deserializer<'de>>(from: D) -> Result<NoRoom, D::Error> {
 /// Pages in a MiB.
 const MIB_PAGES: u32 = 256;
 
+/// Frames for each page of the limit, as foliomem has them. So that some are always free, a program takes less.
+const ARENA_PER_LIMIT: u32 = 4;
+const _: () = assert!(ARENA_PER_LIMIT as u64 > MOST_LIMITS);
+
 impl Scenario {
     /// Reads a scenario from the text of the file `name`.
     pub fn parse(name: &str, text: &str) -> Result<Scenario, LabError> {
@@ -158,15 +162,13 @@ impl Scenario {
     }
 
     /// The machine and the engine of the scenario.
-    pub fn lab(&self, check_every: Option<u64>) -> Result<Lab, LabError> {
+    pub fn lab(&self, check_every: Option<u64>) -> Lab {
         let limit_pages = self.machine.limit_mib.get() * MIB_PAGES;
-        let too_large = |what| LabError::TooLarge(what);
-        let swap_slots = self.swap.size_mib.get().checked_mul(MIB_PAGES).ok_or(too_large("the swap device"))?;
-        let arena_frames = limit_pages.checked_mul(2).ok_or(too_large("the limit"))?;
+        let arena_frames = ARENA_PER_LIMIT * limit_pages;
         let config = EngineConfig {
             granule: self.swap.granule_kib,
             arena_frames,
-            swap_slots,
+            swap_slots: self.swap.size_mib.get() * MIB_PAGES,
             strategy: self.swap.strategy,
             swap_in: self.swap.swap_in,
             no_room: self.machine.no_room,
@@ -185,7 +187,7 @@ impl Scenario {
             self.swap.store,
             Costs::REFERENCE,
         );
-        Ok(Lab::new(machine, config, check_every))
+        Lab::new(machine, config, check_every)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Virtual CPUs that run tasks by turns: always the CPU whose clock is furthest behind.
 
+use crate::error::LabError;
 use crate::lab::Lab;
 use foliomem_core::units::CpuNumber;
 use std::cmp::Reverse;
@@ -16,7 +17,12 @@ pub struct Took {
 
 /// Runs `tasks` tasks on `cpus` CPUs, each on the CPU of its number modulo those there are. `slice` lets a task do a
 /// little, and says whether it goes on.
-pub fn run(lab: &mut Lab, cpus: u16, tasks: u32, mut slice: impl FnMut(&mut Lab, u32) -> bool) -> Took {
+pub fn run(
+    lab: &mut Lab,
+    cpus: u16,
+    tasks: u32,
+    mut slice: impl FnMut(&mut Lab, u32) -> Result<bool, LabError>,
+) -> Result<Took, LabError> {
     let of_cpu = |cpu: u16| (u32::from(cpu)..tasks).step_by(cpus.into()).collect::<VecDeque<u32>>();
     let mut queues: Vec<VecDeque<u32>> = (0..cpus).map(of_cpu).collect();
     let mut clocks: BinaryHeap<Reverse<(u64, u16)>> = (0..cpus).map(|cpu| Reverse((0, cpu))).collect();
@@ -25,7 +31,7 @@ pub fn run(lab: &mut Lab, cpus: u16, tasks: u32, mut slice: impl FnMut(&mut Lab,
         let queue = &mut queues[usize::from(cpu)];
         let Some(task) = queue.pop_front() else { continue };
         lab.begin(CpuNumber(cpu), now_ns);
-        if slice(lab, task) {
+        if slice(lab, task)? {
             queue.push_back(task);
         }
         let spent_ns = lab.machine().spent_ns();
@@ -33,5 +39,5 @@ pub fn run(lab: &mut Lab, cpus: u16, tasks: u32, mut slice: impl FnMut(&mut Lab,
         took.elapsed_ns = took.elapsed_ns.max(now_ns + spent_ns);
         clocks.push(Reverse((now_ns + spent_ns, cpu)));
     }
-    took
+    Ok(took)
 }

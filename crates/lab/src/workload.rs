@@ -4,6 +4,7 @@ mod kernel_build;
 mod process;
 mod swap_allocator;
 
+use crate::error::LabError;
 use crate::lab::Lab;
 use crate::schedule::Took;
 use foliomem_core::units::Order;
@@ -54,7 +55,7 @@ impl Workload {
     }
 
     /// Does it; chance begins at `seed`, unless the workload brings its own numbers.
-    pub fn run(&self, lab: &mut Lab, seed: u64) -> (Vec<Round>, Took) {
+    pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         match self {
             Workload::SwapAllocator(test) => test.run(lab),
             Workload::KernelBuild(build) => build.run(lab, seed),

@@ -83,7 +83,7 @@ proptest! {
         let mut now_ns = 0;
         for step in steps {
             match step {
-                Step::Touch { area, page, pages, write } => lab.touch_all(part(area, page, pages), write),
+                Step::Touch { area, page, pages, write } => lab.touch_all(part(area, page, pages), write).unwrap(),
                 Step::Discard { area, page, pages } => lab.discard(part(area, page, pages)),
                 Step::PageOut { area, page, pages } => lab.page_out(part(area, page, pages)),
                 Step::Exit { area } => {

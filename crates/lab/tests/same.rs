@@ -59,3 +59,18 @@ fn the_engine_adds_up_all_along_a_build() {
         assert_eq!(outcome, scenario.run(None).unwrap(), "checking changes nothing");
     }
 }
+
+#[test]
+fn what_fits_nowhere_ends_and_says_so() {
+    let compressed = [("swap.store", "lz4"), ("swap.swap_in", "adaptive"), ("machine.no_room", "reclaim")];
+    let settings: Vec<_> =
+        SMALL.iter().chain(&compressed).map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let text = shipped::find("kernel-build-64k").unwrap().text;
+    let run = |limit_mib: &str| {
+        let limit = ("machine.limit_mib".to_owned(), limit_mib.to_owned());
+        Scenario::parse_with("kernel-build-64k", text, &[settings.as_slice(), &[limit]].concat()).unwrap().run(None)
+    };
+    let refused = run("16").unwrap_err().to_string();
+    assert!(refused.starts_with("out of memory after ") && refused.contains("machine.limit_mib is 16"), "{refused}");
+    assert!(run("48").unwrap().peak_pages < 49 << 8, "what fits stays within the limit");
+}

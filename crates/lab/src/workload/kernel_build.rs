@@ -3,6 +3,7 @@
 
 use super::process::{Kind, MIB, Process};
 use super::{Round, Rounds};
+use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;
 use crate::scenario::Within;
@@ -84,7 +85,7 @@ impl KernelBuild {
     }
 
     /// Does it.
-    pub fn run(&self, lab: &mut Lab, seed: u64) -> (Vec<Round>, Took) {
+    pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let mut rounds = Rounds::new(lab);
         let cpus = lab.engine().config().cpus;
         let mut jobs: Vec<Option<Job>> = (0..self.jobs.get()).map(|_| None).collect();
@@ -96,27 +97,27 @@ impl KernelBuild {
             let job = &mut jobs[number as usize];
             let Some(running) = job else {
                 if next_unit == self.units.get() {
-                    return false;
+                    return Ok(false);
                 }
                 let kind = self.compiler(self.compiler_pages(&mut random(next_unit, 0)));
-                let waiting = Process::start(lab, base, Self::WAITING, random(next_unit, 1));
-                let stage = Stage::Compile(Process::start(lab, own, kind, random(next_unit, 2)));
+                let waiting = Process::start(lab, base, Self::WAITING, random(next_unit, 1))?;
+                let stage = Stage::Compile(Process::start(lab, own, kind, random(next_unit, 2))?);
                 *job = Some(Job { waiting, stage, unit: next_unit });
                 next_unit += 1;
-                return true;
+                return Ok(true);
             };
             let (Stage::Compile(process) | Stage::Assemble(process)) = &mut running.stage;
-            if process.work(lab) {
-                return true;
+            if process.work(lab)? {
+                return Ok(true);
             }
             lab.note_swapped();
-            running.waiting.wake_up(lab);
+            running.waiting.wake_up(lab)?;
             let Some(Job { waiting, stage, unit }) = job.take() else { unreachable!("it runs") };
             match stage {
                 Stage::Compile(compiler) => {
                     let kind = self.assembler(self.compiler_pages(&mut random(unit, 0)));
                     compiler.exit(lab);
-                    let stage = Stage::Assemble(Process::start(lab, own, kind, random(unit, 3)));
+                    let stage = Stage::Assemble(Process::start(lab, own, kind, random(unit, 3))?);
                     *job = Some(Job { waiting, stage, unit });
                 }
                 Stage::Assemble(assembler) => {
@@ -124,9 +125,9 @@ impl KernelBuild {
                     waiting.exit(lab);
                 }
             }
-            true
-        });
+            Ok(true)
+        })?;
         rounds.end(lab);
-        (rounds.rounds, took)
+        Ok((rounds.rounds, took))
     }
 }

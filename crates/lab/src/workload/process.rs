@@ -7,6 +7,7 @@
 //! - Data of libraries, stacks and the like are single pages in small mappings.
 //! - A tenth of what there will be is looked at all the time, what is youngest often, the rest now and then.
 
+use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;
 use foliomem_core::units::PageNumber;
@@ -51,24 +52,26 @@ impl Area {
         self.start..self.start.offset(self.mapped_pages)
     }
 
-    fn grow(&mut self, lab: &mut Lab) {
+    fn grow(&mut self, lab: &mut Lab) -> Result<(), LabError> {
         if self.touched_pages == self.mapped_pages {
             self.mapped_pages += self.step_pages;
             lab.map(self.mapping());
         }
-        lab.touch(self.start.offset(self.touched_pages), true);
+        lab.touch(self.start.offset(self.touched_pages), true)?;
         self.touched_pages += 1;
+        Ok(())
     }
 
     /// Touches a piece around the page of that number.
-    fn look_at(&self, lab: &mut Lab, page: u32, random: &mut Random) {
+    fn look_at(&self, lab: &mut Lab, page: u32, random: &mut Random) -> Result<(), LabError> {
         let first = page & !(PIECE_PAGES - 1);
         for _ in 0..PIECE_TOUCHES {
             let page = first + random.below(PIECE_PAGES.into()) as u32;
             if page < self.touched_pages {
-                lab.touch(self.start.offset(page), random.below(3) == 0);
+                lab.touch(self.start.offset(page), random.below(3) == 0)?;
             }
         }
+        Ok(())
     }
 }
 
@@ -101,37 +104,37 @@ impl Process {
     }
 
     /// A process in the address space from `base` on. It has nothing but its small mappings.
-    pub fn start(lab: &mut Lab, base: PageNumber, kind: Kind, mut random: Random) -> Process {
+    pub fn start(lab: &mut Lab, base: PageNumber, kind: Kind, mut random: Random) -> Result<Process, LabError> {
         let small = base..base.offset(kind.small_pages / SMALL_PAGES * (SMALL_PAGES + 1));
-        small_mappings(&small).for_each(|mapping| {
+        small_mappings(&small).try_for_each(|mapping| {
             lab.map(mapping.clone());
-            lab.touch_all(mapping, true);
-        });
+            lab.touch_all(mapping, true)
+        })?;
         // Where the loader puts things is random by pages.
         let heap_start = small.end.offset(1 + random.below(16) as u32);
         let heap_pages = kind.pages * kind.heap_percent / 100 + 2 * BRK_PAGES;
         let rest_start = heap_start.offset(heap_pages + random.below(16) as u32);
         let area = |start, step_pages| Area { start, step_pages, mapped_pages: 0, touched_pages: 0 };
         let areas = [area(heap_start, BRK_PAGES), area(rest_start, CHUNK_PAGES)];
-        Process { kind, small, areas, core_at: 0, random }
+        Ok(Process { kind, small, areas, core_at: 0, random })
     }
 
     /// Works for a slice; false when it has all it will have.
-    pub fn work(&mut self, lab: &mut Lab) -> bool {
+    pub fn work(&mut self, lab: &mut Lab) -> Result<bool, LabError> {
         lab.machine().spend(SLICE_NS);
         let grown: u32 = self.areas.iter().map(|area| area.touched_pages).sum();
         let early = grown < self.kind.pages * EARLY_PERCENT / 100;
         let growth = GROWTH_PAGES * if early { 4 } else { 1 };
         for _ in 0..growth.min(self.kind.pages.saturating_sub(grown)).div_ceil(PIECE_PAGES) {
             let area = self.any_area();
-            (0..PIECE_PAGES).for_each(|_| self.areas[area].grow(lab));
+            (0..PIECE_PAGES).try_for_each(|_| self.areas[area].grow(lab))?;
         }
         let core_pages = self.kind.pages * CORE_PERCENT / 100;
         for _ in 0..core_pages.div_ceil(PIECE_PAGES * CORE_SLICES) {
             self.core_at = (self.core_at + PIECE_PAGES) % core_pages.max(1);
             let area = self.any_area();
             let share = if area == 0 { self.kind.heap_percent } else { 100 - self.kind.heap_percent };
-            self.areas[area].look_at(lab, self.core_at * share / 100, &mut self.random);
+            self.areas[area].look_at(lab, self.core_at * share / 100, &mut self.random)?;
         }
         for index in 0..RECENT_PIECES + ANY_PIECES {
             let area = self.any_area();
@@ -139,10 +142,10 @@ impl Process {
             let among = if index < RECENT_PIECES { touched.min(RECENT_PAGES) } else { touched };
             if among > 0 {
                 let page = touched - 1 - self.random.below(among.into()) as u32;
-                self.areas[area].look_at(lab, page, &mut self.random);
+                self.areas[area].look_at(lab, page, &mut self.random)?;
             }
         }
-        grown + growth < self.kind.pages
+        Ok(grown + growth < self.kind.pages)
     }
 
     fn any_area(&mut self) -> usize {
@@ -150,8 +153,8 @@ impl Process {
     }
 
     /// Touches the small mappings again: it goes on, or ends.
-    pub fn wake_up(&mut self, lab: &mut Lab) {
-        small_mappings(&self.small).for_each(|mapping| lab.touch_all(mapping, false));
+    pub fn wake_up(&mut self, lab: &mut Lab) -> Result<(), LabError> {
+        small_mappings(&self.small).try_for_each(|mapping| lab.touch_all(mapping, false))
     }
 
     /// All it had is gone.

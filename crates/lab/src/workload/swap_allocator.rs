@@ -5,6 +5,7 @@
 //! numbers are those of the C library, so that the pieces are those of everybody who ever ran it.
 
 use super::{Round, Rounds};
+use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::GlibcRand;
 use crate::scenario::Within;
@@ -50,7 +51,7 @@ impl SwapAllocator {
     }
 
     /// Does it, on one CPU.
-    pub fn run(&self, lab: &mut Lab) -> (Vec<Round>, Took) {
+    pub fn run(&self, lab: &mut Lab) -> Result<(Vec<Round>, Took), LabError> {
         let (area, small) = (self.area(), self.small_area());
         let mut rand = GlibcRand::default();
         let mut at_random = |area: &Range<PageNumber>, order: Order| {
@@ -63,28 +64,28 @@ impl SwapAllocator {
         (small.start.0..small.end.0).for_each(|page| lab.map(PageNumber(page).folio(Order::ZERO)));
         let all = [area.clone(), small.clone()];
         for area in &all {
-            lab.touch_all(area.clone(), true);
+            lab.touch_all(area.clone(), true)?;
         }
         all.iter().for_each(|area| lab.page_out(area.clone()));
         let mut rounds = Rounds::new(lab);
         for _ in 0..self.rounds.get() {
             let touched = if self.aligned { PIECE } else { Order::ZERO };
             for _ in 0..self.round_mib.get() * MIB / touched.pages() {
-                lab.touch_all(at_random(&area, touched), true);
+                lab.touch_all(at_random(&area, touched), true)?;
             }
             for _ in 0..self.round_mib.get() * MIB / PIECE.pages() {
                 let piece = at_random(&area, PIECE);
                 lab.discard(piece.clone());
-                lab.touch_all(piece, true);
+                lab.touch_all(piece, true)?;
             }
             for _ in 0..self.small_area_mib.get() * MIB / 4 {
-                lab.touch_all(at_random(&small, Order::ZERO), true);
+                lab.touch_all(at_random(&small, Order::ZERO), true)?;
             }
             all.iter().for_each(|area| lab.page_out(area.clone()));
             lab.note_swapped();
             rounds.end(lab);
         }
         let spent_ns = lab.machine().spent_ns();
-        (rounds.rounds, Took { elapsed_ns: spent_ns, cpu_ns: spent_ns })
+        Ok((rounds.rounds, Took { elapsed_ns: spent_ns, cpu_ns: spent_ns }))
     }
 }
