@@ -175,6 +175,8 @@ impl Run {
                 Event::Nothing => {}
             }
             self.look();
+            // Not those of the very end: what they held then is told.
+            self.control.reap();
             if self.failure_code().is_some() {
                 self.kill_all();
             }
@@ -183,7 +185,6 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) {
-        self.control.reap();
         self.peaks.sample(self.control);
         if let Some(created) = self.swap_file.as_ref().filter(|_| self.discarded.elapsed() > DISCARD_INTERVAL) {
             self.control.swap().discard_left(&created.file);

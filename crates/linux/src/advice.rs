@@ -159,3 +159,86 @@ impl Advices {
         self.next_heard.store(turn, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGES: usize = 24;
+
+    fn advice(huge: bool) -> Advice {
+        if huge { Advice::Huge } else { Advice::NoHuge }
+    }
+
+    fn advice_of(managed: &Ranges, page: usize) -> Option<Advice> {
+        managed.containing(page).map(|known| known.advice)
+    }
+
+    proptest! {
+        #[test]
+        fn a_managed_page_has_the_advice_that_was_told_last(
+            calls in prop::collection::vec((0..PAGES, 1..PAGES, any::<bool>(), any::<bool>()), 0..600),
+        ) {
+            let (advices, managed) = (Advices::default(), Ranges::default());
+            managed.insert(0..PAGES / 2);
+            let mut expected = [Advice::None; PAGES];
+            for (start, len, huge, hear) in calls {
+                let range = start..(start + len).min(PAGES);
+                advices.tell(range.clone(), advice(huge));
+                expected[range].fill(advice(huge));
+                if hear {
+                    advices.hear(&managed);
+                    for (page, &expected) in expected.iter().enumerate() {
+                        prop_assert_eq!(advice_of(&managed, page), (page < PAGES / 2).then_some(expected));
+                    }
+                }
+            }
+            // What was said of the rest has waited for this.
+            advices.hear(&managed);
+            let rest = PAGES / 2..PAGES;
+            advices.adopt(&managed, rest.clone(), rest.clone());
+            let first = expected[rest.start];
+            let same = expected[rest.clone()].iter().all(|&other| other == first);
+            let whole = if same { first } else { Advice::None };
+            prop_assert!(rest.clone().all(|page| advice_of(&managed, page) == Some(whole)));
+        }
+    }
+
+    #[test]
+    fn what_many_threads_tell_while_another_hears_is_heard() {
+        const THREADS: usize = 4;
+        for _ in 0..100 {
+            let (advices, managed) = (Advices::default(), Ranges::default());
+            managed.insert(0..THREADS);
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let advices = &advices;
+                    // As many as there is room for, whether or not somebody hears.
+                    let calls = CALLS / THREADS;
+                    scope.spawn(move || {
+                        (1..=calls).for_each(|call| advices.tell(thread..thread + 1, advice(call == calls)))
+                    });
+                }
+                (0..50).for_each(|_| advices.hear(&managed));
+            });
+            advices.hear(&managed);
+            assert!((0..THREADS).all(|page| advice_of(&managed, page) == Some(Advice::Huge)));
+        }
+    }
+
+    #[test]
+    fn what_is_never_told_to_the_end_is_forgotten_in_a_child() {
+        let (advices, managed) = (Advices::default(), Ranges::default());
+        managed.insert(0..3);
+        advices.tell(0..1, Advice::Huge);
+        // A thread that is gone has taken its turn.
+        advices.next_told.fetch_add(1, Ordering::Relaxed);
+        advices.tell(1..2, Advice::Huge);
+        advices.start_anew(&managed);
+        (0..CALLS).for_each(|_| advices.tell(2..3, Advice::Huge));
+        advices.hear(&managed);
+        let heard = [0, 1, 2].map(|page| advice_of(&managed, page).unwrap());
+        assert_eq!(heard, [Advice::Huge, Advice::None, Advice::Huge]);
+    }
+}
