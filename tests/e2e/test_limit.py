@@ -3,7 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, start
+from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, start
 
 pytestmark = foliomem_only
 # Shared memory counts too: it could hold what anonymous memory does not.
@@ -114,6 +114,13 @@ def test_incompressible_data_goes_over_the_limit():
     assert got.stats["limit_exceeded"] is True
     said = [line for line in got.err.splitlines() if "compress" in line.lower()]
     assert said and all(line.startswith("foliomem: ") for line in said), got.err
+
+
+@pytest.mark.skipif(not LONG, reason="takes half a minute: FOLIOMEM_LONG=1")
+def test_incompressible_data_goes_far_over_the_limit():
+    """Further than the arena of such a limit needs to be for data that compress."""
+    held = "import os\nparts = [os.urandom(1 << 20) for _ in range(1100)]\nprint(len(set(parts)))"
+    assert foliomem([PYTHON, "-c", held], "16M").ok().out == b"1100\n"
 
 
 def test_incompressible_data_torture():

@@ -593,8 +593,12 @@ impl Runtime {
 
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
-        let arena_bytes = sizing::arena_bytes(self.budget.limit_pages());
-        let arena = Region::reserve(arena_bytes).map_err(|errno| RuntimeError::Reserve(arena_bytes >> 20, errno))?;
+        let [wanted_bytes, needed_bytes] = sizing::arena_bytes(self.budget.limit_pages());
+        // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
+        let arena = Region::reserve(wanted_bytes)
+            .or_else(|_| Region::reserve(needed_bytes))
+            .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
+        let arena_bytes = arena.len();
         self.own.add(arena.start()..arena.start() + arena.len());
         let machine = LinuxMachine::new(arena, self.open_descriptors()?, &self.budget, &self.escaping)?;
         let limit_pages = self.budget.limit_pages();

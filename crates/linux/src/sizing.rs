@@ -14,12 +14,14 @@ const SLOTS_PER_PAGE: i64 = 16;
 const SLOTS_PER_FILE_SLOT: i64 = 4;
 
 /// Address space for the arena: four times the limit, so that an empty run can always be found
-/// while every page of the budget has a home.
-pub fn arena_bytes(limit_pages: i64) -> usize {
-    (limit_pages as usize)
-        .saturating_mul(4 * PAGE_BYTES)
-        .clamp(ARENA_MIN_BYTES, ARENA_MAX_BYTES)
-        .next_multiple_of(2 << 20)
+/// while every page of the budget has a home; and, where there is so much, as much as the machine has memory and swap: data that
+/// do not compress go over the limit, and need homes, too.
+pub fn arena_bytes(limit_pages: i64) -> [usize; 2] {
+    let needed = (limit_pages as usize).saturating_mul(4 * PAGE_BYTES).max(ARENA_MIN_BYTES);
+    let info = rustix::system::sysinfo();
+    let machine =
+        (info.totalram as usize).saturating_add(info.totalswap as usize).saturating_mul(info.mem_unit as usize);
+    [machine.max(needed), needed].map(|bytes| bytes.min(ARENA_MAX_BYTES).next_multiple_of(2 << 20))
 }
 
 /// Slots of the swap device, with a swap file of `file_slots` behind it. Slots that are not used cost nothing.
