@@ -82,7 +82,7 @@ def sampled(argv, limit, torture, options=()):
 
 
 def test_samples_of_one_process(torture):
-    size, limit = (128, 32) if torture else (320, 80)
+    size, limit = (80, 32) if torture else (320, 80)
     sampled([PYTHON, PROGRAMS / "big_array.py", size], limit, torture)
 
 
