@@ -87,9 +87,7 @@ impl BitTree {
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        let words = self.levels[0].iter().enumerate();
-        words
-            .flat_map(|(index, &word)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index * 64 + bit))
+        self.ones_in(0..self.levels[0].len() * 64)
     }
 
     /// The ones of `bits`.
