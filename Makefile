@@ -21,7 +21,7 @@ lint:
 test: build lint
 	scripts/setup test
 	cargo test --workspace
-	RUSTFLAGS="--cfg shuttle" cargo test -p foliomem-core --target-dir target/shuttle --test 'schedule_*'
+	cargo test -p foliomem-core --features shuttle --test 'schedule_*'
 	target/venv/bin/python -m pytest -q tests/e2e
 
 bench: build

@@ -3,7 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, start
+from conftest import MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, start
 
 pytestmark = foliomem_only
 # Shared memory counts too: it could hold what anonymous memory does not.
@@ -49,9 +49,9 @@ def pss(pid):
 class Sampler(threading.Thread):
     """Every 10 ms: the sum over the tree against limit × 1.05 + 16 MiB per process, foliomem's own included in both."""
 
-    def __init__(self, pid, limit):
+    def __init__(self, pid, limit, copied_bytes):
         super().__init__(daemon=True)
-        self.pid, self.limit, self.samples, self.done = pid, limit, [], threading.Event()
+        self.pid, self.limit, self.copied_bytes, self.samples, self.done = pid, limit, copied_bytes, [], threading.Event()
 
     def run(self):
         while not self.done.wait(0.01):
@@ -63,32 +63,36 @@ class Sampler(threading.Thread):
         self.done.set()
         self.join()
         assert len(self.samples) > 20, f"only {len(self.samples)} samples"
-        over = [(total / MIB, n) for total, n in self.samples if total > self.limit * 1.05 + 16 * MIB * n]
+        over = [(total / MIB, n) for total, n in self.samples if total > self.limit * 1.05 + 16 * MIB * n + self.copied_bytes]
         worst = max(total for total, _ in self.samples) / MIB
         assert not over, f"{len(over)} of {len(self.samples)} samples over the limit {self.limit / MIB} MiB: {over[:5]}; worst {worst}"
         assert worst > 8, "the samples show no memory at all"
 
 
-def sampled(argv, limit, torture, options=()):
+def sampled(argv, limit, torture, options=(), copied_bytes=0):
     running = start(argv, f"{limit}M", options, torture)
-    sampler = Sampler(running.pid, limit * MIB)
+    sampler = Sampler(running.pid, limit * MIB, copied_bytes)
     sampler.start()
     try:
-        got = running.finish(60).ok()
+        got = running.finish(150 if torture else 60).ok()
     finally:
         sampler.done.set()
     sampler.verdict()
-    assert_swapped(got)
+    assert_swapped(got, copied_bytes)
+    return got
 
 
 def test_samples_of_one_process(torture):
-    size, limit = (80, 32) if torture else (320, 80)
-    sampled([PYTHON, PROGRAMS / "big_array.py", size], limit, torture)
+    size, limit = (48, 32) if torture else (320, 80)
+    argv = [PYTHON, PROGRAMS / "big_array.py", size]
+    assert sampled(argv, limit, torture).out == plain(argv).ok().out
 
 
 @pytest.mark.parametrize("mode", ["pool", "both"])
 def test_samples_of_a_tree(mode):
-    sampled([PYTHON, PROGRAMS / "forks.py", mode, 96], 64, False)
+    size, limit = (32, 48) if mode == "pool" else (96, 64)
+    copied_bytes = size * MIB if mode == "pool" else 0
+    sampled([PYTHON, PROGRAMS / "forks.py", mode, size], limit, False, copied_bytes=copied_bytes)
 
 
 def test_idle_process_gives_way(tmp_path):
@@ -116,11 +120,30 @@ def test_incompressible_data_goes_over_the_limit():
     assert said and all(line.startswith("foliomem: ") for line in said), got.err
 
 
-@pytest.mark.skipif(not LONG, reason="takes half a minute: FOLIOMEM_LONG=1")
+HELD = ("import os, resource, sys\nmib, room = map(int, sys.argv[1:])\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "if room: resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (room << 30),) * 2)\n"
+        "block = os.urandom(1 << 20)\nparts = [b'%08d' % i + block for i in range(mib)]\n"
+        "assert all(part == b'%08d' % i + block for i, part in enumerate(parts))\nprint('intact', len(parts))")
+
+
 def test_incompressible_data_goes_far_over_the_limit():
-    """Further than the arena of such a limit needs to be for data that compress."""
-    held = "import os\nparts = [os.urandom(1 << 20) for _ in range(1100)]\nprint(len(set(parts)))"
-    assert foliomem([PYTHON, "-c", held], "16M").ok().out == b"1100\n"
+    """Further than the arena of such a limit needs to be for data that compress. Few faults try to make room in vain."""
+    got = foliomem([PYTHON, "-c", HELD, 1100, 0], "16M").ok()
+    assert got.out == b"intact 1100\n"
+    vm = got.stats["vmstat"]
+    assert vm["allocstall"] < vm["pgfault"] / 20, vm
+    written = vm["pswpout"] * 4096
+    # Without that all of it is, twice.
+    assert written < 1100 * MIB, f"{written / MIB} MiB were compressed in vain"
+
+
+def test_a_full_arena_loses_nothing():
+    """With little address space the arena is as small as the limit needs for data that compress: 1 GiB."""
+    got = foliomem([PYTHON, "-c", HELD, 1300, 5], "64M").ok()
+    assert got.out == b"intact 1300\n"
+    assert got.stats["vmstat"]["unmanaged_arena_full"] > 0
+    assert any("arena" in line and "--swap" in line for line in got.err.splitlines()), got.err
 
 
 def test_incompressible_data_torture():

@@ -246,10 +246,12 @@ fn measure(case: Case) -> Result<(), Error> {
         limit_bytes: LIMIT_BYTES,
         sizes: SizePolicy::always(sizes),
         codec,
+        recompress: None,
         granule,
         reclaimers: threads,
         torture: false,
         hard: false,
+        record: false,
     };
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;

@@ -17,6 +17,8 @@ pub struct Args {
 pub enum Command {
     /// Run a program inside a memory limit.
     Run(RunArgs),
+    /// Run a program as `run` does, and record which memory it uses, for `lab replay`.
+    Record(RecordArgs),
     /// Look at a run, and change it, while it goes on.
     Ctl(CtlArgs),
     /// Say what this machine allows, and what to do about what is missing.
@@ -41,6 +43,8 @@ pub enum LabCommand {
     List,
     /// Run a scenario, or many that differ in some settings.
     Run(LabRunArgs),
+    /// Run what `record` has recorded once more, at another limit and with other settings.
+    Replay(LabReplayArgs),
     /// Published results beside the lab's.
     Seeds(LabSeedsArgs),
 }
@@ -51,10 +55,17 @@ pub struct LabRunArgs {
     /// A scenario file, or the name of one that `lab list` prints.
     #[arg(value_name = "FILE")]
     pub scenario: PathBuf,
-    /// Set something of it; several values, or several of these, run every combination. Of a list, join values by +:
-    /// swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=64+2048.
+    /// Set something of it; several values, or several of these, run every combination. Of a list, join values by +, or
+    /// give none: swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=,64,64+2048.
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_set)]
     pub set: Vec<(String, Vec<String>)>,
+    #[command(flatten)]
+    pub runs: LabRunsArgs,
+}
+
+/// What `lab run` and `lab replay` have in common.
+#[derive(Debug, clap::Args)]
+pub struct LabRunsArgs {
     /// Write the runs as a JSON array to FILE; "-" for stdout, without the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -63,9 +74,31 @@ pub struct LabRunArgs {
     pub threads: Option<u16>,
 }
 
+/// Options of `lab replay`.
+#[derive(Debug, clap::Args)]
+pub struct LabReplayArgs {
+    /// What `record` has written.
+    #[arg(value_name = "FILE")]
+    pub trace: PathBuf,
+    /// What the program may take: sizes, or shares of the most it had: 75%,50%,300M.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50%")]
+    pub limit: Vec<String>,
+    /// Folio sizes beside 4K: 64K, or 16K,32K,64K; "none" for 4K alone.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16K,32K,64K")]
+    pub sizes: Vec<String>,
+    /// Vary something else, as --set of `lab run` does: swap.strategy=cluster-lists,nonfull-first.
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_set)]
+    pub vary: Vec<(String, Vec<String>)>,
+    #[command(flatten)]
+    pub runs: LabRunsArgs,
+}
+
 /// Options of `lab seeds`.
 #[derive(Debug, clap::Args)]
 pub struct LabSeedsArgs {
+    /// Only rows whose series, table, workload, configuration or metric has TEXT in it: "patch 2", usemem, "sys time".
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub only: String,
     /// Rows as a JSON array.
     #[arg(long)]
     pub json: bool,
@@ -208,6 +241,16 @@ pub struct BenchAccessArgs {
     pub no_kernel: bool,
 }
 
+/// Options of `record`.
+#[derive(Debug, clap::Args)]
+pub struct RecordArgs {
+    /// Where the trace goes.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
 /// Options of `run`. Each but --config and --print-config can also come from a variable (FOLIOMEM_LIMIT,
 /// FOLIOMEM_SIZES, ...) or from the configuration file, in this order of precedence.
 #[derive(Debug, Default, clap::Args)]
@@ -223,6 +266,9 @@ pub struct RunArgs {
     /// pieces with a dictionary of the program's own content. [default: lz4]
     #[arg(long, value_name = "CODEC")]
     pub codec: Option<String>,
+    /// Compress what has not been touched for some seconds again, as long as CPUs are idle: zstd or zstd:LEVEL. [default: not]
+    #[arg(long, value_name = "CODEC")]
+    pub recompress: Option<String>,
     /// The most that is compressed as one piece, 4K to 2M. [default: 64K]
     #[arg(long, value_name = "SIZE")]
     pub granule: Option<String>,

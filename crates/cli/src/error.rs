@@ -85,6 +85,9 @@ pub enum CliError {
     /// The runs of the lab could not be written.
     #[error("cannot write the runs to {0}: {1}")]
     Runs(PathBuf, std::io::Error),
+    /// The trace could not be written.
+    #[error("cannot write the trace {0}: {1}")]
+    Trace(PathBuf, std::io::Error),
     /// There is no such program or pattern to measure.
     #[error("{0:?} is none of what is measured: {1}")]
     NoSuchBenchmark(String, &'static str),
@@ -102,6 +105,9 @@ pub enum BadValue {
     /// Not a codec.
     #[error(transparent)]
     Codec(#[from] UnknownCodec),
+    /// Not a codec for recompression.
+    #[error("{0:?} is no codec to recompress with: use zstd or zstd:LEVEL with a level from 1 to 19")]
+    Recompress(String),
     /// Not a strategy.
     #[error(transparent)]
     Strategy(#[from] UnknownStrategy),

@@ -1,12 +1,15 @@
 //! `foliomem lab`: runs scenarios and prints what they come to.
 
-use crate::args::{LabCommand, LabRunArgs, LabSeedsArgs};
+use crate::args::{LabCommand, LabReplayArgs, LabRunsArgs, LabSeedsArgs};
 use crate::error::CliError;
+use crate::size::{SizeError, format_mib, parse_bytes, parse_order};
+use foliomem_core::units::PAGE_BYTES;
 use foliomem_lab::outcome::Outcome;
 use foliomem_lab::scenario::Scenario;
 use foliomem_lab::seeds::{self, SeedRow};
 use foliomem_lab::shipped::SHIPPED;
 use foliomem_lab::sweep;
+use foliomem_lab::workload::Summary;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -16,7 +19,11 @@ use std::time::Instant;
 pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
     match what {
         LabCommand::List => list(),
-        LabCommand::Run(args) => run(args),
+        LabCommand::Run(args) => {
+            let (name, text) = sweep::read(&args.scenario)?;
+            run(&name, &text, &args.set, &args.runs)
+        }
+        LabCommand::Replay(args) => replay(args),
         LabCommand::Seeds(args) => seeds(args),
     }
 }
@@ -38,8 +45,7 @@ fn list() -> Result<u8, CliError> {
     Ok(0)
 }
 
-fn run(args: &LabRunArgs) -> Result<u8, CliError> {
-    let (name, text) = sweep::read(&args.scenario)?;
+fn run(name: &str, text: &str, set: &[(String, Vec<String>)], args: &LabRunsArgs) -> Result<u8, CliError> {
     let unwritable = |path: &Path, error| CliError::Runs(path.to_owned(), error);
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     // What cannot be written to is better known before hours have gone by.
@@ -48,7 +54,7 @@ fn run(args: &LabRunArgs) -> Result<u8, CliError> {
         _ => None,
     };
     let started = Instant::now();
-    let runs = sweep::sweep(&name, &text, &args.set, threads(args.threads), &say_progress)?;
+    let runs = sweep::sweep(name, text, set, threads(args.threads), &say_progress)?;
     let seconds = started.elapsed().as_secs_f64();
     if to_stdout {
         println!("{}", serde_json::json!(runs));
@@ -68,6 +74,45 @@ fn run(args: &LabRunArgs) -> Result<u8, CliError> {
         events as f64 / seconds / 1e6
     );
     Ok(0)
+}
+
+/// The scenario of a trace.
+fn scenario(trace: &Path, peak_mib: u64) -> String {
+    let file = toml::Value::String(trace.display().to_string());
+    format!(
+        "about = \"what foliomem record has recorded\"\nseed = 1\n\n[machine]\ncpus = 1\nlimit_mib = 16\nsizes_kib = []\n\
+         no_room = \"reclaim\"\n\n[swap]\nsize_mib = {}\nstrategy = \"nonfull-first\"\nswap_in = \"adaptive\"\n\
+         keep_copies = true\nsplit_kib = []\nstore = \"lz4\"\ngranule_kib = 64\n\n[workload.replay]\nfile = {file}\n",
+        // Slots that are not used cost nothing.
+        (peak_mib * 16).clamp(1024, 8_388_608)
+    )
+}
+
+fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
+    let summary = Summary::of(&args.trace)?;
+    let peak_bytes = summary.peak_pages * PAGE_BYTES as u64;
+    let bad = |name| {
+        move |error: SizeError| CliError::Setting { name, origin: "command line".to_owned(), source: error.into() }
+    };
+    let limit_mib = |text: &String| Ok((parse_bytes(text, Some(peak_bytes))? >> 20).to_string());
+    let limits = args.limit.iter().map(limit_mib).collect::<Result<Vec<_>, _>>().map_err(bad("limit"))?;
+    let sizes = args.sizes.iter().filter(|size| *size != "none").map(|size| Ok(parse_order(size)?.kib().to_string()));
+    let sizes = sizes.collect::<Result<Vec<_>, _>>().map_err(bad("sizes"))?;
+    eprintln!(
+        "foliomem: {}: {} at most, {} of {} processes looked at, {} touches seen, {} events lost",
+        args.trace.display(),
+        format_mib(peak_bytes),
+        summary.managed_processes,
+        summary.processes,
+        summary.touches,
+        summary.lost
+    );
+    let mut set = vec![("machine.limit_mib".to_owned(), limits)];
+    if !sizes.is_empty() {
+        set.push(("machine.sizes_kib".to_owned(), vec![sizes.join("+")]));
+    }
+    set.extend_from_slice(&args.vary);
+    run(&args.trace.display().to_string(), &scenario(&args.trace, peak_bytes >> 20), &set, &args.runs)
 }
 
 fn percent(part: Option<f64>) -> String {
@@ -104,14 +149,15 @@ fn print_outcome(outcome: &Outcome) {
         outcome.peak_pages >> 8,
         outcome.peak_swapped_pages >> 8,
     );
+    println!("  faults from swap {}; pages in {}, out {}", outcome.pgmajfault, outcome.pswpin, outcome.pswpout);
     println!(
-        "  modelled: {:.1} s of CPU in {:.1} s; digest {}",
-        outcome.modelled_cpu_seconds, outcome.modelled_elapsed_seconds, outcome.digest
+        "  modelled: {:.1} s of CPU in {:.1} s, {:.1} s of it not the program's own; digest {}",
+        outcome.modelled_cpu_seconds, outcome.modelled_elapsed_seconds, outcome.modelled_sys_seconds, outcome.digest
     );
 }
 
 fn seeds(args: &LabSeedsArgs) -> Result<u8, CliError> {
-    let rows = seeds::run(threads(args.threads), &say_progress)?;
+    let rows = seeds::run(&args.only, threads(args.threads), &say_progress)?;
     if args.json {
         println!("{}", serde_json::json!(rows));
         return Ok(0);

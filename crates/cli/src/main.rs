@@ -2,7 +2,7 @@
 //!
 //! `args` is the command line, `settings` what it comes to together with the environment and the
 //! configuration file, `preflight` refuses programs that cannot be run, `supervise` runs one, `report`
-//! says how it went, `ctl` changes a run, `bench` measures, `lab` simulates, `doctor` says whether it can work
+//! says how it went, `record` writes down which memory it used, `ctl` changes a run, `bench` measures, `lab` simulates, `doctor` says whether it can work
 //! at all.
 //!
 //! Exit codes of `run`: the program's, 128 + n after signal n; 125 when foliomem itself fails, 126 for a
@@ -20,6 +20,7 @@ mod lab;
 mod memory;
 mod policy;
 mod preflight;
+mod record;
 mod report;
 mod settings;
 mod size;
@@ -28,7 +29,9 @@ mod supervise;
 use args::{Args, Command, RunArgs};
 use clap::Parser;
 use error::CliError;
+use record::Recorder;
 use settings::Settings;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The runtime's threads, which `bench swap` has in this process, must not use the C library's.
@@ -42,7 +45,8 @@ fn main() -> ExitCode {
         Err(error) => return complain(&error),
     };
     let done = match args.command {
-        Command::Run(run) => self::run(&run),
+        Command::Run(run) => self::run(&run, None),
+        Command::Record(args) => self::run(&args.run, Some(&args.output)),
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor => Ok(doctor::doctor()),
         Command::Bench { what } => bench::bench(&what),
@@ -71,15 +75,20 @@ fn complain(error: &clap::Error) -> ExitCode {
     ExitCode::from(WRONG_COMMAND_LINE)
 }
 
-fn run(args: &RunArgs) -> Result<u8, CliError> {
+fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
     let settings = Settings::resolve(args, &settings::environment(), memory::total_bytes())?;
     if args.print_config {
         print!("{}", settings.describe());
         return Ok(0);
     }
     let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
-    let limit_bytes = settings.limit_bytes()?;
+    // What is recorded for another limit needs none.
+    let limit_bytes = match trace {
+        Some(_) if !settings.has_limit() => memory::total_bytes(),
+        _ => settings.limit_bytes()?,
+    };
     let program = preflight::check(name)?;
     foliomem_linux::probe::check_userfaultfd()?;
-    supervise::run(&settings, limit_bytes, &program, name, arguments)
+    let recorder = trace.map(Recorder::create).transpose()?;
+    supervise::run(&settings, limit_bytes, &program, name, arguments, recorder)
 }

@@ -55,6 +55,7 @@ struct File {
     limit: Option<String>,
     sizes: Option<String>,
     codec: Option<String>,
+    recompress: Option<String>,
     granule: Option<String>,
     swap: Option<String>,
     hard: Option<bool>,
@@ -113,6 +114,7 @@ pub struct Settings {
     limit_bytes: Option<Set<u64>>,
     sizes: Set<SizePolicy>,
     codec: Set<Codec>,
+    recompress: Option<Set<Codec>>,
     granule: Set<Order>,
     swap: Option<Set<SwapSetting>>,
     hard: Set<bool>,
@@ -188,6 +190,14 @@ fn read_file(path: &Path, required: bool) -> Result<File, CliError> {
     }
 }
 
+/// `zstd[:LEVEL]`.
+fn parse_recompress(text: &str) -> Result<Codec, BadValue> {
+    match text.parse() {
+        Ok(codec @ Codec::Zstd { dictionary: false, .. }) => Ok(codec),
+        _ => Err(BadValue::Recompress(text.to_owned())),
+    }
+}
+
 impl Settings {
     /// Puts everything together; a share as the limit is of `memory_bytes`.
     pub fn resolve(args: &RunArgs, environment: &Environment, memory_bytes: u64) -> Result<Settings, CliError> {
@@ -199,6 +209,7 @@ impl Settings {
         let limit = lookup.text("limit", args.limit.as_ref(), file.limit.as_ref());
         let sizes = lookup.text("sizes", args.sizes.as_ref(), file.sizes.as_ref());
         let codec = lookup.text("codec", args.codec.as_ref(), file.codec.as_ref());
+        let recompress = lookup.text("recompress", args.recompress.as_ref(), file.recompress.as_ref());
         let granule = lookup.text("granule", args.granule.as_ref(), file.granule.as_ref());
         let swap = lookup.text("swap", args.swap.as_ref(), file.swap.as_ref());
         let limit = limit.map(|text| parsed("limit", text, |text| Ok(parse_bytes(text, Some(memory_bytes))?)));
@@ -206,6 +217,7 @@ impl Settings {
             limit_bytes: limit.transpose()?,
             sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(change_policy(initial(), text)?))?,
             codec: parsed("codec", or_default(codec, DEFAULT_CODEC), |text| Ok(text.parse()?))?,
+            recompress: recompress.map(|text| parsed("recompress", text, parse_recompress)).transpose()?,
             granule: parsed("granule", or_default(granule, DEFAULT_GRANULE), |text| Ok(parse_order(text)?))?,
             swap: swap.map(|text| parsed("swap", text, SwapSetting::parse)).transpose()?,
             hard: lookup.flag("hard", args.hard, file.hard)?,
@@ -213,6 +225,11 @@ impl Settings {
             quiet: lookup.flag("quiet", args.quiet, file.quiet)?,
             torture: lookup.flag("torture", false, file.torture)?,
         })
+    }
+
+    /// Whether there is a limit.
+    pub fn has_limit(&self) -> bool {
+        self.limit_bytes.is_some()
     }
 
     /// The limit, which must be given and large enough.
@@ -232,6 +249,11 @@ impl Settings {
     /// How memory is compressed.
     pub fn codec(&self) -> Codec {
         self.codec.value
+    }
+
+    /// How idle memory is compressed again.
+    pub fn recompress(&self) -> Option<Codec> {
+        self.recompress.as_ref().map(|recompress| recompress.value)
     }
 
     /// The most that is compressed as one piece.
@@ -278,6 +300,9 @@ impl Settings {
         }
         line("sizes", quoted(&format_policy(self.sizes.value)), &self.sizes.origin);
         line("codec", quoted(&self.codec.value), &self.codec.origin);
+        if let Some(recompress) = &self.recompress {
+            line("recompress", quoted(&recompress.value), &recompress.origin);
+        }
         line("granule", quoted(&format_order(self.granule.value)), &self.granule.origin);
         if let Some(swap) = &self.swap {
             line("swap", format!("{:?}", swap.value.to_string()), &swap.origin);
@@ -314,7 +339,7 @@ mod tests {
         }
     }
 
-    const NAMES: [&str; 8] = ["limit", "sizes", "codec", "granule", "hard", "stats", "quiet", "torture"];
+    const NAMES: [&str; 9] = ["limit", "sizes", "codec", "recompress", "granule", "hard", "stats", "quiet", "torture"];
 
     /// A value for the setting `name`: most often a right one, else any.
     fn value_of(name: &'static str) -> BoxedStrategy<String> {
@@ -322,6 +347,7 @@ mod tests {
             "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%",
             "sizes" => "none|16K,64K|2M,8k|64K=madvise,2M=inherit|8K=never,enabled=always",
             "codec" => "lz4|zstd(:[1-9])?",
+            "recompress" => "zstd(:[1-9])?",
             "granule" => "4K|64K|2M",
             "stats" => "-|[a-z]{1,4}[.]json",
             _ => "0|1|no|yes|on|off|true|false",
@@ -373,6 +399,7 @@ mod tests {
                 limit: flag("limit"),
                 sizes: flag("sizes"),
                 codec: flag("codec"),
+                recompress: flag("recompress"),
                 granule: flag("granule"),
                 stats: flag("stats"),
                 ..RunArgs::default()
@@ -391,6 +418,7 @@ mod tests {
                     prop_assert_eq!(bytes(&again), bytes(&settings), "{}", described);
                     prop_assert_eq!(again.sizes(), settings.sizes());
                     prop_assert_eq!(again.codec(), settings.codec());
+                    prop_assert_eq!(again.recompress(), settings.recompress());
                     prop_assert_eq!(again.granule(), settings.granule());
                     prop_assert_eq!(again.stats(), settings.stats());
                     let switches = |settings: &Settings| (settings.hard(), settings.quiet(), settings.torture());
@@ -500,6 +528,8 @@ mod tests {
         let bad = environment(&[("FOLIOMEM_GRANULE", "5K")]);
         let text = error(RunArgs::default(), &bad);
         assert!(text.contains("FOLIOMEM_GRANULE") && text.contains("5K"), "{text}");
+        let text = error(RunArgs { recompress: Some("lz4".to_owned()), ..RunArgs::default() }, &none);
+        assert!(text.contains("recompress") && text.contains("zstd:LEVEL"), "{text}");
         let missing = RunArgs { config: Some("/nonexistent.toml".into()), ..RunArgs::default() };
         assert!(error(missing, &none).contains("/nonexistent.toml"));
     }

@@ -2,6 +2,7 @@
 //! signals on, prints what agents have to say, and reports at the end.
 
 use crate::error::CliError;
+use crate::record::Recorder;
 use crate::report::{Peaks, Report};
 use crate::settings::{Settings, SwapSetting};
 use crate::size::format_mib;
@@ -55,22 +56,25 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// Runs `program`, which was called `name`, to its end; returns the exit code.
+/// Runs `program`, which was called `name`, to its end, and records it if there is a recorder; returns the exit code.
 pub fn run(
     settings: &Settings,
     limit_bytes: u64,
     program: &Path,
     name: &OsStr,
     arguments: &[OsString],
+    recorder: Option<Recorder>,
 ) -> Result<u8, CliError> {
     let configuration = Configuration {
         limit_bytes,
         sizes: settings.sizes(),
         codec: settings.codec(),
+        recompress: settings.recompress(),
         granule: settings.granule(),
         reclaimers: 0,
         torture: settings.torture(),
         hard: settings.hard(),
+        record: recorder.is_some(),
     };
     let stats = settings.stats().map(StatsFile::open).transpose()?;
     let (control, segment) = Control::create(&configuration)?;
@@ -88,13 +92,20 @@ pub fn run(
         .env("FOLIOMEM_CONTROL", format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
     let (peaks, started) = (Peaks::default(), Instant::now());
-    let mut run = Run { control, child, swap_file, peaks, started, discarded: started, said_unmanaged: false };
+    let mut run =
+        Run { control, child, swap_file, peaks, started, discarded: started, said_unmanaged: false, recorder };
     let code = run.watch()?;
-    run.look();
+    run.look()?;
     let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
     let report = Report { control, limit_bytes, swap_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
     if !settings.quiet() {
         eprintln!("{}", report.summary());
+    }
+    if let Some(recorder) = run.recorder {
+        let line = recorder.finish()?;
+        if !settings.quiet() {
+            eprintln!("foliomem: {line}");
+        }
     }
     if let Some(mut stats) = stats {
         stats.write(&format!("{:#}\n", report.json()))?;
@@ -159,6 +170,7 @@ struct Run {
     /// When the swap file was looked through for what nobody holds.
     discarded: Instant,
     said_unmanaged: bool,
+    recorder: Option<Recorder>,
 }
 
 impl Run {
@@ -174,7 +186,7 @@ impl Run {
                 Event::Signalled(signal) => self.child.signal(signal),
                 Event::Nothing => {}
             }
-            self.look();
+            self.look()?;
             // Not those of the very end: what they held then is told.
             self.control.reap();
             if self.failure_code().is_some() {
@@ -184,8 +196,11 @@ impl Run {
     }
 
     /// Samples sizes, and prints what agents have to say.
-    fn look(&mut self) {
+    fn look(&mut self) -> Result<(), CliError> {
         self.peaks.sample(self.control);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.fetch(self.control)?;
+        }
         if let Some(created) = self.swap_file.as_ref().filter(|_| self.discarded.elapsed() > DISCARD_INTERVAL) {
             self.control.swap().discard_left(&created.file);
             self.discarded = Instant::now();
@@ -197,6 +212,7 @@ impl Run {
             self.said_unmanaged = true;
             eprintln!("foliomem: the program did not load the agent: it runs without a limit");
         }
+        Ok(())
     }
 
     /// The exit code if an agent has asked for the end of the run.

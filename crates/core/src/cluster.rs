@@ -1,10 +1,10 @@
 //! The swap cluster allocator: contiguous, naturally aligned slots for folios of any order.
 //!
 //! The device is cut into clusters of 512 slots. A cluster is *free*, or serves one order, taken from its
-//! first allocation until its last slot is freed. One that is not free is on exactly one list (`lists`):
-//! *nonfull* of its order (a slot was freed since it was last tried), *frag* of its order (tried, partly
-//! used), or *full*; a CPU's current cluster is on frag or nonfull like any other, the CPU only remembers
-//! where it was (`current`). Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
+//! first allocation until its last slot is freed. One that is partly used is on exactly one list (`lists`):
+//! *nonfull* of its order (a slot was freed since it was last tried) or *frag* of its order (tried); a full one is on
+//! a list only if the swap cache has some of it. A CPU's current cluster is on frag or nonfull like any other, the CPU only
+//! remembers where it was (`current`). Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
 //!
 //! Allocation tries the CPU's current cluster, then what its [`Strategy`] says (`search` has the steps).
 //! Order 9 needs a free cluster. Slots that only the swap cache refers to are *cache-only*: a search that finds
@@ -238,6 +238,11 @@ impl SwapClusters {
         let mut all = self.lists.lock().counters;
         self.per_cpu.iter().for_each(|cpu| cpu.add_to(&mut all));
         all
+    }
+
+    /// [`SlotCounters::clusters_scanned`], without adding up what CPUs count for themselves.
+    pub fn clusters_scanned(&self) -> u64 {
+        self.lists.lock().counters.clusters_scanned
     }
 
     /// Calls `act` with each cluster that has some of the slots, locked, and which of the slots these are.

@@ -10,20 +10,28 @@
 //! ([`crate::locality`]); its slots may be kept until it is changed
 //! ([`crate::swap_cache`]). Every way into the program goes through
 //! `bring_in`, every way out through `stage`, every split through `carve`.
+//! A resident folio of which a part is unmapped or discarded stays together for a while (see `partial`).
 //!
 //! Any number of threads may call in. Long work (compressing, decompressing) is done without a lock,
 //! its pages marked busy; see [`crate::page_table`] for who owns what then. Lock order: one block, then
 //! leaves (homes, queues, slots, store). Never two blocks.
 
+mod backoff;
 mod check;
 mod fault;
 mod mapping;
 mod migrate;
+mod partial;
 mod reclaim;
+mod recompress;
+mod stage;
 mod store_compaction;
+mod unmanaged;
+mod watch;
 mod write_back;
 
 pub use fault::Served;
+pub use reclaim::Attempt;
 
 use crate::cluster::{Discard, NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};
@@ -39,16 +47,18 @@ use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{HolderId, RunSource, Store};
 use crate::swap_cache::SwapCache;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, Order, Slot};
+use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, Slot};
 use crate::workingset::Workingset;
+use backoff::Backoff;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// The largest piece that is compressed as one.
     pub granule: Order,
-    /// Frames in the arena. Only what is used costs memory.
+    /// Frames in the arena, at least one. Only what is used costs memory.
     pub arena_frames: u32,
     /// Slots of the swap device. Only what is used costs memory.
     pub swap_slots: u32,
@@ -58,6 +68,8 @@ pub struct EngineConfig {
     pub swap_in: SwapIn,
     /// What a fault does when the limit leaves no room for a large folio.
     pub no_room: NoRoom,
+    /// Folio sizes that go out whole. Others are split before they do (Linux before 6.10: all but 2 MiB).
+    pub whole_out: OrderSet,
     /// Keep the slots of what was swapped in, while that pays. (For synchronous devices the kernel frees them at once.)
     pub keep_copies: bool,
     /// How runs of frames are made where there are none.
@@ -69,6 +81,8 @@ pub struct EngineConfig {
     pub floor_pages: u64,
     /// The swap file behind the store, if there is one.
     pub backing: Option<BackingConfig>,
+    /// How long a piece has been in the store, at least, before a slower codec is tried on it; `None` if there is none.
+    pub recompress_idle_ns: Option<u64>,
 }
 
 /// What a fault does when the limit leaves no room for a large folio.
@@ -108,6 +122,9 @@ pub struct Engine<M: Machine> {
     config: EngineConfig,
     /// Looks at the store that leave the file alone, because it was full or failed.
     file_pause: AtomicU32,
+    backoff: Backoff,
+    /// The arena's last frame, for what has to pass through it when all others are taken. Nobody holds the lock for long.
+    spare: Mutex<Option<Frame>>,
     table: PageTable,
     homes: Homes,
     rmap: Rmap,
@@ -115,6 +132,8 @@ pub struct Engine<M: Machine> {
     probation: Queue,
     active: Queue,
     staged: Queue,
+    /// The blocks with partially mapped folios.
+    deferred: Queue,
     workingset: Workingset,
     slots: SwapClusters,
     slot_map: SlotMap,
@@ -167,15 +186,19 @@ impl<M: Machine> Engine<M> {
             }
             None => Store::new(config.swap_slots),
         };
+        let managed_frames = config.arena_frames - 1;
         Engine {
             file_pause: AtomicU32::new(0),
+            backoff: Backoff::default(),
+            spare: Mutex::new(Some(Frame(managed_frames))),
             table: PageTable::default(),
-            homes: Homes::new(config.arena_frames),
+            homes: Homes::new(managed_frames),
             rmap: Rmap::new(config.arena_frames),
             compactor: Compactor::new(config.compaction),
             probation: Queue::default(),
             active: Queue::default(),
             staged: Queue::default(),
+            deferred: Queue::default(),
             workingset: Workingset::default(),
             slots: clusters(config.swap_slots, Discard::Never),
             slot_map: SlotMap::new(config.swap_slots),
@@ -229,6 +252,11 @@ impl<M: Machine> Engine<M> {
     /// What the slot allocator has done.
     pub fn slot_counters(&self) -> SlotCounters {
         self.slots.counters()
+    }
+
+    /// Of that, the clusters whose slots were looked through.
+    pub fn clusters_scanned(&self) -> u64 {
+        self.slots.clusters_scanned()
     }
 
     /// Publishes the gauges of the store.

@@ -9,7 +9,7 @@
 
 use crate::stats::Counters;
 use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
-use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, OrderSet, PageNumber};
+use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
 
@@ -62,6 +62,15 @@ pub enum Compressed {
     },
 }
 
+/// What recompressing a piece came to. The bytes wait in the worker's scratch memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recompressed {
+    /// How many bytes to store.
+    pub len_bytes: u32,
+    /// Checksum of the stored bytes.
+    pub checksum: u64,
+}
+
 /// A stored piece could not be turned back into the pages it was made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("what was stored of it cannot be read back")]
@@ -82,6 +91,13 @@ pub struct Mapping {
     pub pages: Range<PageNumber>,
     /// The folio sizes it may have now: what the policy says for what the program has said about it.
     pub sizes: OrderSet,
+}
+
+impl Mapping {
+    /// Whether the 2^order pages at `head` may be a folio.
+    pub fn allows(&self, head: PageNumber, order: Order) -> bool {
+        self.sizes.contains(order) && self.pages.start <= head && head.offset(order.pages()) <= self.pages.end
+    }
 }
 
 /// What the engine asks of the machine.
@@ -137,18 +153,27 @@ pub trait Machine: Sync {
 
     /// Moves the pages at home in `run` into the program at `to`; wakes nobody. Called under a block lock.
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;
-    /// Moves the program's pages at `from` to the empty homes of `run`. Called under a block lock.
-    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped>;
+    /// Moves `pages` pages of the program from `from` on to the empty homes from `to` on. Called under a block lock.
+    fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped>;
     /// Copies the page at home in `frame` into the program where a move is refused; wakes nobody. Called
     /// under a block lock.
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError>;
+    /// Puts a page of zeros of the system's own, which nobody manages, into the program; wakes nobody. Called under a block
+    /// lock.
+    fn zero_in(&self, to: PageNumber) -> Result<(), MoveError>;
+    /// The arena is full, and nothing in it can be made free: pages are left to the system from now on. Waits for nothing.
+    fn arena_is_full(&self);
     /// Makes pages that a fork left shared the program's own again, if they are still there. Never
     /// called under a lock: the program may have to be served meanwhile.
     fn unshare(&self, pages: Range<PageNumber>);
     /// Makes pages at home that a fork left shared our own again. Called under a block lock.
     fn unshare_home(&self, run: FrameRun);
-    /// Wakes whoever waits for one of `pages`. Called under no lock: who wakes up may be given the caller's CPU.
+    /// Wakes whoever waits for one of `pages`, which may be none. Called under no lock: who wakes up may be given the caller's CPU.
     fn wake(&self, pages: Range<PageNumber>);
+    /// Whether the limit has been exceeded for a moment only: others may be giving way.
+    fn is_lately_over(&self) -> bool;
+    /// Sleeps for as long as others take to free some folios. Called under no lock.
+    fn pause(&self);
     /// Makes any access to the page end the program with SIGBUS, and says why; wakes nobody. Called under a block lock.
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError>;
 
@@ -158,7 +183,8 @@ pub trait Machine: Sync {
     /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));
 
-    /// Compresses the pages at home in `run` as one piece into the worker's scratch memory.
+    /// Compresses the pages at home in `run` as one piece into the worker's scratch memory. May be called
+    /// under a block lock.
     fn compress(&self, worker: &mut Self::Worker, run: FrameRun) -> Compressed;
     /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
     fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place);
@@ -173,6 +199,11 @@ pub trait Machine: Sync {
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted>;
+
+    /// Compresses `piece`, which is in memory, anew with the second codec; `None` if that saves nothing, or the piece is corrupted.
+    fn recompress(&self, worker: &mut Self::Worker, piece: &Piece) -> Option<Recompressed>;
+    /// Writes what [`recompress`](Machine::recompress) left in the scratch memory to `place`.
+    fn write_recompressed(&self, worker: &mut Self::Worker, place: &Place);
 
     /// Begins to write the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each
     /// how they are known again, if the write succeeds. Each seal has a nonce of its own, in this and in all other

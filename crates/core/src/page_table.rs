@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | `None` | nowhere: reads as zeros | first touch, adoption |
 //! | `Resident` | in the program; the home is empty and reserved | staging, unmap |
+//! | `Hole` | nowhere, but reserves a home as a page of a resident folio | first touch, adoption, split |
 //! | `Home` | at home; the program cannot touch it | a fault (second chance), writeback, unmap |
 //! | `Home` + writeback | the same, and a worker reads it: **only that worker frees the frame** | the worker; a fault copies; unmap |
 //! | `Swapped` | in the store, under its slot | a fault, unmap |
@@ -31,6 +32,13 @@ pub enum PageState {
     None,
     /// In the program.
     Resident {
+        /// Its reserved, empty home.
+        frame: Frame,
+        /// Of its folio.
+        order: Order,
+    },
+    /// No content, but still a page of a resident folio, which is partially mapped.
+    Hole {
         /// Its reserved, empty home.
         frame: Frame,
         /// Of its folio.
@@ -57,13 +65,14 @@ pub enum PageState {
 }
 
 impl PageState {
-    /// The order of the folio the page belongs to; `None` where it has no content.
+    /// The order of the folio the page belongs to, if it belongs to one.
     pub fn order(self) -> Option<Order> {
         match self {
             PageState::None => None,
-            PageState::Resident { order, .. } | PageState::Home { order, .. } | PageState::Swapped { order, .. } => {
-                Some(order)
-            }
+            PageState::Resident { order, .. }
+            | PageState::Hole { order, .. }
+            | PageState::Home { order, .. }
+            | PageState::Swapped { order, .. } => Some(order),
         }
     }
 
@@ -73,8 +82,20 @@ impl PageState {
         match self {
             PageState::None => PageState::None,
             PageState::Resident { frame, .. } => PageState::Resident { frame, order: new },
+            PageState::Hole { frame, .. } => PageState::Hole { frame, order: new },
             PageState::Home { frame, writeback, .. } => PageState::Home { frame, order: new, writeback },
             PageState::Swapped { slot, fetching, .. } => PageState::Swapped { slot, order: new, fetching },
+        }
+    }
+
+    /// The same state with another frame.
+    #[must_use]
+    pub fn with_frame(self, new: Frame) -> PageState {
+        match self {
+            PageState::Resident { order, .. } => PageState::Resident { frame: new, order },
+            PageState::Hole { order, .. } => PageState::Hole { frame: new, order },
+            PageState::Home { order, writeback, .. } => PageState::Home { frame: new, order, writeback },
+            PageState::None | PageState::Swapped { .. } => self,
         }
     }
 
@@ -84,6 +105,7 @@ impl PageState {
         match self {
             PageState::None => PageState::None,
             PageState::Resident { frame, order } => PageState::Resident { frame: frame.offset(pages), order },
+            PageState::Hole { frame, order } => PageState::Hole { frame: frame.offset(pages), order },
             PageState::Home { frame, order, writeback } => {
                 PageState::Home { frame: frame.offset(pages), order, writeback }
             }
@@ -94,13 +116,15 @@ impl PageState {
     }
 }
 
-/// A [`PageState`] in one word. Bits 0..2 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`),
+/// A [`PageState`] in one word. Bits 0..3 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`, 4 `Hole`),
 /// bit 3 busy (writeback or fetching), bit 4 queued, bit 5 active, bits 8..12 order, bits 16..32 when it was evicted
 /// last, bits 32..64 frame or slot. The all-zero word is `None`, not queued.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Entry(u64);
 
 impl Entry {
+    const KIND: u64 = 7;
+    const HOLE: u64 = 4;
     const BUSY: u64 = 1 << 3;
     const QUEUED: u64 = 1 << 4;
     const ACTIVE: u64 = 1 << 5;
@@ -118,6 +142,7 @@ impl Entry {
             PageState::Resident { frame, order } => pack(1, false, order, frame.0),
             PageState::Home { frame, order, writeback } => pack(2, writeback, order, frame.0),
             PageState::Swapped { slot, order, fetching } => pack(3, fetching, order, slot.0),
+            PageState::Hole { frame, order } => pack(Entry::HOLE, false, order, frame.0),
         }
     }
 
@@ -125,11 +150,12 @@ impl Entry {
         let number = (self.0 >> 32) as u32;
         let busy = self.0 & Entry::BUSY != 0;
         let Some(order) = Order::new((self.0 >> 8) as u8 & 0xf) else { unreachable!("entry {:x}", self.0) };
-        match self.0 & 7 {
+        match self.0 & Entry::KIND {
             0 => PageState::None,
             1 => PageState::Resident { frame: Frame(number), order },
             2 => PageState::Home { frame: Frame(number), order, writeback: busy },
             3 => PageState::Swapped { slot: Slot(number), order, fetching: busy },
+            Entry::HOLE => PageState::Hole { frame: Frame(number), order },
             kind => unreachable!("entry kind {kind}"),
         }
     }
@@ -138,6 +164,8 @@ impl Entry {
 /// The entries of one block, in the hands of whoever holds its lock.
 pub struct Entries {
     first: PageNumber,
+    /// See [`set_deferred`](Entries::set_deferred).
+    deferred: bool,
     pages: [Entry; BLOCK_PAGES],
 }
 
@@ -217,6 +245,23 @@ impl Entries {
         self.pages[start..start + order.pages() as usize].iter().all(|entry| entry.decode() == PageState::None)
     }
 
+    /// How many of the 2^order pages at `head` are holes.
+    pub fn holes(&self, head: PageNumber, order: Order) -> u32 {
+        let start = self.index(head);
+        let entries = &self.pages[start..start + order.pages() as usize];
+        entries.iter().filter(|entry| entry.0 & Entry::KIND == Entry::HOLE).count() as u32
+    }
+
+    /// Whether the block is in the queue of those with partially mapped folios.
+    pub fn is_deferred(&self) -> bool {
+        self.deferred
+    }
+
+    /// Says whether the block is in the queue of those with partially mapped folios; returns what it was.
+    pub fn set_deferred(&mut self, deferred: bool) -> bool {
+        std::mem::replace(&mut self.deferred, deferred)
+    }
+
     /// Every folio that has a page in the block, as its first page and that page's state.
     pub fn folios(&self) -> impl Iterator<Item = (PageNumber, PageState)> + '_ {
         (0..BLOCK_PAGES as u32).filter_map(|index| {
@@ -280,7 +325,7 @@ impl PageTable {
         let leaf_level = middle_level[middle].get_or_init(|| level(LEVEL_BITS));
         Some(leaf_level[leaf].get_or_init(|| {
             let first = page.head(crate::units::MAX_ORDER);
-            Block(Mutex::new(Box::new(Entries { first, pages: [Entry::default(); BLOCK_PAGES] })))
+            Block(Mutex::new(Box::new(Entries { first, deferred: false, pages: [Entry::default(); BLOCK_PAGES] })))
         }))
     }
 
@@ -302,6 +347,7 @@ mod tests {
         prop_oneof![
             Just(PageState::None),
             (any::<u32>(), order.clone()).prop_map(|(n, order)| PageState::Resident { frame: Frame(n), order }),
+            (any::<u32>(), order.clone()).prop_map(|(n, order)| PageState::Hole { frame: Frame(n), order }),
             (any::<u32>(), order.clone(), any::<bool>()).prop_map(|(n, order, writeback)| PageState::Home {
                 frame: Frame(n),
                 order,

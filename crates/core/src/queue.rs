@@ -31,6 +31,15 @@ struct Elements {
     pages: u64,
 }
 
+impl Elements {
+    /// The folio of a word that was taken out.
+    fn taken(&mut self, word: u64) -> FolioName {
+        let folio = Queue::unpack(word);
+        self.pages -= u64::from(folio.order.pages());
+        folio
+    }
+}
+
 impl Queue {
     fn pack(folio: FolioName) -> u64 {
         folio.head.0 << 4 | u64::from(folio.order.get())
@@ -50,10 +59,27 @@ impl Queue {
 
     /// Takes the oldest.
     pub fn pop(&self) -> Option<FolioName> {
+        self.pop_if(|_| true)
+    }
+
+    /// Takes the oldest, if it is wanted.
+    pub fn pop_if(&self, is_wanted: impl FnOnce(FolioName) -> bool) -> Option<FolioName> {
         let mut elements = self.0.lock();
-        let folio = elements.words.pop_front().map(Self::unpack)?;
-        elements.pages -= u64::from(folio.order.pages());
-        Some(folio)
+        elements.words.front().filter(|&&word| is_wanted(Self::unpack(word)))?;
+        let word = elements.words.pop_front()?;
+        Some(elements.taken(word))
+    }
+
+    /// The oldest, which stays.
+    pub fn oldest(&self) -> Option<FolioName> {
+        self.0.lock().words.front().map(|&word| Self::unpack(word))
+    }
+
+    /// Takes the youngest.
+    pub fn pop_youngest(&self) -> Option<FolioName> {
+        let mut elements = self.0.lock();
+        let word = elements.words.pop_back()?;
+        Some(elements.taken(word))
     }
 
     /// Elements, stale ones included.

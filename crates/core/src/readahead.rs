@@ -8,11 +8,16 @@
 //! Two small folios in a row are no stream yet: one object that lies across both causes the same two faults. (redis
 //! under random reads of 4 KiB values fetched as much ahead as it asked for.)
 //!
+//! Faults that step over what is between them are followed, too, if their steps are equal (`strides`).
+//!
 //! Lock: one leaf lock, held for a look at a few streams.
+
+mod strides;
 
 use crate::sync::Mutex;
 use crate::units::PageNumber;
 use std::ops::Range;
+use strides::Strides;
 
 /// Streams that are followed at the same time.
 const STREAMS: usize = 16;
@@ -53,6 +58,16 @@ const NO_STREAM: Stream = Stream {
 struct Streams {
     streams: [Stream; STREAMS],
     clock: u64,
+    strides: Strides,
+}
+
+/// What to fetch next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ahead {
+    /// All of this: it is read from one end to the other.
+    Stream(Range<PageNumber>),
+    /// What of its folio is fetched with this page.
+    Step(PageNumber),
 }
 
 /// See the module.
@@ -61,7 +76,7 @@ pub struct Readahead(Mutex<Streams>);
 
 impl Default for Readahead {
     fn default() -> Readahead {
-        Readahead(Mutex::new(Streams { streams: [NO_STREAM; STREAMS], clock: 0 }))
+        Readahead(Mutex::new(Streams { streams: [NO_STREAM; STREAMS], clock: 0, strides: Strides::default() }))
     }
 }
 
@@ -72,11 +87,11 @@ impl Readahead {
         streams.iter().any(|stream| stream.window_pages > 0 && stream.position <= page && page <= stream.claimed)
     }
 
-    /// The program has faulted on the folio `folio`, which was out. `whole`: the rest of what it is a part of is likely to be
-    /// touched, too. Otherwise it takes the next part to be a stream.
-    pub fn faulted(&self, folio: Range<PageNumber>, whole: bool) {
+    /// The program has faulted on `page` of the folio `folio`, which was out. `whole`: the rest of what it is a part of is
+    /// likely to be touched, too. Otherwise it takes the next part to be a stream.
+    pub fn faulted(&self, page: PageNumber, folio: Range<PageNumber>, whole: bool) {
         let mut guard = self.0.lock();
-        let Streams { streams, clock } = &mut *guard;
+        let Streams { streams, clock, strides } = &mut *guard;
         *clock += 1;
         let continued =
             |stream: &&mut Stream| stream.used > 0 && stream.position <= folio.start && folio.start <= stream.claimed;
@@ -90,50 +105,64 @@ impl Readahead {
             stream.used = *clock;
             return;
         }
+        strides.faulted(page);
         let Some(oldest) = streams.iter_mut().min_by_key(|stream| stream.used) else { return };
         let (position, claimed) = (folio.end, folio.end);
         *oldest = Stream { position, claimed, start: folio.start, faults: 1, window_pages: 0, used: *clock };
     }
 
-    /// What the caller is to fetch next for the stream that has faulted on the folio that ends at `position`; `None` when
-    /// the window is full, or the stream has gone on elsewhere.
-    pub fn claim(&self, position: PageNumber) -> Option<Range<PageNumber>> {
+    /// What the caller is to fetch next after the fault on `page` of the folio that ends at `position`; `None` when the
+    /// window is full, or the program has gone on elsewhere.
+    pub fn claim(&self, page: PageNumber, position: PageNumber) -> Option<Ahead> {
         let mut guard = self.0.lock();
-        let stream = guard.streams.iter_mut().find(|stream| stream.used > 0 && stream.position == position)?;
-        let end = position.offset(stream.window_pages);
-        if stream.claimed >= end {
-            return None;
+        let Streams { streams, strides, .. } = &mut *guard;
+        if let Some(stream) = streams.iter_mut().find(|stream| stream.used > 0 && stream.position == position) {
+            let end = position.offset(stream.window_pages);
+            if stream.claimed < end {
+                let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
+                stream.claimed = chunk.end;
+                return Some(Ahead::Stream(chunk));
+            }
         }
-        let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
-        stream.claimed = chunk.end;
-        Some(chunk)
+        strides.claim(page).map(Ahead::Step)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Order;
 
     fn folio(number: u64) -> Range<PageNumber> {
         PageNumber(number * 16)..PageNumber(number * 16 + 16)
     }
 
+    fn faulted(readahead: &Readahead, folio: Range<PageNumber>, whole: bool) {
+        readahead.faulted(folio.start, folio, whole);
+    }
+
+    /// Pages that are fetched for the stream that has come to `position`.
     fn claimed(readahead: &Readahead, position: PageNumber) -> u64 {
-        std::iter::from_fn(|| readahead.claim(position)).map(|chunk| chunk.end.0 - chunk.start.0).sum()
+        let page = PageNumber(position.0 - 1);
+        let pages = |ahead| match ahead {
+            Ahead::Stream(pages) => pages.end.0 - pages.start.0,
+            Ahead::Step(page) => panic!("{page:?} is fetched as a step"),
+        };
+        std::iter::from_fn(|| readahead.claim(page, position)).map(pages).sum()
     }
 
     #[test]
     fn a_stream_is_fetched_ahead_further_and_further() {
         let readahead = Readahead::default();
-        readahead.faulted(folio(10), true);
+        faulted(&readahead, folio(10), true);
         assert_eq!(claimed(&readahead, folio(10).end), 0, "one fault is no stream");
-        readahead.faulted(folio(11), true);
+        faulted(&readahead, folio(11), true);
         assert_eq!(claimed(&readahead, folio(11).end), 32);
         // The program faults again behind what was fetched.
-        readahead.faulted(folio(14), true);
+        faulted(&readahead, folio(14), true);
         assert_eq!(claimed(&readahead, folio(14).end), 64);
-        readahead.faulted(folio(19), true);
-        readahead.faulted(folio(20), true);
+        faulted(&readahead, folio(19), true);
+        faulted(&readahead, folio(20), true);
         assert_eq!(claimed(&readahead, folio(20).end), u64::from(MOST_WINDOW_PAGES));
     }
 
@@ -142,7 +171,7 @@ mod tests {
         let readahead = Readahead::default();
         let part = |number: u64| PageNumber(number * 4)..PageNumber(number * 4 + 4);
         for (number, ahead) in [(10, 0), (11, 0), (12, 0), (13, 32)] {
-            readahead.faulted(part(number), false);
+            faulted(&readahead, part(number), false);
             assert_eq!(readahead.is_expected(part(number).end), ahead > 0);
             assert_eq!(claimed(&readahead, part(number).end), ahead, "after part {number}");
         }
@@ -151,12 +180,12 @@ mod tests {
     #[test]
     fn steps_over_what_parts_leave_out_are_no_stream() {
         let readahead = Readahead::default();
-        (10..14).for_each(|number| readahead.faulted(folio(number), true));
+        (10..14).for_each(|number| faulted(&readahead, folio(number), true));
         assert!(claimed(&readahead, folio(13).end) > 0);
         assert!(readahead.is_expected(folio(14).start));
         // From now on single pages are fetched, each in the next folio.
         let page = |number: u64| folio(number).start..folio(number).start.offset(1);
-        readahead.faulted(page(14), false);
+        faulted(&readahead, page(14), false);
         assert!(!readahead.is_expected(page(15).start));
         assert!(readahead.is_expected(page(14).end), "the next page would be");
     }
@@ -166,7 +195,7 @@ mod tests {
         let readahead = Readahead::default();
         for number in 0..1000 {
             let folio = folio(number * 7919 % 4096 * 3);
-            readahead.faulted(folio.clone(), true);
+            faulted(&readahead, folio.clone(), true);
             assert_eq!(claimed(&readahead, folio.end), 0);
         }
     }
@@ -175,10 +204,18 @@ mod tests {
     fn many_streams_are_followed_at_once() {
         let readahead = Readahead::default();
         for step in 0..2 {
-            (0..STREAMS as u64).for_each(|stream| readahead.faulted(folio(stream * 1000 + step), true));
+            (0..STREAMS as u64).for_each(|stream| faulted(&readahead, folio(stream * 1000 + step), true));
         }
         for stream in 0..STREAMS as u64 {
             assert_eq!(claimed(&readahead, folio(stream * 1000 + 1).end), 32);
         }
+    }
+
+    #[test]
+    fn equal_steps_are_followed() {
+        let readahead = Readahead::default();
+        let page = |step: u64| PageNumber(1000 + 40 * step);
+        (0..4).for_each(|step| readahead.faulted(page(step), page(step).folio(Order::ZERO), false));
+        assert_eq!(readahead.claim(page(3), page(3).offset(1)), Some(Ahead::Step(page(4))));
     }
 }

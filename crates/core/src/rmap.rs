@@ -1,7 +1,7 @@
 //! The way back from frames to who holds them, for compaction.
 //!
-//! A word of 32 bits for each frame (0.1%), in blocks of 2 MiB of arena that are made when first used. A word is only a
-//! claim: it may be stale, and names 16 pages, of which at most one has the frame; its holder decides, under its own lock.
+//! A word of 32 bits for each frame (0.1%), made when first used. A word is only a claim: it may be stale, and names 16
+//! pages, of which at most one has the frame; its holder decides, under its own lock.
 //!
 //! | bit 31 | bits 0..31 |
 //! |---|---|
@@ -10,9 +10,9 @@
 //!
 //! No lock.
 
+use crate::sparse::SparseTable;
 use crate::store::HolderId;
-use crate::units::{BLOCK_PAGES, Frame, FrameRun, PageNumber};
-use std::sync::OnceLock;
+use crate::units::{Frame, FrameRun, PageNumber};
 // Always the real ones: what is read here is looked up again under a lock.
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -37,41 +37,30 @@ impl Holder {
     }
 }
 
-type Words = Box<[AtomicU32]>;
-
 /// See the module.
-pub struct Rmap {
-    blocks: Box<[OnceLock<Words>]>,
-}
+pub struct Rmap(SparseTable<AtomicU32>);
 
 impl Rmap {
     /// For an arena of `frames` frames.
     pub fn new(frames: u32) -> Rmap {
-        Rmap { blocks: (0..frames.div_ceil(BLOCK_PAGES as u32)).map(|_| OnceLock::new()).collect() }
-    }
-
-    fn word(&self, frame: Frame) -> &AtomicU32 {
-        let words = self.blocks[frame.0 as usize / BLOCK_PAGES]
-            .get_or_init(|| (0..BLOCK_PAGES).map(|_| AtomicU32::new(0)).collect());
-        &words[frame.0 as usize % BLOCK_PAGES]
+        Rmap(SparseTable::new(frames))
     }
 
     /// The frames of `run` are those of the folio at `head`.
     pub fn set_folio(&self, run: FrameRun, head: PageNumber) {
         for index in 0..run.frames() {
-            self.word(run.head.offset(index)).store(head.offset(index).0 as u32 & !STORE, Relaxed);
+            self.0.get(run.head.offset(index).0).store(head.offset(index).0 as u32 & !STORE, Relaxed);
         }
     }
 
     /// `frames` frames from `head` on are the store's.
     pub fn set_store(&self, head: Frame, frames: u32, holder: HolderId) {
-        (0..frames).for_each(|index| self.word(head.offset(index)).store(STORE | holder.get(), Relaxed));
+        (0..frames).for_each(|index| self.0.get(head.offset(index).0).store(STORE | holder.get(), Relaxed));
     }
 
     /// Who may hold `frame`.
     pub fn get(&self, frame: Frame) -> Holder {
-        let words = self.blocks[frame.0 as usize / BLOCK_PAGES].get();
-        let word = words.map_or(0, |words| words[frame.0 as usize % BLOCK_PAGES].load(Relaxed));
+        let word = self.0.find(frame.0).map_or(0, |word| word.load(Relaxed));
         if word & STORE == 0 { Holder::Page(word) } else { Holder::Store(HolderId::new(word & !STORE)) }
     }
 }

@@ -200,7 +200,7 @@ counters! {
         split: count,
         /// Folios that became partially mapped and were queued for a split.
         split_deferred: count,
-        /// Splits that were refused because a page was pinned.
+        /// Splits that were refused because a page was pinned: none, because here a split is a note in the page table.
         split_failed: count,
         /// Gauge: resident folios of this size.
         nr_anon: gauge,
@@ -248,6 +248,8 @@ counters! {
         unevictable_pgs_stranded: count,
         /// Pages taken over from the kernel when their mapping was adopted.
         pgadopted: count,
+        /// Pages that were left to the system, because the arena was full.
+        unmanaged_arena_full: count,
         /// Pages the migrate scanner looked at.
         compact_migrate_scanned: count,
         /// Pages the free scanner looked at.
@@ -272,7 +274,7 @@ counters! {
 }
 
 counters! {
-    /// zram's `mm_stat`, in bytes, but for `same_pages`, `pages_compacted` and `huge_pages`.
+    /// zram's `mm_stat`, in bytes, but for what counts pages or pieces.
     StoreCounters {
         /// Gauge: uncompressed size of what is stored.
         orig_data_size: gauge,
@@ -288,6 +290,12 @@ counters! {
         pages_compacted: count,
         /// Gauge: pages in pieces kept raw because they do not compress.
         huge_pages: gauge,
+        /// Pieces on which the second codec was tried.
+        recompress_tried: count,
+        /// Those of them that take less room since.
+        recompressed: count,
+        /// Bytes by which they took less at that time.
+        recompress_saved: count,
     }
 }
 

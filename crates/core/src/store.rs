@@ -12,7 +12,7 @@
 //!   that its waste is less than a page and a raw 2 MiB piece never needs a run above order 4.
 //! - A piece is one 64-bit word (place, length, references, pins: [`word`]) and its checksum: 16 bytes.
 //!   A zspage is 20 bytes and 4 more per slot, which name the piece in it, for compaction. All tables
-//!   grow in chunks of an eighth of their size and never shrink; entries are recycled.
+//!   grow as they are used ([`crate::sparse`]) and never shrink; entries are recycled.
 //! - A granule that repeats one 64-bit word takes no frames at all.
 //! - Where there is a swap file, the oldest pieces can be written back to it ([`backing`]): the piece stays
 //!   what it is, but for its place.
@@ -21,12 +21,13 @@
 //! | state | references | pins | left by |
 //! |---|---|---|---|
 //! | free | 0 | 0 | `insert`, `insert_filled` |
-//! | live | 1..=pages | 0..=127 | `release` of the last reference |
-//! | dying | 0 | 1..=127 | `unpin` of the last pin, which frees it |
+//! | live | 1..=pages | 0..=31 | `release` of the last reference |
+//! | dying | 0 | 1..=31 | `unpin` of the last pin, which frees it |
 //!
 //! References count pages of content that still need the piece. A pin keeps the piece in its place. A
 //! piece may be moved by compaction only between [`Store::seal`] and its death, and only while nobody but
-//! the compactor has it pinned. Every transition is one compare-and-swap of the piece's word.
+//! the compactor has it pinned. Every transition is one compare-and-swap of the piece's word, but for recompression
+//! ([`recompress`]), which needs two.
 //!
 //! There are two kinds of compaction: of the store, which frees frames ([`compact`]), and of the arena, for which the store leaves
 //! certain frames for others ([`evacuate`]).
@@ -41,9 +42,9 @@ mod classes;
 mod compact;
 mod evacuate;
 mod file_slots;
-mod lazy;
 mod pieces;
 mod place;
+mod recompress;
 #[cfg(test)]
 mod tests;
 mod word;
@@ -53,14 +54,16 @@ pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
 pub use evacuate::HolderId;
 pub use place::{Fragment, MAX_FRAGMENTS, Place};
+pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::{ClusterNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use pieces::Pieces;
+use recompress::Hand;
 use std::num::NonZeroU32;
-use word::{Location, PieceWord, ZspageId};
+use word::{Location, Mark, PieceWord, ZspageId};
 use zspages::Zspages;
 
 /// Where the store gets its frames from, and clusters of the swap file, which several processes may share. (Without a swap
@@ -132,6 +135,8 @@ pub struct Piece {
     pub granule: Order,
     /// The bytes are the content itself.
     pub raw: bool,
+    /// They are the second codec's.
+    pub recompressed: bool,
     /// Checksum of the bytes; 0 for filled content.
     pub checksum: u64,
     /// The content repeats this word, and has no bytes.
@@ -198,6 +203,7 @@ pub struct Store {
     zspages: Zspages,
     gauges: Gauges,
     backing: Option<Backing>,
+    hand: Hand,
     /// The class compaction begins with next, so that a small budget comes round to all of them.
     next_class: AtomicU32,
 }
@@ -210,6 +216,7 @@ impl Store {
             zspages: Zspages::new(),
             gauges: Gauges::default(),
             backing: None,
+            hand: Hand::default(),
             next_class: AtomicU32::new(0),
         }
     }
@@ -268,11 +275,17 @@ impl Store {
     /// If there is no such piece.
     pub fn pin(&self, id: PieceId) -> Pinned {
         let Some((word, extra)) = self.pieces.try_pin(id) else { panic!("{id:?} is no piece") };
+        self.pinned(id, word, extra)
+    }
+
+    /// A piece that was just pinned.
+    fn pinned(&self, id: PieceId, word: PieceWord, extra: u64) -> Pinned {
         let location = word.location();
         let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
         let in_file = location.record().map(|record| self.file_place(record));
         let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(location));
-        Pinned { id, piece: Piece { granule, raw, checksum, filled, place, in_file } }
+        let recompressed = word.mark() == Mark::Recompressed;
+        Pinned { id, piece: Piece { granule, raw, recompressed, checksum, filled, place, in_file } }
     }
 
     /// Lets go of a piece, and frees it if all its references have been released meanwhile.

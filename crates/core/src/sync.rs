@@ -1,5 +1,5 @@
 //! Every lock and atomic of the engine comes from here, so that a schedule explorer can take their
-//! place: `RUSTFLAGS="--cfg shuttle"` builds the whole crate over shuttle's.
+//! place: the feature `shuttle` builds the whole crate over shuttle's.
 //!
 //! It explores orders of what threads do, not what weaker orderings of memory allow besides. It cannot see a
 //! wait for a lock of `std`: a `OnceLock` is made by code that touches nothing of this module.
@@ -7,19 +7,19 @@
 //! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so that no thread can ever
 //! see a half-done change of a thread that panicked.
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub use std::sync::atomic;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
 /// Lets others run, where what they do is waited for.
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub use std::thread::yield_now;
 
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 pub use shuttle::sync::atomic;
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
 /// A mutual exclusion lock without poisoning.

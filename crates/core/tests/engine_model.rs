@@ -8,13 +8,16 @@ mod double;
 use double::{Double, Worker};
 use foliomem_core::cluster::{Discard, Strategy as SlotStrategy};
 use foliomem_core::compaction::Variant;
+use foliomem_core::discards::GRACE_NS;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::policy::{Advice, Disabled, SizePolicy};
+use foliomem_core::stats::{Counter, FaultKind};
 use foliomem_core::units::{ClusterNumber, MAX_ORDER, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The test's address space: 4 blocks of 512 pages, from a base that is not special.
 const BASE: u64 = 512 * 1000;
@@ -26,9 +29,11 @@ enum Step {
     NativeTouch { start: u64, pages: u64, value: u64 },
     Write { page: u64, pages: u64, value: u64 },
     Read { page: u64, pages: u64 },
+    Walk { page: u64, step: u64, pages: u64 },
     Reclaim { pages: u64 },
     PageOut { start: u64, pages: u64 },
-    Discard { start: u64, pages: u64 },
+    Discard { start: u64, pages: u64, every: u64 },
+    Wait,
     Unmap { start: u64, pages: u64 },
     Remap { from: u64, to: u64, pages: u64 },
     Pin { page: u64 },
@@ -37,6 +42,7 @@ enum Step {
     Refuse { start: u64, pages: u64 },
     Shrink { pages: u32 },
     CompactStore { pages: u32 },
+    Recompress { steps: u32 },
     Compact { order: u8 },
     FailWrites { count: u32 },
     DiscardFile,
@@ -57,9 +63,12 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (page.clone(), short.clone(), 0u64..40).prop_map(|(start, pages, value)| Step::NativeTouch { start, pages, value }),
         6 => (page.clone(), short.clone(), 0u64..40).prop_map(|(page, pages, value)| Step::Write { page, pages, value }),
         4 => (page.clone(), short.clone()).prop_map(|(page, pages)| Step::Read { page, pages }),
+        2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Walk { page, step, pages }),
         3 => (1u64..300).prop_map(|pages| Step::Reclaim { pages }),
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
-        2 => (page.clone(), short.clone()).prop_map(|(start, pages)| Step::Discard { start, pages }),
+        3 => (page.clone(), short.clone(), 1u64..4)
+            .prop_map(|(start, pages, every)| Step::Discard { start, pages, every }),
+        1 => Just(Step::Wait),
         2 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::Unmap { start, pages }),
         2 => (page.clone(), page.clone(), 1u64..200).prop_map(|(from, to, pages)| Step::Remap { from, to, pages }),
         1 => page.clone().prop_map(|page| Step::Pin { page }),
@@ -68,6 +77,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (page, short).prop_map(|(start, pages)| Step::Refuse { start, pages }),
         1 => (1u32..200).prop_map(|pages| Step::Shrink { pages }),
         2 => (1u32..100).prop_map(|pages| Step::CompactStore { pages }),
+        3 => (1u32..60).prop_map(|steps| Step::Recompress { steps }),
         3 => (1u8..10).prop_map(|order| Step::Compact { order }),
         1 => (1u32..4).prop_map(|count| Step::FailWrites { count }),
         1 => Just(Step::DiscardFile),
@@ -91,16 +101,19 @@ fn incompressible(page: u64) -> Step {
 fn config(granule: u8) -> EngineConfig {
     EngineConfig {
         granule: Order::new(granule).unwrap(),
-        arena_frames: 16384,
+        // The last one is the spare.
+        arena_frames: 16385,
         swap_slots: 512 * 64,
         strategy: SlotStrategy::default(),
         swap_in: SwapIn::default(),
         no_room: NoRoom::default(),
+        whole_out: OrderSet::ALL,
         keep_copies: true,
         compaction: Variant::default(),
         cpus: 1,
         floor_pages: 0,
         backing: None,
+        recompress_idle_ns: Some(0),
     }
 }
 
@@ -205,17 +218,27 @@ impl World {
         self.engine.unmapped(PageNumber(start)..PageNumber(end));
     }
 
-    fn discard(&mut self, start: u64, pages: u64) {
+    /// The kernel drops one in `every` of what is in the program: all for MADV_DONTNEED, some for MADV_FREE.
+    fn discard(&mut self, start: u64, pages: u64, every: u64) {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
         self.engine.discarded(PageNumber(start)..PageNumber(end));
         {
             let mut state = self.engine.machine().state.lock();
-            (start..end).for_each(|page| {
-                state.drop_page(page);
-                state.shared.remove(&page);
-            });
+            for page in start..end {
+                let stays = state.program.contains_key(&page) && !page.is_multiple_of(every);
+                if !stays {
+                    state.drop_page(page);
+                    state.shared.remove(&page);
+                    self.model.entry(page).and_modify(|value| *value = 0);
+                }
+            }
         }
-        self.model.range_mut(start..end).for_each(|(_, value)| *value = 0);
+        self.engine.tend();
+    }
+
+    /// Until what was discarded has gone, or is managed again.
+    fn wait(&mut self) {
+        self.engine.machine().state.lock().now_ns += 2 * GRACE_NS;
         self.engine.tend();
     }
 
@@ -254,13 +277,17 @@ impl World {
                 }
             }
             Step::Read { page, pages } => self.mapped(page, pages).into_iter().for_each(|page| self.verify(page)),
+            Step::Walk { page, step, pages } => {
+                (0..pages).map(|n| BASE + page + n * step).for_each(|page| self.verify(page));
+            }
             Step::Reclaim { pages } => {
                 self.engine.reclaim(&mut self.worker, pages);
             }
             Step::PageOut { start, pages } => {
                 self.engine.page_out(&mut self.worker, PageNumber(BASE + start)..PageNumber(BASE + start + pages));
             }
-            Step::Discard { start, pages } => self.discard(start, pages),
+            Step::Discard { start, pages, every } => self.discard(start, pages, every),
+            Step::Wait => self.wait(),
             Step::Unmap { start, pages } => self.unmap(start, pages),
             Step::Remap { from, to, pages } => self.remap(from, to, pages),
             Step::Pin { page } => {
@@ -286,6 +313,9 @@ impl World {
                 let freed = self.engine.compact_store(pages);
                 assert_eq!(self.engine.free_frames(), before + freed);
             }
+            Step::Recompress { steps } => (0..steps).for_each(|_| {
+                self.engine.recompress(&mut self.worker);
+            }),
             Step::DiscardFile => while self.engine.discard_one() {},
             Step::Compact { order } => {
                 self.engine.compact(Order::new(order).unwrap());
@@ -346,11 +376,12 @@ proptest! {
         swap_clusters in prop_oneof![1u32..5, Just(64)],
         file_clusters in 0u32..8,
         discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
-        // As small as what may be in it allows, or so large that runs never run short.
-        arena_frames in prop_oneof![Just(6144u32), Just(16384)],
+        // Too small, as small as what may be in it allows, or so large that runs never run short.
+        arena_frames in prop_oneof![Just(700u32), Just(6145), Just(16385)],
         compaction in prop::sample::select(&Variant::ALL[..]),
         swap_in in prop::sample::select(vec![SwapIn::Adaptive, SwapIn::Whole, SwapIn::Page]),
         no_room in prop::sample::select(vec![NoRoom::Reclaim, NoRoom::FallBack]),
+        whole_out in prop_oneof![3 => Just(OrderSet::ALL), 1 => any::<u16>().prop_map(OrderSet::from_bits)],
         keep_copies: bool,
         steps in prop::collection::vec(step(), 1..60),
     ) {
@@ -358,7 +389,7 @@ proptest! {
         let backing = (file_clusters > 0).then_some(backing);
         let swap_slots = 512 * swap_clusters;
         let config = EngineConfig { swap_slots, arena_frames, compaction, backing, ..config(granule) };
-        let config = EngineConfig { swap_in, no_room, keep_copies, ..config };
+        let config = EngineConfig { swap_in, no_room, whole_out, keep_copies, ..config };
         let mut world = World::with(config, sizes, limit_pages);
         world.map(0, 600);
         world.native_touch(0, 100, 3);
@@ -393,6 +424,55 @@ fn a_folio_goes_out_and_comes_back_whole() {
 }
 
 #[test]
+fn pages_at_equal_distances_are_there_before_they_are_touched() {
+    let mut world = World::new(0, 4, 4000, 64);
+    world.map(0, PAGES);
+    world.run(&Step::Write { page: 0, pages: PAGES, value: 11 });
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + PAGES));
+    world.run(&Step::Walk { page: 3, step: 17, pages: 120 });
+    let vm = &world.engine.counters().vm;
+    assert!(vm.swap_ra.get() >= 110, "{} of 120 pages", vm.swap_ra.get());
+    let brought_in = vm.pswpin.get();
+    assert!(brought_in <= 121, "{brought_in}: nothing between them, and nothing behind the mapping");
+    world.check();
+}
+
+#[test]
+fn where_parts_are_used_a_folio_at_home_gives_back_a_part() {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    let half = PAGES / 2;
+    world.map(0, PAGES);
+    world.run(&Step::Write { page: 0, pages: half, value: 11 });
+    for n in 0..4000u64 {
+        if n.is_multiple_of(16) {
+            world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + half));
+        }
+        // One page of each folio.
+        world.run(&Step::Read { page: (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % (half / 16) * 16, pages: 1 });
+    }
+    world.run(&Step::Write { page: half, pages: half, value: 11 });
+    world.engine.stage_oldest(PAGES);
+    let (staged, home) = (world.engine.staged_pages(), PageNumber(BASE + half + 100));
+    assert_eq!(world.engine.fault(&mut world.worker, home), Served::Done(FaultKind::Home));
+    assert_eq!(world.engine.staged_pages(), staged - 1);
+    world.check();
+}
+
+#[test]
+fn neighbours_go_home_in_one_move_except_those_that_cannot_be_moved() {
+    let mut world = World::new(0, 4, 4000, 64);
+    world.map(0, PAGES);
+    world.run(&Step::Write { page: 0, pages: 256, value: 11 });
+    assert_eq!(world.engine.stage_oldest(256), 256);
+    assert_eq!(world.engine.machine().state.lock().moves_out, 16);
+    world.run(&Step::Read { page: 0, pages: 256 });
+    world.run(&Step::Pin { page: 100 });
+    assert_eq!(world.engine.stage_oldest(256), 255);
+    assert_eq!(world.engine.resident_pages(), 1);
+    world.check();
+}
+
+#[test]
 fn folios_are_as_large_as_the_mapping_may_have_now() {
     let allocated = |world: &World| -> Vec<usize> {
         Order::all().map(Order::index).filter(|&order| world.allocated()[order] > 0).collect()
@@ -414,6 +494,185 @@ fn folios_are_as_large_as_the_mapping_may_have_now() {
     world.run(&Step::Read { page: 0, pages: 1000 });
     let swpin = |order| world.engine.counters().of(Order::new(order).unwrap()).swpin.get();
     assert!(swpin(2) > 0 && swpin(4) == 0 && swpin(9) == 0);
+    world.check();
+}
+
+/// A folio of 16 pages at the start, all written, without the parts that are `lost`: where they begin, and their pages.
+fn partially_mapped(lost: &[(u64, u64)]) -> World {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    world.map(0, 16);
+    world.run(&Step::Write { page: 0, pages: 16, value: 11 });
+    lost.iter().for_each(|&(start, pages)| world.discard(start, pages, 1));
+    world.check();
+    world
+}
+
+/// How many folios of 16 pages have been split, were to be, and are there now: all, and the partially mapped ones.
+fn splits(world: &World) -> [u64; 4] {
+    let size = world.engine.counters().of(Order::new(4).unwrap());
+    [&size.split, &size.split_deferred, &size.nr_anon, &size.nr_anon_partially_mapped].map(Counter::get)
+}
+
+#[test]
+fn a_partially_mapped_folio_is_healed_and_goes_out_whole() {
+    let mut world = partially_mapped(&[(4, 4), (0, 1), (11, 2)]);
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 1], 9));
+    world.run(&Step::Write { page: 0, pages: 7, value: 21 });
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 1], 13));
+    world.run(&Step::Read { page: 0, pages: 16 });
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 0], 16));
+    assert_eq!(world.allocated()[0], 0, "no folio was allocated");
+    world.run(&Step::PageOut { start: 0, pages: 16 });
+    let size = world.engine.counters().of(Order::new(4).unwrap());
+    assert_eq!((size.swpout.get(), size.split.get()), (1, 0));
+    world.run(&Step::Read { page: 0, pages: 16 });
+    world.check();
+    // It counts again when it loses a part again.
+    world.unmap(3, 1);
+    assert_eq!(splits(&world), [0, 2, 1, 1]);
+    world.check();
+}
+
+#[test]
+fn a_hole_is_healed_as_far_as_a_first_touch_would_go() {
+    let mut world = World::new(1 << 4 | 1 << 2, 4, 4000, 64);
+    world.map(0, 16);
+    world.run(&Step::Write { page: 0, pages: 16, value: 11 });
+    world.discard(6, 9, 1);
+    world.run(&Step::Write { page: 9, pages: 1, value: 11 });
+    assert_eq!((world.engine.resident_pages(), splits(&world)), (7 + 4, [0, 1, 1, 1]));
+    world.check();
+}
+
+#[test]
+fn a_folio_that_goes_page_by_page_is_never_split() {
+    let mut world = partially_mapped(&[]);
+    for page in (0..16).map(|page| page * 7 % 16) {
+        world.unmap(page, 1);
+        world.check();
+    }
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 0, 0], 0));
+    assert_eq!(world.engine.machine().state.lock().charged, 0);
+}
+
+#[test]
+fn whole_folios_are_advised_without_a_split() {
+    let mut world = partially_mapped(&[]);
+    world.map(16, 32);
+    world.run(&Step::Write { page: 16, pages: 32, value: 11 });
+    world.run(&Step::PageOut { start: 16, pages: 16 });
+    world.discard(0, 16, 1);
+    world.discard(16, 16, 1);
+    world.discard(32, 16, BASE);
+    world.wait();
+    world.run(&Step::Read { page: 0, pages: 48 });
+    assert_eq!(splits(&world), [0, 0, 3, 0]);
+    world.check();
+}
+
+#[test]
+fn reclaim_takes_what_is_left_of_a_partially_mapped_folio() {
+    for page_out in [false, true] {
+        let mut world = partially_mapped(&[(4, 2)]);
+        if page_out {
+            world.run(&Step::PageOut { start: 12, pages: 1 });
+            world.run(&Step::PageOut { start: 0, pages: 12 });
+        } else {
+            assert_eq!(world.engine.stage_oldest(1), 14);
+            assert_eq!(world.engine.staged_pages(), 14);
+            world.run(&Step::PageOut { start: 0, pages: 16 });
+        }
+        assert_eq!(splits(&world), [1, 1, 0, 0]);
+        let out: Vec<u64> = Order::all().map(|order| world.engine.counters().of(order).swpout.get()).collect();
+        assert_eq!(out, [0, 1, 1, 1, 0, 0, 0, 0, 0, 0], "the largest folios that are left");
+        world.check();
+        world.run(&Step::Read { page: 0, pages: 16 });
+        world.check();
+    }
+}
+
+#[test]
+fn a_hole_is_no_part_of_a_folio_that_may_not_be_there() {
+    type Change = fn(&mut World);
+    let forbid: Change = |world| world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::EMPTY) });
+    let advise: Change = |world| world.run(&Step::Advise { start: 8, pages: 2, advice: Advice::NoHuge });
+    let map_anew: Change = |world| {
+        world.unmap(8, 8);
+        world.map(8, 8);
+    };
+    for change in [forbid, advise, map_anew] {
+        let mut world = partially_mapped(&[(4, 2)]);
+        change(&mut world);
+        assert_eq!(splits(&world), [0, 1, 1, 1]);
+        world.run(&Step::Write { page: 5, pages: 1, value: 11 });
+        assert_eq!(splits(&world), [1, 1, 0, 0]);
+        assert_eq!(world.allocated()[0], 1);
+        world.run(&Step::Read { page: 0, pages: 16 });
+        world.check();
+    }
+}
+
+#[test]
+fn what_the_kernel_leaves_of_a_discarded_part_is_no_hole_any_more() {
+    let mut world = partially_mapped(&[]);
+    world.discard(4, 8, 2);
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 1], 8));
+    world.wait();
+    world.check();
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 1], 12));
+    world.run(&Step::Read { page: 0, pages: 16 });
+    assert_eq!(splits(&world), [0, 1, 1, 0]);
+    world.check();
+}
+
+#[test]
+fn a_partially_mapped_folio_that_moves_is_split() {
+    let mut world = partially_mapped(&[(4, 2)]);
+    world.map(64, 16);
+    world.run(&Step::Write { page: 64, pages: 16, value: 12 });
+    world.discard(64, 1, 1);
+    // To where a part of another one is.
+    world.remap(0, 64, 8);
+    assert_eq!(splits(&world), [2, 2, 0, 0]);
+    world.check();
+    world.run(&Step::Read { page: 0, pages: 128 });
+    world.check();
+}
+
+#[test]
+fn homes_of_partially_mapped_folios_are_moved_and_healed_there() {
+    let mut world = World::with(config(4), 1 << 4, 4000);
+    world.map(0, 1024);
+    world.run(&Step::Write { page: 0, pages: 1024, value: 11 });
+    (0..64).for_each(|folio| world.discard(folio * 16 + folio % 13, 4, 1));
+    (0..64).step_by(2).for_each(|folio| world.unmap(folio * 16, 16));
+    assert_eq!(splits(&world), [0, 64, 32, 32]);
+    assert!(world.engine.compact(MAX_ORDER));
+    let moved_pages = world.engine.counters().vm.pgmigrate_success.get();
+    assert!(moved_pages >= 16 * 16 && moved_pages.is_multiple_of(16), "{moved_pages} pages, holes among them");
+    assert_eq!(splits(&world), [0, 64, 32, 32]);
+    world.check();
+    world.run(&Step::Read { page: 0, pages: 1024 });
+    assert_eq!(splits(&world), [0, 64, 32, 0]);
+    world.check();
+}
+
+#[test]
+fn frames_of_holes_are_there_for_who_finds_no_others() {
+    // All frames of the arena but the spare one are those of folios of which one page is left.
+    let mut world = World::with(EngineConfig { arena_frames: 1025, ..config(4) }, 1 << 4 | 1 << 3, 4000);
+    world.map(0, 1024);
+    for folio in 0..64 {
+        world.run(&Step::Write { page: folio * 16, pages: 16, value: 11 });
+        world.discard(folio * 16 + 1, 15, 1);
+    }
+    assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 64, 64, 64], 64));
+    world.map(1024, 8);
+    world.run(&Step::Write { page: 1024, pages: 8, value: 11 });
+    assert_eq!(world.engine.counters().of(Order::new(3).unwrap()).anon_fault_alloc.get(), 1);
+    assert_eq!(splits(&world), [32, 64, 32, 32], "those of the first block");
+    world.check();
+    world.run(&Step::Read { page: 0, pages: 1032 });
     world.check();
 }
 
@@ -442,7 +701,7 @@ fn a_store_full_of_holes_is_compacted() {
 
 /// Every second of 1533 pages, each a folio of its own, in an arena that has no free run of 512 frames any more.
 fn scattered() -> World {
-    let config = EngineConfig { arena_frames: 3 * 512 + 256, ..config(4) };
+    let config = EngineConfig { arena_frames: 3 * 512 + 257, ..config(4) };
     let mut world = World::with(config, 1 << 9, 4000);
     for block in 0..3 {
         // Too short for a folio of 2 MiB.
@@ -574,6 +833,68 @@ fn a_folio_without_contiguous_slots_is_paged_out_page_by_page() {
     world.engine.check();
 }
 
+/// 1600 pages in pieces of 64 KiB that compress to half, out; two passes of recompression.
+fn recompressed(backing: Option<BackingConfig>) -> World {
+    let mut world = World::with(EngineConfig { backing, ..config(4) }, 1 << 4, 4000);
+    world.map(0, 1600);
+    (0..1600).for_each(|page| world.run(&Step::Write { page, pages: 1, value: 31_000 + page / 16 * 7 }));
+    world.run(&Step::PageOut { start: 0, pages: 1600 });
+    world.run(&Step::Recompress { steps: 200 });
+    world.engine.publish_store();
+    world.check();
+    world
+}
+
+#[test]
+fn idle_pieces_are_recompressed_once_and_read_as_they_were() {
+    let mut world = recompressed(None);
+    let store = &world.engine.counters().store;
+    let (tried, recompressed, saved) =
+        (store.recompress_tried.get(), store.recompressed.get(), store.recompress_saved.get());
+    assert_eq!(tried, 100, "each is tried once");
+    assert!((60..70).contains(&recompressed), "{recompressed} pieces: those the second codec makes smaller");
+    let size = |world: &World| {
+        world.engine.publish_store();
+        world.engine.counters().store.compr_data_size.get()
+    };
+    assert!(saved > recompressed * 7000, "{saved} bytes");
+    let before = size(&world);
+    world.run(&Step::Recompress { steps: 200 });
+    assert_eq!(world.engine.counters().store.recompress_tried.get(), 100);
+    // What is written to again is as good as new.
+    world.run(&Step::Read { page: 0, pages: 1600 });
+    (0..1600).for_each(|page| world.run(&Step::Write { page, pages: 1, value: 31_001 + page / 16 * 7 }));
+    world.run(&Step::PageOut { start: 0, pages: 1600 });
+    assert!(size(&world) > before);
+    world.run(&Step::Recompress { steps: 200 });
+    assert!((200..210).contains(&world.engine.counters().store.recompress_tried.get()));
+    world.run(&Step::Read { page: 0, pages: 1600 });
+    world.check();
+}
+
+#[test]
+fn what_was_recompressed_goes_to_the_swap_file_and_comes_back() {
+    let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 100 };
+    let mut world = recompressed(Some(backing));
+    assert!(world.engine.counters().store.recompressed.get() > 60);
+    world.run(&Step::Reclaim { pages: 800 });
+    assert!(world.engine.counters().backing.bd_writes.get() > 200);
+    world.check();
+    world.run(&Step::Read { page: 0, pages: 1600 });
+    assert!(world.engine.counters().backing.bd_reads.get() > 200);
+    world.check();
+}
+
+#[test]
+fn a_corrupted_piece_that_was_recompressed_is_never_handed_over() {
+    let mut world = recompressed(None);
+    // A bit of each.
+    world.engine.machine().state.lock().pieces.values_mut().for_each(|words| words[3] ^= 1);
+    (0..1600).step_by(16).for_each(|page| assert!(!world.touch(BASE + page)));
+    assert_eq!(world.engine.counters().vm.store_corrupted.get(), 100);
+    world.check();
+}
+
 #[test]
 fn a_corrupted_piece_is_never_handed_over() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
@@ -597,6 +918,73 @@ fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
     world.map(0, 1000);
     world.write_incompressible(1000);
     world.run(&Step::Read { page: 0, pages: 1000 });
+    world.check();
+}
+
+/// Writes `value` to pages that were never touched; returns the most that was charged meanwhile.
+fn fill(world: &mut World, pages: Range<u64>, value: u64) -> i64 {
+    world.engine.machine().state.lock().mappings.push((BASE + pages.start..BASE + pages.end, Advice::None));
+    let mut most = 0;
+    for page in pages {
+        world.model.insert(BASE + page, value);
+        assert!(world.touch(BASE + page));
+        let mut state = world.engine.machine().state.lock();
+        state.program.insert(BASE + page, value);
+        most = most.max(state.charged);
+    }
+    most
+}
+
+/// Neither filled nor raw in the double, and small.
+const COMPRESSIBLE: u64 = 11;
+const INCOMPRESSIBLE: u64 = 7;
+
+#[test]
+fn reclaim_is_tried_less_where_nothing_compresses_and_again_where_it_does() {
+    let config = EngineConfig { arena_frames: 1 << 17, swap_slots: 512 * 256, floor_pages: 64, ..config(4) };
+    let mut world = World::with(config, 1 << 4, 2000);
+    // 2500 folios that compress: never more than the limit, and whatever is over it is compressed once.
+    let most = fill(&mut world, 0..40_000, COMPRESSIBLE);
+    assert!(most <= 2064 && !world.engine.reclaim_is_futile(), "{most} pages");
+    world.engine.machine().state.lock().compressions = 0;
+    // As many that do not.
+    let stalls = world.engine.counters().vm.allocstall.get();
+    fill(&mut world, 40_000..80_000, INCOMPRESSIBLE);
+    assert!(world.engine.reclaim_is_futile());
+    let compressions = world.engine.machine().state.lock().compressions;
+    let stalls = world.engine.counters().vm.allocstall.get() - stalls;
+    assert!(compressions < 1500 && stalls < 150, "{compressions} pieces compressed, {stalls} stalls for 2500 folios");
+    // And again some that do: they go out, after a few folios.
+    let before = world.engine.machine().state.lock().charged;
+    let most = fill(&mut world, 80_000..100_000, COMPRESSIBLE);
+    assert!(most - before < 100 * 16, "{} pages more", most - before);
+    world.check();
+    (0..100_000).step_by(97).for_each(|page| world.verify(BASE + page));
+    world.check();
+}
+
+#[test]
+fn a_full_arena_loses_nothing_and_serves_on() {
+    let mut world = World::with(EngineConfig { arena_frames: 1200, ..config(4) }, 1 << 4, 400);
+    // Some goes out, and must come back when there is no frame any more.
+    fill(&mut world, 0..512, INCOMPRESSIBLE);
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+    fill(&mut world, 512..2048, INCOMPRESSIBLE + 7);
+    assert!(world.engine.machine().state.lock().arena_is_full);
+    let first_touches = world.engine.counters().vm.unmanaged_arena_full.get();
+    assert!((800..1400).contains(&first_touches), "{first_touches} pages");
+    world.check();
+    world.engine.machine().state.lock().corrupt_next = true;
+    assert!(!world.touch(BASE + 40), "what is corrupted is not handed over");
+    (0..2048).for_each(|page| world.verify(BASE + page));
+    let swapped_in = world.engine.counters().vm.unmanaged_arena_full.get() - first_touches;
+    // The first folio; then the frames of its piece are free.
+    assert_eq!(swapped_in, 16);
+    world.check();
+    // Once there is room, they are managed again.
+    world.unmap(0, 1400);
+    assert_eq!(world.engine.adopt(PageNumber(BASE)..PageNumber(BASE + 2048)), Ok(()));
+    assert_eq!(world.engine.resident_pages() + world.engine.staged_pages() + world.engine.swapped_pages(), 648);
     world.check();
 }
 

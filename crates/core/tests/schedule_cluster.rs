@@ -1,8 +1,8 @@
 //! The swap cluster allocator under schedules that shuttle chooses: whatever threads do to each other between two
 //! locks or atomics, no slot has two owners, and order 0 finds what is free.
 //!
-//!     RUSTFLAGS="--cfg shuttle" cargo test -p foliomem-core --test 'schedule_*'
-#![cfg(shuttle)]
+//!     cargo test -p foliomem-core --features shuttle --test 'schedule_*'
+#![cfg(feature = "shuttle")]
 
 use foliomem_core::cluster::{Discard, NoSlots, SlotState, Strategy, SwapClusters, SwapDevice};
 use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};

@@ -2,7 +2,7 @@
 //! folios, others that reclaim, and one that changes the mappings. Every page has one thread that writes it and
 //! knows what it must read. A thread that faults sleeps until it is woken, so a run in which a wake-up is lost
 //! ends with everybody asleep, and fails. `check()` walks the engine in the end.
-#![cfg(shuttle)]
+#![cfg(feature = "shuttle")]
 
 mod double;
 mod schedules;
@@ -51,11 +51,13 @@ impl World {
             strategy: Strategy::default(),
             swap_in: Default::default(),
             no_room: Default::default(),
+            whole_out: OrderSet::ALL,
             keep_copies: true,
             compaction: Default::default(),
             cpus: 1,
             floor_pages: 0,
             backing,
+            recompress_idle_ns: None,
         };
         let world = World { engine: Engine::new(Double::new(limit_pages), config), hearing: Mutex::default() };
         world.state().sizes = SizePolicy::always(OrderSet::from_bits(0b111));
@@ -383,6 +385,33 @@ fn changes_of_mappings_among_faults_and_reclaim() {
             })
             .with(|thread| (0..3).for_each(|_| thread.page_out()))
             .with(|thread| thread.reclaim())
+            .join();
+    });
+}
+
+#[test]
+fn a_folio_that_loses_parts_while_it_goes_out_and_its_frames_are_wanted() {
+    explore(600, || {
+        Threads::of(&World::new(ROOMY))
+            .with(|thread| (0..3).for_each(|_| thread.write_and_verify(&[4, 7])))
+            .with(|thread| {
+                let [a, b, c] = [BASE + 5, BASE + 6, BASE + 7];
+                for _ in 0..2 {
+                    thread.write(a);
+                    let content = thread.write(b);
+                    thread.discard(a..b);
+                    thread.verify(b, content);
+                    thread.verify(a, 0);
+                    thread.unmap(b..c);
+                    thread.map(b..c);
+                    thread.verify(b, 0);
+                }
+            })
+            .with(|thread| {
+                thread.page_out();
+                thread.reclaim();
+            })
+            .with(|thread| thread.compact())
             .join();
     });
 }

@@ -1,6 +1,6 @@
 //! Schedules of the gate: nobody is inside while it is closed, and nobody sleeps for ever (a run whose threads
 //! all sleep fails).
-#![cfg(shuttle)]
+#![cfg(feature = "shuttle")]
 
 mod schedules;
 

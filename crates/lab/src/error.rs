@@ -27,6 +27,22 @@ pub enum LabError {
         /// What is wrong with it.
         why: String,
     },
+    /// A trace cannot be read.
+    #[error("cannot read the trace {0}: {1}")]
+    UnreadableTrace(PathBuf, std::io::Error),
+    /// It is not what a trace must be.
+    #[error("{path}: at byte {offset}: {why}", path = .path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// What is wrong there.
+        why: String,
+    },
+    /// It has more memory than can be simulated.
+    #[error("the trace {0} has more than 4 TiB of memory")]
+    TraceTooLarge(PathBuf),
     /// The published results, which are a part of this program.
     #[error("the published results cannot be read: {0}")]
     Published(csv::Error),
@@ -43,4 +59,18 @@ pub enum LabError {
         /// What may be.
         limit_mib: u64,
     },
+}
+
+impl LabError {
+    /// What is wrong with the text of the file `name`.
+    pub(crate) fn in_file(name: &str, text: &str, error: &toml::de::Error) -> LabError {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        LabError::Scenario { name: name.to_owned(), line, why: one_line(error.message()) }
+    }
+}
+
+/// As it is to stand in a message.
+pub(crate) fn one_line(text: &str) -> String {
+    text.trim().replace('\n', " ")
 }

@@ -5,6 +5,7 @@ use crate::machine::LabMachine;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
+use foliomem_core::stats::FaultKind;
 use foliomem_core::units::{CpuNumber, PageNumber};
 use std::ops::Range;
 
@@ -21,6 +22,20 @@ pub struct Lab {
     check_every: Option<u64>,
     dropped_pages: u64,
     peak_swapped_pages: u64,
+    reads_ahead: bool,
+    clusters_paid: u64,
+    lists_busy_until_ns: u64,
+}
+
+/// What a CPU did for a while, in virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spent {
+    /// All of it.
+    pub ns: u64,
+    /// What of that the program computed.
+    pub computed_ns: u64,
+    /// What of it was waiting for the lists of clusters.
+    pub waited_ns: u64,
 }
 
 impl Lab {
@@ -33,6 +48,9 @@ impl Lab {
             check_every,
             dropped_pages: 0,
             peak_swapped_pages: 0,
+            reads_ahead: false,
+            clusters_paid: 0,
+            lists_busy_until_ns: 0,
         }
     }
 
@@ -56,6 +74,21 @@ impl Lab {
         self.machine().begin(cpu, now_ns);
     }
 
+    /// What the CPU that runs did since `now_ns`, when it [began](Self::begin).
+    ///
+    /// Clusters on lists are looked through under one lock. It serves the CPUs in the order of their beginnings, and who
+    /// comes later waits: so that all of them together never look through more than one CPU could.
+    pub fn end(&mut self, now_ns: u64) -> Spent {
+        let scanned = self.engine.clusters_scanned();
+        let looking_ns = (scanned - self.clusters_paid) * u64::from(self.machine().costs().cluster_ns);
+        self.clusters_paid = scanned;
+        self.machine().spend(looking_ns);
+        let ns = self.machine().spent_ns();
+        self.lists_busy_until_ns = self.lists_busy_until_ns.max(now_ns) + looking_ns;
+        let waited_ns = self.lists_busy_until_ns.saturating_sub(now_ns + ns) * u64::from(looking_ns > 0);
+        Spent { ns: ns + waited_ns, computed_ns: self.machine().computed_ns(), waited_ns }
+    }
+
     /// The program maps `range`.
     pub fn map(&mut self, range: Range<PageNumber>) {
         self.machine().map(range);
@@ -75,6 +108,18 @@ impl Lab {
         self.machine().drop_pages(range);
     }
 
+    /// What was in `range` is gone, and so may be mappings there.
+    pub fn forget(&mut self, range: Range<PageNumber>) {
+        self.dropped_pages += range.end.0 - range.start.0;
+        self.engine.unmapped(range.clone());
+        self.machine().drop_pages(range);
+    }
+
+    /// From now on what is likely to be touched after a fault is fetched with it, as foliomem does.
+    pub fn read_ahead(&mut self) {
+        self.reads_ahead = true;
+    }
+
     /// MADV_PAGEOUT.
     pub fn page_out(&mut self, range: Range<PageNumber>) {
         self.engine.page_out(&mut (), range);
@@ -84,15 +129,19 @@ impl Lab {
     #[inline]
     pub fn touch(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.accesses += 1;
-        self.machine().spend(self.machine().costs().touch_ns);
+        self.machine().compute(self.machine().costs().touch_ns.into());
         if self.machine().access(page, write) { Ok(()) } else { self.fault(page, write) }
     }
 
     fn fault(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.faults += 1;
-        self.machine().spend(self.machine().costs().fault_ns);
+        self.machine().spend(self.machine().costs().fault_ns.into());
         let served = self.engine.fault(&mut (), page);
         assert!(matches!(served, Served::Done(_)) && self.machine().access(page, write), "{page:?} is not there");
+        if served == Served::Done(FaultKind::SwapIn) {
+            self.engine.counters().vm.pgmajfault.inc();
+            while self.reads_ahead && self.engine.read_ahead(&mut (), page) {}
+        }
         if self.check_every.is_some_and(|every| self.faults.is_multiple_of(every)) {
             self.engine.check();
         }

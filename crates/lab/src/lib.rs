@@ -17,4 +17,5 @@ pub mod schedule;
 pub mod seeds;
 pub mod shipped;
 pub mod sweep;
+pub mod trace;
 pub mod workload;

@@ -8,8 +8,8 @@
 //! Everything is atomic, because the engine wants a machine that threads can share, and relaxed, because there is one
 //! thread. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
 
-use crate::costs::Costs;
-use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Stopped};
+use crate::costs::{CodecCosts, Costs};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
@@ -25,8 +25,19 @@ use std::ops::Range;
 pub enum Store {
     /// Inside the limit, as foliomem's is, of the size that lz4 would make it.
     Lz4,
-    /// Outside: zram or a RAM disk, which no memory control group pays for.
+    /// Outside: zram with lz4, which no memory control group pays for.
     Outside,
+    /// Outside, and not compressed.
+    RamDisk,
+}
+
+/// What pages hold, and where it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Content {
+    /// Where compressed memory is.
+    pub store: Store,
+    /// Every page repeats one word, which needs no bytes wherever it goes.
+    pub filled: bool,
 }
 
 /// What lies at a home. Other values are a page number plus [`Self::FIRST_PAGE`].
@@ -50,14 +61,15 @@ pub struct LabMachine {
     mappings: Mutex<BTreeMap<PageNumber, PageNumber>>,
     /// Folio sizes that all of them may have.
     sizes: OrderSet,
-    store: Store,
+    content: Content,
     costs: Costs,
     limit_pages: i64,
     charged_pages: AtomicI64,
     peak_pages: AtomicI64,
     cpu: AtomicU16,
-    /// When the event began that is under way, and what it has cost so far.
+    /// When the event began that is under way, and what it has cost so far: in the program itself, and in all.
     started_ns: AtomicU64,
+    computed_ns: AtomicU64,
     spent_ns: AtomicU64,
     counters: Counters,
 }
@@ -80,7 +92,7 @@ impl LabMachine {
         arena_frames: u32,
         limit_pages: u32,
         sizes: OrderSet,
-        store: Store,
+        content: Content,
         costs: Costs,
     ) -> LabMachine {
         LabMachine {
@@ -88,13 +100,14 @@ impl LabMachine {
             pages: words(pages as usize),
             mappings: Mutex::default(),
             sizes,
-            store,
+            content,
             costs,
             limit_pages: limit_pages.into(),
             charged_pages: AtomicI64::new(0),
             peak_pages: AtomicI64::new(0),
             cpu: AtomicU16::new(0),
             started_ns: AtomicU64::new(0),
+            computed_ns: AtomicU64::new(0),
             spent_ns: AtomicU64::new(0),
             counters: Counters::default(),
         }
@@ -104,12 +117,18 @@ impl LabMachine {
     pub fn begin(&self, cpu: CpuNumber, now_ns: u64) {
         self.cpu.store(cpu.0, Relaxed);
         self.started_ns.fetch_max(now_ns, Relaxed);
+        self.computed_ns.store(0, Relaxed);
         self.spent_ns.store(0, Relaxed);
     }
 
     /// What was done since [`begin`](Self::begin) has cost this much.
     pub fn spent_ns(&self) -> u64 {
-        self.spent_ns.load(Relaxed)
+        self.computed_ns() + self.spent_ns.load(Relaxed)
+    }
+
+    /// What of that the program has taken for itself.
+    pub fn computed_ns(&self) -> u64 {
+        self.computed_ns.load(Relaxed)
     }
 
     /// Folio sizes that its mappings may have.
@@ -122,10 +141,15 @@ impl LabMachine {
         &self.costs
     }
 
-    /// Lets `ns` pass for the CPU that runs.
+    /// Lets `ns` pass for the CPU that runs, in the memory manager.
     pub fn spend(&self, ns: u64) {
         // One thread: a load and a store cost a fifth of an atomic addition.
         self.spent_ns.store(self.spent_ns.load(Relaxed) + ns, Relaxed);
+    }
+
+    /// Lets `ns` pass for the CPU that runs, in the program.
+    pub fn compute(&self, ns: u64) {
+        self.computed_ns.store(self.computed_ns.load(Relaxed) + ns, Relaxed);
     }
 
     /// The program's limit.
@@ -143,10 +167,24 @@ impl LabMachine {
         self.peak_pages.load(Relaxed) as u64
     }
 
-    /// The program maps `range`.
+    /// The program maps `range`; what was mapped of it before becomes a part of the one mapping, as VMAs merge.
     pub fn map(&self, range: Range<PageNumber>) {
         assert!(range.end.0 <= self.pages.len() as u64, "{range:?} is beyond the machine's addresses");
-        self.mappings.lock().insert(range.start, range.end);
+        let mut mappings = self.mappings.lock();
+        while let Some((&start, _)) = mappings.range(range.clone()).next() {
+            mappings.remove(&start);
+        }
+        mappings.insert(range.start, range.end);
+    }
+
+    /// From now on the mappings in `range`, across whose ends none lies, are `mappings`.
+    pub fn map_anew(&self, range: Range<PageNumber>, mappings: impl Iterator<Item = Range<PageNumber>>) {
+        let mut all = self.mappings.lock();
+        let gone: Vec<PageNumber> = all.range(range).map(|(&start, _)| start).collect();
+        for start in gone {
+            all.remove(&start);
+        }
+        all.extend(mappings.map(|mapping| (mapping.start, mapping.end)));
     }
 
     /// The mapping of `range`, which is one, is gone. The engine has heard of it.
@@ -223,9 +261,18 @@ impl LabMachine {
         }
     }
 
-    /// What lz4 makes of `run`: each page has a size of its own, and larger pieces gain as real ones do.
-    fn len_bytes(&self, name: u64, run: FrameRun) -> u32 {
-        let mean = run.order.bytes() as u64 * 100 / u64::from(self.costs.ratio_percent[run.order.index()]);
+    /// The codec, where there is one.
+    fn codec(&self) -> Option<&CodecCosts> {
+        match self.content.store {
+            _ if self.content.filled => None,
+            Store::Lz4 | Store::Outside => Some(&self.costs.lz4),
+            Store::RamDisk => None,
+        }
+    }
+
+    /// What the codec makes of `run`: each page has a size of its own, and larger pieces gain as real ones do.
+    fn len_bytes(&self, codec: &CodecCosts, name: u64, run: FrameRun) -> u32 {
+        let mean = run.order.bytes() as u64 * 100 / u64::from(codec.ratio_percent[run.order.index()].max(1));
         let per_page = mean / u64::from(run.frames());
         let pages = (name >> 32)..(name >> 32) + u64::from(run.frames());
         // Between half and one and a half times the mean.
@@ -233,8 +280,8 @@ impl LabMachine {
         (sizes.sum::<u64>() as u32).clamp(1, run.order.bytes() as u32)
     }
 
-    fn spend_by_page(&self, base_ns: u64, page_ns: u64, run: FrameRun) {
-        self.spend(base_ns + page_ns * u64::from(run.frames()));
+    fn spend_by_page(&self, base_ns: u32, page_ns: u32, pages: u32) {
+        self.spend(u64::from(base_ns) + u64::from(page_ns) * u64::from(pages));
     }
 }
 
@@ -275,7 +322,7 @@ impl Machine for LabMachine {
     }
 
     fn populate(&self, run: FrameRun) {
-        self.spend_by_page(0, self.costs.populate_page_ns, run);
+        self.spend_by_page(0, self.costs.populate_page_ns, run.frames());
         for home in self.at_home(run) {
             assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was not empty");
             home.store(Home::ANY, Relaxed);
@@ -292,7 +339,7 @@ impl Machine for LabMachine {
     }
 
     fn zero(&self, run: FrameRun) {
-        self.spend_by_page(0, self.costs.zero_page_ns, run);
+        self.spend_by_page(0, self.costs.zero_page_ns, run.frames());
         for home in self.at_home(run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
             home.store(Home::ANY, Relaxed);
@@ -306,7 +353,7 @@ impl Machine for LabMachine {
     }
 
     fn hash(&self, run: FrameRun) -> u64 {
-        self.spend_by_page(0, self.costs.hash_page_ns, run);
+        self.spend_by_page(0, self.costs.hash_page_ns, run.frames());
         self.name_content(run)
     }
 
@@ -321,7 +368,7 @@ impl Machine for LabMachine {
     }
 
     fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
-        self.spend(self.costs.move_ns + self.costs.move_page_ns);
+        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, 1);
         let page = self.homes[from.0 as usize].load(Relaxed);
         self.homes[from.0 as usize].store(Home::EMPTY, Relaxed);
         assert_ne!(page, Home::EMPTY, "{from:?} was empty");
@@ -331,7 +378,7 @@ impl Machine for LabMachine {
     }
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run);
+        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
         let pages = &self.pages[to.0 as usize..(to.0 + u64::from(run.frames())) as usize];
         for (number, (home, page)) in (to.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
             let (content, version) = (home.load(Relaxed), page.load(Relaxed));
@@ -343,13 +390,14 @@ impl Machine for LabMachine {
         Ok(())
     }
 
-    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
-        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run);
-        let pages = &self.pages[from.0 as usize..(from.0 + u64::from(run.frames())) as usize];
-        for (number, (home, page)) in (from.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
+    fn move_out(&self, from: PageNumber, to: Frame, count: u32) -> Result<(), Stopped> {
+        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, count);
+        let pages = &self.pages[from.0 as usize..(from.0 + u64::from(count)) as usize];
+        let homes = &self.homes[to.0 as usize..(to.0 + count) as usize];
+        for (number, (home, page)) in (from.0 as u32..).zip(homes.iter().zip(pages)) {
             let word = page.load(Relaxed);
             assert_ne!(word & PRESENT, 0, "page {number:x} is not in the program");
-            assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was not empty");
+            assert_eq!(home.load(Relaxed), Home::EMPTY, "one of {count} homes from {to:?} on was not empty");
             page.store(word & !PRESENT, Relaxed);
             home.store(number + Home::FIRST_PAGE, Relaxed);
         }
@@ -360,9 +408,21 @@ impl Machine for LabMachine {
         unreachable!("no move is refused")
     }
 
+    fn zero_in(&self, _to: PageNumber) -> Result<(), MoveError> {
+        unreachable!("the arena has room for all there is")
+    }
+
+    fn arena_is_full(&self) {}
+
     fn unshare(&self, _pages: Range<PageNumber>) {}
 
     fn unshare_home(&self, _run: FrameRun) {}
+
+    fn is_lately_over(&self) -> bool {
+        false
+    }
+
+    fn pause(&self) {}
 
     fn wake(&self, _pages: Range<PageNumber>) {}
 
@@ -395,24 +455,37 @@ impl Machine for LabMachine {
     }
 
     fn compress(&self, _worker: &mut (), run: FrameRun) -> Compressed {
-        self.spend_by_page(self.costs.compress_ns, self.costs.compress_page_ns, run);
         let name = self.name_content(run);
-        if name == 0 || self.store == Store::Outside {
+        let Some(codec) = self.codec() else {
+            // What repeats a word is only looked through, which costs as much as a hash.
+            let page_ns = if self.content.filled { self.costs.hash_page_ns } else { self.costs.copy_page_ns };
+            self.spend_by_page(0, page_ns, run.frames());
+            return Compressed::Filled(name);
+        };
+        self.spend_by_page(0, codec.compress_page_ns[run.order.index()], run.frames());
+        if name == 0 || self.content.store == Store::Outside {
             return Compressed::Filled(name);
         }
-        let len_bytes = self.len_bytes(name, run);
+        let len_bytes = self.len_bytes(codec, name, run);
         Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
     }
 
     fn write_piece(&self, _worker: &mut (), _run: FrameRun, _place: &Place) {}
 
     fn copy_piece(&self, from: Fragment, _to: Fragment) {
-        self.spend(self.costs.copy_page_ns * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
+        self.spend(u64::from(self.costs.copy_page_ns) * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
     }
 
     fn read_piece(&self, _worker: &mut (), piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
-        // What is before the part is decompressed, too.
-        self.spend(self.costs.decompress_ns + self.costs.decompress_page_ns * u64::from(skip_pages + into.frames()));
+        match self.codec() {
+            // What is before the part is decompressed, too.
+            Some(codec) => {
+                let page_ns = codec.decompress_page_ns[piece.granule.index()];
+                self.spend(u64::from(page_ns) * u64::from(skip_pages + into.frames()));
+            }
+            None if self.content.filled => self.spend_by_page(0, self.costs.zero_page_ns, into.frames()),
+            None => self.spend_by_page(0, self.costs.copy_page_ns, into.frames()),
+        }
         let name = piece.filled.unwrap_or(piece.checksum);
         let (first, hash) = (name >> 32, name as u32);
         // Other parts of a piece may have come back and been changed since.
@@ -426,6 +499,12 @@ impl Machine for LabMachine {
         }
         Ok(())
     }
+
+    fn recompress(&self, _worker: &mut Self::Worker, _piece: &Piece) -> Option<Recompressed> {
+        unreachable!("there is no second codec")
+    }
+
+    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: &Place) {}
 
     fn begin_write(&self, _: &mut (), _: &WriteBatch, _: &mut Vec<Seal>) {
         unreachable!("there is no swap file")
@@ -466,11 +545,12 @@ mod tests {
 
     /// A machine with a page that was written and is at home, and its name.
     fn machine() -> (LabMachine, u64) {
-        let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, Store::Outside, Costs::REFERENCE);
+        let content = Content { store: Store::Outside, filled: false };
+        let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::REFERENCE);
         machine.populate(RUN);
         assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, RUN), Ok(()));
+        assert_eq!(machine.move_out(PAGE, RUN.head, RUN.frames()), Ok(()));
         let name = machine.hash(RUN);
         (machine, name)
     }
@@ -501,7 +581,7 @@ mod tests {
         assert_eq!(read(&machine, name ^ 1), Err(Corrupted));
         assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, RUN), Ok(()));
+        assert_eq!(machine.move_out(PAGE, RUN.head, RUN.frames()), Ok(()));
         assert_eq!(read(&machine, name), Err(Corrupted), "it was written since");
     }
 

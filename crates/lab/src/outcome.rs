@@ -20,6 +20,12 @@ pub struct Outcome {
     pub faults: u64,
     /// Pages that came or went.
     pub page_events: u64,
+    /// Faults that had to fetch what was out, pages that came back by them or by readahead, and pages that went out.
+    pub pgmajfault: u64,
+    /// See `pgmajfault`.
+    pub pswpin: u64,
+    /// See `pgmajfault`.
+    pub pswpout: u64,
     /// The most pages that were charged.
     pub peak_pages: u64,
     /// The most pages that were out whenever that was noted.
@@ -40,6 +46,14 @@ pub struct Outcome {
     pub modelled_cpu_seconds: f64,
     /// See `modelled_cpu_seconds`.
     pub modelled_elapsed_seconds: f64,
+    /// What of the CPUs' time programs did not compute.
+    pub modelled_sys_seconds: f64,
+    /// What of that was waiting for the lists of clusters.
+    pub modelled_wait_seconds: f64,
+    /// Until what was to go out was out, and until it was back, where the workload does that by itself.
+    pub modelled_page_out_seconds: f64,
+    /// See `modelled_page_out_seconds`.
+    pub modelled_page_in_seconds: f64,
     /// Parts of the workload, where it has some.
     pub rounds: Vec<Round>,
 }
@@ -75,6 +89,10 @@ impl Scenario {
     }
 }
 
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
 impl Outcome {
     fn of(lab: &Lab, rounds: Vec<Round>, took: Took) -> Outcome {
         let (slots, counters) = (lab.slots(), lab.engine().counters());
@@ -98,6 +116,9 @@ impl Outcome {
             accesses,
             faults,
             page_events: lab.page_events(),
+            pgmajfault: counters.vm.pgmajfault.get(),
+            pswpin: counters.vm.pswpin.get(),
+            pswpout: counters.vm.pswpout.get(),
             peak_pages: lab.machine().peak_pages(),
             peak_swapped_pages: lab.peak_swapped_pages(),
             sizes: sizes
@@ -108,8 +129,12 @@ impl Outcome {
             clusters_scanned: slots.clusters_scanned,
             clusters_scanned_per_alloc: slots.clusters_scanned as f64 / (allocs + fallbacks).max(1) as f64,
             slots_stolen: slots.stolen,
-            modelled_cpu_seconds: took.cpu_ns as f64 / 1e9,
-            modelled_elapsed_seconds: took.elapsed_ns as f64 / 1e9,
+            modelled_cpu_seconds: seconds(took.cpu_ns),
+            modelled_elapsed_seconds: seconds(took.elapsed_ns),
+            modelled_sys_seconds: seconds(took.cpu_ns - took.computed_ns),
+            modelled_wait_seconds: seconds(took.waited_ns),
+            modelled_page_out_seconds: seconds(took.page_out_ns),
+            modelled_page_in_seconds: seconds(took.page_in_ns),
             rounds,
         };
         let all = counters.size.iter().flat_map(|size| size.fields()).chain(counters.vm.fields());

@@ -2,10 +2,9 @@
 //!
 //! A bad file is refused with its name, the line and the reason; a bad `--set` with the setting and the reason.
 
-use crate::costs::Costs;
-use crate::error::LabError;
+use crate::error::{LabError, one_line};
 use crate::lab::{Lab, MOST_LIMITS};
-use crate::machine::{LabMachine, Store};
+use crate::machine::{Content, LabMachine, Store};
 use crate::workload::Workload;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
@@ -82,6 +81,9 @@ pub struct SwapSection {
     pub swap_in: SwapIn,
     /// Keep slots of what was swapped in.
     pub keep_copies: bool,
+    /// Folio sizes that are split before they go out.
+    #[serde(deserialize_with = "sizes")]
+    pub split_kib: OrderSet,
     /// Where compressed memory is.
     pub store: Store,
     /// The most that is compressed as one.
@@ -140,7 +142,7 @@ const _: () = assert!(ARENA_PER_LIMIT as u64 > MOST_LIMITS);
 impl Scenario {
     /// Reads a scenario from the text of the file `name`.
     pub fn parse(name: &str, text: &str) -> Result<Scenario, LabError> {
-        toml::from_str(text).map_err(|error| bad_file(name, text, &error))
+        toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))
     }
 
     /// As [`parse`](Self::parse), with some of its settings replaced: pairs of a dotted key and a value.
@@ -148,7 +150,7 @@ impl Scenario {
         // What is wrong with the file itself is to be said first.
         let unchanged = Scenario::parse(name, text)?;
         let Some((last_key, last_value)) = settings.last() else { return Ok(unchanged) };
-        let mut table: toml::Table = toml::from_str(text).map_err(|error| bad_file(name, text, &error))?;
+        let mut table: toml::Table = toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))?;
         for (key, value) in settings {
             set(&mut table, key, value).map_err(|why| bad_setting(key, value, &why))?;
         }
@@ -161,7 +163,7 @@ impl Scenario {
         })
     }
 
-    /// The machine and the engine of the scenario.
+    /// The machine, by its costs, and the engine of the scenario.
     pub fn lab(&self, check_every: Option<u64>) -> Lab {
         let limit_pages = self.machine.limit_mib.get() * MIB_PAGES;
         let arena_frames = ARENA_PER_LIMIT * limit_pages;
@@ -172,21 +174,18 @@ impl Scenario {
             strategy: self.swap.strategy,
             swap_in: self.swap.swap_in,
             no_room: self.machine.no_room,
+            whole_out: OrderSet::from_bits(!self.swap.split_kib.bits()),
             keep_copies: self.swap.keep_copies,
             compaction: Variant::default(),
             cpus: self.machine.cpus.get() as u16,
             floor_pages: 0,
             backing: None,
+            recompress_idle_ns: None,
         };
         let pages = self.workload.pages();
-        let machine = LabMachine::new(
-            pages,
-            arena_frames,
-            limit_pages,
-            self.machine.sizes_kib,
-            self.swap.store,
-            Costs::REFERENCE,
-        );
+        let content = Content { store: self.swap.store, filled: self.workload.is_filled() };
+        let machine =
+            LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, self.workload.costs());
         Lab::new(machine, config, check_every)
     }
 }
@@ -203,6 +202,7 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
         toml::Value::String(_) => value.into(),
         toml::Value::Boolean(_) => value.parse::<bool>().map_err(|_| "true or false is wanted".to_owned())?.into(),
         toml::Value::Integer(_) => value.parse::<i64>().map_err(|_| "a number is wanted".to_owned())?.into(),
+        toml::Value::Array(_) if value.is_empty() => toml::Value::Array(Vec::new()),
         toml::Value::Array(_) => {
             let numbers = value.split('+').map(str::parse::<i64>).collect::<Result<Vec<_>, _>>();
             numbers.map_err(|_| "numbers joined by + are wanted".to_owned())?.into()
@@ -212,17 +212,8 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn one_line(text: &str) -> String {
-    text.trim().replace('\n', " ")
-}
-
 fn bad_setting(key: &str, value: &str, why: &str) -> LabError {
     LabError::Setting { setting: format!("{key}={value}"), why: one_line(why) }
-}
-
-fn bad_file(name: &str, text: &str, error: &toml::de::Error) -> LabError {
-    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-    LabError::Scenario { name: name.to_owned(), line: before.matches('\n').count() + 1, why: one_line(error.message()) }
 }
 
 #[cfg(test)]

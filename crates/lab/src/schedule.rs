@@ -1,7 +1,7 @@
 //! Virtual CPUs that run tasks by turns: always the CPU whose clock is furthest behind.
 
 use crate::error::LabError;
-use crate::lab::Lab;
+use crate::lab::{Lab, Spent};
 use foliomem_core::units::CpuNumber;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,6 +13,25 @@ pub struct Took {
     pub elapsed_ns: u64,
     /// Of all CPUs.
     pub cpu_ns: u64,
+    /// What of that programs computed.
+    pub computed_ns: u64,
+    /// What of the rest was waiting for the lists of clusters.
+    pub waited_ns: u64,
+    /// How long it took to page out what was to go, and to bring it back, where the workload does that by itself.
+    pub page_out_ns: u64,
+    /// See `page_out_ns`.
+    pub page_in_ns: u64,
+}
+
+impl Took {
+    /// A CPU that was at `now_ns` has done that; returns where it is now.
+    pub fn add(&mut self, now_ns: u64, spent: Spent) -> u64 {
+        self.cpu_ns += spent.ns;
+        self.computed_ns += spent.computed_ns;
+        self.waited_ns += spent.waited_ns;
+        self.elapsed_ns = self.elapsed_ns.max(now_ns + spent.ns);
+        now_ns + spent.ns
+    }
 }
 
 /// Runs `tasks` tasks on `cpus` CPUs, each on the CPU of its number modulo those there are. `slice` lets a task do a
@@ -34,10 +53,8 @@ pub fn run(
         if slice(lab, task)? {
             queue.push_back(task);
         }
-        let spent_ns = lab.machine().spent_ns();
-        took.cpu_ns += spent_ns;
-        took.elapsed_ns = took.elapsed_ns.max(now_ns + spent_ns);
-        clocks.push(Reverse((now_ns + spent_ns, cpu)));
+        let then_ns = took.add(now_ns, lab.end(now_ns));
+        clocks.push(Reverse((then_ns, cpu)));
     }
     Ok(took)
 }

@@ -17,7 +17,14 @@ macro_rules! shipped {
     };
 }
 
-shipped!["swap-allocator", "kernel-build-64k", "kernel-build-all-sizes"];
+shipped![
+    "swap-allocator",
+    "kernel-build-64k",
+    "kernel-build-all-sizes",
+    "kernel-build-roomy",
+    "usemem",
+    "swap-bandwidth"
+];
 
 /// The shipped scenario of that name.
 pub fn find(name: &str) -> Option<&'static Shipped> {

@@ -2,8 +2,12 @@
 
 mod kernel_build;
 mod process;
+mod replay;
 mod swap_allocator;
+mod swap_bandwidth;
+mod usemem;
 
+use crate::costs::Costs;
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::schedule::Took;
@@ -11,7 +15,13 @@ use foliomem_core::units::Order;
 use serde::{Deserialize, Serialize};
 
 pub use kernel_build::KernelBuild;
+pub use replay::{Replay, Summary};
 pub use swap_allocator::SwapAllocator;
+pub use swap_bandwidth::SwapBandwidth;
+pub use usemem::Usemem;
+
+/// Pages in a MiB.
+const MIB: u32 = 256;
 
 /// A workload and its parameters.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,6 +31,12 @@ pub enum Workload {
     SwapAllocator(SwapAllocator),
     /// Compilers that come and go.
     KernelBuild(KernelBuild),
+    /// A recorded run.
+    Replay(Replay),
+    /// Tasks that write much memory once.
+    Usemem(Usemem),
+    /// An area that goes out and comes back.
+    SwapBandwidth(SwapBandwidth),
 }
 
 /// What a part of a workload came to, for folios of the largest enabled size.
@@ -51,7 +67,23 @@ impl Workload {
         match self {
             Workload::SwapAllocator(test) => test.pages(),
             Workload::KernelBuild(build) => build.pages(),
+            Workload::Replay(replay) => replay.pages(),
+            Workload::Usemem(usemem) => usemem.pages(),
+            Workload::SwapBandwidth(bandwidth) => bandwidth.pages(),
         }
+    }
+
+    /// What things cost, and how well its content compresses.
+    pub fn costs(&self) -> Costs {
+        match self {
+            Workload::Replay(replay) => replay.costs(),
+            _ => Costs::REFERENCE,
+        }
+    }
+
+    /// Whether every page repeats one word.
+    pub fn is_filled(&self) -> bool {
+        matches!(self, Workload::SwapBandwidth(bandwidth) if bandwidth.filled)
     }
 
     /// Does it; chance begins at `seed`, unless the workload brings its own numbers.
@@ -59,6 +91,9 @@ impl Workload {
         match self {
             Workload::SwapAllocator(test) => test.run(lab),
             Workload::KernelBuild(build) => build.run(lab, seed),
+            Workload::Replay(replay) => replay.run(lab, seed),
+            Workload::Usemem(usemem) => usemem.run(lab),
+            Workload::SwapBandwidth(bandwidth) => bandwidth.run(lab),
         }
     }
 }

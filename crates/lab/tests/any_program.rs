@@ -11,7 +11,7 @@ use foliomem_core::machine::Machine;
 use foliomem_core::units::{CpuNumber, Order, OrderSet, PageNumber};
 use foliomem_lab::costs::Costs;
 use foliomem_lab::lab::Lab;
-use foliomem_lab::machine::{LabMachine, Store};
+use foliomem_lab::machine::{Content, LabMachine, Store};
 use proptest::prelude::*;
 
 const AREA_PAGES: u32 = 1500;
@@ -42,8 +42,9 @@ fn config() -> impl Strategy<Value = (OrderSet, EngineConfig)> {
     let swap_in = prop::sample::select(vec![SwapIn::Adaptive, SwapIn::Whole, SwapIn::Page]);
     let no_room = prop::sample::select(vec![NoRoom::Reclaim, NoRoom::FallBack]);
     let strategy = prop::sample::select(SlotStrategy::ALL.to_vec());
-    (any::<u16>(), 0u8..10, 10..16u32, strategy, swap_in, no_room, any::<bool>()).prop_map(
-        |(sizes, granule, clusters, strategy, swap_in, no_room, keep_copies)| {
+    let whole_out = prop_oneof![3 => Just(OrderSet::ALL), 1 => any::<u16>().prop_map(OrderSet::from_bits)];
+    (any::<u16>(), 0u8..10, 10..16u32, strategy, swap_in, no_room, whole_out, any::<bool>()).prop_map(
+        |(sizes, granule, clusters, strategy, swap_in, no_room, whole_out, keep_copies)| {
             (
                 OrderSet::from_bits(sizes),
                 EngineConfig {
@@ -53,11 +54,13 @@ fn config() -> impl Strategy<Value = (OrderSet, EngineConfig)> {
                     strategy,
                     swap_in,
                     no_room,
+                    whole_out,
                     keep_copies,
                     compaction: Variant::default(),
                     cpus: 3,
                     floor_pages: 0,
                     backing: None,
+                    recompress_idle_ns: None,
                 },
             )
         },
@@ -74,10 +77,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
     fn what_is_read_is_what_was_written(
-        (sizes, config) in config(), outside: bool, steps in prop::collection::vec(step(), 1..60)
+        (sizes, config) in config(),
+        store in prop::sample::select(vec![Store::Lz4, Store::Outside, Store::RamDisk]),
+        filled in prop::sample::select(vec![false, false, true]),
+        steps in prop::collection::vec(step(), 1..60)
     ) {
-        let store = if outside { Store::Outside } else { Store::Lz4 };
-        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, sizes, store, Costs::REFERENCE);
+        let content = Content { store, filled };
+        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, sizes, content, Costs::REFERENCE);
         let mut lab = Lab::new(machine, config, Some(256));
         (0..AREAS).for_each(|area| lab.map(part(area, 0, AREA_PAGES)));
         let mut now_ns = 0;

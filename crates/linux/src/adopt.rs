@@ -10,11 +10,14 @@
 //! (the program may have unmapped a part before, and mapped something else there since); then the pages
 //! it has already become folios.
 
+use crate::machine::LinuxMachine;
 use crate::maps::{self, Kind, Mapping};
-use crate::ranges::Ranges;
+use crate::pagemap;
+use crate::placement::APART_WHILE_GROWING_NS;
+use crate::ranges::{Ranges, pages};
 use crate::runtime::{Engaged, Pending, Runtime};
 use crate::uffd;
-use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use foliomem_core::trace::Event;
 use rustix::mm::{Advice, madvise};
 use std::ops::Range;
 
@@ -28,6 +31,8 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
     if candidates.is_empty() {
         return;
     }
+    // While the program grows, nobody waits for a follower that it keeps from its CPU.
+    runtime.placement.come_apart(APART_WHILE_GROWING_NS);
     let mut pending = Pending::default();
     let machine = engaged.engine.machine();
     {
@@ -38,7 +43,10 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
         }
     }
     for range in insert_registered(runtime, engaged, &candidates, &mut pending) {
-        let mut rest = page(range.start)..page(range.end);
+        if runtime.tracer.is_on() {
+            tell_present(runtime, machine, &range);
+        }
+        let mut rest = pages(&range);
         while let Err(left) = engaged.engine.adopt(rest) {
             drop(runtime.hear_changes(engaged, &mut pending));
             rest = left;
@@ -46,7 +54,7 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
     }
     // Faults that were heard on the way are raised again by the threads that wait for them.
     while let Some(page) = pending.pop() {
-        let _ = machine.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
+        machine.fault_again(page);
     }
 }
 
@@ -80,6 +88,7 @@ fn insert_registered(
         for (part, mapping) in &registered {
             machine.advices().adopt(machine.ranges(), part.clone(), mapping.clone());
             machine.prepare_for_huge(part.clone());
+            runtime.tracer.tell(&runtime.budget, || Event::Map(pages(part)));
             let (start, len) = (std::ptr::with_exposed_provenance_mut(part.start), part.end - part.start);
             // SAFETY: only what a fork copies changes; see `LinuxMachine::allow_forks`.
             let _ = unsafe { madvise(start, len, Advice::LinuxDontFork) };
@@ -88,8 +97,11 @@ fn insert_registered(
     }
 }
 
-fn page(address: usize) -> PageNumber {
-    PageNumber::containing(address as u64)
+/// Tells for the record what was there before it was managed.
+fn tell_present(runtime: &Runtime, machine: &LinuxMachine, range: &Range<usize>) {
+    pagemap::present(&machine.descriptors().pagemap, range.start, range.end, &mut |run| {
+        runtime.tracer.tell(&runtime.budget, || Event::Fill(pages(&run)));
+    });
 }
 
 /// The ranges that can be managed and are not.

@@ -27,6 +27,8 @@ const TOLERANCE_SHIFT: u32 = 5;
 const LASTING_NS: u64 = 100_000_000;
 /// or if it is this share of the limit (1/2^2) at once.
 const AT_ONCE_SHIFT: u32 = 2;
+/// Others get so long to give way before nobody waits for them any more.
+const LATELY_NS: u64 = 300_000_000;
 
 /// See the module.
 pub struct Budget {
@@ -192,6 +194,12 @@ impl Budget {
             self.counters().vm.limit_exceeded.inc();
             self.control.limit_exceeded();
         }
+    }
+
+    /// Whether the tree went further over its limit than is tolerated, not long ago.
+    pub fn is_lately_over(&self) -> bool {
+        let since_ns = self.over_since_ns.load(Relaxed);
+        since_ns != 0 && now_ns().saturating_sub(since_ns) < LATELY_NS
     }
 
     /// Gives `pages` back.

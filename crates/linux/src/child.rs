@@ -5,11 +5,11 @@
 //! process sends to the supervisor is. All signals are blocked in the supervisor and read from a
 //! signalfd; the program starts with the mask the supervisor was started with, and dies when it does.
 
+use crate::clock::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
-use rustix::time::Timespec;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -84,7 +84,7 @@ impl Child {
         if let Some(event) = self.changed()? {
             return Ok(event);
         }
-        let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        let timeout = timespec(most);
         let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
         if poll(&mut fds, Some(&timeout))? == 0 {
             return Ok(Event::Nothing);

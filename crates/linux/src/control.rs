@@ -14,6 +14,7 @@ use crate::codec::{Codec, ZSTD_MAX_LEVEL};
 use crate::death;
 use crate::line::with_line;
 use crate::swap_space::SwapSpace;
+use crate::trace_ring::TraceRing;
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::Order;
@@ -29,7 +30,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
@@ -46,6 +47,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
 const FLAG_TORTURE: u32 = 1 << 0;
 /// Stop the tree rather than exceed the limit.
 const FLAG_HARD: u32 = 1 << 1;
+/// Tell what the processes do.
+const FLAG_RECORD: u32 = 1 << 2;
 
 /// Why the segment cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -70,6 +73,8 @@ pub struct Configuration {
     pub sizes: SizePolicy,
     /// How pieces are compressed.
     pub codec: Codec,
+    /// How idle pieces are recompressed, if they are.
+    pub recompress: Option<Codec>,
     /// The largest piece compressed as one.
     pub granule: Order,
     /// Threads that reclaim in the background; 0 for as many as suit the CPUs.
@@ -78,6 +83,8 @@ pub struct Configuration {
     pub torture: bool,
     /// Stop the tree rather than exceed the limit.
     pub hard: bool,
+    /// Tell what the processes do ([`Control::trace`]).
+    pub record: bool,
 }
 
 /// One line for the supervisor to print.
@@ -129,6 +136,8 @@ struct Header {
     limit_bytes: AtomicU64,
     sizes: AtomicU32,
     codec: AtomicU32,
+    /// As `codec`, or [`NO_CODEC`].
+    recompress: AtomicU32,
     granule: AtomicU32,
     reclaimers: AtomicU32,
     flags: AtomicU32,
@@ -181,6 +190,8 @@ pub struct Control {
     totals: Counters,
     processes: [ProcessSlot; MOST_PROCESSES],
     swap: SwapSpace,
+    /// One for each slot. What is never written takes no memory.
+    traces: [TraceRing; MOST_PROCESSES],
 }
 
 /// Which slot.
@@ -222,10 +233,12 @@ impl Control {
         header.limit_bytes.store(configuration.limit_bytes, Ordering::Relaxed);
         set(&header.sizes, configuration.sizes.bits());
         set(&header.codec, encode_codec(configuration.codec));
+        set(&header.recompress, configuration.recompress.map_or(NO_CODEC, encode_codec));
         set(&header.granule, u32::from(configuration.granule.get()));
         set(&header.reclaimers, configuration.reclaimers);
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
-        set(&header.flags, flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD));
+        let flags = flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD);
+        set(&header.flags, flags | flag(configuration.record, FLAG_RECORD));
         header.version.store(VERSION, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok((control, fd))
@@ -264,10 +277,12 @@ impl Control {
             sizes: self.sizes(),
             // The program may have written over what was a codec when the segment was opened.
             codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
+            recompress: decode_codec(header.recompress.load(Ordering::Relaxed)),
             granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
             reclaimers: header.reclaimers.load(Ordering::Relaxed),
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
+            record: flags & FLAG_RECORD != 0,
         }
     }
 
@@ -426,6 +441,19 @@ impl Control {
         &self.processes[slot.0 as usize]
     }
 
+    /// What the process of a slot tells.
+    pub fn trace(&self, slot: SlotIndex) -> &TraceRing {
+        &self.traces[slot.0 as usize]
+    }
+
+    /// Every slot that was ever claimed, and whether its process lives.
+    pub fn each_slot(&self) -> impl Iterator<Item = (SlotIndex, bool)> {
+        self.slots().map(|slot| {
+            let process = self.process(slot);
+            (slot, process.pid.load(Ordering::Relaxed) != 0 && !death::is_marked(&process.keeper))
+        })
+    }
+
     /// Pids of the processes that have a slot.
     pub fn pids(&self) -> Vec<u32> {
         self.slots().map(|slot| self.pid(slot)).filter(|&pid| pid != 0).collect()
@@ -476,6 +504,9 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
 }
 
+/// No codec's.
+const NO_CODEC: u32 = u32::MAX;
+
 /// Bits 0..8 which codec, 8..16 its level, 16 whether it has dictionaries.
 fn encode_codec(codec: Codec) -> u32 {
     match codec {
@@ -519,13 +550,16 @@ mod tests {
             limit_bytes: u64,
             sizes: u32,
             codec in codecs(),
+            recompress in prop::option::of(codecs()),
             granule in 0u8..10,
             torture: bool,
             hard: bool,
+            record: bool,
             reclaimers: u32,
         ) {
             let (sizes, granule) = (SizePolicy::from_bits(sizes), Order::new(granule).unwrap());
-            let configuration = Configuration { limit_bytes, sizes, codec, granule, torture, hard, reclaimers };
+            let configuration =
+                Configuration { limit_bytes, sizes, codec, recompress, granule, torture, hard, record, reclaimers };
             let (_, fd) = Control::create(&configuration).unwrap();
             prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
         }
@@ -558,10 +592,12 @@ mod tests {
             limit_bytes: 1 << 30,
             sizes: SizePolicy::from_bits(0x14),
             codec: Codec::Zstd { level: 7, dictionary: true },
+            recompress: Some(Codec::Zstd { level: 9, dictionary: false }),
             granule: Order::new(4).unwrap(),
             reclaimers: 3,
             torture: true,
             hard: false,
+            record: true,
         }
     }
 

@@ -12,6 +12,7 @@
 use crate::advice::{self, Advices};
 use crate::budget::Budget;
 use crate::changes::Changes;
+use crate::clock;
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::fork_cell::ForkCell;
 use crate::maps;
@@ -23,7 +24,7 @@ use crate::swap_file::{ReadBuffer, SwapFile};
 use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::swap_writer::SwapWriter;
 use crate::uffd::{self, Userfaultfd};
-use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Stopped};
+use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::policy::{Advice, Disabled};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
@@ -38,6 +39,7 @@ use rustix::process::Pid;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// What belongs to one process and must be made anew in the child of a fork.
 #[derive(Debug)]
@@ -55,22 +57,38 @@ pub struct Descriptors {
 /// The contexts and scratch memory of one thread that compresses.
 pub struct Worker {
     compressor: Compressor,
-    decompressor: Decompressor,
+    /// Only of those that recompress: the contexts of a slow codec take megabytes.
+    recompressor: Option<Compressor>,
+    decompressors: Decompressors,
     /// Room for one piece; what `compress` left there is `filled_bytes` long, unless it was raw.
     scratch: Box<[u8]>,
     filled_bytes: usize,
-    /// Room for a piece's stored bytes where it lies in several fragments.
+    /// Room for a piece's stored bytes where it lies in several fragments; what `recompress` left there is `filled_bytes` long.
     gathered: Box<[u8]>,
     /// Room for what is read from the swap file.
     reading: ReadBuffer,
     writer: SwapWriter,
 }
 
+/// For what either codec has compressed.
+struct Decompressors {
+    first: Decompressor,
+    second: Option<Decompressor>,
+}
+
+impl Decompressors {
+    fn of(&mut self, piece: &Piece) -> Result<&mut Decompressor, Corrupted> {
+        if piece.recompressed { self.second.as_mut().ok_or(Corrupted) } else { Ok(&mut self.first) }
+    }
+}
+
 impl Worker {
-    fn new(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Worker {
+    fn new(codec: Codec, recompress: Option<Codec>, dictionaries: &Arc<Dictionaries>) -> Worker {
+        let decompressor = |codec| Decompressor::new(codec, dictionaries);
         Worker {
             compressor: Compressor::new(codec, dictionaries),
-            decompressor: Decompressor::new(codec, dictionaries),
+            recompressor: None,
+            decompressors: Decompressors { first: decompressor(codec), second: recompress.map(decompressor) },
             scratch: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
             filled_bytes: 0,
             gathered: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
@@ -87,6 +105,9 @@ impl Worker {
 
 /// Where the kernel has no huge page to give, or never gives one, it is asked again after so many runs.
 const HUGE_PAUSE_RUNS: u32 = 8;
+
+/// What a reclaimer takes for a hundred pages or so.
+const PAUSE: Duration = Duration::from_micros(500);
 
 /// No row of the swap file's table.
 const NO_ROW: u32 = u32::MAX;
@@ -169,9 +190,20 @@ impl LinuxMachine {
         })
     }
 
-    /// Everything a thread needs to compress with `codec`, which is that of all of them; allocates only here.
-    pub fn worker(&self, codec: Codec) -> Worker {
-        Worker::new(codec, &self.dictionaries)
+    /// Everything a thread needs to compress with `codec`, and to read what others have compressed with it, or again with
+    /// `recompress`; allocates only here.
+    pub fn worker(&self, codec: Codec, recompress: Option<Codec>) -> Worker {
+        Worker::new(codec, recompress, &self.dictionaries)
+    }
+
+    /// Gives `worker` what it needs to recompress with `codec`.
+    pub fn let_recompress(&self, worker: &mut Worker, codec: Codec) {
+        worker.recompressor = Some(Compressor::new(codec, &self.dictionaries));
+    }
+
+    /// Has who waits for `page` fault again: a handler will hear it.
+    pub(crate) fn fault_again(&self, page: PageNumber) {
+        let _ = self.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
     }
 
     /// The ranges of the program that are managed.
@@ -246,6 +278,12 @@ impl LinuxMachine {
     pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, Changes> {
         // A panic aborts: the lock cannot be poisoned.
         self.mappings.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody has [held the mappings](Self::hold_mappings) for some tenths of a microsecond.
+    pub fn is_being_heard(&self) -> bool {
+        std::thread::yield_now();
+        self.mappings.try_read().is_err()
     }
 
     /// Whether it has a swap file.
@@ -430,6 +468,15 @@ impl LinuxMachine {
         &gathered[..filled]
     }
 
+    /// Puts `bytes` where the stored bytes of a piece are to be.
+    fn scatter(&self, mut bytes: &[u8], place: &Place) {
+        for fragment in place.fragments() {
+            let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
+            self.fragment(fragment).copy_from_slice(now);
+            bytes = rest;
+        }
+    }
+
     #[expect(clippy::mut_from_ref, reason = "the store hands out places exclusively")]
     fn fragment(&self, fragment: &Fragment) -> &mut [u8] {
         let offset = fragment.head.0 as usize * PAGE_BYTES + fragment.offset_bytes as usize;
@@ -441,7 +488,7 @@ impl LinuxMachine {
 
 /// Turns the stored bytes of a piece back into its content from page `skip_pages` on.
 fn restore(
-    decompressor: &mut Decompressor,
+    decompressors: &mut Decompressors,
     scratch: &mut [u8],
     piece: &Piece,
     stored: &[u8],
@@ -456,6 +503,7 @@ fn restore(
         target.copy_from_slice(&stored[skip..skip + target.len()]);
         return Ok(());
     }
+    let decompressor = decompressors.of(piece)?;
     if target.len() == piece.granule.bytes() {
         return decompressor.decompress(stored, target).map_err(|_| Corrupted);
     }
@@ -494,7 +542,7 @@ impl Machine for LinuxMachine {
     }
 
     fn now_ns(&self) -> u64 {
-        crate::clock::now_ns()
+        clock::now_ns()
     }
 
     fn cpu(&self) -> CpuNumber {
@@ -579,14 +627,29 @@ impl Machine for LinuxMachine {
         self.move_pages(address(to), self.home(run), run.frames())
     }
 
-    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
-        self.move_pages(self.home(run), address(from), run.frames())
+    fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
+        self.move_pages(self.home(FrameRun::new(to, Order::ZERO)), address(from), pages)
     }
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
         let from = self.home(FrameRun::new(frame, Order::ZERO));
         // SAFETY: the frame is full and ours; the kernel checks the destination.
         unsafe { self.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
+    }
+
+    fn zero_in(&self, to: PageNumber) -> Result<(), MoveError> {
+        self.descriptors().program.zero(address(to)).map_err(move_error)
+    }
+
+    fn arena_is_full(&self) {
+        let control = self.budget.control();
+        if control.swap().is_news(Event::ArenaFull) {
+            control.notice(format_args!(
+                "the arena, {} MiB of address space, is full of data that does not compress: what more there is is left to the \
+                 system, without a limit; use a larger --limit, or --swap, or allow more address space (ulimit -v)",
+                self.arena.len() >> 20
+            ));
+        }
     }
 
     fn unshare(&self, pages: Range<PageNumber>) {
@@ -606,9 +669,19 @@ impl Machine for LinuxMachine {
         let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
     }
 
+    fn is_lately_over(&self) -> bool {
+        self.budget.is_lately_over()
+    }
+
+    fn pause(&self) {
+        clock::sleep(PAUSE);
+    }
+
     fn wake(&self, pages: Range<PageNumber>) {
-        let (start, len) = page_range(&pages);
-        let _ = self.descriptors().program.wake(start, len);
+        if !pages.is_empty() {
+            let (start, len) = page_range(&pages);
+            let _ = self.descriptors().program.wake(start, len);
+        }
     }
 
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
@@ -668,13 +741,8 @@ impl Machine for LinuxMachine {
     }
 
     fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place) {
-        let mut bytes =
-            if worker.filled_bytes == 0 { &*self.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
-        for fragment in place.fragments() {
-            let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
-            self.fragment(fragment).copy_from_slice(now);
-            bytes = rest;
-        }
+        let bytes = if worker.filled_bytes == 0 { &*self.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
+        self.scatter(bytes, place);
     }
 
     fn copy_piece(&self, from: Fragment, to: Fragment) {
@@ -688,7 +756,20 @@ impl Machine for LinuxMachine {
             return Ok(());
         }
         let stored = self.gather(&mut worker.gathered, &piece.place);
-        restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, target)
+        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, target)
+    }
+
+    fn recompress(&self, worker: &mut Worker, piece: &Piece) -> Option<Recompressed> {
+        let content = &mut worker.scratch[..piece.granule.bytes()];
+        let stored = self.gather(&mut worker.gathered, &piece.place);
+        restore(&mut worker.decompressors, &mut [], piece, stored, 0, content).ok()?;
+        let len = worker.recompressor.as_mut()?.compress(content, &mut worker.gathered)?;
+        worker.filled_bytes = len;
+        Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
+    }
+
+    fn write_recompressed(&self, worker: &mut Worker, place: &Place) {
+        self.scatter(&worker.gathered[..worker.filled_bytes], place);
     }
 
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) {
@@ -737,7 +818,7 @@ impl Machine for LinuxMachine {
             self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;
-        restore(&mut worker.decompressor, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
+        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
     }
 
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool {

@@ -6,7 +6,18 @@
 
 use foliomem_core::policy::Advice;
 use foliomem_core::sync::Mutex;
+use foliomem_core::units::PageNumber;
 use std::ops::Range;
+
+/// The page of an address.
+pub(crate) fn page(address: usize) -> PageNumber {
+    PageNumber::containing(address as u64)
+}
+
+/// The pages of a range of addresses.
+pub(crate) fn pages(range: &Range<usize>) -> Range<PageNumber> {
+    page(range.start)..page(range.end)
+}
 
 /// A range and its advice.
 #[derive(Clone, PartialEq, Eq, Debug)]

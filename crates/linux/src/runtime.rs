@@ -21,8 +21,9 @@
 use crate::adopt::adopt_mappings;
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
-use crate::clock::now_ns;
+use crate::clock::{self, now_ns, timespec};
 use crate::control::{Configuration, Control, SlotIndex};
+use crate::cpu_load;
 use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
@@ -31,24 +32,28 @@ use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
 use crate::own::OwnMemory;
 use crate::pagemap;
-use crate::ranges::Ranges;
+use crate::placement::{APART_AFTER_STARVING_NS, APART_WHILE_GROWING_NS, Follower, Place, Placement, Standby};
+use crate::ranges::{Ranges, page, pages};
 use crate::region::Region;
 use crate::sizing;
 use crate::still::Still;
 use crate::swap_space::Event;
 use crate::thread::{self, ThreadSpec};
+use crate::tracer::{Tracer, Watcher};
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use crate::why::Why;
-use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::engine::{Attempt, BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::machine::Machine;
 use foliomem_core::policy::{Advice, SizePolicy};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, PAGE_BYTES, PageNumber};
+use foliomem_core::trace::Event as TraceEvent;
+use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, OrderSet, PAGE_BYTES, PageNumber};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, RwLockWriteGuard};
 use std::time::Duration;
 use thiserror::Error;
@@ -94,18 +99,34 @@ const BATCH_PAGES: u64 = 256;
 /// Every message wakes all handlers that listen, and the one on the program's own CPU takes it. A handler
 /// that came too late this often in a row is on the wrong CPU and sleeps for a while: waking it costs
 /// each fault of a one-threaded program 6 us (14.1 us instead of 8.5 us a fault of 4 KiB, measured with
-/// two handlers and with one on the program's CPU).
-const LOST_RACES: u32 = 32;
+/// two handlers and with one on the program's CPU). Under reclaim, which moves the program about, 32 in a row are
+/// so rare that half of all reads were in vain.
+const LOST_RACES: u32 = 4;
 const PARK: Duration = Duration::from_millis(10);
+/// Looks at a lock that nobody holds for more than some microseconds who has a CPU.
+const LOCK_LOOKS: u32 = 50;
+/// A few faults' time.
+const GIVE_WAY: Duration = Duration::from_micros(50);
 /// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
+/// The keeper's priority: it works for some microseconds at a time.
+const KEEPER_NICE: i32 = -20;
 /// The keeper's shortest and longest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// The longest while new mappings may need adopting soon.
 const SLEEP_ENGAGED_MAX: Duration = Duration::from_millis(4);
+
+/// A piece that has been in the store for so long is recompressed: what is touched again sooner is not worth it.
+const IDLE_NS: u64 = 2_000_000_000;
+/// After somebody wanted the CPU, or all pieces have been looked at.
+const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
+/// A recorded process is managed from this size on, 4 MiB: of smaller ones it is known that they were there.
+const RECORDED_PAGES: i64 = (4 << 20) / PAGE_BYTES as i64;
+/// The longest sleep before that.
+const SLEEP_RECORDING_MAX: Duration = Duration::from_millis(2);
 
 /// So many looks in a row at which nothing has changed make a quiet process: it sleeps, or works on what it has. An
 /// eighth of a second: on a busy machine a program that is about to grow may wait for a CPU for tens of ms.
@@ -154,6 +175,8 @@ pub(crate) struct Engaged {
 pub(crate) struct ProcFiles {
     pub(crate) maps: OwnedFd,
     smaps_rollup: OwnedFd,
+    /// If pieces are recompressed.
+    loadavg: Option<OwnedFd>,
 }
 
 /// The agent inside one process.
@@ -185,11 +208,15 @@ pub struct Runtime {
     manage_now: AtomicBool,
     /// 1 once everything that was there is adopted.
     managing: AtomicU32,
+    /// The program's own.
+    nice: AtomicI32,
+    pub(crate) placement: Placement,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
     unpark: AtomicU32,
     /// When `measure_shared` is to do so again.
     shared_due_ns: AtomicU64,
+    pub(crate) tracer: Tracer,
 }
 
 /// A range that is moved out part by part, by as many reclaimers as there are.
@@ -222,7 +249,11 @@ impl PageOutParts {
 /// What a handler is started with.
 struct HandlerStart {
     runtime: &'static Runtime,
+    index: usize,
+    cpu: usize,
     handlers: u32,
+    /// For the first handler of the first process that engages, to measure what an interrupt costs.
+    measured: Option<Region>,
 }
 
 impl Runtime {
@@ -235,6 +266,7 @@ impl Runtime {
             Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
         own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
         let runtime = Box::leak(Box::new(Runtime {
+            tracer: Tracer::new(settings.record),
             settings,
             fork_stack,
             gate: Gate::default(),
@@ -256,6 +288,8 @@ impl Runtime {
             escaping: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             managing: AtomicU32::new(0),
+            nice: AtomicI32::new(0),
+            placement: Placement::default(),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
@@ -281,6 +315,13 @@ impl Runtime {
         self.keeper_slot.store(slot.get(), Ordering::Relaxed);
     }
 
+    /// Memory of the agent's own.
+    fn reserve(&self, bytes: usize) -> Result<Region, RuntimeError> {
+        let region = Region::reserve(bytes).map_err(|errno| RuntimeError::Reserve(bytes >> 20, errno))?;
+        self.own.add(region.start()..region.start() + region.len());
+        Ok(region)
+    }
+
     fn spawn(
         &self,
         entry: extern "C" fn(*mut u8),
@@ -291,10 +332,7 @@ impl Runtime {
         let index = self.stacks_used.fetch_add(1, Ordering::Relaxed) as usize;
         let mut stacks = self.stacks.lock();
         if index == stacks.len() {
-            let stack =
-                Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
-            self.own.add(stack.start()..stack.start() + stack.len());
-            stacks.push(stack);
+            stacks.push(self.reserve(STACK_BYTES)?);
         }
         let spec = ThreadSpec { stack: &stacks[index], share_files, cpu };
         // SAFETY: the stack lives as long as the process and belongs to this thread alone: in the child
@@ -370,6 +408,8 @@ impl Runtime {
     // ---- the keeper ----
 
     fn keep(&'static self) -> ! {
+        self.nice.store(rustix::process::getpriority_process(None).unwrap_or(0), Ordering::Relaxed);
+        be_nice(KEEPER_NICE);
         let started = self.prepare_keeper();
         if let Err(error) = started {
             self.fail(&error);
@@ -395,6 +435,8 @@ impl Runtime {
     /// instant: so every change of mappings that is under way is heard before.
     fn hold_still(&self) {
         let needed = self.still.needed();
+        // A follower that starves would keep the gate from closing.
+        self.placement.come_apart(APART_WHILE_GROWING_NS);
         if let Some(engaged) = self.engaged.get() {
             // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
             engaged.engine.machine().hold_in_place(&needed, true);
@@ -416,7 +458,7 @@ impl Runtime {
             machine.allow_forks(false);
             // Threads that wait for faults that were heard raise them again.
             while let Some(page) = faults.pop() {
-                let _ = machine.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
+                machine.fault_again(page);
             }
             machine.hold_in_place(&needed, false);
         }
@@ -441,7 +483,7 @@ impl Runtime {
         maps::for_each(&files.maps, &mut |mapping| mapped.insert(mapping.start..mapping.end));
         for gone in ranges.snapshot().into_iter().flat_map(|range| mapped.missing(range)) {
             ranges.remove(gone.clone());
-            engaged.engine.unmapped(page(gone.start)..page(gone.end));
+            engaged.engine.unmapped(pages(&gone));
         }
     }
 
@@ -456,7 +498,11 @@ impl Runtime {
         if control.is_of(slot, rustix::process::getpid()) {
             self.death.leave(&control.process(slot).keeper);
         }
-        let files = ProcFiles { maps: open("/proc/self/maps")?, smaps_rollup: open("/proc/self/smaps_rollup")? };
+        let files = ProcFiles {
+            maps: open("/proc/self/maps")?,
+            smaps_rollup: open("/proc/self/smaps_rollup")?,
+            loadavg: self.settings.recompress.map(|_| open("/proc/loadavg")).transpose()?,
+        };
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
             self.files.replace_forgetting(Some(files));
@@ -468,6 +514,7 @@ impl Runtime {
                 self.budget.sample();
             }
         }
+        self.tracer.tell(&self.budget, || TraceEvent::Start { pid: std::process::id() });
         if let Some(engaged) = self.engaged.get() {
             let descriptors = self.open_descriptors()?;
             if engaged.engine.machine().has_swap_file() {
@@ -526,15 +573,23 @@ impl Runtime {
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
-            if room < self.engage_pages() || self.settings.torture || self.manage_now.load(Ordering::Relaxed) {
+            let is_of_interest = self.tracer.is_on() && self.budget.own_pages() >= RECORDED_PAGES;
+            let now = is_of_interest || self.settings.torture || self.manage_now.load(Ordering::Relaxed);
+            if now || room < self.engage_pages() {
                 match self.engage() {
                     Ok(()) => return None,
                     Err(error) => self.fail(&error),
                 }
             }
-            return Some(self.sleep_for(room - self.engage_pages(), SLEEP_MAX));
+            let most = if self.tracer.is_on() { SLEEP_RECORDING_MAX } else { SLEEP_MAX };
+            return Some(self.sleep_for(room - self.engage_pages(), most));
         };
         let engine = &engaged.engine;
+        if self.placement.cpu().is_some() && (0..LOCK_LOOKS).all(|_| engine.machine().is_being_heard()) {
+            // The program that a change has just been read of keeps the follower from its CPU, and grows.
+            self.placement.come_apart(APART_WHILE_GROWING_NS);
+        }
+        self.settle_changes(engaged);
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
@@ -613,10 +668,12 @@ impl Runtime {
             strategy: Default::default(),
             swap_in: Default::default(),
             no_room: Default::default(),
+            whole_out: OrderSet::ALL,
             keep_copies: true,
             compaction: Default::default(),
             floor_pages: sizing::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),
+            recompress_idle_ns: self.settings.recompress.map(|_| if self.settings.torture { 0 } else { IDLE_NS }),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
         };
         let engaged = Engaged { engine: Engine::new(machine, config) };
@@ -641,15 +698,17 @@ impl Runtime {
     fn reclaim(&'static self) -> ! {
         let Some(engaged) = self.engaged.get() else { unreachable!("reclaimers start after engaging") };
         let engine = &engaged.engine;
-        let mut worker = self.worker(engaged);
+        let mut worker = self.recompressing_worker(engaged);
+        let (mut place, cpus) = (Place::default(), handler_cpus());
         loop {
+            place.settle(&self.placement, &cpus);
             let kicked = self.reclaim_kick.load(Ordering::Relaxed);
             loop {
                 let _inside = self.gate.enter();
                 worker.train_if_due();
                 let part = self.page_out_parts.lock().take();
                 if let Some(part) = part {
-                    engine.page_out(&mut worker, page(part.start)..page(part.end));
+                    engine.page_out(&mut worker, pages(&part));
                     if self.page_out_parts.lock().finish() {
                         self.page_outs_done.fetch_add(1, Ordering::Release);
                         let _ = futex::wake(&self.page_outs_done, futex::Flags::PRIVATE, 1);
@@ -665,11 +724,19 @@ impl Runtime {
                 if engine.compact_wasteful_store() > 0 {
                     continue;
                 }
-                let freed = engine.reclaim(&mut worker, BATCH_PAGES);
+                let freed = if self.settings.torture {
+                    engine.reclaim(&mut worker, BATCH_PAGES)
+                } else {
+                    match engine.try_reclaim(&mut worker, BATCH_PAGES) {
+                        Attempt::Freed(pages) => pages,
+                        Attempt::Nothing | Attempt::Deferred => 0,
+                    }
+                };
                 self.budget.counters().vm.pgsteal_kswapd.add(freed);
                 if freed == 0 || self.settings.torture {
                     break;
                 }
+                self.give_way(engaged);
             }
             // Nobody needs memory.
             while self.reclaim_kick.load(Ordering::Relaxed) == kicked {
@@ -679,7 +746,8 @@ impl Runtime {
                 }
             }
             while self.reclaim_kick.load(Ordering::Relaxed) == kicked && self.compact(engine) {}
-            let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, None);
+            let pause = self.recompress(engine, &mut worker, kicked);
+            let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
         }
     }
 
@@ -693,10 +761,32 @@ impl Runtime {
         engine.compact_proactively()
     }
 
+    /// Recompresses idle pieces as long as nobody needs memory or waits for a CPU; returns when to look again.
+    fn recompress(&self, engine: &Engine<LinuxMachine>, worker: &mut Worker, kicked: u32) -> Option<Duration> {
+        let loadavg = self.files.as_ref()?.loadavg.as_ref()?;
+        loop {
+            let _inside = self.gate.enter();
+            let is_wanted = self.settings.torture || !cpu_load::is_contended(loadavg);
+            if !is_wanted || !engine.recompress(worker) || self.reclaim_kick.load(Ordering::Relaxed) != kicked {
+                return Some(RECOMPRESS_PAUSE);
+            }
+        }
+    }
+
     /// Made inside the gate: a fork that copied the heap while it is locked would leave the child without one.
     fn worker(&self, engaged: &Engaged) -> Worker {
         let _inside = self.gate.enter();
-        engaged.engine.machine().worker(self.settings.codec)
+        engaged.engine.machine().worker(self.settings.codec, self.settings.recompress)
+    }
+
+    /// One that can recompress, too.
+    fn recompressing_worker(&self, engaged: &Engaged) -> Worker {
+        let mut worker = self.worker(engaged);
+        let _inside = self.gate.enter();
+        if let Some(codec) = self.settings.recompress {
+            engaged.engine.machine().let_recompress(&mut worker, codec);
+        }
+        worker
     }
 
     fn wake_reclaimers(&self) {
@@ -704,13 +794,44 @@ impl Runtime {
         let _ = futex::wake(&self.reclaim_kick, futex::Flags::PRIVATE, MOST_HANDLERS as u32);
     }
 
+    /// Sees what the program uses, for the record.
+    fn watch(&'static self) -> ! {
+        let Some(engaged) = self.engaged.get() else { unreachable!("the watcher starts after engaging") };
+        let mut worker = self.worker(engaged);
+        let mut watcher = {
+            let _inside = self.gate.enter();
+            Watcher::start(&self.tracer, &self.budget)
+        };
+        loop {
+            let sleep = {
+                let _inside = self.gate.enter();
+                watcher.look(&engaged.engine, &self.tracer, &mut worker)
+            };
+            clock::sleep(sleep);
+        }
+    }
+
     // ---- the handlers ----
 
     fn start_workers(&'static self) -> Result<(), RuntimeError> {
+        // They are as urgent as the program, not as the keeper, who makes them.
+        let may_be_preferred = be_nice(KEEPER_NICE);
+        be_nice(self.nice.load(Ordering::Relaxed));
+        // Torture is for everything at once, and never lets a follower have its CPU.
+        self.placement.begin(may_be_preferred && !self.settings.torture);
+        let started = self.start_handlers_and_reclaimers();
+        be_nice(KEEPER_NICE);
+        started
+    }
+
+    fn start_handlers_and_reclaimers(&'static self) -> Result<(), RuntimeError> {
         self.parked.store(0, Ordering::Relaxed);
         let cpus = handler_cpus();
-        for &cpu in &cpus {
-            let start = Box::leak(Box::new(HandlerStart { runtime: self, handlers: cpus.len() as u32 }));
+        for (index, &cpu) in cpus.iter().enumerate() {
+            let measures = index == 0 && cpus[0] != cpus[1] && self.placement.is_unknown();
+            let measured = measures.then(|| self.reserve(PAGE_BYTES)).transpose()?;
+            let handlers = cpus.len() as u32;
+            let start = Box::leak(Box::new(HandlerStart { runtime: self, index, cpu, handlers, measured }));
             self.spawn(handler_entry, std::ptr::from_mut(start).cast(), Some(cpu), true)?;
         }
         let reclaimers = match self.settings.reclaimers {
@@ -720,15 +841,33 @@ impl Runtime {
         for _ in 0..reclaimers {
             self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
+        if self.tracer.is_on() {
+            self.spawn(watcher_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
+        }
         Ok(())
     }
 
-    fn handle(&'static self, handlers: u32) -> ! {
+    fn handle(&'static self, start: &HandlerStart) -> ! {
         let Some(engaged) = self.engaged.get() else { unreachable!("handlers start after engaging") };
         let mut worker = self.worker(engaged);
         let uffd = &engaged.engine.machine().descriptors().program;
+        match &start.measured {
+            Some(page) => self.placement.measure(page),
+            None if start.index == 1 && self.placement.is_unknown() => self.placement.be_busy(),
+            None => {}
+        }
+        let follows = start.index == 0 && self.placement.pays();
+        let mut follower = follows.then(|| Follower::new(start.cpu as u32));
+        let mut standby = Standby::default();
         let mut lost = 0;
         loop {
+            if follower.is_none() && self.placement.cpu().is_some() {
+                self.park(start.handlers);
+                if !standby.sees_it_stuck(&self.placement, now_ns(), || uffd.has_message()) {
+                    continue;
+                }
+                self.placement.come_apart(APART_AFTER_STARVING_NS);
+            }
             if uffd.wait(None).is_err() {
                 continue;
             }
@@ -738,17 +877,30 @@ impl Runtime {
                 let mut pending = Pending::default();
                 while let Some(page) = self.hear(engaged) {
                     served += 1;
+                    if let Some(follower) = &mut follower {
+                        follower.follow(&self.placement);
+                    }
                     self.serve(engaged, &mut worker, page, &mut pending);
                     while let Some(page) = pending.pop() {
                         self.serve(engaged, &mut worker, page, &mut pending);
+                    }
+                    if let Some(follower) = &follower {
+                        follower.has_served(&self.placement);
                     }
                 }
             }
             lost = if served == 0 { lost + 1 } else { 0 };
             if lost == LOST_RACES {
-                self.park(handlers);
+                self.park(start.handlers);
                 lost = 0;
             }
+        }
+    }
+
+    /// Lets a follower that a reclaimer keeps from its CPU serve the faults that wait.
+    fn give_way(&self, engaged: &Engaged) {
+        if self.placement.cpu().is_some() && engaged.engine.machine().descriptors().program.has_message() {
+            clock::sleep(GIVE_WAY);
         }
     }
 
@@ -771,17 +923,32 @@ impl Runtime {
         loop {
             let fault = match uffd.read_message() {
                 Ok(Some(Message::Change(change))) => {
-                    changes.hear(change, machine.ranges(), |change| apply(engaged, change));
+                    changes.hear(change, machine.ranges(), |change| self.apply(engaged, change));
                     continue;
                 }
-                Ok(Some(Message::Fault { address, .. })) => Some(PageNumber::containing(address as u64)),
+                Ok(Some(Message::Fault { address, thread, .. })) => {
+                    self.placement.heard(thread);
+                    Some(page(address))
+                }
                 Ok(None) | Err(_) => None,
             };
             if (!changes.is_settled() || machine.has_unknown_growth()) && !uffd.mapping_is_changing() {
-                changes.settle(|change| apply(engaged, change));
+                changes.settle(|change| self.apply(engaged, change));
                 machine.learn_growth();
             }
             return fault;
+        }
+    }
+
+    /// A change that was heard while others were under way waits for the next message. Where none comes, nothing can be moved
+    /// until somebody looks again.
+    fn settle_changes(&self, engaged: &Engaged) {
+        let machine = engaged.engine.machine();
+        if machine.steady().is_some() {
+            return;
+        }
+        while let Some(page) = self.hear(engaged) {
+            machine.fault_again(page);
         }
     }
 
@@ -811,7 +978,7 @@ impl Runtime {
         let mut chunks = 0;
         while engaged.engine.read_ahead(worker, page) && !uffd.has_message() {
             chunks += 1;
-            if chunks == 1 && self.parked.load(Ordering::Relaxed) > 0 {
+            if chunks == 1 && self.parked.load(Ordering::Relaxed) > 0 && self.placement.cpu().is_none() {
                 // Meanwhile somebody else must listen.
                 self.unpark.fetch_add(1, Ordering::Relaxed);
                 let _ = futex::wake(&self.unpark, futex::Flags::PRIVATE, 1);
@@ -821,10 +988,12 @@ impl Runtime {
 
     pub(crate) fn serve(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber, pending: &mut Pending) {
         let started_ns = now_ns();
-        let kind = loop {
-            match engaged.engine.fault(worker, page) {
-                Served::Done(kind) => break kind,
-                Served::Again => {
+        let machine = engaged.engine.machine();
+        let (kind, waited_for) = loop {
+            match engaged.engine.fault_unwoken(worker, page) {
+                (Served::Done(kind), waited_for) => break (kind, waited_for),
+                (Served::Again, waited_for) => {
+                    machine.wake(waited_for);
                     if let Some(other) = self.hear(engaged) {
                         pending.push(other);
                     } else {
@@ -834,16 +1003,54 @@ impl Runtime {
             }
         };
         let counters = self.budget.counters();
-        counters.faults(kind).record(now_ns() - started_ns);
+        let took_ns = now_ns() - started_ns;
+        counters.faults(kind).record(took_ns);
         counters.vm.pgfault.inc();
+        self.tracer.served(&engaged.engine, page, kind, took_ns);
         if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
-        if self.budget.room_pages() + i64::from(engaged.engine.free_frames()) < self.low_pages() {
+        // Where the thread that is woken takes the handler's place, it comes last.
+        let is_last = self.placement.cpu().is_some();
+        if !is_last {
+            machine.wake(waited_for.clone());
+        }
+        let room = self.budget.room_pages() + i64::from(engaged.engine.free_frames());
+        if room < self.low_pages() && !engaged.engine.reclaim_is_futile() {
             self.wake_reclaimers();
         }
         if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
             self.read_ahead(engaged, worker, page);
+        }
+        if is_last {
+            self.placement.wakes();
+            machine.wake(waited_for);
+        }
+    }
+
+    /// Applies a change of the program's mappings to what is known of them. Called under the lock of the mappings.
+    fn apply(&self, engaged: &Engaged, change: Change) {
+        let (engine, ranges) = (&engaged.engine, engaged.engine.machine().ranges());
+        // What was said before the change is about what was there then.
+        engine.machine().advices().hear(ranges);
+        self.tracer.tell(&self.budget, || match &change {
+            Change::Discard(range) => TraceEvent::Discard(pages(range)),
+            Change::Unmap(range) => TraceEvent::Unmap(pages(range)),
+            Change::Remap { from, to } => TraceEvent::Remap(pages(from), page(*to)),
+        });
+        match change {
+            Change::Discard(range) => engine.discarded(pages(&range)),
+            Change::Unmap(range) => {
+                ranges.remove(range.clone());
+                engine.unmapped(pages(&range));
+            }
+            Change::Remap { from, to } => {
+                let len = from.len();
+                ranges.relocate(from.clone(), to);
+                engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
+                // The message tells the old length, whatever the new one is.
+                engine.machine().may_have_grown(to);
+            }
         }
     }
 }
@@ -860,35 +1067,6 @@ impl Pending {
     pub(crate) fn pop(&mut self) -> Option<PageNumber> {
         self.0.pop()
     }
-}
-
-/// Applies a change of the program's mappings to what is known of them. Called under the lock of the mappings.
-fn apply(engaged: &Engaged, change: Change) {
-    let (engine, ranges) = (&engaged.engine, engaged.engine.machine().ranges());
-    // What was said before the change is about what was there then.
-    engine.machine().advices().hear(ranges);
-    match change {
-        Change::Discard(range) => engine.discarded(page(range.start)..page(range.end)),
-        Change::Unmap(range) => {
-            ranges.remove(range.clone());
-            engine.unmapped(page(range.start)..page(range.end));
-        }
-        Change::Remap { from, to } => {
-            let len = from.len();
-            ranges.relocate(from.clone(), to);
-            engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
-            // The message tells the old length, whatever the new one is.
-            engine.machine().may_have_grown(to);
-        }
-    }
-}
-
-fn timespec(time: Duration) -> rustix::time::Timespec {
-    rustix::time::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
-}
-
-fn page(address: usize) -> PageNumber {
-    PageNumber::containing(address as u64)
 }
 
 fn open(path: &'static str) -> Result<OwnedFd, RuntimeError> {
@@ -920,10 +1098,22 @@ extern "C" fn reclaimer_entry(argument: *mut u8) {
     runtime.reclaim();
 }
 
+/// Sets the caller's priority; whether it may. On a busy machine a program grows by a hundred MiB while the keeper waits for
+/// a CPU; where it may not be preferred, it waits.
+fn be_nice(nice: i32) -> bool {
+    rustix::process::setpriority_process(None, nice).is_ok()
+}
+
+extern "C" fn watcher_entry(argument: *mut u8) {
+    // SAFETY: `start_workers` passes the runtime, which lives as long as the process.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    runtime.watch();
+}
+
 extern "C" fn handler_entry(argument: *mut u8) {
     // SAFETY: `start_workers` passes a leaked start.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
-    start.runtime.handle(start.handlers);
+    start.runtime.handle(start);
 }
 
 #[cfg(test)]

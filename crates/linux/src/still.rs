@@ -12,6 +12,7 @@
 //! The forking thread waits for nothing else of the agent's: at every return from a system call the kernel may touch
 //! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
 
+use crate::clock::timespec;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -64,7 +65,7 @@ impl Still {
 
     /// The keeper: sleeps until there is a request after `kicks`, or for `most`.
     pub fn doze(&self, kicks: u32, most: std::time::Duration) {
-        let time = rustix::time::Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        let time = timespec(most);
         let _ = futex::wait(&self.kick, futex::Flags::PRIVATE, kicks, Some(&time));
     }
 

@@ -48,6 +48,8 @@ pub enum Event {
     Open = 8,
     /// Some memory is lost.
     Lost = 16,
+    /// The arena is full.
+    ArenaFull = 32,
 }
 
 /// The part of the control segment that is about the swap file.

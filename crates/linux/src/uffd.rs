@@ -141,6 +141,8 @@ pub enum Message {
         address: usize,
         /// It was a write.
         write: bool,
+        /// Its number.
+        thread: u32,
     },
     /// A thread changes its mappings.
     Change(Change),
@@ -157,7 +159,7 @@ impl Userfaultfd {
     pub fn open(want: Features) -> Result<Userfaultfd, UffdError> {
         let fd = open_device().or_else(open_syscall)?;
         let events = raw::UFFD_FEATURE_EVENT_REMAP | raw::UFFD_FEATURE_EVENT_REMOVE | raw::UFFD_FEATURE_EVENT_UNMAP;
-        let features = raw::UFFD_FEATURE_MOVE | if want.events { events } else { 0 };
+        let features = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | if want.events { events } else { 0 };
         let mut api = raw::uffdio_api { api: API, features: u64::from(features), ioctls: 0 };
         // SAFETY: UFFDIO_API takes a uffdio_api and touches nothing else.
         unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }.map_err(|_| UffdError::NoMove)?;
@@ -207,6 +209,15 @@ impl Userfaultfd {
         let mut request = raw::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
         // SAFETY: takes a uffdio_copy; the effect on memory is allowed by the contract.
         unsafe { raw_ioctl::call(&self.0, COPY, &mut request) }?;
+        Ok(())
+    }
+
+    /// Maps the kernel's page of zeros at `page`; wakes nobody.
+    pub fn zero(&self, page: usize) -> Result<(), MoveError> {
+        let mode = u64::from(raw::UFFDIO_ZEROPAGE_MODE_DONTWAKE);
+        let mut request = raw::uffdio_zeropage { range: range(page, PAGE_BYTES), mode, zeropage: 0 };
+        // SAFETY: takes a uffdio_zeropage; only an absent page is changed.
+        unsafe { raw_ioctl::call(&self.0, ZEROPAGE, &mut request) }?;
         Ok(())
     }
 
@@ -338,6 +349,7 @@ fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
             raw::UFFD_EVENT_PAGEFAULT => Some(Message::Fault {
                 address: message.arg.pagefault.address as usize,
                 write: message.arg.pagefault.flags & WRITE != 0,
+                thread: message.arg.pagefault.feat.ptid,
             }),
             raw::UFFD_EVENT_REMOVE => Some(Message::Change(Change::Discard(
                 message.arg.remove.start as usize..message.arg.remove.end as usize,
@@ -372,7 +384,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_are_understood(start in 0usize..1 << 47, len in 0usize..1 << 47, to in 0usize..1 << 47, write: bool) {
+        fn messages_are_understood(
+            start in 0usize..1 << 47,
+            len in 0usize..1 << 47,
+            to in 0usize..1 << 47,
+            write: bool,
+            thread: u32,
+        ) {
             let range = start..start + len;
             let words = [range.start as u64, range.end as u64, 0];
             let change = |kind, words| match decode(message(kind, words)) {
@@ -383,8 +401,8 @@ mod tests {
             prop_assert_eq!(change(raw::UFFD_EVENT_UNMAP, words), Some(Change::Unmap(range.clone())));
             let remap = change(raw::UFFD_EVENT_REMAP, [start as u64, to as u64, len as u64]);
             prop_assert_eq!(remap, Some(Change::Remap { from: range, to }));
-            let fault = decode(message(raw::UFFD_EVENT_PAGEFAULT, [u64::from(write), start as u64, 0]));
-            prop_assert_eq!(fault, Some(Message::Fault { address: start, write }));
+            let fault = decode(message(raw::UFFD_EVENT_PAGEFAULT, [u64::from(write), start as u64, thread.into()]));
+            prop_assert_eq!(fault, Some(Message::Fault { address: start, write, thread }));
             prop_assert_eq!(decode(message(raw::UFFD_EVENT_FORK, words)), None);
         }
 

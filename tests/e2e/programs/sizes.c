@@ -7,6 +7,9 @@
  *   touch            writes every page
  *   huge, nohuge     madvise, through the C library; raw-huge through syscall()
  *   disable F        prctl(PR_SET_THP_DISABLE) with flags F
+ *   lose-dontneed K, lose-free K, lose-unmap K
+ *                    the first K KiB of each MiB are discarded, or unmapped page by page
+ *   pageout, cold    madvise
  *   unmap, remap     remap moves it elsewhere, to a multiple of 2M
  *   smaps            prints AnonHugePages of the process
  *   fork             goes on in a child, and ends with its exit code
@@ -28,7 +31,12 @@
 #define MOST 1024
 
 /* One MiB of memory. */
-struct unit { char *at; int touched; };
+struct unit {
+    char *at;
+    int touched;
+    /* Bytes at its start that are discarded (0 or what was there) or unmapped (nothing to be read). */
+    size_t discarded, unmapped;
+};
 static struct unit units[MOST];
 static int count, first, end;
 
@@ -47,14 +55,26 @@ static char *map_aligned(size_t len) {
 static uint64_t word(struct unit *unit, size_t offset) { return (uint64_t)(unit - units + 1) * 0x9e3779b97f4a7c15ul ^ offset; }
 
 static void touch(struct unit *unit) {
-    for (size_t at = 0; at < MIB; at += 512) *(uint64_t *)(unit->at + at) = word(unit, at);
+    for (size_t at = unit->unmapped; at < MIB; at += 512) *(uint64_t *)(unit->at + at) = word(unit, at);
     unit->touched = 1;
+    unit->discarded = 0;
+}
+
+static void lose(struct unit *unit, const char *how, size_t len) {
+    if (!strcmp(how, "unmap")) {
+        for (size_t at = 0; at < len; at += 4096)
+            if (munmap(unit->at + at, 4096)) die("munmap");
+        unit->unmapped = len;
+        return;
+    }
+    if (madvise(unit->at, len, strcmp(how, "free") ? MADV_DONTNEED : MADV_FREE)) die("madvise");
+    unit->discarded = len;
 }
 
 static void verify(void) {
     for (struct unit *unit = units; unit < units + count; unit++)
-        for (size_t at = 0; unit->at && unit->touched && at < MIB; at += 512)
-            if (*(uint64_t *)(unit->at + at) != word(unit, at)) {
+        for (size_t at = unit->unmapped; unit->at && unit->touched && at < MIB; at += 512)
+            if (*(uint64_t *)(unit->at + at) != word(unit, at) && (at >= unit->discarded || *(uint64_t *)(unit->at + at))) {
                 fprintf(stderr, "sizes: MiB %ld is wrong at %zx\n", (long)(unit - units), at);
                 exit(1);
             }
@@ -103,6 +123,12 @@ int main(void) {
             if (madvise(at, len, MADV_NOHUGEPAGE)) die("madvise");
         } else if (!strcmp(name, "disable")) {
             if (prctl(PR_SET_THP_DISABLE, 1, a, 0, 0)) die("prctl");
+        } else if (!strncmp(name, "lose-", 5)) {
+            for (int i = first; i < end; i++) lose(&units[i], name + 5, a << 10);
+        } else if (!strcmp(name, "pageout")) {
+            if (madvise(at, len, MADV_PAGEOUT)) die("madvise");
+        } else if (!strcmp(name, "cold")) {
+            if (madvise(at, len, MADV_COLD)) die("madvise");
         } else if (!strcmp(name, "unmap")) {
             if (munmap(at, len)) die("munmap");
             for (int i = first; i < end; i++) units[i].at = NULL;
@@ -126,5 +152,7 @@ int main(void) {
         printf("ok\n");
     }
     verify();
+    /* What was said last is counted by then. */
+    usleep(20000);
     return 0;
 }

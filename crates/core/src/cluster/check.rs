@@ -1,6 +1,5 @@
 //! The whole-allocator check: every slot is in one state, every cluster where it belongs.
 
-use super::lists::Place;
 use super::{SlotState, SwapClusters};
 use crate::units::{ClusterNumber, Order, Slot};
 
@@ -12,8 +11,7 @@ impl SwapClusters {
         let mut used_slots = 0;
         for (number, listed) in (0..).map(ClusterNumber).zip(&listed) {
             let cluster = self.table.get(number).lock();
-            let off_list = matches!(cluster.place, Place::Discarding | Place::InUse);
-            assert_eq!(*listed, if off_list { None } else { Some(cluster.place) }, "{number:?}");
+            assert_eq!(*listed, Some(cluster.place).filter(|place| place.is_listed()), "{number:?}");
             cluster.check(number);
             self.policy.check(&cluster);
             used_slots += cluster.used_slots();

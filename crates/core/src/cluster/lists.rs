@@ -16,10 +16,10 @@ pub(super) enum Place {
     Nonfull(Order),
     /// Tried: partly used for its order, or an allocation failed in it. CPUs' current clusters are here, too.
     Frag(Order),
-    /// Every slot is in use.
+    /// Off list, because nobody looks for one: every slot is in use. (The kernel has a list of these and those of
+    /// [`Place::FullCacheOnly`], for which it looks there.)
     Full,
-    /// Every slot is in use or cache-only, and some are cache-only. One list with [`Place::Full`] in the
-    /// kernel, which has to look for such clusters.
+    /// Every slot is in use or cache-only, and some are cache-only.
     FullCacheOnly,
     /// Wholly free, but to be discarded first.
     AwaitsDiscard,
@@ -29,24 +29,28 @@ pub(super) enum Place {
     InUse,
 }
 
-const LISTS: usize = 4 + 2 * ORDERS;
+const LISTS: usize = 3 + 2 * ORDERS;
 
 impl Place {
     fn list(self) -> Option<usize> {
         match self {
             Place::Free => Some(0),
-            Place::Full => Some(1),
-            Place::FullCacheOnly => Some(2),
-            Place::AwaitsDiscard => Some(3),
-            Place::Nonfull(order) => Some(4 + order.index()),
-            Place::Frag(order) => Some(4 + ORDERS + order.index()),
-            Place::Discarding | Place::InUse => None,
+            Place::FullCacheOnly => Some(1),
+            Place::AwaitsDiscard => Some(2),
+            Place::Nonfull(order) => Some(3 + order.index()),
+            Place::Frag(order) => Some(3 + ORDERS + order.index()),
+            Place::Full | Place::Discarding | Place::InUse => None,
         }
+    }
+
+    /// Whether a cluster there is on a list.
+    pub fn is_listed(self) -> bool {
+        self.list().is_some()
     }
 
     fn listed() -> impl Iterator<Item = Place> {
         let of_orders = Order::all().flat_map(|order| [Place::Nonfull(order), Place::Frag(order)]);
-        [Place::Free, Place::Full, Place::FullCacheOnly, Place::AwaitsDiscard].into_iter().chain(of_orders)
+        [Place::Free, Place::FullCacheOnly, Place::AwaitsDiscard].into_iter().chain(of_orders)
     }
 }
 

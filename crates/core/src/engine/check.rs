@@ -18,22 +18,39 @@ impl<M: Machine> Engine<M> {
         let mut frames: HashSet<Frame> = HashSet::new();
         let mut heads: HashMap<Frame, Order> = HashMap::new();
         let mut slots = HashSet::new();
-        let (mut resident, mut staged) = (0u64, 0u64);
-        let mut nr_anon = [0u64; ORDERS];
+        let (mut resident, mut holes, mut staged) = (0u64, 0u64, 0u64);
+        let (mut nr_anon, mut partially_mapped) = ([0u64; ORDERS], [0u64; ORDERS]);
         for block in self.table.blocks() {
             let entries = block.lock();
             for (head, state) in entries.folios() {
                 let Some(order) = state.order() else { continue };
+                let hole_pages = entries.holes(head, order);
                 for index in 0..order.pages() {
-                    let page = head.offset(index);
-                    assert_eq!(entries.get(page), state.offset(index), "{page:?} of the folio at {head:?}");
+                    let (page, wanted) = (head.offset(index), state.offset(index));
+                    match (entries.get(page), wanted) {
+                        (
+                            PageState::Resident { frame: now, order: of } | PageState::Hole { frame: now, order: of },
+                            PageState::Resident { frame, .. } | PageState::Hole { frame, .. },
+                        ) => assert_eq!((now, of), (frame, order), "{page:?} of the folio at {head:?}"),
+                        (now, _) => assert_eq!(now, wanted, "{page:?} of the folio at {head:?}"),
+                    }
                 }
                 match state {
                     PageState::None => {}
-                    PageState::Resident { frame, .. } => {
-                        resident += u64::from(order.pages());
+                    PageState::Resident { frame, .. } | PageState::Hole { frame, .. } => {
+                        resident += u64::from(order.pages() - hole_pages);
+                        holes += u64::from(hole_pages);
                         nr_anon[order.index()] += 1;
-                        heads.insert(frame, order);
+                        if hole_pages == 0 {
+                            heads.insert(frame, order);
+                        } else {
+                            partially_mapped[order.index()] += 1;
+                            assert!(order.pages() > 2 && hole_pages < order.pages(), "{head:?} has {hole_pages} holes");
+                            assert!(
+                                entries.is_deferred(),
+                                "partially mapped {head:?} is in a block that is not queued"
+                            );
+                        }
                         self.check_frames(head, frame, order, &mut frames);
                         assert!(entries.is_queued(head), "resident {head:?} is in no queue");
                     }
@@ -71,11 +88,14 @@ impl<M: Machine> Engine<M> {
         assert_eq!(staged, self.staged_pages(), "staged pages");
         assert_eq!(slots.len() as u64, self.swapped_pages() + self.swap_cache.pages(), "slots in use");
         for order in Order::all() {
-            assert_eq!(nr_anon[order.index()], self.counters().of(order).nr_anon.get(), "nr_anon of {order:?}");
+            let (index, size) = (order.index(), self.counters().of(order));
+            assert_eq!(nr_anon[index], size.nr_anon.get(), "nr_anon of {order:?}");
+            assert_eq!(partially_mapped[index], size.nr_anon_partially_mapped.get(), "partially mapped of {order:?}");
         }
         let held = u64::from(self.store.held_frames());
         let free = u64::from(self.homes.full_frames() + self.homes.empty_frames());
-        assert_eq!(free + resident + staged + held, u64::from(self.homes.frames()), "every frame is somewhere");
+        let taken = resident + holes + staged + held;
+        assert_eq!(free + taken, u64::from(self.homes.frames()), "every frame is somewhere");
     }
 
     fn check_frames(&self, head: PageNumber, first: Frame, order: Order, seen: &mut HashSet<Frame>) {

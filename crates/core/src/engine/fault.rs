@@ -1,16 +1,18 @@
 //! Serving a fault: first touch, second chance and swap-in.
 
+use super::reclaim::Attempt;
 use super::{Engine, NoRoom};
 use crate::homes::{Content, NoRun, Urgency};
 use crate::locality::SwapIn;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
+use crate::readahead::Ahead;
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
+use crate::units::{BLOCK_PAGES, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// What became of a fault.
@@ -23,7 +25,7 @@ pub enum Served {
 }
 
 /// What one look at the faulting page came to.
-enum Step {
+pub(super) enum Step {
     /// Whoever waits for these pages is to be woken, once no lock is held: a thread that is woken takes the CPU at once,
     /// and may fault again. They are there, or to be asked for again.
     Served(Served, Range<PageNumber>),
@@ -33,7 +35,7 @@ enum Step {
     Changing,
     /// The limit was in the way: reclaim, so many pages at least, then look again.
     OverLimit(u64),
-    /// No run of that order was left: compact, then look again.
+    /// No run of that order was left: split what is partially mapped or compact, then look again.
     Fragmented(Order),
     /// Somebody changed the page meanwhile.
     LookAgain,
@@ -44,21 +46,29 @@ enum Step {
 struct Tries {
     no_room: NoRoom,
     reclaims: u32,
+    pauses: u32,
     compacted: bool,
+    /// Reclaim is known to free nothing.
+    is_futile: bool,
 }
 
 impl Tries {
     fn new(no_room: NoRoom) -> Tries {
-        Tries { no_room, reclaims: 0, compacted: false }
+        Tries { no_room, reclaims: 0, pauses: 0, compacted: false, is_futile: false }
     }
 
     fn is_last(self) -> bool {
-        self.reclaims >= TRIES_BEFORE_FALLBACK
+        self.reclaims >= TRIES_BEFORE_FALLBACK || self.is_futile
+    }
+
+    /// Whether it goes over the limit for a folio of `order`.
+    fn may_exceed(self, order: Order) -> bool {
+        self.is_last() && (order == Order::ZERO || self.is_futile)
     }
 
     /// Whether it may take a folio of `order`: one that falls back has reclaimed for a single page.
     fn may_take(self, order: Order) -> bool {
-        order == Order::ZERO || self.reclaims == 0 || self.no_room == NoRoom::Reclaim
+        order == Order::ZERO || self.no_room == NoRoom::Reclaim || (self.reclaims == 0 && !self.is_futile)
     }
 
     /// Whether it makes room for a folio of `order` before it takes a smaller one.
@@ -71,37 +81,58 @@ impl Tries {
     }
 }
 
-/// Times a fault reclaims for the order it wants before it takes a lower one.
-const TRIES_BEFORE_FALLBACK: u32 = 3;
+/// Times a fault reclaims for the order it wants before it takes a lower one: as often as reclaim may fail before it is tried
+/// less.
+const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
+/// Times a fault waits for others to free what they have in hand, before it goes over the limit.
+const MOST_PAUSES: u32 = 8;
 /// Pages a fault reclaims at a time: what a few large folios need.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
 
 impl<M: Machine> Engine<M> {
     /// Serves a fault on `page`: its content is in the program afterwards, whoever waited is woken.
     pub fn fault(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
+        let (served, waited_for) = self.fault_unwoken(worker, page);
+        self.machine.wake(waited_for);
+        served
+    }
+
+    /// The same, but for the wake, which is the caller's: whoever waits for these pages, which may be none.
+    pub fn fault_unwoken(&self, worker: &mut M::Worker, page: PageNumber) -> (Served, Range<PageNumber>) {
+        let nobody = page..page;
         let Some(block) = self.table.get_or_create(page) else {
-            self.machine.wake(page.folio(Order::ZERO));
-            return Served::Done(FaultKind::Spurious);
+            return (Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
         let mut tries = Tries::new(self.config.no_room);
+        // Who has next to nothing left may go over the limit, but lets others give way first.
+        while tries.pauses < MOST_PAUSES && self.urgency() != Urgency::Normal && self.machine.is_lately_over() {
+            tries.pauses += 1;
+            self.machine.pause();
+        }
         loop {
             match self.try_fault(worker, block, page, tries) {
-                Step::Served(served, pages) => {
-                    self.machine.wake(pages);
-                    return served;
-                }
-                Step::Fetching => return Served::Done(FaultKind::Spurious),
-                Step::Changing => return Served::Again,
+                Step::Served(served, pages) => return (served, pages),
+                Step::Fetching => return (Served::Done(FaultKind::Spurious), nobody),
+                Step::Changing => return (Served::Again, nobody),
                 Step::LookAgain => {}
-                Step::OverLimit(pages) => {
-                    tries.reclaims += 1;
-                    self.counters().vm.allocstall.inc();
-                    let freed = self.reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES));
-                    self.counters().vm.pgsteal_direct.add(freed);
-                }
+                Step::OverLimit(pages) => match self.try_reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES)) {
+                    Attempt::Freed(freed_pages) => {
+                        tries.reclaims += 1;
+                        self.counters().vm.allocstall.inc();
+                        self.counters().vm.pgsteal_direct.add(freed_pages);
+                    }
+                    Attempt::Nothing if tries.pauses < MOST_PAUSES => {
+                        tries.pauses += 1;
+                        self.machine.pause();
+                    }
+                    Attempt::Nothing => tries.reclaims += 1,
+                    Attempt::Deferred => tries.is_futile = true,
+                },
                 Step::Fragmented(order) => {
-                    tries.compacted = true;
-                    self.compact_direct(order);
+                    if !self.split_deferred() && tries.may_compact(order) {
+                        tries.compacted = true;
+                        self.compact_direct(order);
+                    }
                 }
             }
         }
@@ -111,10 +142,10 @@ impl<M: Machine> Engine<M> {
         let Some(steady) = self.machine.steady() else { return Step::Changing };
         let mut entries = block.lock();
         match entries.get(page) {
-            PageState::None => self.first_touch(&mut entries, page, tries),
+            PageState::None | PageState::Hole { .. } => self.first_touch(&mut entries, page, tries),
             PageState::Resident { order, .. } => {
                 if self.drop_absent(&mut entries, page.head(order).folio(order)) == 0
-                    || entries.get(page) != PageState::None
+                    || matches!(entries.get(page), PageState::Resident { .. })
                 {
                     return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
                 }
@@ -128,46 +159,59 @@ impl<M: Machine> Engine<M> {
                     sync::yield_now();
                     return Step::LookAgain;
                 }
+                // Of a folio of which only parts are touched the rest stays, and goes out.
+                let expected = self.readahead.is_expected(page);
+                let order = self.locality.part_for_fault(page, expected).map_or(order, |part| part.min(order));
+                let head = page.head(order);
+                self.carve(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
                 entries.set_active(head, order, true);
                 step(self.bring_in(&mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
-                self.readahead.faulted(head.folio(order), true);
+                self.readahead.faulted(page, head.folio(order), true);
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
-                Ok(fetch) => {
-                    self.readahead.faulted(fetch.pages(), fetch.whole);
+                Ok(Some(fetch)) => {
+                    self.readahead.faulted(page, fetch.pages(), fetch.whole);
                     drop(entries);
                     drop(steady);
                     step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())
+                }
+                Ok(None) => {
+                    drop(entries);
+                    drop(steady);
+                    self.bring_in_unmanaged(worker, block, page)
                 }
                 Err(step) => step,
             },
         }
     }
 
-    /// The highest order that fits the mapping and is wholly untouched, then lower ones.
+    /// The highest order that fits the mapping and is wholly untouched, then lower ones. Of a partially mapped folio
+    /// its holes are untouched.
     fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
+        let is_hole = self.keep_holes(entries, page, &mapping);
         for order in mapping.sizes.descending() {
             let head = page.head(order);
-            if head < mapping.pages.start
-                || head.offset(order.pages()) > mapping.pages.end
-                || !entries.all_none(head, order)
-                || !tries.may_take(order)
-            {
+            let is_untouched =
+                if is_hole { entries.holes(head, order) == order.pages() } else { entries.all_none(head, order) };
+            if !is_untouched || !mapping.allows(head, order) || !tries.may_take(order) {
                 continue;
             }
-            let urgency = if tries.is_last() && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, content)) => {
                     if content == Content::Dirty {
                         self.machine.zero(run);
+                    }
+                    if is_hole {
+                        return self.heal(entries, head, run);
                     }
                     let state = PageState::Home { frame: run.head, order, writeback: false };
                     self.rmap.set_folio(run, head);
@@ -178,7 +222,7 @@ impl<M: Machine> Engine<M> {
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
-                Err(NoRun::Exhausted) if tries.may_compact(order) => return Step::Fragmented(order),
+                Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
                 Err(reason) => {
                     let counters = self.counters().of(order);
                     counters.anon_fault_fallback.inc();
@@ -188,8 +232,38 @@ impl<M: Machine> Engine<M> {
                 }
             }
         }
-        // Not even one frame, beyond the limit and of the whole arena: wait for a worker to free some.
-        Step::OverLimit(1)
+        if tries.is_last() && is_hole {
+            // Its frames are free then.
+            self.split_partial(entries, page.folio(Order::ZERO));
+            return Step::LookAgain;
+        }
+        if tries.is_last() { self.zero_unmanaged(page) } else { Step::OverLimit(1) }
+    }
+
+    /// Whether there may be a run of `order` soon.
+    fn may_make_run(&self, order: Order, tries: Tries) -> bool {
+        tries.may_compact(order) || self.deferred.elements() > 0
+    }
+
+    /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. They have homes of their own.
+    fn heal(&self, entries: &mut Entries, head: PageNumber, run: FrameRun) -> Step {
+        let pages = head.folio(run.order);
+        let moved = self.machine.move_in(run, head);
+        let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| run.frames());
+        self.fill_holes(entries, head..head.offset(moved_pages));
+        let Err(stopped) = moved else {
+            self.homes.free_empty(run);
+            return Step::Served(Served::Done(FaultKind::FirstTouch), pages);
+        };
+        let (gone, left) = (0..moved_pages, moved_pages..run.frames());
+        gone.for_each(|index| self.homes.free_empty(run.part(index, Order::ZERO)));
+        left.for_each(|index| self.homes.free_full(run.part(index, Order::ZERO)));
+        if stopped.error == MoveError::Changing {
+            return Step::Served(Served::Again, pages);
+        }
+        // Something is there already, or it goes by copies only: then it is a folio of its own.
+        self.split_partial(entries, pages);
+        Step::LookAgain
     }
 
     /// Gives a folio that is being compressed other frames with the same content; the old ones are the
@@ -299,19 +373,21 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
-    /// frames for it can be had; else the largest part around `page` that they can be had for.
-    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Fetch, Step> {
+    /// frames for it can be had; else the largest part around `page` that they can be had for. `None` where the arena is full.
+    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Option<Fetch>, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
         let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
         let run = loop {
-            let Some(order) = orders.next() else { return Err(Step::OverLimit(1)) };
-            let urgency = if tries.is_last() && order == Order::ZERO { Urgency::Reclaim } else { self.urgency() };
+            let Some(order) = orders.next() else {
+                return if tries.is_last() { Ok(None) } else { Err(Step::OverLimit(1)) };
+            };
+            let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
                 Ok((run, _)) => break run,
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Err(Step::OverLimit(1)),
-                Err(NoRun::Exhausted) if tries.may_compact(order) => return Err(Step::Fragmented(order)),
+                Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Err(Step::Fragmented(order)),
                 Err(reason) => {
                     self.counters().of(order).swpin_fallback.inc();
                     if reason == NoRun::OverLimit {
@@ -330,7 +406,7 @@ impl<M: Machine> Engine<M> {
             self.counters().vm.workingset_activate_anon.add(u64::from(order.pages()));
             entries.set_active(head, order, true);
         }
-        Ok(mark_fetching(entries, head, run, part.is_none()))
+        Ok(Some(mark_fetching(entries, head, run, part.is_none())))
     }
 
     /// The orders in which a folio that went out with order `whole` may come back to `page`: none above what may be there
@@ -430,9 +506,16 @@ impl<M: Machine> Engine<M> {
     pub fn read_ahead(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
         let Some(block) = self.table.get(page) else { return false };
         let Some(order) = block.lock().get(page).order() else { return false };
-        let Some(chunk) = self.readahead.claim(page.head(order).offset(order.pages())) else { return false };
-        let mut page = chunk.start;
-        while page < chunk.end {
+        match self.readahead.claim(page, page.head(order).offset(order.pages())) {
+            Some(Ahead::Stream(pages)) => self.read_ahead_all(worker, pages),
+            Some(Ahead::Step(page)) => self.read_ahead_step(worker, page),
+            None => false,
+        }
+    }
+
+    fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {
+        let mut page = pages.start;
+        while page < pages.end {
             let Some(block) = self.table.get(page) else { break };
             let Some(steady) = self.machine.steady() else { return false };
             let mut entries = block.lock();
@@ -441,14 +524,11 @@ impl<M: Machine> Engine<M> {
             let head = page.head(order);
             match state {
                 PageState::Swapped { fetching: false, .. } => {
-                    let Some(fetches) = self.mark_next(&mut entries, head..chunk.end) else { return false };
+                    let Some(fetches) = self.mark_next(&mut entries, head..pages.end) else { return false };
                     drop(entries);
                     drop(steady);
                     page = fetches.end();
-                    // Whoever came meanwhile was told that it is being fetched: where it could not be, they ask again.
-                    let _ = self.swap_in(worker, block, fetches.marked());
-                    self.machine.wake(head..page);
-                    self.counters().vm.swap_ra.add(page.0 - head.0);
+                    self.swap_in_ahead(worker, block, fetches.marked());
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
@@ -462,6 +542,33 @@ impl<M: Machine> Engine<M> {
             page = head.offset(order.pages());
         }
         true
+    }
+
+    /// Fetches as much with `page` as a fault would, as far as there is room for it now.
+    fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
+        let Some(block) = self.table.get(page) else { return false };
+        let Some(steady) = self.machine.steady() else { return false };
+        let mut entries = block.lock();
+        let PageState::Swapped { fetching: false, order: whole, .. } = entries.get(page) else { return true };
+        let part = self.locality.part_order(page).unwrap_or(MAX_ORDER);
+        let order = self.orders_of_return(page, whole).up_to(part).highest();
+        let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
+        let head = page.head(order);
+        self.carve(&mut entries, head.folio(order));
+        let fetch = mark_fetching(&mut entries, head, run, order == whole);
+        drop(entries);
+        drop(steady);
+        self.swap_in_ahead(worker, block, &[fetch]);
+        true
+    }
+
+    /// Whoever comes meanwhile is told that it is being fetched: where it cannot be, they ask again.
+    fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) {
+        let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
+        let pages = first.head..last.pages().end;
+        let _ = self.swap_in(worker, block, fetches);
+        self.counters().vm.swap_ra.add(pages.end.0 - pages.start.0);
+        self.machine.wake(pages);
     }
 
     /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there
@@ -506,10 +613,7 @@ impl<M: Machine> Engine<M> {
             };
             let into = run.part(done, part_order);
             stored_bytes += u64::from(piece.place.len_bytes());
-            let read = match &piece.in_file {
-                Some(place) => self.read_back(worker, piece, place, skip, into),
-                None => self.machine.read_piece(worker, piece, skip, into),
-            };
+            let read = self.read_piece(worker, piece, skip, into);
             self.store.unpin(&self.runs(), pinned);
             read?;
             done += part_order.pages();
@@ -580,7 +684,12 @@ impl<M: Machine> Engine<M> {
 
     /// Never hands over content that does not match its checksum: the program gets SIGBUS there. Where that cannot be
     /// arranged now, the page stays out, and so out of reach. The caller wakes who waits.
-    fn give_up_corrupted(&self, entries: &mut Entries, fetch: &Fetch, corrupted: Corrupted) -> Result<(), Changing> {
+    pub(super) fn give_up_corrupted(
+        &self,
+        entries: &mut Entries,
+        fetch: &Fetch,
+        corrupted: Corrupted,
+    ) -> Result<(), Changing> {
         let mut served = Ok(());
         for index in 0..fetch.run.frames() {
             let (page, slot) = (fetch.head.offset(index), fetch.slot.offset(index));
@@ -602,20 +711,20 @@ impl<M: Machine> Engine<M> {
 
 /// Some of it could not be moved, because the program is changing its mappings: to be tried again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Changing;
+pub(super) struct Changing;
 
-fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<PageNumber>) -> Step {
+pub(super) fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<PageNumber>) -> Step {
     Step::Served(served.map_or(Served::Again, |()| Served::Done(kind)), pages)
 }
 
 /// A folio that is being fetched from the store.
 #[derive(Clone, Copy)]
-struct Fetch {
-    head: PageNumber,
-    slot: Slot,
-    run: FrameRun,
+pub(super) struct Fetch {
+    pub(super) head: PageNumber,
+    pub(super) slot: Slot,
+    pub(super) run: FrameRun,
     /// Not only a part of it is likely to be used: then a compressed copy may be worth its memory.
-    whole: bool,
+    pub(super) whole: bool,
 }
 
 impl Fetch {

@@ -1,6 +1,7 @@
 //! Changes of the program's mappings: adoption, unmap, discard, remap; and the splits they need.
 
 use super::Engine;
+use super::partial::is_deferrable;
 use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
 use crate::sync;
@@ -22,8 +23,8 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Takes over what the program has in `range` already: each present page becomes part of the
-    /// largest enabled folio that is wholly present. The caller has made sure that first touches in
-    /// `range` come to [`fault`](Engine::fault) by now.
+    /// largest enabled folio that is wholly present, or of the one it is a hole of. The caller has made sure
+    /// that first touches in `range` come to [`fault`](Engine::fault) by now.
     ///
     /// # Errors
     /// What is left to do while the program changes its mappings: once the change has been heard, try again.
@@ -60,6 +61,12 @@ impl<M: Machine> Engine<M> {
                 let Some(found) = self.machine.mapping(page) else { break };
                 mapping = found;
             }
+            if self.keep_holes(entries, page, &mapping) {
+                self.fill_holes(entries, page.folio(Order::ZERO));
+                adopted += 1;
+                page = page.offset(1);
+                continue;
+            }
             let end = run.end.min(mapping.pages.end);
             let fits = |&order: &Order| {
                 page.head(order) == page && page.offset(order.pages()) <= end && entries.all_none(page, order)
@@ -84,10 +91,7 @@ impl<M: Machine> Engine<M> {
 
     /// The program has unmapped `range`: whatever was there is gone.
     pub fn unmapped(&self, range: Range<PageNumber>) {
-        self.in_blocks(range, |entries, part| {
-            self.carve(entries, part.clone());
-            self.for_each_folio(entries, part, |entries, head, state| self.drop_folio(entries, head, state));
-        });
+        self.in_blocks(range, |entries, part| self.drop_pages(entries, part));
     }
 
     /// The program is about to discard the content of `range` (MADV_DONTNEED, MADV_FREE): it reads as
@@ -102,6 +106,9 @@ impl<M: Machine> Engine<M> {
     pub fn remapped(&self, from: PageNumber, to: PageNumber, pages: u32) {
         let (from_end, to_end) = (from.offset(pages), to.offset(pages));
         self.unmapped(to..to_end);
+        self.in_blocks(to..to_end, |entries, part| {
+            self.split_partial(entries, part);
+        });
         // A folio keeps its order only where it is naturally aligned at its new place, too.
         let delta = from.0 ^ to.0;
         let fitting = Order::all().rev().find(|order| delta.trailing_zeros() >= u32::from(order.get()));
@@ -114,6 +121,7 @@ impl<M: Machine> Engine<M> {
             };
             let mut entries = block.lock();
             self.carve(&mut entries, from..from_end);
+            self.split_partial(&mut entries, page.folio(Order::ZERO));
             let state = entries.get(page);
             let Some(order) = state.order() else {
                 page = page.offset(1);
@@ -149,41 +157,51 @@ impl<M: Machine> Engine<M> {
         match state {
             PageState::Resident { .. } => self.enqueue(&self.probation, &mut entries, head, order),
             PageState::Home { .. } => self.enqueue(&self.staged, &mut entries, head, order),
-            PageState::None | PageState::Swapped { .. } => {}
+            PageState::None | PageState::Hole { .. } | PageState::Swapped { .. } => {}
         }
     }
 
-    /// Calls `act` with each folio of `range`, which must not cut one.
-    fn for_each_folio(
-        &self,
-        entries: &mut Entries,
-        range: Range<PageNumber>,
-        mut act: impl FnMut(&mut Entries, PageNumber, PageState),
-    ) {
-        let mut page = range.start;
-        while page < range.end {
+    /// Forgets what is in `pages`, which are of one block. Of a folio that loses a part the rest stays: together
+    /// for now, if it is resident.
+    fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
+        for border in [pages.start, pages.end] {
+            if border.head(MAX_ORDER) == entries.first() && !is_deferrable(entries.get(border)) {
+                self.carve_at(entries, border);
+            }
+        }
+        let mut page = pages.start;
+        while page < pages.end {
             let state = entries.get(page);
             let Some(order) = state.order() else {
                 page = page.offset(1);
                 continue;
             };
-            debug_assert_eq!(page.head(order), page, "the range cuts a folio");
-            act(entries, page, state);
-            page = page.offset(order.pages());
+            let head = page.head(order);
+            let end = head.offset(order.pages());
+            if head >= pages.start && end <= pages.end {
+                self.drop_folio(entries, head, state);
+            } else {
+                self.drop_part(entries, head, order, page..end.min(pages.end));
+            }
+            page = end;
         }
     }
 
     /// Forgets a folio whose mapping is gone, and frees what it held. What a worker is busy with is
     /// freed by that worker.
-    fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
+    pub(super) fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
         let Some(order) = state.order() else { return };
+        let hole_pages = entries.holes(head, order);
         entries.set_folio(head, order, PageState::None);
         let pages = u64::from(order.pages());
         match state {
             PageState::None => {}
-            PageState::Resident { frame, .. } => {
-                self.resident_pages.fetch_sub(pages, Relaxed);
+            PageState::Resident { frame, .. } | PageState::Hole { frame, .. } => {
+                self.resident_pages.fetch_sub(pages - u64::from(hole_pages), Relaxed);
                 self.counters().of(order).nr_anon.sub(1);
+                if hole_pages > 0 {
+                    self.counters().of(order).nr_anon_partially_mapped.sub(1);
+                }
                 self.drop_copy(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
             }
@@ -215,10 +233,7 @@ impl<M: Machine> Engine<M> {
         let mut page = range.start;
         while page < range.end {
             if absent[page.index_in_block()] && matches!(entries.get(page), PageState::Resident { .. }) {
-                let end = page.offset(1);
-                self.carve(entries, page..end);
-                let state = entries.get(page);
-                self.drop_folio(entries, page, state);
+                self.drop_pages(entries, page.folio(Order::ZERO));
                 dropped += 1;
             }
             page = page.offset(1);
@@ -230,21 +245,27 @@ impl<M: Machine> Engine<M> {
     /// in the largest naturally aligned folios.
     pub(super) fn carve(&self, entries: &mut Entries, range: Range<PageNumber>) {
         for border in [range.start, range.end] {
-            if border.head(MAX_ORDER) != entries.first() {
-                continue;
-            }
-            while let Some(order) = entries.get(border).order() {
-                let head = border.head(order);
-                let Some(lower) = order.lower().filter(|_| head != border) else { break };
-                if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
-                    self.machine.split_huge(head, border);
-                }
-                self.carve_to(entries, head, order, lower);
+            if border.head(MAX_ORDER) == entries.first() {
+                self.carve_at(entries, border);
             }
         }
     }
 
-    /// Splits the folio at `head` from order `from` into folios of order `to`.
+    fn carve_at(&self, entries: &mut Entries, border: PageNumber) {
+        while let Some(order) = entries.get(border).order() {
+            let head = border.head(order);
+            let Some(lower) = order.lower().filter(|_| head != border) else { break };
+            if self.split_partial(entries, border.folio(Order::ZERO)) {
+                continue;
+            }
+            if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
+                self.machine.split_huge(head, border);
+            }
+            self.carve_to(entries, head, order, lower);
+        }
+    }
+
+    /// Splits the folio at `head`, which has no holes, from order `from` into folios of order `to`.
     pub(super) fn carve_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
         let state = entries.get(head);
         if let PageState::Resident { frame, .. } | PageState::Home { frame, writeback: false, .. } = state {
@@ -258,7 +279,7 @@ impl<M: Machine> Engine<M> {
             match part_state {
                 PageState::Resident { .. } => self.enqueue(self.resident_queue(entries, part), entries, part, to),
                 PageState::Home { writeback: false, .. } => self.enqueue(&self.staged, entries, part, to),
-                PageState::None | PageState::Home { .. } | PageState::Swapped { .. } => {}
+                PageState::None | PageState::Hole { .. } | PageState::Home { .. } | PageState::Swapped { .. } => {}
             }
         }
         if matches!(state, PageState::Resident { .. }) {

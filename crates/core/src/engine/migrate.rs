@@ -48,9 +48,9 @@ impl<M: Machine> Engine<M> {
             let Some(mut entries) = self.table.get(page).map(Block::lock) else { continue };
             let state = entries.get(page);
             let (held, order) = match state {
-                PageState::Resident { frame, order } | PageState::Home { frame, order, writeback: false } => {
-                    (frame, order)
-                }
+                PageState::Resident { frame, order }
+                | PageState::Hole { frame, order }
+                | PageState::Home { frame, order, writeback: false } => (frame, order),
                 _ => continue,
             };
             // A folio that is in no queue is in the hands of who fetches it.
@@ -89,7 +89,7 @@ impl<M: Machine> Engine<M> {
         let moved_pages = self.move_home(from, to);
         let order = from.order;
         if moved_pages == from.frames() {
-            self.renumber(entries, head, PageState::Home { frame: to.head, order, writeback: false }, from, to);
+            self.renumber(entries, head, from, to);
             return true;
         }
         if moved_pages > 0 {
@@ -99,8 +99,7 @@ impl<M: Machine> Engine<M> {
         for index in 0..from.frames() {
             let (from, to) = (from.part(index, Order::ZERO), to.part(index, Order::ZERO));
             if index < moved_pages {
-                let state = PageState::Home { frame: to.head, order: Order::ZERO, writeback: false };
-                self.renumber(entries, head.offset(index), state, from, to);
+                self.renumber(entries, head.offset(index), from, to);
             } else {
                 self.homes.free_empty(to);
             }
@@ -109,12 +108,15 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The folio at `head` has its frames in `to` from now on, no more in `from`, where no page is left.
-    fn renumber(&self, entries: &mut Entries, head: PageNumber, state: PageState, from: FrameRun, to: FrameRun) {
+    fn renumber(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) {
         if let Some(copy) = self.swap_cache.take(from.head) {
             self.swap_cache.keep(to.head, copy);
         }
         self.rmap.set_folio(to, head);
-        entries.set_folio(head, to.order, state);
+        for index in 0..to.frames() {
+            let page = head.offset(index);
+            entries.set(page, entries.get(page).with_frame(to.head.offset(index)));
+        }
         self.homes.free_empty(from);
     }
 }
@@ -138,8 +140,7 @@ impl<M: Machine> Occupants for Engine<M> {
             Some(match state {
                 PageState::Home { .. } => self.migrate_staged(entries, head, from, to),
                 _ => {
-                    let state = PageState::Resident { frame: to.head, order: to.order };
-                    self.renumber(entries, head, state, from, to);
+                    self.renumber(entries, head, from, to);
                     true
                 }
             })
@@ -152,7 +153,8 @@ impl<M: Machine> Occupants for Engine<M> {
 
     fn split(&self, run: FrameRun, to: Order) -> bool {
         let split = self.with_movable(run.head, |entries, head, _, now| {
-            let is_it = now == run;
+            // What is left of a partially mapped one is looked at anew.
+            let is_it = now == run && !self.split_partial(entries, head.folio(run.order));
             if is_it {
                 self.carve_to(entries, head, run.order, to);
                 self.counters().of(run.order).split.inc();

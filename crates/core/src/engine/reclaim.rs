@@ -1,41 +1,56 @@
-//! Making room: staging the oldest folios at home, and writing staged ones back to the store.
+//! Making room: writing back to the store what is staged at home.
 
 use super::Engine;
 use super::write_back::Writing;
 use crate::homes::Urgency;
-use crate::machine::{Compressed, Machine, MoveError, Stopped};
-use crate::page_table::{Block, Entries, PageState};
+use crate::machine::{Compressed, Machine};
+use crate::page_table::{Block, PageState};
 use crate::queue::FolioName;
 use crate::store::PieceInfo;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
-use crate::workingset::PROBATION_SHARE;
 use std::ops::Range;
 
 /// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
-const STAGE_ATTEMPTS: usize = 256;
+pub(super) const STAGE_ATTEMPTS: usize = 256;
+/// Reclaim that frees less than this part (1/n) of what it compresses does not pay: among much that does not compress there is
+/// always something that does.
+const PAYS: i64 = 32;
+/// What an attempt compresses as a rule: a folio of 64 KiB.
+const ATTEMPT_PAGES: u64 = 16;
+/// Folios that are looked at to see whether reclaim pays again, and the part of them (1/n) that must be had by it.
+const PROBE_FOLIOS: usize = 4;
+const PROBE_SHARE: i64 = 4;
 /// Pages that are copied in the store before reclaim gives up: 4 MiB, a millisecond.
 const COMPACT_PAGES: u32 = 1024;
 
 /// Pages given back at a time though nobody asks for them: 32 MiB, some milliseconds.
 const GIVE_BACK_PAGES: u32 = 16 * MAX_ORDER.pages();
 
-/// What staging one folio came to.
-#[derive(PartialEq, Eq, Debug)]
-enum Staged {
-    /// This many pages are at home now.
-    Pages(u32),
-    /// The folio was gone, or has been split into smaller ones that were queued again.
+/// What making room came to.
+struct Reclaimed {
+    freed_pages: u64,
+    /// Whether there was anything to compress: others may have had it all in hand.
+    found_any: bool,
+    pays: bool,
+}
+
+/// What an attempt to make room came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// So many pages are free.
+    Freed(u64),
+    /// There was nothing to be had at the moment.
     Nothing,
-    /// It stays where it is.
-    Pinned,
+    /// None was made, since none has paid lately.
+    Deferred,
 }
 
 /// What writing back one folio came to.
 #[derive(PartialEq, Eq, Debug)]
 enum WrittenBack {
-    /// Bytes of frames that became free, less what the store took.
-    Freed(i64),
+    /// How much content went out, and bytes of frames that became free, less what the store took.
+    Freed { pages: u64, bytes: i64 },
     /// The folio was gone, or busy.
     Nothing,
     /// There is no room for it anywhere.
@@ -43,15 +58,67 @@ enum WrittenBack {
 }
 
 impl<M: Machine> Engine<M> {
+    /// As [`reclaim`](Engine::reclaim), but tried less where that has not paid lately.
+    pub fn try_reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> Attempt {
+        if self.can_write_out() {
+            // What does not compress frees something, too, once it is in the file.
+            return Attempt::Freed(self.reclaim(worker, target_pages));
+        }
+        if self.backoff.defers() {
+            return Attempt::Deferred;
+        }
+        let shift = self.backoff.shift();
+        // What the program must keep in reach is no failure.
+        let counts = self.urgency() == Urgency::Normal;
+        let youngest_pay = shift > 0 && self.probe_youngest(worker);
+        let reclaimed = self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS >> shift);
+        // To have found nothing is no reason to try less, but none to try more either.
+        if counts && (reclaimed.found_any || shift > 0) {
+            self.backoff.note(youngest_pay || reclaimed.pays);
+        }
+        if reclaimed.found_any || reclaimed.freed_pages > 0 {
+            Attempt::Freed(reclaimed.freed_pages)
+        } else {
+            Attempt::Nothing
+        }
+    }
+
+    /// Whether reclaim has not paid lately: whoever needs memory finds out by himself when that changes.
+    pub fn reclaim_is_futile(&self) -> bool {
+        self.backoff.shift() > 0 && !self.can_write_out()
+    }
+
+    /// Whether what the program has touched last compresses: what is oldest does not tell, nor for how much behind it.
+    fn probe_youngest(&self, worker: &mut M::Worker) -> bool {
+        let (mut freed_bytes, mut probed_pages) = (0, 0);
+        for folio in (0..PROBE_FOLIOS).map_while(|_| self.probation.pop_youngest()) {
+            self.stage(folio);
+            if let WrittenBack::Freed { pages, bytes } = self.write_back(worker, folio) {
+                freed_bytes += bytes;
+                probed_pages += pages;
+            }
+        }
+        // Some of it may be new and not written yet.
+        freed_bytes * PROBE_SHARE > (probed_pages * PAGE_BYTES as u64) as i64
+    }
+
     /// Makes at least `target_pages` free, if it can; returns how many were, net of what the store
     /// took. Nothing is freed where everything is pinned, or nothing compresses.
     pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
+        self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS).freed_pages
+    }
+
+    /// The same; gives up after `attempts` steps in a row that have freed nothing, or as much work that has freed too little.
+    fn reclaim_some(&self, worker: &mut M::Worker, target_pages: u64, attempts: usize) -> Reclaimed {
         let target_bytes = target_pages as i64 * PAGE_BYTES as i64;
         let mut writing = Writing::default();
         let mut freed_bytes: i64 = 0;
-        let mut fruitless = 0;
+        let (mut fruitless, mut compressed_pages, mut found_any) = (0, 0, false);
+        let pays =
+            |freed_bytes: i64, pages: u64| freed_bytes > 0 && freed_bytes * PAYS >= (pages * PAGE_BYTES as u64) as i64;
         while freed_bytes + i64::from(writing.pages()) * (PAGE_BYTES as i64) < target_bytes
-            && fruitless < STAGE_ATTEMPTS
+            && fruitless < attempts
+            && (compressed_pages < attempts as u64 * ATTEMPT_PAGES || pays(freed_bytes, compressed_pages))
         {
             if self.store_presses(&writing)
                 && let Some(bytes) = self.write_out(worker, &mut writing)
@@ -73,13 +140,18 @@ impl<M: Machine> Engine<M> {
                 self.stage_oldest(2 * target_pages);
             }
             let before = freed_bytes;
-            match self.write_back_oldest(worker) {
-                Some(WrittenBack::Freed(bytes)) => freed_bytes += bytes,
+            let written_back = self.write_back_oldest(worker);
+            found_any |= matches!(written_back, Some(WrittenBack::Freed { .. } | WrittenBack::NoRoom));
+            match written_back {
+                Some(WrittenBack::Freed { pages, bytes }) => {
+                    freed_bytes += bytes;
+                    compressed_pages += pages;
+                }
                 Some(WrittenBack::Nothing) => {}
                 Some(WrittenBack::NoRoom) if !writing.is_none() => {
                     freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
                 }
-                Some(WrittenBack::NoRoom) if self.shed_copies() > 0 => {}
+                Some(WrittenBack::NoRoom) if self.split_deferred() || self.shed_copies() > 0 => {}
                 Some(WrittenBack::NoRoom) => match self.compact_store(COMPACT_PAGES) {
                     0 => break,
                     frames => freed_bytes += i64::from(frames) * PAGE_BYTES as i64,
@@ -91,7 +163,8 @@ impl<M: Machine> Engine<M> {
         }
         freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
         self.publish_store();
-        freed_bytes.max(0) as u64 / PAGE_BYTES as u64
+        let freed_pages = freed_bytes.max(0) as u64 / PAGE_BYTES as u64;
+        Reclaimed { freed_pages, found_any, pays: pays(freed_bytes, compressed_pages) }
     }
 
     /// Drops all compressed copies of what is in the program; returns how many pages they were of.
@@ -104,38 +177,15 @@ impl<M: Machine> Engine<M> {
         pages
     }
 
-    /// Stages up to `most_pages` pages of the oldest folios; returns how many.
-    pub fn stage_oldest(&self, most_pages: u64) -> u64 {
-        let mut staged = 0;
-        let mut pinned = 0;
-        let mut looked_at = self.probation.elements() + self.active.elements();
-        while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
-            let Some(folio) = self.oldest_resident() else { break };
-            looked_at -= 1;
-            match self.stage(folio) {
-                Staged::Pages(pages) => staged += u64::from(pages),
-                Staged::Nothing => {}
-                Staged::Pinned => pinned += 1,
-            }
-        }
-        staged
-    }
-
-    /// Takes the resident folio that is to go next out of its queue.
-    fn oldest_resident(&self) -> Option<FolioName> {
-        let (probation, active) = (self.probation.pages(), self.active.pages());
-        if probation * PROBATION_SHARE >= probation + active {
-            self.probation.pop().or_else(|| self.active.pop())
-        } else {
-            self.active.pop().or_else(|| self.probation.pop())
-        }
-    }
-
     /// Moves every resident folio of `pages` home and writes it back: MADV_PAGEOUT.
     pub fn page_out(&self, worker: &mut M::Worker, pages: Range<PageNumber>) {
         let mut page = pages.start;
         while page < pages.end {
-            let state = self.table.get(page).map_or(PageState::None, |block| block.lock().get(page));
+            let state = self.table.get(page).map_or(PageState::None, |block| {
+                let mut entries = block.lock();
+                self.split_partial(&mut entries, page.folio(Order::ZERO));
+                entries.get(page)
+            });
             let order = state.order().unwrap_or(Order::ZERO);
             let folio = FolioName { head: page.head(order), order };
             if matches!(state, PageState::Resident { .. }) {
@@ -154,101 +204,6 @@ impl<M: Machine> Engine<M> {
     fn is_split(&self, folio: FolioName) -> bool {
         let state = self.table.get(folio.head).map_or(PageState::None, |block| block.lock().get(folio.head));
         matches!(state, PageState::Home { order, .. } if order < folio.order)
-    }
-
-    /// Moves one resident folio home.
-    fn stage(&self, folio: FolioName) -> Staged {
-        let Some(block) = self.table.get(folio.head) else { return Staged::Nothing };
-        match self.try_stage(block, folio) {
-            Err(MoveError::Changing) => self.stage_later(block, folio),
-            Err(MoveError::Busy) => {
-                // Shared since a fork, or pinned: only the first can be mended.
-                self.machine.unshare(folio.head.folio(folio.order));
-                match self.try_stage(block, folio) {
-                    Err(MoveError::Changing) => self.stage_later(block, folio),
-                    Ok(staged) => staged,
-                    Err(error) => self.leave_resident(block, folio, error),
-                }
-            }
-            Ok(staged) => staged,
-            Err(error) => self.leave_resident(block, folio, error),
-        }
-    }
-
-    /// The program is changing its mappings: what lies there may be something else by now. It stays, as the
-    /// youngest.
-    fn stage_later(&self, block: &Block, folio: FolioName) -> Staged {
-        let mut entries = block.lock();
-        if matches!(entries.get(folio.head), PageState::Resident { order, .. } if order == folio.order) {
-            entries.set_queued(folio.head, false);
-            self.enqueue(self.resident_queue(&entries, folio.head), &mut entries, folio.head, folio.order);
-        }
-        Staged::Pinned
-    }
-
-    fn try_stage(&self, block: &Block, folio: FolioName) -> Result<Staged, MoveError> {
-        let _steady = self.machine.steady().ok_or(MoveError::Changing)?;
-        let mut entries = block.lock();
-        let FolioName { head, order } = folio;
-        let frame = match entries.get(head) {
-            PageState::Resident { frame, order: now } if now == order => frame,
-            _ => return Ok(Staged::Nothing),
-        };
-        match self.machine.move_out(head, FrameRun::new(frame, order)) {
-            Ok(()) => {
-                self.make_staged(&mut entries, folio);
-                Ok(Staged::Pages(order.pages()))
-            }
-            Err(Stopped { moved_pages: 0, error }) => Err(error),
-            Err(Stopped { moved_pages, .. }) => {
-                // The rest stays, and is tried again on its own.
-                self.carve_to(&mut entries, head, order, Order::ZERO);
-                self.counters().of(order).split.inc();
-                for index in 0..moved_pages {
-                    self.make_staged(&mut entries, FolioName { head: head.offset(index), order: Order::ZERO });
-                }
-                Ok(Staged::Pages(moved_pages))
-            }
-        }
-    }
-
-    /// The pages of a resident folio have come home.
-    fn make_staged(&self, entries: &mut Entries, folio: FolioName) {
-        let FolioName { head, order } = folio;
-        let PageState::Resident { frame, .. } = entries.get(head) else { unreachable!("{head:?} was resident") };
-        entries.set_folio(head, order, PageState::Home { frame, order, writeback: false });
-        self.resident_pages.fetch_sub(u64::from(order.pages()), Relaxed);
-        self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
-        self.counters().of(order).nr_anon.sub(1);
-        self.counters().vm.pgdeactivate.add(u64::from(order.pages()));
-        entries.set_queued(head, false);
-        self.enqueue(&self.staged, entries, head, order);
-    }
-
-    /// A folio that could not be moved: parts of it may be gone, or movable on their own.
-    fn leave_resident(&self, block: &Block, folio: FolioName, error: MoveError) -> Staged {
-        let Some(_steady) = self.machine.steady() else { return self.stage_later(block, folio) };
-        let mut entries = block.lock();
-        let FolioName { head, order } = folio;
-        if !matches!(entries.get(head), PageState::Resident { order: now, .. } if now == order) {
-            return Staged::Nothing;
-        }
-        entries.set_queued(head, false);
-        let range = head.folio(order);
-        if self.drop_absent(&mut entries, range.clone()) > 0 {
-            return Staged::Nothing;
-        }
-        if order > Order::ZERO {
-            self.carve_to(&mut entries, head, order, Order::ZERO);
-            self.counters().of(order).split.inc();
-            return Staged::Nothing;
-        }
-        debug_assert!(error != MoveError::Exists, "the home of a resident page is empty");
-        self.counters().vm.unevictable_pgs_stranded.inc();
-        // Among the active ones it is met seldom. On probation, many of its kind would be all that is ever looked at.
-        entries.set_active(head, order, true);
-        self.enqueue(&self.active, &mut entries, head, order);
-        Staged::Pinned
     }
 
     fn write_back_oldest(&self, worker: &mut M::Worker) -> Option<WrittenBack> {
@@ -276,7 +231,8 @@ impl<M: Machine> Engine<M> {
             self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
             return self.finish_write_back(block, folio, run, slot, 0);
         }
-        let Some(slot) = self.alloc_slots(order) else {
+        let whole = self.config.whole_out.contains(order);
+        let Some(slot) = whole.then(|| self.alloc_slots(order)).flatten() else {
             return self.write_back_in_parts(block, folio, run);
         };
         match self.compress_folio(worker, folio, run, slot) {
@@ -306,7 +262,7 @@ impl<M: Machine> Engine<M> {
         Some(copy.slot)
     }
 
-    /// No contiguous slots: the folio is split and its pages are queued one by one.
+    /// No contiguous slots, or none wanted: the folio is split and its pages are queued one by one.
     fn write_back_in_parts(&self, block: &Block, folio: FolioName, run: FrameRun) -> WrittenBack {
         self.undo_writeback(block, folio, run);
         if folio.order == Order::ZERO {
@@ -401,7 +357,7 @@ impl<M: Machine> Engine<M> {
         if out_pages == u64::from(run.frames()) {
             self.counters().of(order).swpout.inc();
         }
-        WrittenBack::Freed(out_pages as i64 * PAGE_BYTES as i64 - stored_bytes as i64)
+        WrittenBack::Freed { pages: out_pages, bytes: out_pages as i64 * PAGE_BYTES as i64 - stored_bytes as i64 }
     }
 
     /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the

@@ -7,7 +7,7 @@
 use super::Engine;
 use crate::homes::Urgency;
 use crate::machine::{Corrupted, Machine};
-use crate::store::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
+use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{CLUSTER_SLOTS, FrameRun, MAX_ORDER, Order};
 
@@ -34,6 +34,11 @@ impl<M: Machine> Engine<M> {
     /// The largest piece to make.
     pub(super) fn largest_piece(&self) -> Order {
         if self.config.backing.is_some() { MAX_FILE_PIECE_ORDER } else { MAX_ORDER }
+    }
+
+    /// Whether there is a swap file, and it was neither full nor failed lately.
+    pub(super) fn can_write_out(&self) -> bool {
+        self.config.backing.is_some() && self.file_pause.load(Relaxed) == 0
     }
 
     /// Whether something should go from the store to the file: because the store takes more than its share, or because
@@ -92,15 +97,15 @@ impl<M: Machine> Engine<M> {
         self.store.finish_write_back(&self.runs(), batch, &seals)
     }
 
-    /// Restores a part of a piece that is in the file.
-    pub(super) fn read_back(
+    /// Restores a part of a piece, wherever it is.
+    pub(super) fn read_piece(
         &self,
         worker: &mut M::Worker,
         piece: &Piece,
-        place: &FilePlace,
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted> {
+        let Some(place) = &piece.in_file else { return self.machine.read_piece(worker, piece, skip_pages, into) };
         let backing = &self.counters().backing;
         backing.bd_reads.add(u64::from(place.slots()));
         let read = self.machine.read_back(worker, piece, place, skip_pages, into);

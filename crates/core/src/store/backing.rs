@@ -13,10 +13,10 @@
 //! good if its piece is in memory and has its checksum. When more than half of them are not, they are dropped.
 
 use super::file_slots::{FileSlots, PIECE_ALIGN_BYTES};
-use super::lazy::LazyTable;
 use super::word::{Location, RecordId};
 use super::{Piece, PieceId, Pinned, RunSource, Store};
 use crate::cluster::SwapClusters;
+use crate::sparse::SparseTable;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::units::{ClusterNumber, CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot};
@@ -81,7 +81,7 @@ struct Record {
     tag: [AtomicU64; 2],
 }
 
-const _: () = assert!(cfg!(shuttle) || size_of::<Record>() == 32);
+const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Record>() == 32);
 
 impl Record {
     fn set(&self, place: &FilePlace) {
@@ -118,7 +118,7 @@ type Aged = (PieceId, u32);
 #[derive(Debug)]
 pub(super) struct Backing {
     slots: FileSlots,
-    records: LazyTable<Record>,
+    records: SparseTable<Record>,
     free: Mutex<FreeRecords>,
     ages: Mutex<VecDeque<Aged>>,
 }
@@ -197,7 +197,7 @@ impl Store {
     pub fn with_backing(max_pieces: u32, slots: SwapClusters) -> Store {
         let backing = Backing {
             slots: FileSlots::new(slots),
-            records: LazyTable::new(),
+            records: SparseTable::new(max_pieces),
             free: Mutex::default(),
             ages: Mutex::default(),
         };
@@ -266,6 +266,11 @@ impl Store {
         }
     }
 
+    /// A piece was recompressed: whoever is idle is old.
+    pub(super) fn note_old_age(&self, id: PieceId, checksum: u64) {
+        self.backing.iter().for_each(|backing| backing.ages.lock().push_front((id, checksum as u32)));
+    }
+
     /// Pins the oldest piece in memory.
     fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned> {
         loop {
@@ -273,11 +278,7 @@ impl Store {
             let Some((word, extra)) = self.pieces.try_pin(id) else { continue };
             let is_meant = word.is_sealed() && word.location().is_in_memory() && extra as u32 == stamp;
             if is_meant && word.granule() <= MAX_FILE_PIECE_ORDER {
-                let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(word.location()));
-                return Some(Pinned {
-                    id,
-                    piece: Piece { granule, raw, checksum: extra, filled: None, place, in_file: None },
-                });
+                return Some(self.pinned(id, word, extra));
             }
             self.unpin_id(runs, id);
         }

@@ -8,8 +8,8 @@
 //! whoever frees or moves the piece.
 
 use super::PieceId;
-use super::lazy::LazyTable;
-use super::word::{Location, PieceWord};
+use super::word::{Location, Mark, PieceWord};
+use crate::sparse::SparseTable;
 use crate::sync;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -23,11 +23,11 @@ struct Entry {
     extra: AtomicU64,
 }
 
-const _: () = assert!(cfg!(shuttle) || size_of::<Entry>() == 16);
+const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Entry>() == 16);
 
 #[derive(Debug)]
 pub(super) struct Pieces {
-    table: LazyTable<Entry>,
+    table: SparseTable<Entry>,
     max_pieces: u32,
     /// Ids from 1 to this have been used.
     used: AtomicU32,
@@ -37,12 +37,8 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub(super) fn new(max_pieces: u32) -> Pieces {
-        Pieces {
-            table: LazyTable::new(),
-            max_pieces: max_pieces.min(MAX_ID),
-            used: AtomicU32::new(0),
-            free: AtomicU64::new(0),
-        }
+        let max_pieces = max_pieces.min(MAX_ID);
+        Pieces { table: SparseTable::new(max_pieces), max_pieces, used: AtomicU32::new(0), free: AtomicU64::new(0) }
     }
 
     fn entry(&self, id: PieceId) -> &Entry {
@@ -157,9 +153,28 @@ impl Pieces {
         )
     }
 
+    /// The same, of a piece that is recompressed. Meanwhile nobody can pin it: neither the place nor the checksum is read
+    /// without the other.
+    pub(super) fn replace(&self, id: PieceId, to: Location, checksum: u64) -> Option<PieceWord> {
+        self.update(id, |word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;
+        // The word's release publishes it.
+        self.entry(id).extra.store(checksum, Ordering::Relaxed);
+        self.update(id, |word| Some(word.replaced(to)))
+    }
+
+    /// Marks a piece, if it is still one.
+    pub(super) fn mark(&self, id: PieceId, mark: Mark) {
+        self.update(id, |word| if word.references() == 0 { None } else { Some(word.marked(mark)) });
+    }
+
+    /// Ids from 1 to this have been used.
+    pub(super) fn used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed)
+    }
+
     /// Every id that was ever used.
     pub(super) fn ids(&self) -> impl Iterator<Item = PieceId> {
-        (1..=self.used.load(Ordering::Relaxed)).filter_map(PieceId::new)
+        (1..=self.used()).filter_map(PieceId::new)
     }
 
     pub(super) fn metadata_bytes(&self) -> usize {

@@ -9,7 +9,8 @@
 //! | 51..55 | granule | order 0..=9 |
 //! | 55 | raw | the bytes are the content |
 //! | 56 | sealed | the bytes are written |
-//! | 57..64 | pins | 0..=127 |
+//! | 57..59 | mark | a [`Mark`] |
+//! | 59..64 | pins | 0..=31 |
 //!
 //! Slots of a class have one size, so the last byte tells both the slot (quotient) and the piece's length
 //! (remainder): two numbers for the price of one. A free piece is all zeros.
@@ -39,14 +40,16 @@ const LAST_BITS: u32 = 16;
 const ZSPAGE_BITS: u32 = 25;
 const REFERENCES_BITS: u32 = 10;
 const GRANULE_BITS: u32 = 4;
-const PINS_BITS: u32 = 7;
+const MARK_BITS: u32 = 2;
+const PINS_BITS: u32 = 5;
 
 const ZSPAGE_AT: u32 = LAST_BITS;
 const REFERENCES_AT: u32 = ZSPAGE_AT + ZSPAGE_BITS;
 const GRANULE_AT: u32 = REFERENCES_AT + REFERENCES_BITS;
 const RAW_AT: u32 = GRANULE_AT + GRANULE_BITS;
 const SEALED_AT: u32 = RAW_AT + 1;
-const PINS_AT: u32 = SEALED_AT + 1;
+const MARK_AT: u32 = SEALED_AT + 1;
+const PINS_AT: u32 = MARK_AT + MARK_BITS;
 
 const _: () = assert!(PINS_AT + PINS_BITS == u64::BITS);
 const _: () = assert!(1 << REFERENCES_BITS > crate::units::BLOCK_PAGES);
@@ -98,6 +101,19 @@ impl Location {
     }
 }
 
+/// What recompression knows of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mark {
+    /// Nothing.
+    Young,
+    /// It has been there for some time.
+    Idle,
+    /// The second codec does not make it smaller.
+    Settled,
+    /// It is compressed by the second codec.
+    Recompressed,
+}
+
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PieceWord(u64);
@@ -146,6 +162,19 @@ impl PieceWord {
         self.0 >> SEALED_AT & 1 == 1
     }
 
+    pub(super) const fn mark(self) -> Mark {
+        match self.0 >> MARK_AT & mask(MARK_BITS) {
+            0 => Mark::Young,
+            1 => Mark::Idle,
+            2 => Mark::Settled,
+            _ => Mark::Recompressed,
+        }
+    }
+
+    pub(super) const fn marked(self, mark: Mark) -> PieceWord {
+        PieceWord(self.0 & !(mask(MARK_BITS) << MARK_AT) | (mark as u64) << MARK_AT)
+    }
+
     pub(super) const fn pins(self) -> u32 {
         (self.0 >> PINS_AT) as u32
     }
@@ -165,6 +194,22 @@ impl PieceWord {
             return None;
         }
         Some(PieceWord(self.0 - ((pages as u64) << REFERENCES_AT)))
+    }
+
+    /// With so many pins.
+    const fn with_pins(self, pins: u32) -> PieceWord {
+        PieceWord(self.0 & !(mask(PINS_BITS) << PINS_AT) | (pins as u64) << PINS_AT)
+    }
+
+    /// With all pins taken: nobody else can have one.
+    pub(super) const fn locked(self) -> PieceWord {
+        self.with_pins(Self::MAX_PINS)
+    }
+
+    /// No pin left, and what the second codec has made of it is at `to`.
+    pub(super) const fn replaced(self, to: Location) -> PieceWord {
+        let unpinned = self.moved(to).marked(Mark::Recompressed).with_pins(0);
+        PieceWord(unpinned.0 & !(1 << RAW_AT))
     }
 
     /// One pin more, if there is room for it.

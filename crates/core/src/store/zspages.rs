@@ -17,9 +17,9 @@
 //! a reader that has a piece pinned needs (head, frames, class, next) does not change while it is there.
 
 use super::classes::{CLASSES, ClassId, FEW_ZSPAGES};
-use super::lazy::LazyTable;
 use super::word::ZspageId;
 use super::{Extent, PieceId};
+use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Frame, PAGE_BYTES};
@@ -49,7 +49,7 @@ struct Descriptor {
     next: AtomicU32,
 }
 
-const _: () = assert!(cfg!(shuttle) || size_of::<Descriptor>() == 20);
+const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Descriptor>() == 20);
 
 /// What a descriptor says of its zspage, packed into 30 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,8 +117,8 @@ impl Class {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Zspages {
-    descriptors: LazyTable<Descriptor>,
-    elements: LazyTable<AtomicU32>,
+    descriptors: SparseTable<Descriptor>,
+    elements: SparseTable<AtomicU32>,
     used_descriptors: AtomicU32,
     used_elements: AtomicU32,
     /// One per class, and one for extents.
@@ -128,8 +128,8 @@ pub(super) struct Zspages {
 impl Zspages {
     pub(super) fn new() -> Zspages {
         Zspages {
-            descriptors: LazyTable::new(),
-            elements: LazyTable::new(),
+            descriptors: SparseTable::new(ZspageId::LIMIT),
+            elements: SparseTable::new(u32::MAX),
             used_descriptors: AtomicU32::new(0),
             used_elements: AtomicU32::new(0),
             classes: (0..=CLASSES).map(|_| Mutex::new(Class::new())).collect(),

@@ -2,7 +2,9 @@
 //! program must hold. Faults can be injected: pinned pages, mappings that refuse moves, pages shared by
 //! a fork, a budget that is too small, a swap file that fails or belongs to others.
 
-use foliomem_core::machine::{Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Stopped};
+use foliomem_core::machine::{
+    Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped,
+};
 use foliomem_core::policy::{Advice, Disabled, SizePolicy};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
@@ -23,6 +25,15 @@ pub struct Worker {
     words: Vec<u64>,
     /// None outside of a call of the engine.
     pub writes: VecDeque<FilePieces>,
+}
+
+impl Worker {
+    /// The content of a piece whose stored words these are.
+    fn decode(&mut self, piece: &Piece) {
+        if piece.recompressed {
+            self.words.iter_mut().for_each(|word| *word = !*word);
+        }
+    }
 }
 
 /// What the machine holds.
@@ -50,6 +61,8 @@ pub struct State {
     pub woken: BTreeSet<u64>,
     /// Who waits for a page, and how to wake it.
     pub waiting: Vec<(u64, Waker)>,
+    /// Moves out of the program so far.
+    pub moves_out: u32,
     /// Changes of mappings that are under way, heard or not: nothing is moved meanwhile.
     pub changes: u32,
     /// One of them is being heard.
@@ -58,12 +71,18 @@ pub struct State {
     pub steady: u32,
     /// Pieces, by where their first byte is.
     pub pieces: HashMap<(u32, u32), Vec<u64>>,
+    /// The clock.
+    pub now_ns: u64,
     /// Pages charged to the budget.
     pub charged: i64,
     /// The budget.
     pub limit_pages: i64,
     /// Frames must not be used again in place.
     pub frames_escape: bool,
+    /// It was said that the arena is full.
+    pub arena_is_full: bool,
+    /// Pieces compressed so far.
+    pub compressions: u64,
     /// The next piece read is corrupted.
     pub corrupt_next: bool,
     /// What is in the swap file.
@@ -191,7 +210,7 @@ impl Machine for Double {
     type Worker = Worker;
 
     fn now_ns(&self) -> u64 {
-        0
+        self.state.lock().now_ns
     }
 
     fn cpu(&self) -> CpuNumber {
@@ -307,9 +326,10 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn move_out(&self, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
+    fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
         let mut state = self.state.lock();
-        for (index, frame) in frames(run).enumerate() {
+        state.moves_out += 1;
+        for (index, frame) in (to.0..to.0 + pages).enumerate() {
             let page = from.0 + index as u64;
             let stop = |error| Err(Stopped { moved_pages: index as u32, error });
             if state.changes > 0 {
@@ -340,6 +360,21 @@ impl Machine for Double {
         Ok(())
     }
 
+    fn zero_in(&self, to: PageNumber) -> Result<(), MoveError> {
+        let mut state = self.state.lock();
+        if state.changes > 0 {
+            return Err(MoveError::Changing);
+        }
+        if state.program.insert(to.0, 0).is_some() {
+            panic!("{to:?} has content");
+        }
+        Ok(())
+    }
+
+    fn arena_is_full(&self) {
+        self.state.lock().arena_is_full = true;
+    }
+
     fn unshare(&self, pages: Range<PageNumber>) {
         let mut state = self.state.lock();
         (pages.start.0..pages.end.0).for_each(|page| {
@@ -348,6 +383,14 @@ impl Machine for Double {
     }
 
     fn unshare_home(&self, _run: FrameRun) {}
+
+    fn is_lately_over(&self) -> bool {
+        self.room_pages() < 0
+    }
+
+    fn pause(&self) {
+        foliomem_core::sync::yield_now();
+    }
 
     fn wake(&self, pages: Range<PageNumber>) {
         let woken: Vec<_> = {
@@ -381,6 +424,7 @@ impl Machine for Double {
     }
 
     fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {
+        self.state.lock().compressions += 1;
         // Page by page, as long as it takes: nobody else may have anything to do with them.
         worker.words.clear();
         worker.words.extend(frames(run).map(|frame| self.state.lock().homes[&frame]));
@@ -420,12 +464,28 @@ impl Machine for Double {
                 if checksum(&worker.words) != piece.checksum {
                     return Err(Corrupted);
                 }
+                worker.decode(piece);
             }
         }
         for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
             *self.state.lock().homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())
+    }
+
+    fn recompress(&self, worker: &mut Worker, piece: &Piece) -> Option<Recompressed> {
+        assert!(!piece.recompressed && piece.filled.is_none() && piece.in_file.is_none(), "{piece:?}");
+        worker.words = self.state.lock().pieces[&Double::place_key(&piece.place)].clone();
+        if checksum(&worker.words) != piece.checksum || worker.words[0].is_multiple_of(3) {
+            return None;
+        }
+        // What it writes is told apart from what it was: one that is read as the other is corrupted.
+        worker.words.iter_mut().for_each(|word| *word = !*word);
+        Some(Recompressed { len_bytes: piece.place.len_bytes() * 3 / 4, checksum: checksum(&worker.words) })
+    }
+
+    fn write_recompressed(&self, worker: &mut Worker, place: &Place) {
+        self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
     }
 
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) {
@@ -481,6 +541,7 @@ impl Machine for Double {
         assert_eq!(nonce, place.seal.nonce, "{place:?} was overwritten");
         assert_eq!(checksum(&content), piece.checksum);
         worker.words = content;
+        worker.decode(piece);
         for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
             *state.homes.get_mut(&frame).expect("a page at home") = *word;
         }

@@ -1,8 +1,8 @@
 //! `make -jN`: jobs that run one compiler after the other, each with a shell and a driver that wait for it, and an
 //! assembler behind it.
 
-use super::process::{Kind, MIB, Process};
-use super::{Round, Rounds};
+use super::process::{Kind, Process};
+use super::{MIB, Round, Rounds};
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;

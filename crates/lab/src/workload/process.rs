@@ -2,21 +2,23 @@
 //!
 //! Fitted to gcc 12's `cc1 -O2` on C files of zstd and ring, sampled every 0.1 s by `/proc/PID/smaps` and `clear_refs`
 //! (docs/lab.md has the figures): how mappings grow, what is referenced again, how fast it goes.
-//! - The heap grows by `brk` in steps of 33 pages, the rest by mappings of 2 MiB that merge. A folio must lie inside what is
-//!   mapped when it is first touched, so that the steps leave single pages.
+//! - The heap grows by `brk` in steps of 33 pages. A folio must lie inside what is mapped when it is first touched, so that
+//!   the steps leave single pages.
+//! - The rest, gcc's collector, asks for 2 MiB at a time. Linux looks for room from the top down, and since 6.7 aligns
+//!   anonymous mappings of whole 2 MiB to 2 MiB, so that each lies right below the one before and merges with it. Each is
+//!   touched upwards.
 //! - Data of libraries, stacks and the like are single pages in small mappings.
 //! - A tenth of what there will be is looked at all the time, what is youngest often, the rest now and then.
 
+use super::MIB;
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;
-use foliomem_core::units::PageNumber;
+use foliomem_core::units::{MAX_ORDER, PageNumber};
 use std::ops::Range;
 
-/// Pages in a MiB.
-pub const MIB: u32 = 256;
-/// A mapping of gcc's collector.
-const CHUNK_PAGES: u32 = 512;
+/// What gcc's collector maps at a time.
+const CHUNK_PAGES: u32 = MAX_ORDER.pages();
 /// What `malloc` asks for beyond what it needs, and a page.
 const BRK_PAGES: u32 = 33;
 /// Small mappings are this large.
@@ -38,26 +40,53 @@ const GROWTH_PAGES: u32 = 15 * MIB / 100;
 /// While the first so many per cent are made, at four times the speed.
 const EARLY_PERCENT: u32 = 30;
 
-/// A mapping that grows upwards.
+/// A mapping that grows.
 #[derive(Clone, Debug)]
 struct Area {
-    start: PageNumber,
-    step_pages: u32,
+    /// Where it began.
+    edge: PageNumber,
+    growth: Growth,
     mapped_pages: u32,
     touched_pages: u32,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Growth {
+    /// Upwards, by [`BRK_PAGES`].
+    Brk,
+    /// Downwards, by [`CHUNK_PAGES`] from where such a chunk may begin.
+    Chunks,
+}
+
 impl Area {
+    fn new(edge: PageNumber, growth: Growth) -> Area {
+        Area { edge, growth, mapped_pages: 0, touched_pages: 0 }
+    }
+
     fn mapping(&self) -> Range<PageNumber> {
-        self.start..self.start.offset(self.mapped_pages)
+        match self.growth {
+            Growth::Brk => self.edge..self.edge.offset(self.mapped_pages),
+            Growth::Chunks => PageNumber(self.edge.0 - u64::from(self.mapped_pages))..self.edge,
+        }
+    }
+
+    /// The page that is touched as the one of that number.
+    fn page(&self, number: u32) -> PageNumber {
+        match self.growth {
+            Growth::Brk => self.edge.offset(number),
+            Growth::Chunks => {
+                let chunks = u64::from(number / CHUNK_PAGES + 1) * u64::from(CHUNK_PAGES);
+                PageNumber(self.edge.0 - chunks).offset(number % CHUNK_PAGES)
+            }
+        }
     }
 
     fn grow(&mut self, lab: &mut Lab) -> Result<(), LabError> {
         if self.touched_pages == self.mapped_pages {
-            self.mapped_pages += self.step_pages;
+            self.mapped_pages += if self.growth == Growth::Brk { BRK_PAGES } else { CHUNK_PAGES };
             lab.map(self.mapping());
         }
-        lab.touch(self.start.offset(self.touched_pages), true)?;
+        lab.touch(self.page(self.touched_pages), true)?;
         self.touched_pages += 1;
         Ok(())
     }
@@ -68,7 +97,7 @@ impl Area {
         for _ in 0..PIECE_TOUCHES {
             let page = first + random.below(PIECE_PAGES.into()) as u32;
             if page < self.touched_pages {
-                lab.touch(self.start.offset(page), random.below(3) == 0)?;
+                lab.touch(self.page(page), random.below(3) == 0)?;
             }
         }
         Ok(())
@@ -99,8 +128,8 @@ pub struct Process {
 impl Process {
     /// Address space it needs.
     pub fn address_pages(kind: Kind) -> u32 {
-        let heap = kind.pages * kind.heap_percent / 100;
-        2 * kind.small_pages + (kind.pages - heap) + heap + 2 * CHUNK_PAGES + 8 * PIECE_PAGES
+        // Beside what it comes to: what is mapped and not touched yet, and where a chunk may not begin.
+        2 * kind.small_pages + kind.pages + 2 * CHUNK_PAGES + BRK_PAGES + 3 * PIECE_PAGES
     }
 
     /// A process in the address space from `base` on. It has nothing but its small mappings.
@@ -112,16 +141,14 @@ impl Process {
         })?;
         // Where the loader puts things is random by pages.
         let heap_start = small.end.offset(1 + random.below(16) as u32);
-        let heap_pages = kind.pages * kind.heap_percent / 100 + 2 * BRK_PAGES;
-        let rest_start = heap_start.offset(heap_pages + random.below(16) as u32);
-        let area = |start, step_pages| Area { start, step_pages, mapped_pages: 0, touched_pages: 0 };
-        let areas = [area(heap_start, BRK_PAGES), area(rest_start, CHUNK_PAGES)];
+        let chunks_end = base.offset(Self::address_pages(kind)).head(MAX_ORDER);
+        let areas = [Area::new(heap_start, Growth::Brk), Area::new(chunks_end, Growth::Chunks)];
         Ok(Process { kind, small, areas, core_at: 0, random })
     }
 
     /// Works for a slice; false when it has all it will have.
     pub fn work(&mut self, lab: &mut Lab) -> Result<bool, LabError> {
-        lab.machine().spend(SLICE_NS);
+        lab.machine().compute(SLICE_NS);
         let grown: u32 = self.areas.iter().map(|area| area.touched_pages).sum();
         let early = grown < self.kind.pages * EARLY_PERCENT / 100;
         let growth = GROWTH_PAGES * if early { 4 } else { 1 };

@@ -4,7 +4,7 @@
 //! pieces of it are discarded and written anew; everything is paged out. A second area of small folios may take part. The
 //! numbers are those of the C library, so that the pieces are those of everybody who ever ran it.
 
-use super::{Round, Rounds};
+use super::{MIB, Round, Rounds};
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::GlibcRand;
@@ -14,8 +14,6 @@ use foliomem_core::units::{CpuNumber, MAX_ORDER, Order, PageNumber};
 use serde::Deserialize;
 use std::ops::Range;
 
-/// Pages in a MiB.
-const MIB: u32 = 256;
 /// What is discarded, and touched by pieces.
 const PIECE: Order = Order::new(4).unwrap();
 
@@ -85,7 +83,8 @@ impl SwapAllocator {
             lab.note_swapped();
             rounds.end(lab);
         }
-        let spent_ns = lab.machine().spent_ns();
-        Ok((rounds.rounds, Took { elapsed_ns: spent_ns, cpu_ns: spent_ns }))
+        let mut took = Took::default();
+        took.add(0, lab.end(0));
+        Ok((rounds.rounds, took))
     }
 }

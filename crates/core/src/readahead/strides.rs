@@ -1,0 +1,175 @@
+//! Faults at equal distances: columns of a matrix, one field of many records, an array read backwards.
+//!
+//! Each fault may be the next step of a walk that is followed already, or the second of one whose first fault was near and
+//! not long ago. Two steps of equal length may be chance, three in a row hardly are. Pages that are fetched before
+//! they are touched cause no fault, so the next fault of a walk may be several steps on.
+//!
+//! No lock: part of [`Readahead`](super::Readahead).
+
+use crate::units::PageNumber;
+
+/// Walks that are followed at the same time.
+const WALKS: usize = 8;
+/// Equal steps in a row that make a walk.
+const WALK_STEPS: u32 = 3;
+/// The longest step: 4 MiB.
+const MOST_STEP_PAGES: u64 = 1024;
+/// How many steps are fetched ahead then, and at most.
+const FIRST_WINDOW: u32 = 4;
+const MOST_WINDOW: u32 = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    /// Where the last fault was.
+    last: PageNumber,
+    /// Pages from one fault to the next; 0 while there was one only.
+    step_pages: i64,
+    /// How often in a row.
+    steps: u32,
+    /// How many steps ahead of the last fault to fetch, and how many have been asked for.
+    window: u32,
+    claimed: u32,
+    /// When it was used last; 0 for never.
+    used: u64,
+}
+
+impl Walk {
+    /// One that may begin at `page`.
+    fn from(page: PageNumber, used: u64) -> Walk {
+        Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0, used }
+    }
+
+    /// How many steps on `page` is, if it is one of those that may be next.
+    fn steps_to(&self, page: PageNumber) -> Option<u32> {
+        let distance = page.0 as i64 - self.last.0 as i64;
+        let steps =
+            if self.step_pages != 0 && distance % self.step_pages == 0 { distance / self.step_pages } else { 0 };
+        u32::try_from(steps).ok().filter(|steps| (1..=self.claimed + 1).contains(steps))
+    }
+
+    fn at(&self, steps: u32) -> Option<PageNumber> {
+        self.last.0.checked_add_signed(self.step_pages * i64::from(steps)).map(PageNumber)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Strides {
+    walks: [Walk; WALKS],
+    clock: u64,
+}
+
+impl Default for Strides {
+    fn default() -> Strides {
+        Strides { walks: [Walk::from(PageNumber(0), 0); WALKS], clock: 0 }
+    }
+}
+
+impl Strides {
+    /// The program has faulted on `page`, which was out.
+    pub fn faulted(&mut self, page: PageNumber) {
+        self.clock += 1;
+        let used = self.clock;
+        let continued = self.walks.iter_mut().find_map(|walk| walk.steps_to(page).map(|steps| (walk, steps)));
+        if let Some((walk, steps)) = continued {
+            walk.steps += 1;
+            if walk.steps >= WALK_STEPS {
+                walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
+            }
+            (walk.last, walk.claimed, walk.used) = (page, walk.claimed.saturating_sub(steps), used);
+            return;
+        }
+        let is_near = |walk: &&mut Walk| {
+            walk.used > 0
+                && walk.steps < WALK_STEPS
+                && walk.last != page
+                && walk.last.0.abs_diff(page.0) <= MOST_STEP_PAGES
+        };
+        if let Some(walk) = self.walks.iter_mut().filter(is_near).max_by_key(|walk| walk.used) {
+            let step_pages = page.0 as i64 - walk.last.0 as i64;
+            *walk = Walk { step_pages, steps: 1, ..Walk::from(page, used) };
+        } else if let Some(walk) = self.walks.iter_mut().min_by_key(|walk| walk.used) {
+            *walk = Walk::from(page, used);
+        }
+    }
+
+    /// The next page to fetch for the walk that has faulted on `page`.
+    pub fn claim(&mut self, page: PageNumber) -> Option<PageNumber> {
+        let walk = self.walks.iter_mut().find(|walk| walk.last == page && walk.claimed < walk.window)?;
+        walk.claimed += 1;
+        walk.at(walk.claimed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claimed(strides: &mut Strides, page: u64) -> Vec<u64> {
+        std::iter::from_fn(|| strides.claim(PageNumber(page))).map(|page| page.0).collect()
+    }
+
+    #[test]
+    fn equal_steps_are_fetched_ahead_in_either_direction() {
+        for step in [17, -5] {
+            let at = |n: i64| (10_000 + n * step) as u64;
+            let mut strides = Strides::default();
+            for n in 0..3 {
+                strides.faulted(PageNumber(at(n)));
+                assert_eq!(claimed(&mut strides, at(n)), [], "after fault {n}");
+            }
+            strides.faulted(PageNumber(at(3)));
+            assert_eq!(claimed(&mut strides, at(3)), [4, 5, 6, 7].map(at));
+            // The fault behind what was fetched, and one on something that is still being fetched.
+            strides.faulted(PageNumber(at(8)));
+            assert_eq!(claimed(&mut strides, at(8)), (9..17).map(at).collect::<Vec<_>>());
+            strides.faulted(PageNumber(at(10)));
+            assert_eq!(claimed(&mut strides, at(10)), (17..27).map(at).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_window_has_an_end() {
+        let mut strides = Strides::default();
+        let mut most = 0;
+        let mut page = 1000;
+        for _ in 0..20 {
+            strides.faulted(PageNumber(page));
+            let ahead = claimed(&mut strides, page);
+            most = most.max(ahead.len());
+            page = ahead.last().unwrap_or(&page) + 3;
+        }
+        assert_eq!(most, MOST_WINDOW as usize);
+    }
+
+    #[test]
+    fn walks_that_take_turns_are_told_apart() {
+        let mut strides = Strides::default();
+        let at = |walk: u64, n: u64| walk * 100_000 + n * (walk + 2);
+        for n in 0..4 {
+            (0..WALKS as u64).for_each(|walk| strides.faulted(PageNumber(at(walk, n))));
+        }
+        for walk in 0..WALKS as u64 {
+            assert_eq!(claimed(&mut strides, at(walk, 3)).len(), FIRST_WINDOW as usize);
+        }
+    }
+
+    #[test]
+    fn random_faults_are_no_walk() {
+        let mut strides = Strides::default();
+        let mut fetched = 0;
+        for n in 1..20_000u64 {
+            let page = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 49_152;
+            strides.faulted(PageNumber(page));
+            fetched += claimed(&mut strides, page).len();
+        }
+        assert!(fetched < 20, "{fetched} pages fetched for 20000 random faults");
+    }
+
+    #[test]
+    fn a_walk_ends_where_there_are_no_pages() {
+        let mut strides = Strides::default();
+        (0..4).for_each(|n| strides.faulted(PageNumber(40 - 10 * n)));
+        assert_eq!(claimed(&mut strides, 10), [0]);
+    }
+}

@@ -1,0 +1,129 @@
+//! A table over 32-bit numbers whose elements are made when first used, 256 at a time, wherever they lie.
+//!
+//! A radix tree: each byte of an index chooses at one level. A node is 256 elements, or 256 places for nodes of the next level,
+//! and never moves nor goes away. So a table takes what is used of it, and 8 KiB for the first element; the levels above
+//! come to 16 bytes for each 256 elements.
+//!
+//! No lock: looking up is a load a level. Who needs a node that somebody is making waits for it.
+
+// Always the real ones: a node is made once, by code in which a schedule explorer must not interrupt it, and their
+// number orders nothing.
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+const FAN_OUT: usize = 1 << u8::BITS;
+
+/// The place of a node.
+type Link<T> = OnceLock<Box<[T; FAN_OUT]>>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct SparseTable<T> {
+    root: Box<[Link<Link<Link<T>>>]>,
+    made_bytes: AtomicUsize,
+}
+
+impl<T: Default> SparseTable<T> {
+    /// For indices below `len`, rounded up to 2^24.
+    pub fn new(len: u32) -> SparseTable<T> {
+        let root = (0..len.div_ceil(1 << 24)).map(|_| OnceLock::new()).collect();
+        SparseTable { root, made_bytes: AtomicUsize::new(0) }
+    }
+
+    fn node<'a, U: Default>(&self, link: &'a Link<U>) -> &'a [U; FAN_OUT] {
+        link.get_or_init(|| {
+            self.made_bytes.fetch_add(size_of::<[U; FAN_OUT]>(), Relaxed);
+            // Not by way of the stack, which is small.
+            let elements: Box<[U]> = (0..FAN_OUT).map(|_| U::default()).collect();
+            let Ok(node) = elements.try_into() else { unreachable!("as many as a node has") };
+            node
+        })
+    }
+
+    /// Element `index`, made if it is not there yet.
+    pub fn get(&self, index: u32) -> &T {
+        let [first, second, third, last] = index.to_be_bytes().map(usize::from);
+        let second = &self.node(&self.root[first])[second];
+        &self.node(&self.node(second)[third])[last]
+    }
+
+    /// Element `index`, if it was ever made.
+    pub fn find(&self, index: u32) -> Option<&T> {
+        let [first, second, third, last] = index.to_be_bytes().map(usize::from);
+        Some(&self.root[first].get()?[second].get()?[third].get()?[last])
+    }
+
+    /// Bytes it takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.root) + self.made_bytes.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeSet, HashMap};
+    use std::sync::atomic::AtomicU32;
+
+    /// Indices in clusters, from both ends and between.
+    fn index() -> impl Strategy<Value = u32> {
+        let near = (prop::sample::select(vec![0u32, 255, 256, 65_535, 1 << 24, 3 << 24]), 0u32..600);
+        prop_oneof![
+            near.prop_map(|(base, offset)| base + offset),
+            (0u32..600).prop_map(|offset| u32::MAX - offset),
+            any::<u32>(),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn elements_are_what_was_stored_and_take_what_is_used(
+            stores in prop::collection::vec((index(), any::<u32>()), 0..200),
+            other in index(),
+        ) {
+            let table: SparseTable<AtomicU32> = SparseTable::new(u32::MAX);
+            let model: HashMap<u32, u32> = stores.iter().copied().collect();
+            stores.iter().for_each(|&(index, value)| table.get(index).store(value, Relaxed));
+            for (&index, &value) in &model {
+                prop_assert_eq!(table.find(index).map(|word| word.load(Relaxed)), Some(value));
+            }
+            let nodes = |bits: u32| model.keys().map(|index| index >> bits).collect::<BTreeSet<_>>().len();
+            prop_assert_eq!(table.find(other).is_some(), model.keys().any(|index| index >> 8 == other >> 8));
+            if !model.contains_key(&other) {
+                prop_assert_eq!(table.find(other).map_or(0, |word| word.load(Relaxed)), 0);
+            }
+            let directory = size_of_val(&*table.root) + (nodes(24) + nodes(16)) * 256 * 16;
+            prop_assert_eq!(table.bytes(), directory + nodes(8) * 1024);
+        }
+    }
+
+    #[test]
+    fn a_small_table_is_small() {
+        let table: SparseTable<AtomicU32> = SparseTable::new(6 << 20);
+        assert!(table.bytes() < 64, "{} bytes before its first use", table.bytes());
+        (0..1 << 18).for_each(|index| {
+            table.get(index);
+        });
+        assert!(table.bytes() < (1 << 20) * 33 / 32, "{} bytes", table.bytes());
+        assert!(table.find(6 << 20).is_none());
+    }
+
+    #[test]
+    fn threads_that_need_an_element_at_once_get_the_same() {
+        const STEP: usize = 97;
+        for _ in 0..20 {
+            let table: SparseTable<AtomicU32> = SparseTable::new(1 << 20);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        (0..1 << 17).step_by(STEP).for_each(|index| {
+                            table.get(index).fetch_add(1, Relaxed);
+                        })
+                    });
+                }
+            });
+            assert!((0..1 << 17).step_by(STEP).all(|index| table.find(index).unwrap().load(Relaxed) == 4));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Which runs stand for a published row.
+
+use super::Published;
+use super::compare::Figure;
+use crate::error::LabError;
+use crate::scenario::Scenario;
+use crate::shipped;
+
+/// A shipped scenario and what is set in it.
+pub type RunSpec = (&'static str, Vec<(&'static str, String)>);
+
+/// What is done for a row.
+pub enum Plan {
+    /// The figure says what its runs are.
+    Covered { runs: Vec<RunSpec>, figure: Figure },
+    /// Nothing, and why.
+    NotCovered(&'static str),
+}
+
+impl Plan {
+    /// The runs it needs.
+    pub fn runs(&self) -> &[RunSpec] {
+        match self {
+            Plan::Covered { runs, .. } => runs,
+            Plan::NotCovered(_) => &[],
+        }
+    }
+}
+
+/// The scenario of a run.
+pub fn parse(spec: &RunSpec) -> Result<Scenario, LabError> {
+    let (name, settings) = spec;
+    let Some(shipped) = shipped::find(name) else { unreachable!("{name} is shipped") };
+    let settings: Vec<_> = settings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+    Scenario::parse_with(name, shipped.text, &settings)
+}
+
+fn run(scenario: &'static str, settings: &[(&'static str, &str)]) -> RunSpec {
+    (scenario, settings.iter().map(|&(key, value)| (key, value.to_owned())).collect())
+}
+
+/// What stands for the row.
+pub fn plan(row: &Published) -> Plan {
+    match row.series.as_str() {
+        "mthp-swap-out-2024-04" => usemem(row),
+        "mthp-swap-in-2024-09" => swap_in(row),
+        "anon-folios-2023-09" => anon_folios(row),
+        "swap-cluster-scan-2025-08" => cluster_scan(row),
+        "compaction-2023-11" if row.metric.starts_with("anon-") => Plan::NotCovered(
+            "not modelled: it is about a machine whose free memory is fragmented; published is -1% to +4%",
+        ),
+        "compaction-2023-11" => Plan::NotCovered("not modelled: the lab has no page cache"),
+        _ => Plan::NotCovered("the lab has no scenario for it"),
+    }
+}
+
+/// An eighth of everything, which comes to the same. Before mTHP was swapped out whole, 2 MiB already were.
+fn usemem(row: &Published) -> Plan {
+    let eighth = [("machine.limit_mib", "5120"), ("swap.size_mib", "4480"), ("workload.usemem.task_mib", "128")];
+    let usemem = |sizes, split| {
+        run("usemem", &[eighth[0], eighth[1], eighth[2], ("machine.sizes_kib", sizes), ("swap.split_kib", split)])
+    };
+    let (before, after) = match row.config.as_str() {
+        "4K" => (usemem("", ""), usemem("", "")),
+        "64K" => (usemem("64", "64"), usemem("64", "")),
+        _ => (usemem("2048", ""), usemem("2048", "")),
+    };
+    let runs = vec![usemem("", ""), before, after];
+    Plan::Covered { runs, figure: Figure::Throughput }
+}
+
+fn swap_in(row: &Published) -> Plan {
+    let swap_in = |scenario, more: &[(&'static str, &str)]| {
+        let by = |how| [&[("swap.swap_in", how)], more].concat();
+        vec![run(scenario, &by("page")), run(scenario, &by("whole"))]
+    };
+    let granules = || {
+        let by = |kib, sizes| run("swap-bandwidth", &[("swap.granule_kib", kib), ("machine.sizes_kib", sizes)]);
+        vec![by("4", ""), by("64", "64")]
+    };
+    let (runs, figure) = match (row.table.as_str(), row.metric.as_str()) {
+        ("swap allocator test", metric) => {
+            let Some(round) = row.config.strip_prefix("round ").and_then(|number| number.parse().ok()) else {
+                return Plan::NotCovered("no such round");
+            };
+            let figure = if metric == "swpout" { Figure::RoundSwpout(round) } else { Figure::RoundPercent(round) };
+            (swap_in("swap-allocator", &[]), figure)
+        }
+        ("granule", _) if row.config.starts_with("zstd") => {
+            return Plan::NotCovered("the table of costs has no zstd: foliomem bench swap --codec zstd measures it");
+        }
+        ("granule", "swap-in time") => (granules(), Figure::PageInTime),
+        ("granule", _) => (granules(), Figure::PageOutTime),
+        ("same-filled", _) => {
+            let filled = [("workload.swap-bandwidth.filled", "true"), ("workload.swap-bandwidth.rounds", "5")];
+            (swap_in("swap-bandwidth", &filled), Figure::Bandwidth)
+        }
+        _ => return Plan::NotCovered("it is about a device that decompresses"),
+    };
+    Plan::Covered { runs, figure }
+}
+
+fn anon_folios(row: &Published) -> Plan {
+    if row.table != "kernel build" {
+        return Plan::NotCovered("not modelled: nobody has recorded what a browser does with its memory");
+    }
+    let jobs = if row.workload.contains("-j80 ") { "80" } else { "8" };
+    let units = if jobs == "80" { "400" } else { "100" };
+    let build = |sizes: &str| {
+        let common = [("machine.cpus", jobs), ("workload.kernel-build.jobs", jobs)];
+        run(
+            "kernel-build-roomy",
+            &[common[0], common[1], ("workload.kernel-build.units", units), ("machine.sizes_kib", sizes)],
+        )
+    };
+    let sizes = row.config.trim_end_matches(" folio").split('/').map(|size| size.trim_end_matches('k'));
+    let runs = std::iter::once("").chain(sizes).map(build).collect();
+    Plan::Covered { runs, figure: if row.metric == "peak memory change" { Figure::Memory } else { Figure::Times } }
+}
+
+fn cluster_scan(row: &Published) -> Plan {
+    const LISTS: &str = "cluster-lists";
+    const ONE: &str = "one-fragment";
+    const NONFULL: &str = "nonfull-first";
+    let strategies = match row.table.as_str() {
+        "patch 1" | "kernel build 4K" => [LISTS, ONE],
+        "patch 2" => [ONE, NONFULL],
+        _ => [LISTS, NONFULL],
+    };
+    // A folio that was swapped in keeps its slots there, as it came: by pages.
+    let not_synchronous = [("swap.store", "ram-disk"), ("swap.swap_in", "page"), ("swap.keep_copies", "true")];
+    let only_pages = [("machine.sizes_kib", ""), ("machine.limit_mib", "768"), ("workload.kernel-build.jobs", "48")];
+    let described = format!("{} {}", row.workload, row.config);
+    let scenario = if row.table == "all sizes" { "kernel-build-all-sizes" } else { "kernel-build-64k" };
+    let build = |strategy: &'static str| {
+        let mut settings = vec![("swap.strategy", strategy)];
+        settings.extend(described.contains("8G").then_some(("swap.size_mib", "8192")));
+        settings.extend(described.contains("not synchronous").then_some(not_synchronous).into_iter().flatten());
+        settings.extend((row.table == "kernel build 4K").then_some(only_pages).into_iter().flatten());
+        run(scenario, &settings)
+    };
+    let size = row.config.split("kB").next().and_then(|kib| kib.parse().ok());
+    let figure = match row.metric.as_str() {
+        "sys time" => Figure::SysTime,
+        "swpout" => Figure::Swpout(64),
+        "swpout_fallback" => Figure::Fallback(64),
+        _ => Figure::Both(size.unwrap_or(if row.config.starts_with("2M") { 2048 } else { 64 })),
+    };
+    Plan::Covered { runs: strategies.map(build).into(), figure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seeds::published;
+    use foliomem_core::units::Order;
+
+    #[test]
+    fn every_row_names_what_can_be_run_or_says_why_not() {
+        let rows = published().unwrap();
+        assert_eq!(rows.len(), 75);
+        let mut not_covered = 0;
+        for row in &rows {
+            match plan(row) {
+                Plan::Covered { runs, figure } => {
+                    let sizes: Vec<_> = runs.iter().map(|spec| parse(spec).unwrap().machine.sizes_kib).collect();
+                    assert!(sizes.len() > 1 && (runs[0] != runs[1] || row.config == "4K"), "{row:?}");
+                    if let Figure::Swpout(kib) | Figure::Fallback(kib) | Figure::Both(kib) = figure {
+                        let order = Order::from_bytes(u64::from(kib) << 10).unwrap();
+                        assert!(sizes.iter().all(|sizes| sizes.contains(order)), "{row:?}");
+                    }
+                }
+                Plan::NotCovered(why) => {
+                    assert!(!why.is_empty());
+                    not_covered += 1;
+                }
+            }
+        }
+        assert_eq!(not_covered, 25, "19 of compaction, 2 of Speedometer, 3 of zstd, one of a device");
+    }
+}

@@ -1,0 +1,388 @@
+//! Trace files: what `foliomem record` writes and `foliomem lab replay` reads.
+//!
+//! A header of 16 bytes (magic, version, page size, unit of watching), then blocks, the last one empty: without it the file
+//! was not written to its end. A block is the length of its content and of what is stored (4 bytes each), a hash of those
+//! and the stored bytes (8 bytes, XXH3), and the stored bytes: the content compressed by LZ4.
+//!
+//! Content is records, each a byte (the event's tag, and whether the process is another than before), then varints: the
+//! process if it is another, microseconds since the record before, the event's numbers. Page numbers are differences
+//! to the last one of any process. All of this begins anew in each block. Numbers are little endian.
+//!
+//! Whatever a file holds, reading it gives records or an error with the file, the offset and the reason.
+
+use crate::error::LabError;
+use foliomem_core::trace::{Event, UNIT};
+use foliomem_core::units::PAGE_SHIFT;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: [u8; 8] = *b"foliotrc";
+const VERSION: u16 = 1;
+const HEADER_BYTES: usize = 16;
+const BLOCK_HEADER_BYTES: usize = 16;
+/// A block is written when it has so much content.
+const BLOCK_BYTES: usize = 64 << 10;
+/// None that is read has more: a record has 60 bytes at most.
+const MOST_BLOCK_BYTES: usize = BLOCK_BYTES + 64;
+/// The process is another.
+const OTHER_PROCESS: u8 = 0x80;
+/// Time is stored in 56 bits on its way here.
+const MOST_TIME_US: u64 = 1 << 56;
+
+/// One event of a process of the recorded run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Its number in the trace: 0, 1, ... as they began.
+    pub process: u32,
+    /// When it was, by a clock that begins anywhere.
+    pub time_us: u64,
+    /// What it was.
+    pub event: Event,
+}
+
+/// How many numbers an event of a tag has, and whether the first and the third are page numbers.
+fn shape(tag: u8) -> Option<(usize, bool)> {
+    Some(match tag {
+        2 => (0, false),
+        1 | 10 | 12 => (1, false),
+        11 => (2, false),
+        8 | 9 => (1, true),
+        3 | 4 | 5 | 7 => (2, true),
+        6 => (3, true),
+        _ => return None,
+    })
+}
+
+fn header() -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    (header[10], header[11]) = (PAGE_SHIFT as u8, UNIT.get());
+    header
+}
+
+/// What records are relative to.
+#[derive(Default)]
+struct Before {
+    process: u32,
+    time_us: u64,
+    page: u64,
+}
+
+fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+/// Small numbers of either sign as small ones.
+fn fold(difference: i64) -> u64 {
+    ((difference << 1) ^ (difference >> 63)) as u64
+}
+
+fn unfold(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
+impl Before {
+    fn push(&mut self, bytes: &mut Vec<u8>, record: &Record) {
+        let (tag, numbers) = record.event.encode();
+        let Some((len, has_pages)) = shape(tag) else { unreachable!("every event has a shape") };
+        let is_other = record.process != self.process;
+        bytes.push(tag | if is_other { OTHER_PROCESS } else { 0 });
+        if is_other {
+            push_varint(bytes, record.process.into());
+        }
+        // Clocks of several processes may differ by a little.
+        push_varint(bytes, fold(record.time_us.wrapping_sub(self.time_us) as i64));
+        (self.process, self.time_us) = (record.process, record.time_us);
+        for (place, number) in numbers.into_iter().take(len).enumerate() {
+            if has_pages && place != 1 {
+                push_varint(bytes, fold(number.wrapping_sub(self.page) as i64));
+                self.page = number;
+            } else {
+                push_varint(bytes, number);
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: &mut &[u8]) -> Result<Record, &'static str> {
+        let (&first, rest) = bytes.split_first().ok_or("a record is missing")?;
+        *bytes = rest;
+        let tag = first & !OTHER_PROCESS;
+        let (len, has_pages) = shape(tag).ok_or("there is no such event")?;
+        if first & OTHER_PROCESS != 0 {
+            self.process = u32::try_from(take_varint(bytes)?).map_err(|_| "there is no such process")?;
+        }
+        self.time_us = self.time_us.wrapping_add(unfold(take_varint(bytes)?) as u64);
+        if self.time_us >= MOST_TIME_US {
+            return Err("there is no such time");
+        }
+        let mut numbers = [0; 3];
+        for (place, number) in numbers.iter_mut().take(len).enumerate() {
+            *number = take_varint(bytes)?;
+            if has_pages && place != 1 {
+                self.page = self.page.wrapping_add(unfold(*number) as u64);
+                *number = self.page;
+            }
+        }
+        let event = Event::decode(tag, numbers).ok_or("an event has numbers that it cannot have")?;
+        Ok(Record { process: self.process, time_us: self.time_us, event })
+    }
+}
+
+fn take_varint(bytes: &mut &[u8]) -> Result<u64, &'static str> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first().ok_or("a number is cut off")?;
+        *bytes = rest;
+        let bits = u64::from(byte & 0x7f);
+        if bits << shift >> shift != bits {
+            break;
+        }
+        number |= bits << shift;
+        if byte < 0x80 {
+            return Ok(number);
+        }
+    }
+    Err("a number is too large")
+}
+
+/// Writes a trace file.
+pub struct TraceWriter<W: Write = BufWriter<File>> {
+    to: W,
+    content: Vec<u8>,
+    before: Before,
+    stored_bytes: u64,
+}
+
+impl TraceWriter {
+    /// A new file at `path`, in the place of any that was there.
+    pub fn create(path: &Path) -> std::io::Result<TraceWriter> {
+        TraceWriter::new(BufWriter::new(File::create(path)?))
+    }
+}
+
+impl<W: Write> TraceWriter<W> {
+    fn new(mut to: W) -> std::io::Result<TraceWriter<W>> {
+        to.write_all(&header())?;
+        Ok(TraceWriter { to, content: Vec::new(), before: Before::default(), stored_bytes: HEADER_BYTES as u64 })
+    }
+
+    /// Adds a record.
+    pub fn write(&mut self, record: &Record) -> std::io::Result<()> {
+        self.before.push(&mut self.content, record);
+        if self.content.len() < BLOCK_BYTES { Ok(()) } else { self.end_block() }
+    }
+
+    fn end_block(&mut self) -> std::io::Result<()> {
+        let stored = lz4_flex::block::compress(&self.content);
+        let lens = [self.content.len() as u32, stored.len() as u32].map(u32::to_le_bytes);
+        let hash = xxh3_64(&[lens.as_flattened(), &stored].concat());
+        self.to.write_all(lens.as_flattened())?;
+        self.to.write_all(&hash.to_le_bytes())?;
+        self.to.write_all(&stored)?;
+        self.stored_bytes += (BLOCK_HEADER_BYTES + stored.len()) as u64;
+        self.content.clear();
+        self.before = Before::default();
+        Ok(())
+    }
+
+    /// Ends the file; returns its length.
+    pub fn finish(mut self) -> std::io::Result<u64> {
+        if !self.content.is_empty() {
+            self.end_block()?;
+        }
+        self.end_block()?;
+        self.to.flush()?;
+        Ok(self.stored_bytes)
+    }
+}
+
+/// Reads a trace file: records, in order, and an error as the last of them where something is wrong.
+pub struct TraceReader<R: Read = BufReader<File>> {
+    from: R,
+    path: PathBuf,
+    /// Where the block begins that is read now, and where the next one does.
+    offset: u64,
+    next_offset: u64,
+    content: Vec<u8>,
+    at: usize,
+    before: Before,
+    ended: bool,
+}
+
+impl TraceReader {
+    /// The records of the file at `path`.
+    pub fn open(path: &Path) -> Result<TraceReader, LabError> {
+        let file = File::open(path).map_err(|error| LabError::UnreadableTrace(path.to_owned(), error))?;
+        TraceReader::new(BufReader::new(file), path)
+    }
+}
+
+impl<R: Read> TraceReader<R> {
+    fn new(from: R, path: &Path) -> Result<TraceReader<R>, LabError> {
+        let (path, before) = (path.to_owned(), Before::default());
+        let mut reader =
+            TraceReader { from, path, offset: 0, next_offset: 0, content: Vec::new(), at: 0, before, ended: false };
+        let mut found = [0; HEADER_BYTES];
+        reader.read(&mut found)?;
+        let wanted = header();
+        if found[..8] != MAGIC {
+            return Err(reader.bad("this is no trace of `foliomem record`"));
+        }
+        if found != wanted {
+            return Err(reader.bad("it is of another version of foliomem: record it again"));
+        }
+        reader.next_offset = HEADER_BYTES as u64;
+        Ok(reader)
+    }
+
+    fn bad(&self, why: &str) -> LabError {
+        LabError::Trace { path: self.path.clone(), offset: self.offset, why: why.to_owned() }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), LabError> {
+        self.from.read_exact(bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                self.bad("it ends in the middle: it was not written to its end, or cut off")
+            }
+            _ => LabError::UnreadableTrace(self.path.clone(), error),
+        })
+    }
+
+    /// Reads the next block; false at the end.
+    fn next_block(&mut self) -> Result<bool, LabError> {
+        self.offset = self.next_offset;
+        let mut head = [0; BLOCK_HEADER_BYTES];
+        self.read(&mut head)?;
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+        let (len, stored_len) = (word(0), word(4));
+        if len > MOST_BLOCK_BYTES || stored_len > lz4_flex::block::get_maximum_output_size(len) {
+            return Err(self.bad("a block is longer than it can be"));
+        }
+        let mut hashed = vec![0; 8 + stored_len];
+        hashed[..8].copy_from_slice(&head[..8]);
+        self.read(&mut hashed[8..])?;
+        if xxh3_64(&hashed).to_le_bytes() != head[8..] {
+            return Err(self.bad("a block is damaged"));
+        }
+        self.content = lz4_flex::block::decompress(&hashed[8..], len).map_err(|_| self.bad("a block is damaged"))?;
+        if self.content.len() != len {
+            return Err(self.bad("a block is damaged"));
+        }
+        (self.at, self.before) = (0, Before::default());
+        self.next_offset = self.offset + (BLOCK_HEADER_BYTES + stored_len) as u64;
+        if len > 0 {
+            return Ok(true);
+        }
+        self.offset = self.next_offset;
+        match self.from.read(&mut [0]) {
+            Ok(0) => Ok(false),
+            Ok(_) => Err(self.bad("there is something behind its end")),
+            Err(error) => Err(LabError::UnreadableTrace(self.path.clone(), error)),
+        }
+    }
+
+    fn next_record(&mut self) -> Result<Option<Record>, LabError> {
+        if self.at == self.content.len() && !self.next_block()? {
+            return Ok(None);
+        }
+        let mut rest = &self.content[self.at..];
+        let record = self.before.take(&mut rest).map_err(|why| self.bad(why))?;
+        self.at = self.content.len() - rest.len();
+        Ok(Some(record))
+    }
+}
+
+impl<R: Read> Iterator for TraceReader<R> {
+    type Item = Result<Record, LabError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = self.next_record().transpose();
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn records() -> impl Strategy<Value = Vec<Record>> {
+        let record = (0u32..4, 0..MOST_TIME_US, 0u8..13, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+            "an event",
+            |(process, time_us, tag, numbers, shift)| {
+                let event = Event::decode(tag, numbers.map(|number| number >> shift))?;
+                Some(Record { process, time_us, event })
+            },
+        );
+        prop::collection::vec(record, 0..300)
+    }
+
+    fn written(records: &[Record]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = TraceWriter::new(&mut bytes).unwrap();
+        records.iter().for_each(|record| writer.write(record).unwrap());
+        let len = writer.finish().unwrap();
+        assert_eq!(len, bytes.len() as u64);
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<Vec<Record>, LabError> {
+        TraceReader::new(bytes, Path::new("x.mft"))?.collect()
+    }
+
+    /// The offset of an error, which says what is wrong in a line.
+    fn refused_at(result: Result<Vec<Record>, LabError>) -> u64 {
+        let error = result.unwrap_err();
+        assert!(error.to_string().starts_with("x.mft: at byte ") && !error.to_string().contains('\n'), "{error}");
+        let LabError::Trace { offset, .. } = error else { panic!("{error:?}") };
+        offset
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(records in records(), times in 1usize..40) {
+            // Several blocks.
+            let records: Vec<Record> = records.iter().cycle().take(records.len() * times).cloned().collect();
+            prop_assert_eq!(read(&written(&records)).unwrap(), records);
+        }
+
+        #[test]
+        fn a_file_that_is_cut_off_changed_or_longer_is_refused(
+            records in records(), at in any::<prop::sample::Index>(), change in 1u8.., noise in prop::collection::vec(any::<u8>(), 1..40)
+        ) {
+            let whole = written(&records);
+            let at = at.index(whole.len());
+            prop_assert!(refused_at(read(&whole[..at])) <= at as u64);
+            let mut changed = whole.clone();
+            changed[at] ^= change;
+            prop_assert!(refused_at(read(&changed)) <= at as u64);
+            prop_assert_eq!(refused_at(read(&[&whole[..], &noise].concat())), whole.len() as u64);
+        }
+
+        #[test]
+        fn noise_is_no_trace(noise in prop::collection::vec(any::<u8>(), 0..400)) {
+            refused_at(read(&noise));
+            // What has the right hash is read to its end, or refused.
+            let mut file = header().to_vec();
+            let stored = lz4_flex::block::compress(&noise);
+            let lens = [noise.len() as u32, stored.len() as u32].map(u32::to_le_bytes);
+            file.extend_from_slice(lens.as_flattened());
+            file.extend_from_slice(&xxh3_64(&[lens.as_flattened(), &stored].concat()).to_le_bytes());
+            file.extend_from_slice(&stored);
+            if !noise.is_empty() {
+                refused_at(read(&file));
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Whether somebody waits for a CPU: `/proc/loadavg` tells how many threads of the machine run or want to.
+
+use rustix::fd::AsFd;
+
+/// Whether more threads want a CPU, the caller's own included, than there are for this process. So it is said where that cannot
+/// be known.
+pub fn is_contended(loadavg: impl AsFd) -> bool {
+    let mut text = [0u8; 128];
+    let read = rustix::io::pread(loadavg, &mut text, 0).unwrap_or(0);
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count());
+    runnable(&text[..read]).is_none_or(|runnable| runnable > cpus)
+}
+
+/// The number before the slash: `0.20 0.18 0.12 1/80 11206`.
+fn runnable(loadavg: &[u8]) -> Option<u32> {
+    let field = loadavg.split(|&byte| byte == b' ').nth(3)?;
+    let (runnable, _) = std::str::from_utf8(field).ok()?.split_once('/')?;
+    runnable.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_number_of_runnable_threads_is_found(count: u32, all: u32, load in 0.0f64..1e4) {
+            let text = format!("{load:.2} {load:.2} {load:.2} {count}/{all} 17\n");
+            prop_assert_eq!(runnable(text.as_bytes()), Some(count));
+        }
+
+        #[test]
+        fn noise_is_no_number(noise in prop::collection::vec(any::<u8>(), 0..60)) {
+            let slash = noise.contains(&b'/');
+            prop_assert!(slash || runnable(&noise).is_none());
+        }
+    }
+
+    #[test]
+    fn who_asks_is_runnable() {
+        let text = std::fs::read("/proc/loadavg").unwrap();
+        assert!(runnable(&text).unwrap() >= 1);
+    }
+}
