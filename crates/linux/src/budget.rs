@@ -16,7 +16,8 @@ use crate::pagemap;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 /// A sample this old may be made anew by whoever is refused. Reading takes about 2 us.
 const STALE_NS: u64 = 50_000;
@@ -127,21 +128,29 @@ impl Budget {
         let Some(statm) = &*self.statm else { return };
         let resident = pagemap::anon_resident_pages(statm) as i64;
         let slot = self.control.process(*self.slot);
-        let (tree_bytes, processes) = self.control.tree_anon_bytes();
-        // Pages are shared with processes that live: with one other, half of what there is at most. Whatever was measured or
-        // guessed, short children of a process that forks again and again have taken nothing with them.
-        let most_shared = resident - resident / i64::from(processes.max(1));
-        let own = resident - self.still_shared_pages().min(most_shared);
-        let before = (slot.anon_bytes.load(Relaxed) / PAGE_BYTES as u64) as i64;
+        let (own, others_bytes) = self.publish(&slot.anon_bytes, resident, self.still_shared_pages());
+        self.publish(&slot.measured_bytes, resident, self.shared_pages.load(Relaxed).max(0));
         self.own_pages.store(own, Relaxed);
-        slot.anon_bytes.store((own.max(0) as u64) * PAGE_BYTES as u64, Relaxed);
-        let measured = resident - self.shared_pages.load(Relaxed).clamp(0, most_shared);
-        slot.measured_bytes.store(measured as u64 * PAGE_BYTES as u64, Relaxed);
-        let tree = (tree_bytes / PAGE_BYTES as u64) as i64;
-        self.others_pages.store((tree - before).max(0), Relaxed);
+        self.others_pages.store(others_bytes / PAGE_BYTES as i64, Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
         if -self.room_pages() <= self.limit_pages >> TOLERANCE_SHIFT {
             self.over_since_ns.store(0, Relaxed);
+        }
+    }
+
+    /// Publishes what the process takes of its `resident` pages; that, and what the others take.
+    fn publish(&self, word: &AtomicU64, resident: i64, shared_pages: i64) -> (i64, i64) {
+        loop {
+            let before = word.load(Acquire);
+            let (tree_bytes, processes) = self.control.tree_anon_bytes();
+            // Pages are shared with processes that live: with one other, half of what there is at most. Whatever was measured
+            // or guessed, short children of a process that forks again and again have taken nothing with them.
+            let most_shared = resident - resident / i64::from(processes.max(1));
+            let own = (resident - shared_pages.min(most_shared)).max(0);
+            // A child that has come since it was counted has halved what it found here (`ProcessSlot::inherit`).
+            if word.compare_exchange(before, own as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok() {
+                return (own, (tree_bytes as i64 - before as i64).max(0));
+            }
         }
     }
 

@@ -39,6 +39,8 @@ pub const MOST_PROCESSES: usize = 1024;
 const MESSAGE_BYTES: usize = 512;
 /// Messages of a run, beyond the one that ends it.
 pub const MOST_NOTICES: usize = 16;
+/// How often sizes that change all the time are looked at for two looks that agree.
+const MOST_LOOKS: u32 = 16;
 
 /// Nobody makes it smaller: who has it mapped would get SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
@@ -171,13 +173,13 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
-    /// In the child of a fork: half of what the parent takes is the child's, until both have looked; at no time is it
-    /// counted twice.
+    /// In the child of a fork, which has claimed this slot: half of what the parent takes is the child's, until both have
+    /// looked; at no time is it counted twice.
     pub fn inherit(&self, parent: &ProcessSlot) {
         self.counters.inherit_gauges(&parent.counters);
         for (ours, theirs) in [(&self.anon_bytes, &parent.anon_bytes), (&self.measured_bytes, &parent.measured_bytes)] {
             let keep = |bytes: u64| Some(bytes - bytes / 2);
-            let half = theirs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep).unwrap_or(0) / 2;
+            let half = theirs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, keep).unwrap_or(0) / 2;
             ours.store(half, Ordering::Relaxed);
         }
     }
@@ -467,13 +469,31 @@ impl Control {
 
     /// Anonymous memory of the tree, as its agents last saw it, and of how many processes.
     pub fn tree_anon_bytes(&self) -> (u64, u32) {
-        let each = self.living().map(|process| process.anon_bytes.load(Ordering::Relaxed));
-        each.fold((0, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
+        self.tree_bytes(|process| &process.anon_bytes)
     }
 
     /// Anonymous memory of the tree as it was measured, for reports.
     pub fn tree_measured_bytes(&self) -> u64 {
-        self.living().map(|process| process.measured_bytes.load(Ordering::Relaxed)).sum()
+        self.tree_bytes(|process| &process.measured_bytes).0
+    }
+
+    /// The sum of a gauge over the living processes, and how many they are.
+    fn tree_bytes(&self, gauge: impl Fn(&ProcessSlot) -> &AtomicU64) -> (u64, u32) {
+        let sum = || {
+            let each = self.living().map(|process| gauge(process).load(Ordering::Acquire));
+            each.fold((0, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
+        };
+        // A child takes half of its parent's at once: seen before that in the one and after it in the other, it would count
+        // twice. Of one instant is what is seen twice.
+        let mut seen = sum();
+        for _ in 0..MOST_LOOKS {
+            let again = sum();
+            if again == seen {
+                break;
+            }
+            seen = again;
+        }
+        seen
     }
 
     /// What the stores of the tree hold, uncompressed, and what they take for it.
