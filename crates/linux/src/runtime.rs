@@ -116,7 +116,7 @@ const KEEPER_NICE: i32 = -20;
 /// The keeper's shortest and longest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// The longest while new mappings may need adopting soon.
+/// The longest while new mappings may need adopting soon, or the process has just changed its size.
 const SLEEP_ENGAGED_MAX: Duration = Duration::from_millis(4);
 
 /// A piece that has been in the store for so long is recompressed: what is touched again sooner is not worth it.
@@ -146,6 +146,8 @@ struct Looks {
     seen: (i64, i64, u64),
     /// Looks in a row that saw the same.
     alike: u32,
+    /// Looks in a row that saw the same of this process.
+    idle: u32,
     /// The folio sizes there might be.
     sizes: SizePolicy,
 }
@@ -153,11 +155,17 @@ struct Looks {
 impl Looks {
     fn see(&mut self, seen: (i64, i64, u64)) {
         self.alike = if seen == self.seen { self.alike.saturating_add(1) } else { 0 };
+        self.idle = if seen.0 == self.seen.0 { self.idle.saturating_add(1) } else { 0 };
         self.seen = seen;
     }
 
     fn is_quiet(&self) -> bool {
         self.alike >= QUIET_LOOKS
+    }
+
+    /// While nothing is managed: what a program takes that soon ends is to be seen, and an idle one is not to be woken.
+    fn longest_sleep(&self) -> Duration {
+        SLEEP_ENGAGED_MAX.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
     }
 
     /// Reclaimers that have freed nothing are asked again when something has changed, or now and then.
@@ -581,7 +589,7 @@ impl Runtime {
                     Err(error) => self.fail(&error),
                 }
             }
-            let most = if self.tracer.is_on() { SLEEP_RECORDING_MAX } else { SLEEP_MAX };
+            let most = if self.tracer.is_on() { SLEEP_RECORDING_MAX } else { looks.longest_sleep() };
             return Some(self.sleep_for(room - self.engage_pages(), most));
         };
         let engine = &engaged.engine;
@@ -814,17 +822,8 @@ impl Runtime {
     // ---- the handlers ----
 
     fn start_workers(&'static self) -> Result<(), RuntimeError> {
-        // They are as urgent as the program, not as the keeper, who makes them.
-        let may_be_preferred = be_nice(KEEPER_NICE);
-        be_nice(self.nice.load(Ordering::Relaxed));
         // Torture is for everything at once, and never lets a follower have its CPU.
-        self.placement.begin(may_be_preferred && !self.settings.torture);
-        let started = self.start_handlers_and_reclaimers();
-        be_nice(KEEPER_NICE);
-        started
-    }
-
-    fn start_handlers_and_reclaimers(&'static self) -> Result<(), RuntimeError> {
+        self.placement.begin(be_nice(KEEPER_NICE) && !self.settings.torture);
         self.parked.store(0, Ordering::Relaxed);
         let cpus = handler_cpus();
         for (index, &cpu) in cpus.iter().enumerate() {
@@ -845,6 +844,11 @@ impl Runtime {
             self.spawn(watcher_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
         Ok(())
+    }
+
+    /// In a new thread: it is as urgent as the program, not as the keeper, who has made it and must not wait for a CPU meanwhile.
+    fn be_as_urgent_as_the_program(&self) {
+        be_nice(self.nice.load(Ordering::Relaxed));
     }
 
     fn handle(&'static self, start: &HandlerStart) -> ! {
@@ -1095,6 +1099,7 @@ extern "C" fn keeper_entry(argument: *mut u8) {
 extern "C" fn reclaimer_entry(argument: *mut u8) {
     // SAFETY: `start_workers` passes the runtime, which lives as long as the process.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    runtime.be_as_urgent_as_the_program();
     runtime.reclaim();
 }
 
@@ -1107,12 +1112,14 @@ fn be_nice(nice: i32) -> bool {
 extern "C" fn watcher_entry(argument: *mut u8) {
     // SAFETY: `start_workers` passes the runtime, which lives as long as the process.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    runtime.be_as_urgent_as_the_program();
     runtime.watch();
 }
 
 extern "C" fn handler_entry(argument: *mut u8) {
     // SAFETY: `start_workers` passes a leaked start.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
+    start.runtime.be_as_urgent_as_the_program();
     start.runtime.handle(start);
 }
 
