@@ -4,7 +4,8 @@
 //! of the two kinds are kept in a buddy allocator each, because they serve different needs: zeroing and
 //! decompressing want full frames, moving pages out of the program wants empty ones. The arena has far
 //! more frames than the budget has pages, so empty runs of every order are practically always there;
-//! full runs may be scattered, and are then *gathered*: free pages are moved, not copied, to an empty run.
+//! full runs may be scattered, and are then *gathered*: free pages are moved, not copied, to an empty run, in runs as large
+//! as there are.
 //! Where there is none, [`crate::compaction`] makes one. What is free or becomes free in the run that it works on
 //! is *captured*: nobody else gets it.
 //!
@@ -65,6 +66,14 @@ struct Free {
 }
 
 impl Free {
+    /// A full run, if so many pages are left afterwards.
+    fn alloc_ready(&mut self, order: Order, kept_pages: u32) -> Option<FrameRun> {
+        if self.full.free_frames() < order.pages() + kept_pages {
+            return None;
+        }
+        self.full.alloc(order)
+    }
+
     /// Frees a run whose pages are at home, or not.
     fn put(&mut self, run: FrameRun, is_full: bool) {
         match &mut self.capture {
@@ -121,11 +130,10 @@ impl Homes {
         let kept = if urgency == Urgency::Normal { RESERVE_FRAMES } else { 0 };
         let enough = {
             let mut free = self.free.lock();
-            let enough = free.full.free_frames() >= order.pages() + kept;
-            if enough && let Some(run) = free.full.alloc(order) {
+            if let Some(run) = free.alloc_ready(order, kept) {
                 return Ok((run, Content::Dirty));
             }
-            enough
+            free.full.free_frames() >= order.pages() + kept
         };
         if enough {
             let target = self.alloc_empty(order).ok_or(NoRun::Exhausted)?;
@@ -147,34 +155,50 @@ impl Homes {
         Ok((run, Content::Zeroed))
     }
 
+    /// A run with pages at home that lies ready, for who can do with a smaller one.
+    pub fn alloc_ready(&self, order: Order) -> Option<FrameRun> {
+        self.free.lock().alloc_ready(order, RESERVE_FRAMES)
+    }
+
     /// A run without pages at home, to move pages into.
     pub fn alloc_empty(&self, order: Order) -> Option<FrameRun> {
         self.free.lock().empty.alloc(order)
     }
 
     /// Makes a full run of scattered free pages by moving them together to `target`, an empty one; on failure all of it is
-    /// free again. Costs one move per page, which is less than compressing anything to make room.
+    /// free again. One move per page at worst costs less than compressing anything to make room.
     fn gather<M: Machine>(&self, machine: &M, target: FrameRun) -> bool {
-        for index in 0..target.frames() {
-            let to = target.head.offset(index);
-            let page = self.free.lock().full.alloc(Order::ZERO);
-            let moved = page.is_some_and(|page| match machine.regroup(page.head, to) {
-                Ok(()) => {
-                    self.free_empty(page);
-                    true
-                }
-                Err(_) => {
-                    self.free_full(page);
-                    false
-                }
-            });
-            if !moved {
-                (0..index).for_each(|done| self.free_full(target.part(done, Order::ZERO)));
-                (index..target.frames()).for_each(|rest| self.free_empty(target.part(rest, Order::ZERO)));
-                return false;
+        let mut gathered = 0;
+        while gathered < target.frames() {
+            let largest = Order::all()
+                .rev()
+                .filter(|order| gathered.is_multiple_of(order.pages()) && order.pages() <= target.frames() - gathered);
+            let piece = {
+                let mut free = self.free.lock();
+                largest.into_iter().find_map(|order| free.full.alloc(order))
+            };
+            let Some(piece) = piece else { break };
+            let moved = machine.regroup(piece.head, target.head.offset(gathered), piece.frames());
+            let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| piece.frames());
+            if moved_pages == piece.frames() {
+                self.free_empty(piece);
+                gathered += moved_pages;
+                continue;
             }
+            self.free_each(piece, moved_pages, false);
+            gathered += moved_pages;
+            break;
         }
-        true
+        if gathered < target.frames() {
+            self.free_each(target, gathered, true);
+        }
+        gathered == target.frames()
+    }
+
+    /// Takes back the first `pages` frames of `run`, which are full or not, and the others, which are the opposite.
+    fn free_each(&self, run: FrameRun, pages: u32, are_full: bool) {
+        let mut free = self.free.lock();
+        (0..run.frames()).for_each(|index| free.put(run.part(index, Order::ZERO), (index < pages) == are_full));
     }
 
     /// Takes back a run with pages at home.

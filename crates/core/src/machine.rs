@@ -148,8 +148,8 @@ pub trait Machine: Sync {
     /// Whether somebody outside the program may still read frames that were its own (a pipe, a
     /// zero-copy socket): then no frame may be used again before its page has gone back to the system.
     fn frames_escape(&self) -> bool;
-    /// Moves the page at home in `from` to the empty home of `to`. May be called under a block lock.
-    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError>;
+    /// Moves the pages at home from `from` on to the empty homes from `to` on. May be called under a block lock.
+    fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped>;
 
     /// Moves the pages at home in `run` into the program at `to`; wakes nobody. Called under a block lock.
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;

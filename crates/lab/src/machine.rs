@@ -367,13 +367,15 @@ impl Machine for LabMachine {
         false
     }
 
-    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
-        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, 1);
-        let page = self.homes[from.0 as usize].load(Relaxed);
-        self.homes[from.0 as usize].store(Home::EMPTY, Relaxed);
-        assert_ne!(page, Home::EMPTY, "{from:?} was empty");
-        assert_eq!(self.homes[to.0 as usize].load(Relaxed), Home::EMPTY, "{to:?} was not empty");
-        self.homes[to.0 as usize].store(page, Relaxed);
+    fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
+        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, pages);
+        let homes = |frame: Frame| &self.homes[frame.0 as usize..(frame.0 + pages) as usize];
+        for (from, to) in homes(from).iter().zip(homes(to)) {
+            assert_ne!(from.load(Relaxed), Home::EMPTY, "an empty home");
+            assert_eq!(to.load(Relaxed), Home::EMPTY, "a home that is not empty");
+            to.store(from.load(Relaxed), Relaxed);
+            from.store(Home::EMPTY, Relaxed);
+        }
         Ok(())
     }
 

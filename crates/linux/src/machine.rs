@@ -618,9 +618,9 @@ impl Machine for LinuxMachine {
         self.escaping.load(Ordering::Relaxed)
     }
 
-    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
-        let (from, to) = (FrameRun::new(from, Order::ZERO), FrameRun::new(to, Order::ZERO));
-        self.move_pages(self.home(to), self.home(from), 1).map_err(|stopped| stopped.error)
+    fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
+        let home = |frame| self.home(FrameRun::new(frame, Order::ZERO));
+        self.move_pages(home(to), home(from), pages)
     }
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {

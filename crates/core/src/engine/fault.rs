@@ -583,11 +583,11 @@ impl<M: Machine> Engine<M> {
         let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
         let alike = heads.take(MOST_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
-        let together = Order::all().rev().find(|order| order.pages() <= alike).filter(|&most| most > order);
-        let run = together.into_iter().chain([order]).find_map(|order| {
-            let (run, _) = self.homes.alloc_full(&self.machine, order, Urgency::Normal).ok()?;
-            Some(run)
-        })?;
+        let together = Order::all().rev().filter(|&most| most > order && most.pages() <= alike);
+        let run = match together.into_iter().find_map(|most| self.homes.alloc_ready(most)) {
+            Some(run) => run,
+            None => self.homes.alloc_full(&self.machine, order, Urgency::Normal).ok()?.0,
+        };
         let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order), true));
         for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
             fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order), true));

@@ -66,22 +66,22 @@ impl<M: Machine> Engine<M> {
 
     /// Moves the pages at home in `from` to `to`, which is empty; returns how many could be moved: the first ones.
     fn move_home(&self, from: FrameRun, to: FrameRun) -> u32 {
-        let move_page = |index: u32| self.machine.regroup(from.head.offset(index), to.head.offset(index));
         let mut moved_pages = 0;
         let mut unshared = false;
-        while moved_pages < from.frames() {
-            match move_page(moved_pages) {
-                Ok(()) => moved_pages += 1,
-                // Shared since a fork.
-                Err(MoveError::Busy) if !unshared => {
-                    unshared = true;
-                    (moved_pages..from.frames())
-                        .for_each(|index| self.machine.unshare_home(from.part(index, Order::ZERO)));
-                }
-                Err(_) => break,
+        loop {
+            let left = from.frames() - moved_pages;
+            let Err(stopped) = self.machine.regroup(from.head.offset(moved_pages), to.head.offset(moved_pages), left)
+            else {
+                return from.frames();
+            };
+            moved_pages += stopped.moved_pages;
+            if stopped.error != MoveError::Busy || unshared {
+                return moved_pages;
             }
+            // Shared since a fork.
+            unshared = true;
+            (moved_pages..from.frames()).for_each(|index| self.machine.unshare_home(from.part(index, Order::ZERO)));
         }
-        moved_pages
     }
 
     /// The staged folio at `head` goes from `from` to `to`.

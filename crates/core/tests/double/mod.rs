@@ -296,10 +296,13 @@ impl Machine for Double {
         self.state.lock().frames_escape
     }
 
-    fn regroup(&self, from: Frame, to: Frame) -> Result<(), MoveError> {
+    fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
         let mut state = self.state.lock();
-        let content = state.homes.remove(&from.0).ok_or(MoveError::Absent)?;
-        assert!(state.homes.insert(to.0, content).is_none(), "{to:?} was not empty");
+        for index in 0..pages {
+            let absent = Stopped { moved_pages: index, error: MoveError::Absent };
+            let content = state.homes.remove(&(from.0 + index)).ok_or(absent)?;
+            assert!(state.homes.insert(to.0 + index, content).is_none(), "{to:?} was not empty");
+        }
         Ok(())
     }
 
