@@ -49,9 +49,9 @@ def pss(pid):
 class Sampler(threading.Thread):
     """Every 10 ms: the sum over the tree against limit × 1.05 + 16 MiB per process, foliomem's own included in both."""
 
-    def __init__(self, pid, limit, copied_bytes):
+    def __init__(self, pid, limit):
         super().__init__(daemon=True)
-        self.pid, self.limit, self.copied_bytes, self.samples, self.done = pid, limit, copied_bytes, [], threading.Event()
+        self.pid, self.limit, self.samples, self.done = pid, limit, [], threading.Event()
 
     def run(self):
         while not self.done.wait(0.01):
@@ -63,22 +63,22 @@ class Sampler(threading.Thread):
         self.done.set()
         self.join()
         assert len(self.samples) > 20, f"only {len(self.samples)} samples"
-        over = [(total / MIB, n) for total, n in self.samples if total > self.limit * 1.05 + 16 * MIB * n + self.copied_bytes]
+        over = [(total / MIB, n) for total, n in self.samples if total > self.limit * 1.05 + 16 * MIB * n]
         worst = max(total for total, _ in self.samples) / MIB
         assert not over, f"{len(over)} of {len(self.samples)} samples over the limit {self.limit / MIB} MiB: {over[:5]}; worst {worst}"
         assert worst > 8, "the samples show no memory at all"
 
 
-def sampled(argv, limit, torture, options=(), copied_bytes=0):
+def sampled(argv, limit, torture, options=()):
     running = start(argv, f"{limit}M", options, torture)
-    sampler = Sampler(running.pid, limit * MIB, copied_bytes)
+    sampler = Sampler(running.pid, limit * MIB)
     sampler.start()
     try:
         got = running.finish(150 if torture else 60).ok()
     finally:
         sampler.done.set()
     sampler.verdict()
-    assert_swapped(got, copied_bytes)
+    assert_swapped(got)
     return got
 
 
@@ -88,11 +88,11 @@ def test_samples_of_one_process(torture):
     assert sampled(argv, limit, torture).out == plain(argv).ok().out
 
 
-@pytest.mark.parametrize("mode", ["pool", "both"])
-def test_samples_of_a_tree(mode):
-    size, limit = (32, 48) if mode == "pool" else (96, 64)
-    copied_bytes = size * MIB if mode == "pool" else 0
-    sampled([PYTHON, PROGRAMS / "forks.py", mode, size], limit, False, copied_bytes=copied_bytes)
+@pytest.mark.parametrize(("mode", "size", "limit"), [("pool", 256, 192), ("both", 512, 320)])
+def test_samples_of_a_tree(mode, size, limit):
+    """Each side copies what it shared at the speed of memory: without a brake, 1.6 to 2.4 times the limit at these sizes."""
+    got = sampled([PYTHON, PROGRAMS / "forks.py", mode, size], limit, False)
+    assert got.stats["faults"]["copy"]["count"] > 0
 
 
 def test_idle_process_gives_way(tmp_path):

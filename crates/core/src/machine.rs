@@ -165,13 +165,16 @@ pub trait Machine: Sync {
     fn arena_is_full(&self);
     /// Makes pages that a fork left shared the program's own again, if they are still there. Never
     /// called under a lock: the program may have to be served meanwhile.
-    fn unshare(&self, pages: Range<PageNumber>);
+    /// False where it is not to be done now.
+    fn unshare(&self, pages: Range<PageNumber>) -> bool;
     /// Makes pages at home that a fork left shared our own again. Called under a block lock.
     fn unshare_home(&self, run: FrameRun);
     /// Wakes whoever waits for one of `pages`, which may be none. Called under no lock: who wakes up may be given the caller's CPU.
     fn wake(&self, pages: Range<PageNumber>);
     /// Whether the limit has been exceeded for a moment only: others may be giving way.
     fn is_lately_over(&self) -> bool;
+    /// Whether other processes may share pages since a fork: what one makes free is free when all have.
+    fn shares(&self) -> bool;
     /// Sleeps for as long as others take to free some folios. Called under no lock.
     fn pause(&self);
     /// Makes any access to the page end the program with SIGBUS, and says why; wakes nobody. Called under a block lock.

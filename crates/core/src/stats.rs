@@ -332,11 +332,14 @@ pub enum FaultKind {
     SwapIn,
     /// Nothing to do: somebody else had served it.
     Spurious,
+    /// It waited for room for a copy of what a fork has left shared.
+    Copy,
 }
 
 impl FaultKind {
     /// All kinds, in index order.
-    pub const ALL: [FaultKind; 4] = [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn, FaultKind::Spurious];
+    pub const ALL: [FaultKind; 5] =
+        [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn, FaultKind::Spurious, FaultKind::Copy];
 
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
@@ -345,6 +348,7 @@ impl FaultKind {
             FaultKind::Home => "home",
             FaultKind::SwapIn => "swap_in",
             FaultKind::Spurious => "spurious",
+            FaultKind::Copy => "copy",
         }
     }
 }
@@ -362,7 +366,7 @@ pub struct Counters {
     /// The swap file behind that.
     pub backing: BackingCounters,
     /// Time from reading a fault to waking the program, by [`FaultKind`].
-    pub fault_ns: [Histogram; 4],
+    pub fault_ns: [Histogram; FaultKind::ALL.len()],
 }
 
 impl Default for Counters {

@@ -12,6 +12,7 @@ use foliomem_core::discards::GRACE_NS;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::machine::MOST_WRITES;
+use foliomem_core::machine::Machine;
 use foliomem_core::policy::{Advice, Disabled, SizePolicy};
 use foliomem_core::stats::{Counter, FaultKind};
 use foliomem_core::units::{ClusterNumber, MAX_ORDER, Order, OrderSet, PageNumber};
@@ -813,6 +814,26 @@ fn copies_give_their_slots_to_folios_that_go_out() {
     assert_eq!((counters.swpout.get(), counters.swpout_fallback.get()), (64, 0));
     assert_eq!(world.engine.counters().vm.nr_swapcached.get(), 0);
     world.run(&Step::Read { page: 0, pages: 1024 });
+    world.check();
+}
+
+#[test]
+fn copies_of_what_a_fork_left_shared_wait_for_room() {
+    let mut world = World::new(1 << 4, 4, 1000, 64);
+    world.map(0, 1600);
+    world.run(&Step::Write { page: 0, pages: 900, value: 5 });
+    (0..20).for_each(|_| world.engine.charge_copies(&mut world.worker, 16));
+    let charged = |world: &World| world.engine.machine().state.lock().charged;
+    assert!(charged(&world) <= 1000, "{} pages", charged(&world));
+    assert!(world.engine.resident_pages() < 700);
+    world.engine.machine().uncharge(320);
+    world.run(&Step::Read { page: 0, pages: 900 });
+    // What does not compress goes over the limit, and is not waited for for ever.
+    (0..1600).for_each(|page| world.run(&incompressible(page)));
+    world.run(&Step::Share);
+    (0..20).for_each(|_| world.engine.charge_copies(&mut world.worker, 16));
+    assert!(charged(&world) > 1600);
+    world.engine.machine().uncharge(320);
     world.check();
 }
 

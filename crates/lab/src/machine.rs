@@ -416,11 +416,17 @@ impl Machine for LabMachine {
 
     fn arena_is_full(&self) {}
 
-    fn unshare(&self, _pages: Range<PageNumber>) {}
+    fn unshare(&self, _pages: Range<PageNumber>) -> bool {
+        true
+    }
 
     fn unshare_home(&self, _run: FrameRun) {}
 
     fn is_lately_over(&self) -> bool {
+        false
+    }
+
+    fn shares(&self) -> bool {
         false
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
         for range in &candidates {
             // A failure leaves the range to the next look.
-            let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Missing);
+            let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
         }
     }
     for range in insert_registered(runtime, engaged, &candidates, &mut pending) {
@@ -53,8 +53,8 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
         }
     }
     // Faults that were heard on the way are raised again by the threads that wait for them.
-    while let Some(page) = pending.pop() {
-        machine.fault_again(page);
+    while let Some(fault) = pending.pop() {
+        machine.fault_again(fault.page);
     }
 }
 

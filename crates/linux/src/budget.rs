@@ -42,6 +42,8 @@ pub struct Budget {
     /// Minor faults of the process when that was measured.
     shared_at_faults: AtomicI64,
     shares: AtomicBool,
+    /// Minor faults of the process at the last fork.
+    forked_at_faults: AtomicI64,
     others_pages: AtomicI64,
     sampled_ns: AtomicU64,
     /// When the tolerance was first exceeded; 0 while it is not.
@@ -60,6 +62,7 @@ impl Budget {
             shared_pages: AtomicI64::new(0),
             shared_at_faults: AtomicI64::new(0),
             shares: AtomicBool::new(false),
+            forked_at_faults: AtomicI64::new(0),
             others_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
             over_since_ns: AtomicU64::new(0),
@@ -133,9 +136,17 @@ impl Budget {
         self.own_pages.store(own, Relaxed);
         self.others_pages.store(others_bytes / PAGE_BYTES as i64, Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
+        self.note_whether_over();
+    }
+
+    /// Notes since when the tolerance is exceeded; that, or `None`.
+    fn note_whether_over(&self) -> Option<u64> {
         if -self.room_pages() <= self.limit_pages >> TOLERANCE_SHIFT {
             self.over_since_ns.store(0, Relaxed);
+            return None;
         }
+        let now = now_ns();
+        Some(self.over_since_ns.compare_exchange(0, now, Relaxed, Relaxed).map_or_else(|since| since, |_| now))
     }
 
     /// Publishes what the process takes of its `resident` pages; that, and what the others take.
@@ -157,8 +168,19 @@ impl Budget {
     /// The process has just forked, or been forked: half of it is the other's, until that is measured.
     pub fn forked(&self) {
         self.set_shared_pages(self.still_shared_pages() + self.own_pages() / 2);
+        self.forked_at_faults.store(minor_faults(), Relaxed);
         self.shares.store(true, Relaxed);
         self.sample();
+    }
+
+    /// What of the resident size was others' when that was measured.
+    pub fn shared_pages(&self) -> i64 {
+        self.shared_pages.load(Relaxed)
+    }
+
+    /// Pages the process has made its own since the fork, at most.
+    pub fn copied_pages(&self) -> i64 {
+        minor_faults() - self.forked_at_faults.load(Relaxed)
     }
 
     /// Whether other processes may share pages of this one.
@@ -189,17 +211,9 @@ impl Budget {
     /// Takes `pages` even beyond the limit; says so where that lasts, or stops the tree if the limit is hard.
     pub fn charge(&self, pages: u32) {
         self.own_pages.fetch_add(i64::from(pages), Relaxed);
+        let Some(since) = self.note_whether_over() else { return };
         let over = -self.room_pages();
-        if over <= self.limit_pages >> TOLERANCE_SHIFT {
-            self.over_since_ns.store(0, Relaxed);
-            return;
-        }
-        let now = now_ns();
-        let since = match self.over_since_ns.compare_exchange(0, now, Relaxed, Relaxed) {
-            Ok(_) => now,
-            Err(since) => since,
-        };
-        if now.saturating_sub(since) > LASTING_NS || over > self.limit_pages >> AT_ONCE_SHIFT {
+        if now_ns().saturating_sub(since) > LASTING_NS || over > self.limit_pages >> AT_ONCE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
             self.control.limit_exceeded();
         }

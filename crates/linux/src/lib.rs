@@ -13,6 +13,7 @@ pub mod clock;
 pub mod clone_trap;
 pub mod codec;
 pub mod control;
+mod copies;
 mod cpu_load;
 mod death;
 pub mod find;

@@ -12,7 +12,7 @@
 use crate::advice::{self, Advices};
 use crate::budget::Budget;
 use crate::changes::Changes;
-use crate::clock;
+use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::fork_cell::ForkCell;
 use crate::maps;
@@ -108,6 +108,8 @@ const HUGE_PAUSE_RUNS: u32 = 8;
 
 /// What a reclaimer takes for a hundred pages or so.
 const PAUSE: Duration = Duration::from_micros(500);
+/// Unsharing a folio takes some tens of microseconds.
+const UNSHARING_PAUSE: Duration = Duration::from_micros(50);
 
 /// No row of the swap file's table.
 const NO_ROW: u32 = u32::MAX;
@@ -140,6 +142,8 @@ pub struct LinuxMachine {
     budget: &'static Budget,
     ranges: Ranges,
     advices: Advices,
+    /// Held by who unshares pages, or by who wants nobody to.
+    is_unsharing: AtomicBool,
     /// Runs of the highest order to be populated without asking for a huge page.
     huge_pause: AtomicU32,
     escaping: &'static AtomicBool,
@@ -163,7 +167,7 @@ impl LinuxMachine {
     ) -> Result<LinuxMachine, uffd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
         let _ = arena.allow_huge(0, arena.len(), false);
-        descriptors.program.register(arena.start(), arena.len(), uffd::Mode::WriteProtect)?;
+        descriptors.program.register(arena.start(), arena.len(), uffd::Mode::Destination)?;
         let space = budget.control().swap();
         let pid = std::process::id();
         let row = descriptors.swap_file.is_some().then(|| space.enter(pid)).flatten();
@@ -181,6 +185,7 @@ impl LinuxMachine {
             budget,
             ranges: Ranges::default(),
             advices: Advices::default(),
+            is_unsharing: AtomicBool::new(false),
             huge_pause: AtomicU32::new(0),
             escaping,
             dictionaries: Arc::default(),
@@ -350,11 +355,12 @@ impl LinuxMachine {
     /// # Safety
     /// No other thread of this process uses the machine.
     pub unsafe fn rearm(&self, descriptors: Descriptors) -> Result<(), uffd::UffdError> {
-        descriptors.program.register(self.arena.start(), self.arena.len(), uffd::Mode::WriteProtect)?;
+        descriptors.program.register(self.arena.start(), self.arena.len(), uffd::Mode::Destination)?;
         for range in self.ranges.snapshot() {
-            descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Missing)?;
+            descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Faults)?;
         }
         self.advices.start_anew(&self.ranges);
+        self.release_unsharing();
         // SAFETY: no other thread, by the contract. The old descriptors are those of the parent's
         // threads and do not exist in this process's table: they are forgotten, not closed.
         unsafe { self.descriptors.replace_forgetting(descriptors) };
@@ -375,10 +381,30 @@ impl LinuxMachine {
         }
     }
 
+    /// Keeps pages from being unshared: who does that waits for a handler where somebody else has moved the page meanwhile.
+    /// So one thread at a time does it, which leaves a handler, and nobody while everything is to hold still.
+    pub fn hold_unsharing(&self) {
+        while !self.try_hold_unsharing() {
+            clock::sleep(UNSHARING_PAUSE);
+        }
+    }
+
+    fn try_hold_unsharing(&self) -> bool {
+        self.is_unsharing.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// The reverse.
+    pub fn release_unsharing(&self) {
+        self.is_unsharing.store(false, Ordering::Release);
+    }
+
     /// Keeps those of `pages` where they are that are managed: they are fetched, and locked in memory. Or lets them
     /// go again. (A child of a fork starts without locks.)
     pub fn hold_in_place(&self, pages: &[usize], hold: bool) {
         for &page in pages.iter().filter(|&&page| self.ranges.containing(page).is_some()) {
+            if hold {
+                let _ = self.descriptors().program.unprotect(page, PAGE_BYTES);
+            }
             let start = std::ptr::with_exposed_provenance_mut(page);
             // SAFETY: changes no content. Where locking is forbidden, the page is in all likelihood there: its
             // thread has just used it.
@@ -413,7 +439,7 @@ impl LinuxMachine {
         let (start, len, uffd) = (self.home(run), run.order.bytes(), &self.descriptors().program);
         uffd.unregister(start, len).is_ok() && {
             let done = act();
-            uffd.register(start, len, uffd::Mode::WriteProtect).is_ok() && done.is_ok()
+            uffd.register(start, len, uffd::Mode::Destination).is_ok() && done.is_ok()
         }
     }
 
@@ -524,6 +550,20 @@ fn move_error(error: uffd::MoveError) -> MoveError {
     }
 }
 
+/// Makes pages the process's own that a fork has left shared, so that they can be moved.
+///
+/// Of a huge page that is shared the kernel takes a part over as it is where nobody else maps any of it any more; but whether a
+/// part can be moved it judges by the first page of the whole (Linux 6.18), which may be gone. So what is
+/// left of a huge page is split, which is what `MADV_COLD` does to one that is only partly in its range.
+fn own_alone(start: usize, len: usize) {
+    let start = std::ptr::with_exposed_provenance_mut(start);
+    for advice in [MemoryAdvice::LinuxPopulateWrite, MemoryAdvice::LinuxCold] {
+        // SAFETY: populating for writing breaks copy-on-write as a write of the program would; neither changes any content.
+        // A failure leaves the pages where they are.
+        let _ = unsafe { madvise(start, len, advice) };
+    }
+}
+
 fn address(page: PageNumber) -> usize {
     page.address() as usize
 }
@@ -542,7 +582,7 @@ impl Machine for LinuxMachine {
     }
 
     fn now_ns(&self) -> u64 {
-        clock::now_ns()
+        now_ns()
     }
 
     fn cpu(&self) -> CpuNumber {
@@ -652,25 +692,27 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn unshare(&self, pages: Range<PageNumber>) {
+    fn unshare(&self, pages: Range<PageNumber>) -> bool {
+        if !self.try_hold_unsharing() {
+            return false;
+        }
         let (start, len) = page_range(&pages);
-        // SAFETY: populating for writing breaks copy-on-write as a write of the program would, and
-        // changes no content. A failure leaves the pages where they are.
-        let _ = unsafe {
-            rustix::mm::madvise(
-                std::ptr::with_exposed_provenance_mut(start),
-                len,
-                rustix::mm::Advice::LinuxPopulateWrite,
-            )
-        };
+        let _ = self.descriptors().program.unprotect(start, len);
+        own_alone(start, len);
+        self.release_unsharing();
+        true
     }
 
     fn unshare_home(&self, run: FrameRun) {
-        let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+        own_alone(self.home(run), run.order.bytes());
     }
 
     fn is_lately_over(&self) -> bool {
         self.budget.is_lately_over()
+    }
+
+    fn shares(&self) -> bool {
+        self.budget.shares()
     }
 
     fn pause(&self) {

@@ -130,7 +130,7 @@ fn try_move() -> Result<(), String> {
         return Err("cannot map memory".to_owned());
     };
     for region in [&one, &other] {
-        uffd.register(region.start(), region.len(), Mode::WriteProtect).map_err(|error| error.to_string())?;
+        uffd.register(region.start(), region.len(), Mode::Destination).map_err(|error| error.to_string())?;
     }
     // SAFETY: the region is ours, and nobody else knows of it.
     unsafe { one.slice_mut(0, PAGE_BYTES) }.fill(MARK);

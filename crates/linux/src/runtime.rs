@@ -23,6 +23,7 @@ use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
 use crate::control::{Configuration, Control, SlotIndex};
+use crate::copies::{self, Copies};
 use crate::cpu_load;
 use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
@@ -219,6 +220,7 @@ pub struct Runtime {
     /// The program's own.
     nice: AtomicI32,
     pub(crate) placement: Placement,
+    copies: Copies,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
     unpark: AtomicU32,
@@ -298,6 +300,7 @@ impl Runtime {
             managing: AtomicU32::new(0),
             nice: AtomicI32::new(0),
             placement: Placement::default(),
+            copies: Copies::default(),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
@@ -449,6 +452,9 @@ impl Runtime {
             // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
             engaged.engine.machine().hold_in_place(&needed, true);
         }
+        if let Some(engaged) = self.engaged.get() {
+            engaged.engine.machine().hold_unsharing();
+        }
         self.gate.close();
         let mut faults = Pending::default();
         if let Some(engaged) = self.engaged.get() {
@@ -465,10 +471,11 @@ impl Runtime {
             machine.shared_swap_file(forked);
             machine.allow_forks(false);
             // Threads that wait for faults that were heard raise them again.
-            while let Some(page) = faults.pop() {
-                machine.fault_again(page);
+            while let Some(fault) = faults.pop() {
+                machine.fault_again(fault.page);
             }
             machine.hold_in_place(&needed, false);
+            machine.release_unsharing();
         }
         if forked {
             self.forked();
@@ -480,6 +487,7 @@ impl Runtime {
     /// On either side of a fork: what is shared is known for now. (Measuring it costs more than a short child.)
     fn forked(&self) {
         self.budget.forked();
+        self.copies.forked();
         self.shared_due_ns.store(now_ns() + SHARED_INTERVAL_NS, Ordering::Relaxed);
     }
 
@@ -593,6 +601,7 @@ impl Runtime {
             return Some(self.sleep_for(room - self.engage_pages(), most));
         };
         let engine = &engaged.engine;
+        self.copies.look(&self.budget, engine.machine());
         if self.placement.cpu().is_some() && (0..LOCK_LOOKS).all(|_| engine.machine().is_being_heard()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
             self.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -879,14 +888,14 @@ impl Runtime {
             {
                 let _inside = self.gate.enter();
                 let mut pending = Pending::default();
-                while let Some(page) = self.hear(engaged) {
+                while let Some(fault) = self.hear(engaged) {
                     served += 1;
                     if let Some(follower) = &mut follower {
                         follower.follow(&self.placement);
                     }
-                    self.serve(engaged, &mut worker, page, &mut pending);
-                    while let Some(page) = pending.pop() {
-                        self.serve(engaged, &mut worker, page, &mut pending);
+                    self.serve(engaged, &mut worker, fault, &mut pending);
+                    while let Some(fault) = pending.pop() {
+                        self.serve(engaged, &mut worker, fault, &mut pending);
                     }
                     if let Some(follower) = &follower {
                         follower.has_served(&self.placement);
@@ -920,7 +929,7 @@ impl Runtime {
 
     /// Hears messages until one is a fault; applies what changes mappings on the way. `None` when there
     /// is nothing to hear.
-    fn hear(&self, engaged: &Engaged) -> Option<PageNumber> {
+    fn hear(&self, engaged: &Engaged) -> Option<Fault> {
         let machine = engaged.engine.machine();
         let uffd = &machine.descriptors().program;
         let mut changes = machine.hold_mappings();
@@ -930,9 +939,9 @@ impl Runtime {
                     changes.hear(change, machine.ranges(), |change| self.apply(engaged, change));
                     continue;
                 }
-                Ok(Some(Message::Fault { address, thread, .. })) => {
+                Ok(Some(Message::Fault { address, protected, thread })) => {
                     self.placement.heard(thread);
-                    Some(page(address))
+                    Some(Fault { page: page(address), is_protected: protected })
                 }
                 Ok(None) | Err(_) => None,
             };
@@ -951,8 +960,8 @@ impl Runtime {
         if machine.steady().is_some() {
             return;
         }
-        while let Some(page) = self.hear(engaged) {
-            machine.fault_again(page);
+        while let Some(fault) = self.hear(engaged) {
+            machine.fault_again(fault.page);
         }
     }
 
@@ -964,8 +973,8 @@ impl Runtime {
         pending: &mut Pending,
     ) -> RwLockWriteGuard<'a, Changes> {
         loop {
-            while let Some(page) = self.hear(engaged) {
-                pending.push(page);
+            while let Some(fault) = self.hear(engaged) {
+                pending.push(fault);
             }
             let hearing = engaged.engine.machine().hold_mappings();
             if hearing.is_applied() && !engaged.engine.machine().descriptors().program.mapping_is_changing() {
@@ -990,7 +999,24 @@ impl Runtime {
         }
     }
 
-    pub(crate) fn serve(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber, pending: &mut Pending) {
+    /// The program writes to a page that a fork may have left shared, and waits for room for the copy.
+    fn serve_copy(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
+        let machine = engaged.engine.machine();
+        let started_ns = now_ns();
+        let block = copies::block(machine, page);
+        engaged.engine.charge_copies(worker, (block.len() / PAGE_BYTES) as u32);
+        // Where a change of mappings is in the way, the program asks again.
+        let _ = machine.descriptors().program.unprotect(block.start, block.len());
+        self.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
+        self.budget.counters().vm.pgfault.inc();
+        machine.wake(pages(&block));
+    }
+
+    fn serve(&self, engaged: &Engaged, worker: &mut Worker, fault: Fault, pending: &mut Pending) {
+        let Fault { page, is_protected } = fault;
+        if is_protected {
+            return self.serve_copy(engaged, worker, page);
+        }
         let started_ns = now_ns();
         let machine = engaged.engine.machine();
         let (kind, waited_for) = loop {
@@ -1059,16 +1085,24 @@ impl Runtime {
     }
 }
 
+/// A thread of the program waits for a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) page: PageNumber,
+    /// It is there, and write-protected.
+    is_protected: bool,
+}
+
 /// Faults that were heard while something else was waited for.
 #[derive(Default)]
-pub(crate) struct Pending(Vec<PageNumber>);
+pub(crate) struct Pending(Vec<Fault>);
 
 impl Pending {
-    fn push(&mut self, page: PageNumber) {
-        self.0.push(page);
+    fn push(&mut self, fault: Fault) {
+        self.0.push(fault);
     }
 
-    pub(crate) fn pop(&mut self) -> Option<PageNumber> {
+    pub(crate) fn pop(&mut self) -> Option<Fault> {
         self.0.pop()
     }
 }

@@ -34,12 +34,15 @@ const COPY: Opcode = opcode::read_write::<raw::uffdio_copy>(UFFDIO, raw::_UFFDIO
 const ZEROPAGE: Opcode = opcode::read_write::<raw::uffdio_zeropage>(UFFDIO, raw::_UFFDIO_ZEROPAGE as u8);
 const MOVE: Opcode = opcode::read_write::<raw::uffdio_move>(UFFDIO, raw::_UFFDIO_MOVE as u8);
 const CONTINUE: Opcode = opcode::read_write::<raw::uffdio_continue>(UFFDIO, raw::_UFFDIO_CONTINUE as u8);
+const WRITE_PROTECT: Opcode = opcode::read_write::<raw::uffdio_writeprotect>(UFFDIO, raw::_UFFDIO_WRITEPROTECT as u8);
 const POISON: Opcode = opcode::read_write::<raw::uffdio_poison>(UFFDIO, raw::_UFFDIO_POISON as u8);
 
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
 const POISON_MODE_DONTWAKE: u64 = 1 << 0;
+const WRITE_PROTECT_MODE_WP: u64 = 1 << 0;
+const WRITE_PROTECT_MODE_DONTWAKE: u64 = 1 << 1;
 
 /// Why there is no userfaultfd, and what to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -116,11 +119,11 @@ pub struct Features {
 /// What a registered range is registered for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Faults on pages that are not there.
-    Missing,
+    /// Faults on pages that are not there, and writes to those that are protected.
+    Faults,
     /// Write protection, of which no use is made: makes the range a destination for moves without
     /// raising faults.
-    WriteProtect,
+    Destination,
 }
 
 /// How far a move went.
@@ -135,12 +138,12 @@ pub struct MoveOutcome {
 /// What the kernel reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// A thread touched a page that is not there, and waits.
+    /// A thread touched a page that is not there or that is protected, and waits.
     Fault {
         /// Where.
         address: usize,
-        /// It was a write.
-        write: bool,
+        /// It wrote to a page that is there.
+        protected: bool,
         /// Its number.
         thread: u32,
     },
@@ -169,8 +172,8 @@ impl Userfaultfd {
     /// Registers the whole pages of `len` bytes at `start`.
     pub fn register(&self, start: usize, len: usize, mode: Mode) -> Result<(), UffdError> {
         let mode = match mode {
-            Mode::Missing => REGISTER_MODE_MISSING,
-            Mode::WriteProtect => REGISTER_MODE_WP,
+            Mode::Faults => REGISTER_MODE_MISSING | REGISTER_MODE_WP,
+            Mode::Destination => REGISTER_MODE_WP,
         };
         let mut register = raw::uffdio_register { range: range(start, len), mode, ioctls: 0 };
         // SAFETY: takes a uffdio_register; registering changes who serves faults, not memory.
@@ -225,6 +228,23 @@ impl Userfaultfd {
     pub fn wake(&self, start: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: takes a uffdio_range.
         unsafe { raw_ioctl::call(&self.0, WAKE, &mut range(start, len)) }?;
+        Ok(())
+    }
+
+    /// Makes writes to the pages of a range that are there raise faults. Nothing else changes.
+    pub fn protect(&self, start: usize, len: usize) -> Result<(), MoveError> {
+        self.write_protect(start, len, WRITE_PROTECT_MODE_WP)
+    }
+
+    /// The reverse; wakes nobody.
+    pub fn unprotect(&self, start: usize, len: usize) -> Result<(), MoveError> {
+        self.write_protect(start, len, WRITE_PROTECT_MODE_DONTWAKE)
+    }
+
+    fn write_protect(&self, start: usize, len: usize, mode: u64) -> Result<(), MoveError> {
+        let mut request = raw::uffdio_writeprotect { range: range(start, len), mode };
+        // SAFETY: takes a uffdio_writeprotect; changes no content.
+        unsafe { raw_ioctl::call(&self.0, WRITE_PROTECT, &mut request) }?;
         Ok(())
     }
 
@@ -340,7 +360,7 @@ fn range(start: usize, len: usize) -> raw::uffdio_range {
 
 /// What a message says; `None` for one of a kind that was not asked for.
 fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
-    const WRITE: u64 = 1 << 0;
+    const WRITE_PROTECTED: u64 = 1 << 1;
     // SAFETY: a struct of integers: every bit pattern is one.
     let message: raw::uffd_msg = unsafe { std::mem::transmute(bytes) };
     // SAFETY: the event says which member of the union the kernel has filled.
@@ -348,7 +368,7 @@ fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
         match u32::from(message.event) {
             raw::UFFD_EVENT_PAGEFAULT => Some(Message::Fault {
                 address: message.arg.pagefault.address as usize,
-                write: message.arg.pagefault.flags & WRITE != 0,
+                protected: message.arg.pagefault.flags & WRITE_PROTECTED != 0,
                 thread: message.arg.pagefault.feat.ptid,
             }),
             raw::UFFD_EVENT_REMOVE => Some(Message::Change(Change::Discard(
@@ -388,7 +408,7 @@ mod tests {
             start in 0usize..1 << 47,
             len in 0usize..1 << 47,
             to in 0usize..1 << 47,
-            write: bool,
+            protected: bool,
             thread: u32,
         ) {
             let range = start..start + len;
@@ -401,8 +421,8 @@ mod tests {
             prop_assert_eq!(change(raw::UFFD_EVENT_UNMAP, words), Some(Change::Unmap(range.clone())));
             let remap = change(raw::UFFD_EVENT_REMAP, [start as u64, to as u64, len as u64]);
             prop_assert_eq!(remap, Some(Change::Remap { from: range, to }));
-            let fault = decode(message(raw::UFFD_EVENT_PAGEFAULT, [u64::from(write), start as u64, thread.into()]));
-            prop_assert_eq!(fault, Some(Message::Fault { address: start, write, thread }));
+            let fault = decode(message(raw::UFFD_EVENT_PAGEFAULT, [u64::from(protected) << 1, start as u64, thread.into()]));
+            prop_assert_eq!(fault, Some(Message::Fault { address: start, protected, thread }));
             prop_assert_eq!(decode(message(raw::UFFD_EVENT_FORK, words)), None);
         }
 

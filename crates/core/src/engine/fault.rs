@@ -2,7 +2,7 @@
 
 use super::reclaim::Attempt;
 use super::{Engine, NoRoom};
-use crate::homes::{Content, NoRun, Urgency};
+use crate::homes::{Content, NoRun, RESERVE_FRAMES, Urgency};
 use crate::locality::SwapIn;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
@@ -86,6 +86,8 @@ impl Tries {
 const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
 /// Times a fault waits for others to free what they have in hand, before it goes over the limit.
 const MOST_PAUSES: u32 = 8;
+/// The same where pages are shared: a third of a second.
+const MOST_PAUSES_SHARING: u32 = 600;
 /// Pages a fault reclaims at a time: what a few large folios need.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
 
@@ -104,11 +106,7 @@ impl<M: Machine> Engine<M> {
             return (Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
         let mut tries = Tries::new(self.config.no_room);
-        // Who has next to nothing left may go over the limit, but lets others give way first.
-        while tries.pauses < MOST_PAUSES && self.urgency() != Urgency::Normal && self.machine.is_lately_over() {
-            tries.pauses += 1;
-            self.machine.pause();
-        }
+        self.wait_for_others(&mut tries.pauses);
         loop {
             match self.try_fault(worker, block, page, tries) {
                 Step::Served(served, pages) => return (served, pages),
@@ -134,6 +132,45 @@ impl<M: Machine> Engine<M> {
                         self.compact_direct(order);
                     }
                 }
+            }
+        }
+    }
+
+    /// Waits while the tree is over its limit and others are likely to give way: who has next to nothing left may go over it,
+    /// but not first; and what several share is free when the last has made it so.
+    fn wait_for_others(&self, pauses: &mut u32) {
+        while self.machine.is_lately_over() {
+            let most = match (self.urgency(), self.machine.shares()) {
+                (Urgency::Reclaim, _) => MOST_PAUSES,
+                (Urgency::Normal, true) => MOST_PAUSES_SHARING,
+                (Urgency::Normal, false) => 0,
+            };
+            if *pauses >= most {
+                break;
+            }
+            *pauses += 1;
+            self.machine.pause();
+        }
+    }
+
+    /// Waits for room for `pages` that the program is about to make copies of, and makes some; goes over the limit where there
+    /// is none in the end.
+    pub fn charge_copies(&self, worker: &mut M::Worker, pages: u32) {
+        let mut pauses = 0;
+        while !self.machine.try_charge(pages) {
+            // What is free here is not for the program's own copies until the system has it back.
+            if self.shrink(RESERVE_FRAMES, pages) >= pages {
+                continue;
+            }
+            let attempt = self.try_reclaim(worker, DIRECT_RECLAIM_PAGES);
+            let may_wait = pauses < MOST_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
+            if attempt == Attempt::Deferred || !may_wait {
+                return self.machine.charge(pages);
+            }
+            // What it makes free may be copies themselves.
+            pauses += 1;
+            if !matches!(attempt, Attempt::Freed(1..)) {
+                self.machine.pause();
             }
         }
     }

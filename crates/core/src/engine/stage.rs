@@ -164,7 +164,9 @@ impl<M: Machine> Engine<M> {
             Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
                 // Shared since a fork, or pinned: only the first can be mended.
-                self.machine.unshare(folio.head.folio(folio.order));
+                if !self.machine.unshare(folio.head.folio(folio.order)) {
+                    return self.stage_later(block, folio);
+                }
                 match self.try_stage(block, folio) {
                     Err(MoveError::Changing) => self.stage_later(block, folio),
                     Ok(staged) => staged,
@@ -193,8 +195,8 @@ impl<M: Machine> Engine<M> {
         if staged_pages > 0 { Staged::Pages(staged_pages) } else { Staged::Nothing }
     }
 
-    /// The program is changing its mappings: what lies there may be something else by now. It stays, as the
-    /// youngest.
+    /// It cannot be moved now. (Where the program is changing its mappings, what lies there may be something else by now.) It
+    /// stays, as the youngest.
     fn stage_later(&self, block: &Block, folio: FolioName) -> Staged {
         let mut entries = block.lock();
         if is_resident(&entries, folio) {

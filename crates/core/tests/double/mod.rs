@@ -378,17 +378,22 @@ impl Machine for Double {
         self.state.lock().arena_is_full = true;
     }
 
-    fn unshare(&self, pages: Range<PageNumber>) {
+    fn unshare(&self, pages: Range<PageNumber>) -> bool {
         let mut state = self.state.lock();
         (pages.start.0..pages.end.0).for_each(|page| {
             state.shared.remove(&page);
         });
+        true
     }
 
     fn unshare_home(&self, _run: FrameRun) {}
 
     fn is_lately_over(&self) -> bool {
         self.room_pages() < 0
+    }
+
+    fn shares(&self) -> bool {
+        !self.state.lock().shared.is_empty()
     }
 
     fn pause(&self) {

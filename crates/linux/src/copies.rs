@@ -1,0 +1,71 @@
+//! Copies of what a fork has left shared, and how they wait for memory.
+//!
+//! After a fork a write to a page that is still shared makes a copy, which the kernel does by itself: nobody charges it, and
+//! nobody makes the program wait for room. Several processes copy gigabytes in a second, a keeper that sees it later
+//! cannot make as much free. So where all that might be copied does not fit, and copying has begun, the keeper
+//! write-protects what is managed. The first write to each block of [`BLOCK_BYTES`] faults then, and waits until
+//! there is room for its copy. Short children that write little, and programs with room, never notice.
+//!
+//! A page that has been out is nobody else's: what comes in is not protected. A protected page that is moved out is not
+//! protected any more. In the child of a fork nothing is protected.
+//!
+//! The keeper protects; any handler serves. No locks.
+
+use crate::budget::Budget;
+use crate::machine::LinuxMachine;
+use crate::uffd::MoveError;
+use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// What one write makes writable: 64 KiB, as a folio of the usual size.
+const BLOCK_BYTES: usize = 64 << 10;
+/// Copies that show that a side of the fork has work to do on what is shared: 1 MiB.
+const BEGUN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    are_watched: AtomicBool,
+}
+
+impl Copies {
+    /// There was a fork: what is shared is not protected, or not all of it.
+    pub(crate) fn forked(&self) {
+        self.are_watched.store(false, Relaxed);
+    }
+
+    /// The keeper: watches copies where they do not fit, until nothing is shared any more.
+    pub(crate) fn look(&self, budget: &Budget, machine: &LinuxMachine) {
+        let are_watched = self.are_watched.load(Relaxed);
+        if !budget.shares() {
+            if are_watched {
+                each(machine, |start, len| machine.descriptors().program.unprotect(start, len));
+                self.are_watched.store(false, Relaxed);
+            }
+            return;
+        }
+        let may_not_fit = budget.room_pages() < budget.own_pages() + budget.shared_pages();
+        if !are_watched && may_not_fit && budget.copied_pages() > BEGUN_PAGES {
+            let done = each(machine, |start, len| machine.descriptors().program.protect(start, len));
+            // A change of mappings that was under way is over by the next look.
+            self.are_watched.store(done, Relaxed);
+        }
+    }
+}
+
+/// Does something to all that is managed; whether no change of mappings was in the way.
+fn each(machine: &LinuxMachine, act: impl Fn(usize, usize) -> Result<(), MoveError>) -> bool {
+    let ranges = machine.ranges().snapshot().into_iter();
+    // What is not as it is known to be is being unmapped.
+    ranges.map(|range| act(range.start, range.end - range.start)).filter(|done| *done == Err(MoveError::Again)).count()
+        == 0
+}
+
+/// The block around `page`, as far as it is of the same range.
+pub(crate) fn block(machine: &LinuxMachine, page: PageNumber) -> Range<usize> {
+    let address = page.0 as usize * PAGE_BYTES;
+    let start = address - address % BLOCK_BYTES;
+    let around = machine.ranges().containing(address).map_or(address..address + PAGE_BYTES, |known| known.range);
+    start.max(around.start)..(start + BLOCK_BYTES).min(around.end)
+}
