@@ -144,9 +144,7 @@ impl Buddy {
     pub fn add_free(&mut self, head: Frame, frames: u32) {
         let (mut at, end) = (head.0, head.0 + frames);
         while at < end {
-            let aligned = at.trailing_zeros().min(u32::from(MAX_ORDER.get())) as u8;
-            let fits = |order: &Order| order.get() <= aligned && end - at >= order.pages();
-            let Some(order) = Order::all().rev().find(fits) else { unreachable!("order 0 always fits") };
+            let order = Order::largest_at(at, end - at);
             self.free(FrameRun::new(Frame(at), order));
             at += order.pages();
         }

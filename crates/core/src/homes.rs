@@ -18,7 +18,7 @@ use crate::buddy::Buddy;
 use crate::frame_set::FrameSet;
 use crate::machine::Machine;
 use crate::sync::Mutex;
-use crate::units::{Frame, FrameRun, Order};
+use crate::units::{Frame, FrameRun, Order, OrderSet};
 
 /// Full frames kept back for reclaim, which needs some to free others: four runs of the store's usual
 /// largest order (4).
@@ -170,24 +170,20 @@ impl Homes {
     fn gather<M: Machine>(&self, machine: &M, target: FrameRun) -> bool {
         let mut gathered = 0;
         while gathered < target.frames() {
-            let largest = Order::all()
-                .rev()
-                .filter(|order| gathered.is_multiple_of(order.pages()) && order.pages() <= target.frames() - gathered);
+            let most = Order::largest_at(gathered, target.frames() - gathered);
             let piece = {
                 let mut free = self.free.lock();
-                largest.into_iter().find_map(|order| free.full.alloc(order))
+                OrderSet::ALL.up_to(most).descending().find_map(|order| free.full.alloc(order))
             };
             let Some(piece) = piece else { break };
             let moved = machine.regroup(piece.head, target.head.offset(gathered), piece.frames());
             let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| piece.frames());
-            if moved_pages == piece.frames() {
-                self.free_empty(piece);
-                gathered += moved_pages;
-                continue;
-            }
-            self.free_each(piece, moved_pages, false);
             gathered += moved_pages;
-            break;
+            if moved_pages < piece.frames() {
+                self.free_each(piece, moved_pages, false);
+                break;
+            }
+            self.free_empty(piece);
         }
         if gathered < target.frames() {
             self.free_each(target, gathered, true);

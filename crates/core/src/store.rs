@@ -57,7 +57,7 @@ pub use place::{Fragment, MAX_FRAGMENTS, Place};
 pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
+use crate::units::{ClusterNumber, Frame, FrameRun, Order, PAGE_BYTES};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use pieces::Pieces;
@@ -514,8 +514,7 @@ struct Extent {
 /// Frees frames that need not be a run, in the largest aligned runs they consist of.
 fn free_frames(runs: &dyn RunSource, mut head: Frame, mut frames: u32) {
     while frames > 0 {
-        let order = head.0.trailing_zeros().min(frames.ilog2()).min(u32::from(MAX_ORDER.get())) as u8;
-        let Some(order) = Order::new(order) else { unreachable!("at most MAX_ORDER") };
+        let order = Order::largest_at(head.0, frames);
         runs.free_run(FrameRun::new(head, order));
         head = head.offset(order.pages());
         frames -= order.pages();

@@ -46,6 +46,11 @@ impl Order {
         if order > MAX_ORDER.0 as u32 { None } else { Some(Order(order as u8)) }
     }
 
+    /// The highest order of which there may be a run at `at`, among `pages` of them, one at least.
+    pub fn largest_at(at: u32, pages: u32) -> Order {
+        Order(at.trailing_zeros().min(pages.ilog2()).min(u32::from(MAX_ORDER.0)) as u8)
+    }
+
     /// The number itself.
     pub const fn get(self) -> u8 {
         self.0

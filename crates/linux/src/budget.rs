@@ -131,8 +131,22 @@ impl Budget {
         let Some(statm) = &*self.statm else { return };
         let resident = pagemap::anon_resident_pages(statm) as i64;
         let slot = self.control.process(*self.slot);
-        let (own, others_bytes) = self.publish(&slot.anon_bytes, resident, self.still_shared_pages());
-        self.publish(&slot.measured_bytes, resident, self.shared_pages.load(Relaxed).max(0));
+        let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));
+        let (own, others_bytes) = loop {
+            let [before_bytes, before_measured_bytes] =
+                [&slot.anon_bytes, &slot.measured_bytes].map(|word| word.load(Acquire));
+            let (tree_bytes, processes) = self.control.tree_anon_bytes();
+            // Pages are shared with processes that live: with one other, half of what there is at most. Whatever was measured
+            // or guessed, short children of a process that forks again and again have taken nothing with them.
+            let most_shared = resident - resident / i64::from(processes.max(1));
+            let [own, measured] = [still_shared, shared].map(|pages| (resident - pages.min(most_shared)).max(0));
+            // A child that has come since it was counted has halved what it found there (`ProcessSlot::inherit`).
+            if publish(&slot.anon_bytes, before_bytes, own)
+                && publish(&slot.measured_bytes, before_measured_bytes, measured)
+            {
+                break (own, (tree_bytes as i64 - before_bytes as i64).max(0));
+            }
+        };
         self.own_pages.store(own, Relaxed);
         self.others_pages.store(others_bytes / PAGE_BYTES as i64, Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
@@ -147,22 +161,6 @@ impl Budget {
         }
         let now = now_ns();
         Some(self.over_since_ns.compare_exchange(0, now, Relaxed, Relaxed).map_or_else(|since| since, |_| now))
-    }
-
-    /// Publishes what the process takes of its `resident` pages; that, and what the others take.
-    fn publish(&self, word: &AtomicU64, resident: i64, shared_pages: i64) -> (i64, i64) {
-        loop {
-            let before = word.load(Acquire);
-            let (tree_bytes, processes) = self.control.tree_anon_bytes();
-            // Pages are shared with processes that live: with one other, half of what there is at most. Whatever was measured
-            // or guessed, short children of a process that forks again and again have taken nothing with them.
-            let most_shared = resident - resident / i64::from(processes.max(1));
-            let own = (resident - shared_pages.min(most_shared)).max(0);
-            // A child that has come since it was counted has halved what it found here (`ProcessSlot::inherit`).
-            if word.compare_exchange(before, own as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok() {
-                return (own, (tree_bytes as i64 - before as i64).max(0));
-            }
-        }
     }
 
     /// The process has just forked, or been forked: half of it is the other's, until that is measured.
@@ -229,6 +227,11 @@ impl Budget {
     pub fn uncharge(&self, pages: u32) {
         self.own_pages.fetch_sub(i64::from(pages), Relaxed);
     }
+}
+
+/// Publishes `pages`, if the word still says what it did before.
+fn publish(word: &AtomicU64, before_bytes: u64, pages: i64) -> bool {
+    word.compare_exchange(before_bytes, pages as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok()
 }
 
 /// Minor faults of this process so far.

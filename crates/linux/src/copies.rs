@@ -56,15 +56,17 @@ impl Copies {
 
 /// Does something to all that is managed; whether no change of mappings was in the way.
 fn each(machine: &LinuxMachine, act: impl Fn(usize, usize) -> Result<(), MoveError>) -> bool {
-    let ranges = machine.ranges().snapshot().into_iter();
-    // What is not as it is known to be is being unmapped.
-    ranges.map(|range| act(range.start, range.end - range.start)).filter(|done| *done == Err(MoveError::Again)).count()
-        == 0
+    let mut done = true;
+    for range in machine.ranges().snapshot() {
+        // What is not as it is known to be is being unmapped.
+        done &= act(range.start, range.len()) != Err(MoveError::Again);
+    }
+    done
 }
 
 /// The block around `page`, as far as it is of the same range.
 pub(crate) fn block(machine: &LinuxMachine, page: PageNumber) -> Range<usize> {
-    let address = page.0 as usize * PAGE_BYTES;
+    let address = page.address() as usize;
     let start = address - address % BLOCK_BYTES;
     let around = machine.ranges().containing(address).map_or(address..address + PAGE_BYTES, |known| known.range);
     start.max(around.start)..(start + BLOCK_BYTES).min(around.end)

@@ -451,8 +451,6 @@ impl Runtime {
         if let Some(engaged) = self.engaged.get() {
             // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
             engaged.engine.machine().hold_in_place(&needed, true);
-        }
-        if let Some(engaged) = self.engaged.get() {
             engaged.engine.machine().hold_unsharing();
         }
         self.gate.close();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sync::Mutex;
+use crate::units::MAX_ORDER;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
