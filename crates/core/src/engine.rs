@@ -26,6 +26,7 @@ mod reclaim;
 mod recompress;
 mod stage;
 mod store_compaction;
+mod take_apart;
 mod unmanaged;
 mod watch;
 mod write_back;

@@ -141,6 +141,8 @@ pub struct Piece {
     pub checksum: u64,
     /// The content repeats this word, and has no bytes.
     pub filled: Option<u64>,
+    /// References it had then: as many as the granule has pages, as long as all of it is needed.
+    pub references: u16,
     /// Where the bytes are; empty for filled content, and for what is in the swap file.
     pub place: Place,
     /// Where in the swap file the bytes are, if they are there.
@@ -285,7 +287,8 @@ impl Store {
         let in_file = location.record().map(|record| self.file_place(record));
         let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(location));
         let recompressed = word.mark() == Mark::Recompressed;
-        Pinned { id, piece: Piece { granule, raw, recompressed, checksum, filled, place, in_file } }
+        let references = word.references();
+        Pinned { id, piece: Piece { granule, raw, recompressed, checksum, filled, references, place, in_file } }
     }
 
     /// Lets go of a piece, and frees it if all its references have been released meanwhile.
@@ -316,6 +319,12 @@ impl Store {
         if word.is_dead() {
             self.reclaim_piece(runs, id, word);
         }
+    }
+
+    /// The granule of a piece that has bytes.
+    pub fn granule_of_bytes(&self, id: PieceId) -> Option<Order> {
+        let word = self.pieces.load(id);
+        (word.location() != Location::FILLED).then(|| word.granule())
     }
 
     /// References the piece still has.

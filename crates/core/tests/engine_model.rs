@@ -915,6 +915,64 @@ fn a_corrupted_piece_that_was_recompressed_is_never_handed_over() {
     world.check();
 }
 
+/// 1600 pages in pieces of 64 KiB, out, in a world that has seen one page of each of the first 75 pieces being touched.
+fn touched_singly() -> World {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    world.map(0, 1600);
+    (0..1600).for_each(|page| world.run(&Step::Write { page, pages: 1, value: 41_000 + page }));
+    world.run(&Step::PageOut { start: 0, pages: 1600 });
+    for touch in 1..1000u64 {
+        if touch.is_multiple_of(50) {
+            world.run(&Step::PageOut { start: 0, pages: 1200 });
+        }
+        let piece = (touch.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 75;
+        // Nothing is fetched ahead: among so few pages there are walks by chance.
+        world.engine.fault(&mut world.worker, PageNumber(BASE + piece * 16 + 5));
+    }
+    world.check();
+    world
+}
+
+#[test]
+fn where_parts_pay_a_large_piece_is_taken_apart() {
+    for gone in [0, 3] {
+        let mut world = touched_singly();
+        world.run(&Step::Discard { start: 1420, pages: gone, every: 1 });
+        let vm = |world: &World| world.engine.counters().vm.pswpin.get();
+        let (in_before, staged_before) = (vm(&world), world.engine.staged_pages());
+        let size = |world: &World| {
+            world.engine.publish_store();
+            world.engine.counters().store.compr_data_size.get()
+        };
+        let before_bytes = size(&world);
+        assert!(world.touch(BASE + 1410));
+        assert_eq!(vm(&world) - in_before, 16 - gone, "the whole piece is read once");
+        assert_eq!(world.engine.staged_pages() - staged_before, 15 - gone, "one page is in the program");
+        assert!(size(&world) < before_bytes);
+        world.check();
+        // The others come back from home, and those that do not go out alone.
+        assert!(world.touch(BASE + 1411));
+        assert_eq!(vm(&world) - in_before, 16 - gone);
+        world.run(&Step::PageOut { start: 1200, pages: 400 });
+        world.check();
+        assert!(world.touch(BASE + 1412));
+        assert_eq!(vm(&world) - in_before, 17 - gone);
+        world.run(&Step::Read { page: 0, pages: 1600 });
+        world.check();
+    }
+}
+
+#[test]
+fn a_corrupted_piece_that_would_be_taken_apart_costs_the_page_that_is_touched() {
+    let mut world = touched_singly();
+    world.engine.machine().state.lock().corrupt_next = true;
+    assert!(!world.touch(BASE + 1410));
+    assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
+    // The others could be read again.
+    (1408..1410).for_each(|page| assert!(world.touch(BASE + page)));
+    world.check();
+}
+
 #[test]
 fn a_corrupted_piece_is_never_handed_over() {
     let mut world = World::new(1 << 4, 4, 4000, 64);

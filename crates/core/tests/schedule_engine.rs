@@ -4,6 +4,7 @@
 //! ends with everybody asleep, and fails. `check()` walks the engine in the end.
 #![cfg(feature = "shuttle")]
 
+#[allow(dead_code, reason = "the model needs more of it")]
 mod double;
 mod schedules;
 

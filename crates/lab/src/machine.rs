@@ -497,7 +497,7 @@ impl Machine for LabMachine {
         let name = piece.filled.unwrap_or(piece.checksum);
         let (first, hash) = (name >> 32, name as u32);
         // Other parts of a piece may have come back and been changed since.
-        let whole = into.order == piece.granule;
+        let whole = into.order == piece.granule && u32::from(piece.references) == into.frames();
         if name != 0 && whole && self.hash_versions(first, into.frames()) != hash {
             return Err(Corrupted);
         }

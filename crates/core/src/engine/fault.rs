@@ -1,6 +1,7 @@
 //! Serving a fault: first touch, second chance and swap-in.
 
 use super::reclaim::Attempt;
+use super::take_apart::InParts;
 use super::{Engine, NoRoom};
 use crate::homes::{Content, NoRun, RESERVE_FRAMES, Urgency};
 use crate::locality::SwapIn;
@@ -211,13 +212,19 @@ impl<M: Machine> Engine<M> {
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
-                Ok(Some(fetch)) => {
+                Ok(Start::InParts(piece)) => {
+                    self.readahead.faulted(page, piece.touched(), false);
+                    drop(entries);
+                    drop(steady);
+                    step(self.take_apart(worker, block, &piece), FaultKind::SwapIn, piece.pages())
+                }
+                Ok(Start::Folio(fetch)) => {
                     self.readahead.faulted(page, fetch.pages(), fetch.whole);
                     drop(entries);
                     drop(steady);
                     step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())
                 }
-                Ok(None) => {
+                Ok(Start::ArenaFull) => {
                     drop(entries);
                     drop(steady);
                     self.bring_in_unmanaged(worker, block, page)
@@ -410,15 +417,19 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
-    /// frames for it can be had; else the largest part around `page` that they can be had for. `None` where the arena is full.
-    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Option<Fetch>, Step> {
+    /// frames for it can be had; else the largest part around `page` that they can be had for.
+    fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Start, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let part = self.locality.part_for_fault(page, self.readahead.is_expected(page));
+        let expected = self.readahead.is_expected(page);
+        let part = self.locality.part_for_fault(page, expected);
         let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
+        if !expected && let Some(piece) = self.start_taking_apart(entries, page, orders.highest()) {
+            return Ok(Start::InParts(Box::new(piece)));
+        }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
         let run = loop {
             let Some(order) = orders.next() else {
-                return if tries.is_last() { Ok(None) } else { Err(Step::OverLimit(1)) };
+                return if tries.is_last() { Ok(Start::ArenaFull) } else { Err(Step::OverLimit(1)) };
             };
             let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
@@ -438,12 +449,17 @@ impl<M: Machine> Engine<M> {
         if order < whole {
             self.carve(entries, head.folio(order));
         }
+        self.note_refault(entries, head, order);
+        Ok(Start::Folio(mark_fetching(entries, head, run, part.is_none())))
+    }
+
+    /// The folio at `head`, which is out, is touched again: if that is soon, it is worth keeping.
+    pub(super) fn note_refault(&self, entries: &mut Entries, head: PageNumber, order: Order) {
         self.counters().vm.workingset_refault_anon.add(u64::from(order.pages()));
-        if self.workingset.is_refault(entries.evicted(page), self.resident_pages()) {
+        if self.workingset.is_refault(entries.evicted(head), self.resident_pages()) {
             self.counters().vm.workingset_activate_anon.add(u64::from(order.pages()));
             entries.set_active(head, order, true);
         }
-        Ok(Some(mark_fetching(entries, head, run, part.is_none())))
     }
 
     /// The orders in which a folio that went out with order `whole` may come back to `page`: none above what may be there
@@ -460,28 +476,47 @@ impl<M: Machine> Engine<M> {
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
     /// behind the other. The caller wakes who waits, for pages that are not ours any more, too: they are to ask again.
     fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Result<(), Changing> {
-        let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
-        let (mut page, end) = (first.head, last.pages().end);
-        let frames = first.run.head..last.run.head.offset(last.run.frames());
         let mut fetched: [_; MOST_TOGETHER] = std::array::from_fn(|_| None);
         for (fetch, fetched) in fetches.iter().zip(&mut fetched) {
             *fetched = Some(self.fetch(worker, fetch));
         }
-        // Where the pages have gone meanwhile is settled first: who moves a folio to another address waits for that
-        // while it holds off everything that needs steadiness.
-        let mut corrupted = None;
-        {
-            let mut entries = block.lock();
-            for (fetch, fetched) in fetches.iter().zip(fetched.into_iter().flatten()) {
-                if let Err(error) = self.finish_fetch(&mut entries, fetch, fetched) {
-                    corrupted = Some(error);
-                }
-            }
+        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.into_iter().flatten()));
+        let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
+        self.bring_in_fetched(block, fetches, first.head..last.pages().end, corrupted)
+    }
+
+    /// What was fetched is at home now. Where its pages have gone meanwhile is settled before anything else: who moves a
+    /// folio to another address waits for that while it holds off everything that needs steadiness.
+    pub(super) fn finish_fetches<'a>(
+        &self,
+        block: &Block,
+        fetched: impl Iterator<Item = (&'a Fetch, Result<Option<SwapCopy>, Corrupted>)>,
+    ) -> Option<Corrupted> {
+        let mut entries = block.lock();
+        let outcomes = fetched.map(|(fetch, fetched)| self.finish_fetch(&mut entries, fetch, fetched).err());
+        let corrupted = outcomes.fold(None, Option::or);
+        if corrupted.is_some() {
+            self.counters().vm.store_corrupted.inc();
         }
+        corrupted
+    }
+
+    /// Moves what was fetched of `wanted` into the program; the rest stays at home. What is corrupted of it is given up.
+    pub(super) fn bring_in_fetched(
+        &self,
+        block: &Block,
+        fetches: &[Fetch],
+        wanted: Range<PageNumber>,
+        corrupted: Option<Corrupted>,
+    ) -> Result<(), Changing> {
+        let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
+        let (mut page, end) = (first.head, last.pages().end);
+        let frames = first.run.head..last.run.head.offset(last.run.frames());
         let steady = self.machine.steady();
         let mut entries = block.lock();
         let mut served = if steady.is_some() { Ok(()) } else { Err(Changing) };
-        if fetches.len() > 1 && steady.is_some() && self.bring_in_together(&mut entries, fetches) {
+        let is_all_wanted = wanted == (page..end);
+        if fetches.len() > 1 && is_all_wanted && steady.is_some() && self.bring_in_together(&mut entries, fetches) {
             return served;
         }
         while page < end {
@@ -490,7 +525,7 @@ impl<M: Machine> Engine<M> {
             if let PageState::Home { frame, writeback: false, .. } = state
                 && frames.contains(&frame)
             {
-                if steady.is_some() {
+                if steady.is_some() && wanted.contains(&page) {
                     served = self.bring_in(&mut entries, page).and(served);
                 } else {
                     // It stays at home, where a fault finds it.
@@ -500,7 +535,7 @@ impl<M: Machine> Engine<M> {
             page = page.offset(order.pages());
         }
         if let Some(corrupted) = corrupted.filter(|_| steady.is_some()) {
-            for fetch in fetches {
+            for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
                 served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
             }
         }
@@ -679,7 +714,6 @@ impl<M: Machine> Engine<M> {
         let copy = match fetched {
             Ok(copy) => copy,
             Err(corrupted) => {
-                self.counters().vm.store_corrupted.inc();
                 for index in 0..order.pages() {
                     let (page, slot) = (head.offset(index), slot.offset(index));
                     if ours[index as usize] {
@@ -754,6 +788,16 @@ pub(super) fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<P
     Step::Served(served.map_or(Served::Again, |()| Served::Done(kind)), pages)
 }
 
+/// How a fault on what is out begins.
+enum Start {
+    /// A folio is being fetched.
+    Folio(Fetch),
+    /// All that is left of a piece is.
+    InParts(Box<InParts>),
+    /// There is no frame to fetch to.
+    ArenaFull,
+}
+
 /// A folio that is being fetched from the store.
 #[derive(Clone, Copy)]
 pub(super) struct Fetch {
@@ -774,32 +818,36 @@ impl Fetch {
 const MOST_TOGETHER: usize = 16;
 
 /// Up to [`MOST_TOGETHER`] of them.
-struct Fetches {
+pub(super) struct Fetches {
     fetches: [Fetch; MOST_TOGETHER],
     len: usize,
 }
 
 impl Fetches {
-    fn of(fetch: Fetch) -> Fetches {
+    pub fn of(fetch: Fetch) -> Fetches {
         Fetches { fetches: [fetch; MOST_TOGETHER], len: 1 }
     }
 
-    fn push(&mut self, fetch: Fetch) {
+    pub fn push(&mut self, fetch: Fetch) {
         self.fetches[self.len] = fetch;
         self.len += 1;
     }
 
-    fn marked(&self) -> &[Fetch] {
+    pub fn first(&self) -> &Fetch {
+        &self.fetches[0]
+    }
+
+    pub fn marked(&self) -> &[Fetch] {
         &self.fetches[..self.len]
     }
 
-    fn end(&self) -> PageNumber {
+    pub fn end(&self) -> PageNumber {
         self.fetches[self.len - 1].pages().end
     }
 }
 
 /// From now on only the caller frees the slots of the swapped folio at `head`, which is to go to `run`.
-fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, whole: bool) -> Fetch {
+pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, whole: bool) -> Fetch {
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
     entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
     Fetch { head, slot, run, whole }

@@ -1,0 +1,103 @@
+//! Pieces that are taken apart.
+//!
+//! Where only parts of folios come back, a piece that was compressed as one stays in the store as long as a single page of it
+//! is out, which is memory that nobody uses; and each of its parts costs the decompression of what is before it. So the
+//! first fault on one fetches all that is left of it. The part that is touched goes to the program; the others are staged,
+//! and go out again one by one unless they are touched.
+//!
+//! Locks: as for any fault ([`super::fault`]).
+
+use super::Engine;
+use super::fault::{Changing, Fetches, mark_fetching};
+use crate::locality::SwapIn;
+use crate::machine::Machine;
+use crate::page_table::{Block, Entries, PageState};
+use crate::units::{FrameRun, Order, PageNumber, Slot};
+use std::ops::Range;
+
+/// The largest piece that is taken apart: 64 KiB. To decompress more takes longer than some faults.
+const MOST_ORDER: Order = Order::new(4).unwrap();
+
+/// What is left of a piece, being fetched.
+pub(super) struct InParts {
+    /// Where the whole piece goes.
+    run: FrameRun,
+    /// The part that is touched.
+    touched: Range<PageNumber>,
+    parts: Fetches,
+}
+
+impl InParts {
+    /// What the program gets.
+    pub fn touched(&self) -> Range<PageNumber> {
+        self.touched.clone()
+    }
+
+    /// From the first page that is fetched to the last.
+    pub fn pages(&self) -> Range<PageNumber> {
+        self.parts.first().head..self.parts.end()
+    }
+}
+
+impl<M: Machine> Engine<M> {
+    /// Marks what is left of the piece of `page`, which is out, as being fetched, in parts of `order`. `None` where whole folios
+    /// pay, where it is no larger than that, too large, or there is no room for it; or where it was moved so that it lies
+    /// otherwise now.
+    pub(super) fn start_taking_apart(&self, entries: &mut Entries, page: PageNumber, order: Order) -> Option<InParts> {
+        let PageState::Swapped { slot, .. } = entries.get(page) else { unreachable!("checked by the caller") };
+        let granule = self.store.granule_of_bytes(self.slot_map.get(slot))?;
+        let index = slot.0 % granule.pages();
+        if granule <= order
+            || granule > MOST_ORDER
+            || self.config.swap_in != SwapIn::Adaptive
+            || page != page.head(granule).offset(index)
+            || self.locality.part_order(page).is_none()
+        {
+            return None;
+        }
+        let (run, _) = self.homes.alloc_full(&self.machine, granule, self.urgency()).ok()?;
+        let (first, first_slot) = (page.head(granule), Slot(slot.0 - index));
+        let is_out = |entries: &Entries, mut part: Range<u32>| {
+            part.all(|index| {
+                let slot = first_slot.offset(index);
+                matches!(entries.get(first.offset(index)), PageState::Swapped { slot: now, fetching: false, .. } if now == slot)
+            })
+        };
+        let (mut parts, mut touched): (Option<Fetches>, _) = (None, page.folio(Order::ZERO));
+        let mut next = 0;
+        while next < granule.pages() {
+            let fits =
+                |order: &Order| next.is_multiple_of(order.pages()) && is_out(entries, next..next + order.pages());
+            let Some(order) = [order, Order::ZERO].into_iter().find(fits) else {
+                next += 1;
+                continue;
+            };
+            let pages = first.offset(next).folio(order);
+            self.carve(entries, pages.clone());
+            let part = mark_fetching(entries, pages.start, run.part(next, order), false);
+            if pages.contains(&page) {
+                self.note_refault(entries, pages.start, order);
+                touched = pages;
+            }
+            match &mut parts {
+                Some(parts) => parts.push(part),
+                None => parts = Some(Fetches::of(part)),
+            }
+            next += order.pages();
+        }
+        parts.map(|parts| InParts { run, touched, parts })
+    }
+
+    /// Brings the part that is touched into the program, and the others home. The caller wakes who waits.
+    pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: &InParts) -> Result<(), Changing> {
+        let parts = piece.parts.marked();
+        let pinned = self.store.pin(self.slot_map.get(piece.parts.first().slot));
+        let read = self.read_piece(worker, pinned.piece(), 0, piece.run);
+        self.store.unpin(&self.runs(), pinned);
+        let is_wanted = |frame: FrameRun| parts.iter().any(|part| part.run.contains(frame));
+        let frames = (0..piece.run.frames()).map(|index| piece.run.part(index, Order::ZERO));
+        frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
+        let corrupted = self.finish_fetches(block, parts.iter().map(|part| (part, read.map(|()| None))));
+        self.bring_in_fetched(block, parts, piece.touched(), corrupted)
+    }
+}
