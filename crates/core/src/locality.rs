@@ -7,8 +7,8 @@
 //! is used until that changes. Counted by region, because a program's heap and its arrays are used differently; where
 //! nothing is known of a region, what is known of all goes for it.
 //!
-//! A stream of faults may touch one page of each folio only, so its windows are watched, too. Where parts pay already, it
-//! is a stream only if it goes on from part to part, and so touches everything.
+//! A stream of faults may touch one page of each folio only, so its windows are watched, too, and nothing is fetched
+//! ahead there. Where parts pay already, it is a stream only if it goes on from part to part, and so touches everything.
 //!
 //! Where parts pay, folios are compressed part by part, too: a part of a larger piece costs the decompression of what is
 //! before it, and leaves the memory of the whole piece in use. And what is fetched by parts is worth its place in
@@ -133,6 +133,14 @@ impl Locality {
         }
     }
 
+    /// Where the window of `page` ends if it is watched: what is fetched there before it is touched shows nothing.
+    pub fn watched_until(&self, page: PageNumber) -> Option<PageNumber> {
+        let window = page.0 / WINDOW_PAGES;
+        let judgements = self.judgements.lock();
+        let is_watched = judgements.watched.iter().any(|watched| watched.window == window);
+        is_watched.then_some(PageNumber((window + 1) * WINDOW_PAGES))
+    }
+
     /// The order of the parts that pay around `page`; `None` where whole folios do.
     pub fn part_order(&self, page: PageNumber) -> Option<Order> {
         match self.swap_in {
@@ -246,6 +254,22 @@ mod tests {
         // Where it takes that for a stream of parts, it asks for the whole again; so only until something is known.
         assert_eq!(locality.part_order(PageNumber(3)), Some(Order::ZERO));
         assert!(whole <= 1000);
+    }
+
+    #[test]
+    fn what_is_watched_is_known() {
+        let locality = Locality::new(SwapIn::Adaptive);
+        let watched = |page: u64| locality.watched_until(PageNumber(page));
+        let begins = |&window: &u64| {
+            assert_eq!(watched(window * WINDOW_PAGES), None);
+            locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), true).is_some()
+        };
+        let window = (0..1000).find(begins).expect("one in eight");
+        let end = (window + 1) * WINDOW_PAGES;
+        assert_eq!(
+            [end - WINDOW_PAGES, end - 1, end].map(watched),
+            [Some(PageNumber(end)), Some(PageNumber(end)), None]
+        );
     }
 
     #[test]

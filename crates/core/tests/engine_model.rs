@@ -887,7 +887,9 @@ fn idle_pieces_are_recompressed_once_and_read_as_they_were() {
     world.run(&Step::PageOut { start: 0, pages: 1600 });
     assert!(size(&world) > before);
     world.run(&Step::Recompress { steps: 200 });
-    assert!((200..210).contains(&world.engine.counters().store.recompress_tried.get()));
+    // Windows that are watched come back, and go out, page by page.
+    let tried = world.engine.counters().store.recompress_tried.get();
+    assert!((200..240).contains(&tried), "{tried}");
     world.run(&Step::Read { page: 0, pages: 1600 });
     world.check();
 }

@@ -588,6 +588,10 @@ impl<M: Machine> Engine<M> {
     fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {
         let mut page = pages.start;
         while page < pages.end {
+            if let Some(end) = self.locality.watched_until(page) {
+                page = end;
+                continue;
+            }
             let Some(block) = self.table.get(page) else { break };
             let Some(steady) = self.machine.steady() else { return false };
             let mut entries = block.lock();
@@ -651,7 +655,10 @@ impl<M: Machine> Engine<M> {
         if order < whole {
             self.carve_to(entries, pages.start, whole, order);
         }
-        let is_alike = |page: &PageNumber| matches!(entries.get(*page), PageState::Swapped { order: now, fetching: false, .. } if now == order);
+        let is_alike = |&page: &PageNumber| {
+            matches!(entries.get(page), PageState::Swapped { order: now, fetching: false, .. } if now == order)
+                && self.locality.watched_until(page).is_none()
+        };
         let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
         let alike = heads.take(MOST_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
