@@ -2,8 +2,7 @@
 
 use crate::error::CliError;
 use crate::size::format_mib;
-use foliomem_core::trace::Event;
-use foliomem_lab::trace::{Record, TraceWriter};
+use foliomem_lab::trace::{Event, Record, TraceWriter};
 use foliomem_linux::control::Control;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +45,8 @@ impl Recorder {
             }
             control.trace(slot).take(&mut |time_us, event| {
                 self.last_us = self.last_us.max(time_us);
+                let (tag, numbers) = event.encode();
+                let Some(event) = Event::decode(tag, numbers) else { unreachable!("{event:?} is an event") };
                 if let Event::Start { .. } = event {
                     self.end(index, time_us);
                     self.processes[index] = Some(self.started);

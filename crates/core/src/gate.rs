@@ -9,12 +9,13 @@
 //! waits for that to end changes nothing and wakes nobody. Top of the lock order: the gate is passed before any
 //! lock is taken.
 
+use crate::sync::Shared;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 const CLOSED: u32 = 1 << 31;
 
 /// How a thread sleeps until a word changes: a futex.
-pub trait WordWait: Default + Sync {
+pub trait WordWait: Default + Shared {
     /// Sleeps until woken, unless `word` is not `now` any more. May return without reason.
     fn wait(&self, word: &AtomicU32, now: u32);
     /// Wakes whoever sleeps on `word`.

@@ -9,6 +9,7 @@
 
 use crate::stats::Counters;
 use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use crate::sync::Shared;
 use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
@@ -101,7 +102,7 @@ impl Mapping {
 }
 
 /// What the engine asks of the machine.
-pub trait Machine: Sync {
+pub trait Machine: Shared {
     /// Per-thread state for compression: contexts and scratch memory.
     type Worker;
 

@@ -12,9 +12,9 @@
 
 use crate::sparse::SparseTable;
 use crate::store::HolderId;
+// What is read here is looked up again under a lock.
+use crate::sync::unordered::{AtomicU32, Ordering::Relaxed};
 use crate::units::{Frame, FrameRun, PageNumber};
-// Always the real ones: what is read here is looked up again under a lock.
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const STORE: u32 = 1 << 31;
 /// Bits of the number of a page in a 47-bit address space.

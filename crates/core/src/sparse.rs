@@ -6,10 +6,10 @@
 //!
 //! No lock: looking up is a load a level. Who needs a node that somebody is making waits for it.
 
-// Always the real ones: a node is made once, by code in which a schedule explorer must not interrupt it, and their
-// number orders nothing.
+// Not a schedule explorer's: a node is made once, by code in which that must not interrupt it, and their number orders
+// nothing.
+use crate::sync::unordered::{AtomicUsize, Ordering::Relaxed};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const FAN_OUT: usize = 1 << u8::BITS;
 

@@ -6,10 +6,9 @@
 //! `/sys/kernel/mm/transparent_hugepage/hugepages-<size>kB/stats`, the others those of `/proc/vmstat`
 //! and of zram's `mm_stat`. Every access is relaxed: counts order nothing.
 
+// A counter is never part of a protocol a schedule explorer should explore, and the struct must stay plain memory.
+use crate::sync::unordered::{AtomicU64, Ordering::Relaxed};
 use crate::units::{ORDERS, Order};
-// Always the real atomics: a counter is never part of a protocol a schedule explorer should explore,
-// and the struct must stay plain memory.
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One monotonic count or gauge.
 #[derive(Debug, Default)]

@@ -56,6 +56,7 @@ pub use evacuate::HolderId;
 pub use place::{Fragment, MAX_FRAGMENTS, Place};
 pub use recompress::{NewPlace, PassOver};
 
+use crate::sync::Shared;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::{ClusterNumber, Frame, FrameRun, Order, PAGE_BYTES};
 use backing::Backing;
@@ -68,7 +69,7 @@ use zspages::Zspages;
 
 /// Where the store gets its frames from, and clusters of the swap file, which several processes may share. (Without a swap
 /// file nobody asks for clusters.)
-pub trait RunSource: Sync {
+pub trait RunSource: Shared {
     /// A run of `order` with pages at home, if one can be had. Called with no lock of the store held.
     fn alloc_run(&self, order: Order) -> Option<FrameRun>;
     /// Takes a run back. It may be any naturally aligned part of a run that was given out. Called with no lock of the

@@ -6,49 +6,26 @@
 //!
 //! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so that no thread can ever
 //! see a half-done change of a thread that panicked.
+//!
+//! For an engine that one thread has for itself, the lab's, both are cells: the feature `one-thread`, of the package
+//! `foliomem-core-one-thread` alone, which is built of the same source. A crate that depends on that has no other engine.
 
-#[cfg(not(feature = "shuttle"))]
-pub use std::sync::atomic;
-#[cfg(not(feature = "shuttle"))]
-use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
-/// Lets others run, where what they do is waited for.
-#[cfg(not(feature = "shuttle"))]
-pub use std::thread::yield_now;
+#[cfg(any(feature = "one-thread", test))]
+mod one_thread;
+#[cfg(not(feature = "one-thread"))]
+mod threads;
 
-#[cfg(feature = "shuttle")]
-pub use shuttle::sync::atomic;
-#[cfg(feature = "shuttle")]
-use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
-#[cfg(feature = "shuttle")]
-pub use shuttle::thread::yield_now;
+#[cfg(feature = "one-thread")]
+use one_thread as kind;
+#[cfg(not(feature = "one-thread"))]
+use threads as kind;
 
-/// A mutual exclusion lock without poisoning.
-#[derive(Debug, Default)]
-pub struct Mutex<T>(RawMutex<T>);
+pub use kind::{Mutex, MutexGuard, Shared, atomic, yield_now};
 
-/// What a [`Mutex`] hands out while it is held.
-pub type MutexGuard<'a, T> = RawGuard<'a, T>;
-
-impl<T> Mutex<T> {
-    /// A lock around `value`.
-    pub const fn new(value: T) -> Self {
-        Self(RawMutex::new(value))
-    }
-
-    /// Waits for the lock.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        match self.0.lock() {
-            Ok(guard) => guard,
-            Err(poisoned) => poisoned.into_inner(),
-        }
-    }
-
-    /// Takes the lock if nobody holds it.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
-    }
+/// Atomics that order nothing, counts and hints: of no interest to a schedule explorer, which leaves them alone.
+pub mod unordered {
+    #[cfg(feature = "one-thread")]
+    pub use super::one_thread::atomic::*;
+    #[cfg(not(feature = "one-thread"))]
+    pub use std::sync::atomic::*;
 }

@@ -11,12 +11,15 @@
 //! Whatever a file holds, reading it gives records or an error with the file, the offset and the reason.
 
 use crate::error::LabError;
-use foliomem_core::trace::{Event, UNIT};
+use foliomem_core::trace::UNIT;
 use foliomem_core::units::PAGE_SHIFT;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
+
+/// What records are made of: of the lab's build of the engine, so that they are not those of `foliomem-linux`.
+pub use foliomem_core::{trace::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
 const VERSION: u16 = 1;
