@@ -42,34 +42,37 @@ const PAGE_COST: u32 = 4;
 /// A judgement forgets 1/2^3 with each window.
 const FORGET_SHIFT: u32 = 3;
 
-/// What a window's faults would have cost by the order of the parts, in 2^[`FORGET_SHIFT`]ths of their moving average.
+/// What a region's windows have shown.
 #[derive(Clone, Copy, Debug, Default)]
-struct Judgement([u32; PART_ORDERS]);
+struct Judgement {
+    /// What a window's faults would have cost by the order of the parts, in 2^[`FORGET_SHIFT`]ths of their moving average.
+    costs: [u32; PART_ORDERS],
+    /// The cheapest order; `None` for the whole, also while nothing is known. Every fault asks, and few change it.
+    best: Option<Order>,
+}
 
 impl Judgement {
     fn of(touched: u16) -> impl Iterator<Item = u32> {
+        // A bit for each part that has touched pages, at its first page.
+        let mut parts = touched;
         (0..PART_ORDERS).map(move |order| {
-            let part_pages = 1 << order;
-            let part = |index: u32| touched >> (index * part_pages) & ((1u32 << part_pages) - 1) as u16;
-            let parts = (0..WINDOW_PAGES as u32 / part_pages).filter(|&index| part(index) != 0).count() as u32;
-            parts * (FAULT_COST + PAGE_COST * part_pages)
+            let part_pages = 1u32 << order;
+            let first_pages = u32::from(u16::MAX) / ((1 << part_pages) - 1);
+            parts = (parts | parts >> (part_pages / 2)) & first_pages as u16;
+            parts.count_ones() * (FAULT_COST + PAGE_COST * part_pages)
         })
     }
 
     fn learn(&mut self, touched: u16) {
-        for (average, cost) in self.0.iter_mut().zip(Self::of(touched)) {
+        for (average, cost) in self.costs.iter_mut().zip(Self::of(touched)) {
             *average = *average - (*average >> FORGET_SHIFT) + cost;
         }
+        let cheapest = self.costs.iter().enumerate().rev().min_by_key(|&(_, cost)| cost);
+        self.best = cheapest.and_then(|(order, _)| Order::new(order as u8)).filter(|&order| order < WINDOW_ORDER);
     }
 
     fn is_known(&self) -> bool {
-        self.0[0] != 0
-    }
-
-    /// The cheapest order; `None` for the whole, also while nothing is known.
-    fn best(&self) -> Option<Order> {
-        let (order, _) = self.0.iter().enumerate().rev().min_by_key(|&(_, cost)| cost)?;
-        Order::new(order as u8).filter(|&order| order < WINDOW_ORDER)
+        self.costs[0] != 0
     }
 }
 
@@ -144,7 +147,7 @@ impl Locality {
     /// The order of the parts that pay around `page`; `None` where whole folios do.
     pub fn part_order(&self, page: PageNumber) -> Option<Order> {
         match self.swap_in {
-            SwapIn::Adaptive => self.judgements.lock().judgement(page).best(),
+            SwapIn::Adaptive => self.judgements.lock().judgement(page).best,
             SwapIn::Whole => None,
             SwapIn::Page => Some(Order::ZERO),
         }
@@ -172,7 +175,7 @@ impl Judgements {
         let every = if self.regions[region(page)].is_known() { WATCH_EVERY } else { WATCH_FIRST_EVERY };
         if !self.random.is_multiple_of(every) {
             let judgement = self.judgement(page);
-            let best = judgement.best();
+            let best = judgement.best;
             if expected && best.is_some() {
                 judgement.learn(u16::MAX);
                 return None;
@@ -295,6 +298,17 @@ mod tests {
         assert_eq!(cost(0b1), [fault(1, 1), fault(1, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
         assert_eq!(cost(0b110), [fault(2, 1), fault(2, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
         assert_eq!(cost(u16::MAX), [fault(16, 1), fault(8, 2), fault(4, 4), fault(2, 8), fault(1, 16)]);
+    }
+
+    #[test]
+    fn parts_are_counted_as_they_lie() {
+        for touched in 0..=u16::MAX {
+            let pages =
+                |part: usize, order: usize| (part << order..(part + 1) << order).any(|page| touched >> page & 1 != 0);
+            let parts = |order: usize| (0..16 >> order).filter(|&part| pages(part, order)).count() as u32;
+            let expected = (0..PART_ORDERS).map(|order| parts(order) * (FAULT_COST + PAGE_COST * (1 << order)));
+            assert!(Judgement::of(touched).eq(expected), "{touched:#b}");
+        }
     }
 
     #[test]

@@ -42,9 +42,10 @@ impl Walk {
     /// How many steps on `page` is, if it is one of those that may be next.
     fn steps_to(&self, page: PageNumber) -> Option<u32> {
         let distance = page.0 as i64 - self.last.0 as i64;
-        let steps =
-            if self.step_pages != 0 && distance % self.step_pages == 0 { distance / self.step_pages } else { 0 };
-        u32::try_from(steps).ok().filter(|steps| (1..=self.claimed + 1).contains(steps))
+        // Divisions take longer than all else that is done for a fault here; most faults are far away.
+        let farthest = self.step_pages * i64::from(self.claimed + 1);
+        let may_be_next = distance != 0 && (distance < 0) == (farthest < 0) && distance.abs() <= farthest.abs();
+        (may_be_next && distance % self.step_pages == 0).then(|| (distance / self.step_pages) as u32)
     }
 
     fn at(&self, steps: u32) -> Option<PageNumber> {
@@ -125,6 +126,19 @@ mod tests {
             assert_eq!(claimed(&mut strides, at(8)), (9..17).map(at).collect::<Vec<_>>());
             strides.faulted(PageNumber(at(10)));
             assert_eq!(claimed(&mut strides, at(10)), (17..27).map(at).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn steps_are_counted_by_division() {
+        for (step_pages, claimed, distance) in
+            (-9..10).flat_map(|step| (0..5).flat_map(move |claimed| (-70..70).map(move |far| (step, claimed, far))))
+        {
+            let walk = Walk { step_pages, claimed, ..Walk::from(PageNumber(1000), 1) };
+            let steps = if step_pages != 0 && distance % step_pages == 0 { distance / step_pages } else { 0 };
+            let expected = u32::try_from(steps).ok().filter(|steps| (1..=claimed + 1).contains(steps));
+            let page = PageNumber((1000 + distance) as u64);
+            assert_eq!(walk.steps_to(page), expected, "{distance} by {step_pages}, {claimed} claimed");
         }
     }
 
