@@ -6,6 +6,8 @@
 //! - [`corpus`] builds the data that is swapped;
 //! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as foliomem;
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
+//! - [`calibrate`] measures what the lab reckons with;
+//! - [`lab`] measures how fast the lab simulates;
 //! - [`programs`] times real programs without a limit, under the kernel's limit, and under foliomem's;
 //! - [`kernel`] changes the machine for the kernel's turn, [`undo`] changes it back whatever happens.
 //!
@@ -15,14 +17,18 @@
 
 pub mod access;
 mod access_child;
+pub mod calibrate;
 pub mod compact;
 pub mod corpus;
+mod cpu_time;
 mod error;
 pub mod kernel;
 #[allow(unsafe_code)]
 pub mod kernel_child;
 pub mod kernel_peer;
+pub mod lab;
 pub mod programs;
+mod raw_codec;
 mod redis;
 mod rounds;
 pub mod slots;
@@ -37,6 +43,7 @@ pub use error::Error;
 pub fn enter_if_asked() {
     kernel_child::enter_if_asked();
     access_child::enter_if_asked();
+    lab::enter_if_asked();
     swap::enter_if_asked();
 }
 

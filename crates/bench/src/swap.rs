@@ -15,11 +15,12 @@
 
 use crate::corpus::{self, CorpusFile};
 use crate::kernel_peer::{KernelFigures, KernelPeer};
+use crate::raw_codec;
 use crate::rounds::{Rounds, serve};
 use crate::{Error, median};
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
-use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
+use foliomem_linux::codec::Codec;
 use foliomem_linux::control::{Configuration, Control};
 use foliomem_linux::own::OwnMemory;
 use foliomem_linux::region::Region;
@@ -28,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// First argument of the process that measures one size.
@@ -317,37 +318,11 @@ fn mb_s(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / 1e6 / time.as_secs_f64()
 }
 
-/// The codec alone: compressing and decompressing a part of `data` in pieces.
+/// The codec alone, on a part of `data` in pieces.
 fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
-    const { assert!(MAX_ORDER.bytes() <= PIECE_MAX_BYTES) };
     /// A quarter of the corpus says as much.
     const SHARE: usize = 4;
-    let data = &data[..data.len() / SHARE];
-    let dictionaries = Arc::default();
-    let mut compressor = Compressor::new(codec, &dictionaries);
-    let mut decompressor = Decompressor::new(codec, &dictionaries);
-    let mut room = vec![0u8; granule.bytes()];
-    let mut target = vec![0u8; granule.bytes()];
-    let (mut out_time, mut in_time) = (Duration::ZERO, Duration::ZERO);
-    let pieces: Vec<(&[u8], Option<Vec<u8>>)> = data
-        .chunks_exact(granule.bytes())
-        .map(|piece| {
-            let started = Instant::now();
-            let len = compressor.compress(piece, &mut room);
-            out_time += started.elapsed();
-            (piece, len.map(|len| room[..len].to_vec()))
-        })
-        .collect();
-    compressor.train_if_due();
-    for (piece, stored) in &pieces {
-        let started = Instant::now();
-        match stored {
-            Some(bytes) => {
-                let _ = decompressor.decompress(bytes, &mut target);
-            }
-            None => target.copy_from_slice(piece),
-        }
-        in_time += started.elapsed();
-    }
-    (mb_s(data.len(), out_time), mb_s(data.len(), in_time))
+    let started = Instant::now();
+    let raw = raw_codec::measure(&data[..data.len() / SHARE], granule, codec, || started.elapsed());
+    (mb_s(raw.original_bytes, raw.compress), mb_s(raw.original_bytes, raw.decompress))
 }

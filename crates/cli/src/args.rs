@@ -47,6 +47,16 @@ pub enum LabCommand {
     Replay(LabReplayArgs),
     /// Published results beside the lab's.
     Seeds(LabSeedsArgs),
+    /// Measure what things cost on this machine: a file for --costs of `run` and `replay`.
+    Calibrate(LabCalibrateArgs),
+}
+
+/// Options of `lab calibrate`.
+#[derive(Debug, clap::Args)]
+pub struct LabCalibrateArgs {
+    /// Where the costs go. [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Options of `lab run`.
@@ -66,6 +76,9 @@ pub struct LabRunArgs {
 /// What `lab run` and `lab replay` have in common.
 #[derive(Debug, clap::Args)]
 pub struct LabRunsArgs {
+    /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
     /// Write the runs as a JSON array to FILE; "-" for stdout, without the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -147,6 +160,8 @@ pub enum BenchCommand {
     Programs(BenchProgramsArgs),
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at the same total.
     Access(BenchAccessArgs),
+    /// How fast the lab simulates, and how much memory it takes for each simulated page.
+    Lab(BenchLabArgs),
 }
 
 /// Options of `bench swap`.
@@ -239,6 +254,17 @@ pub struct BenchAccessArgs {
     /// Leave the kernel out.
     #[arg(long)]
     pub no_kernel: bool,
+}
+
+/// Options of `bench lab`.
+#[derive(Debug, clap::Args)]
+pub struct BenchLabArgs {
+    /// Rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Runs of each, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
 }
 
 /// Options of `record`.

@@ -1,10 +1,12 @@
 //! `foliomem bench`: runs the measurements and prints them as a table or as JSON.
 
-use crate::args::{BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs};
+use crate::args::{
+    BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs,
+};
 use crate::error::{BadValue, CliError};
 use crate::size::{parse_order, parse_orders};
 use crate::supervise::own_executable;
-use foliomem_bench::{access, compact, programs, slots, swap};
+use foliomem_bench::{access, compact, lab, programs, slots, swap};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::units::Order;
@@ -18,6 +20,7 @@ pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
         BenchCommand::Compact(args) => bench_compact(args),
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
+        BenchCommand::Lab(args) => bench_lab(args),
     }
 }
 
@@ -242,6 +245,31 @@ fn bench_access(args: &BenchAccessArgs) -> Result<u8, CliError> {
             println!(
                 "{pattern:<11} {:>7} {:>10} {setting:<8} {:>8.2} {kernel:>8}",
                 row.limit_percent, row.total_mib, row.seconds
+            );
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+    }
+    Ok(0)
+}
+
+fn bench_lab(args: &BenchLabArgs) -> Result<u8, CliError> {
+    if !args.json {
+        println!(
+            "{:<18} {:>12} {:>8} {:>16} {:>14}",
+            "scenario", "page events", "seconds", "million a second", "bytes per page"
+        );
+    }
+    let rows = lab::run(args.runs, &mut |row| {
+        if !args.json {
+            println!(
+                "{:<18} {:>12} {:>8.2} {:>16.2} {:>14.0}",
+                row.scenario,
+                row.page_events,
+                row.seconds,
+                row.events_per_s / 1e6,
+                row.bytes_per_page
             );
         }
     })?;

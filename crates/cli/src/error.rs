@@ -85,6 +85,9 @@ pub enum CliError {
     /// The runs of the lab could not be written.
     #[error("cannot write the runs to {0}: {1}")]
     Runs(PathBuf, std::io::Error),
+    /// A file of costs could not be written.
+    #[error("cannot write the costs to {0}: {1}")]
+    Costs(PathBuf, std::io::Error),
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),

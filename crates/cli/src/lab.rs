@@ -1,9 +1,11 @@
 //! `foliomem lab`: runs scenarios and prints what they come to.
 
-use crate::args::{LabCommand, LabReplayArgs, LabRunsArgs, LabSeedsArgs};
+use crate::args::{LabCalibrateArgs, LabCommand, LabReplayArgs, LabRunsArgs, LabSeedsArgs};
 use crate::error::CliError;
 use crate::size::{SizeError, format_mib, parse_bytes, parse_order};
+use foliomem_bench::calibrate;
 use foliomem_core::units::PAGE_BYTES;
+use foliomem_lab::costs::CostTable;
 use foliomem_lab::outcome::Outcome;
 use foliomem_lab::scenario::Scenario;
 use foliomem_lab::seeds::{self, SeedRow};
@@ -25,7 +27,25 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
         }
         LabCommand::Replay(args) => replay(args),
         LabCommand::Seeds(args) => seeds(args),
+        LabCommand::Calibrate(args) => calibrate(args),
     }
+}
+
+fn calibrate(args: &LabCalibrateArgs) -> Result<u8, CliError> {
+    let unwritable = |path: &Path, error| CliError::Costs(path.to_owned(), error);
+    // What cannot be written to is better known at once.
+    let file = match &args.output {
+        Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
+        None => None,
+    };
+    let table = calibrate::run(&mut |done, of| eprintln!("foliomem: {done} of {of} rounds done"))?;
+    match file {
+        Some((path, mut file)) => {
+            file.write_all(table.to_toml().as_bytes()).map_err(|error| unwritable(path, error))?
+        }
+        None => print!("{}", table.to_toml()),
+    }
+    Ok(0)
 }
 
 fn threads(wanted: Option<u16>) -> usize {
@@ -53,8 +73,10 @@ fn run(name: &str, text: &str, set: &[(String, Vec<String>)], args: &LabRunsArgs
         Some(path) if !to_stdout => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
         _ => None,
     };
+    let read = args.costs.as_deref().map(CostTable::read).transpose()?;
+    let costs = read.as_ref().unwrap_or(CostTable::reference());
     let started = Instant::now();
-    let runs = sweep::sweep(name, text, set, threads(args.threads), &say_progress)?;
+    let runs = sweep::sweep(name, text, set, costs.costs, threads(args.threads), &say_progress)?;
     let seconds = started.elapsed().as_secs_f64();
     if to_stdout {
         println!("{}", serde_json::json!(runs));
@@ -68,24 +90,13 @@ fn run(name: &str, text: &str, set: &[(String, Vec<String>)], args: &LabRunsArgs
         println!("{name} {}", set.join(" "));
         print_outcome(&run.outcome);
     }
+    eprintln!("foliomem: times are those of {}", costs.measured_on);
     let events: u64 = runs.iter().map(|run| run.outcome.page_events).sum();
     eprintln!(
         "foliomem: {events} page events in {seconds:.1} s, {:.1} million a second",
         events as f64 / seconds / 1e6
     );
     Ok(0)
-}
-
-/// The scenario of a trace.
-fn scenario(trace: &Path, peak_mib: u64) -> String {
-    let file = toml::Value::String(trace.display().to_string());
-    format!(
-        "about = \"what foliomem record has recorded\"\nseed = 1\n\n[machine]\ncpus = 1\nlimit_mib = 16\nsizes_kib = []\n\
-         no_room = \"reclaim\"\n\n[swap]\nsize_mib = {}\nstrategy = \"nonfull-first\"\nswap_in = \"adaptive\"\n\
-         keep_copies = true\nsplit_kib = []\nstore = \"lz4\"\ngranule_kib = 64\n\n[workload.replay]\nfile = {file}\n",
-        // Slots that are not used cost nothing.
-        (peak_mib * 16).clamp(1024, 8_388_608)
-    )
 }
 
 fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
@@ -112,7 +123,7 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
         set.push(("machine.sizes_kib".to_owned(), vec![sizes.join("+")]));
     }
     set.extend_from_slice(&args.vary);
-    run(&args.trace.display().to_string(), &scenario(&args.trace, peak_bytes >> 20), &set, &args.runs)
+    run(&args.trace.display().to_string(), &summary.scenario(&args.trace), &set, &args.runs)
 }
 
 fn percent(part: Option<f64>) -> String {

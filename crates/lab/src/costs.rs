@@ -1,60 +1,242 @@
-//! What things cost in virtual time, on the reference machine.
+//! What things cost in virtual time, and how well memory compresses: a table, which is a TOML file.
+//!
+//! The one of the reference machine is a part of this program; `foliomem lab calibrate` writes one of the machine it runs
+//! on. All keys are needed and no others are known; a bad file is refused with its name, the line and the reason. All
+//! numbers are integers, so that what is made of them is the same everywhere.
 
+use crate::error::LabError;
+use crate::scenario::Within;
 use foliomem_core::units::ORDERS;
+use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::LazyLock;
+
+const REFERENCE: &str = include_str!("costs/reference.toml");
+
+/// Nothing takes longer than this: so many accesses as a run can have still fit into its clock.
+const MOST_NS: u32 = 10_000_000;
+/// Nothing gets larger than it was, or smaller than a thousandth.
+const LEAST_PERCENT: u32 = 100;
+const MOST_PERCENT: u32 = 100_000;
+
+/// A file of costs.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostTable {
+    /// The machine, in a line.
+    pub measured_on: String,
+    /// What things cost there.
+    pub costs: Costs,
+}
 
 /// Nanoseconds by operation, and how well memory compresses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Costs {
     /// A fault that is served, without what serving it takes.
+    #[serde(deserialize_with = "ns")]
     pub fault_ns: u32,
     /// A touch of a page that is there, with the work a program does between touches of new pages.
+    #[serde(deserialize_with = "ns")]
     pub touch_ns: u32,
     /// A move, and each page of it.
+    #[serde(deserialize_with = "ns")]
     pub move_ns: u32,
     /// See `move_ns`.
+    #[serde(deserialize_with = "ns")]
     pub move_page_ns: u32,
     /// A page that is got from the system.
+    #[serde(deserialize_with = "ns")]
     pub populate_page_ns: u32,
     /// A page that is zeroed.
+    #[serde(deserialize_with = "ns")]
     pub zero_page_ns: u32,
     /// A page that is hashed.
+    #[serde(deserialize_with = "ns")]
     pub hash_page_ns: u32,
     /// A page that is copied.
+    #[serde(deserialize_with = "ns")]
     pub copy_page_ns: u32,
     /// A cluster that is looked through for slots.
+    #[serde(deserialize_with = "ns")]
     pub cluster_ns: u32,
-    /// A codec.
+    /// The fast codec.
     pub lz4: CodecCosts,
+    /// The denser one.
+    pub zstd: CodecCosts,
 }
 
 /// Of a codec, by the order of the piece.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct CodecCosts {
     /// Compressing a page of the piece.
+    #[serde(deserialize_with = "ns_by_order")]
     pub compress_page_ns: [u32; ORDERS],
     /// Decompressing a page of the piece.
+    #[serde(deserialize_with = "ns_by_order")]
     pub decompress_page_ns: [u32; ORDERS],
     /// Original to compressed size.
+    #[serde(deserialize_with = "percent_by_order")]
     pub ratio_percent: [u32; ORDERS],
 }
 
+fn ns<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    Within::<0, MOST_NS>::deserialize(from).map(Within::get)
+}
+
+fn ns_by_order<'de, D: Deserializer<'de>>(from: D) -> Result<[u32; ORDERS], D::Error> {
+    by_order::<D, 0, MOST_NS>(from)
+}
+
+fn percent_by_order<'de, D: Deserializer<'de>>(from: D) -> Result<[u32; ORDERS], D::Error> {
+    by_order::<D, LEAST_PERCENT, MOST_PERCENT>(from)
+}
+
+fn by_order<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(from: D) -> Result<[u32; ORDERS], D::Error> {
+    // An array of its own accord takes the first of too many.
+    let numbers = Vec::<Within<MIN, MAX>>::deserialize(from)?;
+    let numbers: Vec<u32> = numbers.into_iter().map(Within::get).collect();
+    let there = numbers.len();
+    numbers
+        .try_into()
+        .map_err(|_| D::Error::custom(format!("{there} numbers where {ORDERS} are wanted, one for each order")))
+}
+
+impl CostTable {
+    /// The one of the reference machine.
+    pub fn reference() -> &'static CostTable {
+        static TABLE: LazyLock<CostTable> = LazyLock::new(|| match CostTable::parse("reference.toml", REFERENCE) {
+            Ok(table) => table,
+            Err(error) => unreachable!("a part of this program, which tests read: {error}"),
+        });
+        &TABLE
+    }
+
+    /// Reads the file at `path`.
+    pub fn read(path: &Path) -> Result<CostTable, LabError> {
+        let text = std::fs::read_to_string(path).map_err(|error| LabError::UnreadableCosts(path.to_owned(), error))?;
+        CostTable::parse(&path.display().to_string(), &text)
+    }
+
+    /// Reads the text of the file `name`.
+    pub fn parse(name: &str, text: &str) -> Result<CostTable, LabError> {
+        toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))
+    }
+
+    /// The text of a file of it.
+    pub fn to_toml(&self) -> String {
+        match toml::to_string(self) {
+            Ok(text) => format!(
+                "# Written by `foliomem lab calibrate`: nanoseconds, by page where it is said; of codecs by order.\n{text}"
+            ),
+            Err(error) => unreachable!("numbers and a line of text: {error}"),
+        }
+    }
+}
+
 impl Costs {
-    /// A virtual machine with two CPUs and Linux 6.18 (docs/benchmarks.md: moves, fault round trips, swap-out and swap-in by
-    /// folio size, compression by granule; orders between those that were measured are interpolated).
-    pub const REFERENCE: Costs = Costs {
-        fault_ns: 5_700,
-        touch_ns: 100,
-        move_ns: 680,
-        move_page_ns: 120,
-        populate_page_ns: 1_000,
-        zero_page_ns: 90,
-        hash_page_ns: 250,
-        copy_page_ns: 300,
-        cluster_ns: 60,
-        lz4: CodecCosts {
-            compress_page_ns: [5_900, 5_550, 5_375, 5_290, 5_245, 5_220, 5_210, 5_205, 5_200, 5_200],
-            decompress_page_ns: [1_150, 1_000, 925, 890, 870, 860, 855, 850, 850, 850],
-            ratio_percent: [171, 180, 189, 196, 203, 204, 205, 205, 206, 206],
-        },
-    };
+    /// Those of the reference machine.
+    pub fn reference() -> Costs {
+        CostTable::reference().costs
+    }
+}
+
+impl CodecCosts {
+    /// As [`ratio_percent`](Self::ratio_percent), each times `numerator` by `denominator`, as far as ratios go.
+    pub(crate) fn scaled_ratio(&self, numerator: [u32; ORDERS], denominator: [u32; ORDERS]) -> [u32; ORDERS] {
+        std::array::from_fn(|order| {
+            let ratio = u64::from(self.ratio_percent[order]) * u64::from(numerator[order]);
+            let scaled = ratio / u64::from(denominator[order].max(1));
+            scaled.clamp(LEAST_PERCENT.into(), MOST_PERCENT.into()) as u32
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn refusal(text: &str) -> String {
+        CostTable::parse("c.toml", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_with_its_line_and_the_reason() {
+        assert!(CostTable::reference().measured_on.contains("Linux"));
+        let line_of = |text: &str, what: &str| text[..text.find(what).unwrap()].matches('\n').count() + 1;
+        for (from, to, at, why) in [
+            ("fault_ns = 5700", "fault_ns = 10000001", "fault_ns", "10000001 is not within 0 to 10000000"),
+            ("fault_ns = 5700", "fault_ns = -1", "fault_ns", "-1 is not within"),
+            ("fault_ns = 5700", "fault_ns = 5.7", "fault_ns", "floating point"),
+            ("fault_ns = 5700", "falut_ns = 5700", "falut_ns", "unknown field `falut_ns`"),
+            ("touch_ns = 100\n", "", "[costs]", "missing field `touch_ns`"),
+            ("[171, ", "[99, ", "ratio_percent", "99 is not within 100 to 100000"),
+            ("[171, ", "[", "ratio_percent", "9 numbers where 10 are wanted"),
+            ("[171, ", "[171, 171, ", "ratio_percent", "11 numbers where 10 are wanted"),
+            ("[costs.zstd]", "[costs.lz5]", "[costs.lz5]", "unknown field `lz5`"),
+            ("measured_on = \"", "measured_on = 1 #", "measured_on", "string"),
+        ] {
+            let bad = REFERENCE.replacen(from, to, 1);
+            assert_ne!(bad, REFERENCE, "{from}");
+            let text = refusal(&bad);
+            assert!(text.starts_with(&format!("c.toml:{}: ", line_of(&bad, at))), "{to}: {text}");
+            assert!(text.contains(why) && !text.contains('\n'), "{to}: {text}");
+        }
+    }
+
+    #[test]
+    fn content_of_another_ratio_has_it_with_either_codec() {
+        let Costs { lz4, zstd, .. } = Costs::reference();
+        assert_eq!(zstd.scaled_ratio(lz4.ratio_percent, lz4.ratio_percent), zstd.ratio_percent);
+        let double = lz4.ratio_percent.map(|percent| percent * 2);
+        assert_eq!(zstd.scaled_ratio(double, lz4.ratio_percent), zstd.ratio_percent.map(|percent| percent * 2));
+        assert_eq!(zstd.scaled_ratio([1; ORDERS], lz4.ratio_percent), [100; ORDERS]);
+        assert_eq!(zstd.scaled_ratio([u32::MAX; ORDERS], [0; ORDERS]), [100_000; ORDERS]);
+    }
+
+    fn codec() -> impl Strategy<Value = CodecCosts> {
+        let ns = || prop::array::uniform10(0..=MOST_NS);
+        (ns(), ns(), prop::array::uniform10(LEAST_PERCENT..=MOST_PERCENT)).prop_map(
+            |(compress_page_ns, decompress_page_ns, ratio_percent)| CodecCosts {
+                compress_page_ns,
+                decompress_page_ns,
+                ratio_percent,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MOST_NS), lz4 in codec(), zstd in codec()
+        ) {
+            let [fault_ns, touch_ns, move_ns, move_page_ns, populate_page_ns, zero_page_ns, ..] = ns;
+            let [.., hash_page_ns, copy_page_ns, cluster_ns] = ns;
+            let costs = Costs {
+                fault_ns, touch_ns, move_ns, move_page_ns, populate_page_ns, zero_page_ns, hash_page_ns, copy_page_ns,
+                cluster_ns, lz4, zstd,
+            };
+            let table = CostTable { measured_on, costs };
+            prop_assert_eq!(CostTable::parse("c.toml", &table.to_toml()).unwrap(), table);
+        }
+
+        #[test]
+        fn whatever_stands_in_a_file_is_understood_or_refused_with_a_line(
+            at in any::<prop::sample::Index>(), cut in 0usize..60, noise in "[ -~\\n]{0,12}|[0-9]{0,20}|\\PC{0,4}"
+        ) {
+            let mut bytes = REFERENCE.to_owned().into_bytes();
+            let start = at.index(bytes.len());
+            let end = (start + cut).min(bytes.len());
+            bytes.splice(start..end, noise.into_bytes());
+            let text = String::from_utf8_lossy(&bytes);
+            if let Err(error) = CostTable::parse("c.toml", &text) {
+                let LabError::File { line, why, .. } = &error else { panic!("{error:?}") };
+                prop_assert!((1..=text.matches('\n').count() + 1).contains(line), "{error}");
+                prop_assert!(!why.is_empty() && !error.to_string().contains('\n'), "{error}");
+            }
+        }
+    }
 }

@@ -9,9 +9,12 @@ pub enum LabError {
     /// The scenario file cannot be read.
     #[error("cannot read the scenario {0}: {1}. Name a file, or one of `foliomem lab list`")]
     Unreadable(PathBuf, std::io::Error),
-    /// It is not what a scenario must be.
+    /// A file of costs cannot be read.
+    #[error("cannot read the costs {0}: {1}. `foliomem lab calibrate -o FILE` writes such a file")]
+    UnreadableCosts(PathBuf, std::io::Error),
+    /// A file is not what a scenario, or a file of costs, must be.
     #[error("{name}:{line}: {why}")]
-    Scenario {
+    File {
         /// The file.
         name: String,
         /// Where in it, from 1 on.
@@ -66,7 +69,7 @@ impl LabError {
     pub(crate) fn in_file(name: &str, text: &str, error: &toml::de::Error) -> LabError {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
-        LabError::Scenario { name: name.to_owned(), line, why: one_line(error.message()) }
+        LabError::File { name: name.to_owned(), line, why: one_line(error.message()) }
     }
 }
 

@@ -5,8 +5,8 @@
 //! place of content: what is compressed is named by its first page and a hash of the versions, and that name comes back as
 //! the piece's checksum, so that every swap-in is checked: the right version of the right page, or the run ends.
 //!
-//! Everything is atomic, because the engine wants a machine that threads can share, and relaxed, because there is one
-//! thread. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
+//! Everything is atomic, because the engine wants a machine that threads can share. There is one thread, and the engine is
+//! built for that ([`foliomem_core::sync`]): atomics are cells. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
 
 use crate::costs::{CodecCosts, Costs};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
@@ -25,6 +25,8 @@ use std::ops::Range;
 pub enum Store {
     /// Inside the limit, as foliomem's is, of the size that lz4 would make it.
     Lz4,
+    /// The same by zstd.
+    Zstd,
     /// Outside: zram with lz4, which no memory control group pays for.
     Outside,
     /// Outside, and not compressed.
@@ -143,13 +145,12 @@ impl LabMachine {
 
     /// Lets `ns` pass for the CPU that runs, in the memory manager.
     pub fn spend(&self, ns: u64) {
-        // One thread: a load and a store cost a fifth of an atomic addition.
-        self.spent_ns.store(self.spent_ns.load(Relaxed) + ns, Relaxed);
+        self.spent_ns.fetch_add(ns, Relaxed);
     }
 
     /// Lets `ns` pass for the CPU that runs, in the program.
     pub fn compute(&self, ns: u64) {
-        self.computed_ns.store(self.computed_ns.load(Relaxed) + ns, Relaxed);
+        self.computed_ns.fetch_add(ns, Relaxed);
     }
 
     /// The program's limit.
@@ -266,6 +267,7 @@ impl LabMachine {
         match self.content.store {
             _ if self.content.filled => None,
             Store::Lz4 | Store::Outside => Some(&self.costs.lz4),
+            Store::Zstd => Some(&self.costs.zstd),
             Store::RamDisk => None,
         }
     }
@@ -554,7 +556,7 @@ mod tests {
     /// A machine with a page that was written and is at home, and its name.
     fn machine() -> (LabMachine, u64) {
         let content = Content { store: Store::Outside, filled: false };
-        let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::REFERENCE);
+        let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::reference());
         machine.populate(RUN);
         assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));

@@ -42,7 +42,7 @@ pub struct Outcome {
     pub clusters_scanned_per_alloc: f64,
     /// Slots that order 0 took from clusters of higher orders.
     pub slots_stolen: u64,
-    /// Modelled: what the reference machine would take, all CPUs together and until the last is done.
+    /// Modelled: what the machine of the costs would take, all CPUs together and until the last is done.
     pub modelled_cpu_seconds: f64,
     /// See `modelled_cpu_seconds`.
     pub modelled_elapsed_seconds: f64,

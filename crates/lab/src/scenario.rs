@@ -2,6 +2,7 @@
 //!
 //! A bad file is refused with its name, the line and the reason; a bad `--set` with the setting and the reason.
 
+use crate::costs::Costs;
 use crate::error::{LabError, one_line};
 use crate::lab::{Lab, MOST_LIMITS};
 use crate::machine::{Content, LabMachine, Store};
@@ -49,6 +50,9 @@ pub struct Scenario {
     pub swap: SwapSection,
     /// What runs.
     pub workload: Workload,
+    /// What things cost, which no scenario says.
+    #[serde(skip, default = "Costs::reference")]
+    pub costs: Costs,
 }
 
 /// The machine.
@@ -184,8 +188,8 @@ impl Scenario {
         };
         let pages = self.workload.pages();
         let content = Content { store: self.swap.store, filled: self.workload.is_filled() };
-        let machine =
-            LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, self.workload.costs());
+        let costs = self.workload.costs(self.costs);
+        let machine = LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, costs);
         Lab::new(machine, config, check_every)
     }
 }
@@ -278,7 +282,7 @@ mod tests {
             bytes.splice(start..end, noise.into_bytes());
             let text = String::from_utf8_lossy(&bytes);
             if let Err(error) = Scenario::parse("s.toml", &text) {
-                let LabError::Scenario { line, why, .. } = &error else { panic!("{error:?}") };
+                let LabError::File { line, why, .. } = &error else { panic!("{error:?}") };
                 prop_assert!((1..=text.matches('\n').count() + 1).contains(line), "{error}");
                 prop_assert!(!why.is_empty() && !error.to_string().contains('\n'), "{error}");
             }

@@ -1,5 +1,6 @@
 //! Many runs at once: a scenario with each combination of settings, on the cores there are.
 
+use crate::costs::Costs;
 use crate::error::LabError;
 use crate::outcome::Outcome;
 use crate::scenario::Scenario;
@@ -62,16 +63,19 @@ pub fn run_all(scenarios: &[Scenario], threads: usize, progress: Progress) -> Re
     done.into_iter().filter_map(outcome).collect()
 }
 
-/// Runs the scenario of `text`, from the file `name`, with each combination of settings.
+/// Runs the scenario of `text`, from the file `name`, with each combination of settings, where things cost what `costs`
+/// says.
 pub fn sweep(
     name: &str,
     text: &str,
     varied: &[(String, Vec<String>)],
+    costs: Costs,
     threads: usize,
     progress: Progress,
 ) -> Result<Vec<Run>, LabError> {
     let settings = combinations(varied);
-    let parse = |set: &Vec<(String, String)>| Scenario::parse_with(name, text, set);
+    let parse =
+        |set: &Vec<(String, String)>| Ok::<_, LabError>(Scenario { costs, ..Scenario::parse_with(name, text, set)? });
     let scenarios = settings.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     let outcomes = run_all(&scenarios, threads, progress)?;
     Ok(settings.into_iter().zip(outcomes).map(|(set, outcome)| Run { set, outcome }).collect())

@@ -73,11 +73,11 @@ impl Workload {
         }
     }
 
-    /// What things cost, and how well its content compresses.
-    pub fn costs(&self) -> Costs {
+    /// What things cost, where that is `table`, with how well its own content compresses.
+    pub fn costs(&self, table: Costs) -> Costs {
         match self {
-            Workload::Replay(replay) => replay.costs(),
-            _ => Costs::REFERENCE,
+            Workload::Replay(replay) => replay.costs(table),
+            _ => table,
         }
     }
 

@@ -78,12 +78,12 @@ proptest! {
     #[test]
     fn what_is_read_is_what_was_written(
         (sizes, config) in config(),
-        store in prop::sample::select(vec![Store::Lz4, Store::Outside, Store::RamDisk]),
+        store in prop::sample::select(vec![Store::Lz4, Store::Zstd, Store::Outside, Store::RamDisk]),
         filled in prop::sample::select(vec![false, false, true]),
         steps in prop::collection::vec(step(), 1..60)
     ) {
         let content = Content { store, filled };
-        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, sizes, content, Costs::REFERENCE);
+        let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, sizes, content, Costs::reference());
         let mut lab = Lab::new(machine, config, Some(256));
         (0..AREAS).for_each(|area| lab.map(part(area, 0, AREA_PAGES)));
         let mut now_ns = 0;

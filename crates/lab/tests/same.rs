@@ -2,6 +2,7 @@
 
 #![allow(missing_docs)]
 
+use foliomem_lab::costs::Costs;
 use foliomem_lab::scenario::Scenario;
 use foliomem_lab::shipped;
 use foliomem_lab::sweep::{Run, sweep};
@@ -23,7 +24,7 @@ fn small_build(more: &[(&str, &[&str])], threads: usize) -> Vec<Run> {
     let varied = more.iter().map(|&(key, values)| (key.to_owned(), values.iter().map(|&v| v.to_owned()).collect()));
     let text = shipped::find("kernel-build-64k").unwrap().text;
     let settings: Vec<_> = fixed.chain(varied).collect();
-    sweep("kernel-build-64k", text, &settings, threads, &|_, _| {}).unwrap()
+    sweep("kernel-build-64k", text, &settings, Costs::reference(), threads, &|_, _| {}).unwrap()
 }
 
 fn digests(runs: &[Run]) -> Vec<&str> {

@@ -42,6 +42,7 @@ mod swap_writer;
 pub mod thread;
 pub mod trace_ring;
 mod tracer;
+pub mod trial;
 pub mod uffd;
 mod uring;
 mod why;

@@ -291,7 +291,7 @@ fn own_thread() -> u32 {
 }
 
 /// Has the calling thread run on `cpus` alone. A CPU that went away leaves it where it is.
-fn run_on(cpus: impl IntoIterator<Item = u32>) {
+pub(crate) fn run_on(cpus: impl IntoIterator<Item = u32>) {
     let mut set = CpuSet::new();
     cpus.into_iter().for_each(|cpu| set.set(cpu as usize));
     let _ = rustix::thread::sched_setaffinity(None, &set);

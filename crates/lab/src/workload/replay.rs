@@ -9,7 +9,7 @@
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
 
-use super::{Round, Rounds};
+use super::{MIB, Round, Rounds};
 use crate::costs::{CodecCosts, Costs};
 use crate::error::LabError;
 use crate::lab::Lab;
@@ -129,6 +129,10 @@ impl Summary {
         for record in TraceReader::open(path)? {
             let Record { process, event, .. } = record?;
             let mut fill = |range: &Range<PageNumber>| {
+                // Most touches are of what is there.
+                if range.end == range.start.offset(1) && content.has(process, range.start) {
+                    return Ok(());
+                }
                 // A trace of a living process has no more pages than it had memory; a bad one is not to take all of ours.
                 let blocks = blocks(range);
                 if (blocks.end - blocks.start) as usize + used.len() > MOST_BLOCKS {
@@ -177,6 +181,18 @@ impl Summary {
             summary.places.insert(block, place);
         }
         Ok(summary)
+    }
+
+    /// The scenario of the trace, which is at `path`: the settings of a run, to be set as wanted.
+    pub fn scenario(&self, path: &Path) -> String {
+        let file = toml::Value::String(path.display().to_string());
+        format!(
+            "about = \"what foliomem record has recorded\"\nseed = 1\n\n[machine]\ncpus = 1\nlimit_mib = 16\nsizes_kib = []\n\
+             no_room = \"reclaim\"\n\n[swap]\nsize_mib = {}\nstrategy = \"nonfull-first\"\nswap_in = \"adaptive\"\n\
+             keep_copies = true\nsplit_kib = []\nstore = \"lz4\"\ngranule_kib = 64\n\n[workload.replay]\nfile = {file}\n",
+            // Slots that are not used cost nothing.
+            (self.peak_pages / u64::from(MIB) * 16).clamp(1024, 8_388_608)
+        )
     }
 
     /// Original to compressed size, as it was measured; where it was not, as it is with most.
@@ -234,6 +250,9 @@ struct Player<'a> {
     shifts: BTreeMap<u32, u8>,
     /// Those that may go on, the oldest first.
     bursts: VecDeque<Burst>,
+    /// Room of those that have ended, and for the units of a cell.
+    spare: Vec<Vec<u32>>,
+    units: Vec<u64>,
     /// The cell that was touched last.
     last: Option<(u32, u64)>,
     random: Random,
@@ -245,11 +264,16 @@ impl Replay {
         self.summary.places.values().next_back().map_or(1, |last| last + 2) * BLOCK_PAGES as u32
     }
 
-    /// What things cost, with its own content.
-    pub fn costs(&self) -> Costs {
-        let lz4 = Costs::REFERENCE.lz4;
-        let lz4 = CodecCosts { ratio_percent: self.summary.ratio_percent(lz4.ratio_percent), ..lz4 };
-        Costs { lz4, ..Costs::REFERENCE }
+    /// What things cost, where that is `table`, with its own content. That was compressed by lz4; what zstd makes of it
+    /// differs from that as in the table.
+    pub fn costs(&self, table: Costs) -> Costs {
+        let by_lz4 = self.summary.ratio_percent(table.lz4.ratio_percent);
+        let by_zstd = table.zstd.scaled_ratio(by_lz4, table.lz4.ratio_percent);
+        Costs {
+            lz4: CodecCosts { ratio_percent: by_lz4, ..table.lz4 },
+            zstd: CodecCosts { ratio_percent: by_zstd, ..table.zstd },
+            ..table
+        }
     }
 
     /// Does it, on one CPU; what is not known is drawn from `seed` on.
@@ -263,6 +287,8 @@ impl Replay {
             mapped: Content::default(),
             shifts: BTreeMap::new(),
             bursts: VecDeque::new(),
+            spare: Vec::new(),
+            units: Vec::new(),
             last: None,
             random: Random::new(seed),
         };
@@ -300,7 +326,11 @@ impl Player<'_> {
                         burst.pages.push(index);
                         burst.last_us = time_us;
                     }
-                    None => self.bursts.push_back(Burst { process, unit, pages: vec![index], last_us: time_us }),
+                    None => {
+                        let mut pages = self.spare.pop().unwrap_or_default();
+                        pages.push(index);
+                        self.bursts.push_back(Burst { process, unit, pages, last_us: time_us });
+                    }
                 }
             }
             Event::Start { .. } | Event::Compressed(..) | Event::Lost(_) => {}
@@ -353,11 +383,12 @@ impl Player<'_> {
     }
 
     /// A burst stands for the same in every unit of its cell.
-    fn end_burst(&mut self, Burst { process, unit, pages, .. }: Burst) -> Result<(), LabError> {
+    fn end_burst(&mut self, Burst { process, unit, mut pages, .. }: Burst) -> Result<(), LabError> {
         let shift = self.shifts.get(&process).copied().unwrap_or(0);
         let cell = unit >> shift;
         let near = |other: Option<u64>| other.is_some_and(|other| self.last == Some((process, other)));
-        let mut units: Vec<u64> = (cell << shift..(cell + 1) << shift).collect();
+        let mut units = std::mem::take(&mut self.units);
+        units.extend(cell << shift..(cell + 1) << shift);
         if pages.len() > 1 && pages.is_sorted() || near(cell.checked_sub(1)) {
         } else if pages.len() > 1 && pages.iter().rev().is_sorted() || near(cell.checked_add(1)) {
             units.reverse();
@@ -367,7 +398,7 @@ impl Player<'_> {
             }
         }
         self.last = Some((process, cell));
-        for unit in units {
+        for unit in units.drain(..) {
             for &page in &pages {
                 let page = PageNumber(unit << UNIT.get()).offset(page);
                 if self.content.has(process, page) {
@@ -375,6 +406,9 @@ impl Player<'_> {
                 }
             }
         }
+        self.units = units;
+        pages.clear();
+        self.spare.push(pages);
         Ok(())
     }
 

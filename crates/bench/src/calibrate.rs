@@ -1,0 +1,259 @@
+//! `foliomem lab calibrate`: what things cost on this machine, as a table for the lab.
+//!
+//! Each figure is the median of [`ROUNDS`] rounds, in each of which everything is measured once, in turns, by the time that CPUs worked for it. Memory is more than the caches hold, as what goes out is; the codecs work on the corpus of `bench swap`.
+
+use crate::raw_codec::{self, RawCodec};
+use crate::{Error, corpus, cpu_time, median};
+use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
+use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, ORDERS, Order, PAGE_BYTES};
+use foliomem_lab::costs::{CodecCosts, CostTable, Costs};
+use foliomem_linux::codec::{Codec, checksum};
+use foliomem_linux::region::Region;
+use foliomem_linux::trial::{Trial, TrialError};
+use std::hint::black_box;
+
+const ROUNDS: usize = 11;
+/// What the codecs work on.
+const CORPUS_BYTES: usize = 16 << 20;
+/// What is touched, zeroed, hashed and copied.
+const MEMORY_BYTES: usize = 64 << 20;
+/// What moves, and what is faulted on.
+const MOVED_BYTES: usize = 32 << 20;
+/// The largest folio by default: in such pieces memory is got, zeroed, hashed, copied and moved.
+const FOLIO: Order = Order::new(4).unwrap();
+/// Clusters without room that are looked through, again and again.
+const CLUSTERS: u32 = 1024;
+const LOOKS: u32 = 50;
+
+/// One figure, round by round.
+type Samples = Vec<f64>;
+
+#[derive(Default)]
+struct Measured {
+    fault: Samples,
+    touch: Samples,
+    move_page: Samples,
+    move_folio: Samples,
+    populate: Samples,
+    zero: Samples,
+    hash: Samples,
+    copy: Samples,
+    cluster: Samples,
+    lz4: CodecSamples,
+    zstd: CodecSamples,
+}
+
+#[derive(Default)]
+struct CodecSamples {
+    compress: [Samples; ORDERS],
+    decompress: [Samples; ORDERS],
+    ratio: [Samples; ORDERS],
+}
+
+/// Measures; `progress` is told how many rounds are done, of how many.
+///
+/// # Errors
+/// There is no userfaultfd here, or no memory.
+pub fn run(progress: &mut dyn FnMut(usize, usize)) -> Result<CostTable, Error> {
+    let data = corpus::build(CORPUS_BYTES);
+    let mut measured = Measured::default();
+    let mut machine = Machine::new()?;
+    for round in 1..=ROUNDS {
+        machine.measure(&mut measured)?;
+        measured.lz4.measure(&data, Codec::Lz4);
+        measured.zstd.measure(&data, zstd());
+        progress(round, ROUNDS);
+    }
+    Ok(CostTable { measured_on: this_machine(), costs: measured.costs() })
+}
+
+/// zstd at its default level.
+fn zstd() -> Codec {
+    match "zstd".parse() {
+        Ok(codec) => codec,
+        Err(error) => unreachable!("{error}"),
+    }
+}
+
+/// This machine in a line.
+fn this_machine() -> String {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name.trim());
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{}, {cpus} CPUs, Linux {}", model.unwrap_or("unknown CPU"), read("/proc/sys/kernel/osrelease").trim())
+}
+
+/// Nanoseconds of each of `times` by `act`, which does them all.
+fn ns_each(times: usize, act: impl FnOnce()) -> f64 {
+    let started = cpu_time::process();
+    act();
+    (cpu_time::process() - started).as_nanos() as f64 / times as f64
+}
+
+/// What the pages' figures are measured on.
+struct Machine {
+    trial: Trial,
+    memory: Region,
+    other: Region,
+}
+
+fn failed(error: TrialError) -> Error {
+    Error::WrongResult(format!("calibrating: {error}"))
+}
+
+impl Machine {
+    fn new() -> Result<Machine, Error> {
+        let region = || {
+            let region = Region::reserve(MEMORY_BYTES).map_err(|error| failed(TrialError::Memory(error)))?;
+            region.allow_huge(0, MEMORY_BYTES, false).map_err(|error| failed(TrialError::Memory(error)))?;
+            Ok::<_, Error>(region)
+        };
+        let (memory, mut other) = (region()?, region()?);
+        other.as_mut_slice().fill(1);
+        Ok(Machine { trial: Trial::new(MOVED_BYTES).map_err(failed)?, memory, other })
+    }
+
+    fn measure(&mut self, measured: &mut Measured) -> Result<(), Error> {
+        self.measure_memory(measured).map_err(failed)?;
+        self.measure_moves(measured).map_err(failed)?;
+        measured.cluster.push(cluster_ns()?);
+        Ok(())
+    }
+
+    fn measure_memory(&mut self, measured: &mut Measured) -> Result<(), TrialError> {
+        const PAGES: usize = MEMORY_BYTES / PAGE_BYTES;
+        self.memory.discard(0, MEMORY_BYTES).map_err(TrialError::Memory)?;
+        let mut populated = Ok(());
+        measured.populate.push(ns_each(PAGES, || {
+            populated =
+                (0..MEMORY_BYTES).step_by(FOLIO.bytes()).try_for_each(|at| self.memory.populate(at, FOLIO.bytes()));
+        }));
+        populated.map_err(TrialError::Memory)?;
+        let (memory, other) = (self.memory.as_mut_slice(), self.other.as_mut_slice());
+        measured.copy.push(ns_each(PAGES, || {
+            let pairs = memory.chunks_exact_mut(FOLIO.bytes()).zip(other.chunks_exact(FOLIO.bytes()));
+            pairs.for_each(|(to, from)| to.copy_from_slice(from));
+        }));
+        measured.hash.push(ns_each(PAGES, || {
+            black_box(memory.chunks_exact(FOLIO.bytes()).fold(0, |all, folio| all ^ checksum(folio)));
+        }));
+        measured.zero.push(ns_each(PAGES, || memory.chunks_exact_mut(FOLIO.bytes()).for_each(|folio| folio.fill(0))));
+        measured.touch.push(ns_each(PAGES, || memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte += 1)));
+        black_box(memory);
+        Ok(())
+    }
+
+    fn measure_moves(&mut self, measured: &mut Measured) -> Result<(), TrialError> {
+        const PAGES: usize = MOVED_BYTES / PAGE_BYTES;
+        for (piece_bytes, samples) in [(PAGE_BYTES, &mut measured.move_page), (FOLIO.bytes(), &mut measured.move_folio)]
+        {
+            let mut moved = Ok(());
+            let calls = 2 * MOVED_BYTES / piece_bytes;
+            samples.push(ns_each(calls, || moved = self.trial.move_there_and_back(piece_bytes)));
+            moved?;
+        }
+        let mut served = Ok(());
+        measured.fault.push(ns_each(PAGES, || served = self.trial.fault_all()));
+        served
+    }
+}
+
+/// A cluster that is looked through in vain: all of them have single slots in use, so that none has room for a folio.
+fn cluster_ns() -> Result<f64, Error> {
+    let device = SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, discard: Discard::Never };
+    let (swap, cpu) = (SwapClusters::new(device, 1, Strategy::ClusterLists), CpuNumber(0));
+    while let Ok(slot) = swap.alloc(cpu, FOLIO) {
+        // Of each folio's slots one stays in use.
+        swap.free(slot.offset(1), FOLIO.pages() - 1);
+    }
+    let before = swap.counters().clusters_scanned;
+    let mut found = None;
+    let ns = ns_each(1, || found = (0..LOOKS).find_map(|_| swap.alloc(cpu, FOLIO).ok()));
+    match swap.counters().clusters_scanned - before {
+        scanned @ 1.. if found.is_none() => Ok(ns / scanned as f64),
+        scanned => Err(Error::WrongResult(format!("{scanned} clusters without room had {found:?}"))),
+    }
+}
+
+impl CodecSamples {
+    fn measure(&mut self, data: &[u8], codec: Codec) {
+        for order in Order::all() {
+            let at = order.index();
+            let RawCodec { original_bytes, stored_bytes, compress, decompress } =
+                raw_codec::measure(data, order, codec, cpu_time::thread);
+            let pages = (original_bytes / PAGE_BYTES) as f64;
+            self.compress[at].push(compress.as_nanos() as f64 / pages);
+            self.decompress[at].push(decompress.as_nanos() as f64 / pages);
+            self.ratio[at].push(original_bytes as f64 * 100.0 / stored_bytes as f64);
+        }
+    }
+
+    fn costs(&self) -> CodecCosts {
+        let by_order = |samples: &[Samples; ORDERS]| std::array::from_fn(|order| whole(median(&samples[order])));
+        CodecCosts {
+            compress_page_ns: by_order(&self.compress),
+            decompress_page_ns: by_order(&self.decompress),
+            ratio_percent: by_order(&self.ratio),
+        }
+    }
+}
+
+fn whole(figure: f64) -> u32 {
+    figure.round() as u32
+}
+
+impl Measured {
+    fn costs(&self) -> Costs {
+        let (page, folio) = (median(&self.move_page), median(&self.move_folio));
+        let each = (folio - page).max(0.0) / f64::from(FOLIO.pages() - 1);
+        Costs {
+            // What serving it takes here is the move of a page, which goes back with all others.
+            fault_ns: whole((median(&self.fault) - page - each).max(0.0)),
+            touch_ns: whole(median(&self.touch)),
+            move_ns: whole((page - each).max(0.0)),
+            move_page_ns: whole(each),
+            populate_page_ns: whole(median(&self.populate)),
+            zero_page_ns: whole(median(&self.zero)),
+            hash_page_ns: whole(median(&self.hash)),
+            copy_page_ns: whole(median(&self.copy)),
+            cluster_ns: whole(median(&self.cluster)),
+            lz4: self.lz4.costs(),
+            zstd: self.zstd.costs(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_through_clusters_takes_time() {
+        let ns = cluster_ns().unwrap();
+        assert!((1.0..100_000.0).contains(&ns), "{ns}");
+    }
+
+    #[test]
+    fn a_round_gives_a_table_that_the_lab_reads() {
+        let mut measured = Measured::default();
+        match Machine::new() {
+            Ok(mut machine) => machine.measure(&mut measured).unwrap(),
+            // Without userfaultfd, as others than root may find it.
+            Err(error) => return assert!(error.to_string().contains("userfaultfd"), "{error}"),
+        }
+        let data = corpus::build(4 << 20);
+        measured.lz4.measure(&data, Codec::Lz4);
+        measured.zstd.measure(&data, zstd());
+        let table = CostTable { measured_on: this_machine(), costs: measured.costs() };
+        let costs = &table.costs;
+        assert!(costs.fault_ns > costs.move_ns && costs.move_ns > 0 && costs.populate_page_ns > 0, "{costs:?}");
+        assert!(costs.lz4.compress_page_ns[4] > costs.lz4.decompress_page_ns[4], "{costs:?}");
+        assert!(
+            costs.zstd.ratio_percent.iter().zip(costs.lz4.ratio_percent).all(|(zstd, lz4)| *zstd > lz4),
+            "{costs:?}"
+        );
+        assert_eq!(CostTable::parse("c.toml", &table.to_toml()).unwrap(), table);
+    }
+}

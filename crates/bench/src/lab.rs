@@ -1,0 +1,204 @@
+//! `foliomem bench lab`: how fast the lab simulates, and how much memory that takes.
+//!
+//! Each case runs in a process of its own, in several rounds, of which the medians count, in time that a CPU worked for it.
+//! *Page events* are pages that came or went. Memory is the most that the process had beyond what it had before, without
+//! its program, by the pages that are in memory or out at a time: most of it is the engine's.
+
+use crate::rounds::{Rounds, serve};
+use crate::{Error, cpu_time, median};
+use foliomem_lab::random::Random;
+use foliomem_lab::scenario::Scenario;
+use foliomem_lab::shipped;
+use foliomem_lab::trace::{Event, PageNumber, Record, TraceWriter};
+use foliomem_lab::workload::Summary;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// First argument of the process that measures one case.
+const CHILD_ARG: &str = "--foliomem-lab-child";
+
+/// A shipped scenario with settings that let it take some seconds.
+struct Case {
+    scenario: &'static str,
+    set: &'static [(&'static str, &'static str)],
+}
+
+/// The usual ones: an eighth of `usemem`, as `lab seeds` runs it; all of the swap allocator test; a tenth of a build.
+const CASES: [Case; 3] = [
+    Case {
+        scenario: "usemem",
+        set: &[("machine.limit_mib", "5120"), ("swap.size_mib", "4480"), ("workload.usemem.task_mib", "128")],
+    },
+    Case { scenario: "swap-allocator", set: &[] },
+    Case { scenario: "kernel-build-64k", set: &[("workload.kernel-build.units", "30")] },
+];
+/// A recorded run.
+const REPLAY: &str = "replay";
+/// It may take half of what it had.
+const REPLAY_SET: &[(&str, &str)] = &[("machine.limit_mib", "64"), ("machine.sizes_kib", "16+32+64")];
+const REPLAY_PAGES: u64 = 128 << 8;
+const REPLAY_TOUCHES: u32 = 400_000;
+
+/// One case, measured: medians over rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub scenario: String,
+    /// Pages that came or went.
+    pub page_events: u64,
+    /// CPU time of one run, with what is set up for it.
+    pub seconds: f64,
+    /// Both together.
+    pub events_per_s: f64,
+    /// Memory for each simulated page.
+    pub bytes_per_page: f64,
+}
+
+/// What one round shows; see [`Row`].
+#[derive(Debug, Serialize, Deserialize)]
+struct Round {
+    page_events: u64,
+    seconds: f64,
+    bytes_per_page: f64,
+}
+
+/// Measures with `runs` runs of each; `progress` sees each row when it is made.
+///
+/// # Errors
+/// A process fails.
+pub fn run(runs: usize, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
+    let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
+    let trace = TraceFile::new()?;
+    let mut rows = Vec::new();
+    for name in CASES.iter().map(|case| case.scenario).chain([REPLAY]) {
+        let mut child = Rounds::start(Command::new(&own).args([CHILD_ARG, name]).arg(&trace.0))?;
+        let rounds = (0..runs.max(1)).map(|_| child.next()).collect::<Result<Vec<Round>, _>>()?;
+        let over = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+        let (page_events, seconds) = (rounds[0].page_events, over(|round| round.seconds));
+        let row = Row {
+            scenario: name.to_owned(),
+            page_events,
+            seconds,
+            events_per_s: page_events as f64 / seconds,
+            bytes_per_page: over(|round| round.bytes_per_page),
+        };
+        progress(&row);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// To be called first thing in `main`: if this process was started to measure one case, does so and ends.
+pub fn enter_if_asked() {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(CHILD_ARG) {
+        return;
+    }
+    let (name, trace) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+    let measured = scenario(&name, Path::new(&trace)).and_then(|scenario| {
+        let before = Memory::now()?;
+        serve(|| round(&scenario, before))
+    });
+    if let Err(error) = &measured {
+        eprintln!("{error}");
+    }
+    std::process::exit(i32::from(measured.is_err()));
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::WrongResult(error.to_string())
+}
+
+/// The scenario of that name, or of the trace.
+fn scenario(name: &str, trace: &Path) -> Result<Scenario, Error> {
+    let (text, set) = match CASES.iter().find(|case| case.scenario == name) {
+        Some(case) => (shipped::find(name).map(|shipped| shipped.text.to_owned()), case.set),
+        None => (Some(Summary::of(trace).map_err(failed)?.scenario(trace)), REPLAY_SET),
+    };
+    let text = text.ok_or_else(|| failed(format!("{name} is not shipped")))?;
+    let set: Vec<_> = set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    Scenario::parse_with(name, &text, &set).map_err(failed)
+}
+
+fn round(scenario: &Scenario, before: Memory) -> Result<Round, Error> {
+    let started = cpu_time::thread();
+    let outcome = scenario.run(None).map_err(failed)?;
+    let seconds = (cpu_time::thread() - started).as_secs_f64();
+    let pages = outcome.peak_pages + outcome.peak_swapped_pages;
+    let now = Memory::now()?;
+    let grown_kib = now.most_kib.saturating_sub(before.all_kib + now.files_kib - before.files_kib);
+    let bytes_per_page = (grown_kib << 10) as f64 / pages.max(1) as f64;
+    Ok(Round { page_events: outcome.page_events, seconds, bytes_per_page })
+}
+
+/// Memory of this process: now, the most it ever had, and what of it now are pages of files.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    all_kib: u64,
+    most_kib: u64,
+    files_kib: u64,
+}
+
+impl Memory {
+    fn now() -> Result<Memory, Error> {
+        let path = Path::new("/proc/self/status");
+        let text = std::fs::read_to_string(path).map_err(Error::at(path))?;
+        let kib = |field| {
+            let value =
+                text.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.parse().ok());
+            value.ok_or_else(|| Error::parse(field, &text))
+        };
+        Ok(Memory { all_kib: kib("VmRSS:")?, most_kib: kib("VmHWM:")?, files_kib: kib("RssFile:")? })
+    }
+}
+
+/// The trace of a program that fills some memory and touches pages of it at random; removed on drop.
+struct TraceFile(PathBuf);
+
+impl TraceFile {
+    fn new() -> Result<TraceFile, Error> {
+        let trace = TraceFile(std::env::temp_dir().join(format!("foliomem-lab-{}.mft", std::process::id())));
+        write_trace(&trace.0).map_err(Error::at(&trace.0))?;
+        Ok(trace)
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        // Left behind in the temporary directory at worst.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn write_trace(path: &Path) -> std::io::Result<()> {
+    let first = PageNumber(1 << 20);
+    let all = first..PageNumber(first.0 + REPLAY_PAGES);
+    let mut random = Random::new(1);
+    let touches = (0..REPLAY_TOUCHES).map(|_| Event::Touch(PageNumber(first.0 + random.below(REPLAY_PAGES))));
+    let begin = [Event::Start { pid: 1 }, Event::Map(all.clone()), Event::Watch(0), Event::Fill(all)];
+    let mut writer = TraceWriter::create(path)?;
+    for (event, time_us) in begin.into_iter().chain(touches).zip((0..).step_by(1000)) {
+        writer.write(&Record { process: 0, time_us, event })?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_is_a_scenario_and_the_trace_can_be_replayed() {
+        let trace = TraceFile::new().unwrap();
+        for case in CASES {
+            scenario(case.scenario, &trace.0).unwrap();
+        }
+        let replayed = round(&scenario(REPLAY, &trace.0).unwrap(), Memory::now().unwrap()).unwrap();
+        assert!(replayed.page_events > u64::from(REPLAY_TOUCHES) / 4, "{replayed:?}");
+        let path = trace.0.clone();
+        drop(trace);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,78 @@
+//! A codec alone, on data in pieces of one size.
+
+use foliomem_core::units::{MAX_ORDER, Order};
+use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+const _: () = assert!(MAX_ORDER.bytes() <= PIECE_MAX_BYTES);
+
+/// What it took, and what it came to.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCodec {
+    /// Bytes of whole pieces.
+    pub original_bytes: usize,
+    /// What is to be stored of them.
+    pub stored_bytes: usize,
+    /// Compressing all of it.
+    pub compress: Duration,
+    /// Decompressing it, or copying what did not compress.
+    pub decompress: Duration,
+}
+
+/// Compresses and decompresses `data` in pieces of `piece`, by the time that `clock` shows.
+#[must_use]
+pub fn measure(data: &[u8], piece: Order, codec: Codec, clock: impl Fn() -> Duration) -> RawCodec {
+    let dictionaries = Arc::default();
+    let mut compressor = Compressor::new(codec, &dictionaries);
+    let mut decompressor = Decompressor::new(codec, &dictionaries);
+    let pieces = || data.chunks_exact(piece.bytes());
+    let mut stored = vec![0u8; data.len()];
+    let mut target = vec![0u8; piece.bytes()];
+    let started = clock();
+    let rooms = stored.chunks_exact_mut(piece.bytes());
+    let lens: Vec<Option<usize>> =
+        pieces().zip(rooms).map(|(content, room)| compressor.compress(content, room)).collect();
+    let compress = clock() - started;
+    compressor.train_if_due();
+    let started = clock();
+    for ((content, room), len) in pieces().zip(stored.chunks_exact(piece.bytes())).zip(&lens) {
+        match len {
+            Some(len) => {
+                let _ = decompressor.decompress(&room[..*len], &mut target);
+            }
+            None => target.copy_from_slice(content),
+        }
+        black_box(&mut target);
+    }
+    let decompress = clock() - started;
+    RawCodec {
+        original_bytes: lens.len() * piece.bytes(),
+        stored_bytes: lens.iter().map(|len| len.unwrap_or(piece.bytes())).sum(),
+        compress,
+        decompress,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu_time;
+
+    #[test]
+    fn what_does_not_compress_is_stored_as_it_is() {
+        let piece = Order::new(2).unwrap();
+        let mut chance = 1u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (chance >> 56) as u8
+        })
+        .take(3 * piece.bytes() + 5)
+        .collect();
+        let raw = measure(&noise, piece, Codec::Lz4, cpu_time::thread);
+        assert_eq!((raw.original_bytes, raw.stored_bytes), (3 * piece.bytes(), 3 * piece.bytes()));
+        let raw = measure(&vec![7; 3 * piece.bytes()], piece, Codec::Lz4, cpu_time::thread);
+        assert!(raw.stored_bytes < raw.original_bytes / 20 && raw.compress > Duration::ZERO, "{raw:?}");
+    }
+}
