@@ -84,7 +84,7 @@ impl Readahead {
     /// Whether a fault on `page` continues a stream.
     pub fn is_expected(&self, page: PageNumber) -> bool {
         let streams = &self.0.lock().streams;
-        streams.iter().any(|stream| stream.window_pages > 0 && stream.position <= page && page <= stream.claimed)
+        streams.iter().any(|stream| (stream.window_pages > 0) & (stream.position <= page) & (page <= stream.claimed))
     }
 
     /// The program has faulted on `page` of the folio `folio`, which was out. `whole`: the rest of what it is a part of is
@@ -93,8 +93,10 @@ impl Readahead {
         let mut guard = self.0.lock();
         let Streams { streams, clock, strides } = &mut *guard;
         *clock += 1;
-        let continued =
-            |stream: &&mut Stream| stream.used > 0 && stream.position <= folio.start && folio.start <= stream.claimed;
+        // Without branches: where a fault lies to a stream that it does not continue is chance.
+        let continued = |stream: &&mut Stream| {
+            (stream.used > 0) & (stream.position <= folio.start) & (folio.start <= stream.claimed)
+        };
         if let Some(stream) = streams.iter_mut().find(continued) {
             stream.faults += 1;
             stream.position = folio.end;

@@ -44,7 +44,7 @@ impl Walk {
         let distance = page.0 as i64 - self.last.0 as i64;
         // Divisions take longer than all else that is done for a fault here; most faults are far away.
         let farthest = self.step_pages * i64::from(self.claimed + 1);
-        let may_be_next = distance != 0 && (distance < 0) == (farthest < 0) && distance.abs() <= farthest.abs();
+        let may_be_next = (distance != 0) & ((distance < 0) == (farthest < 0)) & (distance.abs() <= farthest.abs());
         (may_be_next && distance % self.step_pages == 0).then(|| (distance / self.step_pages) as u32)
     }
 

@@ -398,12 +398,19 @@ impl Player<'_> {
             }
         }
         self.last = Some((process, cell));
+        let mut known = None;
         for unit in units.drain(..) {
-            for &page in &pages {
-                let page = PageNumber(unit << UNIT.get()).offset(page);
-                if self.content.has(process, page) {
-                    self.touch(process, page)?;
-                }
+            let first = PageNumber(unit << UNIT.get());
+            let (block, at) = ((process, first.0 / BLOCK_PAGES as u64), first.index_in_block());
+            // Units of a cell lie side by side.
+            let (_, found) = match known {
+                Some(known @ (of, _)) if of == block => known,
+                _ => *known.insert((block, self.content.blocks.get(&block).zip(self.places.get(&block)))),
+            };
+            let Some((bits, &place)) = found else { continue };
+            let place = PageNumber(u64::from(place) * BLOCK_PAGES as u64).offset(at as u32);
+            for &page in pages.iter().filter(|&&page| is_set(bits, at + page as usize)) {
+                self.lab.touch(place.offset(page), false)?;
             }
         }
         self.units = units;
