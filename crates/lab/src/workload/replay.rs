@@ -81,6 +81,16 @@ fn part(pages: &Range<PageNumber>, block: u64) -> Range<usize> {
     within(pages.start)..within(pages.end)
 }
 
+/// Takes out the blocks of a process.
+fn take(blocks: &mut BTreeMap<Block, Bits>, process: u32) -> Vec<(Block, Bits)> {
+    let taken: Vec<(Block, Bits)> =
+        blocks.range((process, 0)..=(process, u64::MAX)).map(|(&block, &bits)| (block, bits)).collect();
+    for (block, _) in &taken {
+        blocks.remove(block);
+    }
+    taken
+}
+
 /// What has content, by block.
 #[derive(Default)]
 struct Content {
@@ -105,12 +115,9 @@ impl Content {
 
     /// The blocks of a process that has ended.
     fn take(&mut self, process: u32) -> Vec<(Block, Bits)> {
-        let taken: Vec<(Block, Bits)> =
-            self.blocks.range((process, 0)..=(process, u64::MAX)).map(|(&block, &bits)| (block, bits)).collect();
-        for (block, bits) in &taken {
-            self.blocks.remove(block);
-            self.pages -= bits.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-        }
+        let taken = take(&mut self.blocks, process);
+        let pages = taken.iter().flat_map(|(_, bits)| bits).map(|word| u64::from(word.count_ones()));
+        self.pages -= pages.sum::<u64>();
         taken
     }
 
@@ -244,8 +251,8 @@ struct Player<'a> {
     lab: &'a mut Lab,
     places: &'a BTreeMap<Block, u32>,
     content: Content,
-    /// What is mapped.
-    mapped: Content,
+    /// What is mapped, by block.
+    mapped: BTreeMap<Block, Bits>,
     /// By process, what is watched.
     shifts: BTreeMap<u32, u8>,
     /// Those that may go on, the oldest first.
@@ -284,7 +291,7 @@ impl Replay {
             lab,
             places: &self.summary.places,
             content: Content::default(),
-            mapped: Content::default(),
+            mapped: BTreeMap::new(),
             shifts: BTreeMap::new(),
             bursts: VecDeque::new(),
             spare: Vec::new(),
@@ -421,7 +428,7 @@ impl Player<'_> {
 
     fn map(&mut self, process: u32, range: &Range<PageNumber>, on: bool) {
         for (block, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-            let bits = self.mapped.blocks.entry((process, block)).or_default();
+            let bits = self.mapped.entry((process, block)).or_default();
             if set(bits, part, on) > 0 {
                 let mut at = 0;
                 let runs = std::iter::from_fn(|| {
@@ -454,7 +461,7 @@ impl Player<'_> {
     fn end(&mut self, process: u32) {
         self.content.take(process);
         self.shifts.remove(&process);
-        self.mapped.take(process);
+        take(&mut self.mapped, process);
         for (_, place, _) in self.placed(process, &(PageNumber(0)..PageNumber(u64::MAX))).collect::<Vec<_>>() {
             let pages = place..place.offset(BLOCK_PAGES as u32);
             self.lab.forget(pages.clone());
