@@ -14,7 +14,7 @@ def test_every_listed_scenario_has_a_line():
 
 def test_runs_are_the_same_by_any_number_of_threads():
     def runs(threads):
-        got = cli("lab", "run", "swap-allocator", "--set", "swap.swap_in=page,whole", "--set",
+        got = cli("lab", "run", "swap-allocator", "--vary", "swap.swap_in=page,whole", "--vary",
                   "workload.swap-allocator.rounds=8", "--threads", threads, "--json", "-")
         return json.loads(got.out)
     page, whole = runs("2")
@@ -29,12 +29,12 @@ def test_a_bad_scenario_is_refused_with_file_line_and_reason(tmp_path):
     got = cli("lab", "run", str(bad))
     assert got.code == 125 and got.err.startswith(f"foliomem: {bad}:2: "), got.err
     for setting, why in [("swap.strategy=best", "unknown swap strategy"), ("swap.size=3", "there is no")]:
-        got = cli("lab", "run", "swap-allocator", "--set", setting)
-        assert got.code == 125 and f"--set {setting}: " in got.err and why in got.err, got.err
+        got = cli("lab", "run", "swap-allocator", "--vary", setting)
+        assert got.code == 125 and f"--vary {setting}: " in got.err and why in got.err, got.err
 
 
 def test_a_program_that_fits_nowhere_ends():
-    got = cli("lab", "run", "swap-allocator", "--set", "machine.limit_mib=16", "--set", "swap.size_mib=2")
+    got = cli("lab", "run", "swap-allocator", "--vary", "machine.limit_mib=16", "--vary", "swap.size_mib=2")
     assert got.code == 125 and "out of memory after" in got.err and "swap.size_mib" in got.err, got.err
 
 

@@ -67,8 +67,8 @@ pub struct LabRunArgs {
     pub scenario: PathBuf,
     /// Set something of it; several values, or several of these, run every combination. Of a list, join values by +, or
     /// give none: swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=,64,64+2048.
-    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_set)]
-    pub set: Vec<(String, Vec<String>)>,
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_vary)]
+    pub vary: Vec<(String, Vec<String>)>,
     #[command(flatten)]
     pub runs: LabRunsArgs,
 }
@@ -99,8 +99,8 @@ pub struct LabReplayArgs {
     /// Folio sizes beside 4K: 64K, or 16K,32K,64K; "none" for 4K alone.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16K,32K,64K")]
     pub sizes: Vec<String>,
-    /// Vary something else, as --set of `lab run` does: swap.strategy=cluster-lists,nonfull-first.
-    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_set)]
+    /// Set something else, as --vary of `lab run` does: swap.strategy=cluster-lists,nonfull-first.
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_vary)]
     pub vary: Vec<(String, Vec<String>)>,
     #[command(flatten)]
     pub runs: LabRunsArgs,
@@ -120,7 +120,7 @@ pub struct LabSeedsArgs {
     pub threads: Option<u16>,
 }
 
-fn parse_set(text: &str) -> Result<(String, Vec<String>), String> {
+fn parse_vary(text: &str) -> Result<(String, Vec<String>), String> {
     let (key, values) = text.split_once('=').ok_or("KEY=VALUE is wanted, as in swap.strategy=nonfull-first")?;
     Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
 }

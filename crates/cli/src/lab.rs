@@ -23,7 +23,7 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
         LabCommand::List => list(),
         LabCommand::Run(args) => {
             let (name, text) = sweep::read(&args.scenario)?;
-            run(&name, &text, &args.set, &args.runs)
+            run(&name, &text, &args.vary, &args.runs)
         }
         LabCommand::Replay(args) => replay(args),
         LabCommand::Seeds(args) => seeds(args),

@@ -23,7 +23,7 @@ pub enum LabError {
         why: String,
     },
     /// A setting that is to replace one of the scenario is none.
-    #[error("--set {setting}: {why}")]
+    #[error("--vary {setting}: {why}")]
     Setting {
         /// As on the command line.
         setting: String,

@@ -1,6 +1,6 @@
 //! Scenario files: a machine, a swap device and a workload, as TOML.
 //!
-//! A bad file is refused with its name, the line and the reason; a bad `--set` with the setting and the reason.
+//! A bad file is refused with its name, the line and the reason; a bad `--vary` with the setting and the reason.
 
 use crate::costs::Costs;
 use crate::error::{LabError, one_line};
@@ -267,7 +267,7 @@ mod tests {
             ("machine", "2", "no single value"),
         ] {
             let refused = with(key, value).unwrap_err().to_string();
-            assert!(refused.starts_with(&format!("--set {key}={value}: ")) && refused.contains(why), "{refused}");
+            assert!(refused.starts_with(&format!("--vary {key}={value}: ")) && refused.contains(why), "{refused}");
         }
     }
 
