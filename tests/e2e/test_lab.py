@@ -44,7 +44,7 @@ def test_costs_come_from_a_file_or_it_is_refused_with_its_line(tmp_path):
 
     def seconds(costs):
         slow.write_text(costs)
-        got = cli("lab", "run", "swap-allocator", "--costs", str(slow), "--set", "workload.swap-allocator.rounds=2",
+        got = cli("lab", "run", "swap-allocator", "--costs", str(slow), "--vary", "workload.swap-allocator.rounds=2",
                   "--json", "-").ok()
         return json.loads(got.out)[0]["outcome"]["modelled_cpu_seconds"]
     assert seconds(reference.replace("fault_ns = 5700", "fault_ns = 5700000")) > 10 * seconds(reference)
@@ -59,7 +59,7 @@ def test_costs_come_from_a_file_or_it_is_refused_with_its_line(tmp_path):
 def test_calibrate_writes_costs_that_run_takes(tmp_path):
     costs = tmp_path / "costs.toml"
     cli("lab", "calibrate", "-o", str(costs), timeout=180).ok()
-    got = cli("lab", "run", "swap-bandwidth", "--costs", str(costs), "--set", "workload.swap-bandwidth.rounds=1").ok()
+    got = cli("lab", "run", "swap-bandwidth", "--costs", str(costs), "--vary", "workload.swap-bandwidth.rounds=1").ok()
     assert "Linux" in got.err and "CPUs" in got.err, got.err
     assert "modelled" in got.out.decode()
 

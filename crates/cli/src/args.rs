@@ -45,6 +45,8 @@ pub enum LabCommand {
     Run(LabRunArgs),
     /// Run what `record` has recorded once more, at another limit and with other settings.
     Replay(LabReplayArgs),
+    /// Write what `record` has recorded as a table: a Parquet file with a row for each event.
+    Export(LabExportArgs),
     /// Published results beside the lab's.
     Seeds(LabSeedsArgs),
     /// Measure what things cost on this machine: a file for --costs of `run` and `replay`.
@@ -62,15 +64,22 @@ pub struct LabCalibrateArgs {
 /// Options of `lab run`.
 #[derive(Debug, clap::Args)]
 pub struct LabRunArgs {
+    #[command(flatten)]
+    pub scenario: LabScenarioArgs,
+    #[command(flatten)]
+    pub runs: LabRunsArgs,
+}
+
+/// What is to be run.
+#[derive(Debug, clap::Args)]
+pub struct LabScenarioArgs {
     /// A scenario file, or the name of one that `lab list` prints.
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "SCENARIO")]
     pub scenario: PathBuf,
     /// Set something of it; several values, or several of these, run every combination. Of a list, join values by +, or
     /// give none: swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=,64,64+2048.
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_vary)]
     pub vary: Vec<(String, Vec<String>)>,
-    #[command(flatten)]
-    pub runs: LabRunsArgs,
 }
 
 /// What `lab run` and `lab replay` have in common.
@@ -79,12 +88,36 @@ pub struct LabRunsArgs {
     /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
     #[arg(long, value_name = "FILE")]
     pub costs: Option<PathBuf>,
-    /// Write the runs as a JSON array to FILE; "-" for stdout, without the table.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub files: LabFilesArgs,
     /// Threads that run them. [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+}
+
+/// Where runs are written to beside the terminal.
+#[derive(Debug, clap::Args)]
+pub struct LabFilesArgs {
+    /// Write the runs as a JSON array to FILE; "-" for stdout, without the table.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the runs as a page with tables and plots, which needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write the runs as a Parquet file: a row for each, a column for each setting and result.
+    #[arg(long, value_name = "FILE")]
+    pub parquet: Option<PathBuf>,
+}
+
+/// Options of `lab export`.
+#[derive(Debug, clap::Args)]
+pub struct LabExportArgs {
+    /// What `record` has written.
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Where the table goes.
+    #[arg(short, long, value_name = "FILE.parquet")]
+    pub output: PathBuf,
 }
 
 /// Options of `lab replay`.

@@ -1,8 +1,11 @@
 //! `foliomem lab`: runs scenarios and prints what they come to.
 
-use crate::args::{LabCalibrateArgs, LabCommand, LabReplayArgs, LabRunsArgs, LabSeedsArgs};
+mod files;
+
+use crate::args::{LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs};
 use crate::error::CliError;
 use crate::size::{SizeError, format_mib, parse_bytes, parse_order};
+use files::Files;
 use foliomem_bench::calibrate;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_lab::costs::CostTable;
@@ -10,7 +13,8 @@ use foliomem_lab::outcome::Outcome;
 use foliomem_lab::scenario::Scenario;
 use foliomem_lab::seeds::{self, SeedRow};
 use foliomem_lab::shipped::SHIPPED;
-use foliomem_lab::sweep;
+use foliomem_lab::sweep::{self, Run};
+use foliomem_lab::trace_table;
 use foliomem_lab::workload::Summary;
 use std::fs::File;
 use std::io::Write;
@@ -22,10 +26,11 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
     match what {
         LabCommand::List => list(),
         LabCommand::Run(args) => {
-            let (name, text) = sweep::read(&args.scenario)?;
-            run(&name, &text, &args.vary, &args.runs)
+            let (name, text) = sweep::read(&args.scenario.scenario)?;
+            run(&name, &text, &args.scenario.vary, &args.runs)
         }
         LabCommand::Replay(args) => replay(args),
+        LabCommand::Export(args) => export(args),
         LabCommand::Seeds(args) => seeds(args),
         LabCommand::Calibrate(args) => calibrate(args),
     }
@@ -65,29 +70,30 @@ fn list() -> Result<u8, CliError> {
     Ok(0)
 }
 
-fn run(name: &str, text: &str, set: &[(String, Vec<String>)], args: &LabRunsArgs) -> Result<u8, CliError> {
-    let unwritable = |path: &Path, error| CliError::Runs(path.to_owned(), error);
-    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-    // What cannot be written to is better known before hours have gone by.
-    let file = match &args.json {
-        Some(path) if !to_stdout => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
-        _ => None,
-    };
+fn run(name: &str, text: &str, vary: &[(String, Vec<String>)], args: &LabRunsArgs) -> Result<u8, CliError> {
+    let files = Files::create(&args.files)?;
     let read = args.costs.as_deref().map(CostTable::read).transpose()?;
     let costs = read.as_ref().unwrap_or(CostTable::reference());
     let started = Instant::now();
-    let runs = sweep::sweep(name, text, set, costs.costs, threads(args.threads), &say_progress)?;
+    let runs = sweep::sweep(name, text, vary, costs.costs, threads(args.threads), &say_progress)?;
+    show(name, text, costs, &runs, started, files)
+}
+
+/// Writes and prints the runs of a scenario.
+fn show(
+    name: &str,
+    text: &str,
+    costs: &CostTable,
+    runs: &[Run],
+    started: Instant,
+    files: Files,
+) -> Result<u8, CliError> {
     let seconds = started.elapsed().as_secs_f64();
-    if to_stdout {
-        println!("{}", serde_json::json!(runs));
+    if files.write(name, text, runs)? {
         return Ok(0);
     }
-    if let Some((path, mut file)) = file {
-        writeln!(file, "{}", serde_json::json!(runs)).map_err(|error| unwritable(path, error))?;
-    }
-    for run in &runs {
-        let set: Vec<String> = run.set.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        println!("{name} {}", set.join(" "));
+    for run in runs {
+        println!("{name} {}", sweep::named(&run.set));
         print_outcome(&run.outcome);
     }
     eprintln!("foliomem: times are those of {}", costs.measured_on);
@@ -96,6 +102,12 @@ fn run(name: &str, text: &str, set: &[(String, Vec<String>)], args: &LabRunsArgs
         "foliomem: {events} page events in {seconds:.1} s, {:.1} million a second",
         events as f64 / seconds / 1e6
     );
+    Ok(0)
+}
+
+fn export(args: &LabExportArgs) -> Result<u8, CliError> {
+    let events = trace_table::export(&args.trace, &args.output)?;
+    eprintln!("foliomem: {}: {events} events", args.output.display());
     Ok(0)
 }
 

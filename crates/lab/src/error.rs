@@ -30,6 +30,14 @@ pub enum LabError {
         /// What is wrong with it.
         why: String,
     },
+    /// One of several runs has failed.
+    #[error("{settings}: {why}")]
+    Run {
+        /// Which.
+        settings: String,
+        /// Why.
+        why: Box<LabError>,
+    },
     /// A trace cannot be read.
     #[error("cannot read the trace {0}: {1}")]
     UnreadableTrace(PathBuf, std::io::Error),
@@ -43,6 +51,12 @@ pub enum LabError {
         /// What is wrong there.
         why: String,
     },
+    /// It would be overwritten by what is made of it.
+    #[error("{0} is the trace itself: name another file")]
+    OntoItself(PathBuf),
+    /// A table cannot be written.
+    #[error("cannot write {0}: {1}")]
+    Unwritable(PathBuf, std::io::Error),
     /// It has more memory than can be simulated.
     #[error("the trace {0} has more than 4 TiB of memory")]
     TraceTooLarge(PathBuf),

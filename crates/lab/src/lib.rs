@@ -6,16 +6,20 @@
 //! ([`sweep`]). Counts and ratios are the engine's own. Times are modelled, from a table of [`costs`].
 #![forbid(unsafe_code)]
 
+pub mod columns;
 pub mod costs;
 pub mod error;
 pub mod lab;
 pub mod machine;
 pub mod outcome;
+pub mod parquet_file;
 pub mod random;
+pub mod report;
 pub mod scenario;
 pub mod schedule;
 pub mod seeds;
 pub mod shipped;
 pub mod sweep;
 pub mod trace;
+pub mod trace_table;
 pub mod workload;

@@ -7,10 +7,10 @@ use crate::scenario::Scenario;
 use crate::schedule::Took;
 use crate::workload::{Round, fallback_percent};
 use foliomem_core::units::Order;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// See the module.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// Hash of all counters and of everything below. Two runs that differ in anything differ here.
     pub digest: String,
@@ -59,7 +59,7 @@ pub struct Outcome {
 }
 
 /// Counters of a folio size, as in `hugepages-<size>kB/stats`.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SizeOutcome {
     /// The size.
     pub kib: u32,

@@ -154,17 +154,24 @@ impl Scenario {
         // What is wrong with the file itself is to be said first.
         let unchanged = Scenario::parse(name, text)?;
         let Some((last_key, last_value)) = settings.last() else { return Ok(unchanged) };
-        let mut table: toml::Table = toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))?;
-        for (key, value) in settings {
-            set(&mut table, key, value).map_err(|why| bad_setting(key, value, &why))?;
-        }
-        Scenario::deserialize(table).map_err(|error| {
+        Scenario::deserialize(replaced(name, text, settings)?).map_err(|error| {
             let list: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
             match list.as_slice() {
                 [_] => bad_setting(last_key, last_value, error.message()),
                 _ => LabError::Setting { setting: list.join(" "), why: one_line(error.message()) },
             }
         })
+    }
+
+    /// Everything that can be set in a scenario, with some of it replaced: dotted keys, sorted, and their values.
+    pub fn settings(
+        name: &str,
+        text: &str,
+        settings: &[(String, String)],
+    ) -> Result<Vec<(String, toml::Value)>, LabError> {
+        let mut flat = Vec::new();
+        flatten("", replaced(name, text, settings)?, &mut flat);
+        Ok(flat)
     }
 
     /// The machine, by its costs, and the engine of the scenario.
@@ -191,6 +198,24 @@ impl Scenario {
         let costs = self.workload.costs(self.costs);
         let machine = LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, costs);
         Lab::new(machine, config, check_every)
+    }
+}
+
+/// The text of the file `name` as a table, with some of its settings replaced.
+fn replaced(name: &str, text: &str, settings: &[(String, String)]) -> Result<toml::Table, LabError> {
+    let mut table = toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))?;
+    for (key, value) in settings {
+        set(&mut table, key, value).map_err(|why| bad_setting(key, value, &why))?;
+    }
+    Ok(table)
+}
+
+fn flatten(above: &str, table: toml::Table, flat: &mut Vec<(String, toml::Value)>) {
+    for (key, value) in table {
+        match value {
+            toml::Value::Table(inner) => flatten(&format!("{above}{key}."), inner, flat),
+            value => flat.push((format!("{above}{key}"), value)),
+        }
     }
 }
 

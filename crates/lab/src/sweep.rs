@@ -5,15 +5,18 @@ use crate::error::LabError;
 use crate::outcome::Outcome;
 use crate::scenario::Scenario;
 use crate::shipped;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+/// Settings in the place of those of the file: key and value of each.
+pub type Settings = Vec<(String, String)>;
+
 /// One of them, done.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// The settings that replaced those of the file: key and value.
-    pub set: Vec<(String, String)>,
+    /// What replaced settings of the file.
+    pub set: Settings,
     /// What it came to.
     pub outcome: Outcome,
 }
@@ -27,10 +30,16 @@ pub fn read(name: &std::path::Path) -> Result<(String, String), LabError> {
     Ok((name.display().to_string(), text))
 }
 
+/// Settings as they stand in messages and tables.
+pub fn named(settings: &[(String, String)]) -> String {
+    let each: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    each.join(" ")
+}
+
 /// Every combination of values, the last key's changing fastest.
-pub fn combinations(varied: &[(String, Vec<String>)]) -> Vec<Vec<(String, String)>> {
+fn combinations(varied: &[(String, Vec<String>)]) -> Vec<Settings> {
     varied.iter().fold(vec![Vec::new()], |before, (key, values)| {
-        let extend = |settings: Vec<(String, String)>| {
+        let extend = |settings: Settings| {
             values.iter().map(move |value| [settings.as_slice(), &[(key.clone(), value.clone())]].concat())
         };
         before.into_iter().flat_map(extend).collect()
@@ -43,6 +52,10 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Runs all of `scenarios` by `threads` threads. The outcomes, in the order of the scenarios, do not depend on how many
 /// threads there are.
 pub fn run_all(scenarios: &[Scenario], threads: usize, progress: Progress) -> Result<Vec<Outcome>, LabError> {
+    run_each(scenarios, threads, progress).into_iter().collect()
+}
+
+fn run_each(scenarios: &[Scenario], threads: usize, progress: Progress) -> Vec<Result<Outcome, LabError>> {
     let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let done: Vec<Mutex<Option<Result<Outcome, LabError>>>> = scenarios.iter().map(|_| Mutex::default()).collect();
     std::thread::scope(|scope| {
@@ -63,6 +76,16 @@ pub fn run_all(scenarios: &[Scenario], threads: usize, progress: Progress) -> Re
     done.into_iter().filter_map(outcome).collect()
 }
 
+/// The settings of each run of the scenario of `text`, from the file `name`, and the scenarios they make of it.
+pub fn scenarios(
+    name: &str,
+    text: &str,
+    varied: &[(String, Vec<String>)],
+) -> Result<Vec<(Settings, Scenario)>, LabError> {
+    let parse = |set: Settings| Ok((set.clone(), Scenario::parse_with(name, text, &set)?));
+    combinations(varied).into_iter().map(parse).collect()
+}
+
 /// Runs the scenario of `text`, from the file `name`, with each combination of settings, where things cost what `costs`
 /// says.
 pub fn sweep(
@@ -73,10 +96,14 @@ pub fn sweep(
     threads: usize,
     progress: Progress,
 ) -> Result<Vec<Run>, LabError> {
-    let settings = combinations(varied);
-    let parse =
-        |set: &Vec<(String, String)>| Ok::<_, LabError>(Scenario { costs, ..Scenario::parse_with(name, text, set)? });
-    let scenarios = settings.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    let outcomes = run_all(&scenarios, threads, progress)?;
-    Ok(settings.into_iter().zip(outcomes).map(|(set, outcome)| Run { set, outcome }).collect())
+    let (settings, scenarios): (Vec<_>, Vec<_>) = scenarios(name, text, varied)?.into_iter().unzip();
+    let scenarios: Vec<_> = scenarios.into_iter().map(|scenario| Scenario { costs, ..scenario }).collect();
+    let outcomes = run_each(&scenarios, threads, progress);
+    let is_one = settings.len() == 1;
+    let run = |(set, outcome): (Settings, Result<Outcome, LabError>)| match outcome {
+        Ok(outcome) => Ok(Run { set, outcome }),
+        Err(why) if is_one => Err(why),
+        Err(why) => Err(LabError::Run { settings: named(&set), why: Box::new(why) }),
+    };
+    settings.into_iter().zip(outcomes).map(run).collect()
 }

@@ -40,7 +40,7 @@ pub enum Workload {
 }
 
 /// What a part of a workload came to, for folios of the largest enabled size.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Round {
     /// Folios that went out in one piece.
     pub swpout: u64,

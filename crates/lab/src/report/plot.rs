@@ -1,0 +1,282 @@
+//! Plots as SVG: lines over numbers, bars over names.
+
+use super::markup::Markup;
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 280.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 34.0;
+/// What a number below the axis needs.
+const LABEL_WIDTH: f64 = 44.0;
+/// A few values so far apart stand by their logarithms: a plain axis would put all but the largest in one place.
+const WIDE_RATIO: f64 = 32.0;
+const FEW: usize = 12;
+
+/// Colours that colour-blind people can tell apart (Okabe and Ito, without yellow and black).
+const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
+/// What tells lines of one colour apart.
+const DASHES: [&str; 2] = ["none", "6 3"];
+/// How many series one plot can tell apart.
+pub const MOST_SERIES: usize = COLOURS.len() * DASHES.len();
+
+/// Where values stand.
+pub enum Axis {
+    /// By numbers, in any order.
+    Numbers(Vec<f64>),
+    /// Side by side.
+    Names(Vec<String>),
+}
+
+/// Values of one thing, one for each place of the axis, if there is one.
+pub struct Series {
+    /// What it is.
+    pub name: String,
+    /// See there.
+    pub values: Vec<Option<f64>>,
+}
+
+/// A plot.
+pub struct Plot {
+    /// What the values are.
+    pub title: String,
+    /// What the axis is.
+    pub axis_name: String,
+    /// See there.
+    pub axis: Axis,
+    /// At most [`MOST_SERIES`].
+    pub series: Vec<Series>,
+}
+
+/// Steps of 1, 2 or 5 times a power of ten from 0 on, at most six, up to `most` or a little more.
+fn ticks(most: f64) -> Vec<f64> {
+    let most = if most > 0.0 && most.is_finite() { most } else { 1.0 };
+    let decade = 10f64.powf((most / 5.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|times| times * decade).into_iter().find(|step| step * 5.0 >= most * 0.999);
+    let step = step.unwrap_or(decade * 10.0);
+    let last = (most / step * 0.999).ceil() as u32;
+    (0..=last).map(|number| f64::from(number) * step).collect()
+}
+
+/// Short, as it stands at an axis.
+fn short(value: f64) -> String {
+    let (value, unit) = match value.abs() {
+        large if large >= 1e9 => (value / 1e9, "G"),
+        large if large >= 1e6 => (value / 1e6, "M"),
+        large if large >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    // Three digits; what an addition has left in the last place is no part of the number.
+    let digits = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).max(0) };
+    let text = format!("{value:.*}", digits as usize);
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{unit}")
+}
+
+struct Scale {
+    from: f64,
+    to: f64,
+    is_log: bool,
+}
+
+impl Scale {
+    fn new(numbers: &[f64]) -> Scale {
+        let from = numbers.iter().copied().fold(f64::INFINITY, f64::min);
+        let to = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Scale { from, to, is_log: from > 0.0 && to / from >= WIDE_RATIO && numbers.len() <= FEW }
+    }
+
+    fn x(&self, number: f64) -> f64 {
+        let at = |number: f64| if self.is_log { number.ln() } else { number };
+        let width = at(self.to) - at(self.from);
+        let part = if width > 0.0 { (at(number) - at(self.from)) / width } else { 0.5 };
+        LEFT + 8.0 + part * (WIDTH - LEFT - RIGHT - 16.0)
+    }
+}
+
+fn y(value: f64, most: f64) -> f64 {
+    TOP + (1.0 - value / most) * (HEIGHT - TOP - BOTTOM)
+}
+
+impl Plot {
+    /// Adds it to a page.
+    pub fn draw(&self, page: &mut Markup) {
+        let highest = self.series.iter().flat_map(|series| &series.values).flatten().copied().fold(0.0, f64::max);
+        let ticks = ticks(highest);
+        let most = ticks.last().copied().unwrap_or(1.0);
+        page.element("figure", &[], |figure| {
+            figure.leaf("figcaption", &self.title);
+            let view = format!("0 0 {WIDTH} {HEIGHT}");
+            figure.element("svg", &[("viewBox", &view), ("role", &"img"), ("aria-label", &self.title)], |svg| {
+                for &tick in &ticks {
+                    let at = y(tick, most);
+                    line(svg, "grid", (LEFT, at), (WIDTH - RIGHT, at));
+                    label(svg, "end", (LEFT - 6.0, at + 4.0), &short(tick));
+                }
+                match &self.axis {
+                    Axis::Numbers(numbers) => self.draw_lines(svg, numbers, most),
+                    Axis::Names(names) => self.draw_bars(svg, names, most),
+                }
+                label(svg, "middle", ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 3.0), &self.axis_name);
+            });
+            self.draw_legend(figure);
+        });
+    }
+
+    fn draw_lines(&self, svg: &mut Markup, numbers: &[f64], most: f64) {
+        let scale = Scale::new(numbers);
+        let mut order: Vec<usize> = (0..numbers.len()).collect();
+        order.sort_by(|&a, &b| numbers[a].total_cmp(&numbers[b]));
+        let mut free_from = f64::NEG_INFINITY;
+        for &place in &order {
+            let x = scale.x(numbers[place]);
+            if x >= free_from {
+                label(svg, "middle", (x, HEIGHT - BOTTOM + 16.0), &short(numbers[place]));
+                free_from = x + LABEL_WIDTH;
+            }
+        }
+        for (number, series) in self.series.iter().enumerate() {
+            let points: Vec<(f64, f64, f64)> = order
+                .iter()
+                .filter_map(|&place| {
+                    let value = series.values[place]?;
+                    Some((numbers[place], scale.x(numbers[place]), value))
+                })
+                .collect();
+            let path: Vec<String> =
+                points.iter().map(|(_, x, value)| format!("{x:.1},{:.1}", y(*value, most))).collect();
+            let (colour, dashes) = look(number);
+            let attributes: [(&str, &dyn std::fmt::Display); 4] =
+                [("class", &"line"), ("stroke", &colour), ("stroke-dasharray", &dashes), ("points", &path.join(" "))];
+            svg.element("polyline", &attributes, |_| {});
+            for (at, x, value) in points {
+                let (x, y) = (format!("{x:.1}"), format!("{:.1}", y(value, most)));
+                svg.element("circle", &[("cx", &x), ("cy", &y), ("r", &2.5), ("fill", &colour)], |circle| {
+                    circle.leaf("title", format_args!("{}, {}: {}", series.name, short(at), exact(value)));
+                });
+            }
+        }
+    }
+
+    fn draw_bars(&self, svg: &mut Markup, names: &[String], most: f64) {
+        let group = (WIDTH - LEFT - RIGHT) / names.len().max(1) as f64;
+        let width = group * 0.8 / self.series.len().max(1) as f64;
+        for (place, name) in names.iter().enumerate() {
+            let start = LEFT + group * place as f64;
+            label(svg, "middle", (start + group / 2.0, HEIGHT - BOTTOM + 16.0), name);
+            for (number, series) in self.series.iter().enumerate() {
+                let Some(value) = series.values[place] else { continue };
+                let (colour, dashes) = look(number);
+                let opacity = if dashes == DASHES[0] { 1.0 } else { 0.5 };
+                let top = y(value, most);
+                let (x, width) =
+                    (start + group * 0.1 + width * number as f64, format!("{:.2}", (width - 1.0).max(0.5)));
+                let (x, y, height) = (format!("{x:.2}"), format!("{top:.1}"), format!("{:.1}", HEIGHT - BOTTOM - top));
+                let attributes: [(&str, &dyn std::fmt::Display); 6] = [
+                    ("x", &x),
+                    ("y", &y),
+                    ("width", &width),
+                    ("height", &height),
+                    ("fill", &colour),
+                    ("fill-opacity", &opacity),
+                ];
+                svg.element("rect", &attributes, |rect| {
+                    rect.leaf("title", format_args!("{}, {name}: {}", series.name, exact(value)));
+                });
+            }
+        }
+    }
+
+    fn draw_legend(&self, figure: &mut Markup) {
+        if self.series.len() < 2 {
+            return;
+        }
+        figure.element("ul", &[("class", &"legend")], |list| {
+            for (number, series) in self.series.iter().enumerate() {
+                let (colour, dashes) = look(number);
+                let border = if dashes == DASHES[0] { "solid" } else { "dashed" };
+                list.element("li", &[], |item| {
+                    let style = format!("border-top: 3px {border} {colour}");
+                    item.element("span", &[("style", &style)], |_| {});
+                    item.text(&series.name);
+                });
+            }
+        });
+    }
+}
+
+/// Colour and dashes of a series.
+fn look(number: usize) -> (&'static str, &'static str) {
+    (COLOURS[number % COLOURS.len()], DASHES[number / COLOURS.len() % DASHES.len()])
+}
+
+/// As it is shown next to a point.
+fn exact(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.3}") }
+}
+
+fn line(svg: &mut Markup, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+    let [x1, y1, x2, y2] = [x1, y1, x2, y2].map(|at| format!("{at:.1}"));
+    svg.element("line", &[("class", &class), ("x1", &x1), ("y1", &y1), ("x2", &x2), ("y2", &y2)], |_| {});
+}
+
+fn label(svg: &mut Markup, anchor: &str, (x, y): (f64, f64), text: &str) {
+    let [x, y] = [x, y].map(|at| format!("{at:.1}"));
+    svg.element("text", &[("x", &x), ("y", &y), ("text-anchor", &anchor)], |label| label.text(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn numbers_at_an_axis_are_short() {
+        let cases = [
+            (0.0, "0"),
+            (0.3 - 0.1, "0.2"),
+            (12.0, "12"),
+            (100.0, "100"),
+            (9999.0, "9999"),
+            (20_000.0, "20k"),
+            (2.5e6, "2.5M"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(short(value), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ticks_reach_over_every_value_and_are_few(most in prop_oneof![0.0..1e-3, 0.0..1e3, 0.0..1e15]) {
+            let ticks = ticks(most);
+            prop_assert!((2..=7).contains(&ticks.len()), "{ticks:?}");
+            prop_assert!(*ticks.last().unwrap() >= most * 0.999);
+        }
+
+        #[test]
+        fn whatever_is_drawn_lies_inside_the_plot(
+            points in prop::collection::vec((0.001..1e7f64, prop::option::of(0.0..1e9f64)), 1..20), is_named: bool
+        ) {
+            let (numbers, values): (Vec<f64>, Vec<Option<f64>>) = points.into_iter().unzip();
+            let shown = values.iter().flatten().count();
+            let names = numbers.iter().map(ToString::to_string).collect();
+            let axis = if is_named { Axis::Names(names) } else { Axis::Numbers(numbers) };
+            let plot = Plot { title: String::new(), axis_name: String::new(), axis, series: vec![Series { name: String::new(), values }] };
+            let mut page = Markup::default();
+            plot.draw(&mut page);
+            let page = page.into_page();
+            let options = roxmltree::ParsingOptions { allow_dtd: true, ..roxmltree::ParsingOptions::default() };
+            let document = roxmltree::Document::parse_with_options(&page, options).unwrap();
+            let marks: Vec<_> = document.descendants().filter(|node| ["circle", "rect"].contains(&node.tag_name().name())).collect();
+            prop_assert_eq!(marks.len(), shown);
+            for mark in marks {
+                let number = |name: &str| mark.attribute(name).map_or(0.0, |text| text.parse::<f64>().unwrap());
+                let (x, y) = (number("cx") + number("x"), number("cy") + number("y"));
+                prop_assert!(x >= LEFT && x + number("width") <= WIDTH && y >= TOP - 0.1, "{mark:?}");
+                prop_assert!(y + number("height") <= HEIGHT - BOTTOM + 0.2, "{mark:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Traces as Parquet files: a row for each event, in the order of the trace.
+//!
+//! | column | of which kinds | what |
+//! |---|---|---|
+//! | `time_us`, `process`, `kind` | all | when, by a clock that begins anywhere; which process, 0, 1, ... as they began; see below |
+//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `touch`, `refault` | addresses by 4096 |
+//! | `to_page` | `remap` | where it went |
+//! | `pid` | `start` | its number in the system |
+//! | `watch_shift` | `watch` | one unit of 2^this is watched |
+//! | `sample_kib`, `compressed_bytes` | `compressed` | a sample, and what it compresses to |
+//! | `lost_events` | `lost` | how many are missing |
+
+use crate::columns::{Cells, Column, signed};
+use crate::error::LabError;
+use crate::parquet_file::ParquetFile;
+use crate::trace::{Record, TraceReader};
+use foliomem_core::trace::{Event, UNIT};
+use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use std::fs::File;
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+
+/// Rows that are written at once: 70 MiB of columns.
+const GROUP_ROWS: usize = 1 << 19;
+
+/// What an event has of the columns behind `kind`, in their order.
+#[derive(Default)]
+struct Numbers {
+    first_page: Option<u64>,
+    pages: Option<u64>,
+    to_page: Option<u64>,
+    pid: Option<u64>,
+    watch_shift: Option<u64>,
+    sample_kib: Option<u64>,
+    compressed_bytes: Option<u64>,
+    lost_events: Option<u64>,
+}
+
+/// Names of those columns.
+const NUMBERS: [&str; 8] =
+    ["first_page", "pages", "to_page", "pid", "watch_shift", "sample_kib", "compressed_bytes", "lost_events"];
+
+impl Numbers {
+    fn of_pages(pages: &Range<PageNumber>) -> Numbers {
+        let (first, end) = (pages.start.0, pages.end.0);
+        Numbers { first_page: Some(first), pages: Some(end - first), ..Numbers::default() }
+    }
+
+    fn of_page(page: PageNumber) -> Numbers {
+        Numbers { first_page: Some(page.0), pages: Some(1), ..Numbers::default() }
+    }
+
+    fn array(&self) -> [Option<u64>; NUMBERS.len()] {
+        let Numbers { first_page, pages, to_page, pid, watch_shift, sample_kib, compressed_bytes, lost_events } = *self;
+        [first_page, pages, to_page, pid, watch_shift, sample_kib, compressed_bytes, lost_events]
+    }
+}
+
+/// The event's kind, and its numbers.
+fn cells(event: &Event) -> (&'static str, Numbers) {
+    let none = Numbers::default;
+    match event {
+        Event::Start { pid } => ("start", Numbers { pid: Some(u64::from(*pid)), ..none() }),
+        Event::End => ("end", none()),
+        Event::Map(pages) => ("map", Numbers::of_pages(pages)),
+        Event::Unmap(pages) => ("unmap", Numbers::of_pages(pages)),
+        Event::Discard(pages) => ("discard", Numbers::of_pages(pages)),
+        Event::Remap(pages, to) => ("remap", Numbers { to_page: Some(to.0), ..Numbers::of_pages(pages) }),
+        Event::Fill(pages) => ("fill", Numbers::of_pages(pages)),
+        Event::Touch(page) => ("touch", Numbers::of_page(*page)),
+        Event::Refault(page) => ("refault", Numbers::of_page(*page)),
+        Event::Watch(shift) => ("watch", Numbers { watch_shift: Some(u64::from(*shift)), ..none() }),
+        Event::Compressed(order, len_bytes) => {
+            let (sample_kib, compressed_bytes) = (Some(u64::from(order.kib())), Some(u64::from(*len_bytes)));
+            ("compressed", Numbers { sample_kib, compressed_bytes, ..none() })
+        }
+        Event::Lost(events) => ("lost", Numbers { lost_events: Some(*events), ..none() }),
+    }
+}
+
+fn columns(records: &[Record]) -> Vec<Column> {
+    let column = |name: &str, cells| Column { name: name.to_owned(), cells };
+    let integers = |value: &dyn Fn(&Record) -> u64| {
+        Cells::Integers(records.iter().map(|record| Some(signed(value(record)))).collect())
+    };
+    let (kinds, numbers): (Vec<_>, Vec<_>) = records.iter().map(|record| cells(&record.event)).unzip();
+    let numbers: Vec<_> = numbers.iter().map(Numbers::array).collect();
+    let mut columns = vec![
+        column("time_us", integers(&|record| record.time_us)),
+        column("process", integers(&|record| u64::from(record.process))),
+        column("kind", Cells::Texts(kinds.into_iter().map(|kind| Some(kind.to_owned())).collect())),
+    ];
+    columns.extend(NUMBERS.iter().enumerate().map(|(at, name)| {
+        column(name, Cells::Integers(numbers.iter().map(|numbers| numbers[at].map(signed)).collect()))
+    }));
+    columns
+}
+
+/// Writes the trace at `trace` as a Parquet file at `to`; returns how many events it has.
+pub fn export(trace: &Path, to: &Path) -> Result<u64, LabError> {
+    let records = TraceReader::open(trace)?;
+    if to.canonicalize().is_ok_and(|to| trace.canonicalize().is_ok_and(|trace| to == trace)) {
+        return Err(LabError::OntoItself(to.to_owned()));
+    }
+    let unwritable = |error| LabError::Unwritable(to.to_owned(), error);
+    write(records, File::create(to).map_err(unwritable)?, unwritable)
+}
+
+fn write<W: Write + Send>(
+    mut records: impl Iterator<Item = Result<Record, LabError>>,
+    to: W,
+    unwritable: impl Fn(std::io::Error) -> LabError,
+) -> Result<u64, LabError> {
+    let facts = [("page_bytes", PAGE_BYTES.to_string()), ("watched_unit_pages", UNIT.pages().to_string())];
+    let mut file = ParquetFile::new(to, &columns(&[]), &facts).map_err(&unwritable)?;
+    let mut events = 0;
+    loop {
+        let group = records.by_ref().take(GROUP_ROWS).collect::<Result<Vec<_>, _>>()?;
+        if group.is_empty() {
+            file.finish().map_err(&unwritable)?;
+            return Ok(events);
+        }
+        events += group.len() as u64;
+        file.write(&columns(&group)).map_err(&unwritable)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_core::units::Order;
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+
+    fn read(bytes: Vec<u8>) -> Vec<String> {
+        let reader = SerializedFileReader::new(bytes::Bytes::from(bytes)).unwrap();
+        let row = |row: parquet::errors::Result<parquet::record::Row>| {
+            let columns = row.unwrap().into_columns();
+            columns.iter().map(|(_, field)| field.to_string()).collect::<Vec<_>>().join(" ")
+        };
+        reader.get_row_iter(None).unwrap().map(row).collect()
+    }
+
+    #[test]
+    fn every_kind_of_event_has_its_row() {
+        let pages = |start, end| PageNumber(start)..PageNumber(end);
+        let events = [
+            Event::Start { pid: 77 },
+            Event::Map(pages(1 << 40, (1 << 40) + 512)),
+            Event::Fill(pages(16, 32)),
+            Event::Touch(PageNumber(17)),
+            Event::Refault(PageNumber(18)),
+            Event::Discard(pages(20, 21)),
+            Event::Remap(pages(16, 20), PageNumber(64)),
+            Event::Watch(3),
+            Event::Compressed(Order::new(4).unwrap(), 30_000),
+            Event::Lost(u64::MAX),
+            Event::Unmap(pages(1, 2)),
+            Event::End,
+        ];
+        let record = |(at, event): (u64, &Event)| Ok(Record { process: 3, time_us: at, event: event.clone() });
+        let mut bytes = Vec::new();
+        let unwritable = |error| LabError::Unwritable("x".into(), error);
+        let wanted = [
+            "start\" null null null 77 null null null null",
+            "map\" 1099511627776 512 null null null null null null",
+            "fill\" 16 16 null null null null null null",
+            "touch\" 17 1 null null null null null null",
+            "refault\" 18 1 null null null null null null",
+            "discard\" 20 1 null null null null null null",
+            "remap\" 16 4 64 null null null null null",
+            "watch\" null null null null 3 null null null",
+            "compressed\" null null null null null 64 30000 null",
+            "lost\" null null null null null null null 9223372036854775807",
+            "unmap\" 1 1 null null null null null null",
+            "end\" null null null null null null null null",
+        ];
+        // More than a group.
+        let times = GROUP_ROWS / events.len() + 2;
+        let all = events.iter().cycle().take(times * events.len());
+        assert_eq!(write((0..).zip(all).map(record), &mut bytes, unwritable).unwrap(), (times * events.len()) as u64);
+        let rows = read(bytes);
+        assert_eq!(rows.len(), times * events.len());
+        for (at, row) in rows.iter().enumerate() {
+            assert_eq!(*row, format!("{at} 3 \"{}", wanted[at % events.len()]));
+        }
+    }
+}
