@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::vary::Varied;
 use clap::builder::styling::Styles;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -45,6 +46,8 @@ pub enum LabCommand {
     Run(LabRunArgs),
     /// Run what `record` has recorded once more, at another limit and with other settings.
     Replay(LabReplayArgs),
+    /// As `run`, on the machines of a Ray cluster: needs `foliomem_lab`, a Python package.
+    Sweep(LabSweepArgs),
     /// Write what `record` has recorded as a table: a Parquet file with a row for each event.
     Export(LabExportArgs),
     /// Published results beside the lab's.
@@ -76,10 +79,25 @@ pub struct LabScenarioArgs {
     /// A scenario file, or the name of one that `lab list` prints.
     #[arg(value_name = "SCENARIO")]
     pub scenario: PathBuf,
-    /// Set something of it; several values, or several of these, run every combination. Of a list, join values by +, or
-    /// give none: swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=,64,64+2048.
-    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_vary)]
-    pub vary: Vec<(String, Vec<String>)>,
+    #[command(flatten)]
+    pub varied: LabVaryArgs,
+}
+
+/// What is set.
+#[derive(Debug, clap::Args)]
+pub struct LabVaryArgs {
+    /// Set something of the scenario; several values, or several of these, run every combination. Of a list, join values by
+    /// +, or give none: swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=,64,64+2048. codec, granule and
+    /// strategy stand for all of them.
+    #[arg(long, visible_alias = "set", value_name = "KEY=VALUE,...")]
+    pub vary: Vec<Varied>,
+}
+
+impl LabVaryArgs {
+    /// Settings and values, of all of these options.
+    pub fn settings(&self) -> Vec<(String, Vec<String>)> {
+        Varied::all(&self.vary)
+    }
 }
 
 /// What `lab run` and `lab replay` have in common.
@@ -109,6 +127,21 @@ pub struct LabFilesArgs {
     pub parquet: Option<PathBuf>,
 }
 
+/// Options of `lab sweep`.
+#[derive(Debug, clap::Args)]
+pub struct LabSweepArgs {
+    /// The cluster, as ray.init has it: HOST:PORT of its head, ray://HOST:PORT, or auto for the one this machine belongs to.
+    #[arg(long, value_name = "ADDRESS")]
+    pub ray: String,
+    #[command(flatten)]
+    pub scenario: LabScenarioArgs,
+    /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+    #[command(flatten)]
+    pub files: LabFilesArgs,
+}
+
 /// Options of `lab export`.
 #[derive(Debug, clap::Args)]
 pub struct LabExportArgs {
@@ -132,9 +165,8 @@ pub struct LabReplayArgs {
     /// Folio sizes beside 4K: 64K, or 16K,32K,64K; "none" for 4K alone.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16K,32K,64K")]
     pub sizes: Vec<String>,
-    /// Set something else, as --vary of `lab run` does: swap.strategy=cluster-lists,nonfull-first.
-    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_vary)]
-    pub vary: Vec<(String, Vec<String>)>,
+    #[command(flatten)]
+    pub varied: LabVaryArgs,
     #[command(flatten)]
     pub runs: LabRunsArgs,
 }
@@ -151,11 +183,6 @@ pub struct LabSeedsArgs {
     /// Threads that run them. [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-}
-
-fn parse_vary(text: &str) -> Result<(String, Vec<String>), String> {
-    let (key, values) = text.split_once('=').ok_or("KEY=VALUE is wanted, as in swap.strategy=nonfull-first")?;
-    Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
 }
 
 /// Options of `ctl`.

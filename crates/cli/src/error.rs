@@ -88,6 +88,25 @@ pub enum CliError {
     /// A file of costs could not be written.
     #[error("cannot write the costs to {0}: {1}")]
     Costs(PathBuf, std::io::Error),
+    /// What runs the lab on a cluster cannot be started.
+    #[error(
+        "cannot start {python} for Ray: {error}. Set FOLIOMEM_PYTHON to a Python with the packages foliomem_lab \
+         (python/foliomem_lab of the sources) and ray"
+    )]
+    NoPython {
+        /// What was started.
+        python: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// There are no runs of a cluster.
+    #[error("no runs by the Ray cluster {address}: {why}")]
+    Ray {
+        /// As on the command line.
+        address: String,
+        /// What is known of it.
+        why: String,
+    },
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),

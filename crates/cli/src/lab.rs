@@ -1,8 +1,11 @@
 //! `foliomem lab`: runs scenarios and prints what they come to.
 
 mod files;
+mod ray;
 
-use crate::args::{LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs};
+use crate::args::{
+    LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs, LabSweepArgs,
+};
 use crate::error::CliError;
 use crate::size::{SizeError, format_mib, parse_bytes, parse_order};
 use files::Files;
@@ -16,6 +19,7 @@ use foliomem_lab::shipped::SHIPPED;
 use foliomem_lab::sweep::{self, Run};
 use foliomem_lab::trace_table;
 use foliomem_lab::workload::Summary;
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -27,9 +31,10 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
         LabCommand::List => list(),
         LabCommand::Run(args) => {
             let (name, text) = sweep::read(&args.scenario.scenario)?;
-            run(&name, &text, &args.scenario.vary, &args.runs)
+            run(&name, &text, &args.scenario.varied.settings(), &args.runs)
         }
         LabCommand::Replay(args) => replay(args),
+        LabCommand::Sweep(args) => sweep_by_ray(args),
         LabCommand::Export(args) => export(args),
         LabCommand::Seeds(args) => seeds(args),
         LabCommand::Calibrate(args) => calibrate(args),
@@ -72,11 +77,26 @@ fn list() -> Result<u8, CliError> {
 
 fn run(name: &str, text: &str, vary: &[(String, Vec<String>)], args: &LabRunsArgs) -> Result<u8, CliError> {
     let files = Files::create(&args.files)?;
-    let read = args.costs.as_deref().map(CostTable::read).transpose()?;
-    let costs = read.as_ref().unwrap_or(CostTable::reference());
+    let costs = cost_table(args.costs.as_deref())?;
     let started = Instant::now();
     let runs = sweep::sweep(name, text, vary, costs.costs, threads(args.threads), &say_progress)?;
-    show(name, text, costs, &runs, started, files)
+    show(name, text, &costs, &runs, started, files)
+}
+
+fn cost_table(file: Option<&Path>) -> Result<Cow<'static, CostTable>, CliError> {
+    Ok(match file {
+        Some(file) => Cow::Owned(CostTable::read(file)?),
+        None => Cow::Borrowed(CostTable::reference()),
+    })
+}
+
+fn sweep_by_ray(args: &LabSweepArgs) -> Result<u8, CliError> {
+    let (name, text) = sweep::read(&args.scenario.scenario)?;
+    let files = Files::create(&args.files)?;
+    let started = Instant::now();
+    let costs = cost_table(args.costs.as_deref())?;
+    let runs = ray::sweep(&args.ray, &name, &text, &args.scenario.varied.settings(), &costs)?;
+    show(&name, &text, &costs, &runs, started, files)
 }
 
 /// Writes and prints the runs of a scenario.
@@ -134,7 +154,7 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
     if !sizes.is_empty() {
         set.push(("machine.sizes_kib".to_owned(), vec![sizes.join("+")]));
     }
-    set.extend_from_slice(&args.vary);
+    set.extend(args.varied.settings());
     run(&args.trace.display().to_string(), &summary.scenario(&args.trace), &set, &args.runs)
 }
 

@@ -1,0 +1,58 @@
+//! Runs on the machines of a Ray cluster.
+//!
+//! Ray's interface is Python, so this starts `python3 -m foliomem_lab` (or `FOLIOMEM_PYTHON`), which sends this very binary and the
+//! scenario to the workers: all runs are by one version of the engine, and nothing needs to be installed there. The request
+//! goes to its stdin, the runs come from its stdout, both as JSON; what it says on stderr is for the user.
+
+use crate::error::CliError;
+use foliomem_lab::costs::CostTable;
+use foliomem_lab::sweep::{Run, Settings, scenarios};
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+
+fn start(address: &str) -> Result<Child, CliError> {
+    let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| OsString::from("python3"));
+    // This program, also when another lies in its place by now.
+    let this = format!("/proc/{}/exe", std::process::id());
+    let mut command = Command::new(&python);
+    command.args(["-m", "foliomem_lab", address]).arg(this).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().map_err(|error| CliError::NoPython { python: python.display().to_string(), error })
+}
+
+/// Runs the scenario of `text`, from the file `name`, with each combination of settings, on the cluster at `address`, where
+/// things cost what `costs` says.
+pub fn sweep(
+    address: &str,
+    name: &str,
+    text: &str,
+    vary: &[(String, Vec<String>)],
+    costs: &CostTable,
+) -> Result<Vec<Run>, CliError> {
+    // What is wrong with a setting is found here.
+    let combinations: Vec<Settings> = scenarios(name, text, vary)?.into_iter().map(|(settings, _)| settings).collect();
+    let failed = |why: String| CliError::Ray { address: address.to_owned(), why };
+    let mut python = start(address)?;
+    let request =
+        serde_json::json!({ "scenario": text, "costs": costs.to_toml(), "combinations": combinations }).to_string();
+    let sent = python.stdin.take().map(|mut stdin| stdin.write_all(request.as_bytes()));
+    let done = python.wait_with_output().map_err(|error| failed(error.to_string()))?;
+    if !done.status.success() {
+        return Err(failed(format!("Python has ended with {}, see above", done.status)));
+    }
+    if let Some(Err(error)) = sent {
+        return Err(failed(format!("the request was not read: {error}")));
+    }
+    // Ray ends its users silently where the cluster vanishes.
+    if done.stdout.is_empty() {
+        return Err(failed("Python has ended without an answer: has the cluster been stopped?".to_owned()));
+    }
+    let runs: Vec<Run> = serde_json::from_slice(&done.stdout).map_err(|error| {
+        failed(format!("what came back is no list of runs ({error}): is foliomem_lab of this version?"))
+    })?;
+    let settings: Vec<&Settings> = runs.iter().map(|run| &run.set).collect();
+    if settings != combinations.iter().collect::<Vec<_>>() {
+        return Err(failed("other runs came back than were asked for: is foliomem_lab of this version?".to_owned()));
+    }
+    Ok(runs)
+}
