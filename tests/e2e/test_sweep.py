@@ -82,7 +82,7 @@ def test_what_runs_on_a_worker_needs_no_package_there():
     dump = "import sys; from ray import cloudpickle; from foliomem_lab import worker; " \
            "cloudpickle.register_pickle_by_value(worker); sys.stdout.buffer.write(cloudpickle.dumps(worker.run))"
     pickled = subprocess.run([PYTHON, "-c", dump], env=clean_env(ENV), capture_output=True, check=True).stdout
-    load = "import sys; from ray import cloudpickle; run = cloudpickle.load(sys.stdin.buffer); print(run(b'', '', [])['why'])"
+    load = "import sys; from ray import cloudpickle; run = cloudpickle.load(sys.stdin.buffer); print(run(b'', '', '', [])['why'])"
     done = subprocess.run([PYTHON, "-I", "-c", load], input=pickled, capture_output=True, check=True, cwd="/")
     assert b"cannot run the foliomem that was sent there" in done.stdout
 
