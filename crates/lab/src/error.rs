@@ -76,6 +76,26 @@ pub enum LabError {
         /// What may be.
         limit_mib: u64,
     },
+    /// The cases of vm-scalability cannot be run on such a machine.
+    #[error(
+        "vm-scalability needs 1 to 16 CPUs and 4 MiB for each: machine.cpus is {cpus} and machine.limit_mib {memory_mib}. Set them so"
+    )]
+    NoSuchMachine {
+        /// Its CPUs.
+        cpus: u32,
+        /// Its memory.
+        memory_mib: u32,
+    },
+    /// A page cache has nothing left that it could drop.
+    #[error(
+        "out of memory: {used_mib} of {memory_mib} MiB are in use and nothing of them can be dropped. Raise machine.limit_mib"
+    )]
+    NoReclaimableMemory {
+        /// What is in use.
+        used_mib: u64,
+        /// What there is.
+        memory_mib: u64,
+    },
 }
 
 impl LabError {

@@ -13,6 +13,7 @@ pub mod lab;
 pub mod machine;
 pub mod outcome;
 pub mod parquet_file;
+pub mod page_cache;
 pub mod random;
 pub mod report;
 pub mod scenario;

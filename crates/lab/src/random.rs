@@ -26,6 +26,11 @@ impl Random {
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
+    /// The next one between half of `mean` and one and a half times it.
+    pub fn around(&mut self, mean: u64) -> u64 {
+        mean / 2 + self.below(mean)
+    }
+
     /// The next one in 0..1.
     pub fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64

@@ -1,0 +1,158 @@
+//! What becomes of a touch of mapped memory: files, shared and anonymous memory.
+
+use super::files::{Backing, FolioId};
+use super::readahead::Readahead;
+use super::{COSTS, FileId, Mapper, PageCache};
+use crate::error::LabError;
+use foliomem_core::units::MAX_ORDER;
+
+/// What a fault maps of what is cached, at most: `fault_around_bytes`.
+const AROUND_PAGES: u32 = 16;
+
+impl PageCache {
+    /// A program reads a page of a file that it has mapped, or writes it.
+    pub fn touch(
+        &mut self,
+        mapper: Mapper,
+        file: FileId,
+        readahead: &mut Readahead,
+        index: u32,
+        write: bool,
+    ) -> Result<(), LabError> {
+        if self.file(file).page(index).mapped & mapper.bit() == 0 {
+            self.spend(COSTS.fault_ns);
+            if self.file(file).needs_table(index, mapper.bit()) {
+                self.add_table()?;
+            }
+            match self.file(file).backing {
+                Backing::File => self.fault_file(mapper, file, readahead, index)?,
+                Backing::Shm => self.fault_shm(mapper, file, index)?,
+                Backing::Anonymous => self.fault_anonymous(mapper, file, index)?,
+            }
+        }
+        let page = self.file(file).cached_mut(index);
+        page.young |= mapper.bit();
+        let is_first_write = write && !std::mem::replace(&mut page.dirty, true);
+        let id = page.folio;
+        if is_first_write && self.file(file).backing == Backing::File {
+            // Linux maps pages of files read-only at first, to learn when they are written.
+            self.spend(COSTS.fault_ns);
+            self.folios.table.get_mut().folio_mut(id).dirty = true;
+        }
+        Ok(())
+    }
+
+    /// A page table. It stays until its address space is gone, whatever becomes of what it maps.
+    fn add_table(&mut self) -> Result<(), LabError> {
+        let frame = self.alloc_unmovable()?;
+        self.spend(COSTS.insert_folio_ns + COSTS.zero_page_ns);
+        self.tables.push(frame);
+        self.counters.most_table_pages = self.counters.most_table_pages.max(self.tables.len() as u64);
+        Ok(())
+    }
+
+    /// Maps what is cached around `index` and not marked; returns how many pages that are.
+    fn map_around(&mut self, mapper: Mapper, file: FileId, index: u32) -> u32 {
+        let first = index & !(AROUND_PAGES - 1);
+        let end = (first + AROUND_PAGES).min(self.len_pages(file));
+        let (mut mapped, mut folios, mut last) = (0, 0, FolioId::NONE);
+        for index in first..end {
+            let table = self.folios.table.get_mut();
+            let page = table.files[usize::from(file.0)].page(index);
+            let is_ready = page.folio != FolioId::NONE && !table.folio(page.folio).marked;
+            if !is_ready || page.mapped & mapper.bit() != 0 {
+                continue;
+            }
+            let page = table.files[usize::from(file.0)].cached_mut(index);
+            page.mapped |= mapper.bit();
+            page.young |= mapper.bit();
+            mapped += 1;
+            folios += u64::from(page.folio != last);
+            last = page.folio;
+        }
+        self.spend(folios * COSTS.map_folio_ns);
+        mapped
+    }
+
+    fn map_page(&mut self, mapper: Mapper, file: FileId, index: u32) {
+        self.spend(COSTS.map_folio_ns);
+        let page = self.file(file).cached_mut(index);
+        page.mapped |= mapper.bit();
+        page.young |= mapper.bit();
+    }
+
+    fn fault_file(
+        &mut self,
+        mapper: Mapper,
+        file: FileId,
+        readahead: &mut Readahead,
+        index: u32,
+    ) -> Result<(), LabError> {
+        let mapped = self.map_around(mapper, file, index);
+        readahead.hit_mapped(mapped);
+        if self.file(file).page(index).mapped & mapper.bit() != 0 {
+            return Ok(());
+        }
+        let id = self.folio_at(file, index);
+        if id == FolioId::NONE {
+            if let Some(window) = readahead.missed_mapped(index) {
+                self.fill(file, window)?;
+            }
+        } else {
+            readahead.hit_mapped(1);
+            self.use_mark(file, readahead, id, index)?;
+        }
+        if self.folio_at(file, index) == FolioId::NONE {
+            self.insert_page(file, index)?;
+        }
+        self.map_page(mapper, file, index);
+        Ok(())
+    }
+
+    /// Shared memory is by pages (Linux 6.6, by default).
+    fn fault_shm(&mut self, mapper: Mapper, file: FileId, index: u32) -> Result<(), LabError> {
+        if self.folio_at(file, index) == FolioId::NONE {
+            self.insert_page(file, index)?;
+            self.map_page(mapper, file, index);
+        } else {
+            self.map_around(mapper, file, index);
+        }
+        Ok(())
+    }
+
+    /// Anonymous memory is by 2 MiB where nothing of them was touched yet and a run is free, else by pages. (Linux 6.6 with huge pages
+    /// always and `defrag=madvise`, its defaults: nothing is moved for it.)
+    fn fault_anonymous(&mut self, mapper: Mapper, file: FileId, index: u32) -> Result<(), LabError> {
+        let block = index & !(MAX_ORDER.pages() - 1);
+        let len = self.len_pages(file);
+        let pages = block..(block + MAX_ORDER.pages());
+        let table = self.folios.table.get_mut();
+        let is_untouched = |index| table.files[usize::from(file.0)].page(index).folio == FolioId::NONE;
+        if pages.end <= len
+            && pages.clone().all(is_untouched)
+            && let Some(run) = self.alloc_free(MAX_ORDER)
+        {
+            self.insert(run, file, block);
+            pages.for_each(|index| self.file(file).cached_mut(index).mapped |= mapper.bit());
+            return Ok(());
+        }
+        if self.folio_at(file, index) == FolioId::NONE {
+            self.insert_page(file, index)?;
+        }
+        self.map_page(mapper, file, index);
+        Ok(())
+    }
+
+    /// A program writes a page that it shares with its parent since a fork: it gets one of its own, in `own`.
+    pub fn copy_on_write(&mut self, mapper: Mapper, own: FileId, index: u32) -> Result<(), LabError> {
+        if self.folio_at(own, index) == FolioId::NONE {
+            if self.file(own).needs_table(index, mapper.bit()) {
+                self.add_table()?;
+            }
+            self.insert_page(own, index)?;
+            self.map_page(mapper, own, index);
+            self.spend(COSTS.fault_ns + COSTS.copy_page_ns);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+//! Files that are read by `read()`, and windows of readahead that are read for whoever uses a file.
+
+use super::files::FolioId;
+use super::folios::List;
+use super::readahead::{Readahead, WINDOW_PAGES, Window};
+use super::{COSTS, FileId, PageCache};
+use crate::error::LabError;
+use foliomem_core::units::Order;
+
+/// Who reads a file by `read()`, one after the other.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    file: FileId,
+    readahead: Readahead,
+    last: FolioId,
+}
+
+impl Reader {
+    /// One that is at the beginning of `file`.
+    pub fn new(file: FileId) -> Reader {
+        Reader { file, readahead: Readahead::default(), last: FolioId::NONE }
+    }
+}
+
+impl PageCache {
+    /// `read()` of a page.
+    pub fn read(&mut self, reader: &mut Reader, index: u32) -> Result<(), LabError> {
+        let mut id = self.folio_at(reader.file, index);
+        if id == FolioId::NONE {
+            let window = reader.readahead.missed(index);
+            self.fill(reader.file, window)?;
+            id = self.folio_at(reader.file, index);
+        }
+        if id == FolioId::NONE {
+            id = self.insert_page(reader.file, index)?;
+        }
+        self.use_mark(reader.file, &mut reader.readahead, id, index)?;
+        reader.readahead.read(index);
+        self.spend(COSTS.read_page_ns);
+        // What was read ahead may have taken the very page's folio.
+        let id = self.folio_at(reader.file, index);
+        if id != reader.last && id != FolioId::NONE {
+            reader.last = id;
+            self.spend(COSTS.read_folio_ns);
+            self.note_use(id);
+        }
+        Ok(())
+    }
+
+    /// `mark_page_accessed`: what is used twice while it is inactive becomes active.
+    fn note_use(&mut self, id: FolioId) {
+        let table = self.folios.table.get_mut();
+        let folio = table.folio_mut(id);
+        if !folio.referenced {
+            folio.referenced = true;
+        } else if folio.list == List::Inactive {
+            folio.referenced = false;
+            table.enlist(id, List::Active);
+        }
+    }
+
+    /// Starts the next window, if `id` is marked for that.
+    pub(super) fn use_mark(
+        &mut self,
+        file: FileId,
+        readahead: &mut Readahead,
+        id: FolioId,
+        index: u32,
+    ) -> Result<(), LabError> {
+        let folio = self.folios.table.get_mut().folio_mut(id);
+        if !std::mem::take(&mut folio.marked) {
+            return Ok(());
+        }
+        let order = self.folios.table.get_mut().run(id).order;
+        let table = &self.folios.table;
+        let next_miss = || {
+            let table = table.borrow();
+            let file = &table.files[usize::from(file.0)];
+            let end = (index + 1 + WINDOW_PAGES).min(file.pages());
+            (index + 1..end).find(|&index| file.page(index).folio == FolioId::NONE)
+        };
+        let at = index & !(order.pages() - 1);
+        let window = readahead.marked(at, order, next_miss);
+        window.map_or(Ok(()), |window| self.fill(file, window))
+    }
+
+    /// Reads a window: in the largest folios, or by pages from where one of those cannot be had, or from what is cached already on.
+    pub(super) fn fill(&mut self, file: FileId, window: Window) -> Result<(), LabError> {
+        let end = (window.start + window.pages).min(self.len_pages(file));
+        let window = Window { pages: end.saturating_sub(window.start), ..window };
+        let mut index = window.start;
+        while index < end {
+            let order = window.order_at(index);
+            if (index..index + order.pages()).any(|index| self.folio_at(file, index) != FolioId::NONE) {
+                break;
+            }
+            let Some(run) = self.alloc(order)? else { break };
+            let id = self.insert(run, file, index);
+            self.folios.table.get_mut().folio_mut(id).marked = index == window.mark.next_multiple_of(order.pages());
+            index += order.pages();
+        }
+        let lookahead = (window.start + window.pages).saturating_sub(window.mark);
+        let by_pages = index..(index + window.pages * u32::from(index < end)).min(self.len_pages(file));
+        let mark = by_pages.end.saturating_sub(lookahead);
+        for index in by_pages {
+            if self.folio_at(file, index) == FolioId::NONE {
+                let id = self.insert_page(file, index)?;
+                self.folios.table.get_mut().folio_mut(id).marked = index == mark;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert_page(&mut self, file: FileId, index: u32) -> Result<FolioId, LabError> {
+        let Some(run) = self.alloc(Order::ZERO)? else { unreachable!("a page was had, or an error") };
+        Ok(self.insert(run, file, index))
+    }
+}

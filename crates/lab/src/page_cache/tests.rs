@@ -1,0 +1,201 @@
+//! A small machine, looked through after everything that is done.
+
+use super::*;
+use crate::random::Random;
+use foliomem_core::units::Order;
+use proptest::prelude::*;
+
+/// 16 MiB.
+const FRAMES: u32 = 4096;
+
+fn machine(variant: Option<Variant>) -> PageCache {
+    PageCache::new(FRAMES, 2, variant)
+}
+
+fn read_all(cache: &mut PageCache, file: FileId, pages: u32) {
+    let mut reader = Reader::new(file);
+    (0..pages).for_each(|index| cache.read(&mut reader, index).unwrap());
+}
+
+fn variants() -> impl Iterator<Item = Option<Variant>> {
+    std::iter::once(None).chain(Variant::ALL.map(Some))
+}
+
+#[test]
+fn a_file_that_is_read_in_order_gets_large_folios() {
+    let mut cache = machine(None);
+    let file = cache.create(Backing::File, 1024);
+    read_all(&mut cache, file, 1024);
+    cache.check();
+    assert_eq!(cache.used_pages(), 1024);
+    let counters = cache.counters();
+    let pages: u64 = (0..).zip(counters.allocated).map(|(order, folios)| folios << order).sum();
+    assert_eq!(pages, 1024, "nothing was read twice");
+    assert!(counters.allocated[4] >= 16 && counters.allocated[0] < 8, "{counters:?}");
+    cache.truncate(file);
+    cache.check();
+    assert_eq!(cache.used_pages(), 0);
+}
+
+#[test]
+fn a_file_larger_than_memory_pushes_itself_out() {
+    for variant in variants() {
+        let mut cache = machine(variant);
+        let file = cache.create(Backing::File, 4 * FRAMES);
+        read_all(&mut cache, file, 4 * FRAMES);
+        cache.check();
+        let counters = cache.counters();
+        assert!(cache.used_pages() < FRAMES && counters.reclaimed_pages > 3 * u64::from(FRAMES) - 512, "{counters:?}");
+    }
+}
+
+#[test]
+fn what_is_used_twice_stays_longer_than_what_is_used_once() {
+    let mut cache = machine(None);
+    let (twice, once) = (cache.create(Backing::File, 512), cache.create(Backing::File, 2 * FRAMES));
+    read_all(&mut cache, twice, 512);
+    read_all(&mut cache, twice, 512);
+    read_all(&mut cache, once, FRAMES);
+    let cached =
+        |cache: &PageCache, file: FileId| cache.folios.table.borrow().files[usize::from(file.0)].folios().len();
+    let before = cached(&cache, twice);
+    assert!(before > 0);
+    cache.check();
+    read_all(&mut cache, once, FRAMES);
+    assert_eq!(cached(&cache, twice), before, "it is active still");
+}
+
+#[test]
+fn mapped_files_are_mapped_around_and_their_page_tables_stay() {
+    let mut cache = machine(None);
+    let file = cache.create(Backing::File, 4 * FRAMES);
+    let mut readahead = Readahead::default();
+    for index in 0..4 * FRAMES {
+        cache.touch(Mapper(3), file, &mut readahead, index, false).unwrap();
+    }
+    cache.check();
+    assert_eq!(cache.table_pages(), 4 * FRAMES / 512);
+    cache.truncate(file);
+    cache.check();
+    assert_eq!(cache.table_pages(), 0);
+}
+
+#[test]
+fn compaction_moves_large_folios_only_with_the_series() {
+    for variant in variants() {
+        let mut cache = machine(variant);
+        // Every second run of 16 pages is free, and those between are files of 16 pages: a block of 2 MiB has to be cleared.
+        let files: Vec<FileId> = (0..FRAMES / 16).map(|_| cache.create(Backing::File, 16)).collect();
+        let order = Order::new(4).unwrap();
+        for &file in &files {
+            let run = cache.folios.homes.alloc_empty(order).unwrap();
+            cache.insert(run, file, 0);
+        }
+        files.iter().step_by(2).for_each(|&file| cache.truncate(file));
+        cache.check();
+        let wanted = Order::new(5).unwrap();
+        let had = cache.alloc(wanted).unwrap();
+        let moved = cache.vm_counters().pgmigrate_success.get();
+        assert_eq!(moved > 0, variant.is_some(), "{variant:?}");
+        if let Some(run) = had {
+            cache.folios.homes.free_empty(run);
+        }
+        cache.check();
+    }
+}
+
+#[test]
+fn what_was_written_is_written_back_once() {
+    let mut cache = machine(Some(Variant::FreeSplit));
+    let (file, image) = (cache.create(Backing::File, 64), cache.create(Backing::Shm, 64));
+    let mut readahead = Readahead::default();
+    (0..64).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, true).unwrap());
+    cache.sync(file, 0..64, image).unwrap();
+    cache.sync(file, 0..64, image).unwrap();
+    assert_eq!(cache.counters().written_back_pages, 64);
+    cache.check();
+}
+
+#[test]
+fn memory_that_has_no_other_place_ends_and_says_so() {
+    let mut cache = machine(None);
+    let shm = cache.create(Backing::Shm, 2 * FRAMES);
+    let mut readahead = Readahead::default();
+    let refused = (0..2 * FRAMES).find_map(|index| cache.touch(Mapper(0), shm, &mut readahead, index, true).err());
+    assert!(refused.unwrap().to_string().starts_with("out of memory: "));
+    cache.check();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Read { file: u16, pages: u32 },
+    Touch { mapper: u8, file: u16, at: u32, pages: u32, write: bool },
+    Scatter { mapper: u8, seed: u64, touches: u32 },
+    Anonymous { at: u32, pages: u32 },
+    Truncate { file: u16 },
+    Sync { file: u16 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u16..3, 1u32..3000).prop_map(|(file, pages)| Step::Read { file, pages }),
+        4 => (0u8..4, 0u16..3, 0u32..6000, 1u32..2000, any::<bool>())
+            .prop_map(|(mapper, file, at, pages, write)| Step::Touch { mapper, file, at, pages, write }),
+        2 => (0u8..4, any::<u64>(), 1u32..400).prop_map(|(mapper, seed, touches)| Step::Scatter { mapper, seed, touches }),
+        1 => (0u32..1024, 1u32..600).prop_map(|(at, pages)| Step::Anonymous { at, pages }),
+        1 => (0u16..4).prop_map(|file| Step::Truncate { file }),
+        1 => (0u16..3).prop_map(|file| Step::Sync { file }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn everything_adds_up_whatever_is_done(
+        variant in 0usize..5, steps in prop::collection::vec(step(), 1..40)
+    ) {
+        const PAGES: u32 = 8192;
+        let mut cache = machine(variants().nth(variant).unwrap());
+        let files: Vec<FileId> = (0..3).map(|_| cache.create(Backing::File, PAGES)).collect();
+        let own = cache.create(Backing::Anonymous, 1536);
+        let image = cache.create(Backing::Shm, PAGES);
+        let mut readaheads = [Readahead::default(); 4];
+        let mut readers: Vec<(Reader, u32)> = files.iter().map(|&file| (Reader::new(file), 0)).collect();
+        for (number, step) in (0..).zip(steps) {
+            cache.set_cpu(number % 2);
+            match step {
+                Step::Read { file, pages } => {
+                    let (reader, at) = &mut readers[usize::from(file)];
+                    for _ in 0..pages {
+                        cache.read(reader, *at).unwrap();
+                        *at = (*at + 1) % PAGES;
+                    }
+                }
+                Step::Touch { mapper, file, at, pages, write } => {
+                    let readahead = &mut readaheads[usize::from(mapper)];
+                    let file = files[usize::from(file)];
+                    for index in at..(at + pages).min(PAGES) {
+                        cache.touch(Mapper(mapper), file, readahead, index, write).unwrap();
+                    }
+                }
+                Step::Scatter { mapper, seed, touches } => {
+                    let mut random = Random::new(seed);
+                    for _ in 0..touches {
+                        let index = random.below(u64::from(PAGES)) as u32;
+                        let readahead = &mut readaheads[usize::from(mapper)];
+                        cache.touch(Mapper(mapper), files[0], readahead, index, false).unwrap();
+                    }
+                }
+                Step::Anonymous { at, pages } => {
+                    for index in at..(at + pages).min(1536) {
+                        cache.touch(Mapper(0), own, &mut Readahead::default(), index, true).unwrap();
+                    }
+                }
+                Step::Truncate { file } => cache.truncate([&files[..], &[own]].concat()[usize::from(file)]),
+                // What is written back takes memory for ever here, so it is only a part.
+                Step::Sync { file } => cache.sync(files[usize::from(file)], 0..256, image).unwrap(),
+            }
+            cache.check();
+        }
+    }
+}
