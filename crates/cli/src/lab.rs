@@ -10,7 +10,7 @@ use crate::error::CliError;
 use crate::size::{SizeError, format_mib, parse_bytes, parse_order};
 use files::Files;
 use foliomem_bench::calibrate;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_core::units::{Order, PAGE_BYTES};
 use foliomem_lab::costs::CostTable;
 use foliomem_lab::outcome::Outcome;
 use foliomem_lab::scenario::Scenario;
@@ -18,7 +18,7 @@ use foliomem_lab::seeds::{self, SeedRow};
 use foliomem_lab::shipped::SHIPPED;
 use foliomem_lab::sweep::{self, Run};
 use foliomem_lab::trace_table;
-use foliomem_lab::workload::Summary;
+use foliomem_lab::workload::{CacheOutcome, Summary};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::Write;
@@ -169,6 +169,9 @@ fn print_outcome(outcome: &Outcome) {
             println!("  {number:>6} {:>9} {:>9} {:>9}", round.swpout, round.swpout_fallback, percent(round.percent()));
         }
     }
+    if let Some(cache) = &outcome.page_cache {
+        return print_page_cache(cache, outcome);
+    }
     println!(
         "  {:>6} {:>10} {:>10} {:>9} {:>9} {:>9} {:>9}",
         "size", "allocated", "not had", "swpin", "swpout", "fallback", ""
@@ -196,6 +199,29 @@ fn print_outcome(outcome: &Outcome) {
     println!(
         "  modelled: {:.1} s of CPU in {:.1} s, {:.1} s of it not the program's own; digest {}",
         outcome.modelled_cpu_seconds, outcome.modelled_elapsed_seconds, outcome.modelled_sys_seconds, outcome.digest
+    );
+}
+
+fn print_page_cache(cache: &CacheOutcome, outcome: &Outcome) {
+    let counters = &cache.counters;
+    println!("  {:>6} {:>10} {:>10}", "size", "allocated", "not had");
+    for ((order, allocated), not_had) in Order::all().zip(counters.allocated).zip(counters.fallbacks) {
+        if allocated + not_had > 0 {
+            println!("  {:>5}K {allocated:>10} {not_had:>10}", order.kib());
+        }
+    }
+    println!(
+        "  compactions {}, of which {} made a run; pages looked at {}, moved {}; pages dropped {}, page tables {}",
+        cache.compact_stall,
+        cache.compact_success,
+        cache.compact_migrate_scanned,
+        cache.pgmigrate_success,
+        counters.reclaimed_pages,
+        counters.most_table_pages
+    );
+    println!(
+        "  modelled: {:.0} KiB/s in {:.1} s; digest {}",
+        cache.modelled_throughput, outcome.modelled_elapsed_seconds, outcome.digest
     );
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::LabError;
 use crate::machine::LabMachine;
+use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
@@ -25,6 +26,7 @@ pub struct Lab {
     reads_ahead: bool,
     clusters_paid: u64,
     lists_busy_until_ns: u64,
+    page_cache: Option<CacheOutcome>,
 }
 
 /// What a CPU did for a while, in virtual time.
@@ -51,6 +53,7 @@ impl Lab {
             reads_ahead: false,
             clusters_paid: 0,
             lists_busy_until_ns: 0,
+            page_cache: None,
         }
     }
 
@@ -170,18 +173,33 @@ impl Lab {
         self.peak_swapped_pages
     }
 
+    /// Whether everything is to be checked now and then.
+    pub fn is_checked(&self) -> bool {
+        self.check_every.is_some()
+    }
+
+    /// Notes what a workload that has a page cache came to.
+    pub fn note_page_cache(&mut self, outcome: CacheOutcome) {
+        self.page_cache = Some(outcome);
+    }
+
+    /// See [`note_page_cache`](Self::note_page_cache).
+    pub fn page_cache(&self) -> Option<&CacheOutcome> {
+        self.page_cache.as_ref()
+    }
+
     /// Accesses of pages, and those of them that were faults.
     pub fn accesses(&self) -> (u64, u64) {
         (self.accesses, self.faults)
     }
 
-    /// Pages that came or went: first touches, second chances, swap-outs, swap-ins, and what was unmapped.
+    /// Pages that came or went: first touches, second chances, swap-outs, swap-ins, what was unmapped, and what a page cache did.
     pub fn page_events(&self) -> u64 {
         let counters = self.machine().counters();
         let vm = &counters.vm;
         let sizes = foliomem_core::units::Order::all();
         let first: u64 = sizes.map(|order| counters.of(order).anon_fault_alloc.get() << order.get()).sum();
         let moved = vm.pgactivate.get() + vm.pswpin.get() + vm.pswpout.get();
-        first + moved + self.dropped_pages
+        first + moved + self.dropped_pages + self.page_cache.as_ref().map_or(0, CacheOutcome::page_events)
     }
 }

@@ -5,7 +5,7 @@ use crate::lab::Lab;
 use crate::machine::mix;
 use crate::scenario::Scenario;
 use crate::schedule::Took;
-use crate::workload::{Round, fallback_percent};
+use crate::workload::{CacheOutcome, Round, fallback_percent};
 use foliomem_core::units::Order;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +56,9 @@ pub struct Outcome {
     pub modelled_page_in_seconds: f64,
     /// Parts of the workload, where it has some.
     pub rounds: Vec<Round>,
+    /// What its page cache came to, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_cache: Option<CacheOutcome>,
 }
 
 /// Counters of a folio size, as in `hugepages-<size>kB/stats`.
@@ -136,6 +139,7 @@ impl Outcome {
             modelled_page_out_seconds: seconds(took.page_out_ns),
             modelled_page_in_seconds: seconds(took.page_in_ns),
             rounds,
+            page_cache: lab.page_cache().cloned(),
         };
         let all = counters.size.iter().flat_map(|size| size.fields()).chain(counters.vm.fields());
         let all = all.chain(counters.store.fields()).map(|(_, counter)| counter.get());

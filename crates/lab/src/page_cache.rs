@@ -34,7 +34,7 @@ use foliomem_core::stats::{Counters, VmCounters};
 use foliomem_core::units::{Frame, FrameRun, ORDERS};
 use folios::{Folios, List};
 use per_cpu::{Keeps, PerCpu};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 const COSTS: KernelCosts = KernelCosts::MEASURED;
 
@@ -53,7 +53,7 @@ impl Mapper {
 }
 
 /// What was done, and how often.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CacheCounters {
     /// Folios that were allocated, by order.
     pub allocated: [u64; ORDERS],

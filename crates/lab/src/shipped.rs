@@ -23,7 +23,8 @@ shipped![
     "kernel-build-all-sizes",
     "kernel-build-roomy",
     "usemem",
-    "swap-bandwidth"
+    "swap-bandwidth",
+    "vm-scalability"
 ];
 
 /// The shipped scenario of that name.

@@ -6,6 +6,7 @@ mod replay;
 mod swap_allocator;
 mod swap_bandwidth;
 mod usemem;
+mod vm_scalability;
 
 use crate::costs::Costs;
 use crate::error::LabError;
@@ -19,6 +20,7 @@ pub use replay::{Replay, Summary};
 pub use swap_allocator::SwapAllocator;
 pub use swap_bandwidth::SwapBandwidth;
 pub use usemem::Usemem;
+pub use vm_scalability::{CacheOutcome, Case, VmScalability};
 
 /// Pages in a MiB.
 const MIB: u32 = 256;
@@ -37,6 +39,8 @@ pub enum Workload {
     Usemem(Usemem),
     /// An area that goes out and comes back.
     SwapBandwidth(SwapBandwidth),
+    /// A case of vm-scalability.
+    VmScalability(VmScalability),
 }
 
 /// What a part of a workload came to, for folios of the largest enabled size.
@@ -70,6 +74,7 @@ impl Workload {
             Workload::Replay(replay) => replay.pages(),
             Workload::Usemem(usemem) => usemem.pages(),
             Workload::SwapBandwidth(bandwidth) => bandwidth.pages(),
+            Workload::VmScalability(case) => case.pages(),
         }
     }
 
@@ -94,6 +99,7 @@ impl Workload {
             Workload::Replay(replay) => replay.run(lab, seed),
             Workload::Usemem(usemem) => usemem.run(lab),
             Workload::SwapBandwidth(bandwidth) => bandwidth.run(lab),
+            Workload::VmScalability(case) => case.run(lab, seed),
         }
     }
 }

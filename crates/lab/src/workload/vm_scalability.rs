@@ -1,0 +1,132 @@
+//! Cases of vm-scalability on a page cache of large folios ([`crate::page_cache`]): files that are read and mapped, shared memory,
+//! anonymous memory, by as many tasks as there are CPUs.
+//!
+//! What is said to be as large as memory is so many times the limit of the scenario. Files are as much larger than it as in the
+//! published runs; of those, so much is read as fills memory `memories` times, after it was filled once without taking the time.
+
+mod case;
+
+use super::Round;
+use crate::error::LabError;
+use crate::lab::Lab;
+use crate::page_cache::{CacheCounters, PageCache};
+use crate::scenario::Within;
+use crate::schedule::{self, Took};
+use case::Run;
+use foliomem_core::compaction::Variant;
+use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
+
+pub use case::Case;
+
+/// See the module.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmScalability {
+    case: Case,
+    /// How compaction moves large folios; none for that of Linux before the series, which does not.
+    #[serde(deserialize_with = "compaction")]
+    compaction: Option<Variant>,
+    /// How many times as much as there is memory is read or written.
+    memories: Within<1, 1024>,
+}
+
+fn compaction<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Variant>, D::Error> {
+    match String::deserialize(from)?.as_str() {
+        "base" => Ok(None),
+        name => name.parse().map(Some).map_err(|error| D::Error::custom(format!("{error}, or base"))),
+    }
+}
+
+/// What a case came to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheOutcome {
+    /// See [`CacheCounters`].
+    #[serde(flatten)]
+    pub counters: CacheCounters,
+    /// Requests for compaction, and what they came to.
+    pub compact_stall: u64,
+    /// See `compact_stall`.
+    pub compact_success: u64,
+    /// See `compact_stall`.
+    pub compact_fail: u64,
+    /// What its scanners looked at.
+    pub compact_migrate_scanned: u64,
+    /// See `compact_migrate_scanned`.
+    pub compact_free_scanned: u64,
+    /// Pages that were moved.
+    pub pgmigrate_success: u64,
+    /// Modelled: KiB a second, over all tasks.
+    pub modelled_throughput: f64,
+}
+
+impl CacheOutcome {
+    fn of(cache: &PageCache, modelled_throughput: f64) -> CacheOutcome {
+        let vm = cache.vm_counters();
+        CacheOutcome {
+            counters: cache.counters(),
+            compact_stall: vm.compact_stall.get(),
+            compact_success: vm.compact_success.get(),
+            compact_fail: vm.compact_fail.get(),
+            compact_migrate_scanned: vm.compact_migrate_scanned.get(),
+            compact_free_scanned: vm.compact_free_scanned.get(),
+            pgmigrate_success: vm.pgmigrate_success.get(),
+            modelled_throughput,
+        }
+    }
+
+    /// Pages that came, went or were moved.
+    pub fn page_events(&self) -> u64 {
+        let came: u64 = (0..).zip(self.counters.allocated).map(|(order, folios)| folios << order).sum();
+        came + self.counters.reclaimed_pages + self.pgmigrate_success
+    }
+}
+
+impl VmScalability {
+    /// The engine's address space is not used.
+    pub fn pages(&self) -> u32 {
+        1
+    }
+
+    /// Does it; with `check`, all of the page cache is looked through after each round.
+    pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
+        let cpus = lab.engine().config().cpus;
+        let memory_pages = lab.machine().limit_pages() as u32;
+        let cache = PageCache::new(memory_pages, cpus, self.compaction);
+        let mut run = Run::new(self.case, cache, u32::from(cpus), memory_pages, seed)?;
+        let mut took = Took::default();
+        if run.fills_memory_first() {
+            run.start(1);
+            drive(lab, cpus, &mut run)?;
+        }
+        let mut done_bytes = 0;
+        for _ in 0..run.rounds(self.memories.get()) {
+            run.start(self.memories.get());
+            let round = drive(lab, cpus, &mut run)?;
+            took.cpu_ns += round.cpu_ns;
+            took.computed_ns += round.computed_ns;
+            took.elapsed_ns += round.elapsed_ns;
+            done_bytes += run.done_bytes();
+            if lab.is_checked() {
+                run.cache().check();
+            }
+            run.finish()?;
+        }
+        let throughput = done_bytes as f64 / 1024.0 / (took.elapsed_ns as f64 / 1e9);
+        lab.note_page_cache(CacheOutcome::of(run.cache(), throughput));
+        Ok((Vec::new(), took))
+    }
+}
+
+/// Lets all tasks do what they have to, by turns.
+fn drive(lab: &mut Lab, cpus: u16, run: &mut Run) -> Result<Took, LabError> {
+    run.cache().take_spent_ns();
+    schedule::run(lab, cpus, run.tasks(), |lab, task| {
+        run.cache().set_cpu((task % u32::from(cpus)) as u16);
+        let goes_on = run.slice(task)?;
+        let (spent_ns, computed_ns) = run.cache().take_spent_ns();
+        lab.machine().spend(spent_ns);
+        lab.machine().compute(computed_ns);
+        Ok(goes_on)
+    })
+}

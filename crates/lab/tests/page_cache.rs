@@ -1,0 +1,110 @@
+//! Cases of vm-scalability on a small machine: they add up, they are the same on each run, and compaction does what the series says.
+
+#![allow(missing_docs)]
+
+use foliomem_lab::costs::Costs;
+use foliomem_lab::outcome::Outcome;
+use foliomem_lab::scenario::Scenario;
+use foliomem_lab::shipped;
+use foliomem_lab::sweep::{Run, sweep};
+
+const CASES: [&str; 19] = [
+    "mmap-xread-seq-mt",
+    "mmap-pread-seq",
+    "mmap-pread-seq-mt",
+    "lru-file-readtwice",
+    "lru-file-mmap-read",
+    "lru-file-mmap-read-rand",
+    "anon-wx-seq-mt",
+    "anon-w-seq-mt",
+    "anon-wx-rand-mt",
+    "anon-w-rand",
+    "anon-w-rand-mt",
+    "anon-cow-rand",
+    "anon-cow-rand-mt",
+    "shm-xread-seq",
+    "shm-xread-seq-mt",
+    "shm-pread-seq",
+    "msync",
+    "msync-mt",
+    "truncate",
+];
+
+fn small(varied: &[(&str, &[&str])], threads: usize) -> Vec<Run> {
+    let fixed = [("machine.limit_mib", ["128"].as_slice()), ("workload.vm-scalability.memories", &["2"])];
+    let settings: Vec<_> = fixed
+        .iter()
+        .chain(varied)
+        .map(|&(key, values)| (key.to_owned(), values.iter().map(|&value| value.to_owned()).collect()))
+        .collect();
+    let text = shipped::find("vm-scalability").unwrap().text;
+    sweep("vm-scalability", text, &settings, Costs::reference(), threads, &|_, _| {}).unwrap()
+}
+
+#[test]
+fn each_case_adds_up_and_comes_to_the_same_again() {
+    let text = shipped::find("vm-scalability").unwrap().text;
+    let cases: (&str, &[&str]) = ("workload.vm-scalability.case", &CASES);
+    let variants: (&str, &[&str]) = ("workload.vm-scalability.compaction", &["base", "+sort-sources"]);
+    for run in small(&[cases, variants], 2) {
+        let checked = Scenario::parse_with("vm-scalability", text, &run.set).unwrap().run(Some(1)).unwrap();
+        assert_eq!(checked, run.outcome, "{:?}: checking changes nothing, nor do threads", run.set);
+        let cache = checked.page_cache.unwrap();
+        assert!(cache.modelled_throughput > 0.0 && cache.counters.allocated.iter().sum::<u64>() > 0, "{:?}", run.set);
+    }
+}
+
+/// Large folios that were wanted and not had, and pages that were moved.
+fn came_to(outcome: &Outcome) -> (u64, u64) {
+    let cache = outcome.page_cache.as_ref().unwrap();
+    (cache.counters.fallbacks[1..].iter().sum(), cache.pgmigrate_success)
+}
+
+#[test]
+fn large_folios_that_were_not_had_are_had_when_compaction_moves_large_ones() {
+    let case: (&str, &[&str]) = ("workload.vm-scalability.case", &["lru-file-mmap-read"]);
+    let long: (&str, &[&str]) = ("workload.vm-scalability.memories", &["30"]);
+    let seeds: (&str, &[&str]) = ("seed", &["1", "2", "3", "4"]);
+    let variants: (&str, &[&str]) = (
+        "workload.vm-scalability.compaction",
+        &["base", "split-folios", "migrate-whole", "+free-split", "+sort-sources"],
+    );
+    let runs = small(&[case, long, variants, seeds], 2);
+    let sums: Vec<(u64, u64)> = runs
+        .chunks(seeds.1.len())
+        .map(|runs| runs.iter().map(|run| came_to(&run.outcome)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)))
+        .collect();
+    let [base, split, whole, cut, sorted] = sums[..] else { unreachable!() };
+    assert!([split, whole, cut, sorted].iter().all(|variant| variant.0 < base.0 / 50), "{sums:?}");
+    assert!(base.1 < sorted.1 && sorted.1 < cut.1 && cut.1 < split.1.min(whole.1), "each patch moves less: {sums:?}");
+}
+
+#[test]
+fn a_machine_that_is_too_small_or_has_too_many_cpus_is_refused() {
+    let text = shipped::find("vm-scalability").unwrap().text;
+    for (key, value, fits) in [
+        ("machine.cpus", "17", false),
+        ("machine.cpus", "16", true),
+        ("machine.limit_mib", "31", false),
+        ("machine.limit_mib", "32", true),
+    ] {
+        let settings = [(key.to_owned(), value.to_owned()), ("machine.limit_mib".to_owned(), "64".to_owned())];
+        let settings = if key == "machine.cpus" { &settings[..] } else { &settings[..1] };
+        for case in ["anon-w-rand", "msync", "lru-file-readtwice", "truncate"] {
+            let case = ("workload.vm-scalability.case".to_owned(), case.to_owned());
+            let came = Scenario::parse_with("s", text, &[settings, &[case]].concat()).unwrap().run(None);
+            match came {
+                Ok(_) => assert!(fits, "{key}={value}"),
+                Err(error) => assert!(!fits && error.to_string().starts_with("vm-scalability needs "), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn an_unknown_way_of_compaction_is_refused() {
+    let settings = [("workload.vm-scalability.compaction".to_owned(), "best".to_owned())];
+    let refused = Scenario::parse_with("s", shipped::find("vm-scalability").unwrap().text, &settings).unwrap_err();
+    let refused = refused.to_string();
+    assert!(refused.contains("unknown variant of compaction \"best\"") && refused.ends_with("or base"), "{refused}");
+}
