@@ -6,8 +6,10 @@
 
 mod compare;
 mod plan;
+mod vm_scalability;
 
 use crate::error::LabError;
+use crate::outcome::Outcome;
 use crate::sweep::{self, Progress};
 use plan::{Plan, RunSpec};
 use serde::{Deserialize, Serialize};
@@ -75,14 +77,16 @@ pub fn run(only: &str, threads: usize, progress: Progress) -> Result<Vec<SeedRow
     }
     let scenarios = specs.iter().map(|spec| plan::parse(spec)).collect::<Result<Vec<_>, _>>()?;
     let outcomes = sweep::run_all(&scenarios, threads, progress)?;
+    let outcomes_of = |runs: &[RunSpec]| -> Vec<&Outcome> {
+        let at = |run| specs.iter().position(|&known| known == run);
+        runs.iter().filter_map(|run| at(run).map(|at| &outcomes[at])).collect()
+    };
     let row = |(published, plan): (Published, &Plan)| match plan {
         Plan::NotCovered(why) => {
             SeedRow { published, ours_before: None, ours_after: None, agrees: None, why: format!("not covered: {why}") }
         }
-        Plan::Covered { runs, figure } => {
-            let outcome = |spec| specs.iter().position(|known| *known == spec).map(|at| &outcomes[at]);
-            compare::compare(published, *figure, &runs.iter().filter_map(outcome).collect::<Vec<_>>())
-        }
+        Plan::Covered { runs, figure } => compare::compare(published, *figure, &outcomes_of(runs)),
+        Plan::Variants(runs) => vm_scalability::compare(published, &outcomes_of(runs)),
     };
     Ok(rows.into_iter().zip(&plans).map(row).collect())
 }
