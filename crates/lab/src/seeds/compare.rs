@@ -52,6 +52,18 @@ fn rate((swpout, fallback): (u64, u64)) -> f64 {
     fallback_percent(swpout, fallback).unwrap_or(0.0)
 }
 
+/// What falls back so seldom is as good as nothing.
+const NEXT_TO_NOTHING_PERCENT: f64 = 2.0;
+
+/// Whether rates of fallbacks, in per cent, change as the published do. Where next to nothing is left of them, how little does not matter.
+fn same_rates(published: [f64; 2], ours: [f64; 2]) -> bool {
+    let vanish = |[before, after]: [f64; 2]| before > NEXT_TO_NOTHING_PERCENT && after < NEXT_TO_NOTHING_PERCENT;
+    if vanish(published) && vanish(ours) {
+        return (published[0] / ours[0]).ln().abs() <= CHANGE_FACTOR.ln();
+    }
+    same_change(published, ours)
+}
+
 /// Whether something changes as the published does. Where that hardly does, the direction does not matter.
 fn same_change(published: [f64; 2], ours: [f64; 2]) -> bool {
     let [before, after] = ours;
@@ -131,10 +143,11 @@ pub fn compare(published: Published, figure: Figure, runs: &[&Outcome]) -> SeedR
             });
             let rates = ours.map(rate);
             let why = format!(
-                "rates {:.2}% -> {:.2}%, ours {:.2}% -> {:.2}%, {within}; {scanned}",
+                "rates {:.2}% -> {:.2}%, ours {:.2}% -> {:.2}%, {within} (all below {NEXT_TO_NOTHING_PERCENT}% is next to nothing, if \
+                 as much fell back before); {scanned}",
                 theirs[0], theirs[1], rates[0], rates[1]
             );
-            (ours.map(|(swpout, fallback)| format!("{swpout};{fallback}")), same_change(theirs, rates), why)
+            (ours.map(|(swpout, fallback)| format!("{swpout};{fallback}")), same_rates(theirs, rates), why)
         }
         Figure::Throughput => {
             let speed = |run: usize| runs[0].modelled_elapsed_seconds / runs[run].modelled_elapsed_seconds;
@@ -199,5 +212,14 @@ mod tests {
         assert!(same_change([9.0, 0.0], [1.0, 0.0]));
         assert!(!same_change([9.0, 0.0], [0.0, 0.0]), "nothing fell back before");
         assert!(!same_change([9.0, 0.0], [9.0, 1.0]));
+    }
+
+    #[test]
+    fn rates_are_the_same_where_next_to_nothing_is_left_of_as_much() {
+        assert!(same_rates([99.2, 1.2], [88.3, 0.0]));
+        assert!(!same_rates([99.2, 1.2], [88.3, 55.3]), "half of it is left");
+        assert!(!same_rates([99.2, 1.2], [0.0, 0.0]), "nothing fell back before");
+        assert!(!same_rates([15.6, 0.03], [3.0, 0.0]), "a fifth as much fell back before");
+        assert!(same_rates([9.6, 3.6], [6.4, 2.4]) && !same_rates([9.6, 3.6], [6.4, 0.6]));
     }
 }
