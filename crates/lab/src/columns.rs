@@ -79,10 +79,23 @@ fn results(run: &Run) -> Row {
         match value {
             Value::Array(sizes) if name == "sizes" => push_sizes(&sizes, &mut row),
             Value::Array(parts) => push_parts(&name, &parts, &mut row),
+            Value::Object(cache) => push_page_cache(cache, &mut row),
             value => row.push((name, value)),
         }
     }
     row
+}
+
+/// Counts of folios with the size behind them, everything else by its name.
+fn push_page_cache(cache: serde_json::Map<String, Value>, row: &mut Row) {
+    for (name, value) in cache {
+        match value {
+            Value::Array(counts) => {
+                row.extend(Order::all().zip(counts).map(|(order, count)| (format!("{name}_{}k", order.kib()), count)));
+            }
+            value => row.push((name, value)),
+        }
+    }
 }
 
 /// Of all sizes there are; where nothing happened, nothing was counted.
@@ -161,5 +174,22 @@ mod tests {
         is("fallback_percent_2048k", Cells::Floats(vec![None; 2]));
         let rounds = |run: &Run| run.outcome.rounds.iter().map(|round| signed(round.swpout)).collect();
         is("rounds_swpout", Cells::Lists(runs.iter().map(rounds).collect()));
+    }
+
+    #[test]
+    fn what_a_page_cache_did_has_columns_of_its_own() {
+        let text = shipped::find("vm-scalability").unwrap().text;
+        let varied = [
+            ("machine.limit_mib".to_owned(), vec!["64".to_owned()]),
+            ("workload.vm-scalability.case".to_owned(), vec!["lru-file-readtwice".to_owned()]),
+        ];
+        let runs = sweep("v", text, &varied, Costs::reference(), 1, &|_, _| {}).unwrap();
+        let columns = of_runs("v", text, &runs).unwrap();
+        let cache = runs[0].outcome.page_cache.as_ref().unwrap();
+        let count = |count: u64| Cells::Integers(vec![Some(signed(count))]);
+        assert!(cache.counters.allocated[4] > 0);
+        assert_eq!(*cells(&columns, "allocated_64k"), count(cache.counters.allocated[4]));
+        assert_eq!(*cells(&columns, "reclaimed_pages"), count(cache.counters.reclaimed_pages));
+        assert_eq!(*cells(&columns, "modelled_throughput"), Cells::Floats(vec![Some(cache.modelled_throughput)]));
     }
 }
