@@ -191,6 +191,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     static STATE: AtomicU32 = AtomicU32::new(0);
+    static THREAD: AtomicU32 = AtomicU32::new(0);
 
     fn wait_for(value: u32) {
         while STATE.load(Ordering::Acquire) != value {
@@ -201,6 +202,7 @@ mod tests {
     extern "C" fn body(argument: *mut u8) {
         assert_eq!(argument.addr(), 42);
         close_descriptors_but(None);
+        THREAD.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
         STATE.store(1, Ordering::Release);
         loop {
             let _ = futex::wait(&STATE, futex::Flags::PRIVATE, 1, None);
@@ -217,14 +219,9 @@ mod tests {
         wait_for(1);
         // Ours are still open after the thread has closed all of its own.
         assert!(file.metadata().is_ok());
-        // Its signals are blocked.
-        let tasks: Vec<String> = std::fs::read_dir("/proc/self/task")
-            .unwrap()
-            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok())
-            .collect();
-        let blocked = tasks.iter().filter(|status| {
-            status.lines().any(|line| line.starts_with("SigBlk:") && line.to_lowercase().contains("fffffff"))
-        });
-        assert_eq!(blocked.count(), 1, "one thread has all signals blocked");
+        let status = format!("/proc/self/task/{}/status", THREAD.load(Ordering::Relaxed));
+        let status = std::fs::read_to_string(status).unwrap();
+        let blocked = status.lines().find(|line| line.starts_with("SigBlk:")).unwrap();
+        assert!(blocked.to_lowercase().contains("fffffff"), "all its signals are blocked: {blocked}");
     }
 }
