@@ -5,6 +5,7 @@
 //! and with 64K mTHP, of which the faster counts. The comparison is at equal *total* memory, as in
 //! [`crate::programs`]: the kernel's group gets the share, foliomem the share and what zram took at its peak.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -118,19 +119,13 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>
     let mut rows = Vec::new();
     for &pattern in &options.patterns {
         for &limit_percent in &options.limits {
-            let group_mib = NEED_MIB * limit_percent / 100;
             let touches = NEED_MIB * 256 * TOUCHES_PER_PAGE;
             let child = arguments(pattern, NEED_MIB, touches, file.path());
-            let kernel = if options.kernel { kernel(options, &child, group_mib)? } else { None };
-            let total_mib = kernel.map_or(group_mib, |peer| peer.total_mib);
-            for (setting, sizes) in SETTINGS {
-                let mut command = Command::new(&options.foliomem);
-                command.args(["run", "--quiet", "--limit", &format!("{total_mib}M")]);
-                command.args(sizes.into_iter().flat_map(|sizes| ["--sizes", sizes]));
-                command.arg("--").arg(&options.foliomem).args(&child);
-                let runs = (0..options.runs).map(|_| seconds(&mut command)).collect::<Result<Vec<_>, _>>()?;
-                let kernel_seconds = kernel.map(|peer| peer.seconds);
-                let row = Row { pattern, limit_percent, total_mib, setting, seconds: median(&runs), kernel_seconds };
+            let rounds = Rounds::run(options, &child, NEED_MIB * limit_percent / 100)?;
+            for ((setting, _), seconds) in SETTINGS.into_iter().zip(&rounds.seconds) {
+                let kernel_seconds = rounds.kernel_seconds();
+                let seconds = median(seconds);
+                let row = Row { pattern, limit_percent, total_mib: rounds.total_mib, setting, seconds, kernel_seconds };
                 progress(&row);
                 rows.push(row);
             }
@@ -139,32 +134,66 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// The kernel's faster setting.
+/// Runs of one pattern at one limit: all settings take turns, and the kernel's, so that a machine that is busier for a
+/// while is so for all.
+#[derive(Debug, Default)]
+struct Rounds {
+    /// By setting.
+    seconds: [Vec<f64>; SETTINGS.len()],
+    /// By size. The kernel's group limit kills programs though swap is free: those runs do not count.
+    kernel_seconds: [Vec<f64>; KERNEL_SIZES_KIB.len()],
+    total_mib: u64,
+}
+
+impl Rounds {
+    fn run(options: &Options, child: &[OsString], group_mib: u64) -> Result<Rounds, Error> {
+        let mut rounds = Rounds { total_mib: group_mib, ..Rounds::default() };
+        for round in 0..options.runs {
+            let peer = if options.kernel { rounds.kernel(options, child, group_mib)? } else { None };
+            // All of foliomem's runs have the same limit.
+            if let Some(peer) = peer.filter(|_| round == 0) {
+                rounds.total_mib = peer.total_mib;
+            }
+            for ((_, sizes), all) in SETTINGS.into_iter().zip(&mut rounds.seconds) {
+                let mut command = Command::new(&options.foliomem);
+                command.args(["run", "--quiet", "--limit", &format!("{}M", rounds.total_mib)]);
+                command.args(sizes.into_iter().flat_map(|sizes| ["--sizes", sizes]));
+                command.arg("--").arg(&options.foliomem).args(child);
+                all.push(seconds(&mut command)?);
+            }
+        }
+        Ok(rounds)
+    }
+
+    /// One run of each of the kernel's settings; the faster of those that ended.
+    fn kernel(&mut self, options: &Options, child: &[OsString], group_mib: u64) -> Result<Option<Peer>, Error> {
+        let mut best: Option<Peer> = None;
+        for (size_kib, all) in KERNEL_SIZES_KIB.into_iter().zip(&mut self.kernel_seconds) {
+            let mut command = Command::new(&options.foliomem);
+            command.args(child);
+            let run = |group: &Group| Ok(seconds(&mut group.inside(&command)).ok());
+            let Some((run, total_bytes)) = kernel::in_group(size_kib, group_mib * MIB, run)? else { return Ok(None) };
+            let Some(seconds) = run else { continue };
+            all.push(seconds);
+            if best.is_none_or(|best| seconds < best.seconds) {
+                best = Some(Peer { seconds, total_mib: total_bytes / MIB });
+            }
+        }
+        Ok(best)
+    }
+
+    /// The median of the kernel's faster setting.
+    fn kernel_seconds(&self) -> Option<f64> {
+        let ended = self.kernel_seconds.iter().filter(|all| !all.is_empty());
+        ended.map(|all| median(all)).min_by(f64::total_cmp)
+    }
+}
+
+/// A run of the kernel.
 #[derive(Debug, Clone, Copy)]
 struct Peer {
     seconds: f64,
     total_mib: u64,
-}
-
-fn kernel(options: &Options, child: &[std::ffi::OsString], group_mib: u64) -> Result<Option<Peer>, Error> {
-    let mut best: Option<Peer> = None;
-    for size_kib in KERNEL_SIZES_KIB {
-        let mut ended = Vec::new();
-        for _ in 0..options.runs {
-            let mut command = Command::new(&options.foliomem);
-            command.args(child);
-            let run = |group: &Group| Ok(seconds(&mut group.inside(&command)).ok());
-            let Some((run, total)) = kernel::in_group(size_kib, group_mib * MIB, run)? else { return Ok(None) };
-            // The kernel's group limit kills programs though swap is free: those runs do not count.
-            ended.extend(run.map(|seconds| (seconds, total)));
-        }
-        let figure = |of: fn(&(f64, u64)) -> f64| median(&ended.iter().map(of).collect::<Vec<_>>());
-        let (seconds, bytes) = (figure(|run| run.0), figure(|run| run.1 as f64));
-        if !ended.is_empty() && best.is_none_or(|best| seconds < best.seconds) {
-            best = Some(Peer { seconds, total_mib: bytes as u64 / MIB });
-        }
-    }
-    Ok(best)
 }
 
 /// Runs the child in `command` to its end.
@@ -185,6 +214,14 @@ mod tests {
             assert_eq!(serde_json::json!(pattern), serde_json::json!(pattern.to_string()));
         }
         assert!("every second".parse::<Pattern>().is_err());
+    }
+
+    #[test]
+    fn the_faster_kernel_counts_by_its_median_and_none_where_all_were_killed() {
+        let rounds = |kernel_seconds| Rounds { kernel_seconds, ..Rounds::default() };
+        assert_eq!(rounds([vec![3.0, 1.0, 2.0], vec![1.5, 9.0, 4.0]]).kernel_seconds(), Some(2.0));
+        assert_eq!(rounds([vec![], vec![1.5]]).kernel_seconds(), Some(1.5));
+        assert_eq!(rounds([vec![], vec![]]).kernel_seconds(), None);
     }
 
     #[test]
