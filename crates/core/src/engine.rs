@@ -25,7 +25,6 @@ mod partial;
 mod reclaim;
 mod recompress;
 mod stage;
-mod stale;
 mod store_compaction;
 mod take_apart;
 mod unmanaged;

@@ -976,26 +976,6 @@ fn a_corrupted_piece_that_would_be_taken_apart_costs_the_page_that_is_touched() 
 }
 
 #[test]
-fn queues_stay_short_though_nobody_needs_memory() {
-    let mut world = World::new(0, 4, 4000, 64);
-    for _ in 0..20 {
-        world.map(0, 1000);
-        world.run(&Step::Write { page: 0, pages: 1000, value: 51_000 });
-        world.run(&Step::Unmap { start: 0, pages: 1000 });
-        world.engine.drop_stale();
-        assert!(world.engine.queued_elements() < 7000);
-    }
-    world.map(0, 1000);
-    world.run(&Step::Write { page: 0, pages: 1000, value: 52_000 });
-    world.engine.drop_stale();
-    // What is still there goes out as ever.
-    world.run(&Step::Reclaim { pages: 900 });
-    assert!(world.engine.swapped_pages() >= 500, "{} pages", world.engine.swapped_pages());
-    world.run(&Step::Read { page: 0, pages: 1000 });
-    world.check();
-}
-
-#[test]
 fn a_corrupted_piece_is_never_handed_over() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 64);

@@ -644,9 +644,6 @@ impl Runtime {
         if room < 0 && free > low {
             engine.shrink(low as u32, (-room) as u32);
         }
-        if room + free >= low {
-            engine.drop_stale();
-        }
         if looks.is_quiet() {
             // As much as reclaim makes free by itself is enough.
             engine.give_back_runs(2 * low as u32);

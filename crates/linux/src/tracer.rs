@@ -155,6 +155,7 @@ impl Watcher {
                 });
             }
         }
+        engine.drop_stale();
         if is_idle { IDLE_LOOK } else { LOOK }
     }
 
