@@ -480,25 +480,46 @@ impl<M: Machine> Engine<M> {
         for (fetch, fetched) in fetches.iter().zip(&mut fetched) {
             *fetched = Some(self.fetch(worker, fetch));
         }
-        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.into_iter().flatten()));
+        let failed = fetched.iter().flatten().filter(|fetched| fetched.is_err()).count();
+        self.counters().vm.store_corrupted.add(failed as u64);
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
-        self.bring_in_fetched(block, fetches, first.head..last.pages().end, corrupted)
+        let pages = first.head..last.pages().end;
+        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.into_iter().flatten()), &pages);
+        self.bring_in_fetched(block, fetches, pages, corrupted)
     }
 
-    /// What was fetched is at home now. Where its pages have gone meanwhile is settled before anything else: who moves a
-    /// folio to another address waits for that while it holds off everything that needs steadiness.
+    /// What was fetched is at home now, and staged unless it is `wanted`. Where its pages have gone meanwhile is settled
+    /// before anything else: who moves a folio to another address waits for that while it holds off everything that needs
+    /// steadiness.
     pub(super) fn finish_fetches<'a>(
         &self,
         block: &Block,
         fetched: impl Iterator<Item = (&'a Fetch, Result<Option<SwapCopy>, Corrupted>)>,
+        wanted: &Range<PageNumber>,
     ) -> Option<Corrupted> {
         let mut entries = block.lock();
-        let outcomes = fetched.map(|(fetch, fetched)| self.finish_fetch(&mut entries, fetch, fetched).err());
-        let corrupted = outcomes.fold(None, Option::or);
-        if corrupted.is_some() {
-            self.counters().vm.store_corrupted.inc();
+        let mut corrupted = None;
+        for (fetch, fetched) in fetched {
+            corrupted = self.finish_fetch(&mut entries, fetch, fetched).err().or(corrupted);
+            if !wanted.contains(&fetch.head) {
+                self.stage_fetched(&mut entries, fetch);
+            }
         }
         corrupted
+    }
+
+    /// Queues what has come home by `fetch`, whole or in pages.
+    fn stage_fetched(&self, entries: &mut Entries, fetch: &Fetch) {
+        let mut page = fetch.head;
+        while page < fetch.pages().end {
+            let state = entries.get(page);
+            let order = state.order().unwrap_or(Order::ZERO);
+            let head = page.head(order);
+            if head == page && matches!(state, PageState::Home { writeback: false, .. }) {
+                self.enqueue(&self.staged, entries, page, order);
+            }
+            page = head.offset(order.pages());
+        }
     }
 
     /// Moves what was fetched of `wanted` into the program; the rest stays at home. What is corrupted of it is given up.
@@ -510,29 +531,28 @@ impl<M: Machine> Engine<M> {
         corrupted: Option<Corrupted>,
     ) -> Result<(), Changing> {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
-        let (mut page, end) = (first.head, last.pages().end);
-        let frames = first.run.head..last.run.head.offset(last.run.frames());
         let steady = self.machine.steady();
         let mut entries = block.lock();
         let mut served = if steady.is_some() { Ok(()) } else { Err(Changing) };
-        let is_all_wanted = wanted == (page..end);
+        let is_all_wanted = wanted == (first.head..last.pages().end);
         if fetches.len() > 1 && is_all_wanted && steady.is_some() && self.bring_in_together(&mut entries, fetches) {
             return served;
         }
-        while page < end {
+        let mut page = wanted.start;
+        while page < wanted.end {
             let state = entries.get(page);
             let order = state.order().unwrap_or(Order::ZERO);
-            if let PageState::Home { frame, writeback: false, .. } = state
-                && frames.contains(&frame)
-            {
-                if steady.is_some() && wanted.contains(&page) {
+            let head = page.head(order);
+            // Whatever folio lies there by now.
+            if head == page && matches!(state, PageState::Home { writeback: false, .. }) {
+                if steady.is_some() {
                     served = self.bring_in(&mut entries, page).and(served);
                 } else {
                     // It stays at home, where a fault finds it.
                     self.enqueue(&self.staged, &mut entries, page, order);
                 }
             }
-            page = page.offset(order.pages());
+            page = head.offset(order.pages());
         }
         if let Some(corrupted) = corrupted.filter(|_| steady.is_some()) {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
@@ -599,6 +619,13 @@ impl<M: Machine> Engine<M> {
             let order = state.order().unwrap_or(Order::ZERO);
             let head = page.head(order);
             match state {
+                // The rest of it lies in a window that is watched.
+                PageState::Swapped { fetching: false, .. } | PageState::Home { writeback: false, .. }
+                    if head < page =>
+                {
+                    self.carve(&mut entries, page..head.offset(order.pages()));
+                    continue;
+                }
                 PageState::Swapped { fetching: false, .. } => {
                     let Some(fetches) = self.mark_next(&mut entries, head..pages.end) else { return false };
                     drop(entries);
@@ -622,6 +649,9 @@ impl<M: Machine> Engine<M> {
 
     /// Fetches as much with `page` as a fault would, as far as there is room for it now.
     fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
+        if self.locality.watched_until(page).is_some() {
+            return true;
+        }
         let Some(block) = self.table.get(page) else { return false };
         let Some(steady) = self.machine.steady() else { return false };
         let mut entries = block.lock();

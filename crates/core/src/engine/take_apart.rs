@@ -9,9 +9,11 @@
 
 use super::Engine;
 use super::fault::{Changing, Fetches, mark_fetching};
+use crate::homes::Urgency;
 use crate::locality::SwapIn;
 use crate::machine::Machine;
 use crate::page_table::{Block, Entries, PageState};
+use crate::store::PieceId;
 use crate::units::{FrameRun, Order, PageNumber, Slot};
 use std::ops::Range;
 
@@ -20,6 +22,7 @@ const MOST_ORDER: Order = Order::new(4).unwrap();
 
 /// What is left of a piece, being fetched.
 pub(super) struct InParts {
+    piece: PieceId,
     /// Where the whole piece goes.
     run: FrameRun,
     /// The part that is touched.
@@ -45,7 +48,8 @@ impl<M: Machine> Engine<M> {
     /// otherwise now.
     pub(super) fn start_taking_apart(&self, entries: &mut Entries, page: PageNumber, order: Order) -> Option<InParts> {
         let PageState::Swapped { slot, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let granule = self.store.granule_of_bytes(self.slot_map.get(slot))?;
+        let piece = self.slot_map.get(slot);
+        let granule = self.store.granule_of_bytes(piece)?;
         let index = slot.0 % granule.pages();
         if granule <= order
             || granule > MOST_ORDER
@@ -55,12 +59,14 @@ impl<M: Machine> Engine<M> {
         {
             return None;
         }
-        let (run, _) = self.homes.alloc_full(&self.machine, granule, self.urgency()).ok()?;
+        let (run, _) = self.homes.alloc_full(&self.machine, granule, Urgency::Normal).ok()?;
         let (first, first_slot) = (page.head(granule), Slot(slot.0 - index));
+        // A page that has come back may have gone out anew, to its old slot: as another piece.
         let is_out = |entries: &Entries, mut part: Range<u32>| {
             part.all(|index| {
                 let slot = first_slot.offset(index);
                 matches!(entries.get(first.offset(index)), PageState::Swapped { slot: now, fetching: false, .. } if now == slot)
+                    && self.slot_map.get(slot) == piece
             })
         };
         let (mut parts, mut touched): (Option<Fetches>, _) = (None, page.folio(Order::ZERO));
@@ -85,19 +91,23 @@ impl<M: Machine> Engine<M> {
             }
             next += order.pages();
         }
-        parts.map(|parts| InParts { run, touched, parts })
+        parts.map(|parts| InParts { piece, run, touched, parts })
     }
 
     /// Brings the part that is touched into the program, and the others home. The caller wakes who waits.
     pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: &InParts) -> Result<(), Changing> {
         let parts = piece.parts.marked();
-        let pinned = self.store.pin(self.slot_map.get(piece.parts.first().slot));
+        let pinned = self.store.pin(piece.piece);
         let read = self.read_piece(worker, pinned.piece(), 0, piece.run);
         self.store.unpin(&self.runs(), pinned);
+        if read.is_err() {
+            self.counters().vm.store_corrupted.inc();
+        }
         let is_wanted = |frame: FrameRun| parts.iter().any(|part| part.run.contains(frame));
         let frames = (0..piece.run.frames()).map(|index| piece.run.part(index, Order::ZERO));
         frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
-        let corrupted = self.finish_fetches(block, parts.iter().map(|part| (part, read.map(|()| None))));
+        let fetched = parts.iter().map(|part| (part, read.map(|()| None)));
+        let corrupted = self.finish_fetches(block, fetched, &piece.touched);
         self.bring_in_fetched(block, parts, piece.touched(), corrupted)
     }
 }

@@ -86,9 +86,9 @@ impl<M: Machine> Engine<M> {
         let popped: Vec<FolioName> = (0..queue.elements()).map_while(|_| queue.pop()).collect();
         let mut kept = Vec::new();
         let is_there = |state, order| match state {
-            PageState::Resident { order: now, .. } | PageState::Home { order: now, writeback: false, .. } => {
-                now == order
-            }
+            PageState::Resident { order: now, .. }
+            | PageState::Hole { order: now, .. }
+            | PageState::Home { order: now, writeback: false, .. } => now == order,
             _ => false,
         };
         for folio in popped {
