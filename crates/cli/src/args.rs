@@ -83,7 +83,7 @@ pub struct LabScenarioArgs {
     pub varied: LabVaryArgs,
 }
 
-/// What is set.
+/// What is set, and what things cost.
 #[derive(Debug, clap::Args)]
 pub struct LabVaryArgs {
     /// Set something of the scenario; several values, or several of these, run every combination. Of a list, join values by
@@ -91,6 +91,9 @@ pub struct LabVaryArgs {
     /// strategy stand for all of them.
     #[arg(long, visible_alias = "set", value_name = "KEY=VALUE,...")]
     pub vary: Vec<Varied>,
+    /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
 }
 
 impl LabVaryArgs {
@@ -103,9 +106,6 @@ impl LabVaryArgs {
 /// What `lab run` and `lab replay` have in common.
 #[derive(Debug, clap::Args)]
 pub struct LabRunsArgs {
-    /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
-    #[arg(long, value_name = "FILE")]
-    pub costs: Option<PathBuf>,
     #[command(flatten)]
     pub files: LabFilesArgs,
     /// Threads that run them. [default: one for each CPU]
@@ -135,9 +135,6 @@ pub struct LabSweepArgs {
     pub ray: String,
     #[command(flatten)]
     pub scenario: LabScenarioArgs,
-    /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
-    #[arg(long, value_name = "FILE")]
-    pub costs: Option<PathBuf>,
     #[command(flatten)]
     pub files: LabFilesArgs,
 }

@@ -31,7 +31,8 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
         LabCommand::List => list(),
         LabCommand::Run(args) => {
             let (name, text) = sweep::read(&args.scenario.scenario)?;
-            run(&name, &text, &args.scenario.varied.settings(), &args.runs)
+            let varied = &args.scenario.varied;
+            run(&name, &text, &varied.settings(), varied.costs.as_deref(), &args.runs)
         }
         LabCommand::Replay(args) => replay(args),
         LabCommand::Sweep(args) => sweep_by_ray(args),
@@ -75,9 +76,15 @@ fn list() -> Result<u8, CliError> {
     Ok(0)
 }
 
-fn run(name: &str, text: &str, vary: &[(String, Vec<String>)], args: &LabRunsArgs) -> Result<u8, CliError> {
+fn run(
+    name: &str,
+    text: &str,
+    vary: &[(String, Vec<String>)],
+    costs: Option<&Path>,
+    args: &LabRunsArgs,
+) -> Result<u8, CliError> {
     let files = Files::create(&args.files)?;
-    let costs = cost_table(args.costs.as_deref())?;
+    let costs = cost_table(costs)?;
     let started = Instant::now();
     let runs = sweep::sweep(name, text, vary, costs.costs, threads(args.threads), &say_progress)?;
     show(name, text, &costs, &runs, started, files)
@@ -94,7 +101,7 @@ fn sweep_by_ray(args: &LabSweepArgs) -> Result<u8, CliError> {
     let (name, text) = sweep::read(&args.scenario.scenario)?;
     let files = Files::create(&args.files)?;
     let started = Instant::now();
-    let costs = cost_table(args.costs.as_deref())?;
+    let costs = cost_table(args.scenario.varied.costs.as_deref())?;
     let runs = ray::sweep(&args.ray, &name, &text, &args.scenario.varied.settings(), &costs)?;
     show(&name, &text, &costs, &runs, started, files)
 }
@@ -155,7 +162,8 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
         set.push(("machine.sizes_kib".to_owned(), vec![sizes.join("+")]));
     }
     set.extend(args.varied.settings());
-    run(&args.trace.display().to_string(), &summary.scenario(&args.trace), &set, &args.runs)
+    let scenario = summary.scenario(&args.trace);
+    run(&args.trace.display().to_string(), &scenario, &set, args.varied.costs.as_deref(), &args.runs)
 }
 
 fn percent(part: Option<f64>) -> String {

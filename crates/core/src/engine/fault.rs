@@ -502,22 +502,17 @@ impl<M: Machine> Engine<M> {
         for (fetch, fetched) in fetched {
             corrupted = self.finish_fetch(&mut entries, fetch, fetched).err().or(corrupted);
             if !wanted.contains(&fetch.head) {
-                self.stage_fetched(&mut entries, fetch);
+                self.stage_fetched(&mut entries, fetch.pages());
             }
         }
         corrupted
     }
 
-    /// Queues what has come home by `fetch`, whole or in pages.
-    fn stage_fetched(&self, entries: &mut Entries, fetch: &Fetch) {
-        let mut page = fetch.head;
-        while page < fetch.pages().end {
-            let state = entries.get(page);
-            let order = state.order().unwrap_or(Order::ZERO);
-            let head = page.head(order);
-            if head == page && matches!(state, PageState::Home { writeback: false, .. }) {
-                self.enqueue(&self.staged, entries, page, order);
-            }
+    /// Queues what is at home of `pages`.
+    fn stage_fetched(&self, entries: &mut Entries, pages: Range<PageNumber>) {
+        let mut page = pages.start;
+        while let Some((head, order)) = next_home(entries, page..pages.end) {
+            self.enqueue(&self.staged, entries, head, order);
             page = head.offset(order.pages());
         }
     }
@@ -533,28 +528,22 @@ impl<M: Machine> Engine<M> {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let steady = self.machine.steady();
         let mut entries = block.lock();
-        let mut served = if steady.is_some() { Ok(()) } else { Err(Changing) };
-        let is_all_wanted = wanted == (first.head..last.pages().end);
-        if fetches.len() > 1 && is_all_wanted && steady.is_some() && self.bring_in_together(&mut entries, fetches) {
-            return served;
+        if steady.is_none() {
+            // It stays at home, where a fault finds it.
+            self.stage_fetched(&mut entries, wanted);
+            return Err(Changing);
         }
-        let mut page = wanted.start;
-        while page < wanted.end {
-            let state = entries.get(page);
-            let order = state.order().unwrap_or(Order::ZERO);
-            let head = page.head(order);
-            // Whatever folio lies there by now.
-            if head == page && matches!(state, PageState::Home { writeback: false, .. }) {
-                if steady.is_some() {
-                    served = self.bring_in(&mut entries, page).and(served);
-                } else {
-                    // It stays at home, where a fault finds it.
-                    self.enqueue(&self.staged, &mut entries, page, order);
-                }
-            }
+        let is_all_wanted = wanted == (first.head..last.pages().end);
+        if fetches.len() > 1 && is_all_wanted && self.bring_in_together(&mut entries, fetches) {
+            return Ok(());
+        }
+        let (mut served, mut page) = (Ok(()), wanted.start);
+        // Whatever folios lie there by now.
+        while let Some((head, order)) = next_home(&entries, page..wanted.end) {
+            served = self.bring_in(&mut entries, head).and(served);
             page = head.offset(order.pages());
         }
-        if let Some(corrupted) = corrupted.filter(|_| steady.is_some()) {
+        if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
                 served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
             }
@@ -888,6 +877,21 @@ pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameR
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
     entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
     Fetch { head, slot, run, whole }
+}
+
+/// The first folio that is at home, and not under writeback, of those that begin in `pages`.
+fn next_home(entries: &Entries, pages: Range<PageNumber>) -> Option<(PageNumber, Order)> {
+    let mut page = pages.start;
+    while page < pages.end {
+        let state = entries.get(page);
+        let order = state.order().unwrap_or(Order::ZERO);
+        let head = page.head(order);
+        if head == page && matches!(state, PageState::Home { writeback: false, .. }) {
+            return Some((head, order));
+        }
+        page = head.offset(order.pages());
+    }
+    None
 }
 
 /// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.
