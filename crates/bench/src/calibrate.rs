@@ -248,8 +248,12 @@ mod tests {
         measured.zstd.measure(&data, zstd());
         let table = CostTable { measured_on: this_machine(), costs: measured.costs() };
         let costs = &table.costs;
-        assert!(costs.fault_ns > costs.move_ns && costs.move_ns > 0 && costs.populate_page_ns > 0, "{costs:?}");
-        assert!(costs.lz4.compress_page_ns[4] > costs.lz4.decompress_page_ns[4], "{costs:?}");
+        // Which of them is larger is the machine's, and with the other tests' threads in it anything at all: what is a
+        // difference of two figures can be none.
+        assert!(costs.populate_page_ns > 0 && costs.copy_page_ns > 0 && costs.zero_page_ns > 0, "{costs:?}");
+        for codec in [&costs.lz4, &costs.zstd] {
+            assert!(codec.compress_page_ns.iter().chain(&codec.decompress_page_ns).all(|ns| *ns > 0), "{costs:?}");
+        }
         assert!(
             costs.zstd.ratio_percent.iter().zip(costs.lz4.ratio_percent).all(|(zstd, lz4)| *zstd > lz4),
             "{costs:?}"
