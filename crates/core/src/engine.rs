@@ -18,6 +18,7 @@
 
 mod backoff;
 mod check;
+mod claims;
 mod fault;
 mod mapping;
 mod migrate;

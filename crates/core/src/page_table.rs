@@ -19,6 +19,7 @@
 //!
 //! Lock rank 2 (block). Lookup takes no lock. Blocks are never freed.
 
+use crate::queue::{Claim, Ticket};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
@@ -117,8 +118,9 @@ impl PageState {
 }
 
 /// A [`PageState`] in one word. Bits 0..3 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`, 4 `Hole`),
-/// bit 3 busy (writeback or fetching), bit 4 queued, bit 5 active, bits 8..12 order, bits 16..32 when it was evicted
-/// last, bits 32..64 frame or slot. The all-zero word is `None`, not queued.
+/// bit 3 busy (writeback or fetching), bit 4 queued, bit 5 active, bits 6..10 order, bits 10..16 the ticket with which
+/// it was queued last, bits 16..32 when it was evicted last, bits 32..64 frame or slot. The all-zero word is `None`, not
+/// queued.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Entry(u64);
 
@@ -128,14 +130,19 @@ impl Entry {
     const BUSY: u64 = 1 << 3;
     const QUEUED: u64 = 1 << 4;
     const ACTIVE: u64 = 1 << 5;
+    const ORDER_SHIFT: u32 = 6;
+    const TICKET_SHIFT: u32 = 10;
+    const TICKET: u64 = ((1 << Ticket::BITS) - 1) << Self::TICKET_SHIFT;
     const EVICTED_SHIFT: u32 = 16;
     const EVICTED: u64 = 0xffff << Self::EVICTED_SHIFT;
-    /// What is no part of the state, and stays as long as there is content.
+    /// What is no part of the state, and stays as long as there is content. (The ticket stays in any case: claims of
+    /// content that is gone may still be in a queue.)
     const KEPT: u64 = Self::QUEUED | Self::ACTIVE | Self::EVICTED;
 
     fn encode(state: PageState) -> Entry {
         let pack = |kind: u64, busy: bool, order: Order, number: u32| {
-            Entry(kind | if busy { Entry::BUSY } else { 0 } | u64::from(order.get()) << 8 | u64::from(number) << 32)
+            let busy = if busy { Entry::BUSY } else { 0 };
+            Entry(kind | busy | u64::from(order.get()) << Entry::ORDER_SHIFT | u64::from(number) << 32)
         };
         match state {
             PageState::None => Entry(0),
@@ -149,7 +156,9 @@ impl Entry {
     fn decode(self) -> PageState {
         let number = (self.0 >> 32) as u32;
         let busy = self.0 & Entry::BUSY != 0;
-        let Some(order) = Order::new((self.0 >> 8) as u8 & 0xf) else { unreachable!("entry {:x}", self.0) };
+        let Some(order) = Order::new((self.0 >> Entry::ORDER_SHIFT) as u8 & 0xf) else {
+            unreachable!("entry {:x}", self.0)
+        };
         match self.0 & Entry::KIND {
             0 => PageState::None,
             1 => PageState::Resident { frame: Frame(number), order },
@@ -189,8 +198,8 @@ impl Entries {
     /// gone.
     pub fn set(&mut self, page: PageNumber, state: PageState) {
         let index = self.index(page);
-        let kept = if state == PageState::None { 0 } else { self.pages[index].0 & Entry::KEPT };
-        self.pages[index] = Entry(Entry::encode(state).0 | kept);
+        let kept = if state == PageState::None { Entry::TICKET } else { Entry::TICKET | Entry::KEPT };
+        self.pages[index] = Entry(Entry::encode(state).0 | self.pages[index].0 & kept);
     }
 
     /// Gives the 2^order pages at `head` the consecutive states that start with `state`.
@@ -206,12 +215,31 @@ impl Entries {
         self.pages[self.index(head)].0 & Entry::QUEUED != 0
     }
 
-    /// Says whether the folio at `head` is in a reclaim queue; returns what it was.
-    pub fn set_queued(&mut self, head: PageNumber, queued: bool) -> bool {
+    fn ticket(&self, head: PageNumber) -> Ticket {
+        Ticket::from_bits(self.pages[self.index(head)].0 >> Entry::TICKET_SHIFT)
+    }
+
+    /// Says that the folio at `head` is in a reclaim queue from now on, with which ticket; `None` if it is in one.
+    pub fn set_queued(&mut self, head: PageNumber) -> Option<Ticket> {
+        if self.is_queued(head) {
+            return None;
+        }
+        let ticket = self.ticket(head).next();
         let index = self.index(head);
-        let was = self.pages[index].0 & Entry::QUEUED != 0;
-        self.pages[index].0 = self.pages[index].0 & !Entry::QUEUED | if queued { Entry::QUEUED } else { 0 };
-        was
+        let entry = &mut self.pages[index];
+        entry.0 = entry.0 & !Entry::TICKET | Entry::QUEUED | ticket.bits() << Entry::TICKET_SHIFT;
+        Some(ticket)
+    }
+
+    /// Says that the folio at `head` is in no reclaim queue: no claim on it holds.
+    pub fn set_unqueued(&mut self, head: PageNumber) {
+        let index = self.index(head);
+        self.pages[index].0 &= !Entry::QUEUED;
+    }
+
+    /// Whether `claim`, to a folio of this block, is that with which it is queued.
+    pub fn holds(&self, claim: Claim) -> bool {
+        self.is_queued(claim.folio.head) && self.ticket(claim.folio.head) == claim.ticket
     }
 
     /// Whether the folio at `head` is known to be in use.
@@ -340,6 +368,7 @@ impl PageTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::FolioName;
     use proptest::prelude::*;
 
     fn any_state() -> impl Strategy<Value = PageState> {
@@ -368,9 +397,32 @@ mod tests {
             let page = PageNumber(0x0007_f123_4567);
             let mut entries = table.get_or_create(page).unwrap().lock();
             entries.set(page, state);
-            entries.set_queued(page, queued);
+            if queued {
+                prop_assert!(entries.set_queued(page).is_some());
+            }
             prop_assert_eq!(entries.get(page), state);
             prop_assert_eq!(entries.is_queued(page), queued);
+        }
+
+        #[test]
+        fn a_claim_holds_until_its_folio_is_unqueued(states in prop::collection::vec(any_state(), 1..60)) {
+            let table = PageTable::default();
+            let page = PageNumber(0x0007_f123_4567);
+            let mut entries = table.get_or_create(page).unwrap().lock();
+            let mut last: Vec<Claim> = Vec::new();
+            for state in states {
+                entries.set(page, state);
+                if state == PageState::None {
+                    prop_assert!(!last.iter().any(|&claim| entries.holds(claim)));
+                }
+                if let Some(ticket) = entries.set_queued(page) {
+                    last.push(Claim { folio: FolioName { head: page, order: Order::ZERO }, ticket });
+                }
+                prop_assert_eq!(last.iter().filter(|&&claim| entries.holds(claim)).count(), 1);
+                prop_assert!(entries.holds(*last.last().unwrap()));
+                prop_assert_eq!(entries.get(page), state);
+                entries.set_unqueued(page);
+            }
         }
     }
 

@@ -1,9 +1,12 @@
 //! Reclaim queues: folios in the order they came, oldest first.
 //!
 //! User space sees no accessed bit, so a queue is a plain FIFO and what is still in use shows by being
-//! touched while staged at home. An element names a folio by its head page and order; it is only a
-//! claim: the page table decides whether the folio is still there (its entry has the *queued* bit, and
-//! the state that the queue is for). Elements of folios that are gone are dropped when they come up.
+//! touched while staged at home. An element names a folio by its head page and order, and carries the ticket that the
+//! page table gave when it was queued: it is only a claim, which holds as long as the page table knows of that ticket.
+//! Claims that hold no more are dropped when they come up, and looked for where they are many
+//! ([`look_through`](Queue::look_through)): in a program that fits into its limit nothing comes up.
+//!
+//! Invariants: no chunk is empty; chunks have ascending numbers; `claims` and `pages` are those of all chunks.
 //!
 //! Lock: one leaf lock a queue.
 
@@ -20,75 +23,402 @@ pub struct FolioName {
     pub order: Order,
 }
 
-/// A FIFO of folios; 8 bytes an element: the page number shifted left by 4, and the order.
+/// Which time it is that a folio at some page is queued, modulo 64.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ticket(u8);
+
+impl Ticket {
+    /// Bits that a ticket takes.
+    pub const BITS: u32 = 6;
+
+    /// The ticket of these bits; those above [`BITS`](Self::BITS) do not count.
+    pub fn from_bits(bits: u64) -> Ticket {
+        Ticket((bits & ((1 << Self::BITS) - 1)) as u8)
+    }
+
+    /// Its bits.
+    pub fn bits(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// That of the next time.
+    #[must_use]
+    pub fn next(self) -> Ticket {
+        Ticket::from_bits(self.bits() + 1)
+    }
+}
+
+/// What an element says: that `folio` is in the queue since it got `ticket`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// The folio.
+    pub folio: FolioName,
+    /// What its head's entry in the page table shows as long as the claim holds.
+    pub ticket: Ticket,
+}
+
+impl Claim {
+    const ORDER_BITS: u32 = 4;
+    const HEAD_SHIFT: u32 = Ticket::BITS + Self::ORDER_BITS;
+
+    /// 47 bits of address leave 35 for the head.
+    fn pack(self) -> u64 {
+        let FolioName { head, order } = self.folio;
+        head.0 << Self::HEAD_SHIFT | self.ticket.bits() << Self::ORDER_BITS | u64::from(order.get())
+    }
+
+    fn unpack(word: u64) -> Claim {
+        let order = word & ((1 << Self::ORDER_BITS) - 1);
+        let Some(order) = Order::new(order as u8) else { unreachable!("queued order {order}") };
+        let head = PageNumber(word >> Self::HEAD_SHIFT);
+        Claim { folio: FolioName { head, order }, ticket: Ticket::from_bits(word >> Self::ORDER_BITS) }
+    }
+}
+
+/// Claims in a chunk: a page of them.
+const CHUNK_CLAIMS: usize = 512;
+
+/// A part of a queue: its claims are `words[start..end]`.
+struct Chunk {
+    number: u64,
+    start: usize,
+    end: usize,
+    words: Box<[u64; CHUNK_CLAIMS]>,
+}
+
+impl Chunk {
+    fn words(&self) -> &[u64] {
+        &self.words[self.start..self.end]
+    }
+
+    /// Moves its claims to the front of its words.
+    fn close_up(&mut self) {
+        self.words.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+    }
+}
+
+/// A FIFO of claims; 8 bytes each.
 #[derive(Default)]
 pub struct Queue(Mutex<Elements>);
 
 #[derive(Default)]
 struct Elements {
-    words: VecDeque<u64>,
-    /// Of all elements, stale ones included.
+    chunks: VecDeque<Chunk>,
+    /// Words of a chunk that has become empty, for the next one.
+    spare: Option<Box<[u64; CHUNK_CLAIMS]>>,
+    next_number: u64,
+    /// The number of the first chunk that is to be looked through next.
+    look_at: u64,
+    claims: usize,
+    /// Of all claims.
     pages: u64,
 }
 
 impl Elements {
-    /// The folio of a word that was taken out.
-    fn taken(&mut self, word: u64) -> FolioName {
-        let folio = Queue::unpack(word);
-        self.pages -= u64::from(folio.order.pages());
-        folio
+    fn push(&mut self, claim: Claim) {
+        if self.chunks.back().is_none_or(|chunk| chunk.end == CHUNK_CLAIMS) {
+            let words = self.spare.take().unwrap_or_else(|| Box::new([0; CHUNK_CLAIMS]));
+            self.chunks.push_back(Chunk { number: self.next_number, start: 0, end: 0, words });
+            self.next_number += 1;
+        }
+        let Some(chunk) = self.chunks.back_mut() else { unreachable!("there is one with room") };
+        chunk.words[chunk.end] = claim.pack();
+        chunk.end += 1;
+        self.claims += 1;
+        self.pages += u64::from(claim.folio.order.pages());
+    }
+
+    fn oldest(&self) -> Option<Claim> {
+        self.chunks.front().map(|chunk| Claim::unpack(chunk.words[chunk.start]))
+    }
+
+    fn pop(&mut self) -> Option<Claim> {
+        let chunk = self.chunks.front_mut()?;
+        let claim = Claim::unpack(chunk.words[chunk.start]);
+        chunk.start += 1;
+        if chunk.start == chunk.end {
+            self.remove_chunk(0);
+        }
+        Some(self.taken(claim))
+    }
+
+    fn pop_youngest(&mut self) -> Option<Claim> {
+        let last = self.chunks.len().checked_sub(1)?;
+        let chunk = &mut self.chunks[last];
+        chunk.end -= 1;
+        let claim = Claim::unpack(chunk.words[chunk.end]);
+        if chunk.start == chunk.end {
+            self.remove_chunk(last);
+        }
+        Some(self.taken(claim))
+    }
+
+    fn taken(&mut self, claim: Claim) -> Claim {
+        self.claims -= 1;
+        self.pages -= u64::from(claim.folio.order.pages());
+        claim
+    }
+
+    fn remove_chunk(&mut self, index: usize) {
+        self.spare = self.chunks.remove(index).map(|chunk| chunk.words);
+    }
+
+    /// The index of the first chunk with this number or a higher one.
+    fn index_from(&self, number: u64) -> usize {
+        self.chunks.partition_point(|chunk| chunk.number < number)
+    }
+
+    /// Removes of the chunk at `index` the claims for which `is_stale`, given their index in its words and what is there; and
+    /// puts it together with the one before it if both have room in one.
+    fn remove_stale(&mut self, index: usize, is_stale: impl Fn(usize, u64) -> bool) {
+        let chunk = &mut self.chunks[index];
+        let (mut kept, mut removed_pages) = (chunk.start, 0);
+        for at in chunk.start..chunk.end {
+            let word = chunk.words[at];
+            if is_stale(at, word) {
+                removed_pages += u64::from(Claim::unpack(word).folio.order.pages());
+            } else {
+                chunk.words[kept] = word;
+                kept += 1;
+            }
+        }
+        self.claims -= chunk.end - kept;
+        self.pages -= removed_pages;
+        chunk.end = kept;
+        if chunk.words().is_empty() {
+            return self.remove_chunk(index);
+        }
+        let Some(before) = index.checked_sub(1) else { return };
+        let len = self.chunks[index].words().len();
+        if self.chunks[before].words().len() + len <= CHUNK_CLAIMS
+            && let Some(chunk) = self.chunks.remove(index)
+        {
+            let before = &mut self.chunks[before];
+            before.close_up();
+            before.words[before.end..before.end + len].copy_from_slice(chunk.words());
+            before.end += len;
+            self.spare = Some(chunk.words);
+        }
     }
 }
 
 impl Queue {
-    fn pack(folio: FolioName) -> u64 {
-        folio.head.0 << 4 | u64::from(folio.order.get())
-    }
-
-    fn unpack(word: u64) -> FolioName {
-        let Some(order) = Order::new((word & 0xf) as u8) else { unreachable!("queued order {}", word & 0xf) };
-        FolioName { head: PageNumber(word >> 4), order }
-    }
-
-    /// Appends a folio as the youngest.
-    pub fn push(&self, folio: FolioName) {
-        let mut elements = self.0.lock();
-        elements.words.push_back(Self::pack(folio));
-        elements.pages += u64::from(folio.order.pages());
+    /// Appends a claim as the youngest.
+    pub fn push(&self, claim: Claim) {
+        self.0.lock().push(claim);
     }
 
     /// Takes the oldest.
-    pub fn pop(&self) -> Option<FolioName> {
-        self.pop_if(|_| true)
+    pub fn pop(&self) -> Option<Claim> {
+        self.0.lock().pop()
     }
 
     /// Takes the oldest, if it is wanted.
-    pub fn pop_if(&self, is_wanted: impl FnOnce(FolioName) -> bool) -> Option<FolioName> {
+    pub fn pop_if(&self, is_wanted: impl FnOnce(Claim) -> bool) -> Option<Claim> {
         let mut elements = self.0.lock();
-        elements.words.front().filter(|&&word| is_wanted(Self::unpack(word)))?;
-        let word = elements.words.pop_front()?;
-        Some(elements.taken(word))
+        if is_wanted(elements.oldest()?) { elements.pop() } else { None }
     }
 
     /// The oldest, which stays.
-    pub fn oldest(&self) -> Option<FolioName> {
-        self.0.lock().words.front().map(|&word| Self::unpack(word))
+    pub fn oldest(&self) -> Option<Claim> {
+        self.0.lock().oldest()
     }
 
     /// Takes the youngest.
-    pub fn pop_youngest(&self) -> Option<FolioName> {
-        let mut elements = self.0.lock();
-        let word = elements.words.pop_back()?;
-        Some(elements.taken(word))
+    pub fn pop_youngest(&self) -> Option<Claim> {
+        self.0.lock().pop_youngest()
     }
 
-    /// Elements, stale ones included.
-    pub fn elements(&self) -> usize {
-        self.0.lock().words.len()
+    /// Claims, stale ones included.
+    pub fn claims(&self) -> usize {
+        self.0.lock().claims
     }
 
-    /// Pages of the folios in it, stale ones included.
+    /// Pages of the folios in it, stale claims' included.
     pub fn pages(&self) -> u64 {
         self.0.lock().pages
+    }
+
+    /// Removes the claims of a chunk of the queue that do not hold, and returns how many claims it had. Every call looks
+    /// through the next chunk, after the last one the first. What is looked through stays in the queue meanwhile, which is not
+    /// locked while `holds` decides: a claim that does not hold once never does.
+    pub fn look_through(&self, mut holds: impl FnMut(Claim) -> bool) -> usize {
+        let mut words = [0; CHUNK_CLAIMS];
+        let (number, looked_at) = {
+            let mut elements = self.0.lock();
+            let from = elements.index_from(elements.look_at);
+            let index = if from < elements.chunks.len() { from } else { 0 };
+            let Some(chunk) = elements.chunks.get(index) else { return 0 };
+            let looked_at = chunk.start..chunk.end;
+            words[looked_at.clone()].copy_from_slice(chunk.words());
+            let number = chunk.number;
+            elements.look_at = number + 1;
+            (number, looked_at)
+        };
+        let mut stale = [false; CHUNK_CLAIMS];
+        for at in looked_at.clone() {
+            stale[at] = !holds(Claim::unpack(words[at]));
+        }
+        if stale.contains(&true) {
+            let mut elements = self.0.lock();
+            let index = elements.index_from(number);
+            // Of what is elsewhere by now the next look finds what is left.
+            if elements.chunks.get(index).is_some_and(|chunk| chunk.number == number) {
+                elements.remove_stale(index, |at, word| stale[at] && words[at] == word);
+            }
+        }
+        looked_at.len()
+    }
+
+    /// Every claim there is, oldest first.
+    pub fn all(&self) -> Vec<Claim> {
+        let elements = self.0.lock();
+        elements.chunks.iter().flat_map(Chunk::words).copied().map(Claim::unpack).collect()
+    }
+
+    /// Panics unless all invariants hold.
+    pub fn check(&self) {
+        let elements = self.0.lock();
+        let mut claims = 0;
+        let mut pages = 0;
+        let mut last = None;
+        for chunk in &elements.chunks {
+            assert!(chunk.start < chunk.end && chunk.end <= CHUNK_CLAIMS, "chunk {} is empty", chunk.number);
+            assert!(
+                last < Some(chunk.number) && chunk.number < elements.next_number,
+                "chunk {} is misplaced",
+                chunk.number
+            );
+            last = Some(chunk.number);
+            claims += chunk.words().len();
+            pages += chunk.words().iter().map(|&word| u64::from(Claim::unpack(word).folio.order.pages())).sum::<u64>();
+        }
+        assert_eq!((claims, pages), (elements.claims, elements.pages), "claims and pages");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(usize),
+        Pop(usize),
+        PopYoungest(usize),
+        /// Forgets the claims whose number has this remainder by seven, and looks through a chunk.
+        Look(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            3 => (1..1500usize).prop_map(Step::Push),
+            2 => (1..1200usize).prop_map(Step::Pop),
+            1 => (1..700usize).prop_map(Step::PopYoungest),
+            6 => (0..7u64).prop_map(Step::Look),
+        ];
+        prop::collection::vec(step, 1..40)
+    }
+
+    fn claim(number: u64) -> Claim {
+        let order = Order::new((number % 10) as u8).unwrap();
+        Claim {
+            folio: FolioName { head: PageNumber((1 << 35) - 1 - number), order },
+            ticket: Ticket::from_bits(number / 3),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_claim_is_what_was_packed(number in 0..1u64 << 35) {
+            prop_assert_eq!(Claim::unpack(claim(number).pack()), claim(number));
+        }
+
+        #[test]
+        fn it_is_a_fifo_from_which_only_what_does_not_hold_is_lost(steps in steps()) {
+            let queue = Queue::default();
+            // What holds, in order; what was pushed and does not hold any more may be there or not.
+            let mut model: VecDeque<Claim> = VecDeque::new();
+            let mut forgotten = std::collections::HashSet::new();
+            let mut next = 0;
+            for step in steps {
+                match step {
+                    Step::Push(times) => for _ in 0..times {
+                        queue.push(claim(next));
+                        model.push_back(claim(next));
+                        next += 1;
+                    },
+                    Step::Pop(times) => for _ in 0..times {
+                        let Some(popped) = queue.pop() else { break };
+                        if !forgotten.contains(&popped.pack()) {
+                            prop_assert_eq!(Some(popped), model.pop_front());
+                        }
+                    },
+                    Step::PopYoungest(times) => for _ in 0..times {
+                        let Some(popped) = queue.pop_youngest() else { break };
+                        if !forgotten.contains(&popped.pack()) {
+                            prop_assert_eq!(Some(popped), model.pop_back());
+                        }
+                    },
+                    Step::Look(remainder) => {
+                        let forget = |claim: &Claim| claim.pack() % 7 == remainder;
+                        forgotten.extend(model.iter().filter(|claim| forget(claim)).map(|claim| claim.pack()));
+                        model.retain(|claim| !forget(claim));
+                        queue.look_through(|claim| !forgotten.contains(&claim.pack()));
+                    }
+                }
+                queue.check();
+            }
+            let held: Vec<Claim> = queue.all().into_iter().filter(|claim| !forgotten.contains(&claim.pack())).collect();
+            prop_assert_eq!(held, Vec::from(model));
+        }
+    }
+
+    #[test]
+    fn looking_through_all_of_it_leaves_what_holds_in_as_few_chunks_as_it_takes() {
+        let queue = Queue::default();
+        (0..20_000).for_each(|number| queue.push(claim(number)));
+        let holds = |claim: Claim| ((1 << 35) - 1 - claim.folio.head.0) % 16 == 5;
+        let mut looked_at = 0;
+        while looked_at < 20_000 {
+            looked_at += queue.look_through(holds);
+        }
+        queue.check();
+        let left = queue.all();
+        assert_eq!(left.len(), 1250);
+        assert!(
+            left.iter().all(|&claim| holds(claim))
+                && left.is_sorted_by_key(|claim| std::cmp::Reverse(claim.folio.head))
+        );
+        assert!(queue.0.lock().chunks.len() <= 4, "{} chunks", queue.0.lock().chunks.len());
+    }
+
+    #[test]
+    fn what_changes_while_it_is_looked_through_is_left_alone() {
+        let queue = Queue::default();
+        (0..1000).for_each(|number| queue.push(claim(number)));
+        // All of the first chunk is taken meanwhile, and the second is the first one.
+        let mut first = true;
+        queue.look_through(|_| {
+            if std::mem::take(&mut first) {
+                (0..CHUNK_CLAIMS).for_each(|_| assert!(queue.pop().is_some()));
+            }
+            false
+        });
+        assert_eq!(queue.claims(), 1000 - CHUNK_CLAIMS);
+        // The youngest are taken, and others come in their place.
+        let mut first = true;
+        queue.look_through(|_| {
+            if std::mem::take(&mut first) {
+                (0..100).for_each(|_| assert!(queue.pop_youngest().is_some()));
+                (2000..2050).for_each(|number| queue.push(claim(number)));
+            }
+            false
+        });
+        queue.check();
+        assert_eq!(queue.all(), (2000..2050).map(claim).collect::<Vec<_>>());
     }
 }

@@ -976,6 +976,43 @@ fn a_corrupted_piece_that_would_be_taken_apart_costs_the_page_that_is_touched() 
 }
 
 #[test]
+fn queues_stay_short_though_nobody_needs_memory() {
+    let mut world = World::new(0, 4, 4000, 64);
+    for _ in 0..20 {
+        world.map(0, 1000);
+        world.run(&Step::Write { page: 0, pages: 1000, value: 51_000 });
+        world.run(&Step::Unmap { start: 0, pages: 1000 });
+        world.engine.tend();
+        assert!(world.engine.queued_claims() < 7000);
+    }
+    world.map(0, 1000);
+    world.run(&Step::Write { page: 0, pages: 1000, value: 52_000 });
+    world.engine.tend();
+    // What is still there goes out as ever.
+    world.run(&Step::Reclaim { pages: 900 });
+    assert!(world.engine.swapped_pages() >= 500, "{} pages", world.engine.swapped_pages());
+    world.run(&Step::Read { page: 0, pages: 1000 });
+    world.check();
+}
+
+#[test]
+fn what_takes_the_place_of_what_is_gone_is_as_young_as_it_is() {
+    let mut world = World::new(0, 4, 4000, 64);
+    world.map(0, 200);
+    world.run(&Step::Write { page: 0, pages: 100, value: 53_000 });
+    world.run(&Step::Write { page: 100, pages: 100, value: 54_000 });
+    world.run(&Step::Unmap { start: 0, pages: 100 });
+    world.map(0, 100);
+    world.run(&Step::Write { page: 0, pages: 100, value: 55_000 });
+    world.engine.stage_oldest(100);
+    let state = world.engine.machine().state.lock();
+    let in_program = |pages: Range<u64>| pages.filter(|page| state.program.contains_key(&(BASE + page))).count();
+    assert_eq!((in_program(0..100), in_program(100..200)), (100, 0));
+    drop(state);
+    world.check();
+}
+
+#[test]
 fn a_corrupted_piece_is_never_handed_over() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 64);

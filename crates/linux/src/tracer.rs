@@ -155,7 +155,6 @@ impl Watcher {
                 });
             }
         }
-        engine.drop_stale();
         if is_idle { IDLE_LOOK } else { LOOK }
     }
 

@@ -4,6 +4,7 @@ use super::Engine;
 use crate::cluster::SlotState;
 use crate::machine::Machine;
 use crate::page_table::PageState;
+use crate::queue::FolioName;
 use crate::rmap::Holder;
 use crate::units::{Frame, ORDERS, Order, PageNumber};
 use std::collections::{HashMap, HashSet};
@@ -15,6 +16,8 @@ impl<M: Machine> Engine<M> {
         self.homes.check();
         self.slots.check();
         self.store.check();
+        let mut claims = self.check_claims();
+        let mut claimed = |head, as_what| claims.remove(&head).is_some_and(|claims| claims.contains(&as_what));
         let mut frames: HashSet<Frame> = HashSet::new();
         let mut heads: HashMap<Frame, Order> = HashMap::new();
         let mut slots = HashSet::new();
@@ -52,14 +55,14 @@ impl<M: Machine> Engine<M> {
                             );
                         }
                         self.check_frames(head, frame, order, &mut frames);
-                        assert!(entries.is_queued(head), "resident {head:?} is in no queue");
+                        assert!(claimed(head, (order, false)), "resident {head:?} is in no queue");
                     }
                     PageState::Home { frame, writeback, .. } => {
                         assert!(!writeback, "{head:?} is busy");
                         staged += u64::from(order.pages());
                         heads.insert(frame, order);
                         self.check_frames(head, frame, order, &mut frames);
-                        assert!(entries.is_queued(head), "staged {head:?} is in no queue");
+                        assert!(claimed(head, (order, true)), "staged {head:?} is in no queue");
                     }
                     PageState::Swapped { slot, fetching, .. } => {
                         assert!(!fetching, "{head:?} is busy");
@@ -76,6 +79,7 @@ impl<M: Machine> Engine<M> {
                 .filter(|&index| entries.get(entries.first().offset(index)) != PageState::None);
             assert_eq!(covered as usize, with_content.count(), "a page of no folio in {:?}", entries.first());
         }
+        assert!(claims.is_empty(), "queued, but neither resident nor staged: {claims:?}");
         for (frame, copy) in self.swap_cache.copies() {
             assert!(heads.get(&frame) == Some(&copy.order), "{copy:?} of {frame:?}, which is {:?}", heads.get(&frame));
             for index in 0..copy.order.pages() {
@@ -96,6 +100,22 @@ impl<M: Machine> Engine<M> {
         let free = u64::from(self.homes.full_frames() + self.homes.empty_frames());
         let taken = resident + holes + staged + held;
         assert_eq!(free + taken, u64::from(self.homes.frames()), "every frame is somewhere");
+    }
+
+    /// What is claimed of each folio that is queued: its order, and whether as staged. That is one thing but where claims
+    /// are left over from 64 times or more ago.
+    fn check_claims(&self) -> HashMap<PageNumber, HashSet<(Order, bool)>> {
+        let mut claims: HashMap<_, HashSet<_>> = HashMap::new();
+        for queue in self.reclaim_queues() {
+            queue.check();
+            for claim in queue.all() {
+                let FolioName { head, order } = claim.folio;
+                if self.table.get(head).is_some_and(|block| block.lock().holds(claim)) {
+                    claims.entry(head).or_default().insert((order, std::ptr::eq(queue, &self.staged)));
+                }
+            }
+        }
+        claims
     }
 
     fn check_frames(&self, head: PageNumber, first: Frame, order: Order, seen: &mut HashSet<Frame>) {

@@ -7,7 +7,7 @@ use crate::homes::{Content, NoRun, RESERVE_FRAMES, Urgency};
 use crate::locality::SwapIn;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
-use crate::queue::{FolioName, Queue};
+use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::Ahead;
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
@@ -286,7 +286,7 @@ impl<M: Machine> Engine<M> {
 
     /// Whether there may be a run of `order` soon.
     fn may_make_run(&self, order: Order, tries: Tries) -> bool {
-        tries.may_compact(order) || self.deferred.elements() > 0
+        tries.may_compact(order) || self.deferred.claims() > 0
     }
 
     /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. They have homes of their own.
@@ -350,7 +350,7 @@ impl<M: Machine> Engine<M> {
         self.resident_pages.fetch_add(pages, Relaxed);
         self.counters().of(order).nr_anon.inc();
         // Its place is behind everything that was there before it, whatever queue it was in.
-        entries.set_queued(head, false);
+        entries.set_unqueued(head);
         self.enqueue(self.resident_queue(entries, head), entries, head, order);
     }
 
@@ -375,7 +375,7 @@ impl<M: Machine> Engine<M> {
         let mut served = Ok(());
         for index in 0..run.frames() {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
-            entries.set_queued(page, false);
+            entries.set_unqueued(page);
             entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
             let outcome = if index < moved_pages { Ok(()) } else { self.bring_in_page(page, part) };
             match outcome {
@@ -411,8 +411,8 @@ impl<M: Machine> Engine<M> {
 
     /// Appends a folio to a queue, unless it is in one.
     pub(super) fn enqueue(&self, queue: &Queue, entries: &mut Entries, head: PageNumber, order: Order) {
-        if !entries.set_queued(head, true) {
-            queue.push(FolioName { head, order });
+        if let Some(ticket) = entries.set_queued(head) {
+            queue.push(Claim { folio: FolioName { head, order }, ticket });
         }
     }
 

@@ -271,7 +271,7 @@ impl<M: Machine> Engine<M> {
         if let PageState::Resident { frame, .. } | PageState::Home { frame, writeback: false, .. } = state {
             self.drop_copy(frame);
         }
-        entries.set_queued(head, false);
+        entries.set_unqueued(head);
         for index in (0..from.pages()).step_by(to.pages() as usize) {
             let part = head.offset(index);
             let part_state = state.offset(index).with_order(to);

@@ -16,7 +16,7 @@
 use super::Engine;
 use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
-use crate::queue::FolioName;
+use crate::queue::{Claim, FolioName, Ticket};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber};
 use std::ops::Range;
@@ -57,7 +57,8 @@ impl<M: Machine> Engine<M> {
         self.counters().of(order).split_deferred.inc();
         self.counters().of(order).nr_anon_partially_mapped.inc();
         if !entries.set_deferred(true) {
-            self.deferred.push(FolioName { head: entries.first(), order: MAX_ORDER });
+            let folio = FolioName { head: entries.first(), order: MAX_ORDER };
+            self.deferred.push(Claim { folio, ticket: Ticket::default() });
         }
     }
 
@@ -109,7 +110,7 @@ impl<M: Machine> Engine<M> {
         size.split.inc();
         size.nr_anon.sub(1);
         size.nr_anon_partially_mapped.sub(1);
-        entries.set_queued(head, false);
+        entries.set_unqueued(head);
         let end = head.offset(order.pages());
         let mut page = head;
         while page < end {
@@ -132,7 +133,7 @@ impl<M: Machine> Engine<M> {
     /// Splits the partially mapped folios of the block that has waited longest; whether there were any. Called with no
     /// lock held.
     pub(super) fn split_deferred(&self) -> bool {
-        while let Some(FolioName { head, order }) = self.deferred.pop() {
+        while let Some(Claim { folio: FolioName { head, order }, .. }) = self.deferred.pop() {
             let Some(block) = self.table.get(head) else { unreachable!("{head:?} was queued") };
             let mut entries = block.lock();
             entries.set_deferred(false);

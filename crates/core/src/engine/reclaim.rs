@@ -91,7 +91,7 @@ impl<M: Machine> Engine<M> {
     /// Whether what the program has touched last compresses: what is oldest does not tell, nor for how much behind it.
     fn probe_youngest(&self, worker: &mut M::Worker) -> bool {
         let (mut freed_bytes, mut probed_pages) = (0, 0);
-        for folio in (0..PROBE_FOLIOS).map_while(|_| self.probation.pop_youngest()) {
+        for folio in (0..PROBE_FOLIOS).map_while(|_| self.pop_youngest_from(&self.probation)) {
             self.stage(folio);
             if let WrittenBack::Freed { pages, bytes } = self.write_back(worker, folio) {
                 freed_bytes += bytes;
@@ -207,7 +207,7 @@ impl<M: Machine> Engine<M> {
     }
 
     fn write_back_oldest(&self, worker: &mut M::Worker) -> Option<WrittenBack> {
-        let folio = self.staged.pop()?;
+        let folio = self.pop_from(&self.staged)?;
         Some(self.write_back(worker, folio))
     }
 
@@ -220,7 +220,7 @@ impl<M: Machine> Engine<M> {
             match entries.get(head) {
                 PageState::Home { frame, order: now, writeback: false } if now == order => {
                     entries.set_folio(head, order, PageState::Home { frame, order, writeback: true });
-                    entries.set_queued(head, false);
+                    entries.set_unqueued(head);
                     frame
                 }
                 _ => return WrittenBack::Nothing,
@@ -361,13 +361,14 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the
-    /// kernel wants them), and compacts a wasteful store a little. What a background thread does between reclaims.
+    /// kernel wants them), compacts a wasteful store a little, and drops stale claims. What a background thread does between reclaims.
     pub fn tend(&self) {
         for range in self.discards.take_due(self.machine.now_ns()) {
             if let Err(rest) = self.adopt(range) {
                 self.discards.add(rest, self.machine.now_ns());
             }
         }
+        self.drop_stale_claims();
         self.compact_wasteful_store();
         self.publish_store();
     }

@@ -6,7 +6,7 @@ use super::Engine;
 use super::reclaim::STAGE_ATTEMPTS;
 use crate::machine::{Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
-use crate::queue::{FolioName, Queue};
+use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, MAX_ORDER, Order, PageNumber};
 use crate::workingset::PROBATION_SHARE;
@@ -84,7 +84,7 @@ impl<M: Machine> Engine<M> {
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
         let mut staged = 0;
         let mut pinned = 0;
-        let mut looked_at = self.probation.elements() + self.active.elements();
+        let mut looked_at = self.probation.claims() + self.active.claims();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
             let Some((queue, folio)) = self.oldest_resident() else { break };
             looked_at -= 1;
@@ -105,14 +105,14 @@ impl<M: Machine> Engine<M> {
         } else {
             [&self.active, &self.probation]
         };
-        let pop = |queue| Some((queue, Queue::pop(queue)?));
+        let pop = |queue| Some((queue, self.pop_from(queue)?));
         pop(first).or_else(|| pop(second))
     }
 
     /// Moves `first` home, and with it those behind it in `queue` that lie behind it in the program and at home: a move
     /// has its price whatever its size.
     fn stage_row(&self, queue: &Queue, first: FolioName) -> Staged {
-        if queue.oldest().is_none_or(|next| next.head != first.head.offset(first.order.pages())) {
+        if queue.oldest().is_none_or(|next| next.folio.head != first.head.offset(first.order.pages())) {
             return self.stage(first);
         }
         let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
@@ -128,15 +128,16 @@ impl<M: Machine> Engine<M> {
                 _ => None,
             };
             let frame = frame_of(first);
-            let follows = |frame: Frame, row: &Row, next: FolioName| {
-                next.head == row.end()
-                    && next.head.head(MAX_ORDER) == entries.first()
-                    && frame_of(next) == Some(frame.offset(row.pages()))
+            let follows = |frame: Frame, row: &Row, next: Claim| {
+                next.folio.head == row.end()
+                    && next.folio.head.head(MAX_ORDER) == entries.first()
+                    && entries.holds(next)
+                    && frame_of(next.folio) == Some(frame.offset(row.pages()))
             };
             while let Some(frame) = frame.filter(|_| !row.is_full())
                 && let Some(next) = queue.pop_if(|next| follows(frame, &row, next))
             {
-                row.push(next);
+                row.push(next.folio);
             }
             if let Some(frame) = frame.filter(|_| row.len > 1) {
                 let moved = self.machine.move_out(first.head, frame, row.pages());
@@ -200,7 +201,7 @@ impl<M: Machine> Engine<M> {
     fn stage_later(&self, block: &Block, folio: FolioName) -> Staged {
         let mut entries = block.lock();
         if is_resident(&entries, folio) {
-            entries.set_queued(folio.head, false);
+            entries.set_unqueued(folio.head);
             self.enqueue(self.resident_queue(&entries, folio.head), &mut entries, folio.head, folio.order);
         }
         Staged::Pinned
@@ -253,7 +254,7 @@ impl<M: Machine> Engine<M> {
         self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
         self.counters().of(order).nr_anon.sub(1);
         self.counters().vm.pgdeactivate.add(u64::from(order.pages()));
-        entries.set_queued(head, false);
+        entries.set_unqueued(head);
         self.enqueue(&self.staged, entries, head, order);
     }
 
@@ -265,7 +266,7 @@ impl<M: Machine> Engine<M> {
         if !is_resident(&entries, folio) {
             return Staged::Nothing;
         }
-        entries.set_queued(head, false);
+        entries.set_unqueued(head);
         let range = head.folio(order);
         let absent_pages = self.drop_absent(&mut entries, range.clone());
         if self.split_partial(&mut entries, range) || absent_pages > 0 {

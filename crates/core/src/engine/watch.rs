@@ -4,14 +4,9 @@ use super::Engine;
 use super::stage::Staged;
 use crate::machine::{Compressed, Machine};
 use crate::page_table::PageState;
-use crate::queue::{FolioName, Queue};
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::queue::FolioName;
 use crate::trace::UNIT;
 use crate::units::{BLOCK_PAGES, FrameRun, Order, PageNumber};
-
-/// Elements that a queue may have beyond one for each page before stale ones are looked for: each page that is watched
-/// and touched leaves two.
-const STALE_ELEMENTS: u64 = 4096;
 
 impl<M: Machine> Engine<M> {
     /// Stages what is resident of the [`UNIT`] at `head`, page by page, so that a fault tells of each page's next touch;
@@ -70,44 +65,6 @@ impl<M: Machine> Engine<M> {
     /// The order of the folio around `page`, if it has content.
     pub fn order_of(&self, page: PageNumber) -> Option<Order> {
         self.table.get(page)?.lock().get(page).order()
-    }
-
-    /// Drops what is stale in the queues where that is most of them: nothing else does while nobody needs memory.
-    pub fn drop_stale(&self) {
-        let pages = self.resident_pages.load(Relaxed) + self.staged_pages.load(Relaxed);
-        for queue in [&self.probation, &self.active, &self.staged] {
-            if queue.elements() as u64 > pages + STALE_ELEMENTS {
-                self.drop_stale_of(queue);
-            }
-        }
-    }
-
-    fn drop_stale_of(&self, queue: &Queue) {
-        let popped: Vec<FolioName> = (0..queue.elements()).map_while(|_| queue.pop()).collect();
-        let mut kept = Vec::new();
-        let is_there = |state, order| match state {
-            PageState::Resident { order: now, .. }
-            | PageState::Hole { order: now, .. }
-            | PageState::Home { order: now, writeback: false, .. } => now == order,
-            _ => false,
-        };
-        for folio in popped {
-            let Some(block) = self.table.get(folio.head) else { continue };
-            let mut entries = block.lock();
-            // Of several elements the first counts: the others find it not queued.
-            if is_there(entries.get(folio.head), folio.order) && entries.set_queued(folio.head, false) {
-                kept.push(folio);
-            }
-        }
-        for FolioName { head, order } in kept {
-            let Some(block) = self.table.get(head) else { continue };
-            let mut entries = block.lock();
-            match entries.get(head) {
-                state if !is_there(state, order) => {}
-                PageState::Home { .. } => self.enqueue(&self.staged, &mut entries, head, order),
-                _ => self.enqueue(self.resident_queue(&entries, head), &mut entries, head, order),
-            }
-        }
     }
 }
 
