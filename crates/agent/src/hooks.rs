@@ -4,10 +4,13 @@
 //!   make a process that does not share its memory. The child must have its memory registered anew before
 //!   it touches any (`foliomem_linux::fork`).
 //! - `madvise`: what the program says about huge pages is policy for us.
+//! - What gives the program memory, `mmap` and the functions of malloc: a large piece is managed before it is touched, where
+//!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
 //!
-//! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork.
+//! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork. What is called before that, by
+//! constructors and the loader itself, is looked up then; a lookup that succeeds allocates nothing.
 
 use crate::start::runtime;
 use foliomem_core::policy::Advice;
@@ -24,6 +27,13 @@ type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
 type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, size_t, c_uint) -> ssize_t;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, i64) -> *mut c_void;
+type Malloc = unsafe extern "C" fn(size_t) -> *mut c_void;
+type Calloc = unsafe extern "C" fn(size_t, size_t) -> *mut c_void;
+type Realloc = unsafe extern "C" fn(*mut c_void, size_t) -> *mut c_void;
+type Reallocarray = unsafe extern "C" fn(*mut c_void, size_t, size_t) -> *mut c_void;
+type AlignedAlloc = unsafe extern "C" fn(size_t, size_t) -> *mut c_void;
+type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c_int;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
@@ -67,12 +77,45 @@ static SETSOCKOPT: Real = Real::new(c"setsockopt");
 static SYSCALL: Real = Real::new(c"syscall");
 static MADVISE: Real = Real::new(c"madvise");
 static CLONE: Real = Real::new(c"clone");
+static MMAP: Real = Real::new(c"mmap");
+static MALLOC: Real = Real::new(c"malloc");
+static CALLOC: Real = Real::new(c"calloc");
+static REALLOC: Real = Real::new(c"realloc");
+static REALLOCARRAY: Real = Real::new(c"reallocarray");
+static MEMALIGN: Real = Real::new(c"memalign");
+static ALIGNED_ALLOC: Real = Real::new(c"aligned_alloc");
+static POSIX_MEMALIGN: Real = Real::new(c"posix_memalign");
+static VALLOC: Real = Real::new(c"valloc");
+static PVALLOC: Real = Real::new(c"pvalloc");
+
+const ALL: [&Real; 19] = [
+    &FORK,
+    &UNDERSCORE_FORK,
+    &FORKPTY,
+    &DAEMON,
+    &VMSPLICE,
+    &SETSOCKOPT,
+    &SYSCALL,
+    &MADVISE,
+    &CLONE,
+    &MMAP,
+    &MALLOC,
+    &CALLOC,
+    &REALLOC,
+    &REALLOCARRAY,
+    &MEMALIGN,
+    &ALIGNED_ALLOC,
+    &POSIX_MEMALIGN,
+    &VALLOC,
+    &PVALLOC,
+];
+
+/// What is smaller is never told of.
+const LARGE_BYTES: usize = 1 << 20;
 
 /// Looks all of them up.
 pub fn resolve() {
-    for real in [&FORK, &UNDERSCORE_FORK, &FORKPTY, &DAEMON, &VMSPLICE, &SETSOCKOPT, &SYSCALL, &MADVISE, &CLONE] {
-        real.resolve();
-    }
+    ALL.iter().for_each(|real| real.resolve());
 }
 
 /// What a program has, without 5-level page tables.
@@ -239,4 +282,169 @@ pub unsafe extern "C" fn setsockopt(
     }
     // SAFETY: as for `fork`.
     unsafe { SETSOCKOPT.get::<Setsockopt>().map_or_else(missing, |real| real(socket, level, option, value, len)) }
+}
+
+/// Tells that the program has got `bytes` at `start`, if it has.
+#[inline]
+fn got(start: *mut c_void, bytes: usize) -> *mut c_void {
+    if bytes >= LARGE_BYTES && !start.is_null() {
+        grows(bytes);
+    }
+    start
+}
+
+#[cold]
+fn grows(bytes: usize) {
+    if let Some(runtime) = runtime() {
+        runtime.grows(bytes);
+    }
+}
+
+/// Nothing, where there is no such function.
+fn none() -> *mut c_void {
+    missing();
+    std::ptr::null_mut()
+}
+
+/// `mmap(2)`, with 64-bit offsets as all of them here.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    let start = unsafe {
+        let Some(real) = MMAP.get::<Mmap>() else {
+            missing();
+            return libc::MAP_FAILED;
+        };
+        real(address, bytes, protection, flags, file, offset)
+    };
+    let is_ours =
+        flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0;
+    if is_ours && start != libc::MAP_FAILED { got(start, bytes) } else { start }
+}
+
+/// `mmap(2)`, by its other name.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the contract is the caller's.
+    unsafe { mmap(address, bytes, protection, flags, file, offset) }
+}
+
+/// `malloc(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { MALLOC.get::<Malloc>().map_or_else(none, |real| got(real(bytes), bytes)) }
+}
+
+/// `calloc(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { CALLOC.get::<Calloc>().map_or_else(none, |real| got(real(count, bytes), count.saturating_mul(bytes))) }
+}
+
+/// `realloc(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(old: *mut c_void, bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { REALLOC.get::<Realloc>().map_or_else(none, |real| got(real(old, bytes), bytes)) }
+}
+
+/// `reallocarray(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(old: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe {
+        let Some(real) = REALLOCARRAY.get::<Reallocarray>() else { return none() };
+        got(real(old, count, bytes), count.saturating_mul(bytes))
+    }
+}
+
+/// `memalign(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(alignment: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { MEMALIGN.get::<AlignedAlloc>().map_or_else(none, |real| got(real(alignment, bytes), bytes)) }
+}
+
+/// `aligned_alloc(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(alignment: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { ALIGNED_ALLOC.get::<AlignedAlloc>().map_or_else(none, |real| got(real(alignment, bytes), bytes)) }
+}
+
+/// `posix_memalign(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(start: *mut *mut c_void, alignment: size_t, bytes: size_t) -> c_int {
+    // SAFETY: as for `fork`; where the real function succeeds, it has written to `start`.
+    unsafe {
+        let Some(real) = POSIX_MEMALIGN.get::<PosixMemalign>() else { return libc::ENOSYS };
+        let failed = real(start, alignment, bytes);
+        if failed == 0 {
+            got(*start, bytes);
+        }
+        failed
+    }
+}
+
+/// `valloc(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { VALLOC.get::<Malloc>().map_or_else(none, |real| got(real(bytes), bytes)) }
+}
+
+/// `pvalloc(3)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(bytes: size_t) -> *mut c_void {
+    // SAFETY: as for `fork`.
+    unsafe { PVALLOC.get::<Malloc>().map_or_else(none, |real| got(real(bytes), bytes)) }
 }

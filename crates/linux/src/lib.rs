@@ -20,6 +20,7 @@ pub mod find;
 pub mod fork;
 mod fork_cell;
 pub mod gate;
+mod growth;
 mod hand_over;
 pub mod heap;
 mod line;

@@ -28,6 +28,7 @@ use crate::cpu_load;
 use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
+use crate::growth::Growth;
 use crate::hand_over::HandOver;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
@@ -110,6 +111,9 @@ const LOCK_LOOKS: u32 = 50;
 const GIVE_WAY: Duration = Duration::from_micros(50);
 /// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
+/// What the program maps is much from this share of the limit on (1/2^6), and from this size.
+const HEARD_SHIFT: u32 = 6;
+const HEARD_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
 /// The keeper's priority: it works for some microseconds at a time.
@@ -193,6 +197,7 @@ pub struct Runtime {
     pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
     pub(crate) still: Still,
+    growth: Growth,
     /// The swap file, while a fork goes on.
     pub(crate) hand_over: HandOver,
     pub(crate) budget: Budget,
@@ -281,6 +286,7 @@ impl Runtime {
             fork_stack,
             gate: Gate::default(),
             still: Still::default(),
+            growth: Growth::default(),
             hand_over: HandOver::default(),
             budget: Budget::new(control, slot),
             own,
@@ -393,6 +399,16 @@ impl Runtime {
         }
     }
 
+    /// The program has got `bytes` of memory, which it may touch at once. If that is much and there may be no room for it, returns
+    /// when it is managed. For any thread, in any state.
+    pub fn grows(&self, bytes: usize) {
+        let pages = bytes.div_ceil(PAGE_BYTES) as i64;
+        let is_much = pages >= (self.budget.limit_pages() >> HEARD_SHIFT).max(HEARD_MIN_PAGES);
+        if is_much && self.budget.room_pages() - pages < self.engage_pages() && self.budget.is_armed() {
+            self.growth.tell(|| self.still.wake_keeper());
+        }
+    }
+
     /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
     pub fn pages_escape(&self) {
         self.escaping.store(true, Ordering::Relaxed);
@@ -433,11 +449,15 @@ impl Runtime {
             if self.still.is_requested() {
                 self.hold_still();
             }
+            let asked = self.growth.asked();
             let sleep = {
                 let _inside = self.gate.enter();
-                self.tick(&mut looks)
+                self.tick(&mut looks, asked.is_some())
             };
             let Some(sleep) = sleep else { continue };
+            if let Some(asked) = asked {
+                self.growth.answer(asked);
+            }
             self.still.doze(kicks, sleep);
         }
     }
@@ -580,15 +600,15 @@ impl Runtime {
         })
     }
 
-    /// One look around; `None` where there is more to do at once.
-    fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
+    /// One look around, because somebody is about to touch much, if `is_asked`; `None` where there is more to do at once.
+    fn tick(&'static self, looks: &mut Looks, is_asked: bool) -> Option<Duration> {
         self.measure_shared();
         self.budget.sample();
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
             let is_of_interest = self.tracer.is_on() && self.budget.own_pages() >= RECORDED_PAGES;
-            let now = is_of_interest || self.settings.torture || self.manage_now.load(Ordering::Relaxed);
+            let now = is_asked || is_of_interest || self.settings.torture || self.manage_now.load(Ordering::Relaxed);
             if now || room < self.engage_pages() {
                 match self.engage() {
                     Ok(()) => return None,
@@ -608,7 +628,7 @@ impl Runtime {
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
-        if unmanaged > looks.unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
+        if is_asked || unmanaged > looks.unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
             adopt_mappings(self, engaged);
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }

@@ -43,9 +43,14 @@ impl Still {
             slot.store(address, Ordering::Relaxed);
         }
         self.change(WANTED);
+        self.wake_keeper();
+        self.wait_while(&[WANTED]);
+    }
+
+    /// Anybody: the keeper is to look around now.
+    pub fn wake_keeper(&self) {
         self.kick.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
-        self.wait_while(&[WANTED]);
     }
 
     /// The forking thread, in the parent: lets things go on.

@@ -2,7 +2,7 @@
  * Commands, one a line, numbers in MiB:
  *   map N            a new mapping at a multiple of 2M; the one that the others are about. Some memory before it is
  *                    touched, and a moment waited, so that foliomem has seen it
- *   map-unseen N     the same without that
+ *   map-unseen N     the same without that, and by a system call that foliomem does not hear
  *   part A B         the others are about MiB A to B of it
  *   touch            writes every page
  *   huge, nohuge     madvise, through the C library; raw-huge through syscall()
@@ -43,8 +43,10 @@ static int count, first, end;
 static void die(const char *what) { fprintf(stderr, "sizes: %s: %s\n", what, strerror(errno)); exit(1); }
 
 /* Somewhere at a multiple of 2M, with 1M before it: no huge page fits there. */
-static char *map_aligned(size_t len) {
-    char *at = mmap(NULL, len + 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static char *map_aligned(size_t len, int unseen) {
+    const int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *at = unseen ? (char *)syscall(SYS_mmap, NULL, len + 4 * MIB, prot, flags, -1, 0)
+                      : mmap(NULL, len + 4 * MIB, prot, flags, -1, 0);
     if (at == MAP_FAILED) die("mmap");
     char *start = (char *)(((uintptr_t)at + 4 * MIB - 1) & ~(2 * MIB - 1));
     munmap(at, start - at - MIB);
@@ -100,7 +102,7 @@ int main(void) {
         char *at = units[first].at;
         size_t len = (end - first) * MIB;
         if (!strcmp(name, "map") || !strcmp(name, "map-unseen")) {
-            char *start = map_aligned(a * MIB);
+            char *start = map_aligned(a * MIB, !strcmp(name, "map-unseen"));
             if (!strcmp(name, "map")) {
                 memset(start - MIB, 1, MIB);
                 usleep(60000);
@@ -133,7 +135,7 @@ int main(void) {
             if (munmap(at, len)) die("munmap");
             for (int i = first; i < end; i++) units[i].at = NULL;
         } else if (!strcmp(name, "remap")) {
-            char *to = map_aligned(len);
+            char *to = map_aligned(len, 0);
             if (mremap(at, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) die("mremap");
             for (int i = first; i < end; i++) units[i].at = to + (i - first) * MIB;
         } else if (!strcmp(name, "smaps")) {
