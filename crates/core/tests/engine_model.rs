@@ -825,6 +825,9 @@ fn copies_of_what_a_fork_left_shared_wait_for_room() {
     let charged = |world: &World| world.engine.machine().state.lock().charged;
     assert!(charged(&world) <= 1000, "{} pages", charged(&world));
     assert!(world.engine.resident_pages() < 700);
+    let vm = &world.engine.counters().vm;
+    let (stalls, stolen) = (vm.allocstall.get(), vm.pgsteal_direct.get());
+    assert!(stalls > 0 && stolen > 200, "{stalls} stalls, {stolen} pages: reclaim of a fault, whatever it waits for");
     world.engine.machine().uncharge(320);
     world.run(&Step::Read { page: 0, pages: 900 });
     // What does not compress goes over the limit, and is not waited for for ever.

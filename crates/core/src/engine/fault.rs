@@ -117,8 +117,7 @@ impl<M: Machine> Engine<M> {
                 Step::OverLimit(pages) => match self.try_reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES)) {
                     Attempt::Freed(freed_pages) => {
                         tries.reclaims += 1;
-                        self.counters().vm.allocstall.inc();
-                        self.counters().vm.pgsteal_direct.add(freed_pages);
+                        self.count_direct_reclaim(freed_pages);
                     }
                     Attempt::Nothing if tries.pauses < MOST_PAUSES => {
                         tries.pauses += 1;
@@ -154,6 +153,11 @@ impl<M: Machine> Engine<M> {
         }
     }
 
+    fn count_direct_reclaim(&self, freed_pages: u64) {
+        self.counters().vm.allocstall.inc();
+        self.counters().vm.pgsteal_direct.add(freed_pages);
+    }
+
     /// Waits for room for `pages` that the program is about to make copies of, and makes some; goes over the limit where there
     /// is none in the end.
     pub fn charge_copies(&self, worker: &mut M::Worker, pages: u32) {
@@ -167,6 +171,9 @@ impl<M: Machine> Engine<M> {
             let may_wait = pauses < MOST_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
             if attempt == Attempt::Deferred || !may_wait {
                 return self.machine.charge(pages);
+            }
+            if let Attempt::Freed(freed_pages) = attempt {
+                self.count_direct_reclaim(freed_pages);
             }
             // What it makes free may be copies themselves.
             pauses += 1;
