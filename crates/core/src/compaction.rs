@@ -200,14 +200,18 @@ impl<O: Occupants> Compaction<'_, O> {
 
     /// Frees `block`, if all that is in it can be moved.
     fn clear(&self, block: FrameRun) -> bool {
-        let Some(sources) = self.isolate(block) else { return false };
+        let Some((sources, pages)) = self.isolate(block) else { return false };
         self.homes.capture(block);
-        let _ = self.migrate(block, sources) && self.move_free_pages();
+        if self.variant.policy().has_targets(self.homes, &sources) {
+            self.counters.compact_isolated.add(u64::from(pages));
+            let _ = self.migrate(block, sources) && self.move_free_pages();
+        }
         self.homes.release_captured()
     }
 
-    /// What is to be moved out of `block`; `None` if something in it cannot be, or there is nothing to gain.
-    fn isolate(&self, block: FrameRun) -> Option<Vec<Occupant>> {
+    /// What is to be moved out of `block`, and how many pages of that are in it; `None` if something in it cannot be, or there
+    /// is nothing to gain.
+    fn isolate(&self, block: FrameRun) -> Option<(Vec<Occupant>, u32)> {
         let policy = self.variant.policy();
         let (full, empty) = self.homes.free_in(block);
         if empty.covers(block) {
@@ -228,14 +232,16 @@ impl<O: Occupants> Compaction<'_, O> {
             }
             sources.push(occupant);
             let end = (occupant.head().0 + occupant.frames()).min(block.head.0 + block.frames());
-            to_move_pages += end - (block.head.0 + index);
-            index = end - block.head.0;
+            let pages = end - (block.head.0 + index);
+            // As Linux counts: all pages of what was looked at.
+            self.counters.compact_migrate_scanned.add(u64::from(pages - 1));
+            to_move_pages += pages;
+            index += pages;
         }
         if to_move_pages > self.homes.empty_frames().saturating_sub(empty.len()) {
             return None;
         }
-        self.counters.compact_isolated.add(u64::from(to_move_pages - full.len()));
-        Some(sources)
+        Some((sources, to_move_pages - full.len()))
     }
 
     /// Moves all of `sources` out of `block`, if it can.

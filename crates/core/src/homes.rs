@@ -120,6 +120,11 @@ impl Homes {
         self.free.lock().empty.free_frames()
     }
 
+    /// Free runs of exactly `order` without pages.
+    pub fn empty_runs(&self, order: Order) -> u32 {
+        self.free.lock().empty.free_runs(order)
+    }
+
     /// A run with pages at home.
     pub fn alloc_full<M: Machine>(
         &self,

@@ -209,6 +209,7 @@ fn folios_are_moved_page_by_page_once_they_are_split() {
     assert!(world.compact(Variant::SplitFolios, order(3)));
     assert_eq!(world.notes.lock().splits, 1);
     assert_eq!(world.counters.vm.pgmigrate_success.get(), 4);
+    assert_eq!(world.counters.vm.compact_migrate_scanned.get(), 8, "pages, not folios");
     world.check();
 }
 
@@ -225,6 +226,19 @@ fn a_folio_without_a_run_of_its_order_stays_where_it_is() {
     assert_eq!(world.folio_with(Frame(20)), Some(FrameRun::new(Frame(20), order(2))), "the upper half");
     assert_eq!(world.homes.free_in(FrameRun::new(Frame(16), order(2))).1.len(), 4, "the rest is free");
     assert_eq!(world.notes.lock().splits, 0);
+    world.check();
+}
+
+#[test]
+fn nothing_is_moved_out_of_a_block_that_will_not_be_free() {
+    // Frames 0 and 1 could go to 16 and 24, but there is no run for the folio behind them.
+    let world = singles_but(&[2..4, 16..17, 24..25, 32..33, 40..41]);
+    merge(&world, &[4], order(2));
+    world.notes.lock().pinned.extend(8..64);
+    assert!(!world.compact(Variant::MigrateWhole, order(3)));
+    let vm = &world.counters.vm;
+    assert_eq!((vm.pgmigrate_success.get(), vm.pgmigrate_fail.get(), vm.compact_isolated.get()), (0, 0, 0));
+    assert!(world.notes.lock().folios.contains_key(&0));
     world.check();
 }
 

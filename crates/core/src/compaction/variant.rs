@@ -89,6 +89,12 @@ pub(super) trait Policy: Sync {
     /// Puts sources into the order they are moved in; they come by their frames.
     fn arrange(&self, _sources: &mut [Occupant]) {}
 
+    /// Whether there is room for all of `sources`, if that can be known before any is moved. What they leave is no room: it is
+    /// captured.
+    fn has_targets(&self, _homes: &Homes, _sources: &[Occupant]) -> bool {
+        true
+    }
+
     /// Where a source of `order` goes.
     fn target(&self, homes: &Homes, order: Order) -> Option<FrameRun> {
         homes.alloc_target(order, true)

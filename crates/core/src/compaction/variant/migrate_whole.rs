@@ -1,13 +1,24 @@
 //! Folios are moved whole (2023-11, second patch): free runs are kept per order, and each is given out at its own order. A folio
-//! without one stays, and with it the block it is in.
+//! without one stays, and with it all of the block it is in: what is moved out of a block that is given up is moved for nothing.
 
 use super::Policy;
+use crate::compaction::Occupant;
 use crate::homes::Homes;
-use crate::units::{FrameRun, Order};
+use crate::units::{FrameRun, ORDERS, Order};
 
 pub(in crate::compaction) struct MigrateWhole;
 
 impl Policy for MigrateWhole {
+    fn has_targets(&self, homes: &Homes, sources: &[Occupant]) -> bool {
+        let mut wanted = [0; ORDERS];
+        for source in sources {
+            if let Occupant::Folio(run) = source {
+                wanted[run.order.index()] += 1;
+            }
+        }
+        Order::all().all(|order| wanted[order.index()] == 0 || wanted[order.index()] <= homes.empty_runs(order))
+    }
+
     fn target(&self, homes: &Homes, order: Order) -> Option<FrameRun> {
         homes.alloc_target(order, false)
     }
