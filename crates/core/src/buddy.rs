@@ -11,6 +11,7 @@
 
 use crate::frame_set::FrameSet;
 use crate::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A bitmap with summaries: `levels[0]` holds the bits, bit `i` of `levels[n + 1]` says that word `i` of
@@ -118,18 +119,70 @@ impl BitTree {
     }
 }
 
+/// Which of the free runs of an order is given out first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Pick {
+    /// The lowest, so that what is free gathers above it.
+    #[default]
+    Lowest,
+    /// The one that became free last: Linux's free lists are stacks.
+    LastFreed,
+}
+
+/// Runs of an order in the order they became free, by their bits. Old entries, of runs that are not free any more or became free
+/// again since, are among them.
+type Stack = Vec<u32>;
+
+/// So many entries more than there are free runs are kept before old ones are thrown away.
+const SPARE_ENTRIES: usize = 1024;
+
 /// The allocator.
 pub struct Buddy {
     frames: u32,
     free: [BitTree; ORDERS],
     free_frames: u32,
+    /// Only for [`Pick::LastFreed`]: every free run has an entry.
+    stacks: Option<Box<[Stack; ORDERS]>>,
 }
 
 impl Buddy {
     /// An allocator for frames `0..frames`, none of which is free yet.
     pub fn new(frames: u32) -> Buddy {
+        Buddy::with_pick(frames, Pick::default())
+    }
+
+    /// The same, which gives out first what `pick` says.
+    pub fn with_pick(frames: u32, pick: Pick) -> Buddy {
         let tree = |order: usize| BitTree::new((frames >> order) as usize + 1);
-        Buddy { frames, free: std::array::from_fn(tree), free_frames: 0 }
+        let stacks = (pick == Pick::LastFreed).then(Box::default);
+        Buddy { frames, free: std::array::from_fn(tree), free_frames: 0, stacks }
+    }
+
+    fn set(&mut self, order: usize, bit: usize) {
+        let free = &mut self.free[order];
+        free.set(bit);
+        let Some(stack) = self.stacks.as_mut().map(|stacks| &mut stacks[order]) else { return };
+        stack.push(bit as u32);
+        if stack.len() > 2 * free.ones as usize + SPARE_ENTRIES {
+            let mut seen = BTreeSet::new();
+            stack.reverse();
+            stack.retain(|&bit| free.get(bit as usize) && seen.insert(bit));
+            stack.reverse();
+        }
+    }
+
+    /// The run of exactly `order` that is given out first.
+    fn pick(&mut self, order: usize) -> Option<usize> {
+        let free = &self.free[order];
+        match &mut self.stacks {
+            None => free.lowest(),
+            Some(stacks) => loop {
+                let bit = stacks[order].pop()? as usize;
+                if free.get(bit) {
+                    break Some(bit);
+                }
+            },
+        }
     }
 
     fn run(bit: usize, order: Order) -> FrameRun {
@@ -150,24 +203,29 @@ impl Buddy {
         }
     }
 
-    /// The lowest free run of exactly or more than `order`, split down to it.
+    /// The free run of exactly or more than `order` that is given out first ([`Pick`]), split down to it.
     pub fn alloc(&mut self, order: Order) -> Option<FrameRun> {
-        self.alloc_by(order, BitTree::lowest, 0)
+        self.alloc_by(order, Buddy::pick, 0)
     }
 
-    /// The same from the top of the highest free run.
+    /// The top of the highest free run of exactly or more than `order`.
     pub fn alloc_highest(&mut self, order: Order) -> Option<FrameRun> {
-        self.alloc_by(order, BitTree::highest, 1)
+        self.alloc_by(order, |buddy, from| buddy.free[from].highest(), 1)
     }
 
-    fn alloc_by(&mut self, order: Order, find: fn(&BitTree) -> Option<usize>, upper: usize) -> Option<FrameRun> {
+    fn alloc_by(
+        &mut self,
+        order: Order,
+        find: fn(&mut Buddy, usize) -> Option<usize>,
+        upper: usize,
+    ) -> Option<FrameRun> {
         let (from, mut bit) = Order::all()
             .filter(|&from| from >= order)
-            .find_map(|from| find(&self.free[from.index()]).map(|bit| (from, bit)))?;
+            .find_map(|from| find(self, from.index()).map(|bit| (from, bit)))?;
         self.free[from.index()].clear(bit);
         for level in (order.index()..from.index()).rev() {
             let half = bit * 2 + upper;
-            self.free[level].set(half ^ 1);
+            self.set(level, half ^ 1);
             bit = half;
         }
         self.free_frames -= order.pages();
@@ -180,7 +238,7 @@ impl Buddy {
         self.free[holder.order.index()].clear(Self::bit(holder));
         for level in (run.order.index()..holder.order.index()).rev() {
             let on_path = (run.head.0 >> level) as usize;
-            self.free[level].set(on_path ^ 1);
+            self.set(level, on_path ^ 1);
         }
         self.free_frames -= run.frames();
         true
@@ -199,7 +257,7 @@ impl Buddy {
             self.free[order.index()].clear(bit ^ 1);
             (bit, order) = (bit / 2, higher);
         }
-        self.free[order.index()].set(bit);
+        self.set(order.index(), bit);
     }
 
     /// The free runs within `run` that are smaller than it.
@@ -292,7 +350,6 @@ impl Buddy {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -326,8 +383,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(100))]
         #[test]
-        fn it_gives_out_what_a_set_of_frames_has(frames in 1u32..3000, steps in prop::collection::vec(step(), 1..120)) {
-            let mut buddy = Buddy::new(frames);
+        fn it_gives_out_what_a_set_of_frames_has(
+            frames in 1u32..3000, is_stack in any::<bool>(), steps in prop::collection::vec(step(), 1..120)
+        ) {
+            let mut buddy = Buddy::with_pick(frames, if is_stack { Pick::LastFreed } else { Pick::Lowest });
             buddy.add_free(Frame(0), frames);
             let mut free: BTreeSet<u32> = (0..frames).collect();
             let mut held: Vec<FrameRun> = Vec::new();
@@ -376,6 +435,32 @@ mod tests {
                 prop_assert_eq!(buddy.is_free(Frame(frame)), free.contains(&frame));
             }
         }
+    }
+
+    #[test]
+    fn what_became_free_last_is_given_out_first_or_what_is_lowest() {
+        for (pick, order) in [(Pick::LastFreed, [4, 8, 2]), (Pick::Lowest, [2, 4, 8])] {
+            let mut buddy = Buddy::with_pick(16, pick);
+            buddy.add_free(Frame(0), 16);
+            while buddy.alloc(Order::ZERO).is_some() {}
+            [2, 8, 4].into_iter().for_each(|frame| buddy.free(FrameRun::new(Frame(frame), Order::ZERO)));
+            assert_eq!(order.map(Frame), [(); 3].map(|()| buddy.alloc(Order::ZERO).unwrap().head));
+        }
+    }
+
+    #[test]
+    fn a_stack_does_not_keep_what_it_does_not_need() {
+        let mut buddy = Buddy::with_pick(64, Pick::LastFreed);
+        buddy.add_free(Frame(0), 64);
+        for _ in 0..100_000 {
+            // What is taken from below leaves its entries.
+            let run = buddy.alloc_highest(Order::ZERO).unwrap();
+            buddy.free(run);
+        }
+        let entries = buddy.stacks.iter().flat_map(|stacks| stacks.iter()).map(Vec::len);
+        assert!(entries.sum::<usize>() < 2 * ORDERS * SPARE_ENTRIES);
+        buddy.check();
+        assert_eq!(std::iter::from_fn(|| buddy.alloc(Order::ZERO)).count(), 64);
     }
 
     #[test]

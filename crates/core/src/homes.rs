@@ -14,7 +14,7 @@
 //!
 //! Lock: one leaf lock, never held while the machine is called.
 
-use crate::buddy::Buddy;
+use crate::buddy::{Buddy, Pick};
 use crate::frame_set::FrameSet;
 use crate::machine::Machine;
 use crate::sync::Mutex;
@@ -100,7 +100,12 @@ pub struct Homes {
 impl Homes {
     /// An arena of `frames` empty frames.
     pub fn new(frames: u32) -> Homes {
-        let (full, mut empty) = (Buddy::new(frames), Buddy::new(frames));
+        Homes::with_pick(frames, Pick::default())
+    }
+
+    /// The same, of whose empty runs the one is given out first that `pick` says.
+    pub fn with_pick(frames: u32, pick: Pick) -> Homes {
+        let (full, mut empty) = (Buddy::new(frames), Buddy::with_pick(frames, pick));
         empty.add_free(Frame(0), frames);
         Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
     }
