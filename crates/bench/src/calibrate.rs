@@ -2,6 +2,8 @@
 //!
 //! Each figure is the median of [`ROUNDS`] rounds, in each of which everything is measured once, in turns, by the time that CPUs worked for it. Memory is more than the caches hold, as what goes out is; the codecs work on the corpus of `bench swap`.
 
+mod page_cache;
+
 use crate::raw_codec::{self, RawCodec};
 use crate::{Error, corpus, cpu_time, median};
 use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
@@ -10,6 +12,7 @@ use foliomem_lab::costs::{CodecCosts, CostTable, Costs};
 use foliomem_linux::codec::{Codec, checksum};
 use foliomem_linux::region::Region;
 use foliomem_linux::trial::{Trial, TrialError};
+use page_cache::PageCache;
 use std::hint::black_box;
 
 const ROUNDS: usize = 11;
@@ -58,13 +61,15 @@ pub fn run(progress: &mut dyn FnMut(usize, usize)) -> Result<CostTable, Error> {
     let data = corpus::build(CORPUS_BYTES);
     let mut measured = Measured::default();
     let mut machine = Machine::new()?;
+    let mut page_cache = PageCache::new();
     for round in 1..=ROUNDS {
         machine.measure(&mut measured)?;
+        page_cache.measure()?;
         measured.lz4.measure(&data, Codec::Lz4);
         measured.zstd.measure(&data, zstd());
         progress(round, ROUNDS);
     }
-    Ok(CostTable { measured_on: this_machine(), costs: measured.costs() })
+    Ok(CostTable { measured_on: this_machine(), costs: measured.costs(&page_cache) })
 }
 
 /// zstd at its default level.
@@ -205,7 +210,7 @@ fn whole(figure: f64) -> u32 {
 }
 
 impl Measured {
-    fn costs(&self) -> Costs {
+    fn costs(&self, page_cache: &PageCache) -> Costs {
         let (page, folio) = (median(&self.move_page), median(&self.move_folio));
         let each = (folio - page).max(0.0) / f64::from(FOLIO.pages() - 1);
         Costs {
@@ -219,6 +224,7 @@ impl Measured {
             hash_page_ns: whole(median(&self.hash)),
             copy_page_ns: whole(median(&self.copy)),
             cluster_ns: whole(median(&self.cluster)),
+            page_cache: page_cache.costs(median(&self.zero)),
             lz4: self.lz4.costs(),
             zstd: self.zstd.costs(),
         }
@@ -243,10 +249,12 @@ mod tests {
             // Without userfaultfd, as others than root may find it.
             Err(error) => return assert!(error.to_string().contains("userfaultfd"), "{error}"),
         }
+        let mut page_cache = PageCache::new();
+        page_cache.measure().unwrap();
         let data = corpus::build(4 << 20);
         measured.lz4.measure(&data, Codec::Lz4);
         measured.zstd.measure(&data, zstd());
-        let table = CostTable { measured_on: this_machine(), costs: measured.costs() };
+        let table = CostTable { measured_on: this_machine(), costs: measured.costs(&page_cache) };
         let costs = &table.costs;
         // Which of them is larger is the machine's, and with the other tests' threads in it anything at all: what is a
         // difference of two figures can be none.

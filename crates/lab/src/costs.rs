@@ -61,10 +61,54 @@ pub struct Costs {
     /// A cluster that is looked through for slots.
     #[serde(deserialize_with = "ns")]
     pub cluster_ns: u32,
+    /// A kernel with a page cache.
+    pub page_cache: PageCacheCosts,
     /// The fast codec.
     pub lz4: CodecCosts,
     /// The denser one.
     pub zstd: CodecCosts,
+}
+
+/// What a kernel takes for what its page cache does, in CPU time. What is "a folio" here does not depend on its size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageCacheCosts {
+    /// `read()` of a page that is cached, in a folio that was just read from.
+    #[serde(deserialize_with = "ns")]
+    pub read_page_ns: u32,
+    /// Another folio for it.
+    #[serde(deserialize_with = "ns")]
+    pub read_folio_ns: u32,
+    /// A fault that maps what is cached around it.
+    #[serde(deserialize_with = "ns")]
+    pub fault_ns: u32,
+    /// Each folio of that.
+    #[serde(deserialize_with = "ns")]
+    pub map_folio_ns: u32,
+    /// Allocating a folio and putting it into the page cache, but for zeroing its pages or copying them.
+    #[serde(deserialize_with = "ns")]
+    pub insert_folio_ns: u32,
+    /// Taking a folio out and freeing it, and each page of it.
+    #[serde(deserialize_with = "ns")]
+    pub free_folio_ns: u32,
+    /// See `free_folio_ns`.
+    #[serde(deserialize_with = "ns")]
+    pub free_page_ns: u32,
+    /// Looking up who maps a page, for each that does: whether it was used, or to unmap it.
+    #[serde(deserialize_with = "ns")]
+    pub rmap_page_ns: u32,
+    /// A page, or a folio, that a scanner of compaction looks at.
+    #[serde(deserialize_with = "ns")]
+    pub scan_ns: u32,
+    /// Moving a folio, and each page of it.
+    #[serde(deserialize_with = "ns")]
+    pub migrate_folio_ns: u32,
+    /// See `migrate_folio_ns`.
+    #[serde(deserialize_with = "ns")]
+    pub migrate_page_ns: u32,
+    /// A program that reads or writes all words of a page.
+    #[serde(deserialize_with = "ns")]
+    pub use_page_ns: u32,
 }
 
 /// Of a codec, by the order of the piece.
@@ -177,6 +221,9 @@ mod tests {
             ("[171, ", "[", "ratio_percent", "9 numbers where 10 are wanted"),
             ("[171, ", "[171, 171, ", "ratio_percent", "11 numbers where 10 are wanted"),
             ("[costs.zstd]", "[costs.lz5]", "[costs.lz5]", "unknown field `lz5`"),
+            ("scan_ns = 2", "scan_ns = -2", "scan_ns", "-2 is not within"),
+            ("scan_ns = 2\n", "", "[costs.page_cache]", "missing field `scan_ns`"),
+            ("scan_ns = 2", "skan_ns = 2", "skan_ns", "unknown field `skan_ns`"),
             ("measured_on = \"", "measured_on = 1 #", "measured_on", "string"),
         ] {
             let bad = REFERENCE.replacen(from, to, 1);
@@ -197,6 +244,27 @@ mod tests {
         assert_eq!(zstd.scaled_ratio([u32::MAX; ORDERS], [0; ORDERS]), [100_000; ORDERS]);
     }
 
+    fn page_cache() -> impl Strategy<Value = PageCacheCosts> {
+        prop::array::uniform12(0..=MOST_NS).prop_map(|ns| {
+            let [read_page_ns, read_folio_ns, fault_ns, map_folio_ns, insert_folio_ns, free_folio_ns, ..] = ns;
+            let [.., free_page_ns, rmap_page_ns, scan_ns, migrate_folio_ns, migrate_page_ns, use_page_ns] = ns;
+            PageCacheCosts {
+                read_page_ns,
+                read_folio_ns,
+                fault_ns,
+                map_folio_ns,
+                insert_folio_ns,
+                free_folio_ns,
+                free_page_ns,
+                rmap_page_ns,
+                scan_ns,
+                migrate_folio_ns,
+                migrate_page_ns,
+                use_page_ns,
+            }
+        })
+    }
+
     fn codec() -> impl Strategy<Value = CodecCosts> {
         let ns = || prop::array::uniform10(0..=MOST_NS);
         (ns(), ns(), prop::array::uniform10(LEAST_PERCENT..=MOST_PERCENT)).prop_map(
@@ -211,13 +279,14 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(
-            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MOST_NS), lz4 in codec(), zstd in codec()
+            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MOST_NS), page_cache in page_cache(), lz4 in codec(),
+            zstd in codec()
         ) {
             let [fault_ns, touch_ns, move_ns, move_page_ns, populate_page_ns, zero_page_ns, ..] = ns;
             let [.., hash_page_ns, copy_page_ns, cluster_ns] = ns;
             let costs = Costs {
                 fault_ns, touch_ns, move_ns, move_page_ns, populate_page_ns, zero_page_ns, hash_page_ns, copy_page_ns,
-                cluster_ns, lz4, zstd,
+                cluster_ns, page_cache, lz4, zstd,
             };
             let table = CostTable { measured_on, costs };
             prop_assert_eq!(CostTable::parse("c.toml", &table.to_toml()).unwrap(), table);

@@ -6,11 +6,11 @@
 //! that CPUs keep for themselves ([`per_cpu`]), windows of readahead in growing folios ([`readahead`]), two lists of folios by
 //! their use, and the order in which an allocation that finds nothing tries compaction and reclaim (`alloc`).
 //!
-//! Not modelled: `kswapd` and `kcompactd` as threads of their own (whoever finds too little free does their work, and pays
-//! for it), locks, memory that cannot be moved, page tables, and disks: all files are sparse, as those of vm-scalability are.
+//! Page tables are the one kind of memory that cannot be moved. Not modelled: `kswapd` and `kcompactd` as threads of their own
+//! (whoever finds too little free does their work, and pays for it), locks, and disks: all files are sparse, as those of
+//! vm-scalability are.
 
 mod alloc;
-mod costs;
 mod faults;
 mod files;
 mod folios;
@@ -22,21 +22,20 @@ mod reclaim;
 #[cfg(test)]
 mod tests;
 
-pub use costs::KernelCosts;
 pub use files::Backing;
 pub use readahead::Readahead;
 pub use reads::Reader;
 
+use crate::costs::{Costs, PageCacheCosts};
 use crate::error::LabError;
 use files::{File, FolioId};
+use foliomem_core::buddy::Pick;
 use foliomem_core::compaction::{Compactor, Variant};
 use foliomem_core::stats::{Counters, VmCounters};
 use foliomem_core::units::{Frame, FrameRun, ORDERS};
 use folios::{Folios, List};
 use per_cpu::{Keeps, PerCpu};
 use serde::{Deserialize, Serialize};
-
-const COSTS: KernelCosts = KernelCosts::MEASURED;
 
 /// A file of the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +68,15 @@ pub struct CacheCounters {
     pub most_table_pages: u64,
 }
 
+/// What a new folio holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Content {
+    /// As a hole of a file does.
+    Zeros,
+    /// What lies elsewhere.
+    Copy,
+}
+
 /// See the module.
 pub struct PageCache {
     folios: Folios,
@@ -82,19 +90,18 @@ pub struct PageCache {
     tables: Vec<Frame>,
     cpu: usize,
     counters: CacheCounters,
+    costs: Costs,
     /// What the programs have computed themselves.
     computed_ns: u64,
-    /// What scanners had looked at when that was last paid for.
-    scanned_paid: u64,
 }
 
 impl PageCache {
     /// A machine with `frames` frames and `cpus` CPUs; without a variant its compaction leaves large folios where they are, as
     /// Linux did before the series.
-    pub fn new(frames: u32, cpus: u16, variant: Option<Variant>) -> PageCache {
+    pub fn new(frames: u32, cpus: u16, variant: Option<Variant>, pick: Pick, costs: Costs) -> PageCache {
         let watermarks = alloc::Watermarks::of(frames);
         PageCache {
-            folios: Folios::new(frames, variant.is_some()),
+            folios: Folios::new(frames, variant.is_some(), pick, costs.page_cache),
             compactor: Compactor::new(variant.unwrap_or(Variant::FreeSplit)),
             engine: Box::default(),
             per_cpu: vec![PerCpu::default(); cpus.into()],
@@ -104,8 +111,8 @@ impl PageCache {
             tables: Vec::new(),
             cpu: 0,
             counters: CacheCounters::default(),
+            costs,
             computed_ns: 0,
-            scanned_paid: 0,
         }
     }
 
@@ -116,8 +123,17 @@ impl PageCache {
 
     /// A new file, of which nothing is cached.
     pub fn create(&mut self, backing: Backing, pages: u32) -> FileId {
+        self.add(File::new(backing, pages, None))
+    }
+
+    /// A new file whose content is kept in `image`, page by page, once it is written back.
+    pub fn create_kept_in(&mut self, image: FileId, pages: u32) -> FileId {
+        self.add(File::new(Backing::File, pages, Some(image)))
+    }
+
+    fn add(&mut self, file: File) -> FileId {
         let files = &mut self.folios.table.get_mut().files;
-        files.push(File::new(backing, pages));
+        files.push(file);
         FileId(files.len() as u16 - 1)
     }
 
@@ -152,14 +168,15 @@ impl PageCache {
 
     /// What was done since this was last asked has cost so much: the kernel, and the programs.
     pub fn take_spent_ns(&mut self) -> (u64, u64) {
-        let scanned = self.engine.vm.compact_migrate_scanned.get() + self.engine.vm.compact_free_scanned.get();
-        self.spend((scanned - self.scanned_paid) * COSTS.scan_ns);
-        self.scanned_paid = scanned;
         (self.folios.spent_ns.take(), std::mem::take(&mut self.computed_ns))
     }
 
-    fn spend(&mut self, ns: u64) {
-        *self.folios.spent_ns.get_mut() += ns;
+    fn cache_costs(&self) -> PageCacheCosts {
+        self.costs.page_cache
+    }
+
+    fn spend(&mut self, times: u32, ns: u32) {
+        *self.folios.spent_ns.get_mut() += u64::from(times) * u64::from(ns);
     }
 
     fn file(&mut self, file: FileId) -> &mut File {
@@ -170,9 +187,14 @@ impl PageCache {
         self.file(file).page(index).folio
     }
 
-    /// Puts zeros into `run` and that into the file.
-    fn insert(&mut self, run: FrameRun, file: FileId, index: u32) -> FolioId {
-        self.spend(COSTS.insert_folio_ns + COSTS.zero_page_ns * u64::from(run.frames()));
+    /// Puts `run` into the file, with zeros in it or what is copied there.
+    fn insert(&mut self, run: FrameRun, file: FileId, index: u32, content: Content) -> FolioId {
+        self.spend(1, self.costs.page_cache.insert_folio_ns);
+        let page_ns = match content {
+            Content::Zeros => self.costs.zero_page_ns,
+            Content::Copy => self.costs.copy_page_ns,
+        };
+        self.spend(run.frames(), page_ns);
         let table = self.folios.table.get_mut();
         let id = table.add(run, file.0, index);
         // What has no place elsewhere stays: there is no swap.
@@ -187,26 +209,38 @@ impl PageCache {
         self.computed_ns += ns;
     }
 
-    /// `msync(MS_SYNC)`: what was written of `range` is copied to where `image` says it is kept.
-    pub fn sync(&mut self, file: FileId, range: std::ops::Range<u32>, image: FileId) -> Result<(), LabError> {
+    /// `msync(MS_SYNC)`: what was written of `range` is copied to where it is kept.
+    pub fn sync(&mut self, file: FileId, range: std::ops::Range<u32>) -> Result<(), LabError> {
         for index in range {
             let id = self.folio_at(file, index);
-            if id == FolioId::NONE {
+            if id == FolioId::NONE || !self.folios.table.get_mut().folio(id).dirty {
                 continue;
             }
-            let table = self.folios.table.get_mut();
-            if !table.folio(id).dirty {
-                continue;
+            let pages = self.folios.table.get_mut().folio_range(id);
+            self.folios.table.get_mut().clean(id);
+            self.counters.written_back_pages += u64::from(pages.end - pages.start);
+            for page in pages {
+                self.keep(file, page, PageCache::alloc_page)?;
             }
-            let first = table.folio(id).index;
-            let pages = table.run(id).frames();
-            table.clean(id);
-            self.write_back(pages);
-            for page in first..first + pages {
-                if self.folio_at(image, page) == FolioId::NONE {
-                    self.insert_page(image, page)?;
-                }
+        }
+        Ok(())
+    }
+
+    /// Copies a page to where it is kept; what has no page there yet gets the one that `alloc` finds.
+    fn keep<E>(
+        &mut self,
+        file: FileId,
+        page: u32,
+        alloc: impl FnOnce(&mut PageCache) -> Result<FrameRun, E>,
+    ) -> Result<(), E> {
+        let image = self.file(file).image;
+        match image {
+            Some(image) if self.folio_at(image, page) == FolioId::NONE => {
+                let run = alloc(self)?;
+                self.insert(run, image, page, Content::Copy);
             }
+            // Of a file that is kept nowhere only the work is done.
+            _ => self.spend(1, self.costs.copy_page_ns),
         }
         Ok(())
     }

@@ -75,8 +75,12 @@ fn large_folios_that_were_not_had_are_had_when_compaction_moves_large_ones() {
         .map(|runs| runs.iter().map(|run| came_to(&run.outcome)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)))
         .collect();
     let [base, split, whole, cut, sorted] = sums[..] else { unreachable!() };
-    assert!([split, whole, cut, sorted].iter().all(|variant| variant.0 < base.0 / 50), "{sums:?}");
-    assert!(base.1 < sorted.1 && sorted.1 < cut.1 && cut.1 < split.1.min(whole.1), "each patch moves less: {sums:?}");
+    assert!([split, cut, sorted].iter().all(|variant| variant.0 < base.0 / 50), "{sums:?}");
+    assert!(
+        split.0.max(cut.0) < whole.0 && whole.0 < base.0 / 20,
+        "runs of the very order are not always there: {sums:?}"
+    );
+    assert!(base.1 < sorted.1 && sorted.1 < split.1.min(whole.1).min(cut.1), "the last moves least of them: {sums:?}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub mod control;
 mod copies;
 mod cpu_load;
 mod death;
+pub mod file_mapping;
 pub mod find;
 pub mod fork;
 mod fork_cell;

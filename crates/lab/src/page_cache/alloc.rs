@@ -1,8 +1,8 @@
 //! Allocation of folios, as `__alloc_pages` does it for what can do with less (`__GFP_NORETRY`): free runs, then compaction and reclaim
 //! once, then nothing.
 
+use super::PageCache;
 use super::per_cpu::{Keeps, MOST};
-use super::{COSTS, PageCache};
 use crate::error::LabError;
 use foliomem_core::units::{Frame, FrameRun, Order};
 
@@ -20,6 +20,9 @@ const LOW_FRAMES: u64 = 16_896 + 4_224;
 const HIGH_FRAMES: u64 = 16_896 + 2 * 4_224;
 /// `zone_batchsize` of it.
 const BATCH_FRAMES: u32 = 63;
+/// What direct reclaim frees at least: `SWAP_CLUSTER_MAX`.
+const RECLAIM_FRAMES: u32 = 32;
+
 /// What came of a request for compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Compacted {
@@ -28,9 +31,6 @@ enum Compacted {
     /// It has failed too often lately.
     Deferred,
 }
-
-/// What direct reclaim frees at least.
-const RECLAIM_FRAMES: u32 = 32;
 
 impl Watermarks {
     /// Those of a machine with so many frames.
@@ -47,7 +47,7 @@ impl Watermarks {
 }
 
 impl PageCache {
-    fn take(&mut self, order: Order) -> Option<FrameRun> {
+    pub(super) fn take(&mut self, order: Order) -> Option<FrameRun> {
         let run = self.per_cpu[self.cpu].take(&self.folios.homes, order, self.keeps)?;
         self.counters.allocated[order.index()] += 1;
         Some(run)
@@ -78,6 +78,14 @@ impl PageCache {
         }
         self.counters.fallbacks[order.index()] += u64::from(run.is_none());
         Ok(run)
+    }
+
+    /// A single page, or memory is out.
+    pub(super) fn alloc_page(&mut self) -> Result<FrameRun, LabError> {
+        match self.alloc(Order::ZERO)? {
+            Some(run) => Ok(run),
+            None => unreachable!("a page was had, or an error"),
+        }
     }
 
     /// What is costly is compacted for first, and given up at once while that is deferred.
@@ -134,7 +142,7 @@ impl PageCache {
             if freed == 0 && kept == 0 {
                 return None;
             }
-            self.spend(u64::from(kept) * COSTS.free_page_ns);
+            self.spend(kept, self.cache_costs().free_page_ns);
             self.per_cpu.iter_mut().for_each(|cpu| cpu.drain(&self.folios.homes, 0));
             self.take(order)
         })

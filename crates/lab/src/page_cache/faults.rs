@@ -1,8 +1,8 @@
 //! What becomes of a touch of mapped memory: files, shared and anonymous memory.
 
 use super::files::{Backing, FolioId};
-use super::readahead::Readahead;
-use super::{COSTS, FileId, Mapper, PageCache};
+use super::readahead::{Readahead, WINDOW_PAGES};
+use super::{Content, FileId, Mapper, PageCache};
 use crate::error::LabError;
 use foliomem_core::units::MAX_ORDER;
 
@@ -19,8 +19,9 @@ impl PageCache {
         index: u32,
         write: bool,
     ) -> Result<(), LabError> {
-        if self.file(file).page(index).mapped & mapper.bit() == 0 {
-            self.spend(COSTS.fault_ns);
+        let was_mapped = self.file(file).page(index).mapped & mapper.bit() != 0;
+        if !was_mapped {
+            self.spend(1, self.cache_costs().fault_ns);
             if self.file(file).needs_table(index, mapper.bit()) {
                 self.add_table()?;
             }
@@ -35,8 +36,8 @@ impl PageCache {
         let is_first_write = write && !std::mem::replace(&mut page.dirty, true);
         let id = page.folio;
         if is_first_write && self.file(file).backing == Backing::File {
-            // Linux maps pages of files read-only at first, to learn when they are written.
-            self.spend(COSTS.fault_ns);
+            // Linux maps pages of files read-only at first, to learn when they are written: by the fault itself, where there is one.
+            self.spend(u32::from(was_mapped), self.cache_costs().fault_ns);
             self.folios.table.get_mut().folio_mut(id).dirty = true;
         }
         Ok(())
@@ -45,7 +46,7 @@ impl PageCache {
     /// A page table. It stays until its address space is gone, whatever becomes of what it maps.
     fn add_table(&mut self) -> Result<(), LabError> {
         let frame = self.alloc_unmovable()?;
-        self.spend(COSTS.insert_folio_ns + COSTS.zero_page_ns);
+        self.spend(1, self.costs.page_cache.insert_folio_ns + self.costs.zero_page_ns);
         self.tables.push(frame);
         self.counters.most_table_pages = self.counters.most_table_pages.max(self.tables.len() as u64);
         Ok(())
@@ -67,15 +68,15 @@ impl PageCache {
             page.mapped |= mapper.bit();
             page.young |= mapper.bit();
             mapped += 1;
-            folios += u64::from(page.folio != last);
+            folios += u32::from(page.folio != last);
             last = page.folio;
         }
-        self.spend(folios * COSTS.map_folio_ns);
+        self.spend(folios, self.cache_costs().map_folio_ns);
         mapped
     }
 
     fn map_page(&mut self, mapper: Mapper, file: FileId, index: u32) {
-        self.spend(COSTS.map_folio_ns);
+        self.spend(1, self.cache_costs().map_folio_ns);
         let page = self.file(file).cached_mut(index);
         page.mapped |= mapper.bit();
         page.young |= mapper.bit();
@@ -100,7 +101,7 @@ impl PageCache {
             }
         } else {
             readahead.hit_mapped(1);
-            self.use_mark(file, readahead, id, index)?;
+            self.use_mark(file, readahead, id, index, WINDOW_PAGES)?;
         }
         if self.folio_at(file, index) == FolioId::NONE {
             self.insert_page(file, index)?;
@@ -132,7 +133,7 @@ impl PageCache {
             && pages.clone().all(is_untouched)
             && let Some(run) = self.alloc_free(MAX_ORDER)
         {
-            self.insert(run, file, block);
+            self.insert(run, file, block, Content::Zeros);
             pages.for_each(|index| self.file(file).cached_mut(index).mapped |= mapper.bit());
             return Ok(());
         }
@@ -149,9 +150,10 @@ impl PageCache {
             if self.file(own).needs_table(index, mapper.bit()) {
                 self.add_table()?;
             }
-            self.insert_page(own, index)?;
+            let run = self.alloc_page()?;
+            self.insert(run, own, index, Content::Copy);
             self.map_page(mapper, own, index);
-            self.spend(COSTS.fault_ns + COSTS.copy_page_ns);
+            self.spend(1, self.cache_costs().fault_ns);
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Which folio holds which page of a file, and who has it mapped.
 
+use super::FileId;
 use foliomem_core::units::BLOCK_PAGES;
 use std::ops::Range;
 
@@ -48,6 +49,8 @@ struct Chunk {
 pub struct File {
     /// See [`Backing`].
     pub backing: Backing,
+    /// Where its content is kept when it was written back, if that is a file of the page cache, too.
+    pub image: Option<FileId>,
     chunks: Vec<Option<Box<Chunk>>>,
     /// By 2 MiB, a bit for each address space that has a page table for them.
     tables: Vec<u16>,
@@ -56,9 +59,9 @@ pub struct File {
 
 impl File {
     /// A sparse file of `pages` pages, none of which is cached.
-    pub fn new(backing: Backing, pages: u32) -> File {
+    pub fn new(backing: Backing, pages: u32, image: Option<FileId>) -> File {
         let chunks = (0..pages.div_ceil(CHUNK)).map(|_| None).collect();
-        File { backing, chunks, tables: vec![0; pages.div_ceil(BLOCK_PAGES as u32) as usize], pages }
+        File { backing, image, chunks, tables: vec![0; pages.div_ceil(BLOCK_PAGES as u32) as usize], pages }
     }
 
     /// Its length.

@@ -1,7 +1,8 @@
 //! All folios of the machine: which frames they are in, of which file, and in what order they are to go. Compaction moves them.
 
-use super::costs::KernelCosts;
 use super::files::{File, FolioId};
+use crate::costs::PageCacheCosts;
+use foliomem_core::buddy::Pick;
 use foliomem_core::compaction::{Occupant, Occupants};
 use foliomem_core::homes::Homes;
 use foliomem_core::units::{Frame, FrameRun, Order};
@@ -192,11 +193,15 @@ impl Table {
         place(list).map_or(0, |place| self.listed_pages[place])
     }
 
+    /// The pages of its file that a folio holds.
+    pub fn folio_range(&self, id: FolioId) -> Range<u32> {
+        self.folio(id).range(self.run(id))
+    }
+
     /// A folio's pages are written back.
     pub fn clean(&mut self, id: FolioId) {
-        let (run, folio) = (self.run(id), self.folio_mut(id));
-        folio.dirty = false;
-        let (file, range) = (usize::from(folio.file), folio.range(run));
+        let (file, range) = (usize::from(self.folio(id).file), self.folio_range(id));
+        self.folio_mut(id).dirty = false;
         range.for_each(|index| self.files[file].cached_mut(index).dirty = false);
     }
 
@@ -207,8 +212,8 @@ impl Table {
 
     /// How many page-table entries map a folio.
     pub fn mappings(&self, id: FolioId) -> u32 {
-        let (folio, file) = (self.folio(id), &self.files[usize::from(self.folio(id).file)]);
-        folio.range(self.run(id)).map(|index| file.page(index).mapped.count_ones()).sum()
+        let file = &self.files[usize::from(self.folio(id).file)];
+        self.folio_range(id).map(|index| file.page(index).mapped.count_ones()).sum()
     }
 
     /// Splits a folio into others of `to`, which take its place in its list; returns how many there are.
@@ -272,27 +277,27 @@ pub struct Folios {
     pub table: RefCell<Table>,
     /// Whether compaction moves folios of more than a page.
     pub moves_large: bool,
-    /// What moving and splitting has cost so far.
+    /// What was done has cost so much so far.
     pub spent_ns: Cell<u64>,
+    costs: PageCacheCosts,
 }
-
-const COSTS: KernelCosts = KernelCosts::MEASURED;
 
 impl Folios {
     /// `frames` free frames.
-    pub fn new(frames: u32, moves_large: bool) -> Folios {
+    pub fn new(frames: u32, moves_large: bool, pick: Pick, costs: PageCacheCosts) -> Folios {
         let table = RefCell::new(Table::new(frames));
-        Folios { homes: Homes::new(frames), table, moves_large, spent_ns: Cell::new(0) }
+        Folios { homes: Homes::with_pick(frames, pick), table, moves_large, spent_ns: Cell::new(0), costs }
     }
 
-    fn spend(&self, ns: u64) {
-        self.spent_ns.set(self.spent_ns.get() + ns);
+    fn spend(&self, times: u32, ns: u32) {
+        self.spent_ns.set(self.spent_ns.get() + u64::from(times) * u64::from(ns));
     }
 }
 
 impl Occupants for Folios {
     /// What is in nobody's file is on a CPU's own list of free runs: it cannot be moved.
     fn occupant(&self, frame: Frame) -> Option<Occupant> {
+        self.spend(1, self.costs.scan_ns);
         let table = self.table.borrow();
         let run = table.folio(table.by_frame[frame.0 as usize]).run?;
         (self.moves_large || run.order == Order::ZERO).then_some(Occupant::Folio(run))
@@ -304,9 +309,9 @@ impl Occupants for Folios {
         table.by_frame[from.head.0 as usize..][..from.frames() as usize].fill(FolioId::NONE);
         table.place_in(id, to);
         // Every page table is changed twice: that it is being moved, and where to.
-        let mappings = u64::from(table.mappings(id));
-        let pages = u64::from(from.frames());
-        self.spend(COSTS.migrate_folio_ns + pages * COSTS.migrate_page_ns + 2 * mappings * COSTS.rmap_page_ns);
+        self.spend(1, self.costs.migrate_folio_ns);
+        self.spend(from.frames(), self.costs.migrate_page_ns);
+        self.spend(2 * table.mappings(id), self.costs.rmap_page_ns);
         self.homes.free_empty(from);
         true
     }
@@ -314,9 +319,8 @@ impl Occupants for Folios {
     fn split(&self, run: FrameRun, to: Order) -> bool {
         let mut table = self.table.borrow_mut();
         let id = table.by_frame[run.head.0 as usize];
-        let mappings = u64::from(table.mappings(id));
-        let parts = u64::from(table.split(id, to));
-        self.spend(parts * COSTS.insert_folio_ns + 2 * mappings * COSTS.rmap_page_ns);
+        self.spend(2 * table.mappings(id), self.costs.rmap_page_ns);
+        self.spend(table.split(id, to), self.costs.insert_folio_ns);
         true
     }
 

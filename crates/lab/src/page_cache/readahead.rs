@@ -72,7 +72,7 @@ impl Readahead {
 
     /// `read()` of page `index`, which is not cached.
     pub fn missed(&mut self, index: u32) -> Window {
-        let in_order = self.last_read.is_none_or(|last| index.wrapping_sub(last) <= 1);
+        let in_order = self.last_read.is_some_and(|last| index.wrapping_sub(last) <= 1);
         let expected = self.start + self.pages;
         if index != 0 && self.pages > 0 && (index == expected || index == expected - self.async_pages) {
             self.advance();
@@ -92,20 +92,27 @@ impl Readahead {
         self.window(None)
     }
 
-    /// `read()` has come to page `index`.
-    pub fn read(&mut self, index: u32) {
-        self.last_read = Some(index);
+    /// `read()` has come to page `index`; returns where it was before.
+    pub fn read(&mut self, index: u32) -> Option<u32> {
+        self.last_read.replace(index)
     }
 
-    /// The marked folio of `order` at `index` was used. `next_miss`: the next page that is not cached, if there is one within a window.
-    pub fn marked(&mut self, index: u32, order: Order, next_miss: impl FnOnce() -> Option<u32>) -> Option<Window> {
+    /// A marked folio of `order` was used, at page `index`, for `pages` pages. `next_miss`: the next page that is not cached, if there
+    /// is one within a window.
+    pub fn marked(
+        &mut self,
+        index: u32,
+        order: Order,
+        pages: u32,
+        next_miss: impl FnOnce() -> Option<u32>,
+    ) -> Option<Window> {
         let expected = (self.start + self.pages - self.async_pages).next_multiple_of(order.pages());
         if self.pages > 0 && (index == expected || index == self.start + self.pages) {
             self.advance();
         } else {
             let start = next_miss()?;
             self.start = start;
-            self.pages = next_pages(start - index + 1);
+            self.pages = next_pages(start - index + pages);
             self.async_pages = self.pages;
         }
         Some(self.window(Some(order)))
@@ -143,7 +150,7 @@ mod tests {
         for _ in 0..3 {
             let at =
                 (window.start..).find(|&at| at == window.mark.next_multiple_of(window.order_at(at).pages())).unwrap();
-            window = readahead.marked(at, window.order_at(at), || None).unwrap();
+            window = readahead.marked(at, window.order_at(at), 1, || None).unwrap();
             seen.push((window.start, window.pages, window.order.get()));
         }
         seen
@@ -167,6 +174,15 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_that_comes_upon_the_mark_of_another_asks_for_a_whole_window() {
+        let windows = [1, WINDOW_PAGES].map(|pages| {
+            let mut other = Readahead::default();
+            other.marked(100, order(2), pages, || Some(104)).map(|window| (window.start, window.pages))
+        });
+        assert_eq!(windows, [Some((104, 10)), Some((104, 32))], "read() of a page, and a fault");
+    }
+
+    #[test]
     fn folios_lie_aligned_within_their_window() {
         let window = Window { start: 6, pages: 26, mark: 6, order: order(5) };
         assert_eq!([6, 8, 16].map(|index| window.order_at(index)), [order(0), order(3), order(4)]);
@@ -177,8 +193,10 @@ mod tests {
     #[test]
     fn scattered_reads_and_touches_are_read_by_pages() {
         let mut readahead = Readahead::default();
+        assert_eq!(readahead.missed(900).pages, 1, "nothing was read before it");
         readahead.read(5);
         assert_eq!(readahead.missed(900).pages, 1);
+        assert_eq!(readahead.missed(6).pages, 4);
         let mut mapped = Readahead::default();
         let around: Vec<bool> = (1..200).map(|at| mapped.missed_mapped(at * 1000).is_some()).collect();
         assert_eq!(around.iter().filter(|&&around| around).count(), MOST_MISSES as usize);

@@ -3,22 +3,20 @@
 use super::files::FolioId;
 use super::folios::List;
 use super::readahead::{Readahead, WINDOW_PAGES, Window};
-use super::{COSTS, FileId, PageCache};
+use super::{Content, FileId, PageCache};
 use crate::error::LabError;
-use foliomem_core::units::Order;
 
 /// Who reads a file by `read()`, one after the other.
 #[derive(Clone, Debug)]
 pub struct Reader {
     file: FileId,
     readahead: Readahead,
-    last: FolioId,
 }
 
 impl Reader {
     /// One that is at the beginning of `file`.
     pub fn new(file: FileId) -> Reader {
-        Reader { file, readahead: Readahead::default(), last: FolioId::NONE }
+        Reader { file, readahead: Readahead::default() }
     }
 }
 
@@ -34,14 +32,16 @@ impl PageCache {
         if id == FolioId::NONE {
             id = self.insert_page(reader.file, index)?;
         }
-        self.use_mark(reader.file, &mut reader.readahead, id, index)?;
-        reader.readahead.read(index);
-        self.spend(COSTS.read_page_ns);
+        let head = self.folios.table.get_mut().folio(id).index;
+        // A page is asked for, and the rest of the folio before it is counted with it.
+        self.use_mark(reader.file, &mut reader.readahead, id, head, index + 1 - head)?;
+        let last = reader.readahead.read(index);
+        self.spend(1, self.cache_costs().read_page_ns);
         // What was read ahead may have taken the very page's folio.
         let id = self.folio_at(reader.file, index);
-        if id != reader.last && id != FolioId::NONE {
-            reader.last = id;
-            self.spend(COSTS.read_folio_ns);
+        // It was used when the page before was read, if that is of it.
+        if id != FolioId::NONE && last.is_none_or(|last| self.folio_at(reader.file, last) != id) {
+            self.spend(1, self.cache_costs().read_folio_ns);
             self.note_use(id);
         }
         Ok(())
@@ -59,13 +59,14 @@ impl PageCache {
         }
     }
 
-    /// Starts the next window, if `id` is marked for that.
+    /// Starts the next window, if `id` is marked for that: it is used at `index`, for `pages` pages.
     pub(super) fn use_mark(
         &mut self,
         file: FileId,
         readahead: &mut Readahead,
         id: FolioId,
         index: u32,
+        pages: u32,
     ) -> Result<(), LabError> {
         let folio = self.folios.table.get_mut().folio_mut(id);
         if !std::mem::take(&mut folio.marked) {
@@ -79,8 +80,7 @@ impl PageCache {
             let end = (index + 1 + WINDOW_PAGES).min(file.pages());
             (index + 1..end).find(|&index| file.page(index).folio == FolioId::NONE)
         };
-        let at = index & !(order.pages() - 1);
-        let window = readahead.marked(at, order, next_miss);
+        let window = readahead.marked(index, order, pages, next_miss);
         window.map_or(Ok(()), |window| self.fill(file, window))
     }
 
@@ -95,7 +95,7 @@ impl PageCache {
                 break;
             }
             let Some(run) = self.alloc(order)? else { break };
-            let id = self.insert(run, file, index);
+            let id = self.insert(run, file, index, Content::Zeros);
             self.folios.table.get_mut().folio_mut(id).marked = index == window.mark.next_multiple_of(order.pages());
             index += order.pages();
         }
@@ -112,7 +112,7 @@ impl PageCache {
     }
 
     pub(super) fn insert_page(&mut self, file: FileId, index: u32) -> Result<FolioId, LabError> {
-        let Some(run) = self.alloc(Order::ZERO)? else { unreachable!("a page was had, or an error") };
-        Ok(self.insert(run, file, index))
+        let run = self.alloc_page()?;
+        Ok(self.insert(run, file, index, Content::Zeros))
     }
 }

@@ -2,13 +2,15 @@
 
 use super::files::FolioId;
 use super::folios::List;
-use super::{COSTS, PageCache};
+use super::{FileId, PageCache};
+use foliomem_core::units::Order;
 
 /// How many times as much may be active as inactive: the square root of ten times the GiB (`inactive_is_low`), of a machine of 16 GiB.
 const ACTIVE_BY_INACTIVE: u32 = 12;
 
 /// What becomes of a folio that is looked at.
-enum Fate {
+#[derive(Debug)]
+pub(super) enum Fate {
     Activate,
     Keep,
     Free,
@@ -17,8 +19,9 @@ enum Fate {
 impl PageCache {
     /// Frees `pages` pages or more; returns how many it has.
     pub(super) fn reclaim(&mut self, pages: u32) -> u32 {
-        let mut freed = 0;
-        while freed < pages {
+        let (mut freed, mut not_written) = (0, 0);
+        // Where all that is left cannot be written back, there is no room for what is.
+        while freed < pages && not_written <= self.folios.table.get_mut().listed_pages(List::Inactive) {
             self.deactivate();
             let Some(id) = self.folios.table.get_mut().pop(List::Inactive) else { break };
             match self.fate(id) {
@@ -26,11 +29,13 @@ impl PageCache {
                 Fate::Keep => self.folios.table.get_mut().enlist(id, List::Inactive),
                 Fate::Free => {
                     let pages = self.folios.table.get_mut().run(id).frames();
-                    if std::mem::take(&mut self.folios.table.get_mut().folio_mut(id).dirty) {
-                        self.write_back(pages);
+                    if self.folios.table.get_mut().folio(id).dirty && !self.write_back(id) {
+                        self.folios.table.get_mut().enlist(id, List::Inactive);
+                        not_written += pages;
+                        continue;
                     }
                     let mappings = self.folios.table.get_mut().mappings(id);
-                    self.spend(u64::from(mappings) * COSTS.rmap_page_ns);
+                    self.spend(mappings, self.cache_costs().rmap_page_ns);
                     self.free(id);
                     self.counters.reclaimed_folios += 1;
                     self.counters.reclaimed_pages += u64::from(pages);
@@ -41,36 +46,31 @@ impl PageCache {
         freed
     }
 
-    /// `folio_check_references`: what several page tables have used, or one a second time, becomes active; what one has used stays.
-    fn fate(&mut self, id: FolioId) -> Fate {
-        let used = self.take_young(id);
+    /// `folio_check_references`: what several address spaces have used, or one a second time, becomes active; what one has used
+    /// stays.
+    pub(super) fn fate(&mut self, id: FolioId) -> Fate {
+        let users = self.take_young(id);
         let folio = self.folios.table.get_mut().folio_mut(id);
-        match used {
+        let was_referenced = std::mem::replace(&mut folio.referenced, users > 0);
+        match users {
             0 => Fate::Free,
-            1 if !folio.referenced => {
-                folio.referenced = true;
-                Fate::Keep
-            }
-            _ => {
-                folio.referenced = false;
-                Fate::Activate
-            }
+            1 if !was_referenced => Fate::Keep,
+            _ => Fate::Activate,
         }
     }
 
-    /// How many page-table entries of a folio were used since this was last asked.
+    /// How many address spaces have used a folio since this was last asked. (`folio_referenced`: however many of its pages.)
     fn take_young(&mut self, id: FolioId) -> u32 {
         let table = self.folios.table.get_mut();
-        let (folio, run) = (*table.folio(id), table.run(id));
-        let file = &mut table.files[usize::from(folio.file)];
+        let (file, range) = (usize::from(table.folio(id).file), table.folio_range(id));
         let (mut young, mut mapped) = (0, 0);
-        for index in folio.range(run) {
-            let page = file.cached_mut(index);
-            young += std::mem::take(&mut page.young).count_ones();
+        for index in range {
+            let page = table.files[file].cached_mut(index);
+            young |= std::mem::take(&mut page.young);
             mapped += page.mapped.count_ones();
         }
-        self.spend(u64::from(mapped) * COSTS.rmap_page_ns);
-        young
+        self.spend(mapped, self.cache_costs().rmap_page_ns);
+        young.count_ones()
     }
 
     /// Takes from the active list what it has too much, oldest first.
@@ -90,13 +90,23 @@ impl PageCache {
     /// Takes a folio out of its file and frees it.
     pub(super) fn free(&mut self, id: FolioId) {
         let run = self.folios.table.get_mut().remove(id);
-        self.spend(COSTS.free_folio_ns + COSTS.free_page_ns * u64::from(run.frames()));
+        let costs = self.cache_costs();
+        self.spend(1, costs.free_folio_ns);
+        self.spend(run.frames(), costs.free_page_ns);
         self.per_cpu[self.cpu].give(&self.folios.homes, run, self.keeps);
     }
 
-    /// Copies pages to where they are kept.
-    pub(super) fn write_back(&mut self, pages: u32) {
-        self.counters.written_back_pages += u64::from(pages);
-        self.spend(COSTS.copy_page_ns * u64::from(pages));
+    /// Copies a dirty folio to where it is kept, in pages that are free: nothing is reclaimed for what reclaim needs. False where
+    /// there are none.
+    fn write_back(&mut self, id: FolioId) -> bool {
+        let (file, pages) = (self.folios.table.get_mut().folio(id).file, self.folios.table.get_mut().folio_range(id));
+        let count = pages.end - pages.start;
+        let mut is_kept = |page| self.keep(FileId(file), page, |cache| cache.take(Order::ZERO).ok_or(()));
+        if pages.into_iter().any(|page| is_kept(page).is_err()) {
+            return false;
+        }
+        self.folios.table.get_mut().clean(id);
+        self.counters.written_back_pages += u64::from(count);
+        true
     }
 }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const FRAMES: u32 = 4096;
 
 fn machine(variant: Option<Variant>) -> PageCache {
-    PageCache::new(FRAMES, 2, variant)
+    PageCache::new(FRAMES, 2, variant, Pick::LastFreed, Costs::reference())
 }
 
 fn read_all(cache: &mut PageCache, file: FileId, pages: u32) {
@@ -89,7 +89,7 @@ fn compaction_moves_large_folios_only_with_the_series() {
         let order = Order::new(4).unwrap();
         for &file in &files {
             let run = cache.folios.homes.alloc_empty(order).unwrap();
-            cache.insert(run, file, 0);
+            cache.insert(run, file, 0, Content::Zeros);
         }
         files.iter().step_by(2).for_each(|&file| cache.truncate(file));
         cache.check();
@@ -107,13 +107,90 @@ fn compaction_moves_large_folios_only_with_the_series() {
 #[test]
 fn what_was_written_is_written_back_once() {
     let mut cache = machine(Some(Variant::FreeSplit));
-    let (file, image) = (cache.create(Backing::File, 64), cache.create(Backing::Shm, 64));
+    let image = cache.create(Backing::Shm, 64);
+    let file = cache.create_kept_in(image, 64);
     let mut readahead = Readahead::default();
     (0..64).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, true).unwrap());
-    cache.sync(file, 0..64, image).unwrap();
-    cache.sync(file, 0..64, image).unwrap();
+    cache.sync(file, 0..64).unwrap();
+    cache.sync(file, 0..64).unwrap();
     assert_eq!(cache.counters().written_back_pages, 64);
     cache.check();
+}
+
+#[test]
+fn what_is_written_back_for_room_takes_room_where_it_is_kept() {
+    let mut cache = machine(None);
+    let image = cache.create(Backing::Shm, 1024);
+    let file = cache.create_kept_in(image, 1024);
+    let other = cache.create(Backing::File, 4 * FRAMES);
+    let mut readahead = Readahead::default();
+    (0..1024).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, true).unwrap());
+    read_all(&mut cache, other, 4 * FRAMES);
+    cache.check();
+    let written = cache.counters().written_back_pages;
+    let is_there = |cache: &mut PageCache, file, index| cache.folio_at(file, index) != FolioId::NONE;
+    let gone = (0..1024).filter(|&index| !is_there(&mut cache, file, index)).collect::<Vec<_>>();
+    assert!(written >= gone.len() as u64 && gone.len() >= 64, "{written} written");
+    assert!(gone.iter().all(|&index| is_there(&mut cache, image, index)));
+}
+
+#[test]
+fn a_large_folio_that_one_program_has_used_goes_unless_it_is_used_again() {
+    let mut cache = machine(None);
+    let file = cache.create(Backing::File, 64);
+    let mut readahead = Readahead::default();
+    let touch = |cache: &mut PageCache, readahead: &mut Readahead, mapper| {
+        (0..64).for_each(|index| cache.touch(mapper, file, readahead, index, false).unwrap());
+    };
+    touch(&mut cache, &mut readahead, Mapper(0));
+    let id = cache.folio_at(file, 32);
+    let large = |cache: &PageCache| cache.folios.table.borrow().run(id).frames();
+    assert!(large(&cache) > 1);
+    let list = |cache: &PageCache| cache.folios.table.borrow().folio(id).list;
+    // It is looked at once, and stays; however many of its pages were used.
+    let pop = |cache: &mut PageCache| {
+        let fate = cache.fate(id);
+        let to = if matches!(fate, reclaim::Fate::Activate) { List::Active } else { List::Inactive };
+        cache.folios.table.get_mut().enlist(id, to);
+        fate
+    };
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Keep) && list(&cache) == List::Inactive);
+    touch(&mut cache, &mut readahead, Mapper(0));
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "a second time");
+    touch(&mut cache, &mut readahead, Mapper(0));
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "and it is remembered while it is active");
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Free), "not used since");
+    let other = cache.folio_at(file, 0);
+    cache.touch(Mapper(1), file, &mut readahead, 0, false).unwrap();
+    assert!(matches!(cache.fate(other), reclaim::Fate::Activate), "two programs");
+}
+
+#[test]
+fn pages_that_are_copied_are_not_zeroed_and_a_write_is_one_fault() {
+    let mut cache = machine(None);
+    let costs = Costs::reference();
+    let spent = |cache: &mut PageCache| cache.take_spent_ns().0;
+    let own = cache.create(Backing::Anonymous, 64);
+    cache.copy_on_write(Mapper(0), own, 0).unwrap();
+    spent(&mut cache);
+    cache.copy_on_write(Mapper(0), own, 1).unwrap();
+    let PageCacheCosts { fault_ns, map_folio_ns, insert_folio_ns, .. } = costs.page_cache;
+    assert_eq!(spent(&mut cache), u64::from(fault_ns + map_folio_ns + insert_folio_ns + costs.copy_page_ns));
+    // A page that is cached, but not mapped: one fault maps it and lets it be written.
+    let file = cache.create(Backing::File, 64);
+    let run = cache.alloc_page().unwrap();
+    cache.insert(run, file, 3, Content::Zeros);
+    let run = cache.alloc_page().unwrap();
+    cache.insert(run, file, 40, Content::Zeros);
+    let mut readahead = Readahead::default();
+    cache.touch(Mapper(0), file, &mut readahead, 3, true).unwrap();
+    spent(&mut cache);
+    cache.touch(Mapper(0), file, &mut readahead, 40, true).unwrap();
+    assert_eq!(spent(&mut cache), u64::from(fault_ns + map_folio_ns));
+    cache.sync(file, 0..64).unwrap();
+    spent(&mut cache);
+    cache.touch(Mapper(0), file, &mut readahead, 40, true).unwrap();
+    assert_eq!(spent(&mut cache), u64::from(fault_ns), "it is written for the first time since it was written back");
 }
 
 #[test]
@@ -156,9 +233,10 @@ proptest! {
     ) {
         const PAGES: u32 = 8192;
         let mut cache = machine(variants().nth(variant).unwrap());
-        let files: Vec<FileId> = (0..3).map(|_| cache.create(Backing::File, PAGES)).collect();
-        let own = cache.create(Backing::Anonymous, 1536);
         let image = cache.create(Backing::Shm, PAGES);
+        let files: Vec<FileId> =
+            vec![cache.create(Backing::File, PAGES), cache.create(Backing::File, PAGES), cache.create_kept_in(image, PAGES)];
+        let own = cache.create(Backing::Anonymous, 1536);
         let mut readaheads = [Readahead::default(); 4];
         let mut readers: Vec<(Reader, u32)> = files.iter().map(|&file| (Reader::new(file), 0)).collect();
         for (number, step) in (0..).zip(steps) {
@@ -175,7 +253,8 @@ proptest! {
                     let readahead = &mut readaheads[usize::from(mapper)];
                     let file = files[usize::from(file)];
                     for index in at..(at + pages).min(PAGES) {
-                        cache.touch(Mapper(mapper), file, readahead, index, write).unwrap();
+                        // What is written back takes memory for ever here, so it is only a part.
+                        cache.touch(Mapper(mapper), file, readahead, index, write && index < 1024).unwrap();
                     }
                 }
                 Step::Scatter { mapper, seed, touches } => {
@@ -192,8 +271,7 @@ proptest! {
                     }
                 }
                 Step::Truncate { file } => cache.truncate([&files[..], &[own]].concat()[usize::from(file)]),
-                // What is written back takes memory for ever here, so it is only a part.
-                Step::Sync { file } => cache.sync(files[usize::from(file)], 0..256, image).unwrap(),
+                Step::Sync { file } => cache.sync(files[usize::from(file)], 0..PAGES).unwrap(),
             }
             cache.check();
         }

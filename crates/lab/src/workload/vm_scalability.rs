@@ -13,6 +13,7 @@ use crate::page_cache::{CacheCounters, PageCache};
 use crate::scenario::Within;
 use crate::schedule::{self, Took};
 use case::Run;
+use foliomem_core::buddy::Pick;
 use foliomem_core::compaction::Variant;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,9 @@ pub struct VmScalability {
     /// How compaction moves large folios; none for that of Linux before the series, which does not.
     #[serde(deserialize_with = "compaction")]
     compaction: Option<Variant>,
+    /// Which free run of an order is given out first.
+    #[serde(deserialize_with = "free_runs")]
+    free_runs: Pick,
     /// How many times as much as there is memory is read or written.
     memories: Within<1, 1024>,
 }
@@ -35,6 +39,14 @@ fn compaction<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Variant>, D::
     match String::deserialize(from)?.as_str() {
         "base" => Ok(None),
         name => name.parse().map(Some).map_err(|error| D::Error::custom(format!("{error}, or base"))),
+    }
+}
+
+fn free_runs<'de, D: Deserializer<'de>>(from: D) -> Result<Pick, D::Error> {
+    match String::deserialize(from)?.as_str() {
+        "lowest" => Ok(Pick::Lowest),
+        "last-freed" => Ok(Pick::LastFreed),
+        other => Err(D::Error::custom(format!("unknown free_runs {other:?}: use lowest or last-freed"))),
     }
 }
 
@@ -92,8 +104,8 @@ impl VmScalability {
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let cpus = lab.engine().config().cpus;
         let memory_pages = lab.machine().limit_pages() as u32;
-        let cache = PageCache::new(memory_pages, cpus, self.compaction);
-        let mut run = Run::new(self.case, cache, u32::from(cpus), memory_pages, seed)?;
+        let cache = PageCache::new(memory_pages, cpus, self.compaction, self.free_runs, *lab.machine().costs());
+        let mut run = Run::new(self.case, cache, *lab.machine().costs(), u32::from(cpus), memory_pages, seed)?;
         let mut took = Took::default();
         if run.fills_memory_first() {
             run.start(1);
