@@ -25,11 +25,11 @@ use std::ops::Range;
 /// a thread's stack.
 const GUARD_MAX_BYTES: usize = 64 << 10;
 
-/// Adopts every mapping that is not managed yet.
-pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
+/// Adopts every mapping that is not managed yet; whether there was one.
+pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
     let candidates = find(runtime, engaged);
     if candidates.is_empty() {
-        return;
+        return false;
     }
     // While the program grows, nobody waits for a follower that it keeps from its CPU.
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -56,6 +56,7 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) {
     while let Some(fault) = pending.pop() {
         machine.fault_again(fault.page);
     }
+    true
 }
 
 /// Adds to the managed ranges what of `candidates` is registered, and returns it.

@@ -4,11 +4,14 @@
 //! does not, while the program fills what it has mapped. So a thread that gets a large piece of memory, for which there may be no
 //! room, waits until the keeper has looked: what has just been mapped is managed before it is touched.
 //!
+//! What is allocated may also have been there before: the C library gives out again what was freed. Each time that the keeper has found
+//! nothing new, twice as much is let pass before it is asked again, up to a quarter of the limit; until something new is found.
+//!
 //! Any number of threads may tell; the keeper alone answers. Two futex words, without locks.
 
 use crate::clock::timespec;
 use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Nobody waits longer for the keeper: in the child of a fork there may be none yet.
@@ -21,10 +24,23 @@ pub struct Growth {
     told: AtomicU32,
     /// What of that the keeper has looked after.
     seen: AtomicU32,
+    /// Times in a row that it has found nothing new.
+    futile: AtomicU32,
+    /// What may still be got before it is asked again.
+    pass_pages: AtomicI64,
 }
 
+/// After the first time that nothing new is found, this share of the limit (1/2^n) may pass; after the last that counts, a quarter.
+const FIRST_PASS_SHIFT: u32 = 7;
+const LAST_PASS_SHIFT: u32 = 2;
+
 impl Growth {
-    /// A thread has got memory, and `wakes` the keeper to look at it; waits for that.
+    /// Whether the keeper need not look at `pages` that a thread has got, going by what it has found lately.
+    pub fn may_pass(&self, pages: i64) -> bool {
+        self.pass_pages.load(Ordering::Relaxed) > 0 && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
+    }
+
+    /// A thread has got memory, and `wake`s the keeper to look at it; waits for that.
     pub fn tell(&self, wake: impl FnOnce()) {
         let mine = self.told.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         wake();
@@ -44,6 +60,20 @@ impl Growth {
     pub fn asked(&self) -> Option<u32> {
         let told = self.told.load(Ordering::Acquire);
         (told != self.seen.load(Ordering::Relaxed)).then_some(told)
+    }
+
+    /// The keeper has found something new, whoever asked.
+    pub fn found(&self) {
+        self.futile.store(0, Ordering::Relaxed);
+        self.pass_pages.store(0, Ordering::Relaxed);
+    }
+
+    /// The keeper, which has been asked, has found nothing new.
+    pub fn found_nothing(&self, limit_pages: i64) {
+        let futile = self.futile.load(Ordering::Relaxed);
+        let shift = FIRST_PASS_SHIFT.saturating_sub(futile).max(LAST_PASS_SHIFT);
+        self.futile.store(futile.saturating_add(1), Ordering::Relaxed);
+        self.pass_pages.store(limit_pages >> shift, Ordering::Relaxed);
     }
 
     /// The keeper has looked.
@@ -89,6 +119,23 @@ mod tests {
             assert!(told.iter().all(Result::is_ok));
         });
         assert_eq!(growth.asked(), None);
+    }
+
+    #[test]
+    fn the_more_often_nothing_is_new_the_more_may_pass() {
+        let growth = Growth::default();
+        let passed = || (0..).take_while(|_| growth.may_pass(10)).count();
+        assert_eq!(passed(), 0);
+        let after = [(); 8].map(|()| {
+            growth.found_nothing(1280);
+            passed()
+        });
+        assert_eq!(after, [1, 2, 4, 8, 16, 32, 32, 32]);
+        growth.found_nothing(1280);
+        growth.found();
+        assert_eq!(passed(), 0);
+        growth.found_nothing(1280);
+        assert_eq!(passed(), 1);
     }
 
     #[test]

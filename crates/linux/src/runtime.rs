@@ -404,7 +404,8 @@ impl Runtime {
     pub fn grows(&self, bytes: usize) {
         let pages = bytes.div_ceil(PAGE_BYTES) as i64;
         let is_much = pages >= (self.budget.limit_pages() >> HEARD_SHIFT).max(HEARD_MIN_PAGES);
-        if is_much && self.budget.room_pages() - pages < self.engage_pages() && self.budget.is_armed() {
+        let may_have_no_room = is_much && self.budget.room_pages() - pages < self.engage_pages();
+        if may_have_no_room && self.budget.is_armed() && !self.growth.may_pass(pages) {
             self.growth.tell(|| self.still.wake_keeper());
         }
     }
@@ -629,7 +630,11 @@ impl Runtime {
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
         if is_asked || unmanaged > looks.unmanaged_pages + LOW_MIN_PAGES / 4 || self.settings.torture {
-            adopt_mappings(self, engaged);
+            if adopt_mappings(self, engaged) {
+                self.growth.found();
+            } else if is_asked {
+                self.growth.found_nothing(self.budget.limit_pages());
+            }
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
         looks.unmanaged_pages = looks.unmanaged_pages.min(unmanaged);
