@@ -2,7 +2,7 @@
 //!
 //! Managed is private anonymous memory that may be read and written and not executed, wherever it comes
 //! from (malloc, mmap, a run time's heap), except the main stack, thread stacks, the agent's own memory,
-//! and the static data of shared libraries, which the agent's threads may use.
+//! and the static data of the libraries the program started with, which the agent's threads may use.
 //!
 //! A mapping is taken over in this order: the list of mappings is read; every change that was under way
 //! by then is heard (a range that was unmapped and mapped anew must not be dropped later for its past);
@@ -21,9 +21,12 @@ use foliomem_core::trace::Event;
 use rustix::mm::{Advice, madvise};
 use std::ops::Range;
 
-/// A mapping of at most this many bytes that forbids all access, right below another, is the guard of
-/// a thread's stack.
+/// A mapping of at most this many bytes that forbids all access, right below another of at most `STACK_MAX_BYTES`, is the
+/// guard of a thread's stack. Twice what `ulimit -s` mostly is: allocators have guards, too, and no flag tells them apart.
 const GUARD_MAX_BYTES: usize = 64 << 10;
+const STACK_MAX_BYTES: usize = 16 << 20;
+/// Where the C library puts a heap of a thread's arena, right above what is left of the heap below it.
+const HEAP_ALIGN_BYTES: usize = 64 << 20;
 
 /// Adopts every mapping that is not managed yet; whether there was one.
 pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
@@ -138,6 +141,26 @@ fn is_manageable(mapping: &Mapping, below: Option<&Mapping>) -> bool {
     }
     let Some(below) = below else { return true };
     let is_guard = !below.readable && !below.writable && below.end - below.start <= GUARD_MAX_BYTES;
-    let is_static_data = matches!(below.kind, Kind::Library);
-    !is_guard && !is_static_data
+    let may_be_stack =
+        mapping.end - mapping.start <= STACK_MAX_BYTES && !mapping.start.is_multiple_of(HEAP_ALIGN_BYTES);
+    !(is_guard && may_be_stack)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_above_a_guard_is_a_stack_if_it_can_be_one() {
+        let is_stack = |line: &[u8], below: &[u8]| {
+            !is_manageable(&maps::parse_line(line).unwrap(), maps::parse_line(below).as_ref())
+        };
+        let page_of_guard = b"7f0000fff000-7f0001000000 ---p 00000000 00:00 0";
+        assert!(is_stack(b"7f0001000000-7f0001800000 rw-p 00000000 00:00 0", page_of_guard));
+        assert!(!is_stack(b"7f0001000000-7f0002001000 rw-p 00000000 00:00 0", page_of_guard), "too large");
+        let heap_above_heap = b"7f0004000000-7f0004021000 rw-p 00000000 00:00 0";
+        assert!(!is_stack(heap_above_heap, b"7f0003ff7000-7f0004000000 ---p 00000000 00:00 0"));
+        let above_library = b"7f0001000000-7f0001800000 rw-p 00000000 00:00 0";
+        assert!(!is_stack(above_library, b"7f0000fff000-7f0001000000 rw-p 0001d000 fe:00 1 /usr/lib/libz.so.1"));
+    }
 }

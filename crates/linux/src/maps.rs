@@ -13,15 +13,13 @@ const PROCMAP_QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17)
 /// What a mapping is backed by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// No file and no name.
+    /// No file. It may have a name of the program's (`PR_SET_VMA_ANON_NAME`): run times name their heaps.
     Anonymous,
     /// `[heap]`.
     Heap,
     /// `[stack]`.
     Stack,
-    /// A shared library.
-    Library,
-    /// Any other file.
+    /// A file.
     File,
     /// Anything else the kernel names.
     Special,
@@ -62,8 +60,8 @@ pub fn parse_line(line: &[u8]) -> Option<Mapping> {
         b"" if inode == b"0" => Kind::Anonymous,
         b"[heap]" => Kind::Heap,
         b"[stack]" => Kind::Stack,
+        _ if name.starts_with(b"[anon:") => Kind::Anonymous,
         _ if name.starts_with(b"[") => Kind::Special,
-        _ if is_library(name) => Kind::Library,
         _ => Kind::File,
     };
     Some(Mapping {
@@ -75,12 +73,6 @@ pub fn parse_line(line: &[u8]) -> Option<Mapping> {
         shared: share == b's',
         kind,
     })
-}
-
-/// `libx.so`, `libx.so.1.2`, `x.cpython-311-x86_64-linux-gnu.so`
-fn is_library(path: &[u8]) -> bool {
-    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    name.ends_with(b".so") || name.windows(4).any(|part| part == b".so.")
 }
 
 fn hex(digits: &[u8]) -> Option<usize> {
@@ -183,7 +175,9 @@ mod tests {
         assert!(mapping.readable && mapping.writable && !mapping.executable && !mapping.shared);
         let kind = |line: &[u8]| parse_line(line).unwrap().kind;
         assert_eq!(kind(b"1000-2000 rw-p 00000000 00:00 0                    [heap]"), Kind::Heap);
-        assert_eq!(kind(b"1000-2000 r-xp 0001 fe:00 12 /usr/lib/libc.so.6"), Kind::Library);
+        assert_eq!(kind(b"1000-2000 rw-p 00000000 00:00 0                    [anon: Go: heap]"), Kind::Anonymous);
+        assert_eq!(kind(b"1000-2000 rw-s 00000000 00:01 7                    [anon_shmem:x]"), Kind::Special);
+        assert_eq!(kind(b"1000-2000 r-xp 0001 fe:00 12 /usr/lib/libc.so.6"), Kind::File);
         assert_eq!(kind(b"1000-2000 rw-s 0001 00:05 12 /dev/zero (deleted)"), Kind::File);
         assert_eq!(kind(b"1000-2000 r-xp 0001 00:00 0 [vdso]"), Kind::Special);
     }
@@ -264,7 +258,7 @@ mod tests {
 
     /// A mapping and a name that makes it what it is.
     fn any_mapping() -> impl Strategy<Value = Mapping> {
-        let kinds = [Kind::Anonymous, Kind::Heap, Kind::Stack, Kind::Special, Kind::Library, Kind::File];
+        let kinds = [Kind::Anonymous, Kind::Heap, Kind::Stack, Kind::Special, Kind::File];
         (any::<u32>(), 1u32.., any::<[bool; 4]>(), prop::sample::select(kinds.to_vec())).prop_map(
             |(start, pages, [readable, writable, executable, shared], kind)| {
                 let start = (start as usize) << 12;
@@ -280,8 +274,7 @@ mod tests {
             Kind::Anonymous => (0, ""),
             Kind::Heap => (0, "[heap]"),
             Kind::Stack => (0, "[stack]"),
-            Kind::Special => (0, "[anon: a name]"),
-            Kind::Library => (inode, "/usr/lib/libm.so.6"),
+            Kind::Special => (0, "[vvar_vclock]"),
             Kind::File => (inode, "/tmp/a file (deleted)"),
         };
         let Mapping { start, end, readable, writable, executable, shared, .. } = *mapping;

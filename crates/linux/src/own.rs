@@ -1,9 +1,13 @@
 //! Memory of the agent itself, which is never managed: its heap, image, arena and stacks.
 //!
 //! A small list that only grows. The agent's heap reports its range through a function, because it
-//! is reserved at the first allocation.
+//! is reserved at the first allocation. The static data of the libraries that are there at the start counts as the
+//! agent's: its own, and that of whatever its functions are bound to. (Of those that are loaded later it uses none, and
+//! any mapping of the program may lie right above them.)
 
 use foliomem_core::sync::Mutex;
+use foliomem_core::units::PAGE_BYTES;
+use libc::{c_int, c_void, dl_phdr_info, size_t};
 use std::ops::Range;
 
 /// See the module.
@@ -23,15 +27,41 @@ impl OwnMemory {
         self.ranges.lock().push(range);
     }
 
+    /// Adds the static data of all libraries that are loaded now.
+    pub fn add_libraries(&self) {
+        // SAFETY: the function matches its type, and gets this object back.
+        unsafe { libc::dl_iterate_phdr(Some(add_library), std::ptr::from_ref(self).cast_mut().cast()) };
+    }
+
     /// The parts of `range` that are not the agent's.
     pub fn outside(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let mut rest = vec![range];
         let ranges = self.ranges.lock();
         for own in ranges.iter().cloned().chain([(self.heap)()]) {
+            if rest.iter().all(|part| own.end <= part.start || part.end <= own.start) {
+                continue;
+            }
             rest = rest.into_iter().flat_map(|part| cut(part, &own)).collect();
         }
         rest
     }
+}
+
+/// Adds what is written of one object. The first one is the program itself, whose name is empty.
+unsafe extern "C" fn add_library(object: *mut dl_phdr_info, _bytes: size_t, own: *mut c_void) -> c_int {
+    // SAFETY: the loader passes an object of its list, which it keeps as it is meanwhile, and `add_libraries` itself.
+    let (own, object) = unsafe { (&*own.cast::<OwnMemory>(), &*object) };
+    // SAFETY: a name of the loader ends in zero; the headers are where and as many as it says.
+    let (name, headers) =
+        unsafe { (*object.dlpi_name, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into())) };
+    for header in headers.iter().filter(|_| name != 0) {
+        if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W != 0 {
+            let start = object.dlpi_addr as usize + header.p_vaddr as usize;
+            let end = start + header.p_memsz as usize;
+            own.add(start & !(PAGE_BYTES - 1)..end.next_multiple_of(PAGE_BYTES));
+        }
+    }
+    0
 }
 
 /// What is left of `part` without `own`.
@@ -47,6 +77,7 @@ fn cut(part: Range<usize>, own: &Range<usize>) -> impl Iterator<Item = Range<usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU32;
 
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
@@ -58,5 +89,18 @@ mod tests {
         assert_eq!(own.outside(150..350), [200..300]);
         assert_eq!(own.outside(300..400), []);
         assert_eq!(own.outside(390..410), [400..410]);
+    }
+
+    #[test]
+    fn static_data_of_libraries_is_own() {
+        unsafe extern "C" {
+            static environ: *const c_void;
+        }
+        static OURS: AtomicU32 = AtomicU32::new(0);
+        let own = OwnMemory::new(|| 0..0);
+        own.add_libraries();
+        let is_own = |address: usize| own.outside(address..address + 1).is_empty();
+        assert!(is_own((&raw const environ).addr()));
+        assert!(!is_own((&raw const OURS).addr()), "the program's");
     }
 }
