@@ -130,6 +130,24 @@ def test_incompressible_data_goes_over_the_limit():
     assert said and all(line.startswith("foliomem: ") for line in said), got.err
 
 
+@pytest.mark.parametrize(("arguments", "arenas", "most"), [
+    (("heap", 1000, 40000, 1), 1, 192),
+    (("heap", 1000, 40000, 1), 8, 192),
+    # The more threads, the more of them have something new at the same time.
+    (("heap", 1000, 40000, 4), 8, 384),
+    (("above", 400, "libx.so"), 8, 192),
+], ids=["brk", "arena", "arenas", "above a library"])
+def test_growing_at_the_speed_of_memory(built, arguments, arenas, most, tmp_path):
+    """What is always new is waited for like what is known; and wherever the C library and the kernel put it, it is managed."""
+    (tmp_path / "libx.so").write_bytes(bytes(4096))
+    command, env = [built("grow.c"), *arguments], {"MALLOC_ARENA_MAX": str(arenas)}
+    wanted = plain(command, env, tmp_path).ok().out
+    got = foliomem(command, "128M", env=env, cwd=tmp_path).ok()
+    assert got.out == wanted
+    assert got.stats["peak_bytes"] < most * MIB, got.stats["peak_bytes"] / MIB
+    assert got.stats["vmstat"]["pswpin"] > 0
+
+
 HELD = ("import os, resource, sys\nmib, room = map(int, sys.argv[1:])\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "if room: resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (room << 30),) * 2)\n"
