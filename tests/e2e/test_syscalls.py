@@ -1,8 +1,9 @@
-"""System calls that read from or write into buffers that are swapped out."""
+"""System calls that read from or write into buffers that are swapped out, or say something about them."""
 import pytest
 from conftest import assert_swapped, foliomem, plain
 
-MODES = ["pipe", "file", "direct", "socket", "process_vm", "futex", "io_uring", "io_uring_fixed"]
+MODES = ["pipe", "file", "direct", "socket", "process_vm", "futex", "io_uring", "io_uring_fixed",
+         "wipeonfork", "guard", "mlockall"]
 
 
 @pytest.mark.parametrize("mode", MODES)

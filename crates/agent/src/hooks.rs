@@ -3,7 +3,10 @@
 //! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when they
 //!   make a process that does not share its memory. The child must have its memory registered anew before
 //!   it touches any (`foliomem_linux::fork`).
-//! - `madvise`: what the program says about huge pages is policy for us.
+//! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in the child of a fork is
+//!   wiped in what is out, too. So is what becomes a guard.
+//! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has
+//!   reserved. So it succeeds, and the limit is kept.
 //! - What gives the program memory, `mmap` and the functions of malloc: a large piece is managed before it is touched, where
 //!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
@@ -17,6 +20,7 @@ use foliomem_core::policy::Advice;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::clone_trap::trap_forks;
 use foliomem_linux::fork::RuntimeForkHooks;
+use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -36,6 +40,7 @@ type AlignedAlloc = unsafe extern "C" fn(size_t, size_t) -> *mut c_void;
 type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c_int;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
+type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
 /// The next definition of a function after this library's.
@@ -76,6 +81,7 @@ static VMSPLICE: Real = Real::new(c"vmsplice");
 static SETSOCKOPT: Real = Real::new(c"setsockopt");
 static SYSCALL: Real = Real::new(c"syscall");
 static MADVISE: Real = Real::new(c"madvise");
+static MLOCKALL: Real = Real::new(c"mlockall");
 static CLONE: Real = Real::new(c"clone");
 static MMAP: Real = Real::new(c"mmap");
 static MALLOC: Real = Real::new(c"malloc");
@@ -88,7 +94,7 @@ static POSIX_MEMALIGN: Real = Real::new(c"posix_memalign");
 static VALLOC: Real = Real::new(c"valloc");
 static PVALLOC: Real = Real::new(c"pvalloc");
 
-const ALL: [&Real; 19] = [
+const ALL: [&Real; 20] = [
     &FORK,
     &UNDERSCORE_FORK,
     &FORKPTY,
@@ -97,6 +103,7 @@ const ALL: [&Real; 19] = [
     &SETSOCKOPT,
     &SYSCALL,
     &MADVISE,
+    &MLOCKALL,
     &CLONE,
     &MMAP,
     &MALLOC,
@@ -117,6 +124,9 @@ const LARGE_BYTES: usize = 1 << 20;
 pub fn resolve() {
     ALL.iter().for_each(|real| real.resolve());
 }
+
+/// Since Linux 6.13.
+const MADV_GUARD_INSTALL: c_int = 102;
 
 /// What a program has, without 5-level page tables.
 const ADDRESS_SPACE: usize = 1 << 47;
@@ -194,6 +204,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         let Some(real) = SYSCALL.get::<Syscall>() else { return c_long::from(missing()) };
         match number {
             libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3 => around_fork(|| real(number, a, b, c, d, e, f)),
+            libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             _ => real(number, a, b, c, d, e, f),
         }
@@ -205,6 +216,19 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
     let advice = match advice {
         libc::MADV_HUGEPAGE => Advice::Huge,
         libc::MADV_NOHUGEPAGE => Advice::NoHuge,
+        libc::MADV_WIPEONFORK => {
+            runtime().into_iter().for_each(Runtime::wipes_on_fork);
+            return result;
+        }
+        MADV_GUARD_INSTALL if result.into() == 0 => {
+            // The kernel drops what is there without a word to us. Discarding leaves guards as they are.
+            // SAFETY: the types match.
+            if let Some(real) = unsafe { MADVISE.get::<Madvise>() }.filter(|_| runtime().is_some()) {
+                // SAFETY: nothing is left there to lose.
+                unsafe { real(std::ptr::with_exposed_provenance_mut(start), len, libc::MADV_DONTNEED) };
+            }
+            return result;
+        }
         _ => return result,
     };
     // SAFETY: errno of the calling thread.
@@ -225,6 +249,27 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int)
     // SAFETY: as for `fork`.
     let result = unsafe { MADVISE.get::<Madvise>().map_or_else(missing, |real| real(start, len, advice)) };
     advised(start.addr(), len, advice, result)
+}
+
+/// Whether the limit is kept, and nothing locked; the kernel is to refuse what is no valid call.
+fn keeps_limit(flags: c_int) -> bool {
+    let (which, all) = (libc::MCL_CURRENT | libc::MCL_FUTURE, libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT);
+    let runtime = runtime().filter(|_| flags & which != 0 && flags & !all == 0);
+    runtime.into_iter().for_each(Runtime::wants_all_locked);
+    runtime.is_some()
+}
+
+/// `mlockall(2)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    if keeps_limit(flags) {
+        return 0;
+    }
+    // SAFETY: as for `fork`.
+    unsafe { MLOCKALL.get::<Mlockall>().map_or_else(missing, |real| real(flags)) }
 }
 
 /// `clone(2)`.

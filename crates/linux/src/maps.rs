@@ -100,18 +100,25 @@ pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
 /// Calls `found` with every mapping about which the program has said something, from `/proc/self/smaps`. Takes long: the
 /// kernel walks all page tables.
 pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Advice)) {
+    for_each_flagged(smaps, &mut |range, flags| {
+        let advice = flags.split(|&byte| byte == b' ').find_map(|flag| match flag {
+            b"hg" => Some(Advice::Huge),
+            b"nh" => Some(Advice::NoHuge),
+            _ => None,
+        });
+        advice.into_iter().for_each(|advice| found(range.clone(), advice));
+    });
+}
+
+/// Calls `found` with every mapping and its flags, from `/proc/self/smaps`: of two letters each, with spaces between them.
+pub fn for_each_flagged(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, &[u8])) {
     let mut current = None;
     for_each_line(smaps, &mut |line| {
         if let Some(mapping) = parse_line(line) {
             current = Some(mapping.start..mapping.end);
-        } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            let mut flags = flags.split(|&byte| byte == b' ');
-            let advice = flags.find_map(|flag| match flag {
-                b"hg" => Some(Advice::Huge),
-                b"nh" => Some(Advice::NoHuge),
-                _ => None,
-            });
-            current.take().zip(advice).into_iter().for_each(|(range, advice)| found(range, advice));
+        } else if let Some((range, flags)) = current.clone().zip(line.strip_prefix(b"VmFlags:")) {
+            current = None;
+            found(range, flags);
         }
     });
 }

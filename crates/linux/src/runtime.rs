@@ -224,6 +224,9 @@ pub struct Runtime {
     page_outs_wanted: AtomicU32,
     page_outs_done: AtomicU32,
     escaping: AtomicBool,
+    /// See [`Runtime::wipes_on_fork`].
+    wipes_on_fork: AtomicBool,
+    said_unlocked: AtomicBool,
     manage_now: AtomicBool,
     /// 1 once everything that was there is adopted.
     managing: AtomicU32,
@@ -307,6 +310,8 @@ impl Runtime {
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
             escaping: AtomicBool::new(false),
+            wipes_on_fork: AtomicBool::new(false),
+            said_unlocked: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             managing: AtomicU32::new(0),
             nice: AtomicI32::new(0),
@@ -412,6 +417,21 @@ impl Runtime {
         let may_have_no_room = is_much && self.budget.room_pages() - pages < self.engage_pages();
         if may_have_no_room && self.budget.is_armed() && !self.growth.may_pass(pages) {
             self.growth.tell(|| self.still.wake_keeper());
+        }
+    }
+
+    /// The program has advised that children of forks find zeros in some mapping.
+    pub fn wipes_on_fork(&self) {
+        self.wipes_on_fork.store(true, Ordering::Relaxed);
+    }
+
+    /// The program wants all of its memory locked, which is not done: says so once in a process.
+    pub fn wants_all_locked(&self) {
+        if !self.said_unlocked.swap(true, Ordering::Relaxed) {
+            let control = self.budget.control();
+            control.notice(format_args!(
+                "the program asks for all its memory to be locked (mlockall): the limit is kept instead"
+            ));
         }
     }
 
@@ -527,6 +547,19 @@ impl Runtime {
         }
     }
 
+    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. Only the kernel knows what that
+    /// is, and it takes long to say.
+    fn forget_wiped(&self, engaged: &Engaged) -> Result<(), RuntimeError> {
+        if self.wipes_on_fork.load(Ordering::Relaxed) {
+            maps::for_each_flagged(&open("/proc/self/smaps")?, &mut |range, flags| {
+                if flags.split(|&byte| byte == b' ').any(|flag| flag == b"wf") {
+                    engaged.engine.unmapped(pages(&range));
+                }
+            });
+        }
+        Ok(())
+    }
+
     /// Opens what this process's agent needs; in the child of a fork of an engaged parent, takes over
     /// the engine.
     fn prepare_keeper(&'static self) -> Result<(), RuntimeError> {
@@ -561,6 +594,7 @@ impl Runtime {
                 self.take_over_swap_file(engaged, &descriptors)?;
             }
             self.forget_unmapped(engaged);
+            self.forget_wiped(engaged)?;
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
             engaged.engine.machine().allow_forks(false);

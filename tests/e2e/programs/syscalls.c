@@ -255,6 +255,53 @@ static void via_ring(int registered) {
     check(out, 8, "io_uring's source, later");
 }
 
+// Children find zeros in what is to be wiped, also where it is out, and everything else.
+static void via_wipe(void) {
+    prepare(8);
+    if (madvise(in, size, MADV_WIPEONFORK)) fail("MADV_WIPEONFORK");
+    for (int turn = 0; turn < 2; turn++) {
+        pid_t child = fork();
+        if (!child) {
+            check(out, 8, "the child's copy");
+            for (size_t i = 0; i < size / 8; i++)
+                if (in[i]) fail("word %zu of what is wiped is %#lx", i, in[i]);
+            _exit(0);
+        }
+        int status;
+        if (waitpid(child, &status, 0) != child || status) fail("the child ended with %#x", status);
+        check(in, 1008, "what the child does not see");
+        force_out();
+    }
+}
+
+// What has been a guard is zeros, also where it was out.
+static void via_guard(void) {
+    const int install = 102, remove = 103;
+    prepare(11);
+    size_t part = size / 2;
+    if (madvise(in, part, install)) exit(errno == EINVAL ? 77 : 1);
+    force_out();
+    if (madvise(in, part, remove)) fail("MADV_GUARD_REMOVE");
+    for (size_t i = 0; i < size / 8; i++)
+        if (in[i] != (i < part / 8 ? 0 : word(1011, i))) fail("word %zu is %#lx", i, in[i]);
+}
+
+// A limit and everything locked exclude each other. The right to lock more than is allowed is given up before: what the
+// agent has reserved would fill the machine.
+static void via_mlockall(void) {
+    struct { unsigned version; int pid; } head = {0x20080522, 0};
+    struct { unsigned effective, permitted, inheritable; } sets[2];
+    if (syscall(SYS_capget, &head, sets)) fail("capget");
+    sets[0].effective &= ~(1u << 14 /* CAP_IPC_LOCK */);
+    if (syscall(SYS_capset, &head, sets)) fail("capset");
+    prepare(9);
+    if (mlockall(8) != -1 || errno != EINVAL) fail("a flag that there is not");
+    if (mlockall(MCL_CURRENT | MCL_FUTURE)) fail("mlockall");
+    prepare(10);
+    check(out, 10, "after mlockall");
+    if (munlockall()) fail("munlockall");
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 2 ? argv[1] : "";
     size = argc > 2 ? strtoul(argv[2], 0, 10) << 20 : 0;
@@ -271,6 +318,9 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "futex")) via_futex();
     else if (!strcmp(mode, "io_uring")) via_ring(0);
     else if (!strcmp(mode, "io_uring_fixed")) via_ring(1);
+    else if (!strcmp(mode, "wipeonfork")) via_wipe();
+    else if (!strcmp(mode, "guard")) via_guard();
+    else if (!strcmp(mode, "mlockall")) via_mlockall();
     else return 2;
     printf("%s ok\n", mode);
     return 0;
