@@ -125,6 +125,29 @@ def test_summary_is_one_line_on_stderr():
     assert len(got.err.splitlines()) == 1 and got.err.startswith("foliomem: "), got.err
 
 
+HOLD = "import mmap, time; held = {}; held.write(b'x' * (60 << 20)); time.sleep(1.5); print('held')"
+
+
+@foliomem_only
+@pytest.mark.parametrize(("before", "what", "said"), [
+    (["env", "-i"], "__import__('io').BytesIO()", "without the agent"),
+    ([], "mmap.mmap(-1, 60 << 20)", "shared memory"),
+], ids=["a child without the agent", "shared memory"])
+def test_what_the_limit_does_not_hold_for_is_said(before, what, said):
+    got = cli("run", "--limit", "32M", "--", *before, PYTHON, "-c", HOLD.format(what)).ok()
+    lines = [line for line in got.err.splitlines() if "does not hold" in line]
+    assert got.out == b"held\n" and len(lines) == 1 and said in lines[0] and lines[0].startswith("foliomem: python"), got.err
+
+
+@foliomem_only
+@pytest.mark.parametrize("inside", [[], [BIN, "run", "--limit", "24M", "--"]], ids=["", "of a run inside the run"])
+def test_of_what_is_managed_it_is_not_said(inside):
+    """Nor of what shares its parent's memory for a moment."""
+    spawns = f"import subprocess\n{PRESSED}\nfor _ in range(200): subprocess.run(['true'], close_fds=False)\n"
+    got = cli("run", "--limit", "32M", "--", *inside, PYTHON, "-c", spawns).ok()
+    assert "does not hold" not in got.err, got.err
+
+
 @foliomem_only
 def test_quiet():
     got = cli("run", "--limit", "32M", "--quiet", "--", PYTHON, "-c", PRESSED).ok()

@@ -25,6 +25,7 @@ mod report;
 mod settings;
 mod size;
 mod supervise;
+mod unmanaged;
 mod vary;
 
 use args::{Args, Command, RunArgs};

@@ -6,6 +6,7 @@ use crate::record::Recorder;
 use crate::report::{Peaks, Report};
 use crate::settings::{Settings, SwapSetting};
 use crate::size::format_mib;
+use crate::unmanaged::Lookout;
 use foliomem_linux::child::{self, Child, Event};
 use foliomem_linux::control::{Configuration, Control};
 use foliomem_linux::swap_file::{self, Created};
@@ -92,8 +93,17 @@ pub fn run(
         .env("FOLIOMEM_CONTROL", format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
     let (peaks, started) = (Peaks::default(), Instant::now());
-    let mut run =
-        Run { control, child, swap_file, peaks, started, discarded: started, said_unmanaged: false, recorder };
+    let mut run = Run {
+        control,
+        child,
+        swap_file,
+        peaks,
+        started,
+        discarded: started,
+        lookout: Lookout::new(limit_bytes),
+        said_unmanaged: false,
+        recorder,
+    };
     let code = run.watch()?;
     run.look()?;
     let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
@@ -169,6 +179,7 @@ struct Run {
     started: Instant,
     /// When the swap file was looked through for what nobody holds.
     discarded: Instant,
+    lookout: Lookout,
     said_unmanaged: bool,
     recorder: Option<Recorder>,
 }
@@ -208,6 +219,7 @@ impl Run {
         for notice in self.control.take_notices() {
             eprint!("{notice}");
         }
+        self.lookout.look(self.child.pid());
         if self.control.hellos() == 0 && self.started.elapsed() > HELLO_TIMEOUT && !self.said_unmanaged {
             self.said_unmanaged = true;
             eprintln!("foliomem: the program did not load the agent: it runs without a limit");

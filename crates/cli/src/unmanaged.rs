@@ -1,0 +1,87 @@
+//! Finds memory of a run that the limit does not hold for, and says so: it would be missing in all figures without a word.
+//!
+//! - A child can get away from the agent: it is static, its parent has cleared its environment, or it finds neither agent nor
+//!   control segment where it is (another root directory, another process namespace).
+//! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC.
+
+use crate::size::format_mib;
+use rustix::process::Pid;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// How often it looks, at most, and which part of the time that may take: with thousands of threads it takes long.
+const INTERVAL: Duration = Duration::from_millis(200);
+const SHARE: u32 = 50;
+/// What is worth a word: this share of the limit, and 16 MiB.
+const LIMIT_SHARE: u64 = 4;
+const LEAST_BYTES: u64 = 16 << 20;
+
+/// Looks now and then; says each of both once.
+pub struct Lookout {
+    due: Instant,
+    least_bytes: u64,
+    said_unmanaged: bool,
+    said_shared: bool,
+}
+
+impl Lookout {
+    /// The first look is due soon.
+    pub fn new(limit_bytes: u64) -> Lookout {
+        let least_bytes = LEAST_BYTES.max(limit_bytes / LIMIT_SHARE);
+        Lookout { due: Instant::now() + INTERVAL, least_bytes, said_unmanaged: false, said_shared: false }
+    }
+
+    /// Looks at `program` and its descendants, if it is time to.
+    pub fn look(&mut self, program: Pid) {
+        let started = Instant::now();
+        if self.said_unmanaged && self.said_shared || started < self.due {
+            return;
+        }
+        let mut rest = vec![program.as_raw_nonzero().get() as u32];
+        while let Some(pid) = rest.pop() {
+            self.look_at(pid);
+            for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+                let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+                rest.extend(children.split_ascii_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+            }
+        }
+        self.due = Instant::now() + INTERVAL.max(started.elapsed() * SHARE);
+    }
+
+    fn look_at(&mut self, pid: u32) {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let name = field(&status, "Name:").unwrap_or_default();
+        let [anon, shared] = ["RssAnon:", "RssShmem:"].map(|kind| bytes(&status, kind));
+        if !self.said_unmanaged && anon >= self.least_bytes && !has_segment(pid) {
+            self.said_unmanaged = true;
+            eprintln!(
+                "foliomem: {name} (process {pid}) runs without the agent and takes {}, for which the limit does not hold: it \
+                 is static, or started with another environment, root directory or process namespace",
+                format_mib(anon)
+            );
+        }
+        if !self.said_shared && shared >= self.least_bytes {
+            self.said_shared = true;
+            eprintln!(
+                "foliomem: {name} (process {pid}) takes {} of shared memory, for which the limit does not hold",
+                format_mib(shared)
+            );
+        }
+    }
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// What a line of `/proc/PID/status` says.
+fn bytes(status: &str, name: &str) -> u64 {
+    let kib = field(status, name).and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// Whether it has a control segment: also who has just been forked and is about to enter itself there, who shares its parent's
+/// memory (`vfork`), and what is of a run inside the run, which has a limit of its own.
+fn has_segment(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/memfd:foliomem-control"))
+}
