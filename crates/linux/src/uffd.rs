@@ -60,6 +60,9 @@ pub enum UffdError {
     /// The kernel is too old.
     #[error("this kernel cannot move pages (UFFDIO_MOVE): Linux 6.8 or later is needed")]
     NoMove,
+    /// It has been opened, and then its calls are refused.
+    #[error("userfaultfd does not answer: {}; does the program filter its system calls (seccomp) without ioctl?", Why(*.0))]
+    Refused(Errno),
     /// A range could not be registered.
     #[error("cannot register memory with userfaultfd: {}", Why(*.0))]
     Register(Errno),
@@ -165,7 +168,10 @@ impl Userfaultfd {
         let features = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | if want.events { events } else { 0 };
         let mut api = raw::uffdio_api { api: API, features: u64::from(features), ioctls: 0 };
         // SAFETY: UFFDIO_API takes a uffdio_api and touches nothing else.
-        unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }.map_err(|_| UffdError::NoMove)?;
+        unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }.map_err(|errno| match errno {
+            Errno::INVAL => UffdError::NoMove,
+            other => UffdError::Refused(other),
+        })?;
         Ok(Userfaultfd(fd))
     }
 
