@@ -41,4 +41,5 @@ pub mod swap_cache;
 pub mod sync;
 pub mod trace;
 pub mod units;
+pub mod watermark;
 pub mod workingset;

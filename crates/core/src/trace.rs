@@ -1,8 +1,9 @@
 //! What a recorded run tells of a program: events, each of one process, in the order of a clock that all of them share.
 //!
 //! An unmodified program does not say which pages it uses. Where a page is first touched, and what becomes of
-//! mappings, is heard; what is touched again is known of *watched* units of 64 KiB only, one of 2^shift, which
-//! are moved out of reach page by page, again and again. They stand for the others.
+//! mappings, is heard; what is touched again is known of *watched* pages only. Of each *cell*, an aligned range of 2^shift
+//! pages, one is watched: it is moved out of reach again and again, and its faults stand for the others. Now and then the
+//! pages [beside](beside) it are moved with it, to tell whether they are touched together.
 //!
 //! An event is a tag and three numbers, in the ring between processes as in the file; how wide each is written there is
 //! those modules' own.
@@ -10,23 +11,31 @@
 use crate::units::{Order, PageNumber};
 use std::ops::Range;
 
-/// What is watched as one.
+/// What is compressed as one for the record, and what pages are touched together in: 64 KiB.
 pub const UNIT: Order = Order::new(4).unwrap();
-/// At most one unit of 2^this is watched: 256 MiB.
-pub const MOST_SHIFT: u8 = 12;
-/// The low bits of a watched unit's number. Not the first of an aligned range: allocators have their own data there.
-const WATCHED_UNIT: u64 = 0x5a5a_5a5a;
+/// Cells have at most 2^this pages: 256 MiB.
+pub const MOST_SHIFT: u8 = 16;
 
-/// The smallest number of a unit from `unit` on that is watched where one of 2^`shift` is. What is watched at a shift is
-/// watched at all smaller ones.
-pub const fn next_watched(unit: u64, shift: u8) -> u64 {
-    let mask = (1 << shift) - 1;
-    unit + ((WATCHED_UNIT.wrapping_sub(unit)) & mask)
+/// The page that is watched of the cell with this number, where cells have 2^`shift` pages. It lies anywhere in it, as programs
+/// have patterns of their own; what is watched in a cell is watched in one of its halves, too.
+pub const fn watched_page(mut cell: u64, mut shift: u8) -> PageNumber {
+    while shift > 0 {
+        shift -= 1;
+        let mut hash = (cell ^ (shift as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        cell = cell << 1 | hash >> 63;
+    }
+    PageNumber(cell)
 }
 
-/// The unit of a page.
-pub const fn unit_of(page: PageNumber) -> u64 {
-    page.0 >> UNIT.get()
+/// Whether a page is watched where cells have 2^`shift` pages.
+pub const fn is_watched(page: PageNumber, shift: u8) -> bool {
+    watched_page(page.0 >> shift, shift).0 == page.0
+}
+
+/// The pages beside `page` that tell what is touched together with it: in the other half of 2, 4, 8 and 16 pages.
+pub fn beside(page: PageNumber) -> impl Iterator<Item = PageNumber> {
+    (0..UNIT.get()).map(move |order| PageNumber(page.0 ^ 1 << order))
 }
 
 /// See the module.
@@ -49,11 +58,13 @@ pub enum Event {
     Remap(Range<PageNumber>, PageNumber),
     /// The pages have content now: touched for the first time, or found in use.
     Fill(Range<PageNumber>),
-    /// A watched page was touched again.
+    /// A page is out of reach from now on, to see when it is touched.
+    Arm(PageNumber),
+    /// It was touched.
     Touch(PageNumber),
-    /// A page that is not watched, and was out of reach for another reason, was touched again.
+    /// A page that was out of reach for another reason was touched again.
     Refault(PageNumber),
-    /// One unit of 2^this is watched from now on.
+    /// Cells have 2^this pages from now on. Where that is one, every touch is told of.
     Watch(u8),
     /// What so many pages of it compress to as one piece.
     Compressed(Order, u32),
@@ -78,6 +89,7 @@ impl Event {
             Event::Watch(shift) => (10, [u64::from(*shift), 0, 0]),
             Event::Compressed(order, len_bytes) => (11, [u64::from(order.get()), u64::from(*len_bytes), 0]),
             Event::Lost(events) => (12, [*events, 0, 0]),
+            Event::Arm(page) => (13, [page.0, 0, 0]),
         }
     }
 
@@ -108,6 +120,7 @@ impl Event {
                 Event::Compressed(order, len_bytes)
             }
             12 => Event::Lost(a),
+            13 => Event::Arm(page(a)?),
             _ => return None,
         })
     }
@@ -122,7 +135,7 @@ mod tests {
         #[test]
         fn what_is_decoded_is_encoded_the_same(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
-            for tag in [tag, tag % 13] {
+            for tag in [tag, tag % 14] {
                 if let Some(event) = Event::decode(tag, numbers) {
                     let (tag, numbers) = event.encode();
                     prop_assert_eq!(Event::decode(tag, numbers), Some(event));
@@ -131,12 +144,27 @@ mod tests {
         }
 
         #[test]
-        fn one_unit_of_so_many_is_watched_and_fewer_where_more_are_left_out(unit in 0u64..1 << 40, shift in 0..MOST_SHIFT) {
-            let next = next_watched(unit, shift);
-            prop_assert!((unit..unit + (1 << shift)).contains(&next));
-            prop_assert_eq!(next_watched(next + 1, shift), next + (1 << shift));
-            let fewer = next_watched(unit, shift + 1);
-            prop_assert_eq!(next_watched(fewer, shift), fewer);
+        fn one_page_of_each_cell_is_watched_and_of_larger_cells_one_of_those(cell in 0u64..1 << 40, shift in 0..MOST_SHIFT) {
+            let page = watched_page(cell, shift);
+            prop_assert_eq!(page.0 >> shift, cell);
+            prop_assert_eq!((cell << shift..(cell + 1) << shift).filter(|&page| is_watched(PageNumber(page), shift)).count(), 1);
+            let of_more = watched_page(cell >> 1, shift + 1);
+            prop_assert!(of_more == page || of_more == watched_page(cell ^ 1, shift));
         }
+
+        #[test]
+        fn pages_beside_another_lie_in_its_unit(page in 0u64..1 << 40) {
+            let page = PageNumber(page);
+            let pages: Vec<PageNumber> = beside(page).collect();
+            prop_assert!(pages.iter().all(|&other| other != page && other.head(UNIT) == page.head(UNIT)));
+            prop_assert_eq!(pages.len(), 4);
+        }
+    }
+
+    #[test]
+    fn watched_pages_lie_anywhere_in_their_units() {
+        let mut seen = [0; 16];
+        (0..1600).for_each(|cell| seen[watched_page(cell, 10).0 as usize % 16] += 1);
+        assert!(seen.iter().all(|&times| (50..150).contains(&times)), "{seen:?}");
     }
 }

@@ -4,10 +4,11 @@ use crate::error::LabError;
 use crate::machine::LabMachine;
 use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
-use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::engine::{Attempt, Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
 use foliomem_core::stats::FaultKind;
 use foliomem_core::units::{CpuNumber, PageNumber};
+use foliomem_core::watermark;
 use std::ops::Range;
 
 /// A program is out of memory where it takes this many times the limit: what it has fits nowhere else. (An engine goes
@@ -23,7 +24,10 @@ pub struct Lab {
     check_every: Option<u64>,
     dropped_pages: u64,
     peak_swapped_pages: u64,
-    reads_ahead: bool,
+    is_kept: bool,
+    /// The fault after which more is fetched now, and how long the last part takes from now on.
+    ahead: Option<PageNumber>,
+    ahead_ns: i64,
     clusters_paid: u64,
     lists_busy_until_ns: u64,
     page_cache: Option<CacheOutcome>,
@@ -50,7 +54,9 @@ impl Lab {
             check_every,
             dropped_pages: 0,
             peak_swapped_pages: 0,
-            reads_ahead: false,
+            is_kept: false,
+            ahead: None,
+            ahead_ns: 0,
             clusters_paid: 0,
             lists_busy_until_ns: 0,
             page_cache: None,
@@ -118,9 +124,37 @@ impl Lab {
         self.machine().drop_pages(range);
     }
 
-    /// From now on what is likely to be touched after a fault is fetched with it, as foliomem does.
-    pub fn read_ahead(&mut self) {
-        self.reads_ahead = true;
+    /// From now on the engine is used as foliomem uses it: some room is kept, and what is likely to be touched after a fault
+    /// is fetched with it.
+    pub fn keep(&mut self) {
+        self.is_kept = true;
+    }
+
+    /// Fetches the next part of what is likely to be touched, once the program has had the time that the last one took.
+    fn read_ahead(&mut self) {
+        let Some(page) = self.ahead.filter(|_| self.ahead_ns <= 0) else { return };
+        let before_ns = self.machine().spent_ns();
+        if self.engine.read_ahead(&mut (), page) {
+            self.ahead_ns += (self.machine().spent_ns() - before_ns) as i64;
+        } else {
+            self.ahead = None;
+        }
+    }
+
+    /// What reclaimers do once they are woken, with nobody in their way.
+    fn keep_room(&mut self) {
+        let low = watermark::low_pages(self.machine().limit_pages() as i64);
+        let room = |lab: &Lab| lab.machine().room_pages() + i64::from(lab.engine.free_frames());
+        if room(self) >= low || self.engine.reclaim_is_futile() {
+            return;
+        }
+        while room(self) < 2 * low {
+            if self.engine.compact_wasteful_store() > 0 {
+                continue;
+            }
+            let Attempt::Freed(1..) = self.engine.try_reclaim(&mut (), watermark::BATCH_PAGES) else { break };
+        }
+        while self.engine.compact_proactively() {}
     }
 
     /// MADV_PAGEOUT.
@@ -133,7 +167,14 @@ impl Lab {
     pub fn touch(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.accesses += 1;
         self.machine().compute(self.machine().costs().touch_ns.into());
-        if self.machine().access(page, write) { Ok(()) } else { self.fault(page, write) }
+        if !self.machine().access(page, write) {
+            return self.fault(page, write);
+        }
+        if self.ahead.is_some() {
+            self.ahead_ns -= i64::from(self.machine().costs().touch_ns);
+            self.read_ahead();
+        }
+        Ok(())
     }
 
     fn fault(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
@@ -143,7 +184,12 @@ impl Lab {
         assert!(matches!(served, Served::Done(_)) && self.machine().access(page, write), "{page:?} is not there");
         if served == Served::Done(FaultKind::SwapIn) {
             self.engine.counters().vm.pgmajfault.inc();
-            while self.reads_ahead && self.engine.read_ahead(&mut (), page) {}
+        }
+        if self.is_kept {
+            self.keep_room();
+            self.ahead = (served == Served::Done(FaultKind::SwapIn)).then_some(page);
+            self.ahead_ns = 0;
+            self.read_ahead();
         }
         if self.check_every.is_some_and(|every| self.faults.is_multiple_of(every)) {
             self.engine.check();

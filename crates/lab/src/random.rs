@@ -31,6 +31,27 @@ impl Random {
         mean / 2 + self.below(mean)
     }
 
+    /// The next one of those that are `mean` on average and come by chance, as what does not depend on the time since the last one.
+    /// (By von Neumann's method: logarithms are not the same everywhere.)
+    pub fn exponential(&mut self, mean: u64) -> u64 {
+        let mut whole = 0;
+        loop {
+            let first = self.draw();
+            let (mut last, mut falling) = (first, 1);
+            loop {
+                let next = self.draw();
+                if next > last {
+                    break;
+                }
+                (last, falling) = (next, falling + 1);
+            }
+            if falling % 2 == 1 {
+                return whole + ((u128::from(first) * u128::from(mean)) >> 64) as u64;
+            }
+            whole += mean;
+        }
+    }
+
     /// The next one in 0..1.
     pub fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
@@ -80,6 +101,16 @@ mod tests {
         let mut rand = GlibcRand::default();
         let numbers: Vec<u32> = (0..5).map(|_| rand.draw()).collect();
         assert_eq!(numbers, [1_804_289_383, 846_930_886, 1_681_692_777, 1_714_636_915, 1_957_747_793]);
+    }
+
+    #[test]
+    fn waits_by_chance_do_not_depend_on_those_before() {
+        let mut random = Random::new(3);
+        let waits: Vec<u64> = (0..100_000).map(|_| random.exponential(1000)).collect();
+        assert!((980..1020).contains(&(waits.iter().sum::<u64>() / 100_000)));
+        // e^-1 and e^-3 of them are longer than once and three times the mean.
+        let longer = |than| waits.iter().filter(|&&wait| wait > than).count();
+        assert!((36_000..37_600).contains(&longer(1000)) && (4700..5250).contains(&longer(3000)));
     }
 
     #[test]

@@ -189,7 +189,7 @@ impl Scenario {
             keep_copies: self.swap.keep_copies,
             compaction: Variant::default(),
             cpus: self.machine.cpus.get() as u16,
-            floor_pages: 0,
+            floor_pages: self.workload.floor_pages(limit_pages),
             backing: None,
             recompress_idle_ns: None,
         };

@@ -1,6 +1,6 @@
 //! Trace files: what `foliomem record` writes and `foliomem lab replay` reads.
 //!
-//! A header of 16 bytes (magic, version, page size, unit of watching), then blocks, the last one empty: without it the file
+//! A header of 16 bytes (magic, version, page size, order of a sample), then blocks, the last one empty: without it the file
 //! was not written to its end. A block is the length of its content and of what is stored (4 bytes each), a hash of those
 //! and the stored bytes (8 bytes, XXH3), and the stored bytes: the content compressed by LZ4.
 //!
@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use foliomem_core::{trace::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// A block is written when it has so much content.
@@ -51,7 +51,7 @@ fn shape(tag: u8) -> Option<(usize, bool)> {
         2 => (0, false),
         1 | 10 | 12 => (1, false),
         11 => (2, false),
-        8 | 9 => (1, true),
+        8 | 9 | 13 => (1, true),
         3 | 4 | 5 | 7 => (2, true),
         6 => (3, true),
         _ => return None,
@@ -321,7 +321,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MOST_TIME_US, 0u8..13, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MOST_TIME_US, 0u8..14, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

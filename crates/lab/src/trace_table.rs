@@ -3,10 +3,10 @@
 //! | column | of which kinds | what |
 //! |---|---|---|
 //! | `time_us`, `process`, `kind` | all | when, by a clock that begins anywhere; which process, 0, 1, ... as they began; see below |
-//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `touch`, `refault` | addresses by 4096 |
+//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `arm`, `touch`, `refault` | addresses by 4096 |
 //! | `to_page` | `remap` | where it went |
 //! | `pid` | `start` | its number in the system |
-//! | `watch_shift` | `watch` | one unit of 2^this is watched |
+//! | `watch_shift` | `watch` | one page of 2^this is watched |
 //! | `sample_kib`, `compressed_bytes` | `compressed` | a sample, and what it compresses to |
 //! | `lost_events` | `lost` | how many are missing |
 
@@ -68,6 +68,7 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Discard(pages) => ("discard", Numbers::of_pages(pages)),
         Event::Remap(pages, to) => ("remap", Numbers { to_page: Some(to.0), ..Numbers::of_pages(pages) }),
         Event::Fill(pages) => ("fill", Numbers::of_pages(pages)),
+        Event::Arm(page) => ("arm", Numbers::of_page(*page)),
         Event::Touch(page) => ("touch", Numbers::of_page(*page)),
         Event::Refault(page) => ("refault", Numbers::of_page(*page)),
         Event::Watch(shift) => ("watch", Numbers { watch_shift: Some(u64::from(*shift)), ..none() }),
@@ -112,7 +113,7 @@ fn write<W: Write + Send>(
     to: W,
     unwritable: impl Fn(std::io::Error) -> LabError,
 ) -> Result<u64, LabError> {
-    let facts = [("page_bytes", PAGE_BYTES.to_string()), ("watched_unit_pages", UNIT.pages().to_string())];
+    let facts = [("page_bytes", PAGE_BYTES.to_string()), ("sample_pages", UNIT.pages().to_string())];
     let mut file = ParquetFile::new(to, &columns(&[]), &facts).map_err(&unwritable)?;
     let mut events = 0;
     loop {
@@ -148,6 +149,7 @@ mod tests {
             Event::Start { pid: 77 },
             Event::Map(pages(1 << 40, (1 << 40) + 512)),
             Event::Fill(pages(16, 32)),
+            Event::Arm(PageNumber(17)),
             Event::Touch(PageNumber(17)),
             Event::Refault(PageNumber(18)),
             Event::Discard(pages(20, 21)),
@@ -165,6 +167,7 @@ mod tests {
             "start\" null null null 77 null null null null",
             "map\" 1099511627776 512 null null null null null null",
             "fill\" 16 16 null null null null null null",
+            "arm\" 17 1 null null null null null null",
             "touch\" 17 1 null null null null null null",
             "refault\" 18 1 null null null null null null",
             "discard\" 20 1 null null null null null null",

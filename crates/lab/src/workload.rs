@@ -13,6 +13,7 @@ use crate::error::LabError;
 use crate::lab::Lab;
 use crate::schedule::Took;
 use foliomem_core::units::Order;
+use foliomem_core::watermark;
 use serde::{Deserialize, Serialize};
 
 pub use kernel_build::KernelBuild;
@@ -75,6 +76,14 @@ impl Workload {
             Workload::Usemem(usemem) => usemem.pages(),
             Workload::SwapBandwidth(bandwidth) => bandwidth.pages(),
             Workload::VmScalability(case) => case.pages(),
+        }
+    }
+
+    /// What the program keeps in reach whatever the limit says: as under foliomem, or nothing.
+    pub fn floor_pages(&self, limit_pages: u32) -> u64 {
+        match self {
+            Workload::Replay(_) => watermark::floor_pages(limit_pages.into()),
+            _ => 0,
         }
     }
 

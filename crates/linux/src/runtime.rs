@@ -51,6 +51,7 @@ use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, OrderSet, PAGE_BYTES, PageNumber};
+use foliomem_core::watermark;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
@@ -91,13 +92,6 @@ const STACK_BYTES: usize = 512 << 10;
 /// program touches at memory speed while the keeper sleeps.
 const ENGAGE_SHIFT: u32 = 3;
 const ENGAGE_MIN_PAGES: i64 = (24 << 20) / PAGE_BYTES as i64;
-/// Background reclaim keeps 1/2^7 of the limit free, 1 MiB at least and 64 MiB at most, and when it
-/// works it makes twice that.
-const LOW_SHIFT: u32 = 7;
-const LOW_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
-const LOW_MAX_PAGES: i64 = (64 << 20) / PAGE_BYTES as i64;
-/// Pages reclaimed before the keeper looks around again.
-const BATCH_PAGES: u64 = 256;
 /// Every message wakes all handlers that listen, and the one on the program's own CPU takes it. A handler
 /// that came too late this often in a row is on the wrong CPU and sleeps for a while: waking it costs
 /// each fault of a one-threaded program 6 us (14.1 us instead of 8.5 us a fault of 4 KiB, measured with
@@ -450,7 +444,7 @@ impl Runtime {
     }
 
     fn low_pages(&self) -> i64 {
-        (self.budget.limit_pages() >> LOW_SHIFT).clamp(LOW_MIN_PAGES, LOW_MAX_PAGES)
+        watermark::low_pages(self.budget.limit_pages())
     }
 
     fn engage_pages(&self) -> i64 {
@@ -669,7 +663,7 @@ impl Runtime {
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
         let grown = unmanaged - looks.unmanaged_pages;
-        if is_asked || grown > LOW_MIN_PAGES / 4 || self.settings.torture {
+        if is_asked || grown > watermark::LOW_MIN_PAGES / 4 || self.settings.torture {
             if adopt_mappings(self, engaged) {
                 self.growth.found();
             } else if is_asked {
@@ -756,7 +750,7 @@ impl Runtime {
             whole_out: OrderSet::ALL,
             keep_copies: true,
             compaction: Default::default(),
-            floor_pages: sizing::floor_pages(limit_pages),
+            floor_pages: watermark::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),
             recompress_idle_ns: self.settings.recompress.map(|_| if self.settings.torture { 0 } else { IDLE_NS }),
             cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
@@ -801,7 +795,7 @@ impl Runtime {
                     continue;
                 }
                 if self.settings.torture {
-                    engine.stage_oldest(BATCH_PAGES * 4);
+                    engine.stage_oldest(watermark::BATCH_PAGES * 4);
                 } else if self.budget.room_pages() + i64::from(engine.free_frames()) >= 2 * self.low_pages() {
                     break;
                 }
@@ -810,9 +804,9 @@ impl Runtime {
                     continue;
                 }
                 let freed = if self.settings.torture {
-                    engine.reclaim(&mut worker, BATCH_PAGES)
+                    engine.reclaim(&mut worker, watermark::BATCH_PAGES)
                 } else {
-                    match engine.try_reclaim(&mut worker, BATCH_PAGES) {
+                    match engine.try_reclaim(&mut worker, watermark::BATCH_PAGES) {
                         Attempt::Freed(pages) => pages,
                         Attempt::Nothing | Attempt::Deferred => 0,
                     }

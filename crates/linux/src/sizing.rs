@@ -36,9 +36,3 @@ pub fn swap_slots(limit_pages: i64, file_slots: u32) -> u32 {
 pub fn store_pages(limit_pages: i64) -> u32 {
     (limit_pages / 2).clamp(0, i64::from(u32::MAX)) as u32
 }
-
-/// What a program keeps in reach though its data do not compress into the limit: 1/16 of the limit, and
-/// at least 4 MiB.
-pub fn floor_pages(limit_pages: i64) -> u64 {
-    (limit_pages / 16).max(1024) as u64
-}

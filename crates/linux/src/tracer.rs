@@ -1,10 +1,12 @@
 //! What the agent of a recorded process tells of it ([`foliomem_core::trace`]), and what it does to learn more: watching.
 //!
-//! A thread of its own, the *watcher*, moves units of the program's memory out of reach page by page, over and over, so
-//! that a fault tells of the next touch of each. That is what recording costs: a share of its CPU time that a program
-//! hardly notices. Where its memory is touched faster than that, fewer units are watched.
+//! A thread of its own, the *watcher*, moves watched pages of the program out of reach, over and over, so that a fault
+//! tells of the next touch of each. What that costs is a share of its CPU time that a program hardly notices. Where its
+//! memory is touched faster than that pays for, fewer pages are watched: a page that is watched is so at all times, or what is
+//! seen of it would be too little. For one that is touched as soon as it is out of reach it is enough to know that: it is left
+//! in reach for longer each time.
 //!
-//! Lock: the tracer's, a leaf.
+//! Lock: the tracer's, leaves.
 
 use crate::budget::Budget;
 use crate::clock::now_ns;
@@ -12,10 +14,10 @@ use crate::machine::{LinuxMachine, Worker};
 use foliomem_core::engine::Engine;
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
-use foliomem_core::trace::{Event, MOST_SHIFT, UNIT, next_watched, unit_of};
-use foliomem_core::units::{Order, PageNumber};
+use foliomem_core::trace::{Event, MOST_SHIFT, UNIT, beside, is_watched, watched_page};
+use foliomem_core::units::{MAX_ORDER, Order, PageNumber};
 use rustix::time::{ClockId, clock_gettime};
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -24,23 +26,64 @@ use std::time::Duration;
 const TRAP_US: u64 = 6;
 const TOUCH_US: i64 = 12;
 /// What touches may take of the process's CPU time: 1/30, and this to begin with. A page that is out of reach has
-/// its touch paid for in advance, so that it never takes more, whatever is touched at once.
+/// its touch paid for in advance, half of it, so that it takes little more, whatever is touched at once. In a window 1/2^3 of what is left
+/// may be taken beside its share.
 const CPU_SHARE: i64 = 30;
 const FIRST_US: i64 = 8_000;
-/// How many are watched is looked at after so much CPU time. Fewer are where not all could be paid for; more, where they
-/// could be four times and touches have taken less than a quarter of their share.
+const LEFT_SHIFT: u32 = 3;
+const OUT_OF_REACH: i64 = 2;
+/// How many are watched is looked at after so much CPU time: half as many where not all could be paid for, and twice as many where
+/// touches have taken less than half of what they may.
 const WINDOW_US: i64 = 10_000;
-const PLENTY: i64 = 4;
-/// One of 256 to begin with.
-const FIRST_SHIFT: u8 = 8;
-/// Between two looks, and units looked at in each.
+const SHORT_WINDOW_US: i64 = 2_000;
+/// Pages that are watched: to begin with, at least, and at most, so that a look takes little.
+const FIRST_WATCHED: usize = 64;
+/// Of 1024.
+const FIRST_SHIFT: u8 = 4;
+const LEAST_WATCHED: usize = 8;
+const MOST_WATCHED: usize = 1024;
+/// Looks between two at all memory for such as are new, and blocks that are looked at in one, at most.
+const LOOKS_A_LAP: u32 = 4;
+const BLOCKS_A_LOOK: usize = 1024;
+/// Between two looks.
 const LOOK: Duration = Duration::from_millis(1);
-const UNITS_A_LOOK: u32 = 256;
 /// While the process uses no CPU.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
 const IDLE_US: i64 = 50;
+/// How long a page is in reach after a touch. Twice as long as before where it had been touched at once, half as long where not.
+const LEAST_PAUSE_US: u64 = 1_000;
+const MOST_PAUSE_US: u64 = 64_000;
+const AT_ONCE_US: u64 = 500;
+/// Once in so many times the pages beside a page are moved with it.
+const BESIDE_EVERY: u64 = 8;
 /// Windows between two in which a unit is compressed for the record, which takes some 0.2 ms.
 const MEASURE_EVERY: u32 = 4;
+
+/// A page that is watched.
+#[derive(Clone, Copy)]
+struct Watched {
+    /// Since when it is out of reach.
+    armed_us: Option<u64>,
+    /// When it is to be so again, and how long after its touch that is.
+    due_us: u64,
+    pause_us: u64,
+    /// How often it was; not from 0 on, so that not all have their turn at once.
+    times: u64,
+}
+
+impl Watched {
+    fn new(page: PageNumber) -> Watched {
+        Watched { armed_us: None, due_us: 0, pause_us: LEAST_PAUSE_US, times: page.0 / u64::from(UNIT.pages()) }
+    }
+
+    fn touched(&mut self, now_us: u64) {
+        let Some(armed_us) = self.armed_us.take() else { return };
+        let waited_us = now_us.saturating_sub(armed_us);
+        let pause_us = if waited_us < AT_ONCE_US { self.pause_us * 2 } else { self.pause_us / 2 };
+        self.pause_us = pause_us.clamp(LEAST_PAUSE_US, MOST_PAUSE_US);
+        self.due_us = now_us + self.pause_us;
+    }
+}
 
 /// See the module.
 pub(crate) struct Tracer {
@@ -50,8 +93,9 @@ pub(crate) struct Tracer {
     /// Touches of what was out of reach, and what they have cost.
     touches: AtomicU64,
     spent_us: AtomicU64,
-    /// One unit of 2^this is watched.
+    /// One page of 2^this is watched.
     shift: AtomicU8,
+    watched: Mutex<BTreeMap<PageNumber, Watched>>,
 }
 
 impl Tracer {
@@ -62,6 +106,7 @@ impl Tracer {
             touches: AtomicU64::new(0),
             spent_us: AtomicU64::new(0),
             shift: AtomicU8::new(FIRST_SHIFT),
+            watched: Mutex::new(BTreeMap::new()),
         }
     }
 
@@ -97,21 +142,30 @@ impl Tracer {
             self.touches.fetch_add(1, Ordering::Relaxed);
             self.spent_us.fetch_add(took_ns / 1000 + TRAP_US, Ordering::Relaxed);
         }
-        let unit = unit_of(page);
-        let is_watched = next_watched(unit, self.shift.load(Ordering::Relaxed)) == unit;
+        let was_armed = kind == FaultKind::Home && self.was_armed(page);
         self.tell(engine.machine().budget(), || match kind {
             FaultKind::FirstTouch => Event::Fill({
                 let order = engine.order_of(page).unwrap_or(Order::ZERO);
                 page.head(order).folio(order)
             }),
-            FaultKind::Home if is_watched => Event::Touch(page),
+            FaultKind::Home if was_armed => Event::Touch(page),
             _ => Event::Refault(page),
         });
+    }
+
+    /// Whether a page that was touched at home had been moved there to be watched, and not for a sample.
+    fn was_armed(&self, page: PageNumber) -> bool {
+        let shift = self.shift.load(Ordering::Relaxed);
+        let mut watched = self.watched.lock();
+        match watched.get_mut(&page) {
+            Some(watched) => watched.touched(now_ns() / 1000),
+            None => return beside(page).any(|other| is_watched(other, shift)),
+        }
+        true
     }
 }
 
 /// What the watcher remembers from one look to the next.
-#[derive(Default)]
 pub(crate) struct Watcher {
     /// CPU time at the last look, and when the window began; what touches had cost by then.
     cpu_us: i64,
@@ -120,8 +174,15 @@ pub(crate) struct Watcher {
     /// Something could not be paid for in this window.
     was_short: bool,
     windows: u32,
-    /// What is left of the lap through all memory, the last range first.
-    lap: Vec<Range<u64>>,
+    looks: u32,
+    samples: u64,
+    /// So many pages are watched, about.
+    wanted: usize,
+    /// Blocks that are left of the lap through all memory.
+    lap: Vec<PageNumber>,
+    /// Pages that are due, and the one after which that is looked for first.
+    due: Vec<PageNumber>,
+    last: PageNumber,
 }
 
 impl Watcher {
@@ -133,65 +194,145 @@ impl Watcher {
         let spent_us = tracer.spent_us.load(Ordering::Relaxed) as i64;
         let touch_us = (spent_us / tracer.touches.load(Ordering::Relaxed).max(1) as i64).max(TOUCH_US);
         let balance_us = FIRST_US + cpu_us / CPU_SHARE - spent_us;
-        self.adapt(engine, tracer, balance_us, spent_us);
-        let shift = tracer.shift.load(Ordering::Relaxed);
-        if self.lap.is_empty() {
-            let units =
-                |range: Range<usize>| (range.start / UNIT.bytes()) as u64..range.end.div_ceil(UNIT.bytes()) as u64;
-            self.lap = engine.machine().ranges().snapshot().into_iter().rev().map(units).collect();
+        self.adapt(tracer, engine, balance_us, spent_us);
+        self.find(engine, tracer);
+        let now_us = now_ns() / 1000;
+        let is_due = |&(_, watched): &(&PageNumber, &Watched)| watched.armed_us.is_none() && watched.due_us <= now_us;
+        let mut due = std::mem::take(&mut self.due);
+        {
+            let watched = tracer.watched.lock();
+            let all = watched.range(self.last..).chain(watched.range(..self.last));
+            due.extend(all.filter(is_due).map(|(&page, _)| page));
         }
-        for _ in 0..UNITS_A_LOOK {
-            let out_of_reach = engine.staged_pages() as i64 + i64::from(UNIT.pages());
-            if out_of_reach * touch_us > balance_us {
+        for page in due.drain(..) {
+            let all_pages = i64::from(UNIT.get()) + 1;
+            if (engine.staged_pages() as i64 + all_pages) * touch_us > balance_us * OUT_OF_REACH {
                 self.was_short = true;
+                self.last = page;
                 break;
             }
-            let Some(unit) = self.next_unit(shift) else { break };
-            let head = PageNumber(unit << UNIT.get());
-            if engine.watch(head) == UNIT.pages() && self.windows >= MEASURE_EVERY {
-                self.windows = 0;
-                engine.measure(worker, head, &mut |order, len_bytes| {
-                    tracer.tell(engine.machine().budget(), || Event::Compressed(order, len_bytes));
-                });
-            }
+            self.arm(engine, tracer, page);
         }
+        if self.windows >= MEASURE_EVERY {
+            self.windows = 0;
+            self.measure(engine, tracer, worker);
+        }
+        self.due = due;
         if is_idle { IDLE_LOOK } else { LOOK }
     }
 
-    /// Watches more or less of the memory from now on.
-    fn adapt(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, balance_us: i64, spent_us: i64) {
-        let elapsed_us = self.cpu_us - self.window_us;
-        if elapsed_us < WINDOW_US {
+    /// Moves a page out of reach, and maybe those beside it.
+    fn arm(&self, engine: &Engine<LinuxMachine>, tracer: &Tracer, page: PageNumber) {
+        let budget = engine.machine().budget();
+        let Some(times) = tracer.watched.lock().get_mut(&page).map(|watched| {
+            // Before it is: it may be touched at once.
+            watched.armed_us = Some(now_ns() / 1000);
+            watched.times += 1;
+            watched.times
+        }) else {
             return;
-        }
-        let shift = tracer.shift.load(Ordering::Relaxed);
-        let pages = (engine.resident_pages() + engine.staged_pages()) as i64;
-        let cost_us = (pages >> shift.saturating_sub(1)) * TOUCH_US;
-        let has_plenty =
-            cost_us * PLENTY < balance_us && (spent_us - self.window_spent_us) * PLENTY < elapsed_us / CPU_SHARE;
-        let new = match (self.was_short, has_plenty) {
-            (true, _) => (shift + 1).min(MOST_SHIFT),
-            (false, true) => shift.saturating_sub(1),
-            (false, false) => shift,
         };
-        (self.window_us, self.window_spent_us, self.was_short) = (self.cpu_us, spent_us, false);
-        self.windows += 1;
-        if new != shift {
-            tracer.shift.store(new, Ordering::Relaxed);
-            tracer.tell(engine.machine().budget(), || Event::Watch(new));
+        if times.is_multiple_of(BESIDE_EVERY) && tracer.shift.load(Ordering::Relaxed) > UNIT.get() {
+            for other in beside(page).filter(|&other| engine.is_resident(other)) {
+                tracer.tell(budget, || Event::Arm(other));
+                engine.watch(other);
+            }
+        }
+        tracer.tell(budget, || Event::Arm(page));
+        if !engine.watch(page) {
+            let is_gone = engine.order_of(page).is_none();
+            let mut all = tracer.watched.lock();
+            if is_gone {
+                all.remove(&page);
+            } else if let Some(watched) = all.get_mut(&page) {
+                (watched.armed_us, watched.due_us) = (None, now_ns() / 1000 + MOST_PAUSE_US);
+            }
         }
     }
 
-    fn next_unit(&mut self, shift: u8) -> Option<u64> {
-        while let Some(range) = self.lap.last_mut() {
-            let unit = next_watched(range.start, shift);
-            if unit < range.end {
-                range.start = unit + 1;
-                return Some(unit);
+    /// Looks for pages that are to be watched.
+    fn find(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer) {
+        self.looks += 1;
+        if self.lap.is_empty() && self.looks >= LOOKS_A_LAP {
+            self.looks = 0;
+            self.lap.extend(engine.blocks());
+            // What was out of reach may have been dropped, and be there anew.
+            self.due.extend(tracer.watched.lock().keys());
+            for page in self.due.drain(..) {
+                let (is_resident, is_gone) = (engine.is_resident(page), engine.order_of(page).is_none());
+                let mut all = tracer.watched.lock();
+                if is_gone {
+                    all.remove(&page);
+                } else if let Some(watched) = all.get_mut(&page).filter(|_| is_resident) {
+                    watched.armed_us = None;
+                }
             }
-            self.lap.pop();
         }
-        None
+        let shift = tracer.shift.load(Ordering::Relaxed);
+        let block_pages = u64::from(MAX_ORDER.pages());
+        for first in self.lap.drain(self.lap.len().saturating_sub(BLOCKS_A_LOOK)..) {
+            for cell in first.0 >> shift..(first.0 + block_pages).div_ceil(1 << shift) {
+                let page = watched_page(cell, shift);
+                if page.head(MAX_ORDER) == first && engine.is_resident(page) {
+                    tracer.watched.lock().entry(page).or_insert_with(|| Watched::new(page));
+                }
+            }
+        }
+    }
+
+    /// Compresses a unit for the record, anywhere.
+    fn measure(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, worker: &mut Worker) {
+        let page = {
+            let watched = tracer.watched.lock();
+            self.samples += 1;
+            // Far from the last ones: the golden section of all.
+            let at = ((self.samples.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * watched.len() as u64) >> 32;
+            watched.keys().nth(at as usize).copied()
+        };
+        let Some(page) = page else { return };
+        engine.measure(worker, page.head(UNIT), &mut |order, len_bytes| {
+            tracer.tell(engine.machine().budget(), || Event::Compressed(order, len_bytes));
+        });
+    }
+
+    /// Watches more or less of the memory from now on.
+    fn adapt(&mut self, tracer: &Tracer, engine: &Engine<LinuxMachine>, balance_us: i64, spent_us: i64) {
+        let elapsed_us = self.cpu_us - self.window_us;
+        let watched = tracer.watched.lock().len();
+        let shift = tracer.shift.load(Ordering::Relaxed);
+        if watched > self.wanted {
+            return self.set_shift(tracer, engine, shift + 1);
+        }
+        if elapsed_us < if self.was_short { SHORT_WINDOW_US } else { WINDOW_US } {
+            return;
+        }
+        let may_spend_us = elapsed_us / CPU_SHARE + (balance_us >> LEFT_SHIFT);
+        if self.was_short {
+            self.wanted = (watched / 2).max(LEAST_WATCHED);
+        } else if (spent_us - self.window_spent_us) * 2 < may_spend_us {
+            self.wanted = (self.wanted * 2).min(MOST_WATCHED);
+        }
+        (self.window_us, self.window_spent_us, self.was_short) = (self.cpu_us, spent_us, false);
+        self.windows += 1;
+        if watched * 5 / 2 < self.wanted {
+            self.set_shift(tracer, engine, shift.saturating_sub(1));
+        }
+    }
+
+    fn set_shift(&mut self, tracer: &Tracer, engine: &Engine<LinuxMachine>, shift: u8) {
+        // Where every page is watched nothing would stand for anything.
+        let shift = shift.clamp(1, MOST_SHIFT);
+        if tracer.shift.swap(shift, Ordering::Relaxed) != shift {
+            tracer.tell(engine.machine().budget(), || Event::Watch(shift));
+            // What is not watched any more is brought back, or it would cost a fault.
+            self.due.extend(tracer.watched.lock().keys().filter(|&&page| !is_watched(page, shift)));
+            for page in self.due.drain(..) {
+                tracer.watched.lock().remove(&page);
+                std::iter::once(page).chain(beside(page)).for_each(|page| engine.unwatch(page));
+            }
+            self.lap.clear();
+            self.looks = LOOKS_A_LAP;
+        }
     }
 
     /// Begins.
@@ -199,7 +340,20 @@ impl Watcher {
         tracer.shift.store(FIRST_SHIFT, Ordering::Relaxed);
         tracer.touches.store(0, Ordering::Relaxed);
         tracer.spent_us.store(0, Ordering::Relaxed);
+        tracer.watched.lock().clear();
         tracer.tell(budget, || Event::Watch(FIRST_SHIFT));
-        Watcher { windows: MEASURE_EVERY, ..Watcher::default() }
+        Watcher {
+            cpu_us: 0,
+            window_us: 0,
+            window_spent_us: 0,
+            was_short: false,
+            windows: MEASURE_EVERY,
+            looks: LOOKS_A_LAP,
+            samples: 0,
+            wanted: FIRST_WATCHED,
+            lap: Vec::new(),
+            due: Vec::new(),
+            last: PageNumber(0),
+        }
     }
 }

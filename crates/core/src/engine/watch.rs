@@ -3,42 +3,69 @@
 use super::Engine;
 use super::stage::Staged;
 use crate::machine::{Compressed, Machine};
-use crate::page_table::PageState;
+use crate::page_table::{Entries, PageState};
 use crate::queue::FolioName;
 use crate::trace::UNIT;
 use crate::units::{BLOCK_PAGES, FrameRun, Order, PageNumber};
 
 impl<M: Machine> Engine<M> {
-    /// Stages what is resident of the [`UNIT`] at `head`, page by page, so that a fault tells of each page's next touch;
-    /// returns how many pages.
-    pub fn watch(&self, head: PageNumber) -> u32 {
-        let Some(block) = self.table.get(head) else { return 0 };
-        let unit = head.folio(UNIT);
+    /// Stages `page` on its own, so that a fault tells of its next touch; returns whether it could.
+    pub fn watch(&self, page: PageNumber) -> bool {
+        let Some(block) = self.table.get(page) else { return false };
         {
             let mut entries = block.lock();
-            let is_resident = |state| matches!(state, PageState::Resident { .. });
-            if !(unit.start.0..unit.end.0).any(|page| is_resident(entries.get(PageNumber(page)))) {
-                return 0;
+            if !matches!(entries.get(page), PageState::Resident { .. }) {
+                return false;
             }
-            self.split_partial(&mut entries, unit.clone());
-            self.carve(&mut entries, unit.clone());
-            for page in (unit.start.0..unit.end.0).map(PageNumber) {
-                if let PageState::Resident { order, .. } = entries.get(page)
-                    && order > Order::ZERO
-                {
-                    self.carve_to(&mut entries, page, order, Order::ZERO);
-                }
-            }
+            self.split_partial(&mut entries, page.folio(Order::ZERO));
+            self.carve(&mut entries, page.folio(Order::ZERO));
         }
-        let pages = (unit.start.0..unit.end.0).map(|page| FolioName { head: PageNumber(page), order: Order::ZERO });
-        pages.filter(|&page| self.stage(page) == Staged::Pages(1)).count() as u32
+        self.stage(FolioName { head: page, order: Order::ZERO }) == Staged::Pages(1)
     }
 
-    /// Compresses what is at home of the [`UNIT`] at `head`, by pieces of each order that lie in one run, and tells what
+    /// Moves `page` back into the program if it is at home.
+    pub fn unwatch(&self, page: PageNumber) {
+        let Some(block) = self.table.get(page) else { return };
+        let Some(steady) = self.machine.steady() else { return };
+        let mut entries = block.lock();
+        self.bring_in_at_home(&mut entries, page.folio(Order::ZERO));
+        drop(entries);
+        drop(steady);
+        self.machine.wake(page.folio(Order::ZERO));
+    }
+
+    /// Compresses what is resident of the [`UNIT`] at `head`, by pieces of each order that lie in one run, and tells what
     /// each comes to. Nothing is kept. A fault there waits meanwhile.
     pub fn measure(&self, worker: &mut M::Worker, head: PageNumber, told: &mut dyn FnMut(Order, u32)) {
         let Some(block) = self.table.get(head) else { return };
-        let entries = block.lock();
+        let unit = head.folio(UNIT);
+        let mut page = unit.start;
+        while page < unit.end {
+            let state = block.lock().get(page);
+            let order = state.order().unwrap_or(Order::ZERO);
+            if matches!(state, PageState::Resident { .. }) && order <= UNIT {
+                self.stage(FolioName { head: page.head(order), order });
+            }
+            page = page.head(order).offset(order.pages());
+        }
+        let steady = self.machine.steady();
+        let mut entries = block.lock();
+        self.compress_at_home(&entries, worker, head, told);
+        if steady.is_some() {
+            self.bring_in_at_home(&mut entries, unit.clone());
+        }
+        drop(entries);
+        drop(steady);
+        self.machine.wake(unit);
+    }
+
+    fn compress_at_home(
+        &self,
+        entries: &Entries,
+        worker: &mut M::Worker,
+        head: PageNumber,
+        told: &mut dyn FnMut(Order, u32),
+    ) {
         let frame_of = |page: PageNumber| match entries.get(page) {
             PageState::Home { frame, writeback: false, .. } => Some(frame),
             _ => None,
@@ -65,6 +92,16 @@ impl<M: Machine> Engine<M> {
     /// The order of the folio around `page`, if it has content.
     pub fn order_of(&self, page: PageNumber) -> Option<Order> {
         self.table.get(page)?.lock().get(page).order()
+    }
+
+    /// The first pages of all blocks that have had folios.
+    pub fn blocks(&self) -> impl Iterator<Item = PageNumber> {
+        self.table.blocks().map(|block| block.lock().first())
+    }
+
+    /// Whether `page` is in the program.
+    pub fn is_resident(&self, page: PageNumber) -> bool {
+        self.table.get(page).is_some_and(|block| matches!(block.lock().get(page), PageState::Resident { .. }))
     }
 }
 

@@ -1,11 +1,13 @@
 //! A recorded run ([`crate::trace`]) once more: what it mapped, touched first and dropped is done as it was; what is known of
 //! watched units stands for the units around them.
 //!
-//! - Of each aligned *cell* of 2^shift units one was watched. A touch of some of its pages is one of the same pages of each
-//!   unit of the cell that has content.
-//! - In which order is guessed. Several pages of a unit upwards, or a unit right behind the one touched before, is a
-//!   program that goes through its memory: upwards or downwards. Otherwise the order is random.
-//! - What one page was touched for between two looks of the watcher is one touch, and all touches only read.
+//! - Of each *cell*, an aligned range of 2^shift pages, one was watched. Each of its touches is one of every page of the cell
+//!   that has content.
+//! - How many of them are touched at once is what the pages beside the watched one have shown there or nearby: a run of 1 to 16.
+//!   Where runs go on upwards or downwards the cell is gone through like that; otherwise the order of its runs is random, and
+//!   they are spread over the time until the next touch.
+//! - While a page was in reach its touches went unseen. They are taken to be as frequent as those that were seen: at random, or
+//!   regular where the program goes through its memory. All touches only read.
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
 
@@ -13,10 +15,11 @@ use super::{MIB, Round, Rounds};
 use crate::costs::{CodecCosts, Costs};
 use crate::error::LabError;
 use crate::lab::Lab;
+use crate::machine::mix;
 use crate::random::Random;
 use crate::schedule::Took;
 use crate::trace::{Record, TraceReader};
-use foliomem_core::trace::{Event, UNIT, unit_of};
+use foliomem_core::trace::{Event, UNIT, beside, is_watched, watched_page};
 use foliomem_core::units::{BLOCK_PAGES, CpuNumber, ORDERS, Order, PageNumber};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -32,8 +35,18 @@ type Bits = [u64; BLOCK_PAGES / 64];
 
 /// Blocks that a run uses, at most: 1 TiB.
 const MOST_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
-/// Touches of a unit so long one behind the other are one burst.
-const BURST_US: u64 = 300;
+/// Touches of a unit so near to each other belong together.
+const TOGETHER_US: u64 = 1000;
+/// Touches that were not seen are this far from each other at least: nothing falls out of use in less.
+const LEAST_WAIT_US: u64 = 250;
+/// A new wait counts 1/2^2 in their mean.
+const WAIT_SHIFT: u32 = 2;
+/// Places around one that tell what is touched together there.
+const NEAREST: usize = 5;
+/// Cells that share their pages, at most.
+const SHARING: u64 = 16;
+/// Cells that were gone through last: what goes on behind one of them does so in order.
+const RECENT: usize = 4;
 /// Events between two looks at how much is out.
 const NOTE_EVERY: u64 = 4096;
 
@@ -121,6 +134,14 @@ impl Content {
         taken
     }
 
+    /// Whether some page of a range of one block has content.
+    fn has_any(&self, process: u32, pages: Range<PageNumber>) -> bool {
+        let bits = self.blocks.get(&(process, pages.start.0 / BLOCK_PAGES as u64));
+        bits.is_some_and(|bits| {
+            (0..pages.end.0 - pages.start.0).any(|more| is_set(bits, pages.start.offset(more as u32).index_in_block()))
+        })
+    }
+
     fn has(&self, process: u32, page: PageNumber) -> bool {
         let bits = self.blocks.get(&(process, page.0 / BLOCK_PAGES as u64));
         bits.is_some_and(|bits| is_set(bits, page.index_in_block()))
@@ -155,7 +176,7 @@ impl Summary {
                 Event::Map(_) => {
                     managed.insert(process);
                 }
-                Event::Watch(_) => {}
+                Event::Watch(_) | Event::Arm(_) => {}
                 Event::Unmap(range) | Event::Discard(range) => content.change(process, &range, false),
                 Event::Remap(from, to) => {
                     fill(&(to..PageNumber(to.0 + (from.end.0 - from.start.0))))?;
@@ -209,8 +230,15 @@ impl Summary {
             // A thousandth is as good as nothing.
             (original > 0).then(|| (original * 100 / compressed.max(original / 1000)) as u32)
         };
+        // What was not measured differs from the next smaller one that was (or larger, where none was) as it does in the table.
         let most = usize::from(UNIT.get());
-        std::array::from_fn(|order| measured(order.min(most)).unwrap_or(reference[order]))
+        std::array::from_fn(|order| {
+            let known = (0..=order.min(most)).rev().chain(order..=most).find_map(|near| Some((near, measured(near)?)));
+            known.map_or(reference[order], |(near, percent)| match near == order || order > most {
+                true => percent,
+                false => (u64::from(percent) * u64::from(reference[order]) / u64::from(reference[near].max(1))) as u32,
+            })
+        })
     }
 }
 
@@ -237,13 +265,55 @@ impl TryFrom<File> for Replay {
     }
 }
 
-/// Touches of watched pages in one unit, shortly one behind the other.
-struct Burst {
+/// A page of a process.
+type Page = (u32, PageNumber);
+
+/// What is known of a page that was out of reach.
+#[derive(Default)]
+struct Known {
+    /// Since when it is.
+    armed_us: Option<u64>,
+    /// When it was touched last, and how long it waits for that on average.
+    touched_us: Option<u64>,
+    wait_us: Option<u64>,
+    /// How often it has come out of reach: what is expected while it is in reach holds until it does again.
+    times: u32,
+}
+
+/// Which way a program goes through its memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Way {
+    Up,
+    Down,
+}
+
+/// What pages are touched together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Run {
+    order: Order,
+    way: Option<Way>,
+}
+
+/// What is to be done when its time has come.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// A page was touched: what was touched with it is known now.
+    Touched(Page),
+    /// A page that is in reach is touched, if it still is; see [`Known::times`].
+    Unseen(Page, u32),
+    /// The next run of a cell is touched.
+    Visit(Visit),
+}
+
+/// A touch of a cell on its way.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Visit {
     process: u32,
-    unit: u64,
-    /// In the unit.
-    pages: Vec<u32>,
-    last_us: u64,
+    /// Heads of the runs that are left.
+    heads: Vec<PageNumber>,
+    order: Order,
+    /// When it ends.
+    end_us: u64,
 }
 
 /// A run on its way.
@@ -253,15 +323,16 @@ struct Player<'a> {
     content: Content,
     /// What is mapped, by block.
     mapped: BTreeMap<Block, Bits>,
-    /// By process, what is watched.
+    /// By process, 2^what the pages of a cell are.
     shifts: BTreeMap<u32, u8>,
-    /// Those that may go on, the oldest first.
-    bursts: VecDeque<Burst>,
-    /// Room of those that have ended, and for the units of a cell.
-    spare: Vec<Vec<u32>>,
-    units: Vec<u64>,
-    /// The cell that was touched last.
-    last: Option<(u32, u64)>,
+    known: BTreeMap<Page, Known>,
+    /// By watched page.
+    runs: BTreeMap<Page, Run>,
+    /// By time, and as they came.
+    due: BTreeMap<(u64, u64), Due>,
+    dues: u64,
+    /// Cells that were touched last, by their first page.
+    recent: VecDeque<Page>,
     random: Random,
 }
 
@@ -286,17 +357,18 @@ impl Replay {
     /// Does it, on one CPU; what is not known is drawn from `seed` on.
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let mut rounds = Rounds::new(lab);
-        lab.read_ahead();
+        lab.keep();
         let mut player = Player {
             lab,
             places: &self.summary.places,
             content: Content::default(),
             mapped: BTreeMap::new(),
             shifts: BTreeMap::new(),
-            bursts: VecDeque::new(),
-            spare: Vec::new(),
-            units: Vec::new(),
-            last: None,
+            known: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            due: BTreeMap::new(),
+            dues: 0,
+            recent: VecDeque::new(),
             random: Random::new(seed),
         };
         let (mut took, mut clock_us) = (Took::default(), None);
@@ -314,7 +386,6 @@ impl Replay {
                 player.lab.note_swapped();
             }
         }
-        player.end_bursts(u64::MAX)?;
         player.lab.note_swapped();
         rounds.end(player.lab);
         Ok((rounds.rounds, took))
@@ -323,29 +394,20 @@ impl Replay {
 
 impl Player<'_> {
     fn play(&mut self, Record { process, event, time_us }: Record) -> Result<(), LabError> {
-        self.end_bursts(time_us.saturating_sub(BURST_US))?;
+        self.do_until(time_us)?;
         match event {
-            Event::Touch(page) if self.content.has(process, page) => {
-                let unit = unit_of(page);
-                let index = (page.0 % u64::from(UNIT.pages())) as u32;
-                match self.bursts.iter_mut().find(|burst| (burst.process, burst.unit) == (process, unit)) {
-                    Some(burst) => {
-                        burst.pages.push(index);
-                        burst.last_us = time_us;
-                    }
-                    None => {
-                        let mut pages = self.spare.pop().unwrap_or_default();
-                        pages.push(index);
-                        self.bursts.push_back(Burst { process, unit, pages, last_us: time_us });
-                    }
-                }
+            Event::Touch(page) if self.content.has(process, page) => self.seen((process, page), time_us)?,
+            Event::Arm(page) => {
+                let known = self.known.entry((process, page)).or_default();
+                known.armed_us = Some(time_us);
+                known.times += 1;
             }
             Event::Start { .. } | Event::Compressed(..) | Event::Lost(_) => {}
             Event::End => self.end(process),
             Event::Watch(shift) => {
-                // What was seen before it stands for other cells.
-                self.end_bursts(u64::MAX)?;
                 self.shifts.insert(process, shift);
+                let is_of_use = |page| is_watched(page, shift) || beside(page).any(|other| is_watched(other, shift));
+                self.known.retain(|&(of, page), _| of != process || is_of_use(page));
             }
             Event::Map(range) => self.map(process, &range, true),
             Event::Unmap(range) => {
@@ -380,49 +442,166 @@ impl Player<'_> {
         place.map_or(Ok(()), |(_, place, part)| self.lab.touch(place.offset(part.start as u32), false))
     }
 
-    /// Does what bursts stand for that have not gone on since `before_us`: as they began, up to one that goes on.
-    fn end_bursts(&mut self, before_us: u64) -> Result<(), LabError> {
-        while self.bursts.front().is_some_and(|burst| burst.last_us < before_us) {
-            let Some(burst) = self.bursts.pop_front() else { unreachable!("there is a first one") };
-            self.end_burst(burst)?;
+    fn at(&mut self, time_us: u64, due: Due) {
+        self.dues += 1;
+        self.due.insert((time_us, self.dues), due);
+    }
+
+    /// Does what is due until then.
+    fn do_until(&mut self, time_us: u64) -> Result<(), LabError> {
+        while let Some(first) = self.due.first_entry().filter(|first| first.key().0 <= time_us) {
+            let ((now_us, _), due) = first.remove_entry();
+            match due {
+                Due::Touched(page) => {
+                    self.learn(page);
+                    self.touch_cell(page, now_us)?;
+                }
+                Due::Unseen(page, times) => {
+                    let is_in_reach = self.known.get(&page).is_some_and(|known| known.times == times);
+                    if is_in_reach && self.content.has(page.0, page.1) {
+                        self.touch_cell(page, now_us)?;
+                        self.expect(page, now_us);
+                    }
+                }
+                Due::Visit(visit) => self.visit(visit, now_us)?,
+            }
         }
         Ok(())
     }
 
-    /// A burst stands for the same in every unit of its cell.
-    fn end_burst(&mut self, Burst { process, unit, mut pages, .. }: Burst) -> Result<(), LabError> {
+    /// A page that was out of reach was touched.
+    fn seen(&mut self, page: Page, now_us: u64) -> Result<(), LabError> {
+        let shift = self.shifts.get(&page.0).copied().unwrap_or(0);
+        if shift == 0 {
+            return self.touch(page.0, page.1);
+        }
+        let known = self.known.entry(page).or_default();
+        known.touched_us = Some(now_us);
+        if let Some(armed_us) = known.armed_us.take() {
+            let waited_us = now_us.saturating_sub(armed_us);
+            let mean = |wait_us| wait_us - (wait_us >> WAIT_SHIFT) + (waited_us >> WAIT_SHIFT);
+            known.wait_us = Some(known.wait_us.map_or(waited_us, mean));
+        }
+        // One beside it is touched for what it tells of that.
+        if is_watched(page.1, shift) {
+            self.at(now_us + TOGETHER_US, Due::Touched(page));
+            self.expect(page, now_us);
+        }
+        Ok(())
+    }
+
+    /// The next touch that nobody sees.
+    fn expect(&mut self, page: Page, now_us: u64) {
+        let Some(Known { wait_us: Some(wait_us), times, .. }) = self.known.get(&page) else { return };
+        let (wait_us, times) = ((*wait_us).max(LEAST_WAIT_US), *times);
+        let is_regular = self.run_around(page).way.is_some();
+        let next_us = if is_regular { wait_us } else { self.random.exponential(wait_us).max(LEAST_WAIT_US) };
+        self.at(now_us + next_us, Due::Unseen(page, times));
+    }
+
+    /// What the pages beside `page` tell, which was touched lately.
+    fn learn(&mut self, page: Page) {
+        let (process, number) = page;
+        let Some(touched_us) = self.known.get(&page).and_then(|known| known.touched_us) else { return };
+        let mut touches = vec![(touched_us, number)];
+        let mut run = None;
+        for (order, other) in Order::all().skip(1).zip(beside(number)) {
+            let Some(known) = self.known.get(&(process, other)) else { break };
+            let is_near = known.touched_us.is_some_and(|other_us| other_us.abs_diff(touched_us) <= TOGETHER_US);
+            if is_near {
+                touches.extend(known.touched_us.map(|other_us| (other_us, other)));
+                run = Some(order);
+            } else {
+                // One that was in reach tells nothing.
+                run = run.or(known.armed_us.map(|_| Order::ZERO));
+                break;
+            }
+        }
+        let Some(order) = run else { return };
+        touches.sort_unstable();
+        let way = match touches.len() > 2 {
+            true if touches.is_sorted_by_key(|touch| touch.1) => Some(Way::Up),
+            true if touches.iter().rev().is_sorted_by_key(|touch| touch.1) => Some(Way::Down),
+            _ => None,
+        };
+        self.runs.insert(page, Run { order, way });
+    }
+
+    /// What is known of `page` and of what is nearest to it: what is in the middle, as some of it is chance.
+    fn run_around(&self, page: Page) -> Run {
+        let (process, _) = page;
+        let before = self.runs.range((process, PageNumber(0))..page).rev().take(NEAREST / 2);
+        let behind = self.runs.range(page..=(process, PageNumber(u64::MAX))).take(NEAREST / 2 + 1);
+        let mut nearest: Vec<Run> = before.chain(behind).map(|(_, &run)| run).collect();
+        nearest.sort_unstable();
+        nearest.get(nearest.len() / 2).copied().unwrap_or(Run { order: UNIT, way: None })
+    }
+
+    /// A touch of a watched page is one of each page of its cell.
+    fn touch_cell(&mut self, page: Page, now_us: u64) -> Result<(), LabError> {
+        let (process, number) = page;
         let shift = self.shifts.get(&process).copied().unwrap_or(0);
-        let cell = unit >> shift;
-        let near = |other: Option<u64>| other.is_some_and(|other| self.last == Some((process, other)));
-        let mut units = std::mem::take(&mut self.units);
-        units.extend(cell << shift..(cell + 1) << shift);
-        if pages.len() > 1 && pages.is_sorted() || near(cell.checked_sub(1)) {
-        } else if pages.len() > 1 && pages.iter().rev().is_sorted() || near(cell.checked_add(1)) {
-            units.reverse();
-        } else {
-            for at in (1..units.len()).rev() {
-                units.swap(at, self.random.below(at as u64 + 1) as usize);
+        let Run { order, way } = self.run_around(page);
+        let cell = number.0 >> shift << shift;
+        let order = order.min(Order::new(shift).unwrap_or(order));
+        let goes_on =
+            |other: Option<u64>| other.is_some_and(|other| self.recent.contains(&(process, PageNumber(other))));
+        let pages = 1 << shift;
+        let way = way.or(match order == UNIT {
+            true if goes_on(cell.checked_sub(pages)) => Some(Way::Up),
+            true if goes_on(cell.checked_add(pages)) => Some(Way::Down),
+            _ => None,
+        });
+        self.recent.push_back((process, PageNumber(cell)));
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+        // What is touched in short runs has neighbours that are not touched with it: cells nearby share each other's pages.
+        let shares = way.is_none() && order < UNIT;
+        let cells = if shares { self.sharing(process, number, shift) } else { vec![cell] };
+        let own = cells.iter().position(|&other| other == cell).unwrap_or(0) as u64;
+        let head = |run: u64| cells[((own + mix(run, 0)) % cells.len() as u64) as usize] + (run << order.get());
+        let runs = (0..pages >> order.get()).map(|run| PageNumber(head(run)));
+        let mut heads: Vec<PageNumber> =
+            runs.filter(|&head| self.content.has_any(process, head.folio(order))).collect();
+        let mut end_us = now_us;
+        match way {
+            // From the last one on.
+            Some(Way::Up) => heads.reverse(),
+            Some(Way::Down) => {}
+            None => {
+                (1..heads.len()).rev().for_each(|at| heads.swap(at, self.random.below(at as u64 + 1) as usize));
+                if order < UNIT {
+                    end_us += self.known.get(&page).and_then(|known| known.wait_us).unwrap_or(0);
+                }
             }
         }
-        self.last = Some((process, cell));
-        let mut known = None;
-        for unit in units.drain(..) {
-            let first = PageNumber(unit << UNIT.get());
-            let (block, at) = ((process, first.0 / BLOCK_PAGES as u64), first.index_in_block());
-            // Units of a cell lie side by side.
-            let (_, found) = match known {
-                Some(known @ (of, _)) if of == block => known,
-                _ => *known.insert((block, self.content.blocks.get(&block).zip(self.places.get(&block)))),
-            };
-            let Some((bits, &place)) = found else { continue };
-            let place = PageNumber(u64::from(place) * BLOCK_PAGES as u64).offset(at as u32);
-            for &page in pages.iter().filter(|&&page| is_set(bits, at + page as usize)) {
-                self.lab.touch(place.offset(page), false)?;
+        self.visit(Visit { process, heads, order, end_us }, now_us)
+    }
+
+    /// The first pages of the cells around a page that are watched: which share each other's pages.
+    fn sharing(&self, process: u32, page: PageNumber, shift: u8) -> Vec<u64> {
+        let first = page.0 >> shift & !(SHARING - 1);
+        let is_there = |&cell: &u64| cell == page.0 >> shift || self.content.has(process, watched_page(cell, shift));
+        (first..first + SHARING).filter(is_there).map(|cell| cell << shift).collect()
+    }
+
+    /// Touches what is due of a cell.
+    fn visit(&mut self, mut visit: Visit, now_us: u64) -> Result<(), LabError> {
+        while let Some(head) = visit.heads.pop() {
+            for page in (head.0..head.offset(visit.order.pages()).0).map(PageNumber) {
+                if self.content.has(visit.process, page) {
+                    self.touch(visit.process, page)?;
+                }
+            }
+            let step_us = visit.end_us.saturating_sub(now_us) / (visit.heads.len() as u64 + 1);
+            if step_us > 0 {
+                if !visit.heads.is_empty() {
+                    self.at(now_us + step_us, Due::Visit(visit));
+                }
+                break;
             }
         }
-        self.units = units;
-        pages.clear();
-        self.spare.push(pages);
         Ok(())
     }
 
@@ -452,6 +631,11 @@ impl Player<'_> {
     }
 
     fn forget(&mut self, process: u32, range: &Range<PageNumber>) {
+        // What was out of reach there will be there anew, in reach.
+        for (_, known) in self.known.range_mut((process, range.start)..(process, range.end)) {
+            (known.armed_us, known.touched_us) = (None, None);
+            known.times += 1;
+        }
         self.content.change(process, range, false);
         for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
             self.lab.forget(place.offset(part.start as u32)..place.offset(part.end as u32));
@@ -461,11 +645,80 @@ impl Player<'_> {
     fn end(&mut self, process: u32) {
         self.content.take(process);
         self.shifts.remove(&process);
+        self.known.retain(|&(of, _), _| of != process);
+        self.runs.retain(|&(of, _), _| of != process);
         take(&mut self.mapped, process);
         for (_, place, _) in self.placed(process, &(PageNumber(0)..PageNumber(u64::MAX))).collect::<Vec<_>>() {
             let pages = place..place.offset(BLOCK_PAGES as u32);
             self.lab.forget(pages.clone());
             self.lab.machine().map_anew(pages, std::iter::empty());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::Scenario;
+    use crate::trace::TraceWriter;
+
+    const FIRST: u64 = 1 << 20;
+    const PAGES: u64 = 1 << 13;
+    const SHIFT: u8 = 8;
+    const PAGE: PageNumber = watched_page((FIRST >> SHIFT) + 1, SHIFT);
+
+    /// Accesses behind the first one of each page, and faults from swap, of a program that fills its pages and goes on with `events`.
+    fn replayed(name: &str, limit_mib: u32, events: impl IntoIterator<Item = (u64, Event)>) -> (u64, u64) {
+        let path = std::env::temp_dir().join(format!("foliomem-{name}-{}.mft", std::process::id()));
+        let all = PageNumber(FIRST)..PageNumber(FIRST + PAGES);
+        let begin = [Event::Start { pid: 1 }, Event::Map(all.clone()), Event::Fill(all)].map(|event| (0, event));
+        let mut writer = TraceWriter::create(&path).unwrap();
+        for (time_us, event) in begin.into_iter().chain(events) {
+            writer.write(&Record { process: 0, time_us, event }).unwrap();
+        }
+        writer.finish().unwrap();
+        let text = Summary::of(&path).unwrap().scenario(&path);
+        let set = [("machine.limit_mib".to_owned(), limit_mib.to_string())];
+        let scenario = Scenario::parse_with("x", &text, &set).unwrap();
+        let mut lab = scenario.lab(Some(64));
+        scenario.workload.run(&mut lab, 1).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (lab.accesses().0 - PAGES, lab.engine().counters().vm.pgmajfault.get())
+    }
+
+    #[test]
+    fn where_every_touch_is_told_each_is_one() {
+        let touches = (0..PAGES * 2).map(|at| (at, Event::Touch(PageNumber(FIRST + at % PAGES))));
+        let (accesses, faults) = replayed("each", 16, [(0, Event::Watch(0))].into_iter().chain(touches));
+        assert_eq!(accesses, PAGES * 2);
+        assert!(faults > 100, "{faults}");
+    }
+
+    #[test]
+    fn a_touch_of_a_watched_page_is_one_of_its_cell() {
+        let end = (1_000_000, Event::Compressed(Order::ZERO, 1000));
+        for (events, cells) in [
+            (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Arm(PAGE)), end.clone()], 0),
+            (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Touch(PAGE)), end.clone()], 1),
+            // What is beside it only tells of it.
+            (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Touch(PageNumber(PAGE.0 ^ 1))), end], 0),
+        ] {
+            assert_eq!(replayed("cell", 64, events).0, cells << SHIFT);
+        }
+    }
+
+    #[test]
+    fn what_is_touched_in_reach_is_made_up_for() {
+        // Out of reach for 10 ms each time, and in reach for `pause_ms`.
+        let accesses = |pause_ms: u64| {
+            let cycle = move |at: u64| {
+                let start_us = 1000 + at * (10 + pause_ms) * 1000;
+                [(start_us, Event::Arm(PAGE)), (start_us + 10_000, Event::Touch(PAGE))]
+            };
+            replayed("unseen", 64, [(0, Event::Watch(SHIFT))].into_iter().chain((0..100).flat_map(cycle))).0 >> SHIFT
+        };
+        let [short, long] = [1, 40].map(accesses);
+        assert!((100..125).contains(&short), "{short}");
+        assert!((400..600).contains(&long), "{long}");
     }
 }
