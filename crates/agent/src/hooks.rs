@@ -9,6 +9,7 @@
 //!   reserved. So it succeeds, and the limit is kept.
 //! - What gives the program memory, `mmap` and the functions of malloc: a large piece is managed before it is touched, where
 //!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
+//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
 //!
@@ -31,6 +32,7 @@ type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
 type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, size_t, c_uint) -> ssize_t;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
 type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, i64) -> *mut c_void;
 type Malloc = unsafe extern "C" fn(size_t) -> *mut c_void;
 type Calloc = unsafe extern "C" fn(size_t, size_t) -> *mut c_void;
@@ -83,6 +85,7 @@ static SYSCALL: Real = Real::new(c"syscall");
 static MADVISE: Real = Real::new(c"madvise");
 static MLOCKALL: Real = Real::new(c"mlockall");
 static CLONE: Real = Real::new(c"clone");
+static PRCTL: Real = Real::new(c"prctl");
 static MMAP: Real = Real::new(c"mmap");
 static MALLOC: Real = Real::new(c"malloc");
 static CALLOC: Real = Real::new(c"calloc");
@@ -94,7 +97,7 @@ static POSIX_MEMALIGN: Real = Real::new(c"posix_memalign");
 static VALLOC: Real = Real::new(c"valloc");
 static PVALLOC: Real = Real::new(c"pvalloc");
 
-const ALL: [&Real; 20] = [
+const ALL: [&Real; 21] = [
     &FORK,
     &UNDERSCORE_FORK,
     &FORKPTY,
@@ -105,6 +108,7 @@ const ALL: [&Real; 20] = [
     &MADVISE,
     &MLOCKALL,
     &CLONE,
+    &PRCTL,
     &MMAP,
     &MALLOC,
     &CALLOC,
@@ -204,11 +208,29 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         let Some(real) = SYSCALL.get::<Syscall>() else { return c_long::from(missing()) };
         match number {
             libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3 => around_fork(|| real(number, a, b, c, d, e, f)),
+            libc::SYS_seccomp => filtered(real(number, a, b, c, d, e, f)),
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             _ => real(number, a, b, c, d, e, f),
         }
     }
+}
+
+/// The program has set a filter for system calls, or tried to, or asked what it could.
+fn filtered<R>(result: R) -> R {
+    runtime().into_iter().for_each(Runtime::is_filtered);
+    result
+}
+
+/// `prctl(2)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    // SAFETY: as for `syscall`.
+    let result = unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
+    if option == libc::PR_SET_SECCOMP { filtered(result) } else { result }
 }
 
 /// Tells what was said about huge pages, if the kernel has taken it: also where it says that not all is mapped.
@@ -333,15 +355,16 @@ pub unsafe extern "C" fn setsockopt(
 #[inline]
 fn got(start: *mut c_void, bytes: usize) -> *mut c_void {
     if bytes >= LARGE_BYTES && !start.is_null() {
-        grows(bytes);
+        grows(start.addr(), bytes);
     }
     start
 }
 
 #[cold]
-fn grows(bytes: usize) {
+fn grows(start: usize, bytes: usize) {
     if let Some(runtime) = runtime() {
-        runtime.grows(bytes);
+        let end = start.saturating_add(bytes).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
+        runtime.grows(start & !(PAGE_BYTES - 1)..end);
     }
 }
 
@@ -372,9 +395,11 @@ pub unsafe extern "C" fn mmap(
         };
         real(address, bytes, protection, flags, file, offset)
     };
-    let is_ours =
-        flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && protection & libc::PROT_WRITE != 0;
-    if is_ours && start != libc::MAP_FAILED { got(start, bytes) } else { start }
+    let is_ours = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0;
+    // What is only reserved, or a stack, is not about to be filled; what may be executed is not managed.
+    let is_filled = flags & (libc::MAP_NORESERVE | libc::MAP_STACK | libc::MAP_GROWSDOWN) == 0
+        && protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_WRITE;
+    if is_ours && is_filled && start != libc::MAP_FAILED { got(start, bytes) } else { start }
 }
 
 /// `mmap(2)`, by its other name.

@@ -30,8 +30,51 @@ const HEAP_ALIGN_BYTES: usize = 64 << 20;
 
 /// Adopts every mapping that is not managed yet; whether there was one.
 pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
-    let candidates = find(runtime, engaged);
+    let mapped = Ranges::default();
+    let found = find(runtime, engaged, &EVERYTHING, &mapped);
+    engaged.engine.machine().advices().forget_unmapped(&mapped);
+    adopt(runtime, engaged, &EVERYTHING, &found, || {})
+}
+
+/// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages there that have been touched:
+/// those that are touched from then on fault. Whether there was anything.
+pub(crate) fn adopt_part(
+    runtime: &Runtime,
+    engaged: &Engaged,
+    within: &Range<usize>,
+    registered: impl FnOnce(),
+) -> bool {
+    let ranges = engaged.engine.machine().ranges();
+    let mut found = Vec::new();
+    if !ranges.missing(within.clone()).is_empty() {
+        let parts = find(runtime, engaged, within, &Ranges::default()).into_iter();
+        found.extend(parts.filter(|part| part.start < within.end && within.start < part.end));
+    }
+    adopt(runtime, engaged, within, &found, registered)
+}
+
+/// All there is.
+const EVERYTHING: Range<usize> = 0..usize::MAX;
+
+/// Calls `found` with the mappings that have a part of `within`, and with the one right below them.
+fn for_each_around(runtime: &Runtime, within: &Range<usize>, found: &mut dyn FnMut(&Mapping)) {
+    let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
+    if *within == EVERYTHING {
+        maps::for_each(&files.maps, found);
+    } else {
+        maps::for_each_around(&files.maps, within, found);
+    }
+}
+
+fn adopt(
+    runtime: &Runtime,
+    engaged: &Engaged,
+    within: &Range<usize>,
+    candidates: &[Range<usize>],
+    told: impl FnOnce(),
+) -> bool {
     if candidates.is_empty() {
+        told();
         return false;
     }
     // While the program grows, nobody waits for a follower that it keeps from its CPU.
@@ -40,12 +83,14 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
     let machine = engaged.engine.machine();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
-        for range in &candidates {
+        for range in candidates {
             // A failure leaves the range to the next look.
             let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
         }
     }
-    for range in insert_registered(runtime, engaged, &candidates, &mut pending) {
+    let registered = insert_registered(runtime, engaged, within, candidates, &mut pending);
+    told();
+    for range in registered {
         if runtime.tracer.is_on() {
             tell_present(runtime, machine, &range);
         }
@@ -66,17 +111,17 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
 fn insert_registered(
     runtime: &Runtime,
     engaged: &Engaged,
+    within: &Range<usize>,
     candidates: &[Range<usize>],
     pending: &mut Pending,
 ) -> Vec<Range<usize>> {
     let machine = engaged.engine.machine();
     let uffd = &machine.descriptors().program;
-    let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
     loop {
         let _hearing = runtime.hear_changes(engaged, pending);
         let mut registered = Vec::new();
         machine.advices().hear(machine.ranges());
-        maps::for_each(&files.maps, &mut |mapping| {
+        for_each_around(runtime, within, &mut |mapping| {
             let after = candidates.partition_point(|range| range.end <= mapping.start);
             for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
                 let part = range.start.max(mapping.start)..range.end.min(mapping.end);
@@ -108,14 +153,12 @@ fn tell_present(runtime: &Runtime, machine: &LinuxMachine, range: &Range<usize>)
     });
 }
 
-/// The ranges that can be managed and are not.
-fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
-    let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
+/// The ranges that can be managed and are not, of mappings that have a part of `within`; `mapped` gets all of these.
+fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: &Ranges) -> Vec<Range<usize>> {
     let machine = engaged.engine.machine();
     let mut found = Vec::new();
     let mut before: Option<Mapping> = None;
-    let mapped = Ranges::default();
-    maps::for_each(&files.maps, &mut |mapping| {
+    for_each_around(runtime, within, &mut |mapping| {
         mapped.insert(mapping.start..mapping.end);
         let guard = before.as_ref().filter(|before| before.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
@@ -127,7 +170,6 @@ fn find(runtime: &Runtime, engaged: &Engaged) -> Vec<Range<usize>> {
         }
         before = Some(mapping.clone());
     });
-    machine.advices().forget_unmapped(&mapped);
     found
 }
 

@@ -43,6 +43,7 @@ impl ForkHooks for RuntimeForkHooks {
         runtime.set_keeper_slot(slot);
         runtime.gate.reset();
         runtime.still.reset();
+        runtime.growth.reset();
         if let Err(error) = runtime.start_keeper() {
             runtime.fail(&error);
         }

@@ -2,37 +2,86 @@
 //!
 //! The keeper samples the size of the process as often as a program could outgrow the limit, if it gets a CPU. On a busy machine it
 //! does not, while the program fills what it has mapped. So a thread that gets a large piece of memory, for which there may be no
-//! room, waits until the keeper has looked: what has just been mapped is managed before it is touched.
+//! room, waits until the keeper has looked at that piece: it is registered before it is touched.
 //!
 //! What is allocated may also have been there before: the C library gives out again what was freed. Each time that the keeper has found
 //! nothing new, twice as much is let pass before it is asked again, up to a quarter of the limit; until something new is found.
 //!
-//! Any number of threads may tell; the keeper alone answers. Two futex words, without locks.
+//! | slot | meaning | left by |
+//! |---|---|---|
+//! | free | | a thread: taken |
+//! | taken | a thread writes its range | that thread: told |
+//! | told | the thread waits | the keeper: looked at; the thread, which has waited too long: free |
+//! | looked at | the thread waits on | the keeper: answered; the thread, likewise: left |
+//! | answered | | the thread: free |
+//! | left | nobody waits | the keeper: free |
+//!
+//! Futex words, without locks: a thread of the program may be anywhere when another one forks.
 
-use crate::clock::timespec;
+use crate::clock::{now_ns, timespec};
 use rustix::thread::futex;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Nobody waits longer for the keeper: in the child of a fork there may be none yet.
-const MOST: Duration = Duration::from_millis(100);
+const MOST_NS: u64 = 100_000_000;
+/// Threads that can wait at a time. Others go on at once.
+const SLOTS: usize = 8;
+/// After the first time that nothing new is found, this share of the limit (1/2^n) may pass; after the last that counts, a quarter.
+const FIRST_PASS_SHIFT: u32 = 7;
+const LAST_PASS_SHIFT: u32 = 2;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+const TOLD: u32 = 2;
+const LOOKED_AT: u32 = 3;
+const ANSWERED: u32 = 4;
+const LEFT: u32 = 5;
+
+#[derive(Debug, Default)]
+struct Slot {
+    state: AtomicU32,
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Slot {
+    fn change(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Growth {
-    /// Times that somebody has told, modulo 2^32.
-    told: AtomicU32,
-    /// What of that the keeper has looked after.
-    seen: AtomicU32,
-    /// Times in a row that it has found nothing new.
+    slots: [Slot; SLOTS],
+    /// Somebody has waited in vain since the keeper looked last.
+    is_unheard: AtomicBool,
+    /// Times in a row that nothing new was found.
     futile: AtomicU32,
-    /// What may still be got before it is asked again.
+    /// What may still be got before the keeper is asked again.
     pass_pages: AtomicI64,
 }
 
-/// After the first time that nothing new is found, this share of the limit (1/2^n) may pass; after the last that counts, a quarter.
-const FIRST_PASS_SHIFT: u32 = 7;
-const LAST_PASS_SHIFT: u32 = 2;
+/// A range that a thread waits for.
+#[derive(Debug)]
+pub struct Told<'a> {
+    slot: &'a Slot,
+    /// What the thread has got.
+    pub range: Range<usize>,
+}
+
+impl Told<'_> {
+    /// The keeper: the thread may go on.
+    pub fn answer(self) {
+        if self.slot.change(LOOKED_AT, ANSWERED) {
+            let _ = futex::wake(&self.slot.state, futex::Flags::PRIVATE, 1);
+        } else {
+            self.slot.state.store(FREE, Ordering::Release);
+        }
+    }
+}
 
 impl Growth {
     /// Whether the keeper need not look at `pages` that a thread has got, going by what it has found lately.
@@ -40,26 +89,41 @@ impl Growth {
         self.pass_pages.load(Ordering::Relaxed) > 0 && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
     }
 
-    /// A thread has got memory, and `wake`s the keeper to look at it; waits for that.
-    pub fn tell(&self, wake: impl FnOnce()) {
-        let mine = self.told.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    /// A thread has got `range`, and `wake`s the keeper to look at it; waits for that.
+    pub fn tell(&self, range: Range<usize>, wake: impl FnOnce()) {
+        if self.is_unheard.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(slot) = self.slots.iter().find(|slot| slot.change(FREE, TAKEN)) else { return };
+        slot.start.store(range.start, Ordering::Relaxed);
+        slot.end.store(range.end, Ordering::Relaxed);
+        slot.state.store(TOLD, Ordering::Release);
         wake();
-        let time = timespec(MOST);
+        let until_ns = now_ns() + MOST_NS;
         loop {
-            let seen = self.seen.load(Ordering::Acquire);
-            if seen.wrapping_sub(mine) as i32 >= 0 {
+            let state = slot.state.load(Ordering::Acquire);
+            if state == ANSWERED {
+                slot.state.store(FREE, Ordering::Release);
                 return;
             }
-            if futex::wait(&self.seen, futex::Flags::PRIVATE, seen, Some(&time)) == Err(rustix::io::Errno::TIMEDOUT) {
-                return;
+            let left_ns = until_ns.saturating_sub(now_ns());
+            if left_ns == 0 {
+                self.is_unheard.store(true, Ordering::Relaxed);
+                if slot.change(TOLD, FREE) || slot.change(LOOKED_AT, LEFT) {
+                    return;
+                }
+                continue;
             }
+            let _ =
+                futex::wait(&slot.state, futex::Flags::PRIVATE, state, Some(&timespec(Duration::from_nanos(left_ns))));
         }
     }
 
-    /// The keeper, before it looks: what [`answer`](Self::answer) takes when it has, if somebody waits for that.
-    pub fn asked(&self) -> Option<u32> {
-        let told = self.told.load(Ordering::Acquire);
-        (told != self.seen.load(Ordering::Relaxed)).then_some(told)
+    /// The keeper: it looks. What a thread waits for, if one does.
+    pub fn next(&self) -> Option<Told<'_>> {
+        self.is_unheard.store(false, Ordering::Relaxed);
+        let slot = self.slots.iter().find(|slot| slot.change(TOLD, LOOKED_AT))?;
+        Some(Told { slot, range: slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed) })
     }
 
     /// The keeper has found something new, whoever asked.
@@ -76,49 +140,81 @@ impl Growth {
         self.pass_pages.store(limit_pages >> shift, Ordering::Relaxed);
     }
 
-    /// The keeper has looked.
-    pub fn answer(&self, asked: u32) {
-        self.seen.store(asked, Ordering::Release);
-        let _ = futex::wake(&self.seen, futex::Flags::PRIVATE, i32::MAX as u32);
+    /// In the child of a fork, where nobody waits.
+    pub fn reset(&self) {
+        self.slots.iter().for_each(|slot| slot.state.store(FREE, Ordering::Relaxed));
+        self.is_unheard.store(false, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn who_tells_goes_on_when_the_keeper_has_looked() {
+        const THREADS: usize = SLOTS / 2;
         let (growth, stop) = (Growth::default(), AtomicBool::new(false));
-        // What there is, and what the keeper has seen of it.
-        let (there, looked) = (AtomicU32::new(0), AtomicU32::new(0));
+        let seen: [AtomicUsize; THREADS] = Default::default();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Acquire) {
-                    if let Some(asked) = growth.asked() {
-                        looked.store(there.load(Ordering::Acquire), Ordering::Release);
-                        growth.answer(asked);
+                    while let Some(told) = growth.next() {
+                        seen[told.range.start].store(told.range.end, Ordering::Release);
+                        told.answer();
                     }
                     std::thread::yield_now();
                 }
             });
-            let tellers: Vec<_> = (0..3)
-                .map(|_| {
-                    scope.spawn(|| {
-                        for _ in 0..200 {
-                            let mine = there.fetch_add(1, Ordering::AcqRel) + 1;
-                            growth.tell(|| {});
-                            assert!(looked.load(Ordering::Acquire) >= mine);
-                        }
+            let tellers: Vec<_> = (0..THREADS)
+                .map(|teller| {
+                    let (growth, seen) = (&growth, &seen);
+                    scope.spawn(move || {
+                        (0..200)
+                            .filter(|&turn| {
+                                growth.tell(teller..turn, || {});
+                                seen[teller].load(Ordering::Acquire) == turn
+                            })
+                            .count()
                     })
                 })
                 .collect();
-            let told: Vec<_> = tellers.into_iter().map(|teller| teller.join()).collect();
+            let heard: Vec<_> = tellers.into_iter().map(|teller| teller.join().unwrap()).collect();
             stop.store(true, Ordering::Release);
-            assert!(told.iter().all(Result::is_ok));
+            // A test's keeper may starve, too.
+            assert!(heard.iter().all(|&heard| heard > 100), "{heard:?}");
         });
-        assert_eq!(growth.asked(), None);
+        assert!(growth.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+    }
+
+    #[test]
+    fn without_a_keeper_nobody_waits_for_ever_and_no_more_than_once() {
+        let growth = Growth::default();
+        let mut woken = 0;
+        (0..3).for_each(|_| growth.tell(0..1, || woken += 1));
+        assert_eq!(woken, 1);
+        // It looks too late, and hears the next one.
+        assert!(growth.next().is_none());
+        growth.tell(0..1, || woken += 1);
+        assert_eq!(woken, 2);
+    }
+
+    #[test]
+    fn who_leaves_while_the_keeper_looks_leaves_a_slot_that_is_free_in_the_end() {
+        let growth = Growth::default();
+        std::thread::scope(|scope| {
+            let teller = scope.spawn(|| growth.tell(5..6, || {}));
+            let told = loop {
+                if let Some(told) = growth.next() {
+                    break told;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(told.range, 5..6);
+            teller.join().unwrap();
+            told.answer();
+        });
+        assert!(growth.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
     }
 
     #[test]
@@ -136,12 +232,5 @@ mod tests {
         assert_eq!(passed(), 0);
         growth.found_nothing(1280);
         assert_eq!(passed(), 1);
-    }
-
-    #[test]
-    fn without_a_keeper_nobody_waits_for_ever() {
-        let growth = Growth::default();
-        growth.tell(|| {});
-        assert_eq!(growth.asked(), Some(1));
     }
 }

@@ -56,14 +56,7 @@ pub fn parse_line(line: &[u8]) -> Option<Mapping> {
     if start >= end {
         return None;
     }
-    let kind = match name {
-        b"" if inode == b"0" => Kind::Anonymous,
-        b"[heap]" => Kind::Heap,
-        b"[stack]" => Kind::Stack,
-        _ if name.starts_with(b"[anon:") => Kind::Anonymous,
-        _ if name.starts_with(b"[") => Kind::Special,
-        _ => Kind::File,
-    };
+    let kind = kind(name, inode != b"0");
     Some(Mapping {
         start,
         end,
@@ -73,6 +66,18 @@ pub fn parse_line(line: &[u8]) -> Option<Mapping> {
         shared: share == b's',
         kind,
     })
+}
+
+/// What a mapping of this name is backed by.
+fn kind(name: &[u8], has_inode: bool) -> Kind {
+    match name {
+        b"" if !has_inode => Kind::Anonymous,
+        b"[heap]" => Kind::Heap,
+        b"[stack]" => Kind::Stack,
+        _ if name.starts_with(b"[anon:") => Kind::Anonymous,
+        _ if name.starts_with(b"[") => Kind::Special,
+        _ => Kind::File,
+    }
 }
 
 fn hex(digits: &[u8]) -> Option<usize> {
@@ -146,12 +151,75 @@ fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
     }
 }
 
-/// Where the mapping lies that holds `address`.
-pub fn query(maps: impl AsFd, address: usize) -> Option<Range<usize>> {
+/// Calls `found` with the mappings that have a part of `within`, and with the one right below them, in ascending order.
+pub fn for_each_around(maps: impl AsFd, within: &Range<usize>, found: &mut dyn FnMut(&Mapping)) {
+    let Some(first) = query(&maps, within.start) else { return };
+    let mut at = first.start.saturating_sub(1);
+    while at < within.end {
+        match ask(&maps, at, raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64) {
+            Ok(mapping) if mapping.start < within.end => {
+                at = mapping.end;
+                found(&mapping);
+            }
+            Ok(_) | Err(Errno::NOENT) => return,
+            // Before Linux 6.11.
+            Err(_) => {
+                return for_each(maps, &mut |mapping| {
+                    if mapping.end >= first.start && mapping.start < within.end {
+                        found(mapping);
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// A name that is longer is that of a file.
+const NAME_BYTES: usize = 128;
+
+/// The mapping that holds `address`, or what else the `flags` say.
+fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
+    use raw::procmap_query_flags as flag;
+    let name = [0u8; NAME_BYTES];
+    let mut query = question(address);
+    query.query_flags = flags;
+    query.vma_name_addr = name.as_ptr().expose_provenance() as u64;
+    query.vma_name_size = NAME_BYTES as u32;
+    // SAFETY: takes a procmap_query, which names a buffer of that size.
+    let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+    let has_name = asked != Err(Errno::NAMETOOLONG);
+    if !has_name {
+        (query.vma_name_addr, query.vma_name_size) = (0, 0);
+        // SAFETY: as above, without a buffer.
+        asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+    }
+    asked?;
+    // The kernel has written it, to an address that it was given as a number.
+    let name = std::hint::black_box(&name);
+    let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES)];
+    let has = |flag: flag| query.vma_flags & flag as u64 != 0;
+    Ok(Mapping {
+        start: query.vma_start as usize,
+        end: query.vma_end as usize,
+        readable: has(flag::PROCMAP_QUERY_VMA_READABLE),
+        writable: has(flag::PROCMAP_QUERY_VMA_WRITABLE),
+        executable: has(flag::PROCMAP_QUERY_VMA_EXECUTABLE),
+        shared: has(flag::PROCMAP_QUERY_VMA_SHARED),
+        kind: if has_name { kind(name, query.inode != 0) } else { Kind::File },
+    })
+}
+
+fn question(address: usize) -> raw::procmap_query {
     // SAFETY: a struct of integers.
     let mut query: raw::procmap_query = unsafe { std::mem::zeroed() };
     query.size = size_of::<raw::procmap_query>() as u64;
     query.query_addr = address as u64;
+    query
+}
+
+/// Where the mapping lies that holds `address`.
+pub fn query(maps: impl AsFd, address: usize) -> Option<Range<usize>> {
+    let mut query = question(address);
     // SAFETY: takes a procmap_query, which names no buffers.
     match unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) } {
         Ok(_) => Some(query.vma_start as usize..query.vma_end as usize),

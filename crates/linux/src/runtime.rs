@@ -18,7 +18,7 @@
 //!
 //! Lock order: gate, mappings, then the engine's.
 
-use crate::adopt::adopt_mappings;
+use crate::adopt::{adopt_mappings, adopt_part};
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
@@ -108,6 +108,8 @@ const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// What the program maps is much from this share of the limit on (1/2^6), and from this size.
 const HEARD_SHIFT: u32 = 6;
 const HEARD_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
+/// Pieces that the keeper hears of before it does anything else.
+const HEARD_AT_ONCE: usize = 8;
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
 /// The keeper's priority: it works for some microseconds at a time.
@@ -196,7 +198,7 @@ pub struct Runtime {
     pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
     pub(crate) still: Still,
-    growth: Growth,
+    pub(crate) growth: Growth,
     /// The swap file, while a fork goes on.
     pub(crate) hand_over: HandOver,
     pub(crate) budget: Budget,
@@ -221,6 +223,8 @@ pub struct Runtime {
     /// See [`Runtime::wipes_on_fork`].
     wipes_on_fork: AtomicBool,
     said_unlocked: AtomicBool,
+    /// See [`Runtime::is_filtered`].
+    is_filtered: AtomicBool,
     manage_now: AtomicBool,
     /// 1 once everything that was there is adopted.
     managing: AtomicU32,
@@ -306,6 +310,7 @@ impl Runtime {
             escaping: AtomicBool::new(false),
             wipes_on_fork: AtomicBool::new(false),
             said_unlocked: AtomicBool::new(false),
+            is_filtered: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             managing: AtomicU32::new(0),
             nice: AtomicI32::new(0),
@@ -403,15 +408,25 @@ impl Runtime {
         }
     }
 
-    /// The program has got `bytes` of memory, which it may touch at once. If that is much and there may be no room for it, returns
+    /// The program has got `range`, which it may touch at once. If that is much and there may be no room for it, returns
     /// when it is managed. For any thread, in any state.
-    pub fn grows(&self, bytes: usize) {
-        let pages = bytes.div_ceil(PAGE_BYTES) as i64;
+    pub fn grows(&self, range: Range<usize>) {
+        let pages = range.len().div_ceil(PAGE_BYTES) as i64;
         let is_much = pages >= (self.budget.limit_pages() >> HEARD_SHIFT).max(HEARD_MIN_PAGES);
-        let may_have_no_room = is_much && self.budget.room_pages() - pages < self.engage_pages();
-        if may_have_no_room && self.budget.is_armed() && !self.growth.may_pass(pages) {
-            self.growth.tell(|| self.still.wake_keeper());
+        let is_heard = self.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed);
+        if is_much && is_heard && self.lacks_room(pages) && !self.growth.may_pass(pages) {
+            self.growth.tell(range, || self.still.wake_keeper());
         }
+    }
+
+    /// Whether there may soon be no room if the program takes `pages`.
+    fn lacks_room(&self, pages: i64) -> bool {
+        self.budget.room_pages() - pages < self.engage_pages()
+    }
+
+    /// The program lets a filter decide which system calls its threads may make: they make none of ours any more.
+    pub fn is_filtered(&self) {
+        self.is_filtered.store(true, Ordering::Relaxed);
     }
 
     /// The program has advised that children of forks find zeros in some mapping.
@@ -464,22 +479,52 @@ impl Runtime {
         self.ready.store(1, Ordering::Release);
         let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
         let mut looks = Looks::default();
+        let mut due_ns = 0;
         loop {
             let kicks = self.still.kicks();
             if self.still.is_requested() {
                 self.hold_still();
+                due_ns = 0;
             }
-            let asked = self.growth.asked();
-            let sleep = {
+            {
                 let _inside = self.gate.enter();
-                self.tick(&mut looks, asked.is_some())
-            };
-            let Some(sleep) = sleep else { continue };
-            if let Some(asked) = asked {
-                self.growth.answer(asked);
+                if self.hear_growth() {
+                    due_ns = 0;
+                }
+                if now_ns() >= due_ns {
+                    let Some(sleep) = self.tick(&mut looks) else { continue };
+                    due_ns = now_ns() + sleep.as_nanos() as u64;
+                }
             }
-            self.still.doze(kicks, sleep);
+            self.still.doze(kicks, Duration::from_nanos(due_ns.saturating_sub(now_ns())));
         }
+    }
+
+    /// Looks at what threads have got and wait to touch. If that may be too much, everything is managed from now on; whether it
+    /// was.
+    fn hear_growth(&'static self) -> bool {
+        let mut has_engaged = false;
+        for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.next()) {
+            let range = told.range.clone();
+            if self.engaged.get().is_none() {
+                self.budget.sample();
+                if !self.lacks_room(range.len().div_ceil(PAGE_BYTES) as i64) {
+                    told.answer();
+                    continue;
+                }
+                if let Err(error) = self.engage() {
+                    self.fail(&error);
+                }
+                has_engaged = true;
+            }
+            let Some(engaged) = self.engaged.get() else { unreachable!("it has engaged") };
+            if adopt_part(self, engaged, &range, || told.answer()) {
+                self.growth.found();
+            } else {
+                self.growth.found_nothing(self.budget.limit_pages());
+            }
+        }
+        has_engaged
     }
 
     /// Stops the agent's other threads while a thread of the program forks. What a fork copies must be of one
@@ -634,15 +679,15 @@ impl Runtime {
         })
     }
 
-    /// One look around, because somebody is about to touch much, if `is_asked`; `None` where there is more to do at once.
-    fn tick(&'static self, looks: &mut Looks, is_asked: bool) -> Option<Duration> {
+    /// One look around; `None` where there is more to do at once.
+    fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
         self.measure_shared();
         self.budget.sample();
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
             let is_of_interest = self.tracer.is_on() && self.budget.own_pages() >= RECORDED_PAGES;
-            let now = is_asked || is_of_interest || self.settings.torture || self.manage_now.load(Ordering::Relaxed);
+            let now = is_of_interest || self.settings.torture || self.manage_now.load(Ordering::Relaxed);
             if now || room < self.engage_pages() {
                 match self.engage() {
                     Ok(()) => return None,
@@ -663,11 +708,9 @@ impl Runtime {
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
         let grown = unmanaged - looks.unmanaged_pages;
-        if is_asked || grown > watermark::LOW_MIN_PAGES / 4 || self.settings.torture {
+        if grown > watermark::LOW_MIN_PAGES / 4 || self.settings.torture {
             if adopt_mappings(self, engaged) {
                 self.growth.found();
-            } else if is_asked {
-                self.growth.found_nothing(self.budget.limit_pages());
             }
             looks.grown_pages += grown.max(0);
             if looks.grown_pages > GROWN_PAGES && self.budget.is_over() && !engine.reclaim_is_futile() {

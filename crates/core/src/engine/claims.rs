@@ -3,7 +3,7 @@
 //! Reclaim drops them when they come up. While nobody needs memory nothing comes up, and a program that frees and touches anew
 //! all the time, or one that is watched, would fill memory with them.
 //!
-//! Lock order: a block is locked, or a queue, never one while holding the other.
+//! Lock order: a block is locked, then a queue, never the other way round, and never two blocks.
 
 use super::Engine;
 use crate::machine::Machine;
