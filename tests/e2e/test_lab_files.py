@@ -56,7 +56,7 @@ def test_a_parquet_file_has_a_row_for_each_run_and_typed_columns(written):
 
 def test_a_trace_as_a_table_has_all_events(tmp_path):
     trace, table = tmp_path / "x.mft", tmp_path / "x.parquet"
-    code = "x = bytearray(b'abcd' * (1 << 22)); print(sum(x[::4096]))"
+    code = "x = bytearray(b'abcd' * (1 << 22)); print(sum(x[::4096])); import time; time.sleep(0.5)"
     recorded = cli("record", "-o", str(trace), "--", PYTHON, "-c", code, timeout=60).ok()
     exported = cli("lab", "export", str(trace), "-o", str(table)).ok()
     events = parquet.read_table(table).to_pylist()

@@ -8,8 +8,9 @@
 use foliomem_core::trace::Event;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Events on their way: a process makes some 80 a millisecond at most, each with a fault, and they are fetched every 10 ms.
-const RECORDS: usize = 2048;
+/// Events on their way: a process makes some 80 a millisecond with its faults, and others by the thousand when what is watched
+/// changes; they are fetched every 10 ms.
+const RECORDS: usize = 8192;
 const TAG_SHIFT: u32 = 56;
 
 /// See the module.

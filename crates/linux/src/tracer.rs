@@ -213,9 +213,8 @@ impl Watcher {
             }
             self.arm(engine, tracer, page);
         }
-        if self.windows >= MEASURE_EVERY {
+        if self.windows >= MEASURE_EVERY && self.measure(engine, tracer, worker) {
             self.windows = 0;
-            self.measure(engine, tracer, worker);
         }
         self.due = due;
         if is_idle { IDLE_LOOK } else { LOOK }
@@ -280,8 +279,8 @@ impl Watcher {
         }
     }
 
-    /// Compresses a unit for the record, anywhere.
-    fn measure(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, worker: &mut Worker) {
+    /// Compresses a unit for the record, anywhere; whether there was one.
+    fn measure(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, worker: &mut Worker) -> bool {
         let page = {
             let watched = tracer.watched.lock();
             self.samples += 1;
@@ -289,10 +288,13 @@ impl Watcher {
             let at = ((self.samples.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * watched.len() as u64) >> 32;
             watched.keys().nth(at as usize).copied()
         };
-        let Some(page) = page else { return };
+        let Some(page) = page else { return false };
+        let mut has_measured = false;
         engine.measure(worker, page.head(UNIT), &mut |order, len_bytes| {
+            has_measured = true;
             tracer.tell(engine.machine().budget(), || Event::Compressed(order, len_bytes));
         });
+        has_measured
     }
 
     /// Watches more or less of the memory from now on.
