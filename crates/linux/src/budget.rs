@@ -155,7 +155,7 @@ impl Budget {
 
     /// Notes since when the tolerance is exceeded; that, or `None`.
     fn note_whether_over(&self) -> Option<u64> {
-        if !self.is_over() {
+        if -self.room_pages() <= self.limit_pages >> TOLERANCE_SHIFT {
             self.over_since_ns.store(0, Relaxed);
             return None;
         }
@@ -215,11 +215,6 @@ impl Budget {
             self.counters().vm.limit_exceeded.inc();
             self.control.limit_exceeded();
         }
-    }
-
-    /// Whether the tree is further over its limit than is tolerated.
-    pub fn is_over(&self) -> bool {
-        -self.room_pages() > self.limit_pages >> TOLERANCE_SHIFT
     }
 
     /// Whether the tree went further over its limit than is tolerated, not long ago.

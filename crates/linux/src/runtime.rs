@@ -138,7 +138,7 @@ const QUIET_LOOKS: u32 = 256;
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
 
-/// What a program that is over its limit, further than is tolerated, may take anew before it is made to wait for room: 4 MiB.
+/// What a program that is over its limit may take anew before it is made to wait for room: 4 MiB.
 const GROWN_PAGES: i64 = (4 << 20) / PAGE_BYTES as i64;
 
 /// What the keeper remembers from one look to the next.
@@ -713,7 +713,7 @@ impl Runtime {
                 self.growth.found();
             }
             looks.grown_pages += grown.max(0);
-            if looks.grown_pages > GROWN_PAGES && self.budget.is_over() && !engine.reclaim_is_futile() {
+            if looks.grown_pages > GROWN_PAGES && self.budget.room_pages() < 0 && !engine.reclaim_is_futile() {
                 self.copies.hold_back(engine.machine());
                 looks.grown_pages = 0;
             }
