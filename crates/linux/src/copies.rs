@@ -9,8 +9,6 @@
 //! A page that has been out is nobody else's: what comes in is not protected. A protected page that is moved out is not
 //! protected any more. In the child of a fork nothing is protected.
 //!
-//! A program that grows in mappings that nobody manages yet is made to wait in the same way ([`Copies::hold_back`]).
-//!
 //! The keeper protects; any handler serves. No locks.
 
 use crate::budget::Budget;
@@ -35,12 +33,6 @@ impl Copies {
     /// There was a fork: what is shared is not protected, or not all of it.
     pub(crate) fn forked(&self) {
         self.are_watched.store(false, Relaxed);
-    }
-
-    /// The keeper: has the program wait for room before it writes on. It has grown beyond the limit in mappings that nobody
-    /// managed yet, and does so at the speed of memory as long as its new memory is always the youngest.
-    pub(crate) fn hold_back(&self, machine: &LinuxMachine) {
-        each(machine, |start, len| machine.descriptors().program.protect(start, len));
     }
 
     /// The keeper: watches copies where they do not fit, until nothing is shared any more.

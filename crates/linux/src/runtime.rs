@@ -138,16 +138,11 @@ const QUIET_LOOKS: u32 = 256;
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
 
-/// What a program that is over its limit may take anew before it is made to wait for room: 4 MiB.
-const GROWN_PAGES: i64 = (4 << 20) / PAGE_BYTES as i64;
-
 /// What the keeper remembers from one look to the next.
 #[derive(Default)]
 struct Looks {
     /// Pages of the program that are not managed, as far as it has looked for them.
     unmanaged_pages: i64,
-    /// Pages that have become managed since the program was last held back.
-    grown_pages: i64,
     /// The process's pages, the tree's room and the faults served, at the last look.
     seen: (i64, i64, u64),
     /// Looks in a row that saw the same.
@@ -707,15 +702,9 @@ impl Runtime {
         let managed = engine.resident_pages() as i64;
         let unmanaged = self.budget.own_pages() - managed;
         // New memory shows as growth of what nobody manages.
-        let grown = unmanaged - looks.unmanaged_pages;
-        if grown > watermark::LOW_MIN_PAGES / 4 || self.settings.torture {
+        if unmanaged > looks.unmanaged_pages + watermark::LOW_MIN_PAGES / 4 || self.settings.torture {
             if adopt_mappings(self, engaged) {
                 self.growth.found();
-            }
-            looks.grown_pages += grown.max(0);
-            if looks.grown_pages > GROWN_PAGES && self.budget.room_pages() < 0 && !engine.reclaim_is_futile() {
-                self.copies.hold_back(engine.machine());
-                looks.grown_pages = 0;
             }
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
