@@ -408,7 +408,9 @@ impl Runtime {
     pub fn grows(&self, range: Range<usize>) {
         let pages = range.len().div_ceil(PAGE_BYTES) as i64;
         let is_much = pages >= (self.budget.limit_pages() >> HEARD_SHIFT).max(HEARD_MIN_PAGES);
-        let is_heard = self.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed);
+        // Where nothing compresses, there will be no room however long a thread waits.
+        let is_futile = self.engaged.get().is_some_and(|engaged| engaged.engine.reclaim_is_futile());
+        let is_heard = self.budget.is_armed() && !is_futile && !self.is_filtered.load(Ordering::Relaxed);
         if is_much && is_heard && self.lacks_room(pages) && !self.growth.may_pass(pages) {
             self.growth.tell(range, || self.still.wake_keeper());
         }
