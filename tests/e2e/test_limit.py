@@ -130,20 +130,24 @@ def test_incompressible_data_goes_over_the_limit():
     assert said and all(line.startswith("foliomem: ") for line in said), got.err
 
 
-@pytest.mark.parametrize(("arguments", "arenas", "most"), [
-    # What malloc gets in small pieces is seen a moment later.
-    (("heap", 1000, 40000, 1), 1, 384),
-    (("heap", 1000, 40000, 1), 8, 384),
-    (("above", 400, "libx.so"), 8, 192),
-], ids=["brk", "arena", "above a library"])
-def test_growing_at_the_speed_of_memory(built, arguments, arenas, most, tmp_path):
-    """Wherever the C library and the kernel put what is new, it is managed soon."""
+@pytest.mark.parametrize(("arguments", "arenas"), [
+    (("heap", 1000, 40000, 1), 1),
+    (("heap", 1000, 2000, 1), 1),
+    (("heap", 1000, 40000, 1), 8),
+    (("heap", 1000, 2000, 4), 8),
+    (("heap", 1000, 40000, 16), 16),
+    (("heap", 1000, 200000, 1), 1),
+    (("above", 400, "libx.so"), 8),
+], ids=["brk", "brk, small", "arena", "arenas, small", "many arenas", "mappings", "above a library"])
+def test_growing_at_the_speed_of_memory(built, arguments, arenas, tmp_path):
+    """Wherever the C library and the kernel put what is new, it waits for room. When that was noticed a moment later: 1.2 to 6 times the limit."""
     (tmp_path / "libx.so").write_bytes(bytes(4096))
     command, env = [built("grow.c"), *arguments], {"MALLOC_ARENA_MAX": str(arenas)}
     wanted = plain(command, env, tmp_path).ok().out
     got = foliomem(command, "128M", env=env, cwd=tmp_path).ok()
     assert got.out == wanted
-    assert got.stats["peak_bytes"] < most * MIB, got.stats["peak_bytes"] / MIB
+    # By its own count, which sees every moment; outside, a sample may be 1.05 times the limit and 16 MiB.
+    assert got.stats["peak_bytes"] < 1.5 * 128 * MIB, got.stats["peak_bytes"] / MIB
     assert got.stats["vmstat"]["pswpin"] > 0
 
 

@@ -7,7 +7,7 @@
 //!   wiped in what is out, too. So is what becomes a guard.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has
 //!   reserved. So it succeeds, and the limit is kept.
-//! - What gives the program memory, `mmap` and the functions of malloc: a large piece is managed before it is touched, where
+//! - What gives the program memory, `mmap` and the functions of malloc: much of it is managed before it is touched, where
 //!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
 //! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
@@ -121,8 +121,8 @@ const ALL: [&Real; 21] = [
     &PVALLOC,
 ];
 
-/// What is smaller is never told of.
-const LARGE_BYTES: usize = 1 << 20;
+/// What malloc gives out in smaller pieces comes from a heap, which is managed as it grows; larger ones may be mappings of their own.
+const LARGE_BYTES: usize = 128 << 10;
 
 /// Looks all of them up.
 pub fn resolve() {
@@ -351,20 +351,22 @@ pub unsafe extern "C" fn setsockopt(
     unsafe { SETSOCKOPT.get::<Setsockopt>().map_or_else(missing, |real| real(socket, level, option, value, len)) }
 }
 
-/// Tells that the program has got `bytes` at `start`, if it has.
+/// Tells that malloc has given out `bytes` at `start`, if it has.
 #[inline]
 fn got(start: *mut c_void, bytes: usize) -> *mut c_void {
-    if bytes >= LARGE_BYTES && !start.is_null() {
-        grows(start.addr(), bytes);
+    if let Some(runtime) = runtime()
+        && (bytes >= LARGE_BYTES || runtime.is_watched(start.addr().wrapping_add(bytes)))
+    {
+        grows(runtime, start, bytes);
     }
     start
 }
 
 #[cold]
-fn grows(start: usize, bytes: usize) {
-    if let Some(runtime) = runtime() {
-        let end = start.saturating_add(bytes).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
-        runtime.grows(start & !(PAGE_BYTES - 1)..end);
+fn grows(runtime: &Runtime, start: *mut c_void, bytes: usize) {
+    if !start.is_null() {
+        let end = start.addr().saturating_add(bytes).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
+        runtime.grows(start.addr() & !(PAGE_BYTES - 1)..end);
     }
 }
 
@@ -399,7 +401,10 @@ pub unsafe extern "C" fn mmap(
     // What is only reserved, or a stack, is not about to be filled; what may be executed is not managed.
     let is_filled = flags & (libc::MAP_NORESERVE | libc::MAP_STACK | libc::MAP_GROWSDOWN) == 0
         && protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_WRITE;
-    if is_ours && is_filled && start != libc::MAP_FAILED { got(start, bytes) } else { start }
+    if let Some(runtime) = runtime().filter(|_| is_ours && is_filled && start != libc::MAP_FAILED) {
+        grows(runtime, start, bytes);
+    }
+    start
 }
 
 /// `mmap(2)`, by its other name.

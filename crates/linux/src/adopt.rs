@@ -4,21 +4,27 @@
 //! from (malloc, mmap, a run time's heap), except the main stack, thread stacks, the agent's own memory,
 //! and the static data of the libraries the program started with, which the agent's threads may use.
 //!
+//! What forbids all access right above a managed mapping may be for that to grow into, step by step (the heap of an arena of malloc's,
+//! or of a run time's): a *reserve*. Its lowest part, the *window*, is left alone, so that small steps cost no more than
+//! without us; what lies above is registered. When what grows gets there, a fault tells: the window, by then full, is
+//! adopted, and the next one opened.
+//!
 //! A mapping is taken over in this order: the list of mappings is read; every change that was under way
 //! by then is heard (a range that was unmapped and mapped anew must not be dropped later for its past);
 //! the range is registered, so that first touches come to the handlers; what of it is registered indeed is looked up
 //! (the program may have unmapped a part before, and mapped something else there since); then the pages
 //! it has already become folios.
 
-use crate::machine::LinuxMachine;
+use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
 use crate::pagemap;
 use crate::placement::APART_WHILE_GROWING_NS;
 use crate::ranges::{Ranges, pages};
 use crate::runtime::{Engaged, Pending, Runtime};
 use crate::uffd;
+use foliomem_core::machine::Machine;
 use foliomem_core::trace::Event;
-use rustix::mm::{Advice, madvise};
+use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
 /// A mapping of at most this many bytes that forbids all access, right below another of at most `STACK_MAX_BYTES`, is the
@@ -28,12 +34,22 @@ const STACK_MAX_BYTES: usize = 16 << 20;
 /// Where the C library puts a heap of a thread's arena, right above what is left of the heap below it.
 const HEAP_ALIGN_BYTES: usize = 64 << 20;
 
+/// The window of a reserve is this share of the limit (1/2^8), and so large at least: a program that fills it takes no more before
+/// somebody notices.
+const WINDOW_SHIFT: u32 = 8;
+const WINDOW_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
+
+fn window_bytes(runtime: &Runtime) -> usize {
+    (runtime.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES
+}
+
 /// Adopts every mapping that is not managed yet; whether there was one.
 pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
-    let mapped = Ranges::default();
-    let found = find(runtime, engaged, &EVERYTHING, &mapped);
-    engaged.engine.machine().advices().forget_unmapped(&mapped);
-    adopt(runtime, engaged, &EVERYTHING, &found, || {})
+    let advices = engaged.engine.machine().advices();
+    let mapped = advices.has_waiting().then(Ranges::default);
+    let found = find(runtime, engaged, &EVERYTHING, mapped.as_ref());
+    mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
+    adopt(runtime, engaged, found, || {})
 }
 
 /// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages there that have been touched:
@@ -44,36 +60,40 @@ pub(crate) fn adopt_part(
     within: &Range<usize>,
     registered: impl FnOnce(),
 ) -> bool {
-    let ranges = engaged.engine.machine().ranges();
-    let mut found = Vec::new();
-    if !ranges.missing(within.clone()).is_empty() {
-        let parts = find(runtime, engaged, within, &Ranges::default()).into_iter();
-        found.extend(parts.filter(|part| part.start < within.end && within.start < part.end));
+    let mut found = find(runtime, engaged, within, None);
+    found.parts.retain(|part| part.start < within.end && within.start < part.end);
+    adopt(runtime, engaged, found, registered)
+}
+
+/// A mapping has grown to `page`, where nothing is known and which is registered: adopts what it has grown by.
+/// It may go on when there is room for the next window.
+pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
+    let (address, window) = (page.address() as usize, window_bytes(runtime));
+    adopt_part(runtime, engaged, &(address.saturating_sub(window)..address + window), || {});
+    engaged.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
+    let machine = engaged.engine.machine();
+    if machine.ranges().containing(address).is_none() {
+        // Or whoever waits would ask for ever. It has become something else, or is nobody's to manage.
+        let _ = machine.zero_in(page);
     }
-    adopt(runtime, engaged, within, &found, registered)
+}
+
+/// What is not as it should be, in ascending order.
+#[derive(Default)]
+struct Found {
+    /// What can be managed and is not.
+    parts: Vec<Range<usize>>,
+    /// Reserves without their windows, not registered yet.
+    reserves: Vec<Range<usize>>,
+    /// Registered yet.
+    windows: Vec<Range<usize>>,
 }
 
 /// All there is.
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
-/// Calls `found` with the mappings that have a part of `within`, and with the one right below them.
-fn for_each_around(runtime: &Runtime, within: &Range<usize>, found: &mut dyn FnMut(&Mapping)) {
-    let Some(files) = &*runtime.files else { unreachable!("opened before engaging") };
-    if *within == EVERYTHING {
-        maps::for_each(&files.maps, found);
-    } else {
-        maps::for_each_around(&files.maps, within, found);
-    }
-}
-
-fn adopt(
-    runtime: &Runtime,
-    engaged: &Engaged,
-    within: &Range<usize>,
-    candidates: &[Range<usize>],
-    told: impl FnOnce(),
-) -> bool {
-    if candidates.is_empty() {
+fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, windows }: Found, told: impl FnOnce()) -> bool {
+    if parts.is_empty() && reserves.is_empty() && windows.is_empty() {
         told();
         return false;
     }
@@ -83,12 +103,16 @@ fn adopt(
     let machine = engaged.engine.machine();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
-        for range in candidates {
+        for range in parts.iter().chain(&reserves) {
             // A failure leaves the range to the next look.
             let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
         }
+        // What is managed by now may be out.
+        for range in windows.iter().flat_map(|window| machine.ranges().missing(window.clone())) {
+            let _ = machine.descriptors().program.unregister(range.start, range.end - range.start);
+        }
     }
-    let registered = insert_registered(runtime, engaged, within, candidates, &mut pending);
+    let registered = insert_registered(runtime, engaged, &parts, &mut pending);
     told();
     for range in registered {
         if runtime.tracer.is_on() {
@@ -111,22 +135,21 @@ fn adopt(
 fn insert_registered(
     runtime: &Runtime,
     engaged: &Engaged,
-    within: &Range<usize>,
     candidates: &[Range<usize>],
     pending: &mut Pending,
 ) -> Vec<Range<usize>> {
     let machine = engaged.engine.machine();
-    let uffd = &machine.descriptors().program;
+    let (uffd, maps) = (&machine.descriptors().program, &machine.descriptors().maps);
     loop {
         let _hearing = runtime.hear_changes(engaged, pending);
         let mut registered = Vec::new();
         machine.advices().hear(machine.ranges());
-        for_each_around(runtime, within, &mut |mapping| {
+        maps::for_each_around(maps, candidates, &mut |mapping| {
             let after = candidates.partition_point(|range| range.end <= mapping.start);
             for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
                 let part = range.start.max(mapping.start)..range.end.min(mapping.end);
                 if uffd.is_registered(part.start) {
-                    registered.push((part, mapping.start..mapping.end));
+                    registered.push((part, mapping.clone()));
                 }
             }
         });
@@ -135,12 +158,12 @@ fn insert_registered(
             continue;
         }
         for (part, mapping) in &registered {
-            machine.advices().adopt(machine.ranges(), part.clone(), mapping.clone());
+            if mapping.kind == Kind::Heap {
+                runtime.growth.heap_is_managed(part.end);
+            }
+            machine.adopt_range(part.clone(), mapping.start..mapping.end);
             machine.prepare_for_huge(part.clone());
             runtime.tracer.tell(&runtime.budget, || Event::Map(pages(part)));
-            let (start, len) = (std::ptr::with_exposed_provenance_mut(part.start), part.end - part.start);
-            // SAFETY: only what a fork copies changes; see `LinuxMachine::allow_forks`.
-            let _ = unsafe { madvise(start, len, Advice::LinuxDontFork) };
         }
         return registered.into_iter().map(|(part, _)| part).collect();
     }
@@ -153,24 +176,51 @@ fn tell_present(runtime: &Runtime, machine: &LinuxMachine, range: &Range<usize>)
     });
 }
 
-/// The ranges that can be managed and are not, of mappings that have a part of `within`; `mapped` gets all of these.
-fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: &Ranges) -> Vec<Range<usize>> {
+/// Of mappings of which a part of `within` is not managed; `mapped` gets all of these, and what is managed.
+fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
     let machine = engaged.engine.machine();
-    let mut found = Vec::new();
-    let mut before: Option<Mapping> = None;
-    for_each_around(runtime, within, &mut |mapping| {
-        mapped.insert(mapping.start..mapping.end);
-        let guard = before.as_ref().filter(|before| before.end == mapping.start);
+    let window = window_bytes(runtime);
+    let is_registered = |mapping: &Mapping| machine.descriptors().program.is_registered(mapping.start);
+    let mut found = Found::default();
+    let mut before: Option<(Mapping, bool)> = None;
+    // What is managed need not be looked at, whatever the kernel calls it.
+    mapped.iter().for_each(|mapped| mapped.insert_all(machine.ranges()));
+    let unknown = machine.ranges().missing(within.clone());
+    maps::for_each_around(&machine.descriptors().maps, &unknown, &mut |mapping| {
+        mapped.iter().for_each(|mapped| mapped.insert(mapping.start..mapping.end));
+        let below = before.as_ref().filter(|(below, _)| below.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
-        let is_registered = is_private_anonymous(mapping) && machine.descriptors().program.is_registered(mapping.start);
-        if is_registered || is_manageable(mapping, guard) {
+        let is_managed = is_manageable(mapping, below.map(|(below, _)| below))
+            || may_be_accessed(mapping) && is_private_anonymous(mapping) && is_registered(mapping);
+        if is_managed {
             for part in runtime.own.outside(mapping.start..mapping.end) {
-                found.extend(machine.ranges().missing(part));
+                found.parts.extend(machine.ranges().missing(part));
+            }
+        } else if let Some((below, true)) = below
+            && is_private_anonymous(mapping)
+            && !may_be_accessed(mapping)
+        {
+            let border = mapping.end.min(mapping.start + window);
+            if is_registered(mapping) {
+                found.windows.extend(machine.ranges().missing(mapping.start..border));
+            } else if is_reserve(mapping, below) && mapping.end - border > window {
+                found.reserves.extend(runtime.own.outside(border..mapping.end));
             }
         }
-        before = Some(mapping.clone());
+        before = Some((mapping.clone(), is_managed));
     });
     found
+}
+
+fn may_be_accessed(mapping: &Mapping) -> bool {
+    mapping.readable || mapping.writable || mapping.executable
+}
+
+/// Whether `mapping`, which forbids all access right above one that is managed, is for that to grow into. A thread's stack, which forbids access
+/// for a moment when it is made, is smaller, and does not end where an arena's heap does.
+fn is_reserve(mapping: &Mapping, below: &Mapping) -> bool {
+    let is_rest_of_heap = mapping.end.is_multiple_of(HEAP_ALIGN_BYTES) && below.start <= mapping.end - HEAP_ALIGN_BYTES;
+    is_rest_of_heap || mapping.end - mapping.start > STACK_MAX_BYTES
 }
 
 fn is_private_anonymous(mapping: &Mapping) -> bool {

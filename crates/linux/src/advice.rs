@@ -133,11 +133,16 @@ impl Advices {
         let advice = known.unwrap_or_else(|| {
             let said = waiting.advised_within(mapping.clone());
             let first = said.first().map_or(Advice::None, |said| said.advice);
-            let whole = waiting.missing(mapping).is_empty() && said.iter().all(|said| said.advice == first);
+            let whole = waiting.missing(mapping.clone()).is_empty() && said.iter().all(|said| said.advice == first);
             if whole { first } else { Advice::None }
         });
         waiting.remove(part.clone());
-        managed.insert_advised(part, advice);
+        managed.insert_in(&mapping, part, advice);
+    }
+
+    /// Whether something was said about memory that is not managed.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.lock().is_empty()
     }
 
     /// Forgets what was said about memory that is not mapped any more.

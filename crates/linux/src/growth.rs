@@ -1,11 +1,17 @@
 //! What the program says of memory that it has just got and may touch at once.
 //!
 //! The keeper samples the size of the process as often as a program could outgrow the limit, if it gets a CPU. On a busy machine it
-//! does not, while the program fills what it has mapped. So a thread that gets a large piece of memory, for which there may be no
-//! room, waits until the keeper has looked at that piece: it is registered before it is touched.
+//! does not, while the program fills what it has mapped. So whenever threads have got much, for which there may be no
+//! room, the one that got the last of it waits until the keeper has looked: it is registered before it is touched, and so is what
+//! the kernel has joined with it.
 //!
 //! What is allocated may also have been there before: the C library gives out again what was freed. Each time that the keeper has found
 //! nothing new, twice as much is let pass before it is asked again, up to a quarter of the limit; until something new is found.
+//! But of the heap that grows by `brk` it is known how far it is managed: what lies above that is new. (What grows within a mapping
+//! that forbids access faults by itself: [`crate::adopt`].)
+//!
+//! While the keeper engages, all that allocate are *held*: many threads that grow at the speed of memory keep a lock of the kernel's
+//! (that of the mappings) for themselves, each time that the keeper needs it, for some tens of milliseconds.
 //!
 //! | slot | meaning | left by |
 //! |---|---|---|
@@ -19,6 +25,7 @@
 //! Futex words, without locks: a thread of the program may be anywhere when another one forks.
 
 use crate::clock::{now_ns, timespec};
+use foliomem_core::units::PAGE_BYTES;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
@@ -28,9 +35,17 @@ use std::time::Duration;
 const MOST_NS: u64 = 100_000_000;
 /// Threads that can wait at a time. Others go on at once.
 const SLOTS: usize = 8;
-/// After the first time that nothing new is found, this share of the limit (1/2^n) may pass; after the last that counts, a quarter.
-const FIRST_PASS_SHIFT: u32 = 7;
+/// Much is this share of the limit (1/2^n), and this at least: so much may pass after something new was found, and so much of
+/// the heap need not be managed.
+const MUCH_SHIFT: u32 = 6;
+const MUCH_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
+/// After the first time that nothing new is found, this share of the limit may pass; after the last that counts, a quarter.
+const FIRST_PASS_SHIFT: u32 = 5;
 const LAST_PASS_SHIFT: u32 = 2;
+/// What lies further above the heap's end is elsewhere.
+const HEAP_REACH_BYTES: usize = 1 << 40;
+/// Where a heap ends of which nothing is managed: nothing is right above that.
+const NO_HEAP: usize = usize::MAX / 2;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -53,8 +68,9 @@ impl Slot {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Growth {
+    limit_pages: i64,
     slots: [Slot; SLOTS],
     /// Somebody has waited in vain since the keeper looked last.
     is_unheard: AtomicBool,
@@ -62,6 +78,13 @@ pub struct Growth {
     futile: AtomicU32,
     /// What may still be got before the keeper is asked again.
     pass_pages: AtomicI64,
+    /// Where the managed part of the heap ends.
+    heap_end: AtomicUsize,
+    /// What ends so far above this is told of: from there on the heap is to be managed.
+    border: AtomicUsize,
+    reach: AtomicUsize,
+    /// 1 while all are held.
+    held: AtomicU32,
 }
 
 /// A range that a thread waits for.
@@ -84,9 +107,74 @@ impl Told<'_> {
 }
 
 impl Growth {
-    /// Whether the keeper need not look at `pages` that a thread has got, going by what it has found lately.
-    pub fn may_pass(&self, pages: i64) -> bool {
-        self.pass_pages.load(Ordering::Relaxed) > 0 && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
+    /// Of a process under that limit.
+    pub fn new(limit_pages: i64) -> Growth {
+        Growth {
+            limit_pages,
+            slots: Default::default(),
+            is_unheard: AtomicBool::new(false),
+            futile: AtomicU32::new(0),
+            pass_pages: AtomicI64::new(0),
+            heap_end: AtomicUsize::new(NO_HEAP),
+            border: AtomicUsize::new(NO_HEAP),
+            reach: AtomicUsize::new(HEAP_REACH_BYTES),
+            held: AtomicU32::new(0),
+        }
+    }
+
+    fn much_pages(&self) -> i64 {
+        (self.limit_pages >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
+    }
+
+    /// Whether somebody is to be told of what ends at `end`, however small it is: well above the part of the heap that is managed,
+    /// or anywhere while all are held.
+    #[inline]
+    pub fn is_watched(&self, end: usize) -> bool {
+        end.wrapping_sub(self.border.load(Ordering::Relaxed)) < self.reach.load(Ordering::Relaxed)
+    }
+
+    /// Whether the keeper need not look at `range`, which a thread has got, going by what it has found lately.
+    pub fn may_pass(&self, range: &Range<usize>) -> bool {
+        let pages = range.len().div_ceil(PAGE_BYTES) as i64;
+        !self.is_watched(range.end)
+            && self.pass_pages.load(Ordering::Relaxed) > 0
+            && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
+    }
+
+    /// The keeper: holds all who allocate until [`release`](Self::release).
+    pub fn hold(&self) {
+        self.held.store(1, Ordering::Relaxed);
+        self.reach.store(usize::MAX, Ordering::Release);
+    }
+
+    /// The keeper: they go on.
+    pub fn release(&self) {
+        self.reach.store(HEAP_REACH_BYTES, Ordering::Relaxed);
+        self.held.store(0, Ordering::Release);
+        let _ = futex::wake(&self.held, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    /// A thread has got something; returns when nobody is held.
+    pub fn wait_while_held(&self) {
+        if self.held.load(Ordering::Acquire) == 1 {
+            // Woken by the wrong one, it goes on.
+            let most = timespec(Duration::from_nanos(MOST_NS));
+            let _ = futex::wait(&self.held, futex::Flags::PRIVATE, 1, Some(&most));
+        }
+    }
+
+    /// The keeper: the heap is managed up to `end`.
+    pub fn heap_is_managed(&self, end: usize) {
+        self.heap_end.store(end, Ordering::Relaxed);
+        self.border.store(end + self.much_pages() as usize * PAGE_BYTES, Ordering::Relaxed);
+    }
+
+    /// The program has unmapped `range`, which may be the heap's end.
+    pub fn unmapped(&self, range: &Range<usize>) {
+        let end = self.heap_end.load(Ordering::Relaxed);
+        if range.start < end && end <= range.end {
+            self.heap_is_managed(range.start);
+        }
     }
 
     /// A thread has got `range`, and `wake`s the keeper to look at it; waits for that.
@@ -129,21 +217,22 @@ impl Growth {
     /// The keeper has found something new, whoever asked.
     pub fn found(&self) {
         self.futile.store(0, Ordering::Relaxed);
-        self.pass_pages.store(0, Ordering::Relaxed);
+        self.pass_pages.store(self.much_pages(), Ordering::Relaxed);
     }
 
     /// The keeper, which has been asked, has found nothing new.
-    pub fn found_nothing(&self, limit_pages: i64) {
+    pub fn found_nothing(&self) {
         let futile = self.futile.load(Ordering::Relaxed);
         let shift = FIRST_PASS_SHIFT.saturating_sub(futile).max(LAST_PASS_SHIFT);
         self.futile.store(futile.saturating_add(1), Ordering::Relaxed);
-        self.pass_pages.store(limit_pages >> shift, Ordering::Relaxed);
+        self.pass_pages.store(self.limit_pages >> shift, Ordering::Relaxed);
     }
 
     /// In the child of a fork, where nobody waits.
     pub fn reset(&self) {
         self.slots.iter().for_each(|slot| slot.state.store(FREE, Ordering::Relaxed));
         self.is_unheard.store(false, Ordering::Relaxed);
+        self.release();
     }
 }
 
@@ -151,10 +240,12 @@ impl Growth {
 mod tests {
     use super::*;
 
+    const LIMIT_PAGES: i64 = 128 * MUCH_MIN_PAGES;
+
     #[test]
     fn who_tells_goes_on_when_the_keeper_has_looked() {
         const THREADS: usize = SLOTS / 2;
-        let (growth, stop) = (Growth::default(), AtomicBool::new(false));
+        let (growth, stop) = (Growth::new(LIMIT_PAGES), AtomicBool::new(false));
         let seen: [AtomicUsize; THREADS] = Default::default();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -189,7 +280,7 @@ mod tests {
 
     #[test]
     fn without_a_keeper_nobody_waits_for_ever_and_no_more_than_once() {
-        let growth = Growth::default();
+        let growth = Growth::new(LIMIT_PAGES);
         let mut woken = 0;
         (0..3).for_each(|_| growth.tell(0..1, || woken += 1));
         assert_eq!(woken, 1);
@@ -201,7 +292,7 @@ mod tests {
 
     #[test]
     fn who_leaves_while_the_keeper_looks_leaves_a_slot_that_is_free_in_the_end() {
-        let growth = Growth::default();
+        let growth = Growth::new(LIMIT_PAGES);
         std::thread::scope(|scope| {
             let teller = scope.spawn(|| growth.tell(5..6, || {}));
             let told = loop {
@@ -218,19 +309,63 @@ mod tests {
     }
 
     #[test]
+    fn who_is_held_goes_on_when_released() {
+        let growth = Growth::new(LIMIT_PAGES);
+        growth.wait_while_held();
+        growth.hold();
+        assert!([64, 0x5555_0000_0000, 0x7f00_0000_0000].iter().all(|&end| growth.is_watched(end)));
+        let gone_on = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let wait = || {
+                growth.wait_while_held();
+                gone_on.fetch_add(1, Ordering::Release);
+            };
+            let waiting = [(); 3].map(|()| scope.spawn(wait));
+            growth.release();
+            waiting.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(gone_on.load(Ordering::Acquire), 3);
+        });
+        assert!(!growth.is_watched(64));
+        growth.hold();
+        growth.wait_while_held();
+        growth.reset();
+        growth.wait_while_held();
+    }
+
+    #[test]
     fn the_more_often_nothing_is_new_the_more_may_pass() {
-        let growth = Growth::default();
-        let passed = || (0..).take_while(|_| growth.may_pass(10)).count();
+        let growth = Growth::new(LIMIT_PAGES);
+        let piece = 0..MUCH_MIN_PAGES as usize * PAGE_BYTES;
+        let passed = || (0..).take_while(|_| growth.may_pass(&piece)).count();
         assert_eq!(passed(), 0);
-        let after = [(); 8].map(|()| {
-            growth.found_nothing(1280);
+        let after = [(); 6].map(|()| {
+            growth.found_nothing();
             passed()
         });
-        assert_eq!(after, [1, 2, 4, 8, 16, 32, 32, 32]);
-        growth.found_nothing(1280);
+        assert_eq!(after, [4, 8, 16, 32, 32, 32]);
         growth.found();
-        assert_eq!(passed(), 0);
-        growth.found_nothing(1280);
-        assert_eq!(passed(), 1);
+        assert_eq!(passed(), 2);
+        growth.found_nothing();
+        assert_eq!(passed(), 4);
+    }
+
+    #[test]
+    fn what_lies_above_the_managed_heap_is_new() {
+        const END: usize = 0x5555_0000_0000;
+        let growth = Growth::new(LIMIT_PAGES);
+        let is_new = |start: usize, bytes: usize| {
+            growth.found_nothing();
+            !growth.may_pass(&(start..start + bytes))
+        };
+        let above = END + growth.much_pages() as usize * PAGE_BYTES;
+        assert!([END, above, 0x40_0000, 0x7f00_0000_0000].iter().all(|&start| !is_new(start, 64)), "no heap is known");
+        growth.heap_is_managed(END);
+        assert_eq!([END - 64, END, above - 64, above].map(|start| is_new(start, 32)), [false, false, false, true]);
+        assert!(!is_new(0x7f00_0000_0000, 64), "another mapping");
+        growth.unmapped(&(END..END + 64));
+        growth.unmapped(&(END - 128..END - 64));
+        assert!(!is_new(above - 64, 32));
+        growth.unmapped(&(END - 64..END + 64));
+        assert!(is_new(above - 64, 64), "it has shrunk");
     }
 }

@@ -17,7 +17,7 @@ use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill
 use crate::fork_cell::ForkCell;
 use crate::maps;
 use crate::pagemap;
-use crate::ranges::Ranges;
+use crate::ranges::{self, Ranges};
 use crate::region::Region;
 use crate::swap_discard;
 use crate::swap_file::{ReadBuffer, SwapFile};
@@ -271,12 +271,21 @@ impl LinuxMachine {
         for address in candidates {
             let Some(mapping) = maps::query(&self.descriptors().maps, address) else { continue };
             let uffd = &self.descriptors().program;
-            if uffd.is_registered(address) {
-                self.advices.adopt(&self.ranges, mapping.clone(), mapping);
+            if self.ranges.missing(mapping.clone()).is_empty() {
+            } else if uffd.is_registered(address) {
+                self.adopt_range(mapping.clone(), mapping);
             } else if uffd.mapping_is_changing() {
                 self.may_have_grown(address);
             }
         }
+    }
+
+    /// Manages `part` of `mapping` from now on, which is registered. Called as `learn_growth`.
+    pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
+        allow_fork(&part, false);
+        // Now the kernel has joined what has grown with what it has grown from.
+        let mapping = maps::query(&self.descriptors().maps, part.start).unwrap_or(mapping);
+        self.advices.adopt(&self.ranges, part, mapping);
     }
 
     /// Keeps others from hearing messages and from moving pages out.
@@ -371,14 +380,7 @@ impl LinuxMachine {
     /// on that the agent knows of: the child of any other would read pages that are out as zeros, and
     /// now stops with SIGSEGV instead.
     pub fn allow_forks(&self, allow: bool) {
-        let advice = if allow { rustix::mm::Advice::LinuxDoFork } else { rustix::mm::Advice::LinuxDontFork };
-        for range in self.ranges.snapshot() {
-            // SAFETY: the advice changes what a fork copies, nothing of this process. A failure means
-            // that the range is unmapped already.
-            let _ = unsafe {
-                rustix::mm::madvise(std::ptr::with_exposed_provenance_mut(range.start), range.end - range.start, advice)
-            };
-        }
+        self.ranges.snapshot().iter().for_each(|range| allow_fork(range, allow));
     }
 
     /// Keeps pages from being unshared: who does that waits for a handler where somebody else has moved the page meanwhile.
@@ -564,6 +566,14 @@ fn own_alone(start: usize, len: usize) {
     }
 }
 
+/// Whether forks copy `range`. A failure means that it is unmapped already.
+fn allow_fork(range: &Range<usize>, allow: bool) {
+    let advice = if allow { MemoryAdvice::LinuxDoFork } else { MemoryAdvice::LinuxDontFork };
+    let start = std::ptr::with_exposed_provenance_mut(range.start);
+    // SAFETY: the advice changes what a fork copies, nothing of this process.
+    let _ = unsafe { madvise(start, range.len(), advice) };
+}
+
 fn address(page: PageNumber) -> usize {
     page.address() as usize
 }
@@ -741,18 +751,8 @@ impl Machine for LinuxMachine {
 
     fn mapping(&self, page: PageNumber) -> Option<Mapping> {
         self.advices.hear(&self.ranges);
-        let (range, advice) = match self.ranges.containing(address(page)) {
-            Some(known) => (known.range, known.advice),
-            None => {
-                // A mapping that grew: the kernel registered the rest by itself.
-                self.may_have_grown(address(page));
-                let range = maps::query(&self.descriptors().maps, address(page))?;
-                let known = self.ranges.advised_within(range.clone());
-                (range, known.first().map_or(Advice::None, |known| known.advice))
-            }
-        };
-        let pages = PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64);
-        Some(Mapping { pages, sizes: self.sizes(advice) })
+        let known = self.ranges.containing(address(page))?;
+        Some(Mapping { pages: ranges::pages(&known.range), sizes: self.sizes(known.advice) })
     }
 
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {

@@ -151,24 +151,27 @@ fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
     }
 }
 
-/// Calls `found` with the mappings that have a part of `within`, and with the one right below them, in ascending order.
-pub fn for_each_around(maps: impl AsFd, within: &Range<usize>, found: &mut dyn FnMut(&Mapping)) {
-    let Some(first) = query(&maps, within.start) else { return };
-    let mut at = first.start.saturating_sub(1);
-    while at < within.end {
-        match ask(&maps, at, raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64) {
-            Ok(mapping) if mapping.start < within.end => {
-                at = mapping.end;
-                found(&mapping);
-            }
-            Ok(_) | Err(Errno::NOENT) => return,
-            // Before Linux 6.11.
-            Err(_) => {
-                return for_each(maps, &mut |mapping| {
-                    if mapping.end >= first.start && mapping.start < within.end {
-                        found(mapping);
-                    }
-                });
+/// Calls `found` with the mappings that have a part of one of `parts`, which ascend, and with the one below the first of each,
+/// in ascending order. The kernel is asked for these alone: nothing is read of what else there is.
+pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
+    let mut reported = 0;
+    for part in parts {
+        let mut at = part.start.max(reported);
+        let mut is_first = true;
+        while at < part.end {
+            match ask(&maps, at, raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64) {
+                Ok(mapping) if mapping.start >= part.end => break,
+                Ok(mapping) if is_first && mapping.start > reported => {
+                    is_first = false;
+                    at = mapping.start - 1;
+                }
+                Ok(mapping) => {
+                    (at, reported) = (mapping.end, mapping.end);
+                    found(&mapping);
+                }
+                Err(Errno::NOENT) => return,
+                // Before Linux 6.11.
+                Err(_) => return for_each(maps, &mut |mapping| found(mapping)),
             }
         }
     }
@@ -357,6 +360,31 @@ mod tests {
         let access: String = access.into_iter().collect();
         let line = format!("{start:x}-{end:x} {access} {offset:08x} fe:00 {inode}");
         format!("{line:<73}{name}").into_bytes()
+    }
+
+    #[test]
+    fn parts_are_looked_at_with_what_is_below() {
+        let maps = std::fs::File::open("/proc/self/maps").unwrap();
+        // Other threads of the test map and unmap: what the loader has mapped stays.
+        let mut files = Vec::new();
+        for_each(&maps, &mut |mapping| {
+            if mapping.kind == Kind::File {
+                files.push(mapping.start..mapping.end);
+            }
+        });
+        for (index, file) in files.iter().enumerate().skip(1) {
+            let mut found = Vec::new();
+            let parts = [file.start + 1..file.start + 2, file.end - 1..file.end];
+            for_each_around(&maps, &parts, &mut |mapping| found.push(mapping.start..mapping.end));
+            assert!(found.contains(file) && found.len() <= 2, "{file:x?} in {found:x?}");
+            let below = &files[index - 1];
+            assert_eq!(found.contains(below), below.end == file.start || found.len() == 2 && found[0] == *below);
+        }
+        let (mut found, everything) = (Vec::new(), 0..usize::MAX);
+        for_each_around(&maps, &[everything], &mut |mapping| found.push(mapping.start..mapping.end));
+        assert!(found.is_sorted_by(|a, b| a.end <= b.start) && files.iter().all(|file| found.contains(file)));
+        let top = found.iter().rev().find(|range| range.end < 1 << 47).unwrap().end;
+        for_each_around(&maps, &[top..1 << 47, 1 << 47..usize::MAX], &mut |mapping| assert!(mapping.start >= top));
     }
 
     #[test]

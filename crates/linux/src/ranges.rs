@@ -1,8 +1,8 @@
 //! The ranges of the program's address space that are managed, by address, and what the program has said about each.
 //!
 //! Disjoint and sorted. Neighbours are kept apart as they were found: between two mappings of different
-//! kind no folio may lie across, even where they touch. Advice splits a range as it splits the kernel's mapping; where
-//! both sides say the same again, they are one again. One leaf lock.
+//! kind no folio may lie across, even where they touch. A mapping that grows stays one. Advice splits a range as it splits
+//! the kernel's mapping; where both sides say the same again, they are one again. One leaf lock.
 
 use foliomem_core::policy::Advice;
 use foliomem_core::sync::Mutex;
@@ -26,7 +26,7 @@ pub struct Advised {
     pub range: Range<usize>,
     /// What the program has said.
     pub advice: Advice,
-    /// Only advice has set it apart from the one before it.
+    /// Nothing but advice sets it apart from the one before it.
     continues: bool,
 }
 
@@ -50,6 +50,11 @@ fn overlapping(ranges: &[Advised], range: &Range<usize>) -> Range<usize> {
 }
 
 impl Ranges {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     /// The range around `address`.
     pub fn containing(&self, address: usize) -> Option<Advised> {
         let ranges = self.0.lock();
@@ -64,11 +69,24 @@ impl Ranges {
 
     /// The same, with what the program has said about it.
     pub fn insert_advised(&self, range: Range<usize>, advice: Advice) {
+        self.put(range, advice, |_| false);
+    }
+
+    /// The same, where the kernel says that `mapping` is one: what is there right below in it goes on.
+    pub fn insert_in(&self, mapping: &Range<usize>, range: Range<usize>, advice: Advice) {
+        self.put(range, advice, |start| mapping.start < start);
+    }
+
+    /// Adds what of `range` is not there yet. Where that `continues` what is there right below its start, they become one.
+    fn put(&self, range: Range<usize>, advice: Advice, continues: impl Fn(usize) -> bool) {
         let missing = self.missing(range);
         let mut ranges = self.0.lock();
         for part in missing {
             let at = ranges.partition_point(|other| other.range.start < part.start);
-            ranges.insert(at, Advised { range: part, advice, continues: false });
+            let is_above = at > 0 && ranges[at - 1].range.end == part.start;
+            let continues = is_above && continues(part.start);
+            ranges.insert(at, Advised { range: part, advice, continues });
+            join(&mut ranges, at..at + 1);
         }
     }
 
@@ -191,6 +209,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Insert(Range<usize>, Advice),
+        Grow(Range<usize>, Advice),
         Remove(Range<usize>),
         Advise(Range<usize>, Advice),
         Relocate(Range<usize>, usize),
@@ -201,6 +220,7 @@ mod tests {
         let advice = || prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]);
         prop_oneof![
             3 => (range(), advice()).prop_map(|(range, advice)| Step::Insert(range, advice)),
+            2 => (range(), advice()).prop_map(|(range, advice)| Step::Grow(range, advice)),
             2 => range().prop_map(Step::Remove),
             4 => (range(), advice()).prop_map(|(range, advice)| Step::Advise(range, advice)),
             1 => (range(), 0usize..60).prop_map(|(range, to)| Step::Relocate(range, to)),
@@ -236,6 +256,12 @@ mod tests {
                     Step::Insert(range, advice) => {
                         all.insert_advised(range.clone(), advice);
                         insert(&mut model, &mut inserted, range, advice);
+                    }
+                    Step::Grow(range, advice) => {
+                        let known = all.advised_within(range.clone()).len();
+                        all.insert_in(&range, range.clone(), advice);
+                        insert(&mut model, &mut inserted, range.clone(), advice);
+                        prop_assert!(all.advised_within(range).len() <= 2 * known + 1);
                     }
                     Step::Remove(range) => {
                         all.remove(range.clone());
@@ -277,6 +303,27 @@ mod tests {
                 let missing: Vec<usize> = all.missing(10..70).into_iter().flatten().collect();
                 prop_assert_eq!(missing, (10..70).filter(|page| !model.contains_key(page)).collect::<Vec<_>>());
             }
+        }
+
+        #[test]
+        fn a_mapping_that_grows_stays_one(steps in prop::collection::vec((1usize..9, any::<bool>()), 1..20)) {
+            let all = Ranges::default();
+            all.insert(0..10);
+            all.insert_advised(10..11, Advice::Huge);
+            let mut end = 11;
+            for (pages, is_advised) in steps {
+                let (from, to) = (end, end + pages);
+                all.insert_in(&(10..to), 10..to, Advice::Huge);
+                if is_advised {
+                    all.advise(from..to, Advice::NoHuge);
+                    all.advise(from..to, Advice::Huge);
+                }
+                prop_assert_eq!(all.snapshot(), [0..10, 10..to]);
+                end = to;
+            }
+            // Another one right above it.
+            all.insert_in(&(end..end + 1), end..end + 1, Advice::Huge);
+            prop_assert_eq!(all.snapshot(), [0..10, 10..end, end..end + 1]);
         }
 
         #[test]

@@ -18,7 +18,7 @@
 //!
 //! Lock order: gate, mappings, then the engine's.
 
-use crate::adopt::{adopt_mappings, adopt_part};
+use crate::adopt::{adopt_growth, adopt_mappings, adopt_part};
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
@@ -105,9 +105,6 @@ const LOCK_LOOKS: u32 = 50;
 const GIVE_WAY: Duration = Duration::from_micros(50);
 /// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
-/// What the program maps is much from this share of the limit on (1/2^6), and from this size.
-const HEARD_SHIFT: u32 = 6;
-const HEARD_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 /// Pieces that the keeper hears of before it does anything else.
 const HEARD_AT_ONCE: usize = 8;
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
@@ -287,7 +284,7 @@ impl Runtime {
             fork_stack,
             gate: Gate::default(),
             still: Still::default(),
-            growth: Growth::default(),
+            growth: Growth::new((settings.limit_bytes / PAGE_BYTES as u64) as i64),
             hand_over: HandOver::default(),
             budget: Budget::new(control, slot),
             own,
@@ -403,22 +400,29 @@ impl Runtime {
         }
     }
 
-    /// The program has got `range`, which it may touch at once. If that is much and there may be no room for it, returns
-    /// when it is managed. For any thread, in any state.
+    /// The program has got `range`, which it may touch at once. If that is much, together with what it got before, and there may be
+    /// no room for it, returns when it is managed. For any thread, in any state.
     pub fn grows(&self, range: Range<usize>) {
-        let pages = range.len().div_ceil(PAGE_BYTES) as i64;
-        let is_much = pages >= (self.budget.limit_pages() >> HEARD_SHIFT).max(HEARD_MIN_PAGES);
+        if !self.budget.is_armed() || self.is_filtered.load(Ordering::Relaxed) {
+            return;
+        }
+        self.growth.wait_while_held();
         // Where nothing compresses, there will be no room however long a thread waits.
         let is_futile = self.engaged.get().is_some_and(|engaged| engaged.engine.reclaim_is_futile());
-        let is_heard = self.budget.is_armed() && !is_futile && !self.is_filtered.load(Ordering::Relaxed);
-        if is_much && is_heard && self.lacks_room(pages) && !self.growth.may_pass(pages) {
+        if !is_futile && self.lacks_room(&range) && !self.growth.may_pass(&range) {
             self.growth.tell(range, || self.still.wake_keeper());
         }
     }
 
-    /// Whether there may soon be no room if the program takes `pages`.
-    fn lacks_room(&self, pages: i64) -> bool {
-        self.budget.room_pages() - pages < self.engage_pages()
+    /// Whether [`grows`](Self::grows) is to be told of what ends at `end`, however small it is.
+    #[inline]
+    pub fn is_watched(&self, end: usize) -> bool {
+        self.growth.is_watched(end)
+    }
+
+    /// Whether there may soon be no room if the program takes `range`.
+    fn lacks_room(&self, range: &Range<usize>) -> bool {
+        self.budget.room_pages() - (range.len().div_ceil(PAGE_BYTES) as i64) < self.engage_pages()
     }
 
     /// The program lets a filter decide which system calls its threads may make: they make none of ours any more.
@@ -505,7 +509,7 @@ impl Runtime {
             let range = told.range.clone();
             if self.engaged.get().is_none() {
                 self.budget.sample();
-                if !self.lacks_room(range.len().div_ceil(PAGE_BYTES) as i64) {
+                if !self.lacks_room(&range) {
                     told.answer();
                     continue;
                 }
@@ -518,7 +522,7 @@ impl Runtime {
             if adopt_part(self, engaged, &range, || told.answer()) {
                 self.growth.found();
             } else {
-                self.growth.found_nothing(self.budget.limit_pages());
+                self.growth.found_nothing();
             }
         }
         has_engaged
@@ -761,6 +765,7 @@ impl Runtime {
 
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
+        self.growth.hold();
         let [wanted_bytes, needed_bytes] = sizing::arena_bytes(self.budget.limit_pages());
         // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
         let arena = Region::reserve(wanted_bytes)
@@ -800,6 +805,7 @@ impl Runtime {
             maps::for_each_advised(&open("/proc/self/smaps")?, &mut |range, advice| advices.found(range, advice));
             adopt_mappings(self, engaged);
         }
+        self.growth.release();
         self.managing.store(1, Ordering::Release);
         let _ = futex::wake(&self.managing, futex::Flags::PRIVATE, i32::MAX as u32);
         Ok(())
@@ -1128,6 +1134,9 @@ impl Runtime {
                 }
             }
         };
+        if kind == FaultKind::Spurious && machine.ranges().containing(page.address() as usize).is_none() {
+            adopt_growth(self, engaged, worker, page);
+        }
         let counters = self.budget.counters();
         let took_ns = now_ns() - started_ns;
         counters.faults(kind).record(took_ns);
@@ -1167,6 +1176,7 @@ impl Runtime {
         match change {
             Change::Discard(range) => engine.discarded(pages(&range)),
             Change::Unmap(range) => {
+                self.growth.unmapped(&range);
                 ranges.remove(range.clone());
                 engine.unmapped(pages(&range));
             }

@@ -1,4 +1,4 @@
-"""Leaves the compressed store full of holes: fills 64K mappings, gives three in four back, makes some others."""
+"""Leaves the compressed store full of holes, and time to close them: fills 64K mappings, gives three in four back, makes some others."""
 import mmap
 import os
 import random
@@ -23,4 +23,5 @@ for mapping, _ in live[600:]:
 live = live[:600] + [make() for _ in range(400)]
 time.sleep(1)
 print(all(hash(mapping[:]) == wanted for mapping, wanted in live[::10]), flush=True)
+time.sleep(0.5)
 os._exit(0)
