@@ -34,11 +34,6 @@ type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, sockl
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
 type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, i64) -> *mut c_void;
-type Malloc = unsafe extern "C" fn(size_t) -> *mut c_void;
-type Calloc = unsafe extern "C" fn(size_t, size_t) -> *mut c_void;
-type Realloc = unsafe extern "C" fn(*mut c_void, size_t) -> *mut c_void;
-type Reallocarray = unsafe extern "C" fn(*mut c_void, size_t, size_t) -> *mut c_void;
-type AlignedAlloc = unsafe extern "C" fn(size_t, size_t) -> *mut c_void;
 type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c_int;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
@@ -75,51 +70,37 @@ impl Real {
     }
 }
 
-static FORK: Real = Real::new(c"fork");
-static UNDERSCORE_FORK: Real = Real::new(c"_Fork");
-static FORKPTY: Real = Real::new(c"forkpty");
-static DAEMON: Real = Real::new(c"daemon");
-static VMSPLICE: Real = Real::new(c"vmsplice");
-static SETSOCKOPT: Real = Real::new(c"setsockopt");
-static SYSCALL: Real = Real::new(c"syscall");
-static MADVISE: Real = Real::new(c"madvise");
-static MLOCKALL: Real = Real::new(c"mlockall");
-static CLONE: Real = Real::new(c"clone");
-static PRCTL: Real = Real::new(c"prctl");
-static MMAP: Real = Real::new(c"mmap");
-static MALLOC: Real = Real::new(c"malloc");
-static CALLOC: Real = Real::new(c"calloc");
-static REALLOC: Real = Real::new(c"realloc");
-static REALLOCARRAY: Real = Real::new(c"reallocarray");
-static MEMALIGN: Real = Real::new(c"memalign");
-static ALIGNED_ALLOC: Real = Real::new(c"aligned_alloc");
-static POSIX_MEMALIGN: Real = Real::new(c"posix_memalign");
-static VALLOC: Real = Real::new(c"valloc");
-static PVALLOC: Real = Real::new(c"pvalloc");
+/// The table of what the hooks stand before.
+macro_rules! real {
+    ($($function:ident = $name:literal),* $(,)?) => {
+        $(static $function: Real = Real::new($name);)*
+        const ALL: &[&Real] = &[$(&$function),*];
+    };
+}
 
-const ALL: [&Real; 21] = [
-    &FORK,
-    &UNDERSCORE_FORK,
-    &FORKPTY,
-    &DAEMON,
-    &VMSPLICE,
-    &SETSOCKOPT,
-    &SYSCALL,
-    &MADVISE,
-    &MLOCKALL,
-    &CLONE,
-    &PRCTL,
-    &MMAP,
-    &MALLOC,
-    &CALLOC,
-    &REALLOC,
-    &REALLOCARRAY,
-    &MEMALIGN,
-    &ALIGNED_ALLOC,
-    &POSIX_MEMALIGN,
-    &VALLOC,
-    &PVALLOC,
-];
+real! {
+    FORK = c"fork",
+    UNDERSCORE_FORK = c"_Fork",
+    FORKPTY = c"forkpty",
+    DAEMON = c"daemon",
+    VMSPLICE = c"vmsplice",
+    SETSOCKOPT = c"setsockopt",
+    SYSCALL = c"syscall",
+    MADVISE = c"madvise",
+    MLOCKALL = c"mlockall",
+    CLONE = c"clone",
+    PRCTL = c"prctl",
+    MMAP = c"mmap",
+    MALLOC = c"malloc",
+    CALLOC = c"calloc",
+    REALLOC = c"realloc",
+    REALLOCARRAY = c"reallocarray",
+    MEMALIGN = c"memalign",
+    ALIGNED_ALLOC = c"aligned_alloc",
+    POSIX_MEMALIGN = c"posix_memalign",
+    VALLOC = c"valloc",
+    PVALLOC = c"pvalloc",
+}
 
 /// What malloc gives out in smaller pieces comes from a heap, which is managed as it grows; larger ones may be mappings of their own.
 const LARGE_BYTES: usize = 128 << 10;
@@ -424,67 +405,39 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, bytes, protection, flags, file, offset) }
 }
 
-/// `malloc(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc(bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { MALLOC.get::<Malloc>().map_or_else(none, |real| got(real(bytes), bytes)) }
+/// Functions of malloc's that return what they have allocated: so many `$bytes`.
+macro_rules! allocating {
+    ($($(#[$doc:meta])* $function:ident($($argument:ident: $type:ty),*) = $real:ident, $bytes:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of the C library's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $function($($argument: $type),*) -> *mut c_void {
+            type Function = unsafe extern "C" fn($($type),*) -> *mut c_void;
+            // SAFETY: as for `fork`.
+            unsafe { $real.get::<Function>().map_or_else(none, |real| got(real($($argument),*), $bytes)) }
+        }
+    )*};
 }
 
-/// `calloc(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { CALLOC.get::<Calloc>().map_or_else(none, |real| got(real(count, bytes), count.saturating_mul(bytes))) }
-}
-
-/// `realloc(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(old: *mut c_void, bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { REALLOC.get::<Realloc>().map_or_else(none, |real| got(real(old, bytes), bytes)) }
-}
-
-/// `reallocarray(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn reallocarray(old: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe {
-        let Some(real) = REALLOCARRAY.get::<Reallocarray>() else { return none() };
-        got(real(old, count, bytes), count.saturating_mul(bytes))
-    }
-}
-
-/// `memalign(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn memalign(alignment: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { MEMALIGN.get::<AlignedAlloc>().map_or_else(none, |real| got(real(alignment, bytes), bytes)) }
-}
-
-/// `aligned_alloc(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn aligned_alloc(alignment: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { ALIGNED_ALLOC.get::<AlignedAlloc>().map_or_else(none, |real| got(real(alignment, bytes), bytes)) }
+allocating! {
+    /// `malloc(3)`.
+    malloc(bytes: size_t) = MALLOC, bytes;
+    /// `calloc(3)`.
+    calloc(count: size_t, bytes: size_t) = CALLOC, count.saturating_mul(bytes);
+    /// `realloc(3)`.
+    realloc(old: *mut c_void, bytes: size_t) = REALLOC, bytes;
+    /// `reallocarray(3)`.
+    reallocarray(old: *mut c_void, count: size_t, bytes: size_t) = REALLOCARRAY, count.saturating_mul(bytes);
+    /// `memalign(3)`.
+    memalign(alignment: size_t, bytes: size_t) = MEMALIGN, bytes;
+    /// `aligned_alloc(3)`.
+    aligned_alloc(alignment: size_t, bytes: size_t) = ALIGNED_ALLOC, bytes;
+    /// `valloc(3)`.
+    valloc(bytes: size_t) = VALLOC, bytes;
+    /// `pvalloc(3)`.
+    pvalloc(bytes: size_t) = PVALLOC, bytes;
 }
 
 /// `posix_memalign(3)`.
@@ -502,24 +455,4 @@ pub unsafe extern "C" fn posix_memalign(start: *mut *mut c_void, alignment: size
         }
         failed
     }
-}
-
-/// `valloc(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn valloc(bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { VALLOC.get::<Malloc>().map_or_else(none, |real| got(real(bytes), bytes)) }
-}
-
-/// `pvalloc(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pvalloc(bytes: size_t) -> *mut c_void {
-    // SAFETY: as for `fork`.
-    unsafe { PVALLOC.get::<Malloc>().map_or_else(none, |real| got(real(bytes), bytes)) }
 }

@@ -110,7 +110,7 @@ impl<M: Machine> Engine<M> {
             queue.check();
             for claim in queue.all() {
                 let FolioName { head, order } = claim.folio;
-                if self.table.get(head).is_some_and(|block| block.lock().holds(claim)) {
+                if self.holds(claim) {
                     claims.entry(head).or_default().insert((order, std::ptr::eq(queue, &self.staged)));
                 }
             }

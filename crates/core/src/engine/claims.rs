@@ -32,10 +32,15 @@ impl<M: Machine> Engine<M> {
     fn first_held(&self, mut pop: impl FnMut() -> Option<Claim>) -> Option<FolioName> {
         loop {
             let claim = pop()?;
-            if self.table.get(claim.folio.head).is_some_and(|block| block.lock().holds(claim)) {
+            if self.holds(claim) {
                 return Some(claim.folio);
             }
         }
+    }
+
+    /// Whether `claim` is not stale: what it names is queued as it says.
+    pub(super) fn holds(&self, claim: Claim) -> bool {
+        self.table.get(claim.folio.head).is_some_and(|block| block.lock().holds(claim))
     }
 
     /// Claims in the queues, stale ones included.
