@@ -44,6 +44,12 @@ def test_what_has_ended_takes_nothing():
     assert got.stats["vmstat"]["pswpout"] == 0 and got.stats["peak_bytes"] < 130 * MIB, got.stats
 
 
+def test_threads_fork_on_stacks_that_are_out(built):
+    """What runs around a fork uses nothing of the program's: nobody could fetch it. A stack may be managed, like any memory."""
+    got = foliomem([built("own_stacks.c"), 10], torture=True).ok()
+    assert got.out == b"wrong 0\n"
+
+
 def test_shell_pipeline(torture):
     """Many short processes, most of them not worth managing."""
     script = "for i in $(seq 40); do echo $i | tr 1 2 | sort | sed s/2/two/; done | sha256sum"

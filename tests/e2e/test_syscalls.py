@@ -1,6 +1,6 @@
 """System calls that read from or write into buffers that are swapped out, or say something about them."""
 import pytest
-from conftest import assert_swapped, foliomem, plain
+from conftest import assert_swapped, foliomem, plain, same_as_plain
 
 MODES = ["pipe", "file", "direct", "socket", "process_vm", "futex", "io_uring", "io_uring_fixed",
          "wipeonfork", "guard", "mlockall"]
@@ -18,3 +18,8 @@ def test_syscall(mode, torture, built, tmp_path):
     assert got.out == f"{mode} ok\n".encode()
     if not (pinned and torture):
         assert_swapped(got)
+
+
+def test_reserved_address_space(built, torture):
+    """What is committed step by step, taken back, executed or moved is as it would be without us, though we register reserves."""
+    same_as_plain([built("reserve.c")], "64M", torture)

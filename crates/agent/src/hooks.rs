@@ -9,6 +9,7 @@
 //!   reserved. So it succeeds, and the limit is kept.
 //! - What gives the program memory, `mmap` and the functions of malloc: much of it is managed before it is touched, where
 //!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
+//! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
 //! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
@@ -20,7 +21,6 @@ use crate::start::runtime;
 use foliomem_core::policy::Advice;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::clone_trap::trap_forks;
-use foliomem_linux::fork::RuntimeForkHooks;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
 use std::ffi::CStr;
@@ -38,6 +38,7 @@ type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
+type Mremap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
 /// The next definition of a function after this library's.
@@ -91,6 +92,7 @@ real! {
     CLONE = c"clone",
     PRCTL = c"prctl",
     MMAP = c"mmap",
+    MREMAP = c"mremap",
     MALLOC = c"malloc",
     CALLOC = c"calloc",
     REALLOC = c"realloc",
@@ -125,7 +127,7 @@ fn missing() -> c_int {
 /// Calls `real` with our hooks around the fork inside it.
 fn around_fork<R>(real: impl FnOnce() -> R) -> R {
     match runtime() {
-        Some(runtime) => trap_forks(real, &RuntimeForkHooks(runtime)),
+        Some(runtime) => trap_forks(real, runtime),
         None => real(),
     }
 }
@@ -192,6 +194,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_seccomp => filtered(real(number, a, b, c, d, e, f)),
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
+            libc::SYS_mremap => whole(a, b, || real(number, a, b, c, d, e, f), |&result| result == -1),
             _ => real(number, a, b, c, d, e, f),
         }
     }
@@ -386,6 +389,44 @@ pub unsafe extern "C" fn mmap(
         grows(runtime, start, bytes);
     }
     start
+}
+
+/// Does `act` to the mapping of so many `bytes` at `start`. The kernel refuses what lies across two mappings, and we make two of some
+/// that are one to the program: then those are made one again.
+fn whole<R>(start: usize, bytes: usize, act: impl Fn() -> R, has_failed: impl Fn(&R) -> bool) -> R {
+    // SAFETY: errno of the calling thread.
+    let errno = unsafe { &mut *libc::__errno_location() };
+    let before = *errno;
+    let result = act();
+    let range = start..start.saturating_add(bytes);
+    if !has_failed(&result) || *errno != libc::EFAULT || !runtime().is_some_and(|runtime| runtime.is_made_whole(range))
+    {
+        return result;
+    }
+    *errno = before;
+    act()
+}
+
+/// `mremap(2)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_bytes: size_t,
+    bytes: size_t,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: as for `syscall`.
+    let Some(real) = (unsafe { MREMAP.get::<Mremap>() }) else {
+        missing();
+        return libc::MAP_FAILED;
+    };
+    // SAFETY: the types match; the contract is the caller's.
+    let act = || unsafe { real(old, old_bytes, bytes, flags, new) };
+    whole(old.addr(), old_bytes, act, |&result| result == libc::MAP_FAILED)
 }
 
 /// `mmap(2)`, by its other name.

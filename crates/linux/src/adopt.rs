@@ -65,16 +65,37 @@ pub(crate) fn adopt_part(
     adopt(runtime, engaged, found, registered)
 }
 
-/// A mapping has grown to `page`, where nothing is known and which is registered: adopts what it has grown by.
-/// It may go on when there is room for the next window.
+/// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping has grown by, and waits until there is
+/// room for the next window.
 pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
     let (address, window) = (page.address() as usize, window_bytes(runtime));
     adopt_part(runtime, engaged, &(address.saturating_sub(window)..address + window), || {});
-    engaged.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
     let machine = engaged.engine.machine();
+    if machine.ranges().containing(address).is_some() {
+        return engaged.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
+    }
+    let Some(_steady) = machine.steady() else { return };
     if machine.ranges().containing(address).is_none() {
-        // Or whoever waits would ask for ever. It has become something else, or is nobody's to manage.
+        // It has become something that is not managed, or it would be asked for again and again.
         let _ = machine.zero_in(page);
+    }
+}
+
+/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart.
+pub(crate) fn make_whole(runtime: &Runtime, engaged: &Engaged, range: &Range<usize>) {
+    let mut pending = Pending::default();
+    let machine = engaged.engine.machine();
+    {
+        let _hearing = runtime.hear_changes(engaged, &mut pending);
+        machine.reserved(range.clone()).into_iter().for_each(|part| machine.let_go(part));
+    }
+    ask_again(machine, pending);
+}
+
+/// Faults that were heard on the way are raised again by the threads that wait for them.
+fn ask_again(machine: &LinuxMachine, mut pending: Pending) {
+    while let Some(fault) = pending.pop() {
+        machine.fault_again(fault.page);
     }
 }
 
@@ -85,15 +106,15 @@ struct Found {
     parts: Vec<Range<usize>>,
     /// Reserves without their windows, not registered yet.
     reserves: Vec<Range<usize>>,
-    /// Registered yet.
-    windows: Vec<Range<usize>>,
+    /// Registered yet: windows, and what reserves have become that cannot be managed.
+    others: Vec<Range<usize>>,
 }
 
 /// All there is.
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
-fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, windows }: Found, told: impl FnOnce()) -> bool {
-    if parts.is_empty() && reserves.is_empty() && windows.is_empty() {
+fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, others }: Found, told: impl FnOnce()) -> bool {
+    if parts.is_empty() && reserves.is_empty() && others.is_empty() {
         told();
         return false;
     }
@@ -103,14 +124,12 @@ fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, windows 
     let machine = engaged.engine.machine();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
-        for range in parts.iter().chain(&reserves) {
+        for range in &parts {
             // A failure leaves the range to the next look.
             let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
         }
-        // What is managed by now may be out.
-        for range in windows.iter().flat_map(|window| machine.ranges().missing(window.clone())) {
-            let _ = machine.descriptors().program.unregister(range.start, range.end - range.start);
-        }
+        reserves.into_iter().for_each(|range| machine.reserve(range));
+        others.into_iter().for_each(|range| machine.let_go(range));
     }
     let registered = insert_registered(runtime, engaged, &parts, &mut pending);
     told();
@@ -124,10 +143,7 @@ fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, windows 
             rest = left;
         }
     }
-    // Faults that were heard on the way are raised again by the threads that wait for them.
-    while let Some(fault) = pending.pop() {
-        machine.fault_again(fault.page);
-    }
+    ask_again(machine, pending);
     true
 }
 
@@ -190,30 +206,33 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
         mapped.iter().for_each(|mapped| mapped.insert(mapping.start..mapping.end));
         let below = before.as_ref().filter(|(below, _)| below.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
-        let is_managed = is_manageable(mapping, below.map(|(below, _)| below))
-            || may_be_accessed(mapping) && is_private_anonymous(mapping) && is_registered(mapping);
+        let is_managed =
+            is_manageable(mapping, below.map(|(below, _)| below)) || may_be_managed(mapping) && is_registered(mapping);
         if is_managed {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.parts.extend(machine.ranges().missing(part));
             }
-        } else if let Some((below, true)) = below
-            && is_private_anonymous(mapping)
-            && !may_be_accessed(mapping)
-        {
-            let border = mapping.end.min(mapping.start + window);
-            if is_registered(mapping) {
-                found.windows.extend(machine.ranges().missing(mapping.start..border));
-            } else if is_reserve(mapping, below) && mapping.end - border > window {
-                found.reserves.extend(runtime.own.outside(border..mapping.end));
+        } else if is_private_anonymous(mapping) {
+            let is_accessible = mapping.readable || mapping.writable || mapping.executable;
+            let window_end = mapping.end.min(mapping.start + window);
+            match below {
+                _ if is_accessible && is_registered(mapping) => {
+                    found.others.extend(machine.ranges().missing(mapping.start..mapping.end));
+                }
+                Some((_, true)) if !is_accessible && is_registered(mapping) => {
+                    found.others.extend(machine.ranges().missing(mapping.start..window_end));
+                }
+                Some((below, true))
+                    if !is_accessible && is_reserve(mapping, below) && mapping.end - window_end > window =>
+                {
+                    found.reserves.extend(runtime.own.outside(window_end..mapping.end));
+                }
+                _ => {}
             }
         }
         before = Some((mapping.clone(), is_managed));
     });
     found
-}
-
-fn may_be_accessed(mapping: &Mapping) -> bool {
-    mapping.readable || mapping.writable || mapping.executable
 }
 
 /// Whether `mapping`, which forbids all access right above one that is managed, is for that to grow into. A thread's stack, which forbids access
@@ -227,8 +246,13 @@ fn is_private_anonymous(mapping: &Mapping) -> bool {
     matches!(mapping.kind, Kind::Anonymous | Kind::Heap) && !mapping.shared
 }
 
+/// Unless it is a stack.
+fn may_be_managed(mapping: &Mapping) -> bool {
+    is_private_anonymous(mapping) && mapping.readable && mapping.writable && !mapping.executable
+}
+
 fn is_manageable(mapping: &Mapping, below: Option<&Mapping>) -> bool {
-    if !is_private_anonymous(mapping) || !mapping.readable || !mapping.writable || mapping.executable {
+    if !may_be_managed(mapping) {
         return false;
     }
     let Some(below) = below else { return true };

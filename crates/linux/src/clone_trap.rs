@@ -24,17 +24,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 /// What runs around the system call. Nothing here may touch memory of the program between `before` and
-/// the end of `parent_after` or `child_after`.
+/// the end of `parent_after` or `child_after`, so neither may lie there what has the hooks: a thread's stack does.
 pub trait ForkHooks {
     /// A stack for the hooks. One thread at a time uses it.
     fn stack(&self) -> &Region;
     /// Before the fork. The pages in `needed` are memory of the calling thread that the kernel may touch
     /// at any time: they must be present from here on.
-    fn before(&self, needed: [usize; NEEDED_PAGES]);
+    fn before(&'static self, needed: [usize; NEEDED_PAGES]);
     /// In the parent, after the fork or the failure of it. From here on they may be elsewhere again.
-    fn parent_after(&self, forked: bool);
+    fn parent_after(&'static self, forked: bool);
     /// In the child, whose only thread is the calling one.
-    fn child_after(&self);
+    fn child_after(&'static self);
 }
 
 /// Threads that fork at the same time; more wait.
@@ -52,7 +52,7 @@ struct Trap {
     selector: AtomicU8,
     /// Whether the program believes SIGSYS blocked; it never is.
     sigsys_blocked: AtomicBool,
-    /// The `&dyn ForkHooks` of the call, on the thread's stack.
+    /// The reference to the hooks of the call, on the thread's stack.
     hooks: AtomicPtr<&'static dyn ForkHooks>,
 }
 
@@ -139,14 +139,12 @@ unsafe fn undispatched(number: u32, arguments: [usize; 6]) -> isize {
 }
 
 /// Calls `real`, with `hooks` around the fork it makes, if it makes one.
-pub fn trap_forks<R>(real: impl FnOnce() -> R, hooks: &dyn ForkHooks) -> R {
+pub fn trap_forks<R>(real: impl FnOnce() -> R, mut hooks: &'static dyn ForkHooks) -> R {
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     if trap_of(thread).is_some() {
         // A fork inside a fork: the trap is set.
         return real();
     }
-    // SAFETY: only the lifetime changes: the trap is disarmed before `hooks` goes out of scope.
-    let mut hooks: &'static dyn ForkHooks = unsafe { std::mem::transmute(hooks) };
     let Some(trap) = arm(thread, &raw mut hooks) else { return real() };
     let result = real();
     // A fork has disarmed it already.
@@ -463,9 +461,9 @@ impl ForkCall {
 }
 
 /// What is done on the agent's stack.
-struct OnStack<'a> {
+struct OnStack {
     call: ForkCall,
-    hooks: &'a dyn ForkHooks,
+    hooks: &'static dyn ForkHooks,
     needed: [usize; NEEDED_PAGES],
 }
 
@@ -497,7 +495,7 @@ fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: For
 }
 
 extern "C" fn fork_between_hooks(on_stack: *mut u8) {
-    let on_stack = on_stack.cast::<OnStack<'_>>();
+    let on_stack = on_stack.cast::<OnStack>();
     // SAFETY: `fork_and_disarm` passes it. A copy, because the original lies in the program's memory.
     let (mut call, hooks, needed) = unsafe { ((*on_stack).call, (*on_stack).hooks, (*on_stack).needed) };
     call.arguments.pidfd = (&raw mut call.pidfd).expose_provenance() as u64;
@@ -560,17 +558,17 @@ mod tests {
             &self.stack
         }
 
-        fn before(&self, needed: [usize; NEEDED_PAGES]) {
+        fn before(&'static self, needed: [usize; NEEDED_PAGES]) {
             assert!(needed.iter().all(|page| page % PAGE_BYTES == 0));
             self.before.fetch_add(1, Ordering::SeqCst);
         }
 
-        fn parent_after(&self, forked: bool) {
+        fn parent_after(&'static self, forked: bool) {
             assert!(forked);
             self.parent.fetch_add(1, Ordering::SeqCst);
         }
 
-        fn child_after(&self) {
+        fn child_after(&'static self) {
             self.child.fetch_add(1, Ordering::SeqCst);
         }
     }

@@ -13,40 +13,36 @@ use crate::region::Region;
 use crate::runtime::Runtime;
 use crate::still::NEEDED_PAGES;
 
-/// The hooks of a runtime.
-pub struct RuntimeForkHooks(pub &'static Runtime);
-
-impl ForkHooks for RuntimeForkHooks {
+impl ForkHooks for Runtime {
     fn stack(&self) -> &Region {
-        &self.0.fork_stack
+        &self.fork_stack
     }
 
-    fn before(&self, needed: [usize; NEEDED_PAGES]) {
-        self.0.still.request(needed);
-        self.0.take_swap_file();
+    fn before(&'static self, needed: [usize; NEEDED_PAGES]) {
+        self.still.request(needed);
+        self.take_swap_file();
     }
 
-    fn parent_after(&self, forked: bool) {
-        self.0.hand_over.finish();
-        self.0.still.release(forked);
+    fn parent_after(&'static self, forked: bool) {
+        self.hand_over.finish();
+        self.still.release(forked);
     }
 
-    fn child_after(&self) {
-        let runtime = self.0;
-        let control = runtime.budget.control();
-        let parent = runtime.budget.slot();
+    fn child_after(&'static self) {
+        let control = self.budget.control();
+        let parent = self.budget.slot();
         // Where all slots are taken, it shares its parent's: it is managed all the same.
         let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
         if slot != parent {
             control.process(slot).inherit(control.process(parent));
         }
-        runtime.set_keeper_slot(slot);
-        runtime.gate.reset();
-        runtime.still.reset();
-        runtime.growth.reset();
-        if let Err(error) = runtime.start_keeper() {
-            runtime.fail(&error);
+        self.set_keeper_slot(slot);
+        self.gate.reset();
+        self.still.reset();
+        self.growth.reset();
+        if let Err(error) = self.start_keeper() {
+            self.fail(&error);
         }
-        runtime.hand_over.finish();
+        self.hand_over.finish();
     }
 }

@@ -54,9 +54,19 @@ const LOOKED_AT: u32 = 3;
 const ANSWERED: u32 = 4;
 const LEFT: u32 = 5;
 
+/// What a thread tells of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// It has got a range, and may touch it at once.
+    Got,
+    /// It needs the mappings there whole, as the program has made them.
+    Whole,
+}
+
 #[derive(Debug, Default)]
 struct Slot {
     state: AtomicU32,
+    is_whole: AtomicBool,
     start: AtomicUsize,
     end: AtomicUsize,
 }
@@ -91,7 +101,9 @@ pub struct Growth {
 #[derive(Debug)]
 pub struct Told<'a> {
     slot: &'a Slot,
-    /// What the thread has got.
+    /// What the thread tells of it.
+    pub what: What,
+    /// Where.
     pub range: Range<usize>,
 }
 
@@ -163,8 +175,15 @@ impl Growth {
         }
     }
 
-    /// The keeper: the heap is managed up to `end`.
+    /// A part of the heap is managed up to `end`. (Others may be further up.)
     pub fn heap_is_managed(&self, end: usize) {
+        let known = self.heap_end.load(Ordering::Relaxed);
+        if known == NO_HEAP || known < end {
+            self.heap_ends(end);
+        }
+    }
+
+    fn heap_ends(&self, end: usize) {
         self.heap_end.store(end, Ordering::Relaxed);
         self.border.store(end + self.much_pages() as usize * PAGE_BYTES, Ordering::Relaxed);
     }
@@ -173,16 +192,17 @@ impl Growth {
     pub fn unmapped(&self, range: &Range<usize>) {
         let end = self.heap_end.load(Ordering::Relaxed);
         if range.start < end && end <= range.end {
-            self.heap_is_managed(range.start);
+            self.heap_ends(range.start);
         }
     }
 
-    /// A thread has got `range`, and `wake`s the keeper to look at it; waits for that.
-    pub fn tell(&self, range: Range<usize>, wake: impl FnOnce()) {
+    /// A thread tells of `range`, and `wake`s the keeper to look at it; waits for that.
+    pub fn tell(&self, what: What, range: Range<usize>, wake: impl FnOnce()) {
         if self.is_unheard.load(Ordering::Relaxed) {
             return;
         }
         let Some(slot) = self.slots.iter().find(|slot| slot.change(FREE, TAKEN)) else { return };
+        slot.is_whole.store(what == What::Whole, Ordering::Relaxed);
         slot.start.store(range.start, Ordering::Relaxed);
         slot.end.store(range.end, Ordering::Relaxed);
         slot.state.store(TOLD, Ordering::Release);
@@ -211,7 +231,8 @@ impl Growth {
     pub fn next(&self) -> Option<Told<'_>> {
         self.is_unheard.store(false, Ordering::Relaxed);
         let slot = self.slots.iter().find(|slot| slot.change(TOLD, LOOKED_AT))?;
-        Some(Told { slot, range: slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed) })
+        let what = if slot.is_whole.load(Ordering::Relaxed) { What::Whole } else { What::Got };
+        Some(Told { slot, what, range: slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed) })
     }
 
     /// The keeper has found something new, whoever asked.
@@ -220,8 +241,12 @@ impl Growth {
         self.pass_pages.store(self.much_pages(), Ordering::Relaxed);
     }
 
-    /// The keeper, which has been asked, has found nothing new.
-    pub fn found_nothing(&self) {
+    /// The keeper, which has been asked to look at `range`, has found nothing new.
+    pub fn found_nothing(&self, range: &Range<usize>) {
+        if self.is_watched(range.end) {
+            // Whatever it is, it cannot be managed.
+            self.heap_ends(range.end);
+        }
         let futile = self.futile.load(Ordering::Relaxed);
         let shift = FIRST_PASS_SHIFT.saturating_sub(futile).max(LAST_PASS_SHIFT);
         self.futile.store(futile.saturating_add(1), Ordering::Relaxed);
@@ -263,7 +288,7 @@ mod tests {
                     scope.spawn(move || {
                         (0..200)
                             .filter(|&turn| {
-                                growth.tell(teller..turn, || {});
+                                growth.tell(What::Got, teller..turn, || {});
                                 seen[teller].load(Ordering::Acquire) == turn
                             })
                             .count()
@@ -282,11 +307,11 @@ mod tests {
     fn without_a_keeper_nobody_waits_for_ever_and_no_more_than_once() {
         let growth = Growth::new(LIMIT_PAGES);
         let mut woken = 0;
-        (0..3).for_each(|_| growth.tell(0..1, || woken += 1));
+        (0..3).for_each(|_| growth.tell(What::Got, 0..1, || woken += 1));
         assert_eq!(woken, 1);
         // It looks too late, and hears the next one.
         assert!(growth.next().is_none());
-        growth.tell(0..1, || woken += 1);
+        growth.tell(What::Got, 0..1, || woken += 1);
         assert_eq!(woken, 2);
     }
 
@@ -294,14 +319,14 @@ mod tests {
     fn who_leaves_while_the_keeper_looks_leaves_a_slot_that_is_free_in_the_end() {
         let growth = Growth::new(LIMIT_PAGES);
         std::thread::scope(|scope| {
-            let teller = scope.spawn(|| growth.tell(5..6, || {}));
+            let teller = scope.spawn(|| growth.tell(What::Whole, 5..6, || {}));
             let told = loop {
                 if let Some(told) = growth.next() {
                     break told;
                 }
                 std::thread::yield_now();
             };
-            assert_eq!(told.range, 5..6);
+            assert_eq!((told.what, told.range.clone()), (What::Whole, 5..6));
             teller.join().unwrap();
             told.answer();
         });
@@ -339,13 +364,13 @@ mod tests {
         let passed = || (0..).take_while(|_| growth.may_pass(&piece)).count();
         assert_eq!(passed(), 0);
         let after = [(); 6].map(|()| {
-            growth.found_nothing();
+            growth.found_nothing(&(0..0));
             passed()
         });
         assert_eq!(after, [4, 8, 16, 32, 32, 32]);
         growth.found();
         assert_eq!(passed(), 2);
-        growth.found_nothing();
+        growth.found_nothing(&(0..0));
         assert_eq!(passed(), 4);
     }
 
@@ -354,7 +379,7 @@ mod tests {
         const END: usize = 0x5555_0000_0000;
         let growth = Growth::new(LIMIT_PAGES);
         let is_new = |start: usize, bytes: usize| {
-            growth.found_nothing();
+            growth.found_nothing(&(0..0));
             !growth.may_pass(&(start..start + bytes))
         };
         let above = END + growth.much_pages() as usize * PAGE_BYTES;
@@ -367,5 +392,10 @@ mod tests {
         assert!(!is_new(above - 64, 32));
         growth.unmapped(&(END - 64..END + 64));
         assert!(is_new(above - 64, 64), "it has shrunk");
+        growth.heap_is_managed(END);
+        growth.heap_is_managed(END - 4096);
+        assert_eq!([above - 64, above].map(|start| is_new(start, 32)), [false, true], "no end, but further down");
+        growth.found_nothing(&(above..above + 64));
+        assert!(!is_new(above, 32), "it cannot be managed");
     }
 }

@@ -141,6 +141,8 @@ pub struct LinuxMachine {
     descriptors: ForkCell<Descriptors>,
     budget: &'static Budget,
     ranges: Ranges,
+    /// What is managed, and what else of the program's is registered.
+    registered: Ranges,
     advices: Advices,
     /// Held by who unshares pages, or by who wants nobody to.
     is_unsharing: AtomicBool,
@@ -184,6 +186,7 @@ impl LinuxMachine {
             descriptors: ForkCell::new(descriptors),
             budget,
             ranges: Ranges::default(),
+            registered: Ranges::default(),
             advices: Advices::default(),
             is_unsharing: AtomicBool::new(false),
             huge_pause: AtomicU32::new(0),
@@ -214,6 +217,44 @@ impl LinuxMachine {
     /// The ranges of the program that are managed.
     pub fn ranges(&self) -> &Ranges {
         &self.ranges
+    }
+
+    /// All of the program's that is registered: that, and reserves ([`crate::adopt`]). Changed under the lock of the mappings, except
+    /// that what has just been registered may be missing.
+    pub fn registered(&self) -> &Ranges {
+        &self.registered
+    }
+
+    /// What is registered of `range` and not managed.
+    pub fn reserved(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        self.registered.within(range).into_iter().flat_map(|part| self.ranges.missing(part)).collect()
+    }
+
+    /// Registers a reserve. Called under the lock of the mappings.
+    pub fn reserve(&self, range: Range<usize>) {
+        if self.descriptors().program.register(range.start, range.len(), uffd::Mode::Faults).is_ok() {
+            self.registered.insert(range);
+        }
+    }
+
+    /// Leaves `range` to the kernel, except what is managed: that may be out. Called under the lock of the mappings.
+    pub fn let_go(&self, range: Range<usize>) {
+        for part in self.ranges.missing(range) {
+            let _ = self.descriptors().program.unregister(part.start, part.len());
+            self.registered.remove(part);
+        }
+    }
+
+    /// The program has unmapped `range`. Called under the lock of the mappings.
+    pub fn unmapped(&self, range: Range<usize>) {
+        self.ranges.remove(range.clone());
+        self.registered.remove(range);
+    }
+
+    /// The program has moved `from` to what starts at `to`. Called under the lock of the mappings.
+    pub fn moved(&self, from: Range<usize>, to: usize) {
+        self.registered.relocate(from.clone(), to);
+        self.ranges.relocate(from, to);
     }
 
     /// What the program says about its mappings.
@@ -285,6 +326,7 @@ impl LinuxMachine {
         allow_fork(&part, false);
         // Now the kernel has joined what has grown with what it has grown from.
         let mapping = maps::query(&self.descriptors().maps, part.start).unwrap_or(mapping);
+        self.registered.insert_in(&mapping, part.clone(), Advice::None);
         self.advices.adopt(&self.ranges, part, mapping);
     }
 
@@ -365,6 +407,8 @@ impl LinuxMachine {
     /// No other thread of this process uses the machine.
     pub unsafe fn rearm(&self, descriptors: Descriptors) -> Result<(), uffd::UffdError> {
         descriptors.program.register(self.arena.start(), self.arena.len(), uffd::Mode::Destination)?;
+        self.registered.remove(0..usize::MAX);
+        self.registered.insert_all(&self.ranges);
         for range in self.ranges.snapshot() {
             descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Faults)?;
         }

@@ -18,7 +18,7 @@
 //!
 //! Lock order: gate, mappings, then the engine's.
 
-use crate::adopt::{adopt_growth, adopt_mappings, adopt_part};
+use crate::adopt::{adopt_growth, adopt_mappings, adopt_part, make_whole};
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
@@ -28,7 +28,7 @@ use crate::cpu_load;
 use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
-use crate::growth::Growth;
+use crate::growth::{Growth, What};
 use crate::hand_over::HandOver;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
@@ -410,8 +410,21 @@ impl Runtime {
         // Where nothing compresses, there will be no room however long a thread waits.
         let is_futile = self.engaged.get().is_some_and(|engaged| engaged.engine.reclaim_is_futile());
         if !is_futile && self.lacks_room(&range) && !self.growth.may_pass(&range) {
-            self.growth.tell(range, || self.still.wake_keeper());
+            self.growth.tell(What::Got, range, || self.still.wake_keeper());
         }
+    }
+
+    /// The kernel has refused something that concerns the mapping at `range` as a whole: returns when reserves there are as they
+    /// were without us. Whether that may have changed anything.
+    pub fn is_made_whole(&self, range: Range<usize>) -> bool {
+        let may_be_told = self.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed);
+        let has_reserve =
+            || self.engaged.get().is_some_and(|engaged| !engaged.engine.machine().reserved(range.clone()).is_empty());
+        let is_told = may_be_told && has_reserve();
+        if is_told {
+            self.growth.tell(What::Whole, range, || self.still.wake_keeper());
+        }
+        is_told
     }
 
     /// Whether [`grows`](Self::grows) is to be told of what ends at `end`, however small it is.
@@ -507,6 +520,13 @@ impl Runtime {
         let mut has_engaged = false;
         for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.next()) {
             let range = told.range.clone();
+            if told.what == What::Whole {
+                if let Some(engaged) = self.engaged.get() {
+                    make_whole(self, engaged, &range);
+                }
+                told.answer();
+                continue;
+            }
             if self.engaged.get().is_none() {
                 self.budget.sample();
                 if !self.lacks_room(&range) {
@@ -522,7 +542,7 @@ impl Runtime {
             if adopt_part(self, engaged, &range, || told.answer()) {
                 self.growth.found();
             } else {
-                self.growth.found_nothing();
+                self.growth.found_nothing(&range);
             }
         }
         has_engaged
@@ -582,7 +602,7 @@ impl Runtime {
         let mapped = Ranges::default();
         maps::for_each(&files.maps, &mut |mapping| mapped.insert(mapping.start..mapping.end));
         for gone in ranges.snapshot().into_iter().flat_map(|range| mapped.missing(range)) {
-            ranges.remove(gone.clone());
+            engaged.engine.machine().unmapped(gone.clone());
             engaged.engine.unmapped(pages(&gone));
         }
     }
@@ -1038,7 +1058,7 @@ impl Runtime {
         loop {
             let fault = match uffd.read_message() {
                 Ok(Some(Message::Change(change))) => {
-                    changes.hear(change, machine.ranges(), |change| self.apply(engaged, change));
+                    changes.hear(change, machine.registered(), |change| self.apply(engaged, change));
                     continue;
                 }
                 Ok(Some(Message::Fault { address, protected, thread })) => {
@@ -1177,12 +1197,12 @@ impl Runtime {
             Change::Discard(range) => engine.discarded(pages(&range)),
             Change::Unmap(range) => {
                 self.growth.unmapped(&range);
-                ranges.remove(range.clone());
+                engine.machine().unmapped(range.clone());
                 engine.unmapped(pages(&range));
             }
             Change::Remap { from, to } => {
                 let len = from.len();
-                ranges.relocate(from.clone(), to);
+                engine.machine().moved(from.clone(), to);
                 engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
                 // The message tells the old length, whatever the new one is.
                 engine.machine().may_have_grown(to);
