@@ -311,9 +311,11 @@ impl LinuxMachine {
         let candidates = std::mem::take(&mut *self.may_have_grown.lock());
         for address in candidates {
             let Some(mapping) = maps::query(&self.descriptors().maps, address) else { continue };
-            let uffd = &self.descriptors().program;
             if self.ranges.missing(mapping.clone()).is_empty() {
-            } else if uffd.is_registered(address) {
+                continue;
+            }
+            let uffd = &self.descriptors().program;
+            if uffd.is_registered(address) {
                 self.adopt_range(mapping.clone(), mapping);
             } else if uffd.mapping_is_changing() {
                 self.may_have_grown(address);

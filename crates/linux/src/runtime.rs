@@ -178,8 +178,7 @@ pub(crate) struct Engaged {
 }
 
 /// Open files of this process's agent.
-pub(crate) struct ProcFiles {
-    pub(crate) maps: OwnedFd,
+struct ProcFiles {
     smaps_rollup: OwnedFd,
     /// If pieces are recompressed.
     loadavg: Option<OwnedFd>,
@@ -196,7 +195,7 @@ pub struct Runtime {
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
-    pub(crate) files: ForkCell<Option<ProcFiles>>,
+    files: ForkCell<Option<ProcFiles>>,
     death: DeathNotice,
     /// Bumped to wake the reclaimers.
     reclaim_kick: AtomicU32,
@@ -278,15 +277,16 @@ impl Runtime {
         let fork_stack =
             Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
         own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
+        let budget = Budget::new(control, slot);
         let runtime = Box::leak(Box::new(Runtime {
             tracer: Tracer::new(settings.record),
             settings,
             fork_stack,
             gate: Gate::default(),
             still: Still::default(),
-            growth: Growth::new((settings.limit_bytes / PAGE_BYTES as u64) as i64),
+            growth: Growth::new(budget.limit_pages()),
             hand_over: HandOver::default(),
-            budget: Budget::new(control, slot),
+            budget,
             own,
             engaged: OnceLock::new(),
             files: ForkCell::new(None),
@@ -596,11 +596,10 @@ impl Runtime {
     }
 
     /// In the child of a fork: forgets what the parent has unmapped at the last instant.
-    fn forget_unmapped(&self, engaged: &Engaged) {
-        let Some(files) = &*self.files else { return };
+    fn forget_unmapped(&self, engaged: &Engaged, maps: &OwnedFd) {
         let ranges = engaged.engine.machine().ranges();
         let mapped = Ranges::default();
-        maps::for_each(&files.maps, &mut |mapping| mapped.insert(mapping.start..mapping.end));
+        maps::for_each(maps, &mut |mapping| mapped.insert(mapping.start..mapping.end));
         for gone in ranges.snapshot().into_iter().flat_map(|range| mapped.missing(range)) {
             engaged.engine.machine().unmapped(gone.clone());
             engaged.engine.unmapped(pages(&gone));
@@ -632,7 +631,6 @@ impl Runtime {
             self.death.leave(&control.process(slot).keeper);
         }
         let files = ProcFiles {
-            maps: open("/proc/self/maps")?,
             smaps_rollup: open("/proc/self/smaps_rollup")?,
             loadavg: self.settings.recompress.map(|_| open("/proc/loadavg")).transpose()?,
         };
@@ -653,7 +651,7 @@ impl Runtime {
             if engaged.engine.machine().has_swap_file() {
                 self.take_over_swap_file(engaged, &descriptors)?;
             }
-            self.forget_unmapped(engaged);
+            self.forget_unmapped(engaged, &descriptors.maps);
             self.forget_wiped(engaged)?;
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
