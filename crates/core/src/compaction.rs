@@ -33,34 +33,14 @@ pub enum Occupant {
     /// A folio, resident or at home.
     Folio(FrameRun),
     /// Part of the store, which finds itself other frames.
-    Store {
-        /// Its first frame.
-        head: Frame,
-        /// How many.
-        frames: u32,
-    },
+    Store(FrameRun),
 }
 
 impl Occupant {
-    fn head(self) -> Frame {
+    fn run(self) -> FrameRun {
         match self {
-            Occupant::Folio(run) => run.head,
-            Occupant::Store { head, .. } => head,
+            Occupant::Folio(run) | Occupant::Store(run) => run,
         }
-    }
-
-    fn frames(self) -> u32 {
-        match self {
-            Occupant::Folio(run) => run.frames(),
-            Occupant::Store { frames, .. } => frames,
-        }
-    }
-
-    /// Of the smallest run that has room for it.
-    fn order(self) -> Order {
-        let fits = |order: &Order| order.pages() >= self.frames();
-        let Some(order) = Order::all().find(fits) else { unreachable!("{self:?} is larger than any run") };
-        order
     }
 }
 
@@ -227,11 +207,12 @@ impl<O: Occupants> Compaction<'_, O> {
                 continue;
             }
             let occupant = self.occupants.occupant(block.head.offset(index))?;
-            if !policy.isolates(occupant.order(), self.order) {
+            if !policy.isolates(occupant.run().order, self.order) {
                 return None;
             }
             sources.push(occupant);
-            let end = (occupant.head().0 + occupant.frames()).min(block.head.0 + block.frames());
+            let run = occupant.run();
+            let end = (run.head.0 + run.frames()).min(block.head.0 + block.frames());
             let pages = end - (block.head.0 + index);
             // As Linux counts: all pages of what was looked at.
             self.counters.compact_migrate_scanned.add(u64::from(pages - 1));
@@ -250,9 +231,9 @@ impl<O: Occupants> Compaction<'_, O> {
         policy.arrange(&mut sources);
         sources.reverse();
         while let Some(source) = sources.pop() {
-            let pages = u64::from(source.frames());
+            let pages = u64::from(source.run().frames());
             let moved = match source {
-                Occupant::Store { head, .. } => self.occupants.evacuate(head),
+                Occupant::Store(run) => self.occupants.evacuate(run.head),
                 Occupant::Folio(run) => {
                     if policy.splits_first() && run.order > Order::ZERO {
                         if !self.split(run, Order::ZERO, block, &mut sources) {

@@ -161,8 +161,8 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
         self.0.homes.free_full(run);
     }
 
-    fn note_holder(&self, head: Frame, frames: u32, holder: HolderId) {
-        self.0.rmap.set_store(head, frames, holder);
+    fn note_holder(&self, run: FrameRun, holder: HolderId) {
+        self.0.rmap.set_store(run, holder);
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {

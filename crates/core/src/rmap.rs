@@ -53,9 +53,9 @@ impl Rmap {
         }
     }
 
-    /// `frames` frames from `head` on are the store's.
-    pub fn set_store(&self, head: Frame, frames: u32, holder: HolderId) {
-        (0..frames).for_each(|index| self.0.get(head.offset(index).0).store(STORE | holder.get(), Relaxed));
+    /// The frames of `run` are the store's.
+    pub fn set_store(&self, run: FrameRun, holder: HolderId) {
+        (0..run.frames()).for_each(|index| self.0.get(run.head.offset(index).0).store(STORE | holder.get(), Relaxed));
     }
 
     /// Who may hold `frame`.
@@ -79,7 +79,7 @@ mod tests {
         let Holder::Page(low) = rmap.get(Frame(1024 + 300)) else { panic!() };
         assert!(Holder::pages(low).any(|page| page == head.offset(300)));
         assert!(Holder::pages(low).all(|page| page == head.offset(300) || page.0 < head.0));
-        rmap.set_store(Frame(1999), 1, HolderId::new(77));
+        rmap.set_store(FrameRun::new(Frame(1999), Order::ZERO), HolderId::new(77));
         assert_eq!(rmap.get(Frame(1999)), Holder::Store(HolderId::new(77)));
     }
 }

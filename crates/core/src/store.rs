@@ -5,13 +5,13 @@
 //! with one difference: a piece may be far larger than a page.
 //!
 //! # Representation
-//! - Up to 32 KiB, a piece takes a slot of a *zspage*: 1 to 16 contiguous frames cut into slots of one
-//!   size class. The number of frames is chosen per class so that nothing is left over, and need not be a
-//!   power of two: the rest of the run goes straight back ([`classes`]).
-//! - A larger piece owns a chain of *extents*: contiguous frames, 16 (64 KiB) each but for the last, so
+//! - Up to 32 KiB, a piece takes a slot of a *zspage*: 1 to 16 frames cut into slots of one size class. The number
+//!   of frames is chosen per class so that nothing is left over, and need not be a power of two: they are
+//!   several runs then ([`classes`], [`extent`]).
+//! - A larger piece owns a chain of *extents*: 16 frames (64 KiB) each but for the last, so
 //!   that its waste is less than a page and a raw 2 MiB piece never needs a run above order 4.
 //! - A piece is one 64-bit word (place, length, references, pins: [`word`]) and its checksum: 16 bytes.
-//!   A zspage is 20 bytes and 4 more per slot, which name the piece in it, for compaction. All tables
+//!   A zspage is 32 bytes and 4 more per slot, which name the piece in it, for compaction. All tables
 //!   grow as they are used ([`crate::sparse`]) and never shrink; entries are recycled.
 //! - A granule that repeats one 64-bit word takes no frames at all.
 //! - Where there is a swap file, the oldest pieces can be written back to it ([`backing`]): the piece stays
@@ -41,6 +41,7 @@ mod check;
 mod classes;
 mod compact;
 mod evacuate;
+mod extent;
 mod file_slots;
 mod pieces;
 mod place;
@@ -58,9 +59,10 @@ pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::Shared;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, Order, PAGE_BYTES};
+use crate::units::{ClusterNumber, FrameRun, Order, PAGE_BYTES};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
+use extent::Extent;
 use pieces::Pieces;
 use recompress::Hand;
 use std::num::NonZeroU32;
@@ -72,11 +74,10 @@ use zspages::Zspages;
 pub trait RunSource: Shared {
     /// A run of `order` with pages at home, if one can be had. Called with no lock of the store held.
     fn alloc_run(&self, order: Order) -> Option<FrameRun>;
-    /// Takes a run back. It may be any naturally aligned part of a run that was given out. Called with no lock of the
-    /// store held.
+    /// Takes a run back that was given out. Called with no lock of the store held.
     fn free_run(&self, run: FrameRun);
-    /// `frames` frames from `head` on, of a run that was given out, are those of `holder` from now on.
-    fn note_holder(&self, _head: Frame, _frames: u32, _holder: HolderId) {}
+    /// A run that was given out is that of `holder` from now on.
+    fn note_holder(&self, _run: FrameRun, _holder: HolderId) {}
     /// Makes this process the holder of a cluster of the swap file, unless there is one. Waits for nothing.
     fn claim_cluster(&self, _cluster: ClusterNumber) -> bool {
         false
@@ -392,7 +393,7 @@ impl Store {
     ) -> Option<(ZspageId, u32)> {
         match self.zspages.open(class, extent, id) {
             Some((zspage, slot)) => {
-                runs.note_holder(extent.head, extent.frames, HolderId::of(zspage));
+                extent.runs().for_each(|run| runs.note_holder(run, HolderId::of(zspage)));
                 Some((zspage, slot))
             }
             None => {
@@ -411,7 +412,7 @@ impl Store {
             let link = self.obtain(runs, frames).and_then(|extent| {
                 let link = self.zspages.add_extent(extent, id);
                 match link {
-                    Some(link) => runs.note_holder(extent.head, extent.frames, HolderId::of(link)),
+                    Some(link) => extent.runs().for_each(|run| runs.note_holder(run, HolderId::of(link))),
                     None => self.give_back(runs, extent),
                 }
                 link
@@ -485,7 +486,7 @@ impl Store {
         if let Some(class) = self.zspages.class(zspage) {
             let size_bytes = class.shape().size_bytes;
             let start = last_byte / size_bytes * size_bytes;
-            place.push(Fragment::new(self.zspages.extent(zspage).head, start, last_byte + 1 - start));
+            self.zspages.extent(zspage).locate(start, last_byte + 1, &mut place);
             return place;
         }
         let mut next = Some(zspage);
@@ -493,40 +494,20 @@ impl Store {
             let extent = self.zspages.extent(link);
             next = self.zspages.next_extent(link);
             let len_bytes = if next.is_some() { extent.frames * PAGE_BYTES as u32 } else { last_byte + 1 };
-            place.push(Fragment::new(extent.head, 0, len_bytes));
+            extent.locate(0, len_bytes, &mut place);
         }
         place
     }
 
-    /// Contiguous frames, as many as wanted: the smallest run that has them, less its end.
+    /// As many frames as wanted.
     fn obtain(&self, runs: &dyn RunSource, frames: u32) -> Option<Extent> {
-        let order = Order::new(frames.next_power_of_two().trailing_zeros() as u8)?;
-        let run = runs.alloc_run(order)?;
-        debug_assert_eq!(run.order, order);
-        free_frames(runs, run.head.offset(frames), run.frames() - frames);
+        let extent = Extent::obtain(frames, |order| runs.alloc_run(order), |run| runs.free_run(run))?;
         self.gauges.held_frames.fetch_add(frames, Relaxed);
-        Some(Extent { head: run.head, frames })
+        Some(extent)
     }
 
     fn give_back(&self, runs: &dyn RunSource, extent: Extent) {
         self.gauges.held_frames.fetch_sub(extent.frames, Relaxed);
-        free_frames(runs, extent.head, extent.frames);
-    }
-}
-
-/// Contiguous frames: 1 to [`EXTENT_FRAMES`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Extent {
-    head: Frame,
-    frames: u32,
-}
-
-/// Frees frames that need not be a run, in the largest aligned runs they consist of.
-fn free_frames(runs: &dyn RunSource, mut head: Frame, mut frames: u32) {
-    while frames > 0 {
-        let order = Order::largest_at(head.0, frames);
-        runs.free_run(FrameRun::new(head, order));
-        head = head.offset(order.pages());
-        frames -= order.pages();
+        extent.runs().for_each(|run| runs.free_run(run));
     }
 }

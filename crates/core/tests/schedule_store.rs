@@ -72,8 +72,8 @@ impl RunSource for Arena {
         self.0.lock().free.alloc(order)
     }
 
-    fn note_holder(&self, head: Frame, frames: u32, holder: HolderId) {
-        self.0.lock().holders.extend((0..frames).map(|index| (head.offset(index), holder)));
+    fn note_holder(&self, run: FrameRun, holder: HolderId) {
+        self.0.lock().holders.extend((0..run.frames()).map(|index| (run.head.offset(index), holder)));
     }
 
     fn free_run(&self, run: FrameRun) {
@@ -151,9 +151,9 @@ impl World {
         for frame in (0..FRAMES).map(Frame) {
             let holder = self.arena.0.lock().holders.get(&frame).copied();
             if let Some(holder) = holder
-                && let Some((head, _)) = self.store.frames_of(holder, frame)
+                && let Some(run) = self.store.run_of(holder, frame)
             {
-                self.store.evacuate(&self.arena, &self.arena, holder, head);
+                self.store.evacuate(&self.arena, &self.arena, holder, run.head);
             }
         }
     }

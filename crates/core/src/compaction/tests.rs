@@ -72,7 +72,7 @@ impl World {
                 let frame = block.head.offset(index);
                 full.contains(index)
                     || free.contains(index)
-                    || self.occupant(frame).is_some_and(|occupant| occupant.order() < order)
+                    || self.occupant(frame).is_some_and(|occupant| occupant.run().order < order)
             });
             movable && !free.covers(block) && order.pages() - free.len() <= empty - free.len()
         })

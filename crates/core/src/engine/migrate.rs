@@ -108,7 +108,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The folio at `head` has its frames in `to` from now on, no more in `from`, where no page is left.
-    fn renumber(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) {
+    pub(super) fn renumber(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) {
         if let Some(copy) = self.swap_cache.take(from.head) {
             self.swap_cache.keep(to.head, copy);
         }
@@ -125,10 +125,7 @@ impl<M: Machine> Occupants for Engine<M> {
     fn occupant(&self, frame: Frame) -> Option<Occupant> {
         match self.rmap.get(frame) {
             Holder::Page(_) => self.with_movable(frame, |_, _, _, run| Occupant::Folio(run)),
-            Holder::Store(holder) => {
-                let (head, frames) = self.store.frames_of(holder, frame)?;
-                Some(Occupant::Store { head, frames })
-            }
+            Holder::Store(holder) => self.store.run_of(holder, frame).map(Occupant::Store),
         }
     }
 

@@ -17,7 +17,7 @@ impl Store {
         for zspage in self.zspages.in_use() {
             let extent = self.zspages.extent(zspage);
             held_frames += extent.frames;
-            heads.push((extent.head.0, extent.frames));
+            heads.extend(extent.runs().map(|run| (run.head.0, run.frames())));
             if self.zspages.class(zspage).is_some() {
                 self.check_slots(zspage, &live);
             }

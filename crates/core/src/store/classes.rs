@@ -1,6 +1,6 @@
 //! Size classes: which slot size a piece takes, and how many frames a zspage of that class has.
 //!
-//! A zspage is `frames` contiguous frames (any number up to 16, not just powers of two) cut into `slots`
+//! A zspage is `frames` frames (any number up to 16, not just powers of two) cut into `slots`
 //! slots. A class is worth having only at sizes that divide some number of frames almost exactly, so the
 //! classes are chosen among those: going down from the largest, the next class is the size between
 //! [`NEAREST`] and [`FARTHEST`] of the last one that leaves least over. What a piece wastes is then half
@@ -13,7 +13,7 @@
 
 use crate::units::PAGE_BYTES;
 
-/// Frames of the largest zspage and of an extent: a run of order 4.
+/// Frames of the largest zspage and of a link of a chain: a run of order 4.
 pub(super) const EXTENT_FRAMES: u32 = 16;
 /// The largest slot: two of them fill the largest zspage. Above it there is nothing to share, and a
 /// piece takes frames of its own.

@@ -7,6 +7,7 @@
 //! gets no new pieces, and its frames go back only when the emptying is done with it.
 
 use super::classes::{CLASSES, ClassId};
+use super::evacuate::copy;
 use super::place::Fragment;
 use super::word::{Location, ZspageId};
 use super::{PieceId, RunSource, Store};
@@ -99,7 +100,7 @@ impl Store {
         };
         let len_less_one = u32::from(location.last_byte()) - from.1 * size_bytes;
         let to = Location::new(zspage, (slot * size_bytes + len_less_one) as u16);
-        mover.copy(self.place_of(location).fragments()[0], self.place_of(to).fragments()[0]);
+        copy(mover, &self.place_of(location), &self.place_of(to));
         let switched = self.pieces.switch(piece, to).is_some();
         self.vacate(runs, if switched { location } else { to });
         if !switched {

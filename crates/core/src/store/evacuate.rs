@@ -7,8 +7,8 @@
 use super::compact::PieceMover;
 use super::place::{Fragment, Place};
 use super::word::ZspageId;
-use super::{Extent, RunSource, Store};
-use crate::units::Frame;
+use super::{RunSource, Store};
+use crate::units::{Frame, FrameRun, Order};
 
 /// Names a zspage or an extent to those who keep note of what holds their frames. May be stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,18 +35,17 @@ impl HolderId {
 }
 
 impl Store {
-    /// The first frame and the number of frames of what `holder` names, if `frame` is one of them. Whether that is so still
-    /// shows when they are evacuated.
-    pub fn frames_of(&self, holder: HolderId, frame: Frame) -> Option<(Frame, u32)> {
-        let Extent { head, frames } = self.zspages.extent(holder.zspage());
-        (head.0..head.0 + frames).contains(&frame.0).then_some((head, frames))
+    /// The run of what `holder` names that `frame` is in, if it is one of its frames. Whether that is so still shows when it is
+    /// evacuated.
+    pub fn run_of(&self, holder: HolderId, frame: Frame) -> Option<FrameRun> {
+        self.zspages.extent(holder.zspage()).runs().find(|run| run.contains(FrameRun::new(frame, Order::ZERO)))
     }
 
-    /// Leaves the frames of what `holder` names, from `head` on. False where something in them cannot be moved now, or
-    /// there are no frames to move it to.
+    /// Leaves the frames of what `holder` names, if it has a run from `head` on. False where something in them cannot be
+    /// moved now, or there are no frames to move it to.
     pub fn evacuate(&self, runs: &dyn RunSource, mover: &dyn PieceMover, holder: HolderId, head: Frame) -> bool {
         let zspage = holder.zspage();
-        if self.frames_of(holder, head).is_none() {
+        if self.run_of(holder, head).is_none() {
             // It went with another extent of its chain.
             return true;
         }
@@ -96,7 +95,7 @@ impl Store {
 }
 
 /// Copies what lies at `from` to `to`, whose fragments may be others.
-fn copy(mover: &dyn PieceMover, from: &Place, to: &Place) {
+pub(super) fn copy(mover: &dyn PieceMover, from: &Place, to: &Place) {
     let mut targets = to.fragments().iter().copied();
     let mut target = targets.next();
     for &fragment in from.fragments() {

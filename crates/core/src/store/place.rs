@@ -1,11 +1,12 @@
 //! Where a piece's bytes are: a short list of contiguous stretches of frames, held by value.
 
 use super::classes::EXTENT_FRAMES;
+use super::extent::MOST_RUNS;
 use crate::units::{Frame, MAX_ORDER, PAGE_BYTES};
 use std::fmt;
 
-/// The most fragments a piece has: a raw 2 MiB granule in extents of 64 KiB.
-pub const MAX_FRAGMENTS: usize = MAX_ORDER.bytes() / (EXTENT_FRAMES as usize * PAGE_BYTES);
+/// The most fragments a piece has: nearly 2 MiB in extents of 64 KiB, the last of which is several runs.
+pub const MAX_FRAGMENTS: usize = MAX_ORDER.bytes() / (EXTENT_FRAMES as usize * PAGE_BYTES) - 1 + MOST_RUNS;
 
 /// Contiguous bytes within contiguous frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +38,7 @@ impl Fragment {
     }
 }
 
-/// Where a piece's bytes are, first to last. Pieces of up to 64 KiB have one fragment.
+/// Where a piece's bytes are, first to last.
 #[derive(Clone, Copy)]
 pub struct Place {
     fragments: [Fragment; MAX_FRAGMENTS],

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sync::Mutex;
-use crate::units::MAX_ORDER;
+use crate::units::{Frame, MAX_ORDER};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -75,8 +75,8 @@ impl RunSource for Arena {
         })
     }
 
-    fn note_holder(&self, head: Frame, frames: u32, holder: HolderId) {
-        self.holders.lock().extend((head.0..head.0 + frames).map(|frame| (frame, holder)));
+    fn note_holder(&self, run: FrameRun, holder: HolderId) {
+        self.holders.lock().extend((run.head.0..run.head.0 + run.frames()).map(|frame| (frame, holder)));
     }
 
     fn free_run(&self, run: FrameRun) {
@@ -189,7 +189,7 @@ impl Model {
         let info = PieceInfo { len_bytes, granule, raw, checksum: self.inserted * 77, pages: references };
         let Some((id, place)) = self.store.insert(&self.arena, info) else { return };
         assert_eq!(place.len_bytes(), len_bytes);
-        assert!(len_bytes > 64 << 10 || place.fragments().len() == 1);
+        assert!(len_bytes > 64 << 10 || place.fragments().len() <= extent::MOST_RUNS);
         let content = content_of(self.inserted, len_bytes);
         self.arena.write(&place, &content);
         if sealed {
@@ -256,10 +256,14 @@ impl Model {
             (0..).zip(&*self.arena.held.lock()).filter(|&(_, &held)| held).map(|(frame, _)| frame).collect();
         let Some(&frame) = held.get(which % held.len().max(1)) else { return };
         let holder = self.arena.holders.lock()[&frame];
-        let (head, frames) = self.store.frames_of(holder, Frame(frame)).expect("the holder of a held frame");
-        let evacuated = self.store.evacuate(&self.arena, &self.arena, holder, head);
+        let run = self.store.run_of(holder, Frame(frame)).expect("the holder of a held frame");
+        let evacuated = self.store.evacuate(&self.arena, &self.arena, holder, run.head);
         let is_held = |frame: u32| self.arena.held.lock()[frame as usize];
-        assert_eq!(evacuated, (head.0..head.0 + frames).all(|frame| !is_held(frame)), "frames of {holder:?}");
+        assert_eq!(
+            evacuated,
+            (run.head.0..run.head.0 + run.frames()).all(|frame| !is_held(frame)),
+            "frames of {holder:?}"
+        );
         let nothing_in_the_way = self.pinned.is_empty() && self.live.values().all(|piece| piece.sealed);
         assert!(evacuated || !nothing_in_the_way || *self.arena.highest.lock() < MAX_ORDER, "{holder:?} stays");
     }
@@ -433,7 +437,7 @@ fn a_raw_2_mib_piece_needs_no_run_above_order_4() {
     let store = Store::new(10);
     let info = PieceInfo { len_bytes: 2 << 20, granule: MAX_ORDER, raw: true, checksum: 5, pages: 512 };
     let (id, place) = store.insert(&arena, info).unwrap();
-    assert_eq!(place.fragments().len(), MAX_FRAGMENTS);
+    assert_eq!(place.fragments().len(), 32);
     assert_eq!(store.stats().huge_pages, 512);
     store.release(&arena, id, 512);
     store.check();

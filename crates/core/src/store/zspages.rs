@@ -1,6 +1,6 @@
 //! Zspages and extents: the frames the store holds, and which of their slots are taken.
 //!
-//! Both have a descriptor of five words in one table. A zspage belongs to a size class for good: when it
+//! Both have a descriptor of eight words in one table. A zspage belongs to a size class for good: when it
 //! is empty its frames go back, and its descriptor, with its slots' elements, waits for the next zspage of
 //! that class. Extents are those of pieces that own their frames; they are chained by `next`.
 //!
@@ -16,9 +16,10 @@
 //! piece that owns it. So all accesses are relaxed: the lock, or the word of the piece, orders them. What
 //! a reader that has a piece pinned needs (head, frames, class, next) does not change while it is there.
 
+use super::PieceId;
 use super::classes::{CLASSES, ClassId, FEW_ZSPAGES};
+use super::extent::{Extent, MOST_RUNS};
 use super::word::ZspageId;
-use super::{Extent, PieceId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard};
@@ -39,7 +40,8 @@ const _: () = assert!(EXTENTS < u8::MAX as usize);
 
 #[derive(Debug, Default)]
 struct Descriptor {
-    head: AtomicU32,
+    /// Of its runs; those that it does not have are anything.
+    heads: [AtomicU32; MOST_RUNS],
     /// A packed [`State`].
     state: AtomicU32,
     /// The first of the elements of its slots.
@@ -49,7 +51,7 @@ struct Descriptor {
     next: AtomicU32,
 }
 
-const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Descriptor>() == 20);
+const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Descriptor>() == 32);
 
 /// What a descriptor says of its zspage, packed into 30 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,8 +164,14 @@ impl Zspages {
 
     /// Its frames.
     pub(super) fn extent(&self, zspage: ZspageId) -> Extent {
-        let head = Frame(self.descriptor(zspage).head.load(Relaxed));
-        Extent { head, frames: u32::from(self.state(zspage).frames) }
+        let heads = self.descriptor(zspage).heads.each_ref().map(|head| Frame(head.load(Relaxed)));
+        Extent { heads, frames: u32::from(self.state(zspage).frames) }
+    }
+
+    fn set_heads(&self, zspage: ZspageId, extent: Extent) {
+        for (to, head) in self.descriptor(zspage).heads.iter().zip(extent.heads) {
+            to.store(head.0, Relaxed);
+        }
     }
 
     fn element(&self, zspage: ZspageId, slot: u32) -> &AtomicU32 {
@@ -267,7 +275,7 @@ impl Zspages {
         let zspage = self.new_descriptor(&mut guard, u32::from(class.shape().slots))?;
         let (frames, taken) = (extent.frames as u8, 0);
         let state = State { class: class.index() as u8, frames, taken, first_free: 0, isolated: false };
-        self.descriptor(zspage).head.store(extent.head.0, Relaxed);
+        self.set_heads(zspage, extent);
         let slots = state.slots();
         for slot in 0..slots {
             let next = if slot + 1 < slots { slot + 1 } else { u32::from(NO_SLOT) };
@@ -315,11 +323,11 @@ impl Zspages {
         Some(zspage)
     }
 
-    /// Takes `zspage` off its list, whatever is in it, if it is still one of `class` that begins at `head`.
+    /// Takes `zspage` off its list, whatever is in it, if it is still one of `class` that has a run from `head` on.
     pub(super) fn isolate(&self, class: ClassId, zspage: ZspageId, head: Frame) -> bool {
         let mut guard = self.classes[class.index()].lock();
         let before = self.state(zspage);
-        if before.frames == 0 || before.isolated || self.extent(zspage).head != head {
+        if before.frames == 0 || before.isolated || self.extent(zspage).runs().all(|run| run.head != head) {
             return false;
         }
         self.change(&mut guard, zspage, before, State { isolated: true, ..before });
@@ -357,7 +365,7 @@ impl Zspages {
     pub(super) fn add_extent(&self, extent: Extent, piece: PieceId) -> Option<ZspageId> {
         let zspage = self.new_descriptor(&mut self.classes[EXTENTS].lock(), 0)?;
         let descriptor = self.descriptor(zspage);
-        descriptor.head.store(extent.head.0, Relaxed);
+        self.set_heads(zspage, extent);
         descriptor.next.store(NIL, Relaxed);
         descriptor.prev.store(piece.get(), Relaxed);
         let (frames, first_free) = (extent.frames as u8, NO_SLOT);

@@ -14,7 +14,7 @@ impl Policy for SortSources {
     }
 
     fn arrange(&self, sources: &mut [Occupant]) {
-        sources.sort_by_key(|source| std::cmp::Reverse(source.order()));
+        sources.sort_by_key(|source| std::cmp::Reverse(source.run().order));
     }
 
     fn splits_for_want(&self) -> bool {
