@@ -309,7 +309,7 @@ mod tests {
     fn the_longer_all_of_it_is_touched_the_less_is_watched() {
         let locality = Locality::new(SwapIn::Adaptive);
         // The windows that are watched, of so many that are read from one end to the other.
-        let mut watched = |windows: std::ops::Range<u64>| {
+        let watched = |windows: std::ops::Range<u64>| {
             let is_watched = |&window: &u64| {
                 let page = PageNumber(window * WINDOW_PAGES);
                 let is_watched = locality.part_for_fault(page, true).is_some();

@@ -184,6 +184,11 @@ impl Entries {
         self.first
     }
 
+    /// The page after its last.
+    pub fn end(&self) -> PageNumber {
+        self.first.offset(BLOCK_PAGES as u32)
+    }
+
     fn index(&self, page: PageNumber) -> usize {
         debug_assert_eq!(page.head(crate::units::MAX_ORDER), self.first, "page of another block");
         page.index_in_block()

@@ -130,10 +130,6 @@ impl Elements {
         self.pages += u64::from(claim.folio.order.pages());
     }
 
-    fn oldest(&self) -> Option<Claim> {
-        self.chunks.front().map(|chunk| Claim::unpack(chunk.words[chunk.start]))
-    }
-
     fn pop(&mut self) -> Option<Claim> {
         let chunk = self.chunks.front_mut()?;
         let claim = Claim::unpack(chunk.words[chunk.start]);
@@ -215,15 +211,11 @@ impl Queue {
         self.0.lock().pop()
     }
 
-    /// Takes the oldest, if it is wanted.
-    pub fn pop_if(&self, is_wanted: impl FnOnce(Claim) -> bool) -> Option<Claim> {
-        let mut elements = self.0.lock();
-        if is_wanted(elements.oldest()?) { elements.pop() } else { None }
-    }
-
-    /// The oldest, which stays.
-    pub fn oldest(&self) -> Option<Claim> {
-        self.0.lock().oldest()
+    /// Fills `oldest` with the oldest, as many as there are; they stay.
+    pub fn copy_oldest(&self, oldest: &mut [Option<Claim>]) {
+        let elements = self.0.lock();
+        let words = elements.chunks.iter().flat_map(Chunk::words);
+        words.zip(oldest).for_each(|(&word, to)| *to = Some(Claim::unpack(word)));
     }
 
     /// Takes the youngest.
@@ -420,5 +412,20 @@ mod tests {
         });
         queue.check();
         assert_eq!(queue.all(), (2000..2050).map(claim).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_oldest_are_copied_across_chunks() {
+        let queue = Queue::default();
+        (0..CHUNK_CLAIMS as u64 + 2).for_each(|number| queue.push(claim(number)));
+        (0..CHUNK_CLAIMS - 1).for_each(|_| assert!(queue.pop().is_some()));
+        let mut oldest = [None; 4];
+        queue.copy_oldest(&mut oldest);
+        let number = CHUNK_CLAIMS as u64 - 1;
+        assert_eq!(oldest, [Some(claim(number)), Some(claim(number + 1)), Some(claim(number + 2)), None]);
+        assert_eq!(queue.claims(), 3);
+        let mut two = [None; 2];
+        queue.copy_oldest(&mut two);
+        assert_eq!(two, oldest[..2]);
     }
 }

@@ -493,6 +493,29 @@ fn neighbours_go_home_in_one_move_except_those_that_cannot_be_moved() {
 }
 
 #[test]
+fn what_lies_in_line_goes_home_in_line_though_it_was_touched_in_turns_with_other_memory() {
+    let mut world = World::new(0, 4, 4000, 64);
+    world.map(0, PAGES);
+    let fill = |world: &mut World, value| {
+        for page in 0..32 {
+            world.run(&Step::Write { page, pages: 1, value });
+            world.run(&Step::Write { page: 256 + page, pages: 1, value });
+        }
+    };
+    fill(&mut world, 11);
+    assert_eq!(world.engine.stage_oldest(64), 64);
+    assert_eq!(world.engine.machine().state.lock().moves_out, 4, "16 pages at a time");
+    world.check();
+    // They come back one by one, to where they are now, and go again at the word of the program.
+    fill(&mut world, 12);
+    world.run(&Step::PageOut { start: 0, pages: 32 });
+    assert_eq!(world.engine.machine().state.lock().moves_out, 6);
+    assert_eq!(world.engine.resident_pages(), 32);
+    world.run(&Step::Read { page: 0, pages: 32 });
+    world.check();
+}
+
+#[test]
 fn folios_are_as_large_as_the_mapping_may_have_now() {
     let allocated = |world: &World| -> Vec<usize> {
         Order::all().map(Order::index).filter(|&order| world.allocated()[order] > 0).collect()

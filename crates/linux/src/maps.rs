@@ -186,17 +186,26 @@ fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
     let name = [0u8; NAME_BYTES];
     let mut query = question(address);
     query.query_flags = flags;
-    query.vma_name_addr = name.as_ptr().expose_provenance() as u64;
-    query.vma_name_size = NAME_BYTES as u32;
-    // SAFETY: takes a procmap_query, which names a buffer of that size.
-    let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
-    let has_name = asked != Err(Errno::NAMETOOLONG);
-    if !has_name {
-        (query.vma_name_addr, query.vma_name_size) = (0, 0);
-        // SAFETY: as above, without a buffer.
-        asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+    // SAFETY: takes a procmap_query, which names no buffers.
+    unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) }?;
+    // What has an inode is a file, or as good as one, and to put its path together takes the kernel longer than all else.
+    let mut has_name = query.inode == 0;
+    if has_name {
+        query = question(address);
+        query.query_flags = flags;
+        query.vma_name_addr = name.as_ptr().expose_provenance() as u64;
+        query.vma_name_size = NAME_BYTES as u32;
+        // SAFETY: takes a procmap_query, which names a buffer of that size.
+        let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+        if asked == Err(Errno::NAMETOOLONG) {
+            // It is another one by now, of a file.
+            has_name = false;
+            (query.vma_name_addr, query.vma_name_size) = (0, 0);
+            // SAFETY: as above, without a buffer.
+            asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+        }
+        asked?;
     }
-    asked?;
     // The kernel has written it, to an address that it was given as a number.
     let name = std::hint::black_box(&name);
     let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES)];

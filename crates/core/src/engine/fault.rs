@@ -699,7 +699,7 @@ impl<M: Machine> Engine<M> {
             matches!(entries.get(page), PageState::Swapped { order: now, fetching: false, .. } if now == order)
                 && self.locality.watched_until(page).is_none()
         };
-        let end = pages.end.min(entries.first().offset(BLOCK_PAGES as u32));
+        let end = pages.end.min(entries.end());
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
         let alike = heads.take(MOST_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most > order && most.pages() <= alike);

@@ -189,7 +189,7 @@ impl<M: Machine> Engine<M> {
             let order = state.order().unwrap_or(Order::ZERO);
             let folio = FolioName { head: page.head(order), order };
             if matches!(state, PageState::Resident { .. }) {
-                self.stage(folio);
+                self.stage_all(folio, &pages);
             }
             let written = self.write_back(worker, folio);
             // Without contiguous slots it was split, and its pages go one by one.

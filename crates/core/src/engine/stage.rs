@@ -6,10 +6,11 @@ use super::Engine;
 use super::reclaim::STAGE_ATTEMPTS;
 use crate::machine::{Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
-use crate::queue::{Claim, FolioName, Queue};
+use crate::queue::{FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{Frame, MAX_ORDER, Order, PageNumber};
+use crate::units::{Frame, FrameRun, Order, PageNumber};
 use crate::workingset::PROBATION_SHARE;
+use std::ops::Range;
 
 /// What staging one folio came to.
 #[derive(PartialEq, Eq, Debug)]
@@ -39,6 +40,8 @@ impl Staged {
 /// Folios that are staged together, at most, and their pages.
 const ROW_FOLIOS: usize = 16;
 const ROW_PAGES: u32 = 256;
+/// Claims among which they are looked for.
+const ROW_CLAIMS: usize = 64;
 
 /// Folios one behind the other.
 struct Row {
@@ -73,10 +76,6 @@ impl Row {
     fn pages(&self) -> u32 {
         self.folios().iter().map(|folio| folio.order.pages()).sum()
     }
-
-    fn end(&self) -> PageNumber {
-        self.folios[self.start].head.offset(self.pages())
-    }
 }
 
 impl<M: Machine> Engine<M> {
@@ -109,45 +108,73 @@ impl<M: Machine> Engine<M> {
         pop(first).or_else(|| pop(second))
     }
 
-    /// Moves `first` home, and with it those behind it in `queue` that lie behind it in the program and at home: a move
-    /// has its price whatever its size.
+    /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
+    /// one part of a program touches may alternate with what another does.
     fn stage_row(&self, queue: &Queue, first: FolioName) -> Staged {
-        if queue.oldest().is_none_or(|next| next.folio.head != first.head.offset(first.order.pages())) {
+        let mut next = [None; ROW_CLAIMS];
+        queue.copy_oldest(&mut next);
+        let next = || next.iter().flatten();
+        if !next().any(|claim| follows(first, claim.folio)) {
             return self.stage(first);
         }
         let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
+        self.stage_together(block, first, |entries, last| {
+            let claim = next().find(|claim| follows(last, claim.folio) && claim.folio.head < entries.end())?;
+            entries.holds(*claim).then_some(claim.folio)
+        })
+    }
+
+    /// Moves the folios of `pages` home that lie behind `first` and are of its order.
+    pub(super) fn stage_all(&self, first: FolioName, pages: &Range<PageNumber>) {
+        let Some(block) = self.table.get(first.head) else { return };
+        self.stage_together(block, first, |entries, last| {
+            let head = last.head.offset(last.order.pages());
+            (head < pages.end.min(entries.end())).then_some(FolioName { head, order: last.order })
+        });
+    }
+
+    /// Moves `first` home, and as many of those that `next` tells one by one, each given the one before: a move has its
+    /// price whatever its size. Where their homes do not lie one behind the other, they get others that do: homes cost
+    /// nothing, and what becomes free together is later found together. Claims on them are left where they are, and hold no more.
+    fn stage_together(
+        &self,
+        block: &Block,
+        first: FolioName,
+        mut next: impl FnMut(&Entries, FolioName) -> Option<FolioName>,
+    ) -> Staged {
         let mut row = Row::of(first);
         let mut staged = 0;
         {
             let Some(_steady) = self.machine.steady() else { return self.stage_later(block, first) };
             let mut entries = block.lock();
-            let frame_of = |folio: FolioName| match entries.get(folio.head) {
-                PageState::Resident { frame, order } if order == folio.order => {
-                    Some(frame).filter(|_| entries.holes(folio.head, order) == 0)
-                }
-                _ => None,
-            };
-            let frame = frame_of(first);
-            let follows = |frame: Frame, row: &Row, next: Claim| {
-                next.folio.head == row.end()
-                    && next.folio.head.head(MAX_ORDER) == entries.first()
-                    && entries.holds(next)
-                    && frame_of(next.folio) == Some(frame.offset(row.pages()))
-            };
-            while let Some(frame) = frame.filter(|_| !row.is_full())
-                && let Some(next) = queue.pop_if(|next| follows(frame, &row, next))
+            let mut last = Some(first).filter(|&first| frame_of(&entries, first).is_some());
+            while let Some(folio) = last
+                && !row.is_full()
             {
-                row.push(next.folio);
+                last = next(&entries, folio).filter(|&next| frame_of(&entries, next).is_some());
+                last.into_iter().for_each(|folio| row.push(folio));
             }
-            if let Some(frame) = frame.filter(|_| row.len > 1) {
-                let moved = self.machine.move_out(first.head, frame, row.pages());
-                let mut moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| row.pages());
-                staged = moved_pages;
+            while row.folios().len() > 1 {
+                let Some((frame, folios)) = self.common_home(&mut entries, row.folios()) else { break };
+                let pages = folios * first.order.pages();
+                let moved = self.machine.move_out(row.folios()[0].head, frame, pages);
+                let mut moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
+                staged += moved_pages;
                 while moved_pages > 0 {
                     let folio = row.pop_first();
                     let here = moved_pages.min(folio.order.pages());
                     self.make_staged_up_to(&mut entries, folio, here);
                     moved_pages -= here;
+                }
+                match moved {
+                    Ok(()) => {}
+                    // None of them could be moved now.
+                    Err(Stopped { error: MoveError::Changing, .. }) => {
+                        drop(entries);
+                        let next = row.folios().first().map_or(Staged::Nothing, |&next| self.stage_later(block, next));
+                        return Staged::Pages(staged).and(next);
+                    }
+                    Err(_) => break,
                 }
             }
         }
@@ -155,6 +182,29 @@ impl<M: Machine> Engine<M> {
         let rest = row.folios().iter().map(|&folio| self.stage(folio));
         let outcome = rest.fold(Staged::Nothing, Staged::and);
         Staged::Pages(staged).and(outcome)
+    }
+
+    /// Where the first of `folios`, resident ones of one order that lie one behind the other, have homes that do so, too, which they
+    /// may get here; and how many of them. `None` where there are no such homes for two.
+    fn common_home(&self, entries: &mut Entries, folios: &[FolioName]) -> Option<(Frame, u32)> {
+        let order = folios[0].order;
+        let first = frame_of(entries, folios[0])?;
+        let in_line = (0..).step_by(order.pages() as usize).zip(folios);
+        let in_line = in_line.take_while(|&(index, &folio)| frame_of(entries, folio) == Some(first.offset(index)));
+        let in_line = in_line.count() as u32;
+        if in_line == folios.len() as u32 {
+            return Some((first, in_line));
+        }
+        let most = Order::from_bytes((order.bytes() as u64) << folios.len().ilog2())?;
+        let home = self.homes.alloc_empty(most)?;
+        let count = home.frames() / order.pages();
+        for (index, &FolioName { head, .. }) in (0..count).zip(folios) {
+            let Some(frame) = frame_of(entries, FolioName { head, order }) else {
+                unreachable!("{head:?} is resident")
+            };
+            self.renumber(entries, head, FrameRun::new(frame, order), home.part(index * order.pages(), order));
+        }
+        Some((home.head, count))
     }
 
     /// Moves one resident folio home; of a partially mapped one, what is left.
@@ -283,6 +333,21 @@ impl<M: Machine> Engine<M> {
         entries.set_active(head, order, true);
         self.enqueue(&self.active, &mut entries, head, order);
         Staged::Pinned
+    }
+}
+
+/// Whether `next` lies right behind `folio`, and is of its order.
+fn follows(folio: FolioName, next: FolioName) -> bool {
+    next.head == folio.head.offset(folio.order.pages()) && next.order == folio.order
+}
+
+/// The home of `folio` if all of it is in the program.
+fn frame_of(entries: &Entries, FolioName { head, order: wanted }: FolioName) -> Option<Frame> {
+    match entries.get(head) {
+        PageState::Resident { frame, order } if order == wanted => {
+            Some(frame).filter(|_| entries.holes(head, order) == 0)
+        }
+        _ => None,
     }
 }
 
