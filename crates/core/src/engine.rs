@@ -133,6 +133,8 @@ pub struct Engine<M: Machine> {
     compactor: Compactor,
     probation: Queue,
     active: Queue,
+    /// Neither, and with a compressed copy.
+    copied: Queue,
     staged: Queue,
     /// The blocks with partially mapped folios.
     deferred: Queue,
@@ -199,6 +201,7 @@ impl<M: Machine> Engine<M> {
             compactor: Compactor::new(config.compaction),
             probation: Queue::default(),
             active: Queue::default(),
+            copied: Queue::default(),
             staged: Queue::default(),
             deferred: Queue::default(),
             workingset: Workingset::default(),

@@ -97,6 +97,11 @@ impl SwapCache {
         Some(self.taken(copy))
     }
 
+    /// Whether there is a copy of the folio whose head frame is `head`.
+    pub fn has(&self, head: Frame) -> bool {
+        self.shard(head).lock().contains_key(&head)
+    }
+
     /// Takes any copy out.
     pub fn take_any(&self) -> Option<SwapCopy> {
         let copy = self.shards.iter().find_map(|shard| shard.lock().pop_first())?.1;

@@ -152,7 +152,7 @@ impl World {
     /// Makes sure `page` is in the program, as a touch does. False if the touch ends the program: then what cannot be read
     /// is unmapped instead.
     fn touch(&mut self, page: u64) -> bool {
-        let present = self.engine.machine().state.lock().program.contains_key(&page);
+        let present = self.engine.machine().state.lock().program.contains_key(&(BASE + page));
         if !present {
             let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
@@ -512,6 +512,26 @@ fn what_lies_in_line_goes_home_in_line_though_it_was_touched_in_turns_with_other
     assert_eq!(world.engine.machine().state.lock().moves_out, 6);
     assert_eq!(world.engine.resident_pages(), 32);
     world.run(&Step::Read { page: 0, pages: 32 });
+    world.check();
+}
+
+#[test]
+fn what_has_a_compressed_copy_goes_before_what_is_older() {
+    let mut world = World::new(1 << 4, 4, 8000, 64);
+    world.map(0, PAGES);
+    let (read, long_gone, written) = (0..64, 64..832, 832..896);
+    for pages in [&read, &long_gone] {
+        let (start, pages) = (pages.start, pages.end - pages.start);
+        world.run(&Step::Write { page: start, pages, value: 11 });
+        world.run(&Step::PageOut { start, pages });
+    }
+    world.run(&Step::Write { page: written.start, pages: 64, value: 12 });
+    world.run(&Step::Read { page: read.start, pages: 64 });
+    assert_eq!(world.engine.resident_pages(), 128);
+    assert_eq!(world.engine.stage_oldest(64), 64);
+    let is_there = |world: &World, page: u64| world.engine.machine().state.lock().program.contains_key(&(BASE + page));
+    assert!(written.clone().all(|page| is_there(&world, page)));
+    assert!(!read.clone().any(|page| is_there(&world, page)));
     world.check();
 }
 
@@ -1146,6 +1166,7 @@ fn a_full_arena_loses_nothing_and_serves_on() {
     world.check();
     // Once there is room, they are managed again.
     world.unmap(0, 1400);
+    world.engine.shrink(0, 1200);
     assert_eq!(world.engine.adopt(PageNumber(BASE)..PageNumber(BASE + 2048)), Ok(()));
     assert_eq!(world.engine.resident_pages() + world.engine.staged_pages() + world.engine.swapped_pages(), 648);
     world.check();

@@ -363,7 +363,11 @@ impl<M: Machine> Engine<M> {
 
     /// The queue of resident folios that the one at `head` belongs in.
     pub(super) fn resident_queue(&self, entries: &Entries, head: PageNumber) -> &Queue {
-        if entries.is_active(head) { &self.active } else { &self.probation }
+        if entries.is_active(head) {
+            return &self.active;
+        }
+        let is_copied = matches!(entries.get(head), PageState::Resident { frame, .. } if self.swap_cache.has(frame));
+        if is_copied { &self.copied } else { &self.probation }
     }
 
     /// Moves what is at home of `pages`, all of one block, into the program, as far as that can be done now. The caller wakes.

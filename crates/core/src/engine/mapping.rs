@@ -71,8 +71,7 @@ impl<M: Machine> Engine<M> {
             let fits = |&order: &Order| {
                 page.head(order) == page && page.offset(order.pages()) <= end && entries.all_none(page, order)
             };
-            let found = mapping.sizes.descending().find(fits);
-            let home = found.and_then(|order| self.homes.alloc_empty(order));
+            let home = mapping.sizes.descending().filter(fits).find_map(|order| self.homes.alloc_empty(order));
             let Some(home) = home else {
                 page = page.offset(1);
                 continue;

@@ -9,7 +9,7 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, FrameRun, Order, PageNumber};
-use crate::workingset::PROBATION_SHARE;
+use crate::workingset::{COPIED_SHARE, PROBATION_SHARE};
 use std::ops::Range;
 
 /// What staging one folio came to.
@@ -83,7 +83,7 @@ impl<M: Machine> Engine<M> {
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
         let mut staged = 0;
         let mut pinned = 0;
-        let mut looked_at = self.probation.claims() + self.active.claims();
+        let mut looked_at = self.probation.claims() + self.active.claims() + self.copied.claims();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
             let Some((queue, folio)) = self.oldest_resident() else { break };
             looked_at -= 1;
@@ -98,14 +98,16 @@ impl<M: Machine> Engine<M> {
 
     /// Takes the resident folio that is to go next out of its queue; which queue it was in.
     fn oldest_resident(&self) -> Option<(&Queue, FolioName)> {
-        let (probation, active) = (self.probation.pages(), self.active.pages());
-        let [first, second] = if probation * PROBATION_SHARE >= probation + active {
-            [&self.probation, &self.active]
+        let (copied, probation, active) = (self.copied.pages(), self.probation.pages(), self.active.pages());
+        let all = copied + probation + active;
+        let order = if copied * COPIED_SHARE >= all {
+            [&self.copied, &self.probation, &self.active]
+        } else if probation * PROBATION_SHARE >= all {
+            [&self.probation, &self.active, &self.copied]
         } else {
-            [&self.active, &self.probation]
+            [&self.active, &self.probation, &self.copied]
         };
-        let pop = |queue| Some((queue, self.pop_from(queue)?));
-        pop(first).or_else(|| pop(second))
+        order.into_iter().find_map(|queue| Some((queue, self.pop_from(queue)?)))
     }
 
     /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
