@@ -8,7 +8,7 @@ use super::compact::PieceMover;
 use super::place::{Fragment, Place};
 use super::word::ZspageId;
 use super::{RunSource, Store};
-use crate::units::{Frame, FrameRun, Order};
+use crate::units::{Frame, FrameRun};
 
 /// Names a zspage or an extent to those who keep note of what holds their frames. May be stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +38,7 @@ impl Store {
     /// The run of what `holder` names that `frame` is in, if it is one of its frames. Whether that is so still shows when it is
     /// evacuated.
     pub fn run_of(&self, holder: HolderId, frame: Frame) -> Option<FrameRun> {
-        self.zspages.extent(holder.zspage()).runs().find(|run| run.contains(FrameRun::new(frame, Order::ZERO)))
+        self.zspages.extent(holder.zspage()).run_of(frame)
     }
 
     /// Leaves the frames of what `holder` names, if it has a run from `head` on. False where something in them cannot be

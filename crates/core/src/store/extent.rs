@@ -46,6 +46,13 @@ impl Extent {
         orders(self.frames).zip(self.heads).map(|(order, head)| FrameRun::new(head, order))
     }
 
+    /// The run that `frame` is in. May be asked of what is changing at this moment, and then answer anything.
+    pub(super) fn run_of(self, frame: Frame) -> Option<FrameRun> {
+        let mut runs = orders(self.frames).zip(self.heads);
+        let (order, head) = runs.find(|&(order, head)| head.0 == frame.0 & !(order.pages() - 1))?;
+        Some(FrameRun::new(head, order))
+    }
+
     /// Appends to `place` where the bytes from `start_bytes` to before `end_bytes` are.
     pub(super) fn locate(self, start_bytes: u32, end_bytes: u32, place: &mut Place) {
         let mut run_start = 0;
@@ -74,11 +81,23 @@ mod tests {
     #[test]
     fn runs_are_the_bits_of_the_number() {
         for frames in 1..=EXTENT_FRAMES {
-            let extent = Extent { heads: [Frame(64), Frame(32), Frame(16), Frame(7)], frames };
+            let extent = Extent { heads: [Frame(64), Frame(32), Frame(16), Frame(8)], frames };
             assert_eq!(extent.runs().map(FrameRun::frames).sum::<u32>(), frames);
             assert!(extent.runs().count() <= MOST_RUNS);
             assert!(extent.runs().map(FrameRun::frames).is_sorted_by(|a, b| a > b));
+            for run in extent.runs() {
+                let last = run.head.offset(run.frames() - 1);
+                assert_eq!([run.head, last].map(|frame| extent.run_of(frame)), [Some(run); 2]);
+                assert_eq!(extent.run_of(Frame(100)), None);
+            }
         }
+    }
+
+    #[test]
+    fn what_is_half_written_has_no_runs_that_cannot_be() {
+        let extent = Extent { heads: [Frame(65), Frame(33), Frame(2), Frame(2)], frames: 15 };
+        assert_eq!([64, 65, 32, 33].map(|frame| extent.run_of(Frame(frame))), [None; 4]);
+        assert_eq!(extent.run_of(Frame(3)), Some(FrameRun::new(Frame(2), Order::new(1).unwrap())));
     }
 
     #[test]
