@@ -1,4 +1,4 @@
-//! Which folios to fetch before they are touched.
+//! Which folios to fetch, or to make, before they are touched.
 //!
 //! A program that reads its memory in order faults on every folio that is out, and waits for each. After a few
 //! such faults in a row the next folios are brought in while the program works on the first: the window starts
@@ -9,6 +9,9 @@
 //! under random reads of 4 KiB values fetched as much ahead as it asked for.)
 //!
 //! Faults that step over what is between them are followed, too, if their steps are equal (`strides`).
+//!
+//! A program that writes new memory in order faults on every folio as well. There the next folios are made before
+//! they are touched, from frames that lie ready: a fault, a move and a wake cost as much as a folio of zeros.
 //!
 //! Lock: one leaf lock, held for a look at a few streams.
 
@@ -24,6 +27,8 @@ const STREAMS: usize = 16;
 /// What makes a stream: faults in a row, or what they cover (two folios of 64 KiB).
 const STREAM_FAULTS: u32 = 4;
 const STREAM_PAGES: u64 = 32;
+/// What makes a stream of first touches: what is made ahead of one that is none is memory for nothing.
+const NEW_STREAM_PAGES: u64 = 64;
 /// The window then, and at most: 128 KiB and 1 MiB.
 const FIRST_WINDOW_PAGES: u32 = 32;
 const MOST_WINDOW_PAGES: u32 = 256;
@@ -54,36 +59,87 @@ const NO_STREAM: Stream = Stream {
     used: 0,
 };
 
+/// Streams that are followed at the same time.
 #[derive(Debug)]
 struct Streams {
     streams: [Stream; STREAMS],
     clock: u64,
-    strides: Strides,
 }
 
-/// What to fetch next.
+impl Streams {
+    const NONE: Streams = Streams { streams: [NO_STREAM; STREAMS], clock: 0 };
+
+    /// There was a fault on the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise another
+    /// may begin there.
+    fn faulted(&mut self, folio: Range<PageNumber>, whole: bool, is_one: impl FnOnce(&Stream) -> bool) -> bool {
+        self.clock += 1;
+        // Without branches: where a fault lies to a stream that it does not continue is chance.
+        let continued = |stream: &&mut Stream| {
+            (stream.used > 0) & (stream.position <= folio.start) & (folio.start <= stream.claimed)
+        };
+        if let Some(stream) = self.streams.iter_mut().find(continued) {
+            stream.faults += 1;
+            stream.position = folio.end;
+            if is_one(stream) {
+                stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
+            }
+            stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
+            stream.used = self.clock;
+            return true;
+        }
+        if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
+            let (position, claimed) = (folio.end, folio.end);
+            *oldest = Stream { position, claimed, start: folio.start, faults: 1, window_pages: 0, used: self.clock };
+        }
+        false
+    }
+
+    /// The next chunk of the window of the stream that has come to `position`.
+    fn claim(&mut self, position: PageNumber) -> Option<Range<PageNumber>> {
+        let stream = self.streams.iter_mut().find(|stream| stream.used > 0 && stream.position == position)?;
+        let end = position.offset(stream.window_pages);
+        let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
+        (!chunk.is_empty()).then(|| {
+            stream.claimed = chunk.end;
+            chunk
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Followed {
+    /// Of faults on what is out.
+    streams: Streams,
+    strides: Strides,
+    /// Of first touches.
+    new: Streams,
+}
+
+/// What to fetch or make next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ahead {
     /// All of this: it is read from one end to the other.
     Stream(Range<PageNumber>),
     /// What of its folio is fetched with this page.
     Step(PageNumber),
+    /// All of this: it is touched for the first time from one end to the other.
+    New(Range<PageNumber>),
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct Readahead(Mutex<Streams>);
+pub struct Readahead(Mutex<Followed>);
 
 impl Default for Readahead {
     fn default() -> Readahead {
-        Readahead(Mutex::new(Streams { streams: [NO_STREAM; STREAMS], clock: 0, strides: Strides::default() }))
+        Readahead(Mutex::new(Followed { streams: Streams::NONE, strides: Strides::default(), new: Streams::NONE }))
     }
 }
 
 impl Readahead {
     /// Whether a fault on `page` continues a stream.
     pub fn is_expected(&self, page: PageNumber) -> bool {
-        let streams = &self.0.lock().streams;
+        let streams = &self.0.lock().streams.streams;
         streams.iter().any(|stream| (stream.window_pages > 0) & (stream.position <= page) & (page <= stream.claimed))
     }
 
@@ -91,42 +147,30 @@ impl Readahead {
     /// likely to be touched, too. Otherwise it takes the next part to be a stream.
     pub fn faulted(&self, page: PageNumber, folio: Range<PageNumber>, whole: bool) {
         let mut guard = self.0.lock();
-        let Streams { streams, clock, strides } = &mut *guard;
-        *clock += 1;
-        // Without branches: where a fault lies to a stream that it does not continue is chance.
-        let continued = |stream: &&mut Stream| {
-            (stream.used > 0) & (stream.position <= folio.start) & (folio.start <= stream.claimed)
-        };
-        if let Some(stream) = streams.iter_mut().find(continued) {
-            stream.faults += 1;
-            stream.position = folio.end;
-            if stream.faults >= STREAM_FAULTS || folio.end.0 - stream.start.0 >= STREAM_PAGES {
-                stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
-            }
-            stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
-            stream.used = *clock;
-            return;
+        let Followed { streams, strides, .. } = &mut *guard;
+        let is_one =
+            |stream: &Stream| stream.faults >= STREAM_FAULTS || stream.position.0 - stream.start.0 >= STREAM_PAGES;
+        if !streams.faulted(folio, whole, is_one) {
+            strides.faulted(page);
         }
-        strides.faulted(page);
-        let Some(oldest) = streams.iter_mut().min_by_key(|stream| stream.used) else { return };
-        let (position, claimed) = (folio.end, folio.end);
-        *oldest = Stream { position, claimed, start: folio.start, faults: 1, window_pages: 0, used: *clock };
     }
 
-    /// What the caller is to fetch next after the fault on `page` of the folio that ends at `position`; `None` when the
+    /// The program has touched something for the first time, and got the folio `folio`.
+    pub fn touched(&self, folio: Range<PageNumber>) {
+        // What could not be made ahead is tried again from there on.
+        let is_one = |stream: &Stream| stream.position.0 - stream.start.0 >= NEW_STREAM_PAGES;
+        self.0.lock().new.faulted(folio, false, is_one);
+    }
+
+    /// What the caller is to fetch or make next after the fault on `page` of the folio that ends at `position`; `None` when the
     /// window is full, or the program has gone on elsewhere.
     pub fn claim(&self, page: PageNumber, position: PageNumber) -> Option<Ahead> {
         let mut guard = self.0.lock();
-        let Streams { streams, strides, .. } = &mut *guard;
-        if let Some(stream) = streams.iter_mut().find(|stream| stream.used > 0 && stream.position == position) {
-            let end = position.offset(stream.window_pages);
-            if stream.claimed < end {
-                let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
-                stream.claimed = chunk.end;
-                return Some(Ahead::Stream(chunk));
-            }
+        let Followed { streams, strides, new } = &mut *guard;
+        if let Some(chunk) = streams.claim(position) {
+            return Some(Ahead::Stream(chunk));
         }
-        strides.claim(page).map(Ahead::Step)
+        new.claim(position).map(Ahead::New).or_else(|| strides.claim(page).map(Ahead::Step))
     }
 }
 
@@ -148,7 +192,7 @@ mod tests {
         let page = PageNumber(position.0 - 1);
         let pages = |ahead| match ahead {
             Ahead::Stream(pages) => pages.end.0 - pages.start.0,
-            Ahead::Step(page) => panic!("{page:?} is fetched as a step"),
+            other => panic!("{other:?}"),
         };
         std::iter::from_fn(|| readahead.claim(page, position)).map(pages).sum()
     }
@@ -211,6 +255,23 @@ mod tests {
         for stream in 0..STREAMS as u64 {
             assert_eq!(claimed(&readahead, folio(stream * 1000 + 1).end), 32);
         }
+    }
+
+    #[test]
+    fn new_memory_is_made_ahead_of_who_writes_it_in_order() {
+        let readahead = Readahead::default();
+        let claim = |number: u64| readahead.claim(folio(number).start, folio(number).end);
+        let pages = |from: u64, to: u64| Some(Ahead::New(folio(from).start..folio(to).start));
+        for number in 10..13 {
+            readahead.touched(folio(number));
+            assert_eq!(claim(number), None, "three folios are little");
+        }
+        readahead.touched(folio(13));
+        assert_eq!((claim(13), claim(13)), (pages(14, 16), None));
+        // There was room for one.
+        readahead.touched(folio(15));
+        assert_eq!((claim(15), claim(15)), (pages(16, 20), None));
+        assert!(!readahead.is_expected(folio(16).start), "nothing of that is out");
     }
 
     #[test]

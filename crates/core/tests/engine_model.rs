@@ -516,10 +516,41 @@ fn what_lies_in_line_goes_home_in_line_though_it_was_touched_in_turns_with_other
 }
 
 #[test]
+fn new_memory_that_is_written_in_order_is_made_ahead() {
+    let mut world = World::new(1 << 4, 4, 8000, 64);
+    world.map(0, 512);
+    let faults = |world: &mut World, pages: Range<u64>| {
+        let is_there = |world: &World, page| world.engine.machine().state.lock().program.contains_key(&(BASE + page));
+        pages
+            .filter(|&page| {
+                let is_fault = !is_there(world, page);
+                world.run(&Step::Write { page, pages: 1, value: page });
+                is_fault
+            })
+            .count()
+    };
+    // Nothing lies ready yet.
+    assert_eq!(faults(&mut world, 0..256), 16);
+    world.run(&Step::PageOut { start: 0, pages: 256 });
+    let ready = world.engine.free_frames();
+    assert!(ready > 192, "{ready}");
+    assert!(faults(&mut world, 256..400) < 6);
+    world.run(&Step::Discard { start: 384, pages: 128, every: 1 });
+    world.check();
+    // No more of them than lie ready, and none where the mapping ends.
+    assert!(world.engine.free_frames() < ready - 128);
+    assert!(faults(&mut world, 400..512) > 0);
+    world.run(&Step::Read { page: 0, pages: 512 });
+    world.check();
+}
+
+#[test]
 fn what_has_a_compressed_copy_goes_before_what_is_older() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
-    world.map(0, PAGES);
-    let (read, long_gone, written) = (0..64, 64..832, 832..896);
+    let (read, long_gone, written) = (0..64, 64..832, 1024..1088);
+    for mapped in [0..832, written.clone()] {
+        world.map(mapped.start, mapped.end - mapped.start);
+    }
     for pages in [&read, &long_gone] {
         let (start, pages) = (pages.start, pages.end - pages.start);
         world.run(&Step::Write { page: start, pages, value: 11 });

@@ -168,7 +168,7 @@ impl Thread {
                 Served::Again => thread::yield_now(),
             }
         };
-        if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
+        if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious | FaultKind::FirstTouch) {
             while engine.read_ahead(&mut self.worker, page) {}
         }
     }

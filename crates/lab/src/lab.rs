@@ -187,7 +187,8 @@ impl Lab {
         }
         if self.is_kept {
             self.keep_room();
-            self.ahead = (served == Served::Done(FaultKind::SwapIn)).then_some(page);
+            let goes_on = matches!(served, Served::Done(FaultKind::SwapIn | FaultKind::FirstTouch));
+            self.ahead = goes_on.then_some(page);
             self.ahead_ns = 0;
             self.read_ahead();
         }

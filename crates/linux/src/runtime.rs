@@ -1172,7 +1172,9 @@ impl Runtime {
         if room < self.low_pages() && !engaged.engine.reclaim_is_futile() {
             self.wake_reclaimers();
         }
-        if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
+        // Of what is made ahead nobody would know when it is touched first.
+        let is_new = kind == FaultKind::FirstTouch && !self.tracer.is_on();
+        if is_new || matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
             self.read_ahead(engaged, worker, page);
         }
         if is_last {

@@ -270,6 +270,7 @@ impl<M: Machine> Engine<M> {
                     self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
                     self.counters().of(order).anon_fault_alloc.inc();
                     let pages = head.folio(order);
+                    self.readahead.touched(pages.clone());
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
@@ -559,7 +560,10 @@ impl<M: Machine> Engine<M> {
             return Err(Changing);
         }
         let is_all_wanted = wanted == (first.head..last.pages().end);
-        if fetches.len() > 1 && is_all_wanted && self.bring_in_together(&mut entries, fetches) {
+        if fetches.len() > 1
+            && is_all_wanted
+            && self.bring_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
+        {
             return Ok(());
         }
         let (mut served, mut page) = (Ok(()), wanted.start);
@@ -578,43 +582,46 @@ impl<M: Machine> Engine<M> {
 
     /// Moves folios of one order that lie next to each other, as their frames do, into the program at once: a move has
     /// its price whatever its size. False where some could not be.
-    fn bring_in_together(&self, entries: &mut Entries, fetches: &[Fetch]) -> bool {
-        let first = &fetches[0];
-        let are_home = fetches.iter().all(|fetch| {
-            let FrameRun { head: frame, order } = fetch.run;
-            entries.get(fetch.head) == PageState::Home { frame, order, writeback: false }
+    fn bring_in_together(
+        &self,
+        entries: &mut Entries,
+        mut folios: impl Iterator<Item = (PageNumber, FrameRun)> + Clone,
+    ) -> bool {
+        let Some((first, run)) = folios.clone().next() else { return true };
+        let are_home = folios.clone().all(|(head, FrameRun { head: frame, order })| {
+            entries.get(head) == PageState::Home { frame, order, writeback: false }
         });
-        let pages = first.run.frames() * fetches.len() as u32;
+        let pages: u32 = folios.clone().map(|(_, run)| run.frames()).sum();
         let Some(order) = Order::from_bytes(u64::from(pages) * PAGE_BYTES as u64).filter(|_| are_home) else {
             return false;
         };
-        let mut moved_pages = match self.machine.move_in(FrameRun::new(first.run.head, order), first.head) {
+        let mut moved_pages = match self.machine.move_in(FrameRun::new(run.head, order), first) {
             Ok(()) => pages,
             Err(stopped) => stopped.moved_pages,
         };
-        for fetch in fetches {
-            let FrameRun { head: frame, order } = fetch.run;
-            if moved_pages < order.pages() {
-                if moved_pages > 0 {
-                    // What stays behind because of a change is left to the next fault.
-                    let _ = self.bring_in_pages(entries, fetch.head, fetch.run, moved_pages);
-                }
-                return false;
+        folios.all(|(head, run)| {
+            let FrameRun { head: frame, order } = run;
+            let is_moved = moved_pages >= order.pages();
+            if is_moved {
+                self.make_resident(entries, head, frame, order);
+                moved_pages -= order.pages();
+            } else if moved_pages > 0 {
+                // What stays behind because of a change is left to the next fault.
+                let _ = self.bring_in_pages(entries, head, run, moved_pages);
             }
-            self.make_resident(entries, fetch.head, frame, order);
-            moved_pages -= order.pages();
-        }
-        true
+            is_moved
+        })
     }
 
-    /// Fetches some of what the program is likely to touch after its fault on `page`, as far as there is room for it
-    /// now; returns whether there was anything to fetch. Call it again until there is not, or a fault comes.
+    /// Fetches or makes some of what the program is likely to touch after its fault on `page`, as far as there is room for it
+    /// now; returns whether there was anything. Call it again until there is not, or a fault comes.
     pub fn read_ahead(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
         let Some(block) = self.table.get(page) else { return false };
         let Some(order) = block.lock().get(page).order() else { return false };
         match self.readahead.claim(page, page.head(order).offset(order.pages())) {
             Some(Ahead::Stream(pages)) => self.read_ahead_all(worker, pages),
             Some(Ahead::Step(page)) => self.read_ahead_step(worker, page),
+            Some(Ahead::New(pages)) => self.touch_ahead(pages, order),
             None => false,
         }
     }
@@ -658,6 +665,38 @@ impl<M: Machine> Engine<M> {
             }
             page = head.offset(order.pages());
         }
+        true
+    }
+
+    /// Makes folios of `order` of `pages`, as far as they are untouched and frames lie ready one behind the other.
+    fn touch_ahead(&self, pages: Range<PageNumber>, order: Order) -> bool {
+        let Some(block) = self.table.get(pages.start) else { return false };
+        let Some(_steady) = self.machine.steady() else { return false };
+        let Some(mapping) = self.machine.mapping(pages.start) else { return false };
+        let mut entries = block.lock();
+        let is_new = |&head: &PageNumber| {
+            head.head(order) == head && mapping.allows(head, order) && entries.all_none(head, order)
+        };
+        let end = pages.end.min(entries.end());
+        let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
+        let new = heads.take(MOST_TOGETHER).take_while(is_new).count() as u32 * order.pages();
+        let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
+        let Some(run) = together.into_iter().find_map(|most| self.homes.alloc_ready(most)) else { return false };
+        self.machine.zero(run);
+        let folios = (0..run.frames()).step_by(order.pages() as usize);
+        let folios = folios.map(|index| (pages.start.offset(index), run.part(index, order)));
+        for (head, run) in folios.clone() {
+            self.rmap.set_folio(run, head);
+            entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
+            self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
+            self.counters().of(order).anon_fault_alloc.inc();
+        }
+        let made = pages.start..pages.start.offset(run.frames());
+        if !self.bring_in_together(&mut entries, folios) {
+            self.stage_fetched(&mut entries, made.clone());
+        }
+        drop(entries);
+        self.machine.wake(made.clone());
         true
     }
 
