@@ -50,6 +50,12 @@ def test_threads_fork_on_stacks_that_are_out(built):
     assert got.out == b"wrong 0\n"
 
 
+def test_threads_end_on_stacks_that_are_out(built):
+    """Linux serves no faults of a thread that exits, and writes to its control block: that stays in the program."""
+    env = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    assert foliomem([built("thread_ends.c")], torture=True, env=env).ok().out == b"all have ended\n"
+
+
 def test_shell_pipeline(torture):
     """Many short processes, most of them not worth managing."""
     script = "for i in $(seq 40); do echo $i | tr 1 2 | sort | sed s/2/two/; done | sha256sum"

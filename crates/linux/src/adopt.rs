@@ -251,6 +251,11 @@ fn may_be_managed(mapping: &Mapping) -> bool {
     is_private_anonymous(mapping) && mapping.readable && mapping.writable && !mapping.executable
 }
 
+/// Whether a thread's stack of so many bytes, its guard among them, is known for one when it is found, and left alone.
+pub fn is_known_for_stack(bytes: usize, guard_bytes: usize) -> bool {
+    (1..=GUARD_MAX_BYTES).contains(&guard_bytes) && bytes <= STACK_MAX_BYTES
+}
+
 fn is_manageable(mapping: &Mapping, below: Option<&Mapping>) -> bool {
     if !may_be_managed(mapping) {
         return false;

@@ -14,12 +14,11 @@
 //!
 //! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
 
+use crate::control_block::{self, BLOCK_PAGES};
 use crate::region::Region;
-use crate::still::NEEDED_PAGES;
-use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::{PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, PR_SYS_DISPATCH_ON};
-use std::arch::{asm, global_asm, naked_asm};
+use std::arch::{global_asm, naked_asm};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
@@ -28,9 +27,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 pub trait ForkHooks {
     /// A stack for the hooks. One thread at a time uses it.
     fn stack(&self) -> &Region;
-    /// Before the fork. The pages in `needed` are memory of the calling thread that the kernel may touch
-    /// at any time: they must be present from here on.
-    fn before(&'static self, needed: [usize; NEEDED_PAGES]);
+    /// Before the fork. The pages in `needed` are those of the calling thread's control block, where the kernel writes whenever
+    /// it likes (rseq(2)): they must be present from here on.
+    fn before(&'static self, needed: [usize; BLOCK_PAGES]);
     /// In the parent, after the fork or the failure of it. From here on they may be elsewhere again.
     fn parent_after(&'static self, forked: bool);
     /// In the child, whose only thread is the calling one.
@@ -464,7 +463,7 @@ impl ForkCall {
 struct OnStack {
     call: ForkCall,
     hooks: &'static dyn ForkHooks,
-    needed: [usize; NEEDED_PAGES],
+    needed: [usize; BLOCK_PAGES],
 }
 
 /// Forks, between the hooks; the trap is over in parent and child.
@@ -473,7 +472,7 @@ fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: For
     // SAFETY: `trap_forks` waits on this thread's stack for the call this is in, and holds the reference.
     let hooks = unsafe { *trap.hooks.load(Ordering::Relaxed) };
     let stack = hooks.stack();
-    let mut on_stack = OnStack { call, hooks, needed: thread_control_pages() };
+    let mut on_stack = OnStack { call, hooks, needed: control_block::pages(&control_block::own()) };
     let argument = (&raw mut on_stack).cast();
     // SAFETY: the stack is the agent's, for one thread at a time, which holding the lock makes us; the
     // function reads and writes `on_stack` only while the program's memory may be touched.
@@ -523,16 +522,6 @@ extern "C" fn fork_between_hooks(on_stack: *mut u8) {
     unsafe { (*on_stack).call = call };
 }
 
-/// The pages of the calling thread's control block: the kernel writes there whenever it likes (rseq(2)).
-fn thread_control_pages() -> [usize; NEEDED_PAGES] {
-    /// glibc's `struct pthread`, which has the rseq area, is smaller.
-    const CONTROL_BYTES: usize = 0xb00;
-    let control: usize;
-    // SAFETY: the x86-64 ABI keeps the address of the control block in its first word.
-    unsafe { asm!("mov {}, fs:[0]", out(reg) control, options(nostack, readonly)) };
-    [control, control + CONTROL_BYTES].map(|address| address & !(PAGE_BYTES - 1))
-}
-
 /// Calls `function` on another stack.
 #[unsafe(naked)]
 unsafe extern "C" fn call_on_stack(top: usize, function: extern "C" fn(*mut u8), argument: *mut u8) {
@@ -558,8 +547,8 @@ mod tests {
             &self.stack
         }
 
-        fn before(&'static self, needed: [usize; NEEDED_PAGES]) {
-            assert!(needed.iter().all(|page| page % PAGE_BYTES == 0));
+        fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
+            assert_eq!(needed, control_block::pages(&control_block::own()));
             self.before.fetch_add(1, Ordering::SeqCst);
         }
 

@@ -9,7 +9,7 @@
 //! A page that has been out is nobody else's: what comes in is not protected. A protected page that is moved out is not
 //! protected any more. In the child of a fork nothing is protected.
 //!
-//! The keeper protects; any handler serves. No locks.
+//! Control blocks of threads are never protected ([`crate::control_block`]). The keeper protects; any handler serves. No locks.
 
 use crate::budget::Budget;
 use crate::machine::LinuxMachine;
@@ -54,10 +54,10 @@ impl Copies {
     }
 }
 
-/// Does something to all that is managed; whether no change of mappings was in the way.
+/// Does something to all that is managed and may be protected; whether no change of mappings was in the way.
 fn each(machine: &LinuxMachine, act: impl Fn(usize, usize) -> Result<(), MoveError>) -> bool {
     let mut done = true;
-    for range in machine.ranges().snapshot() {
+    for range in machine.protectable() {
         // What is not as it is known to be is being unmapped.
         done &= act(range.start, range.len()) != Err(MoveError::Again);
     }

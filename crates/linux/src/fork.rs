@@ -9,16 +9,16 @@
 //! Everything here runs on the agent's memory only, and takes no lock that another thread may hold.
 
 use crate::clone_trap::ForkHooks;
+use crate::control_block::BLOCK_PAGES;
 use crate::region::Region;
 use crate::runtime::Runtime;
-use crate::still::NEEDED_PAGES;
 
 impl ForkHooks for Runtime {
     fn stack(&self) -> &Region {
         &self.fork_stack
     }
 
-    fn before(&'static self, needed: [usize; NEEDED_PAGES]) {
+    fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
         self.still.request(needed);
         self.take_swap_file();
     }

@@ -26,9 +26,10 @@
 
 use crate::clock::{now_ns, timespec};
 use foliomem_core::units::PAGE_BYTES;
+use rustix::process::Pid;
 use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Nobody waits longer for the keeper: in the child of a fork there may be none yet.
@@ -61,12 +62,30 @@ pub enum What {
     Got,
     /// It needs the mappings there whole, as the program has made them.
     Whole,
+    /// It has begun, and has this id: the range is its control block, which is to stay.
+    Begun(Pid),
+}
+
+impl What {
+    /// As a word: thread ids are positive.
+    fn word(self) -> i32 {
+        match self {
+            What::Got => 0,
+            What::Whole => -1,
+            What::Begun(thread) => thread.as_raw_nonzero().get(),
+        }
+    }
+
+    fn from_word(word: i32) -> What {
+        Pid::from_raw(word.max(0)).map_or(if word == 0 { What::Got } else { What::Whole }, What::Begun)
+    }
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     state: AtomicU32,
-    is_whole: AtomicBool,
+    /// [`What::word`].
+    what: AtomicI32,
     start: AtomicUsize,
     end: AtomicUsize,
 }
@@ -196,13 +215,13 @@ impl Growth {
         }
     }
 
-    /// A thread tells of `range`, and `wake`s the keeper to look at it; waits for that.
-    pub fn tell(&self, what: What, range: Range<usize>, wake: impl FnOnce()) {
+    /// A thread tells of `range`, and `wake`s the keeper to look at it; waits for that. Whether it has looked.
+    pub fn tell(&self, what: What, range: Range<usize>, wake: impl FnOnce()) -> bool {
         if self.is_unheard.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
-        let Some(slot) = self.slots.iter().find(|slot| slot.change(FREE, TAKEN)) else { return };
-        slot.is_whole.store(what == What::Whole, Ordering::Relaxed);
+        let Some(slot) = self.slots.iter().find(|slot| slot.change(FREE, TAKEN)) else { return false };
+        slot.what.store(what.word(), Ordering::Relaxed);
         slot.start.store(range.start, Ordering::Relaxed);
         slot.end.store(range.end, Ordering::Relaxed);
         slot.state.store(TOLD, Ordering::Release);
@@ -212,13 +231,13 @@ impl Growth {
             let state = slot.state.load(Ordering::Acquire);
             if state == ANSWERED {
                 slot.state.store(FREE, Ordering::Release);
-                return;
+                return true;
             }
             let left_ns = until_ns.saturating_sub(now_ns());
             if left_ns == 0 {
                 self.is_unheard.store(true, Ordering::Relaxed);
                 if slot.change(TOLD, FREE) || slot.change(LOOKED_AT, LEFT) {
-                    return;
+                    return false;
                 }
                 continue;
             }
@@ -231,7 +250,7 @@ impl Growth {
     pub fn next(&self) -> Option<Told<'_>> {
         self.is_unheard.store(false, Ordering::Relaxed);
         let slot = self.slots.iter().find(|slot| slot.change(TOLD, LOOKED_AT))?;
-        let what = if slot.is_whole.load(Ordering::Relaxed) { What::Whole } else { What::Got };
+        let what = What::from_word(slot.what.load(Ordering::Relaxed));
         Some(Told { slot, what, range: slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed) })
     }
 
@@ -288,8 +307,8 @@ mod tests {
                     scope.spawn(move || {
                         (0..200)
                             .filter(|&turn| {
-                                growth.tell(What::Got, teller..turn, || {});
-                                seen[teller].load(Ordering::Acquire) == turn
+                                growth.tell(What::Got, teller..turn, || {})
+                                    && seen[teller].load(Ordering::Acquire) == turn
                             })
                             .count()
                     })
@@ -307,12 +326,30 @@ mod tests {
     fn without_a_keeper_nobody_waits_for_ever_and_no_more_than_once() {
         let growth = Growth::new(LIMIT_PAGES);
         let mut woken = 0;
-        (0..3).for_each(|_| growth.tell(What::Got, 0..1, || woken += 1));
+        assert!(!(0..3).any(|_| growth.tell(What::Got, 0..1, || woken += 1)));
         assert_eq!(woken, 1);
         // It looks too late, and hears the next one.
         assert!(growth.next().is_none());
         growth.tell(What::Got, 0..1, || woken += 1);
         assert_eq!(woken, 2);
+    }
+
+    #[test]
+    fn the_keeper_hears_what_a_thread_tells() {
+        let growth = Growth::new(LIMIT_PAGES);
+        for what in [What::Got, What::Whole, What::Begun(Pid::from_raw(7).unwrap())] {
+            std::thread::scope(|scope| {
+                let teller = scope.spawn(|| growth.tell(what, 5..6, || {}));
+                let told = loop {
+                    if let Some(told) = growth.next() {
+                        break told;
+                    }
+                };
+                assert_eq!((told.what, told.range.clone()), (what, 5..6));
+                told.answer();
+                assert!(teller.join().unwrap());
+            });
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! program's memory; [`fork`] and [`clone_trap`] carry it over a fork. Below them are thin modules, one a
 //! kernel interface. Code here runs inside foreign programs: no libc allocation, no thread-local storage.
 
-mod adopt;
+pub mod adopt;
 mod advice;
 pub mod budget;
 mod changes;
@@ -13,6 +13,7 @@ pub mod clock;
 pub mod clone_trap;
 pub mod codec;
 pub mod control;
+mod control_block;
 mod copies;
 mod cpu_load;
 mod death;

@@ -14,6 +14,7 @@ use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
+use crate::control_block::ControlBlocks;
 use crate::fork_cell::ForkCell;
 use crate::maps;
 use crate::pagemap;
@@ -149,6 +150,7 @@ pub struct LinuxMachine {
     /// Runs of the highest order to be populated without asking for a huge page.
     huge_pause: AtomicU32,
     escaping: &'static AtomicBool,
+    control_blocks: &'static ControlBlocks,
     /// Those of all workers.
     dictionaries: Arc<Dictionaries>,
     /// Addresses whose mappings may have grown, which the kernel does not tell of.
@@ -166,6 +168,7 @@ impl LinuxMachine {
         descriptors: Descriptors,
         budget: &'static Budget,
         escaping: &'static AtomicBool,
+        control_blocks: &'static ControlBlocks,
     ) -> Result<LinuxMachine, uffd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
         let _ = arena.allow_huge(0, arena.len(), false);
@@ -191,6 +194,7 @@ impl LinuxMachine {
             is_unsharing: AtomicBool::new(false),
             huge_pause: AtomicU32::new(0),
             escaping,
+            control_blocks,
             dictionaries: Arc::default(),
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
@@ -243,6 +247,20 @@ impl LinuxMachine {
             let _ = self.descriptors().program.unregister(part.start, part.len());
             self.registered.remove(part);
         }
+    }
+
+    /// Parts of the managed ranges in which nothing is a thread's control block.
+    pub(crate) fn protectable(&self) -> Vec<Range<usize>> {
+        let mut parts = Vec::new();
+        for mut rest in self.ranges.snapshot() {
+            while let Some(page) = self.control_blocks.first_within(rest.clone()) {
+                parts.push(rest.start..page);
+                rest.start = page + PAGE_BYTES;
+            }
+            parts.push(rest);
+        }
+        parts.retain(|part| !part.is_empty());
+        parts
     }
 
     /// The program has unmapped `range`. Called under the lock of the mappings.
@@ -724,7 +742,13 @@ impl Machine for LinuxMachine {
     }
 
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
-        self.move_pages(self.home(FrameRun::new(to, Order::ZERO)), address(from), pages)
+        let (home, start) = (self.home(FrameRun::new(to, Order::ZERO)), address(from));
+        let Some(staying) = self.control_blocks.first_within(start..start + pages as usize * PAGE_BYTES) else {
+            return self.move_pages(home, start, pages);
+        };
+        let before = ((staying - start) / PAGE_BYTES) as u32;
+        self.move_pages(home, start, before)?;
+        Err(Stopped { moved_pages: before, error: MoveError::Refused })
     }
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {

@@ -23,6 +23,7 @@ use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
 use crate::control::{Configuration, Control, SlotIndex};
+use crate::control_block::{self, ControlBlocks};
 use crate::copies::{self, Copies};
 use crate::cpu_load;
 use crate::death::DeathNotice;
@@ -54,6 +55,8 @@ use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, OrderSet, PAGE_BYTES, PageN
 use foliomem_core::watermark;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -70,16 +73,16 @@ pub enum RuntimeError {
     Userfaultfd(#[from] UffdError),
     /// A file under /proc/self.
     #[error("cannot open {0}: {why}; is /proc mounted?", why = Why(*.1))]
-    Proc(&'static str, rustix::io::Errno),
+    Proc(&'static str, Errno),
     /// Address space or memory for the agent itself.
     #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = Why(*.1))]
-    Reserve(usize, rustix::io::Errno),
+    Reserve(usize, Errno),
     /// A thread.
     #[error("cannot start a thread: {}", Why(*.0))]
-    Thread(rustix::io::Errno),
+    Thread(Errno),
     /// What a child of a fork has in the swap file is out of its reach.
     #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", Why(*.0))]
-    SwapFile(rustix::io::Errno),
+    SwapFile(Errno),
 }
 
 /// Handlers at most: beyond that, waking them all for each fault costs more than it brings.
@@ -107,6 +110,8 @@ const GIVE_WAY: Duration = Duration::from_micros(50);
 const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// Pieces that the keeper hears of before it does anything else.
 const HEARD_AT_ONCE: usize = 8;
+/// A thread that begins tells so again where the keeper has got no CPU for a tenth of a second.
+const MOST_TELLINGS: u32 = 20;
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
 /// The keeper's priority: it works for some microseconds at a time.
@@ -223,6 +228,7 @@ pub struct Runtime {
     nice: AtomicI32,
     pub(crate) placement: Placement,
     copies: Copies,
+    control_blocks: ControlBlocks,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
     unpark: AtomicU32,
@@ -308,6 +314,7 @@ impl Runtime {
             nice: AtomicI32::new(0),
             placement: Placement::default(),
             copies: Copies::default(),
+            control_blocks: ControlBlocks::default(),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
@@ -427,6 +434,19 @@ impl Runtime {
         is_told
     }
 
+    /// The calling thread begins, on a stack that may be managed: returns when its control block stays in the program.
+    pub fn thread_begins(&self) {
+        let begun = What::Begun(rustix::thread::gettid());
+        let is_told = || self.growth.tell(begun, control_block::own(), || self.still.wake_keeper());
+        for _ in 0..MOST_TELLINGS {
+            // A program that filters its calls may forbid those of a wait.
+            if !self.budget.is_armed() || self.is_filtered.load(Ordering::Relaxed) || is_told() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Whether [`grows`](Self::grows) is to be told of what ends at `end`, however small it is.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
@@ -520,12 +540,20 @@ impl Runtime {
         let mut has_engaged = false;
         for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.next()) {
             let range = told.range.clone();
-            if told.what == What::Whole {
-                if let Some(engaged) = self.engaged.get() {
-                    make_whole(self, engaged, &range);
+            match told.what {
+                What::Got => {}
+                What::Whole => {
+                    if let Some(engaged) = self.engaged.get() {
+                        make_whole(self, engaged, &range);
+                    }
+                    told.answer();
+                    continue;
                 }
-                told.answer();
-                continue;
+                What::Begun(thread) => {
+                    self.keep_control_block(&range, thread);
+                    told.answer();
+                    continue;
+                }
             }
             if self.engaged.get().is_none() {
                 self.budget.sample();
@@ -546,6 +574,17 @@ impl Runtime {
             }
         }
         has_engaged
+    }
+
+    /// From now on nobody moves the control block of `thread` out, or protects it.
+    fn keep_control_block(&self, block: &Range<usize>, thread: Pid) {
+        let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
+        // Who is moving something out has looked before.
+        let _held = machine.map(LinuxMachine::hold_mappings);
+        self.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
+        for page in control_block::pages(block) {
+            let _ = machine.map(|machine| machine.descriptors().program.unprotect(page, PAGE_BYTES));
+        }
     }
 
     /// Stops the agent's other threads while a thread of the program forks. What a fork copies must be of one
@@ -639,6 +678,7 @@ impl Runtime {
             self.files.replace_forgetting(Some(files));
             if self.budget.is_armed() {
                 self.budget.arm(slot, statm);
+                self.control_blocks.forked(self.still.needed(), rustix::process::getpid());
                 self.forked();
             } else {
                 self.budget.arm(slot, statm);
@@ -668,7 +708,7 @@ impl Runtime {
         let is_adopted = engine.machine().adopt_swap_file();
         let is_needed = engine.file_slots() > 0;
         if is_needed && (descriptors.swap_file.is_none() || !is_adopted) {
-            return Err(RuntimeError::SwapFile(rustix::io::Errno::NOENT));
+            return Err(RuntimeError::SwapFile(Errno::NOENT));
         }
         Ok(())
     }
@@ -791,7 +831,8 @@ impl Runtime {
             .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
         let arena_bytes = arena.len();
         self.own.add(arena.start()..arena.start() + arena.len());
-        let machine = LinuxMachine::new(arena, self.open_descriptors()?, &self.budget, &self.escaping)?;
+        let machine =
+            LinuxMachine::new(arena, self.open_descriptors()?, &self.budget, &self.escaping, &self.control_blocks)?;
         let limit_pages = self.budget.limit_pages();
         let file_slots =
             if machine.has_swap_file() { self.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };

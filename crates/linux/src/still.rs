@@ -13,11 +13,9 @@
 //! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
 
 use crate::clock::timespec;
+use crate::control_block::BLOCK_PAGES;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-
-/// Pages of a thread that the kernel touches whenever it likes.
-pub const NEEDED_PAGES: usize = 2;
 
 const IDLE: u32 = 0;
 const WANTED: u32 = 1;
@@ -32,12 +30,12 @@ pub struct Still {
     /// Bumped to wake the keeper.
     kick: AtomicU32,
     /// Addresses of pages that must be there while everything is still.
-    needed: [AtomicUsize; NEEDED_PAGES],
+    needed: [AtomicUsize; BLOCK_PAGES],
 }
 
 impl Still {
     /// The forking thread: returns when everything is still and the pages in `needed` are there to stay.
-    pub fn request(&self, needed: [usize; NEEDED_PAGES]) {
+    pub fn request(&self, needed: [usize; BLOCK_PAGES]) {
         self.wait_while(&[WANTED, STILL, OVER, FAILED]);
         for (slot, address) in self.needed.iter().zip(needed) {
             slot.store(address, Ordering::Relaxed);
@@ -80,7 +78,7 @@ impl Still {
     }
 
     /// The keeper: the addresses of the pages that the request wants to be there.
-    pub fn needed(&self) -> [usize; NEEDED_PAGES] {
+    pub fn needed(&self) -> [usize; BLOCK_PAGES] {
         std::array::from_fn(|index| self.needed[index].load(Ordering::Relaxed))
     }
 

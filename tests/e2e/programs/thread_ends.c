@@ -1,0 +1,71 @@
+// Threads end without touching their control blocks for a while before, on stacks that may be managed: of the program's own, and
+// larger than most. Who joins them is woken all the same: the kernel says in the control block that a thread is no more. Run it with
+// GLIBC_TUNABLES=glibc.pthread.rseq=0, or the kernel touches these blocks whenever a thread gets a CPU.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+enum { THREADS = 8, STACK = 32 << 20, TURNS = 3 };
+
+static long call(long number, const void *argument) {
+    long result;
+    register long second __asm__("rsi") = 0;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(argument), "r"(second) : "rcx", "r11", "memory");
+    return result;
+}
+
+static const struct timespec long_enough = {0, 100000000};
+
+// No function of the C library: those use the block, for errno or against smashed stacks.
+static void *body(void *argument) {
+    *(volatile long *)argument += 1;
+    call(SYS_nanosleep, &long_enough);
+    call(SYS_exit, 0);
+    return NULL;
+}
+
+int main(void) {
+    long ran[THREADS] = {0};
+    char *stacks[THREADS] = {NULL};
+    for (int turn = 0; turn < TURNS; turn++) {
+        pthread_t threads[THREADS];
+        for (int i = 0; i < THREADS; i++) {
+            pthread_attr_t attributes;
+            pthread_attr_init(&attributes);
+            if (i % 2) {
+                pthread_attr_setstacksize(&attributes, STACK);
+            } else {
+                if (!stacks[i]) stacks[i] = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                if (stacks[i] == MAP_FAILED) return 2;
+                memset(stacks[i], turn, STACK / 8);
+                pthread_attr_setstack(&attributes, stacks[i], STACK);
+            }
+            if (pthread_create(&threads[i], &attributes, body, &ran[i])) return 2;
+            pthread_attr_destroy(&attributes);
+        }
+        for (int i = 0; i < THREADS; i++) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec += 20;
+            if (pthread_timedjoin_np(threads[i], NULL, &until) == ETIMEDOUT) {
+                printf("thread %d of turn %d never ended\n", i, turn);
+                fflush(stdout);
+                _Exit(1);
+            }
+            for (long byte = 0; i % 2 == 0 && byte < STACK / 8; byte += 512) {
+                if (stacks[i][byte] != turn) return 3;
+            }
+        }
+    }
+    for (int i = 0; i < THREADS; i++) {
+        if (ran[i] != TURNS) return 4;
+    }
+    puts("all have ended");
+    return 0;
+}
