@@ -74,6 +74,8 @@ pub struct EngineConfig {
     pub whole_out: OrderSet,
     /// Keep the slots of what was swapped in, while that pays. (For synchronous devices the kernel frees them at once.)
     pub keep_copies: bool,
+    /// Make new memory before it is touched, where it is touched in order. Nobody knows then when it is touched first.
+    pub make_ahead: bool,
     /// How runs of frames are made where there are none.
     pub compaction: Variant,
     /// CPUs that allocate slots.

@@ -109,6 +109,7 @@ fn config(granule: u8) -> EngineConfig {
         no_room: NoRoom::default(),
         whole_out: OrderSet::ALL,
         keep_copies: true,
+        make_ahead: true,
         compaction: Variant::default(),
         cpus: 1,
         floor_pages: 0,
@@ -152,7 +153,7 @@ impl World {
     /// Makes sure `page` is in the program, as a touch does. False if the touch ends the program: then what cannot be read
     /// is unmapped instead.
     fn touch(&mut self, page: u64) -> bool {
-        let present = self.engine.machine().state.lock().program.contains_key(&(BASE + page));
+        let present = self.engine.machine().state.lock().program.contains_key(&page);
         if !present {
             let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
@@ -383,13 +384,14 @@ proptest! {
         no_room in prop::sample::select(vec![NoRoom::Reclaim, NoRoom::FallBack]),
         whole_out in prop_oneof![3 => Just(OrderSet::ALL), 1 => any::<u16>().prop_map(OrderSet::from_bits)],
         keep_copies: bool,
+        make_ahead: bool,
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let backing = BackingConfig { slots: file_clusters * 512, discard, store_pages: limit_pages as u32 / 4 };
         let backing = (file_clusters > 0).then_some(backing);
         let swap_slots = 512 * swap_clusters;
         let config = EngineConfig { swap_slots, arena_frames, compaction, backing, ..config(granule) };
-        let config = EngineConfig { swap_in, no_room, whole_out, keep_copies, ..config };
+        let config = EngineConfig { swap_in, no_room, whole_out, keep_copies, make_ahead, ..config };
         let mut world = World::with(config, sizes, limit_pages);
         world.map(0, 600);
         world.native_touch(0, 100, 3);
@@ -542,6 +544,63 @@ fn new_memory_that_is_written_in_order_is_made_ahead() {
     assert!(faults(&mut world, 400..512) > 0);
     world.run(&Step::Read { page: 0, pages: 512 });
     world.check();
+}
+
+#[test]
+fn what_is_made_ahead_leaves_alone_what_is_there_already() {
+    let mut world = World::new(1 << 4, 4, 8000, 64);
+    world.map(0, 512);
+    world.map(1024, 1024);
+    world.run(&Step::Write { page: 1024, pages: 1024, value: 11 });
+    world.run(&Step::PageOut { start: 1024, pages: 1024 });
+    // Nobody knows of what MADV_FREE has left.
+    world.run(&Step::Write { page: 256, pages: 256, value: 11 });
+    world.run(&Step::Discard { start: 256, pages: 256, every: u64::MAX });
+    world.run(&Step::Write { page: 0, pages: 512, value: 12 });
+    world.check();
+    world.wait();
+    for _ in 0..20 {
+        world.engine.reclaim(&mut world.worker, 600);
+        world.wait();
+    }
+    world.check();
+    let present = world.engine.machine().state.lock().program.len() as u64;
+    assert_eq!(present, world.engine.resident_pages(), "all that is in the program is managed");
+}
+
+/// What is `mapped`, without gaps, is written in order, where frames lie `ready` or none do; how many folios of each order that makes.
+fn made_of_new_memory(sizes: u16, ready: bool, mapped: &[Range<u64>]) -> Vec<u64> {
+    let mut world = World::new(sizes, 4, 16000, 64);
+    let (start, len) = (mapped[0].start, mapped[mapped.len() - 1].end - mapped[0].start);
+    // The addresses have been used before.
+    world.map(start, len);
+    world.run(&Step::Write { page: start, pages: len, value: 12 });
+    world.unmap(start, len);
+    if ready {
+        world.map(1536, 512);
+        world.run(&Step::Write { page: 1536, pages: 512, value: 11 });
+        world.run(&Step::PageOut { start: 1536, pages: 512 });
+    }
+    mapped.iter().for_each(|mapped| world.map(mapped.start, mapped.end - mapped.start));
+    let before = world.allocated();
+    world.run(&Step::Write { page: start, pages: len, value: 12 });
+    world.check();
+    world.allocated().iter().zip(before).map(|(now, before)| now - before).collect()
+}
+
+#[test]
+fn what_is_made_ahead_is_as_large_as_a_first_touch_would_make_it() {
+    // Two mappings meet within a folio: around there it is single pages.
+    let meeting = [0..295, 295..1024];
+    let made = [false, true].map(|ready| made_of_new_memory(1 << 4, ready, &meeting));
+    assert_eq!(made[0], made[1]);
+    assert_eq!((made[0][0], made[0][4]), (16, 63));
+    // The mapping begins within a block.
+    for sizes in [1 << 9, 1 << 9 | 1 << 4] {
+        let made = [false, true].map(|ready| made_of_new_memory(sizes, ready, std::slice::from_ref(&(300..1500))));
+        assert_eq!(made[0], made[1]);
+        assert_eq!(made[0][9], 1);
+    }
 }
 
 #[test]

@@ -23,10 +23,11 @@ use std::ops::Range;
 /// Two blocks, of which a few pages at the border are mapped.
 const BASE: u64 = 512 * 1000 - 4;
 const PAGES: u64 = 8;
-/// A stream of faults needs some more.
+/// A stream of faults needs some more, and one of first touches many.
 const MORE_PAGES: u64 = 24;
+const MANY_PAGES: u64 = 160;
 /// Where pages are moved to: aligned otherwise, so that folios are split.
-const ELSEWHERE: u64 = BASE + 33;
+const ELSEWHERE: u64 = BASE + MANY_PAGES + 25;
 
 /// Room for everything: no fault has to reclaim.
 const ROOMY: i64 = 1000;
@@ -47,13 +48,14 @@ impl World {
     fn with_backing(limit_pages: i64, backing: Option<BackingConfig>) -> Arc<World> {
         let config = EngineConfig {
             granule: Order::new(1).unwrap(),
-            arena_frames: 256,
+            arena_frames: 1024,
             swap_slots: 1024,
             strategy: Strategy::default(),
             swap_in: Default::default(),
             no_room: Default::default(),
             whole_out: OrderSet::ALL,
             keep_copies: true,
+            make_ahead: true,
             compaction: Default::default(),
             cpus: 1,
             floor_pages: 0,
@@ -120,7 +122,7 @@ impl World {
         self.wait_for_hearing();
         self.verify_accounts();
         assert!(self.state().poisoned.is_empty(), "corrupted");
-        for range in [BASE..BASE + MORE_PAGES, ELSEWHERE..ELSEWHERE + PAGES] {
+        for range in [BASE..BASE + MANY_PAGES, ELSEWHERE..ELSEWHERE + PAGES] {
             let told = numbers(&range);
             self.change(|state| state.unmap(range), |engine| engine.unmapped(told));
         }
@@ -434,5 +436,92 @@ fn pieces_go_to_a_file_and_back_while_its_clusters_are_discarded() {
             .join();
         while world.engine.discard_one() {}
         assert!(world.state().clusters.is_empty(), "an empty file holds no clusters");
+    });
+}
+
+/// The first 64 of many pages are in the program, written in order; frames for those behind lie ready.
+fn in_a_stream_of_new_memory() -> Arc<World> {
+    const BEFORE: Range<u64> = BASE + 300..BASE + 580;
+    let world = World::new(ROOMY);
+    world.state().mappings = vec![(BASE..BASE + MANY_PAGES, Advice::None), (BEFORE, Advice::None)];
+    let mut thread = Thread { world: Arc::clone(&world), worker: Worker::default(), next_content: 0 };
+    BEFORE.for_each(|page| thread.touch(page, |now| *now = 7));
+    world.engine.page_out(&mut thread.worker, numbers(&BEFORE));
+    world.state().unmap(BEFORE);
+    world.engine.unmapped(numbers(&BEFORE));
+    assert!(world.engine.free_frames() > 100);
+    for page in BASE..BASE + 64 {
+        // Without the read-ahead of a handler.
+        while !world.state().program.contains_key(&page) {
+            assert!(matches!(world.engine.fault(&mut thread.worker, PageNumber(page)), Served::Done(_)));
+        }
+    }
+    world
+}
+
+#[test]
+fn the_next_touch_makes_more_of_a_stream() {
+    explore(2, || {
+        let world = in_a_stream_of_new_memory();
+        let mut thread = Thread { world: Arc::clone(&world), worker: Worker::default(), next_content: 0 };
+        thread.write(BASE + 64);
+        let made = (64..MANY_PAGES).filter(|page| world.state().program.contains_key(&(BASE + page))).count();
+        assert!(made > 8, "{made}");
+        world.verify_end();
+    });
+}
+
+#[test]
+fn new_memory_is_made_ahead_while_mappings_change() {
+    explore(400, || {
+        let world = in_a_stream_of_new_memory();
+        Threads::of(&world)
+            .with(|thread| thread.write_and_verify(&[64, 65, 66, 67, 68, 69, 70, 71, 80, 81, 82, 83]))
+            .with(|thread| {
+                let [a, b, c] = [BASE + 72, BASE + 74, BASE + 77];
+                thread.write(a);
+                let content = thread.write(b);
+                thread.discard(a..b);
+                thread.verify(a, 0);
+                thread.verify(b, content);
+                thread.remap(b..c, ELSEWHERE);
+                thread.verify(ELSEWHERE, content);
+                thread.unmap(a..a + 1);
+                thread.map(a..a + 1);
+                thread.verify(a, 0);
+            })
+            .with(|thread| {
+                thread.world.engine.page_out(&mut thread.worker, numbers(&(BASE + 60..BASE + 90)));
+                thread.world.engine.stage_oldest(30);
+                thread.reclaim();
+            })
+            .with(|thread| thread.compact())
+            .join();
+    });
+}
+
+#[test]
+fn rows_go_home_while_they_are_touched_and_moved() {
+    explore(400, || {
+        let world = in_a_stream_of_new_memory();
+        Threads::of(&world)
+            .with(|thread| (0..2).for_each(|_| thread.write_and_verify(&[0, 20, 40, 41, 63])))
+            .with(|thread| (0..2).for_each(|_| thread.write_and_verify(&[2, 21, 43, 62])))
+            .with(|thread| {
+                let content = thread.write(BASE + 30);
+                thread.discard(BASE + 24..BASE + 30);
+                thread.remap(BASE + 30..BASE + 34, ELSEWHERE);
+                thread.verify(ELSEWHERE, content);
+            })
+            .with(|thread| {
+                thread.world.engine.stage_oldest(64);
+                thread.world.engine.page_out(&mut thread.worker, numbers(&(BASE..BASE + 64)));
+            })
+            .with(|thread| {
+                thread.world.engine.stage_oldest(64);
+                thread.reclaim();
+                thread.compact();
+            })
+            .join();
     });
 }

@@ -187,6 +187,7 @@ impl Scenario {
             no_room: self.machine.no_room,
             whole_out: OrderSet::from_bits(!self.swap.split_kib.bits()),
             keep_copies: self.swap.keep_copies,
+            make_ahead: true,
             compaction: Variant::default(),
             cpus: self.machine.cpus.get() as u16,
             floor_pages: self.workload.floor_pages(limit_pages),

@@ -56,6 +56,7 @@ fn config() -> impl Strategy<Value = (OrderSet, EngineConfig)> {
                     no_room,
                     whole_out,
                     keep_copies,
+                    make_ahead: true,
                     compaction: Variant::default(),
                     cpus: 3,
                     floor_pages: 0,

@@ -847,6 +847,7 @@ impl Runtime {
             no_room: Default::default(),
             whole_out: OrderSet::ALL,
             keep_copies: true,
+            make_ahead: !self.tracer.is_on(),
             compaction: Default::default(),
             floor_pages: watermark::floor_pages(limit_pages),
             backing: (file_slots > 0).then_some(backing),
@@ -1213,9 +1214,7 @@ impl Runtime {
         if room < self.low_pages() && !engaged.engine.reclaim_is_futile() {
             self.wake_reclaimers();
         }
-        // Of what is made ahead nobody would know when it is touched first.
-        let is_new = kind == FaultKind::FirstTouch && !self.tracer.is_on();
-        if is_new || matches!(kind, FaultKind::SwapIn | FaultKind::Spurious) {
+        if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
             self.read_ahead(engaged, worker, page);
         }
         if is_last {

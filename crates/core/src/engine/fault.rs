@@ -270,7 +270,9 @@ impl<M: Machine> Engine<M> {
                     self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
                     self.counters().of(order).anon_fault_alloc.inc();
                     let pages = head.folio(order);
-                    self.readahead.touched(pages.clone());
+                    if self.config.make_ahead {
+                        self.readahead.touched(pages.clone());
+                    }
                     return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
@@ -668,20 +670,35 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Makes folios of `order` of `pages`, as far as they are untouched and frames lie ready one behind the other.
+    /// Makes folios of `order` of `pages`, as far as they are untouched and frames lie ready one behind the other; whether it has made all.
     fn touch_ahead(&self, pages: Range<PageNumber>, order: Order) -> bool {
-        let Some(block) = self.table.get(pages.start) else { return false };
-        let Some(_steady) = self.machine.steady() else { return false };
-        let Some(mapping) = self.machine.mapping(pages.start) else { return false };
+        let mut page = pages.start;
+        while page < pages.end {
+            let Some(made) = self.make_new(page..pages.end, order) else { return false };
+            self.machine.wake(made.clone());
+            page = made.end;
+        }
+        true
+    }
+
+    /// Makes the first of them, of one run. `None` if none are made, or not all: something may be there that nobody knows of.
+    fn make_new(&self, pages: Range<PageNumber>, order: Order) -> Option<Range<PageNumber>> {
+        let block = self.table.get(pages.start)?;
+        let _steady = self.machine.steady()?;
+        let mapping = self.machine.mapping(pages.start)?;
         let mut entries = block.lock();
-        let is_new = |&head: &PageNumber| {
-            head.head(order) == head && mapping.allows(head, order) && entries.all_none(head, order)
+        let fits = |head: PageNumber, order| mapping.allows(head, order) && entries.all_none(head, order);
+        // Where a first touch would bring a larger folio, it is to.
+        let larger = |head: PageNumber| {
+            let larger = mapping.sizes.descending().take_while(|&larger| larger > order);
+            larger.into_iter().any(|larger| fits(head.head(larger), larger))
         };
+        let is_new = |&head: &PageNumber| head.head(order) == head && fits(head, order) && !larger(head);
         let end = pages.end.min(entries.end());
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
         let new = heads.take(MOST_TOGETHER).take_while(is_new).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
-        let Some(run) = together.into_iter().find_map(|most| self.homes.alloc_ready(most)) else { return false };
+        let run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
         self.machine.zero(run);
         let folios = (0..run.frames()).step_by(order.pages() as usize);
         let folios = folios.map(|index| (pages.start.offset(index), run.part(index, order)));
@@ -689,15 +706,22 @@ impl<M: Machine> Engine<M> {
             self.rmap.set_folio(run, head);
             entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
-            self.counters().of(order).anon_fault_alloc.inc();
         }
         let made = pages.start..pages.start.offset(run.frames());
-        if !self.bring_in_together(&mut entries, folios) {
-            self.stage_fetched(&mut entries, made.clone());
+        let are_all_there = self.bring_in_together(&mut entries, folios.clone());
+        if !are_all_there {
+            // Nobody has asked for the others.
+            let mut page = made.start;
+            while let Some((head, order)) = next_home(&entries, page..made.end) {
+                let state = entries.get(head);
+                self.drop_folio(&mut entries, head, state);
+                page = head.offset(order.pages());
+            }
         }
-        drop(entries);
-        self.machine.wake(made.clone());
-        true
+        let is_there =
+            |&(head, _): &_| matches!(entries.get(head), PageState::Resident { order: now, .. } if now == order);
+        self.counters().of(order).anon_fault_alloc.add(folios.filter(is_there).count() as u64);
+        are_all_there.then_some(made)
     }
 
     /// Fetches as much with `page` as a fault would, as far as there is room for it now.

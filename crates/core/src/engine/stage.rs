@@ -6,7 +6,7 @@ use super::Engine;
 use super::reclaim::STAGE_ATTEMPTS;
 use crate::machine::{Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
-use crate::queue::{FolioName, Queue};
+use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, FrameRun, Order, PageNumber};
 use crate::workingset::{COPIED_SHARE, PROBATION_SHARE};
@@ -121,8 +121,11 @@ impl<M: Machine> Engine<M> {
         }
         let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
         self.stage_together(block, first, |entries, last| {
-            let claim = next().find(|claim| follows(last, claim.folio) && claim.folio.head < entries.end())?;
-            entries.holds(*claim).then_some(claim.folio)
+            let is_next = |claim: &&_| {
+                let Claim { folio, .. } = **claim;
+                follows(last, folio) && folio.head < entries.end() && entries.holds(**claim)
+            };
+            Some(next().find(is_next)?.folio)
         })
     }
 

@@ -403,6 +403,8 @@ impl Machine for Double {
     fn wake(&self, pages: Range<PageNumber>) {
         let woken: Vec<_> = {
             let mut state = self.state.lock();
+            // Under schedules, others may hold them.
+            assert!(cfg!(feature = "shuttle") || state.steady == 0, "woken while the mappings are held");
             state.woken.extend(pages.start.0..pages.end.0);
             state.waiting.extract_if(.., |(page, _)| pages.contains(&PageNumber(*page))).collect()
         };
