@@ -163,7 +163,7 @@ impl World {
             let allowed = self.allowed(page);
             let is_new = |order: &Order| self.allocated()[order.index()] > before[order.index()];
             assert!(Order::all().filter(is_new).all(|order| allowed.contains(order)), "{allowed:?} at {page:x}");
-            while self.engine.read_ahead(&mut self.worker, PageNumber(page)) {}
+            while self.engine.read_ahead(&mut self.worker, PageNumber(page)).is_some() {}
         }
         let lost = std::mem::take(&mut self.engine.machine().state.lock().poisoned);
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));

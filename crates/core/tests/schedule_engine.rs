@@ -171,7 +171,7 @@ impl Thread {
             }
         };
         if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious | FaultKind::FirstTouch) {
-            while engine.read_ahead(&mut self.worker, page) {}
+            while engine.read_ahead(&mut self.worker, page).is_some() {}
         }
     }
 

@@ -134,7 +134,7 @@ impl Lab {
     fn read_ahead(&mut self) {
         let Some(page) = self.ahead.filter(|_| self.ahead_ns <= 0) else { return };
         let before_ns = self.machine().spent_ns();
-        if self.engine.read_ahead(&mut (), page) {
+        if self.engine.read_ahead(&mut (), page).is_some() {
             self.ahead_ns += (self.machine().spent_ns() - before_ns) as i64;
         } else {
             self.ahead = None;

@@ -10,6 +10,9 @@
 //! follower is one: the thread that it wakes stays, and goes on at once in its stead. Where balancing takes the thread
 //! away all the same, the follower goes after it: it looks where the thread is whenever a fault comes later than from nearby.
 //!
+//! A stream of large folios is served better apart, while the reclaimers need no CPU: there are few moves and few wakes for
+//! what is decompressed, which the handler does beside the program then, not in its stead.
+//!
 //! A SCHED_IDLE thread starves where others want the CPU. The other handlers look now and then whether the follower gets on
 //! ([`Standby`]), and end it all for a while where it does not. So do a fork, which must not wait
 //! for it, and the adoption of new mappings.
@@ -18,7 +21,7 @@
 
 use crate::clock::now_ns;
 use crate::region::Region;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_core::units::{Order, PAGE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, Pid};
@@ -34,6 +37,10 @@ const MEET_NS: u64 = 5_000_000;
 /// So many faults of one thread, less [`STRANGER`] for each of another, bring the agent together, and fewer than half apart.
 const STREAK: u32 = 64;
 const STRANGER: u32 = 16;
+/// From this size on moves cost little next to what is moved.
+const LARGE_BYTES: usize = 64 << 10;
+/// So many faults with large folios ahead of them, less those without, take the agent apart, and a quarter as many keep it so.
+const STREAMING: u32 = 16;
 /// A thread that was woken nearby and touches one page after the other raises its next fault within this time.
 const NEAR_NS: u64 = 12_000;
 /// A follower that does nothing about a fault for so long starves.
@@ -56,6 +63,8 @@ pub(crate) struct Placement {
     /// The thread that raises the faults, and how sure that is.
     faulting: AtomicU32,
     streak: AtomicU32,
+    /// Faults with large folios ahead of them, less those without.
+    streaming: AtomicU32,
     /// The CPU they are together on.
     cpu: AtomicU32,
     /// The follower's thread, while it is SCHED_IDLE.
@@ -74,6 +83,7 @@ impl Default for Placement {
             is_allowed: AtomicBool::new(false),
             faulting: AtomicU32::new(NONE),
             streak: AtomicU32::new(0),
+            streaming: AtomicU32::new(0),
             cpu: AtomicU32::new(NONE),
             follower: AtomicU32::new(NONE),
             progress: AtomicU32::new(0),
@@ -141,6 +151,16 @@ impl Placement {
         }
     }
 
+    /// A fault is served, and folios like its own, of the order `ahead`, are fetched ahead; or none are.
+    pub fn streams(&self, ahead: Option<Order>) {
+        let streaming = self.streaming.load(Relaxed);
+        let is_large = ahead.is_some_and(|order| order.bytes() >= LARGE_BYTES);
+        let now = if is_large { (streaming + 1).min(STREAMING) } else { streaming.saturating_sub(1) };
+        if now != streaming {
+            self.streaming.store(now, Relaxed);
+        }
+    }
+
     /// The CPU that the agent's threads are to be on, if they are together.
     pub fn cpu(&self) -> Option<u32> {
         Some(self.cpu.load(Relaxed)).filter(|&cpu| cpu != NONE)
@@ -153,8 +173,11 @@ impl Placement {
 
     /// The thread to be together with, if they ought to be.
     fn wanted(&self, now_ns: u64) -> Option<u32> {
-        let enough = if self.cpu().is_some() { STREAK / 2 } else { STREAK };
-        let wanted = self.pays() && self.streak.load(Relaxed) >= enough && now_ns >= self.apart_until_ns.load(Relaxed);
+        let (enough, streaming) = if self.cpu().is_some() { (STREAK / 2, STREAMING) } else { (STREAK, STREAMING / 4) };
+        let wanted = self.pays()
+            && self.streak.load(Relaxed) >= enough
+            && self.streaming.load(Relaxed) < streaming
+            && now_ns >= self.apart_until_ns.load(Relaxed);
         wanted.then(|| self.faulting.load(Relaxed))
     }
 
@@ -353,6 +376,24 @@ mod tests {
         }
         hear(&placement, 8, 2 * STREAK);
         assert_eq!(placement.wanted(0), Some(8));
+    }
+
+    #[test]
+    fn streams_of_large_folios_are_served_apart() {
+        let (placement, large, small) = (dear(), Order::new(4), Order::new(2));
+        hear(&placement, 7, STREAK + 1);
+        placement.cpu.store(1, Relaxed);
+        let streams = |ahead, times| (0..times).for_each(|_| placement.streams(ahead));
+        streams(small, 2 * STREAMING);
+        streams(large, STREAMING - 1);
+        assert_eq!(placement.wanted(0), Some(7));
+        streams(large, 2);
+        assert_eq!(placement.wanted(0), None);
+        placement.come_apart(0);
+        streams(None, STREAMING / 2);
+        assert_eq!(placement.wanted(u64::MAX), None, "not for a few others");
+        streams(None, STREAMING / 2);
+        assert_eq!(placement.wanted(u64::MAX), Some(7));
     }
 
     #[test]

@@ -51,7 +51,7 @@ use foliomem_core::policy::{Advice, SizePolicy};
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::trace::Event as TraceEvent;
-use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, OrderSet, PAGE_BYTES, PageNumber};
+use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -1147,11 +1147,15 @@ impl Runtime {
         }
     }
 
-    /// Fetches what the program will touch next, until it waits for something else.
-    fn read_ahead(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
+    /// Fetches what the program will touch next, until it waits for something else; folios of which order, if any.
+    fn read_ahead(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber) -> Option<Order> {
         let uffd = &engaged.engine.machine().descriptors().program;
-        let mut chunks = 0;
-        while engaged.engine.read_ahead(worker, page) && !uffd.has_message() {
+        let (mut chunks, mut fetched) = (0, None);
+        while let Some(order) = engaged.engine.read_ahead(worker, page) {
+            fetched = Some(order);
+            if uffd.has_message() {
+                break;
+            }
             chunks += 1;
             if chunks == 1 && self.parked.load(Ordering::Relaxed) > 0 && self.placement.cpu().is_none() {
                 // Meanwhile somebody else must listen.
@@ -1159,6 +1163,7 @@ impl Runtime {
                 let _ = futex::wake(&self.unpark, futex::Flags::PRIVATE, 1);
             }
         }
+        fetched
     }
 
     /// The program writes to a page that a fork may have left shared, and waits for room for the copy.
@@ -1215,7 +1220,11 @@ impl Runtime {
             self.wake_reclaimers();
         }
         if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
-            self.read_ahead(engaged, worker, page);
+            let fetched = self.read_ahead(engaged, worker, page);
+            if fetched.is_some() || kind != FaultKind::Spurious {
+                // Reclaimers that compress for it would need the other CPU.
+                self.placement.streams(fetched.filter(|_| room >= 2 * self.low_pages()));
+            }
         }
         if is_last {
             self.placement.wakes();

@@ -616,16 +616,15 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Fetches or makes some of what the program is likely to touch after its fault on `page`, as far as there is room for it
-    /// now; returns whether there was anything. Call it again until there is not, or a fault comes.
-    pub fn read_ahead(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
-        let Some(block) = self.table.get(page) else { return false };
-        let Some(order) = block.lock().get(page).order() else { return false };
-        match self.readahead.claim(page, page.head(order).offset(order.pages())) {
-            Some(Ahead::Stream(pages)) => self.read_ahead_all(worker, pages),
-            Some(Ahead::Step(page)) => self.read_ahead_step(worker, page),
-            Some(Ahead::New(pages)) => self.touch_ahead(pages, order),
-            None => false,
-        }
+    /// now. If there was anything, of which order the folio of the fault is. Call it again until there is not, or a fault comes.
+    pub fn read_ahead(&self, worker: &mut M::Worker, page: PageNumber) -> Option<Order> {
+        let order = self.table.get(page)?.lock().get(page).order()?;
+        let was_anything = match self.readahead.claim(page, page.head(order).offset(order.pages()))? {
+            Ahead::Stream(pages) => self.read_ahead_all(worker, pages),
+            Ahead::Step(page) => self.read_ahead_step(worker, page),
+            Ahead::New(pages) => self.touch_ahead(pages, order),
+        };
+        was_anything.then_some(order)
     }
 
     fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {
