@@ -121,6 +121,11 @@ def test_what_is_filled_at_once_is_managed_before_it_is_touched(built):
         assert got.stats["peak_bytes"] < 1.04 * 96 * MIB
 
 
+def test_what_is_freed_lazily_waits_for_room_when_it_is_written_again(built, torture):
+    """The kernel leaves such pages, and says nothing when they are written: 200 MiB had 202 MiB in this limit."""
+    assert sampled([built("lazy_free.c"), 200, 4], 64, torture).out == b"right\n"
+
+
 def test_incompressible_data_goes_over_the_limit():
     wanted = plain([PYTHON, "-c", RANDOM, 128]).ok().out
     got = foliomem([PYTHON, "-c", RANDOM, 128], "64M").ok()

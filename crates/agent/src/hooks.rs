@@ -4,7 +4,7 @@
 //!   make a process that does not share its memory. The child must have its memory registered anew before
 //!   it touches any (`foliomem_linux::fork`).
 //! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in the child of a fork is
-//!   wiped in what is out, too. So is what becomes a guard.
+//!   wiped in what is out, too. So is what becomes a guard. What is freed lazily is freed at once where memory is short.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has
 //!   reserved. So it succeeds, and the limit is kept.
 //! - What gives the program memory, `mmap` and the functions of malloc: much of it is managed before it is touched, where
@@ -224,6 +224,20 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
     if option == libc::PR_SET_SECCOMP { filtered(result) } else { result }
 }
 
+/// Drops what is in a range of which the program has said that it is of no use any more. Keeps errno.
+fn discard(start: usize, len: usize) {
+    // SAFETY: the types match.
+    if let Some(real) = unsafe { MADVISE.get::<Madvise>() }.filter(|_| runtime().is_some()) {
+        // SAFETY: nothing is left there to lose; errno of the calling thread.
+        unsafe {
+            let errno = libc::__errno_location();
+            let before = *errno;
+            real(std::ptr::with_exposed_provenance_mut(start), len, libc::MADV_DONTNEED);
+            *errno = before;
+        }
+    }
+}
+
 /// Tells what was said about huge pages, if the kernel has taken it: also where it says that not all is mapped.
 fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, result: R) -> R {
     let advice = match advice {
@@ -235,10 +249,13 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
         }
         MADV_GUARD_INSTALL if result.into() == 0 => {
             // The kernel drops what is there without a word to us. Discarding leaves guards as they are.
-            // SAFETY: the types match.
-            if let Some(real) = unsafe { MADVISE.get::<Madvise>() }.filter(|_| runtime().is_some()) {
-                // SAFETY: nothing is left there to lose.
-                unsafe { real(std::ptr::with_exposed_provenance_mut(start), len, libc::MADV_DONTNEED) };
+            discard(start, len);
+            return result;
+        }
+        libc::MADV_FREE if result.into() == 0 => {
+            // What is left for later can be written again without a fault, so without waiting for room.
+            if runtime().is_some_and(Runtime::is_short_of_room) {
+                discard(start, len);
             }
             return result;
         }

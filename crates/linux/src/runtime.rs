@@ -458,6 +458,11 @@ impl Runtime {
         self.budget.room_pages() - (range.len().div_ceil(PAGE_BYTES) as i64) < self.engage_pages()
     }
 
+    /// Whether there may soon be no room.
+    pub fn is_short_of_room(&self) -> bool {
+        self.budget.is_armed() && self.lacks_room(&(0..0))
+    }
+
     /// The program lets a filter decide which system calls its threads may make: they make none of ours any more.
     pub fn is_filtered(&self) {
         self.is_filtered.store(true, Ordering::Relaxed);
