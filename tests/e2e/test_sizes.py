@@ -113,9 +113,9 @@ def assert_splits(stats, split, deferred, partially_mapped, kib=64):
     assert split <= size["split"] <= split + 2, size
 
 
-@pytest.mark.parametrize("how, partially_mapped", [("dontneed", 0), ("free", 16), ("unmap", 16)])
+@pytest.mark.parametrize("how, partially_mapped", [("dontneed", 0), ("free", 0), ("rawfree", 16), ("unmap", 16)])
 def test_a_folio_that_loses_a_part_is_queued_and_not_split(program, how, partially_mapped):
-    """What is discarded at once is healed in the end, when the program reads that there are zeros."""
+    """What is discarded at once, or freed lazily where memory is short, is healed in the end, when the program reads that there are zeros."""
     got, _ = commands(program, ENGAGE + f"touch\nlose-{how} 32\n", "64K")
     assert_splits(got.stats, 0, 16, partially_mapped)
 
@@ -141,7 +141,7 @@ def test_a_huge_page_that_loses_a_part_stays_one_folio(program):
     assert_splits(got.stats, 0, 1, 0, kib=2048)
 
 
-@pytest.mark.parametrize("how", ["lose-dontneed 128", "lose-free 128", "unmap", "pageout", "cold"])
+@pytest.mark.parametrize("how", ["lose-dontneed 128", "lose-free 128", "lose-rawfree 128", "unmap", "pageout", "cold"])
 def test_advice_for_whole_folios_splits_none(program, how):
     got, _ = commands(program, ENGAGE + f"touch\n{how}\n", "64K")
     assert_splits(got.stats, 0, 0, 0)

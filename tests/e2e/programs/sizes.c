@@ -7,7 +7,7 @@
  *   touch            writes every page
  *   huge, nohuge     madvise, through the C library; raw-huge through syscall()
  *   disable F        prctl(PR_SET_THP_DISABLE) with flags F
- *   lose-dontneed K, lose-free K, lose-unmap K
+ *   lose-dontneed K, lose-free K, lose-rawfree K (by the program's own machine code), lose-unmap K
  *                    the first K KiB of each MiB are discarded, or unmapped page by page
  *   pageout, cold    madvise
  *   unmap, remap     remap moves it elsewhere, to a multiple of 2M
@@ -69,7 +69,14 @@ static void lose(struct unit *unit, const char *how, size_t len) {
         unit->unmapped = len;
         return;
     }
-    if (madvise(unit->at, len, strcmp(how, "free") ? MADV_DONTNEED : MADV_FREE)) die("madvise");
+    if (!strcmp(how, "rawfree")) {
+        register long advice __asm__("rdx") = MADV_FREE;
+        long failed;
+        __asm__ volatile("syscall" : "=a"(failed) : "a"(SYS_madvise), "D"(unit->at), "S"(len), "r"(advice) : "rcx", "r11", "memory");
+        if (failed) die("madvise");
+    } else if (madvise(unit->at, len, strcmp(how, "free") ? MADV_DONTNEED : MADV_FREE)) {
+        die("madvise");
+    }
     unit->discarded = len;
 }
 
