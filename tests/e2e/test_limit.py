@@ -126,6 +126,12 @@ def test_what_is_freed_lazily_waits_for_room_when_it_is_written_again(built, tor
     assert sampled([built("lazy_free.c"), 200, 4], 64, torture).out == b"right\n"
 
 
+@pytest.mark.parametrize("sizes", ["64K", "2M"])
+def test_what_is_touched_here_and_there_is_mostly_zeros(built, sizes):
+    """2000 MiB of folios of which single pages are written: as many had no slots, and 1055 MiB were in this limit."""
+    assert sampled([built("sparse.c"), 2000, 64], 64, False, ["--sizes", sizes]).out == b"wrong 0\n"
+
+
 def test_incompressible_data_goes_over_the_limit():
     wanted = plain([PYTHON, "-c", RANDOM, 128]).ok().out
     got = foliomem([PYTHON, "-c", RANDOM, 128], "64M").ok()

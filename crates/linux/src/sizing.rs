@@ -6,9 +6,9 @@ use foliomem_core::units::PAGE_BYTES;
 const ARENA_MAX_BYTES: usize = (u32::MAX as usize - 512) * PAGE_BYTES;
 /// The smallest: room for what a small budget moves about.
 pub const ARENA_MIN_BYTES: usize = 1 << 30;
-/// Slots for each page of the limit: content that compresses further than 1/16 hardly exists, but for
-/// equal-filled memory.
-const SLOTS_PER_PAGE: i64 = 16;
+/// Slots for each page of the limit: of what is touched here and there most is zeros, which take nothing but what is to be known of
+/// them. For so many pages, that alone is the limit.
+const SLOTS_PER_PAGE: i64 = 256;
 
 /// Slots for each slot of the swap file, where what is compressed is packed.
 const SLOTS_PER_FILE_SLOT: i64 = 4;
