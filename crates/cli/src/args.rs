@@ -159,8 +159,8 @@ pub struct LabReplayArgs {
     /// What the program may take: sizes, or shares of the most it had: 75%,50%,300M.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50%")]
     pub limit: Vec<String>,
-    /// Folio sizes beside 4K: 64K, or 16K,32K,64K; "none" for 4K alone.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16K,32K,64K")]
+    /// Folio sizes beside 4K: 64K, or 16K,64K,2M; "none" for 4K alone.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16K,32K,64K,256K")]
     pub sizes: Vec<String>,
     #[command(flatten)]
     pub varied: LabVaryArgs,
@@ -342,7 +342,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
     /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:
-    /// 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) is what inherit refers to. [default: 16K,32K,64K]
+    /// 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) is what inherit refers to. [default: 16K,32K,64K,256K]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
     /// How memory is compressed: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small
