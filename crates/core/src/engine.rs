@@ -137,6 +137,8 @@ pub struct Engine<M: Machine> {
     active: Queue,
     /// Neither, and with a compressed copy.
     copied: Queue,
+    /// What could not be moved when it was tried.
+    unevictable: Queue,
     staged: Queue,
     /// The blocks with partially mapped folios.
     deferred: Queue,
@@ -204,6 +206,7 @@ impl<M: Machine> Engine<M> {
             probation: Queue::default(),
             active: Queue::default(),
             copied: Queue::default(),
+            unevictable: Queue::default(),
             staged: Queue::default(),
             deferred: Queue::default(),
             workingset: Workingset::default(),

@@ -243,8 +243,10 @@ counters! {
         pswpout_cached: count,
         /// Faults that had to reclaim by themselves.
         allocstall: count,
-        /// Pages that could not be moved out (pinned, or of a mapping that forbids it).
-        unevictable_pgs_stranded: count,
+        /// Pages that could not be moved out (pinned, locked, or of a mapping that may not be written).
+        unevictable_pgs_culled: count,
+        /// Those of them that were tried again.
+        unevictable_pgs_rescued: count,
         /// Pages taken over from the kernel when their mapping was adopted.
         pgadopted: count,
         /// Pages that were left to the system, because the arena was full.

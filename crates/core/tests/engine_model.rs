@@ -547,6 +547,29 @@ fn new_memory_that_is_written_in_order_is_made_ahead() {
 }
 
 #[test]
+fn what_cannot_be_moved_is_tried_seldom_and_goes_when_it_can() {
+    let mut world = World::new(1 << 4, 4, 2000, 64);
+    world.map(0, 1024);
+    world.run(&Step::Write { page: 0, pages: 1024, value: 11 });
+    world.run(&Step::Refuse { start: 0, pages: 1024 });
+    let culled = |world: &World| world.engine.counters().vm.unevictable_pgs_culled.get();
+    while culled(&world) < 1024 {
+        world.engine.reclaim(&mut world.worker, 64);
+    }
+    world.check();
+    let before = culled(&world);
+    for _ in 0..20 {
+        world.engine.reclaim(&mut world.worker, 64);
+    }
+    let tried = culled(&world) - before;
+    assert!((20..=200).contains(&tried), "{tried}");
+    world.engine.machine().state.lock().refusing.clear();
+    while world.engine.reclaim(&mut world.worker, 64) > 0 {}
+    assert!(world.engine.resident_pages() < 64, "{}", world.engine.resident_pages());
+    world.check();
+}
+
+#[test]
 fn what_is_made_ahead_leaves_alone_what_is_there_already() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
     world.map(0, 512);

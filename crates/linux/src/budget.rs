@@ -213,8 +213,14 @@ impl Budget {
         let over = -self.room_pages();
         if now_ns().saturating_sub(since) > LASTING_NS || over > self.limit_pages >> AT_ONCE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
-            self.control.limit_exceeded();
+            self.control.limit_exceeded(self.cannot_be_moved());
         }
+    }
+
+    /// Whether that is why the limit is not kept: an eighth of it was found to be such.
+    fn cannot_be_moved(&self) -> bool {
+        let vm = &self.counters().vm;
+        vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get()) as i64 > self.limit_pages >> 3
     }
 
     /// Whether the tree went further over its limit than is tolerated, not long ago.

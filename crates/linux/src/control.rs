@@ -338,13 +338,16 @@ impl Control {
         self.header.notices.iter().filter_map(Message::take).collect()
     }
 
-    /// The data do not compress into the limit. Ends the run if the limit is hard.
-    pub fn limit_exceeded(&self) {
+    /// The data do not compress into the limit, or much of it `cannot_be_moved`. Ends the run if the limit is hard.
+    pub fn limit_exceeded(&self, cannot_be_moved: bool) {
         let before = self.header.limit_exceeded.swap(1, Ordering::Relaxed);
         if before == 0 && !self.configuration().hard {
-            self.notice(format_args!(
-                "the data does not compress into the limit: going over it rather than lose any (--hard stops instead)"
-            ));
+            let why = if cannot_be_moved {
+                "much of the memory is read-only, locked or pinned, which cannot be moved"
+            } else {
+                "the data does not compress into the limit"
+            };
+            self.notice(format_args!("{why}: going over the limit rather than lose any (--hard stops instead)"));
         }
         if self.configuration().hard {
             self.fail(format_args!("the program needs more than the limit, and the limit is hard: stopped"));

@@ -48,8 +48,8 @@ impl<M: Machine> Engine<M> {
         self.reclaim_queues().map(|queue| queue.claims() as u64).iter().sum()
     }
 
-    pub(super) fn reclaim_queues(&self) -> [&Queue; 4] {
-        [&self.probation, &self.active, &self.copied, &self.staged]
+    pub(super) fn reclaim_queues(&self) -> [&Queue; 5] {
+        [&self.probation, &self.active, &self.copied, &self.unevictable, &self.staged]
     }
 
     /// Drops stale claims where they are many, some at a time.

@@ -119,7 +119,7 @@ impl<M: Machine> Engine<M> {
                         tries.reclaims += 1;
                         self.count_direct_reclaim(freed_pages);
                     }
-                    Attempt::Nothing if tries.pauses < MOST_PAUSES => {
+                    Attempt::Nothing if tries.pauses < MOST_PAUSES && !self.is_unevictable() => {
                         tries.pauses += 1;
                         self.machine.pause();
                     }

@@ -40,6 +40,10 @@ impl Staged {
 /// Folios that are staged together, at most, and their pages.
 const ROW_FOLIOS: usize = 16;
 const ROW_PAGES: u32 = 256;
+/// Pages that could not be moved are tried again so many at a time, and more as long as that succeeds.
+const RESCUES: usize = 4;
+/// What nobody waits for: 256 KiB.
+const FEW_PAGES: u64 = 64;
 /// Claims among which they are looked for.
 const ROW_CLAIMS: usize = 64;
 
@@ -81,7 +85,7 @@ impl Row {
 impl<M: Machine> Engine<M> {
     /// Stages up to `most_pages` pages of the oldest folios; returns how many.
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
-        let mut staged = 0;
+        let mut staged = self.rescue(most_pages);
         let mut pinned = 0;
         let mut looked_at = self.probation.claims() + self.active.claims() + self.copied.claims();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
@@ -94,6 +98,26 @@ impl<M: Machine> Engine<M> {
             }
         }
         staged
+    }
+
+    /// Tries some of those again that could not be moved: nobody tells when that changes.
+    fn rescue(&self, most_pages: u64) -> u64 {
+        let (mut staged, mut refused) = (0, 0);
+        while staged < most_pages && refused < RESCUES {
+            let Some(folio) = self.pop_from(&self.unevictable) else { break };
+            self.counters().vm.unevictable_pgs_rescued.add(u64::from(folio.order.pages()));
+            match self.stage(folio) {
+                Staged::Pages(pages) => staged += u64::from(pages),
+                _ => refused += 1,
+            }
+        }
+        staged
+    }
+
+    /// Whether next to nothing here can be moved that is not known to refuse: there is nothing that others could make free.
+    pub(super) fn is_unevictable(&self) -> bool {
+        let evictable = [&self.probation, &self.active, &self.copied].map(Queue::pages).iter().sum::<u64>();
+        self.staged_pages() == 0 && evictable < FEW_PAGES && self.unevictable.pages() >= FEW_PAGES
     }
 
     /// Takes the resident folio that is to go next out of its queue; which queue it was in.
@@ -333,10 +357,9 @@ impl<M: Machine> Engine<M> {
             return Staged::Nothing;
         }
         debug_assert!(error != MoveError::Exists, "the home of a resident page is empty");
-        self.counters().vm.unevictable_pgs_stranded.inc();
-        // Among the active ones it is met seldom. On probation, many of its kind would be all that is ever looked at.
-        entries.set_active(head, order, true);
-        self.enqueue(&self.active, &mut entries, head, order);
+        self.counters().vm.unevictable_pgs_culled.inc();
+        // Elsewhere, many of its kind would be all that is ever looked at.
+        self.enqueue(&self.unevictable, &mut entries, head, order);
         Staged::Pinned
     }
 }
