@@ -20,6 +20,12 @@ def test_syscall(mode, torture, built, tmp_path):
         assert_swapped(got)
 
 
+def test_a_mapping_that_grows_page_by_page(built, torture):
+    """Between being found and being registered it grows: what the kernel keeps apart then is made one for the next step."""
+    for _ in range(3):
+        same_as_plain([built("regrow.c"), 100 if torture else 200], "64M", torture)
+
+
 def test_reserved_address_space(built, torture):
     """What is committed step by step, taken back, executed or moved is as it would be without us, though we register reserves."""
     same_as_plain([built("reserve.c")], "64M", torture)

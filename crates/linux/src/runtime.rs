@@ -422,12 +422,16 @@ impl Runtime {
     }
 
     /// The kernel has refused something that concerns the mapping at `range` as a whole: returns when reserves there are as they
-    /// were without us. Whether that may have changed anything.
+    /// were without us, and all of it is managed if some is. Whether that may have changed anything.
     pub fn is_made_whole(&self, range: Range<usize>) -> bool {
         let may_be_told = self.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed);
-        let has_reserve =
-            || self.engaged.get().is_some_and(|engaged| !engaged.engine.machine().reserved(range.clone()).is_empty());
-        let is_told = may_be_told && has_reserve();
+        let is_apart = || {
+            self.engaged.get().is_some_and(|engaged| {
+                let machine = engaged.engine.machine();
+                !machine.reserved(range.clone()).is_empty() || !machine.ranges().missing(range.clone()).is_empty()
+            })
+        };
+        let is_told = may_be_told && is_apart();
         if is_told {
             self.growth.tell(What::Whole, range, || self.still.wake_keeper());
         }
@@ -548,8 +552,13 @@ impl Runtime {
             match told.what {
                 What::Got => {}
                 What::Whole => {
-                    if let Some(engaged) = self.engaged.get() {
-                        make_whole(self, engaged, &range);
+                    match self.engaged.get() {
+                        Some(engaged) if engaged.engine.machine().reserved(range.clone()).is_empty() => {
+                            // It has grown while its beginning was being registered.
+                            adopt_part(self, engaged, &range, || {});
+                        }
+                        Some(engaged) => make_whole(self, engaged, &range),
+                        None => {}
                     }
                     told.answer();
                     continue;
