@@ -84,3 +84,18 @@ def test_child_outlives_parent(tmp_path):
     assert running_code.code == 3, running_code.err
     assert (tmp_path / "done").read_text() == str(ord("a") * (1 << 27) // 4096)
     assert_swapped(running_code)
+
+
+def test_a_program_that_changes_its_root(tmp_path):
+    """The agent finds /proc all the same: in children, and when it begins to manage."""
+    grows = "held = [bytes([i % 251]) * (1 << 20) for i in range(150)]; assert all(b[7] == i % 251 for i, b in enumerate(held))"
+    script = ("import os, sys\nos.chroot(sys.argv[1]); os.chdir('/')\n"
+              "child = os.fork()\n"
+              f"{grows}\n"
+              "if child == 0: os._exit(7)\n"
+              "assert os.waitpid(child, 0)[1] == 7 << 8\n"
+              "child = os.fork() or os._exit(held[9][0])\n"
+              "assert os.waitpid(child, 0)[1] == 9 << 8; print('as ever')")
+    got = foliomem([PYTHON, "-c", script, tmp_path], "96M").ok()
+    assert got.out == b"as ever\n"
+    assert_swapped(got)

@@ -20,11 +20,12 @@ impl ForkHooks for Runtime {
 
     fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
         self.still.request(needed);
-        self.take_swap_file();
+        self.take_descriptors();
     }
 
     fn parent_after(&'static self, forked: bool) {
         self.hand_over.finish();
+        self.proc_over.finish();
         self.still.release(forked);
     }
 
@@ -44,5 +45,6 @@ impl ForkHooks for Runtime {
             self.fail(&error);
         }
         self.hand_over.finish();
+        self.proc_over.finish();
     }
 }

@@ -1,4 +1,4 @@
-//! A descriptor on its way from the parent's agent to its child's.
+//! A descriptor on its way from the parent's agent to its child's: the swap file, or `/proc` where the program has changed its root.
 //!
 //! The agent's threads have a descriptor table of their own, and a fork copies the program's. So the forking thread takes a
 //! copy of the descriptor into the program's table before the fork, and both sides close it there right after; the

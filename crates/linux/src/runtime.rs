@@ -53,7 +53,7 @@ use foliomem_core::sync::Mutex;
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -72,7 +72,7 @@ pub enum RuntimeError {
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
     /// A file under /proc/self.
-    #[error("cannot open {0}: {why}; is /proc mounted?", why = Why(*.1))]
+    #[error("cannot open /proc/{0}: {why}; is /proc mounted?", why = Why(*.1))]
     Proc(&'static str, Errno),
     /// Address space or memory for the agent itself.
     #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = Why(*.1))]
@@ -184,6 +184,8 @@ pub(crate) struct Engaged {
 
 /// Open files of this process's agent.
 struct ProcFiles {
+    /// `/proc`: the program may change its root.
+    proc: OwnedFd,
     smaps_rollup: OwnedFd,
     /// If pieces are recompressed.
     loadavg: Option<OwnedFd>,
@@ -197,6 +199,10 @@ pub struct Runtime {
     pub(crate) growth: Growth,
     /// The swap file, while a fork goes on.
     pub(crate) hand_over: HandOver,
+    /// `/proc`, while a fork goes on, where the child could not find it.
+    pub(crate) proc_over: HandOver,
+    /// The keeper's thread, while that is so; else 0.
+    lends_proc: AtomicI32,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
@@ -292,6 +298,8 @@ impl Runtime {
             still: Still::default(),
             growth: Growth::new(budget.limit_pages()),
             hand_over: HandOver::default(),
+            proc_over: HandOver::default(),
+            lends_proc: AtomicI32::new(0),
             budget,
             own,
             engaged: OnceLock::new(),
@@ -365,8 +373,12 @@ impl Runtime {
         unsafe { thread::spawn(&spec, entry, argument) }.map_err(RuntimeError::Thread)
     }
 
-    /// The forking thread, while everything is still: takes the swap file along.
-    pub(crate) fn take_swap_file(&self) {
+    /// The forking thread, while everything is still: takes along what the child could not open.
+    pub(crate) fn take_descriptors(&self) {
+        let keeper = Pid::from_raw(self.lends_proc.load(Ordering::Relaxed));
+        if let (Some(keeper), Some(files)) = (keeper, &*self.files) {
+            self.proc_over.take(keeper, files.proc.as_raw_fd());
+        }
         let found = self.engaged.get().and_then(|engaged| engaged.engine.machine().where_swap_file_is());
         if let Some((thread, descriptor)) = found {
             self.hand_over.take(thread, descriptor);
@@ -605,6 +617,9 @@ impl Runtime {
     /// instant: so every change of mappings that is under way is heard before.
     fn hold_still(&self) {
         let needed = self.still.needed();
+        let is_hidden = rustix::fs::access("/proc/self/statm", rustix::fs::Access::EXISTS).is_err();
+        let lender = if is_hidden { rustix::thread::gettid().as_raw_nonzero().get() } else { 0 };
+        self.lends_proc.store(lender, Ordering::Relaxed);
         // A follower that starves would keep the gate from closing.
         self.placement.come_apart(APART_WHILE_GROWING_NS);
         if let Some(engaged) = self.engaged.get() {
@@ -663,7 +678,7 @@ impl Runtime {
     /// is, and it takes long to say.
     fn forget_wiped(&self, engaged: &Engaged) -> Result<(), RuntimeError> {
         if self.wipes_on_fork.load(Ordering::Relaxed) {
-            maps::for_each_flagged(&open("/proc/self/smaps")?, &mut |range, flags| {
+            maps::for_each_flagged(&self.open("self/smaps")?, &mut |range, flags| {
                 if flags.split(|&byte| byte == b' ').any(|flag| flag == b"wf") {
                     engaged.engine.unmapped(pages(&range));
                 }
@@ -676,16 +691,20 @@ impl Runtime {
     /// the engine.
     fn prepare_keeper(&'static self) -> Result<(), RuntimeError> {
         // The table is a copy of the program's: none of its descriptors may be kept open here.
-        thread::close_descriptors_but(self.hand_over.descriptor());
-        let statm = open("/proc/self/statm")?;
+        thread::close_descriptors_but([self.hand_over.descriptor(), self.proc_over.descriptor()]);
+        // SAFETY: there is one only while whoever has forked waits for this keeper, which takes it once.
+        let handed = unsafe { self.proc_over.receive() };
+        let proc = handed.map_or_else(open_proc, Ok)?;
+        let statm = open_in(&proc, "self/statm")?;
         let Some(slot) = SlotIndex::new(self.keeper_slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
         let control = self.budget.control();
         if control.is_of(slot, rustix::process::getpid()) {
             self.death.leave(&control.process(slot).keeper);
         }
         let files = ProcFiles {
-            smaps_rollup: open("/proc/self/smaps_rollup")?,
-            loadavg: self.settings.recompress.map(|_| open("/proc/loadavg")).transpose()?,
+            smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
+            loadavg: self.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
+            proc,
         };
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
@@ -727,6 +746,12 @@ impl Runtime {
         Ok(())
     }
 
+    /// Opens a file under `/proc`, wherever that is by now.
+    fn open(&self, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+        let Some(files) = &*self.files else { unreachable!("the keeper opens it first") };
+        open_in(&files.proc, path)
+    }
+
     fn open_descriptors(&self) -> Result<Descriptors, RuntimeError> {
         let control = self.budget.control();
         let mut swap_file = None;
@@ -746,8 +771,8 @@ impl Runtime {
         }
         Ok(Descriptors {
             program: Userfaultfd::open(Features { events: true })?,
-            pagemap: open("/proc/self/pagemap")?,
-            maps: open("/proc/self/maps")?,
+            pagemap: self.open("self/pagemap")?,
+            maps: self.open("self/maps")?,
             swap_file,
         })
     }
@@ -876,7 +901,7 @@ impl Runtime {
         if let Some(engaged) = self.engaged.get() {
             // From now on what the program says about its mappings is heard; what it has said before is looked up.
             let advices = engaged.engine.machine().advices();
-            maps::for_each_advised(&open("/proc/self/smaps")?, &mut |range, advice| advices.found(range, advice));
+            maps::for_each_advised(&self.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
             adopt_mappings(self, engaged);
         }
         self.growth.release();
@@ -1296,8 +1321,13 @@ impl Pending {
     }
 }
 
-fn open(path: &'static str) -> Result<OwnedFd, RuntimeError> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+fn open_proc() -> Result<OwnedFd, RuntimeError> {
+    rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| RuntimeError::Proc("", errno))
+}
+
+fn open_in(proc: &OwnedFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+    rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| RuntimeError::Proc(path, errno))
 }
 

@@ -80,19 +80,21 @@ pub unsafe fn spawn(spec: &ThreadSpec<'_>, entry: extern "C" fn(*mut u8), argume
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(()) }
 }
 
-/// Closes every descriptor but `kept` of the calling thread's table, which must be its own.
-pub fn close_descriptors_but(kept: Option<RawFd>) {
+/// Closes every descriptor but those `kept` of the calling thread's table, which must be its own.
+pub fn close_descriptors_but<const N: usize>(mut kept: [Option<RawFd>; N]) {
     let close = |first: u32, last: u32| {
         // SAFETY: closing copies affects nobody else; close_range(2) exists since Linux 5.9.
         unsafe { syscall3(linux_raw_sys::general::__NR_close_range as usize, first as usize, last as usize, 0) };
     };
-    let kept = kept.map_or(u32::MAX, |kept| kept as u32);
-    if kept > 0 {
-        close(0, kept - 1);
+    kept.sort_unstable();
+    let mut first = 0;
+    for kept in kept.into_iter().flatten().map(|kept| kept as u32) {
+        if first < kept {
+            close(first, kept - 1);
+        }
+        first = kept + 1;
     }
-    if kept < u32::MAX {
-        close(kept + 1, u32::MAX);
-    }
+    close(first, u32::MAX);
 }
 
 /// `set_robust_list(2)` for the calling thread.
@@ -201,7 +203,7 @@ mod tests {
 
     extern "C" fn body(argument: *mut u8) {
         assert_eq!(argument.addr(), 42);
-        close_descriptors_but(None);
+        close_descriptors_but([None::<RawFd>; 1]);
         THREAD.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
         STATE.store(1, Ordering::Release);
         loop {
