@@ -126,6 +126,11 @@ def test_what_is_freed_lazily_waits_for_room_when_it_is_written_again(built, tor
     assert sampled([built("lazy_free.c"), 200, 4], 64, torture).out == b"right\n"
 
 
+def test_what_the_kernel_is_to_fill_is_filled_later_where_memory_is_short(built):
+    """The call fills it before it returns: 256 MiB had 278 MiB in this limit."""
+    assert sampled([built("populate.c"), 256], 64, False).out == b"right\n"
+
+
 @pytest.mark.parametrize("sizes", ["64K", "2M"])
 def test_what_is_touched_here_and_there_is_mostly_zeros(built, sizes):
     """2000 MiB of folios of which single pages are written: as many had no slots, and 1055 MiB were in this limit."""

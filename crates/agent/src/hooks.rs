@@ -254,7 +254,7 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
         }
         libc::MADV_FREE if result.into() == 0 => {
             // What is left for later can be written again without a fault, so without waiting for room.
-            if runtime().is_some_and(Runtime::is_short_of_room) {
+            if runtime().is_some_and(|runtime| runtime.is_short_of_room(0)) {
                 discard(start, len);
             }
             return result;
@@ -479,6 +479,11 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
+    let is_ours = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0;
+    // What is filled before anybody can manage it does not wait for room. To fill it is no promise of the kernel's.
+    let fills_too_much = || runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
+    let is_filled_later = flags & libc::MAP_POPULATE != 0 && is_ours && fills_too_much();
+    let flags = if is_filled_later { flags & !libc::MAP_POPULATE } else { flags };
     // SAFETY: as for `fork`.
     let start = unsafe {
         let Some(real) = MMAP.get::<Mmap>() else {
@@ -487,7 +492,6 @@ pub unsafe extern "C" fn mmap(
         };
         real(address, bytes, protection, flags, file, offset)
     };
-    let is_ours = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0;
     // What is only reserved, or a stack, is not about to be filled; what may be executed is not managed.
     let is_filled = flags & (libc::MAP_NORESERVE | libc::MAP_STACK | libc::MAP_GROWSDOWN) == 0
         && protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_WRITE;

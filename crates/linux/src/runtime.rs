@@ -474,9 +474,9 @@ impl Runtime {
         self.budget.room_pages() - (range.len().div_ceil(PAGE_BYTES) as i64) < self.engage_pages()
     }
 
-    /// Whether there may soon be no room.
-    pub fn is_short_of_room(&self) -> bool {
-        self.budget.is_armed() && self.lacks_room(&(0..0))
+    /// Whether there may soon be no room if the program takes so many `bytes`.
+    pub fn is_short_of_room(&self, bytes: usize) -> bool {
+        self.budget.is_armed() && self.lacks_room(&(0..bytes))
     }
 
     /// The program lets a filter decide which system calls its threads may make: they make none of ours any more.
