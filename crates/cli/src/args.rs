@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::settings::DEFAULT_SIZES;
 use crate::vary::Varied;
 use clap::builder::styling::Styles;
 use std::ffi::OsString;
@@ -160,7 +161,7 @@ pub struct LabReplayArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50%")]
     pub limit: Vec<String>,
     /// Folio sizes beside 4K: 64K, or 16K,64K,2M; "none" for 4K alone.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16K,32K,64K,256K")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = DEFAULT_SIZES)]
     pub sizes: Vec<String>,
     #[command(flatten)]
     pub varied: LabVaryArgs,

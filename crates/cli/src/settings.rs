@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 /// The least limit: below, the floor of pages in reach and the agent's own memory are most of it.
 pub const LEAST_LIMIT_BYTES: u64 = 16 << 20;
-const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
+/// Folio sizes beside 4K, of `run` and of replays.
+pub const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
 const DEFAULT_CODEC: &str = "lz4";
 const DEFAULT_GRANULE: &str = "64K";
 

@@ -81,10 +81,15 @@ pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Wo
     }
 }
 
-/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart.
+/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart. Where there are none, it has grown while
+/// its beginning was being registered: then all of it is.
 pub(crate) fn make_whole(runtime: &Runtime, engaged: &Engaged, range: &Range<usize>) {
     let mut pending = Pending::default();
     let machine = engaged.engine.machine();
+    if machine.reserved(range.clone()).is_empty() {
+        adopt_part(runtime, engaged, range, || {});
+        return;
+    }
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
         machine.reserved(range.clone()).into_iter().for_each(|part| machine.let_go(part));

@@ -36,9 +36,8 @@ use foliomem_core::units::{
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
-use rustix::process::Pid;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -125,8 +124,6 @@ struct Swap {
     child_row: AtomicU32,
     /// The process that made this: a child of a fork finds its parent here.
     pid: AtomicU32,
-    /// The thread that has held everything still for a fork, in whose table the file is.
-    keeper: AtomicI32,
 }
 
 impl Swap {
@@ -182,7 +179,6 @@ impl LinuxMachine {
             row: AtomicU32::new(row.get()),
             child_row: AtomicU32::new(NO_ROW),
             pid: AtomicU32::new(pid),
-            keeper: AtomicI32::new(0),
         });
         Ok(LinuxMachine {
             arena,
@@ -370,15 +366,13 @@ impl LinuxMachine {
     /// Before a fork: what this process holds of the swap file its child will hold, too. Called by a thread of the agent.
     pub fn share_swap_file(&self) {
         let Some(swap) = &self.swap else { return };
-        swap.keeper.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
         let row = swap.space.share(swap.row(), swap.pid.load(Ordering::Relaxed));
         swap.child_row.store(row.map_or(NO_ROW, RowIndex::get), Ordering::Relaxed);
     }
 
-    /// While everything is still for a fork: the thread in whose table the swap file is, and the descriptor there.
-    pub fn where_swap_file_is(&self) -> Option<(Pid, RawFd)> {
-        let (swap, file) = self.swap_file()?;
-        Some((Pid::from_raw(swap.keeper.load(Ordering::Relaxed))?, file.as_raw_fd()))
+    /// The swap file, in the table of the agent's threads.
+    pub fn swap_file_descriptor(&self) -> Option<RawFd> {
+        self.swap_file().map(|(_, file)| file.as_raw_fd())
     }
 
     /// In the parent after a fork, or where it has failed.

@@ -29,7 +29,7 @@ use crate::cpu_load;
 use crate::death::DeathNotice;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
-use crate::growth::{Growth, What};
+use crate::growth::{Growth, Told, What};
 use crate::hand_over::HandOver;
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
@@ -54,7 +54,7 @@ use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, Mode, OFlags, access};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
@@ -201,8 +201,8 @@ pub struct Runtime {
     pub(crate) hand_over: HandOver,
     /// `/proc`, while a fork goes on, where the child could not find it.
     pub(crate) proc_over: HandOver,
-    /// The keeper's thread, while that is so; else 0.
-    lends_proc: AtomicI32,
+    /// The keeper's thread, in whose table these are.
+    keeper: AtomicI32,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
@@ -299,7 +299,7 @@ impl Runtime {
             growth: Growth::new(budget.limit_pages()),
             hand_over: HandOver::default(),
             proc_over: HandOver::default(),
-            lends_proc: AtomicI32::new(0),
+            keeper: AtomicI32::new(0),
             budget,
             own,
             engaged: OnceLock::new(),
@@ -375,13 +375,14 @@ impl Runtime {
 
     /// The forking thread, while everything is still: takes along what the child could not open.
     pub(crate) fn take_descriptors(&self) {
-        let keeper = Pid::from_raw(self.lends_proc.load(Ordering::Relaxed));
-        if let (Some(keeper), Some(files)) = (keeper, &*self.files) {
+        let Some(keeper) = Pid::from_raw(self.keeper.load(Ordering::Relaxed)) else { unreachable!("it is still") };
+        let is_hidden = || access("/proc/self/statm", Access::EXISTS).is_err();
+        if let Some(files) = self.files.as_ref().filter(|_| is_hidden()) {
             self.proc_over.take(keeper, files.proc.as_raw_fd());
         }
-        let found = self.engaged.get().and_then(|engaged| engaged.engine.machine().where_swap_file_is());
-        if let Some((thread, descriptor)) = found {
-            self.hand_over.take(thread, descriptor);
+        let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
+        if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
+            self.hand_over.take(keeper, file);
         }
     }
 
@@ -422,13 +423,13 @@ impl Runtime {
     /// The program has got `range`, which it may touch at once. If that is much, together with what it got before, and there may be
     /// no room for it, returns when it is managed. For any thread, in any state.
     pub fn grows(&self, range: Range<usize>) {
-        if !self.budget.is_armed() || self.is_filtered.load(Ordering::Relaxed) {
+        if !self.may_tell() {
             return;
         }
         self.growth.wait_while_held();
         // Where nothing compresses, there will be no room however long a thread waits.
         let is_futile = self.engaged.get().is_some_and(|engaged| engaged.engine.reclaim_is_futile());
-        if !is_futile && self.lacks_room(&range) && !self.growth.may_pass(&range) {
+        if !is_futile && self.lacks_room(range.len()) && !self.growth.may_pass(&range) {
             self.growth.tell(What::Got, range, || self.still.wake_keeper());
         }
     }
@@ -436,14 +437,13 @@ impl Runtime {
     /// The kernel has refused something that concerns the mapping at `range` as a whole: returns when reserves there are as they
     /// were without us, and all of it is managed if some is. Whether that may have changed anything.
     pub fn is_made_whole(&self, range: Range<usize>) -> bool {
-        let may_be_told = self.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed);
         let is_apart = || {
             self.engaged.get().is_some_and(|engaged| {
                 let machine = engaged.engine.machine();
                 !machine.reserved(range.clone()).is_empty() || !machine.ranges().missing(range.clone()).is_empty()
             })
         };
-        let is_told = may_be_told && is_apart();
+        let is_told = self.may_tell() && is_apart();
         if is_told {
             self.growth.tell(What::Whole, range, || self.still.wake_keeper());
         }
@@ -455,12 +455,17 @@ impl Runtime {
         let begun = What::Begun(rustix::thread::gettid());
         let is_told = || self.growth.tell(begun, control_block::own(), || self.still.wake_keeper());
         for _ in 0..MOST_TELLINGS {
-            // A program that filters its calls may forbid those of a wait.
-            if !self.budget.is_armed() || self.is_filtered.load(Ordering::Relaxed) || is_told() {
+            if !self.may_tell() || is_told() {
                 return;
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Whether threads of the program may tell the keeper something, and wait for it: one that filters its calls may forbid those of
+    /// a wait.
+    fn may_tell(&self) -> bool {
+        self.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed)
     }
 
     /// Whether [`grows`](Self::grows) is to be told of what ends at `end`, however small it is.
@@ -469,14 +474,14 @@ impl Runtime {
         self.growth.is_watched(end)
     }
 
-    /// Whether there may soon be no room if the program takes `range`.
-    fn lacks_room(&self, range: &Range<usize>) -> bool {
-        self.budget.room_pages() - (range.len().div_ceil(PAGE_BYTES) as i64) < self.engage_pages()
+    /// Whether there may soon be no room if the program takes so many `bytes`.
+    fn lacks_room(&self, bytes: usize) -> bool {
+        self.budget.room_pages() - (bytes.div_ceil(PAGE_BYTES) as i64) < self.engage_pages()
     }
 
-    /// Whether there may soon be no room if the program takes so many `bytes`.
+    /// The same, for any thread, in any state.
     pub fn is_short_of_room(&self, bytes: usize) -> bool {
-        self.budget.is_armed() && self.lacks_room(&(0..bytes))
+        self.budget.is_armed() && self.lacks_room(bytes)
     }
 
     /// The program lets a filter decide which system calls its threads may make: they make none of ours any more.
@@ -555,51 +560,49 @@ impl Runtime {
         }
     }
 
-    /// Looks at what threads have got and wait to touch. If that may be too much, everything is managed from now on; whether it
-    /// was.
+    /// Hears what threads tell and wait for; whether everything is managed since then.
     fn hear_growth(&'static self) -> bool {
         let mut has_engaged = false;
         for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.next()) {
-            let range = told.range.clone();
             match told.what {
-                What::Got => {}
+                What::Got => has_engaged |= self.hear_got(told),
                 What::Whole => {
-                    match self.engaged.get() {
-                        Some(engaged) if engaged.engine.machine().reserved(range.clone()).is_empty() => {
-                            // It has grown while its beginning was being registered.
-                            adopt_part(self, engaged, &range, || {});
-                        }
-                        Some(engaged) => make_whole(self, engaged, &range),
-                        None => {}
+                    if let Some(engaged) = self.engaged.get() {
+                        make_whole(self, engaged, &told.range);
                     }
                     told.answer();
-                    continue;
                 }
                 What::Begun(thread) => {
-                    self.keep_control_block(&range, thread);
+                    self.keep_control_block(&told.range, thread);
                     told.answer();
-                    continue;
                 }
-            }
-            if self.engaged.get().is_none() {
-                self.budget.sample();
-                if !self.lacks_room(&range) {
-                    told.answer();
-                    continue;
-                }
-                if let Err(error) = self.engage() {
-                    self.fail(&error);
-                }
-                has_engaged = true;
-            }
-            let Some(engaged) = self.engaged.get() else { unreachable!("it has engaged") };
-            if adopt_part(self, engaged, &range, || told.answer()) {
-                self.growth.found();
-            } else {
-                self.growth.found_nothing(&range);
             }
         }
         has_engaged
+    }
+
+    /// Looks at what a thread has got and waits to touch. If that may be too much, everything is managed from now on; whether it
+    /// was not before.
+    fn hear_got(&'static self, told: Told<'_>) -> bool {
+        let range = told.range.clone();
+        let engages = self.engaged.get().is_none();
+        if engages {
+            self.budget.sample();
+            if !self.lacks_room(range.len()) {
+                told.answer();
+                return false;
+            }
+            if let Err(error) = self.engage() {
+                self.fail(&error);
+            }
+        }
+        let Some(engaged) = self.engaged.get() else { unreachable!("it has engaged") };
+        if adopt_part(self, engaged, &range, || told.answer()) {
+            self.growth.found();
+        } else {
+            self.growth.found_nothing(&range);
+        }
+        engages
     }
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
@@ -617,9 +620,6 @@ impl Runtime {
     /// instant: so every change of mappings that is under way is heard before.
     fn hold_still(&self) {
         let needed = self.still.needed();
-        let is_hidden = rustix::fs::access("/proc/self/statm", rustix::fs::Access::EXISTS).is_err();
-        let lender = if is_hidden { rustix::thread::gettid().as_raw_nonzero().get() } else { 0 };
-        self.lends_proc.store(lender, Ordering::Relaxed);
         // A follower that starves would keep the gate from closing.
         self.placement.come_apart(APART_WHILE_GROWING_NS);
         if let Some(engaged) = self.engaged.get() {
@@ -690,6 +690,7 @@ impl Runtime {
     /// Opens what this process's agent needs; in the child of a fork of an engaged parent, takes over
     /// the engine.
     fn prepare_keeper(&'static self) -> Result<(), RuntimeError> {
+        self.keeper.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
         // The table is a copy of the program's: none of its descriptors may be kept open here.
         thread::close_descriptors_but([self.hand_over.descriptor(), self.proc_over.descriptor()]);
         // SAFETY: there is one only while whoever has forked waits for this keeper, which takes it once.

@@ -203,7 +203,7 @@ mod tests {
 
     extern "C" fn body(argument: *mut u8) {
         assert_eq!(argument.addr(), 42);
-        close_descriptors_but([None::<RawFd>; 1]);
+        close_descriptors_but([]);
         THREAD.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
         STATE.store(1, Ordering::Release);
         loop {

@@ -538,11 +538,7 @@ impl<M: Machine> Engine<M> {
 
     /// Queues what is at home of `pages`.
     fn stage_fetched(&self, entries: &mut Entries, pages: Range<PageNumber>) {
-        let mut page = pages.start;
-        while let Some((head, order)) = next_home(entries, page..pages.end) {
-            self.enqueue(&self.staged, entries, head, order);
-            page = head.offset(order.pages());
-        }
+        each_home(entries, pages, |entries, head, order| self.enqueue(&self.staged, entries, head, order));
     }
 
     /// Moves what was fetched of `wanted` into the program; the rest stays at home. What is corrupted of it is given up.
@@ -568,12 +564,9 @@ impl<M: Machine> Engine<M> {
         {
             return Ok(());
         }
-        let (mut served, mut page) = (Ok(()), wanted.start);
+        let mut served = Ok(());
         // Whatever folios lie there by now.
-        while let Some((head, order)) = next_home(&entries, page..wanted.end) {
-            served = self.bring_in(&mut entries, head).and(served);
-            page = head.offset(order.pages());
-        }
+        each_home(&mut entries, wanted.clone(), |entries, head, _| served = self.bring_in(entries, head).and(served));
         if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
                 served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
@@ -710,12 +703,7 @@ impl<M: Machine> Engine<M> {
         let are_all_there = self.bring_in_together(&mut entries, folios.clone());
         if !are_all_there {
             // Nobody has asked for the others.
-            let mut page = made.start;
-            while let Some((head, order)) = next_home(&entries, page..made.end) {
-                let state = entries.get(head);
-                self.drop_folio(&mut entries, head, state);
-                page = head.offset(order.pages());
-            }
+            each_home(&mut entries, made.clone(), |entries, head, _| self.drop_folio(entries, head, entries.get(head)));
         }
         let is_there =
             |&(head, _): &_| matches!(entries.get(head), PageState::Resident { order: now, .. } if now == order);
@@ -966,19 +954,18 @@ pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameR
     Fetch { head, slot, run, whole }
 }
 
-/// The first folio that is at home, and not under writeback, of those that begin in `pages`.
-fn next_home(entries: &Entries, pages: Range<PageNumber>) -> Option<(PageNumber, Order)> {
+/// Does something to each folio that is at home, and not under writeback, of those that begin in `pages`.
+fn each_home(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMut(&mut Entries, PageNumber, Order)) {
     let mut page = pages.start;
     while page < pages.end {
         let state = entries.get(page);
         let order = state.order().unwrap_or(Order::ZERO);
         let head = page.head(order);
         if head == page && matches!(state, PageState::Home { writeback: false, .. }) {
-            return Some((head, order));
+            act(entries, head, order);
         }
         page = head.offset(order.pages());
     }
-    None
 }
 
 /// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.

@@ -40,12 +40,12 @@ impl Staged {
 /// Folios that are staged together, at most, and their pages.
 const ROW_FOLIOS: usize = 16;
 const ROW_PAGES: u32 = 256;
+/// Claims among which they are looked for.
+const ROW_CLAIMS: usize = 64;
 /// Pages that could not be moved are tried again so many at a time, and more as long as that succeeds.
 const RESCUES: usize = 4;
 /// What nobody waits for: 256 KiB.
 const FEW_PAGES: u64 = 64;
-/// Claims among which they are looked for.
-const ROW_CLAIMS: usize = 64;
 
 /// Folios one behind the other.
 struct Row {
@@ -145,9 +145,8 @@ impl<M: Machine> Engine<M> {
         }
         let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
         self.stage_together(block, first, |entries, last| {
-            let is_next = |claim: &&_| {
-                let Claim { folio, .. } = **claim;
-                follows(last, folio) && folio.head < entries.end() && entries.holds(**claim)
+            let is_next = |claim: &&Claim| {
+                follows(last, claim.folio) && claim.folio.head < entries.end() && entries.holds(**claim)
             };
             Some(next().find(is_next)?.folio)
         })
