@@ -36,7 +36,7 @@ extern "C" fn constructor() {
     // itself notices a program that never says hello.
     let Ok(control) = Control::open(path) else { return };
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
-    let own = OwnMemory::new(heap::range);
+    let own = OwnMemory::new(heap::ranges);
     own.add_libraries();
     match Runtime::start(control, slot, own) {
         Ok(runtime) => {

@@ -22,14 +22,13 @@ use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
 use foliomem_linux::codec::Codec;
 use foliomem_linux::control::{Configuration, Control};
+use foliomem_linux::heap;
 use foliomem_linux::own::OwnMemory;
 use foliomem_linux::region::Region;
 use foliomem_linux::runtime::Runtime;
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// First argument of the process that measures one size.
@@ -229,19 +228,11 @@ pub fn enter_if_asked() {
     std::process::exit(i32::from(served.is_err()));
 }
 
-static MEASURED: OnceLock<Range<usize>> = OnceLock::new();
-
-/// All memory below what is measured is not the runtime's to manage.
-fn below_measured() -> Range<usize> {
-    0..MEASURED.get().map_or(usize::MAX, |range| range.start)
-}
-
 fn measure(case: Case) -> Result<(), Error> {
     let Case { size, granule, codec, threads } = case;
     let mut data = corpus::build(CORPUS_BYTES);
     let mut memory = Region::reserve(CORPUS_BYTES).map_err(|e| Error::doing("map memory")(e.into()))?;
     let range = memory.start()..memory.start() + memory.len();
-    let _ = MEASURED.set(range.clone());
     let sizes = if size == Order::ZERO { OrderSet::EMPTY } else { OrderSet::EMPTY.with(size) };
     let configuration = Configuration {
         limit_bytes: LIMIT_BYTES,
@@ -257,7 +248,9 @@ fn measure(case: Case) -> Result<(), Error> {
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;
     let slot = control.claim_slot(rustix::process::getpid()).map_err(|e| failed("control segment", e.to_string()))?;
-    let own = OwnMemory::new(below_measured);
+    let own = OwnMemory::new(heap::ranges);
+    // No other memory is the runtime's to manage.
+    own.add(0..range.start);
     own.add(range.end..usize::MAX);
     let runtime = Runtime::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
     runtime.manage_now();

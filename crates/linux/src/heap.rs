@@ -1,9 +1,13 @@
-//! The agent's own memory: every allocation of the agent comes from one reserved range, never from
-//! the program's malloc, so that the range can be told apart from the program's memory and never be
-//! managed itself.
+//! The agent's own memory: every allocation of the agent comes from regions that it has reserved, never from
+//! the program's malloc, so that they can be told apart from the program's memory and never be
+//! managed themselves.
 //!
-//! Small blocks are dlmalloc's, in segments cut from the range; blocks of [`LARGE_BYTES`] and more are
-//! cut from it directly and are zero pages of the kernel, so that tables allocated zeroed cost nothing
+//! A program may limit its address space (`RLIMIT_AS`) and what of it may be written (`RLIMIT_DATA`): so each region is as large as all
+//! before it, and is opened for writing step by step. Until then it may only be read, which neither a program's heap nor what that
+//! may grow into is: whoever looks for these between the moment it is mapped and the one it is known takes it for neither.
+//!
+//! Small blocks are dlmalloc's, in segments cut from the regions; blocks of [`LARGE_BYTES`] and more are
+//! cut from them directly and are zero pages of the kernel, so that tables allocated zeroed cost nothing
 //! until used. Address space of freed large blocks is not used again, only their pages are given back:
 //! the engine's tables grow by doubling, so what is lost is bounded by what is in use.
 //!
@@ -11,7 +15,7 @@
 //! `crate::gate`, and the program's threads allocate here only while the agent starts.
 
 use dlmalloc::Dlmalloc;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -19,58 +23,93 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Blocks from this size on bypass dlmalloc.
 const LARGE_BYTES: usize = 128 << 10;
-/// Address space to reserve, largest first; a process with a limit on its address space gets less.
-const RANGE_BYTES: [usize; 4] = [64 << 30, 8 << 30, 1 << 30, 256 << 20];
+/// What is reserved first. The last of all regions has 64 GiB.
+const FIRST_BYTES: usize = 128 << 20;
+/// How many there can be.
+pub const REGIONS: usize = 11;
+/// What is opened at once.
+const STEP_BYTES: usize = 4 << 20;
 const PAGE: usize = foliomem_core::units::PAGE_BYTES;
 
-static START: AtomicUsize = AtomicUsize::new(0);
-static END: AtomicUsize = AtomicUsize::new(0);
+/// The regions: where each starts, and where it ends. They are filled in order.
+static STARTS: [AtomicUsize; REGIONS] = [const { AtomicUsize::new(0) }; REGIONS];
+static ENDS: [AtomicUsize; REGIONS] = [const { AtomicUsize::new(0) }; REGIONS];
+/// How many there are. What follows is of the last one, and like this is read and changed under the heap's lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Where the next block goes.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// How far it may be written.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+static END: AtomicUsize = AtomicUsize::new(0);
 
-/// The reserved range; empty before the first allocation.
-pub fn range() -> Range<usize> {
-    START.load(Ordering::Acquire)..END.load(Ordering::Acquire)
+/// What is reserved; those of the regions that are not are empty.
+pub fn ranges() -> [Range<usize>; REGIONS] {
+    // An end is stored first: a region that is being added is known as a whole, or not at all.
+    std::array::from_fn(|index| STARTS[index].load(Ordering::Acquire)..ENDS[index].load(Ordering::Acquire))
+        .map(|range| if range.start == 0 { 0..0 } else { range })
 }
 
-/// Reserves the range. Called under the heap's lock.
-fn reserve() -> bool {
-    for bytes in RANGE_BYTES {
+/// Adds a region of `least_bytes` at least. Called under the heap's lock.
+fn reserve(least_bytes: usize) -> bool {
+    let index = COUNT.load(Ordering::Relaxed);
+    if index == REGIONS {
+        return false;
+    }
+    let wanted = (FIRST_BYTES << index.saturating_sub(1)).max(least_bytes.next_multiple_of(PAGE));
+    // Where the program may not have so much any more, there may be room for less.
+    let sizes = std::iter::successors(Some(wanted), |&bytes| Some((bytes / 2).next_multiple_of(PAGE)));
+    for bytes in sizes.take_while(|&bytes| bytes >= least_bytes && bytes > PAGE) {
         // SAFETY: a new private mapping at an address of the kernel's choice; nothing else is affected.
         let mapped = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::NORESERVE)
         };
-        if let Ok(start) = mapped {
-            NEXT.store(start.addr(), Ordering::Relaxed);
-            END.store(start.addr() + bytes, Ordering::Release);
-            START.store(start.addr(), Ordering::Release);
-            return true;
-        }
+        let Ok(start) = mapped else { continue };
+        let start = start.addr();
+        ENDS[index].store(start + bytes, Ordering::Release);
+        STARTS[index].store(start, Ordering::Release);
+        COUNT.store(index + 1, Ordering::Relaxed);
+        [&NEXT, &OPEN].into_iter().for_each(|at| at.store(start, Ordering::Relaxed));
+        END.store(start + bytes, Ordering::Relaxed);
+        return true;
     }
     false
 }
 
-/// Cuts `bytes` off the range, aligned to `align`. Called under the heap's lock.
+/// Opens the last region up to `end`. Called under the heap's lock.
+fn open(end: usize) -> bool {
+    let from = OPEN.load(Ordering::Relaxed);
+    let to = end.max(from + STEP_BYTES).min(END.load(Ordering::Relaxed));
+    let start = std::ptr::with_exposed_provenance_mut(from);
+    // SAFETY: it is reserved, and nobody else's.
+    let opened = unsafe { mprotect(start, to - from, MprotectFlags::READ | MprotectFlags::WRITE) };
+    if opened.is_ok() {
+        OPEN.store(to, Ordering::Relaxed);
+    }
+    opened.is_ok()
+}
+
+/// Cuts `bytes` off the last region, aligned to `align`. Called under the heap's lock.
 fn cut(bytes: usize, align: usize) -> *mut u8 {
-    if START.load(Ordering::Relaxed) == 0 && !reserve() {
+    let align = align.max(PAGE);
+    let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else { return std::ptr::null_mut() };
+    let start = loop {
+        let next = NEXT.load(Ordering::Relaxed).next_multiple_of(align);
+        match next.checked_add(bytes) {
+            Some(end) if end <= END.load(Ordering::Relaxed) => break next,
+            _ if !bytes.checked_add(align).is_some_and(reserve) => return std::ptr::null_mut(),
+            _ => {}
+        }
+    };
+    if start + bytes > OPEN.load(Ordering::Relaxed) && !open(start + bytes) {
         return std::ptr::null_mut();
     }
-    let next = NEXT.load(Ordering::Relaxed).next_multiple_of(align.max(PAGE));
-    let Some(end) = next.checked_add(bytes.next_multiple_of(PAGE)) else { return std::ptr::null_mut() };
-    if end > END.load(Ordering::Relaxed) {
-        return std::ptr::null_mut();
-    }
-    NEXT.store(end, Ordering::Relaxed);
-    std::ptr::with_exposed_provenance_mut(next)
+    NEXT.store(start + bytes, Ordering::Relaxed);
+    std::ptr::with_exposed_provenance_mut(start)
 }
 
 struct Segments;
 
-// SAFETY: segments are disjoint cuts of the reserved range, readable, writable and zero; they are never
+// SAFETY: segments are disjoint cuts of the regions, readable, writable and zero; they are never
 // released, which the three refusals below say.
 unsafe impl dlmalloc::Allocator for Segments {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
@@ -124,7 +163,7 @@ impl AgentHeap {
     }
 }
 
-// SAFETY: small blocks obey dlmalloc's contract, large ones are exclusive cuts of the range, aligned as
+// SAFETY: small blocks obey dlmalloc's contract, large ones are exclusive cuts of the regions, aligned as
 // asked; which of the two a block is follows from its size alone, at allocation and at release.
 unsafe impl GlobalAlloc for AgentHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,24 +1,28 @@
 //! Memory of the agent itself, which is never managed: its heap, image, arena and stacks.
 //!
-//! A small list that only grows. The agent's heap reports its range through a function, because it
-//! is reserved at the first allocation. The static data of the libraries that are there at the start counts as the
+//! A small list that only grows. The agent's heap reports its ranges through a function, because they
+//! are reserved when they are needed. The static data of the libraries that are there at the start counts as the
 //! agent's: its own, and that of whatever its functions are bound to. (Of those that are loaded later it uses none, and
 //! any mapping of the program may lie right above them.)
 
+use crate::heap;
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
 use libc::{c_int, c_void, dl_phdr_info, size_t};
 use std::ops::Range;
 
+/// What [`crate::heap::ranges`] tells.
+pub type HeapRanges = [Range<usize>; heap::REGIONS];
+
 /// See the module.
 pub struct OwnMemory {
-    heap: fn() -> Range<usize>,
+    heap: fn() -> HeapRanges,
     ranges: Mutex<Vec<Range<usize>>>,
 }
 
 impl OwnMemory {
     /// The agent's memory so far: what `heap` reports.
-    pub fn new(heap: fn() -> Range<usize>) -> OwnMemory {
+    pub fn new(heap: fn() -> HeapRanges) -> OwnMemory {
         OwnMemory { heap, ranges: Mutex::new(Vec::new()) }
     }
 
@@ -37,7 +41,7 @@ impl OwnMemory {
     pub fn outside(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let mut rest = vec![range];
         let ranges = self.ranges.lock();
-        for own in ranges.iter().cloned().chain([(self.heap)()]) {
+        for own in ranges.iter().cloned().chain((self.heap)()) {
             if rest.iter().all(|part| own.end <= part.start || part.end <= own.start) {
                 continue;
             }
@@ -79,10 +83,14 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
 
+    fn heap(first: Range<usize>) -> HeapRanges {
+        std::array::from_fn(|index| if index == 0 { first.clone() } else { 0..0 })
+    }
+
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
     fn own_memory_is_cut_out() {
-        let own = OwnMemory::new(|| 100..200);
+        let own = OwnMemory::new(|| heap(100..200));
         own.add(300..400);
         assert_eq!(own.outside(0..50), [0..50]);
         assert_eq!(own.outside(0..500), [0..100, 200..300, 400..500]);
@@ -97,7 +105,7 @@ mod tests {
             static environ: *const c_void;
         }
         static OURS: AtomicU32 = AtomicU32::new(0);
-        let own = OwnMemory::new(|| 0..0);
+        let own = OwnMemory::new(|| heap(0..0));
         own.add_libraries();
         let is_own = |address: usize| own.outside(address..address + 1).is_empty();
         assert!(is_own((&raw const environ).addr()));
