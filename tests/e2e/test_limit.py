@@ -145,6 +145,24 @@ def test_what_may_not_be_written_is_not_looked_at_again_and_again(built):
     assert got.stats["vmstat"]["pswpout"] > 60 << 8, "what may be written again goes out again"
 
 
+def test_what_is_above_a_guard_is_managed_unless_it_is_a_stack(built, torture):
+    """Allocators put guards below what they give out, too: 200 MiB had 213 MiB in this limit."""
+    assert sampled([built("guarded.c"), 200], 64, torture).out == b"wrong 0\n"
+
+
+def test_what_cannot_be_managed_is_said(built, tmp_path):
+    (tmp_path / "file").write_bytes(bytes(200 * MIB))
+    got = foliomem([built("private_file.c"), tmp_path / "file"], "64M").ok()
+    assert got.out == b"wrong 0\n"
+    assert "private mappings of files" in got.err, got.err
+
+
+@pytest.mark.parametrize(("kind", "most"), [("as", 2048), ("data", 2048)])
+def test_a_program_may_limit_itself(built, kind, most):
+    """What the agent reserves counts, too: with 64 GiB of it at the start, such a program got nothing any more."""
+    assert sampled([built("limits.c"), kind, most, 200], 64, False).out == b"wrong 0\n"
+
+
 def test_incompressible_data_goes_over_the_limit():
     wanted = plain([PYTHON, "-c", RANDOM, 128]).ok().out
     got = foliomem([PYTHON, "-c", RANDOM, 128], "64M").ok()

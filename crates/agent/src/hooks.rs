@@ -7,10 +7,10 @@
 //!   wiped in what is out, too. So is what becomes a guard. What is freed lazily is freed at once where memory is short.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has
 //!   reserved. So it succeeds, and the limit is kept.
-//! - What gives the program memory, `mmap` and the functions of malloc: much of it is managed before it is touched, where
+//! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is managed before it is touched, where
 //!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
 //! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
-//! - `pthread_create`: a thread whose stack may be managed says so before anything else (`foliomem_linux::control_block`).
+//! - `pthread_create`: a thread whose stack may be managed tells that before anything else (`foliomem_linux::control_block`).
 //! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
@@ -19,13 +19,12 @@
 //! constructors and the loader itself, is looked up then; a lookup that succeeds allocates nothing.
 
 use crate::start::runtime;
+use crate::threads::{self, Entry};
 use foliomem_core::policy::Advice;
 use foliomem_core::units::PAGE_BYTES;
-use foliomem_linux::adopt::is_known_for_stack;
 use foliomem_linux::clone_trap::trap_forks;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
-use std::arch::naked_asm;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -41,10 +40,10 @@ type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
+type Mprotect = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
-type ThreadEntry = extern "C" fn(*mut c_void) -> *mut c_void;
 type PthreadCreate =
-    unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, ThreadEntry, *mut c_void) -> c_int;
+    unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Entry, *mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
 /// The next definition of a function after this library's.
@@ -99,6 +98,7 @@ real! {
     PTHREAD_CREATE = c"pthread_create",
     PRCTL = c"prctl",
     MMAP = c"mmap",
+    MPROTECT = c"mprotect",
     MREMAP = c"mremap",
     MALLOC = c"malloc",
     CALLOC = c"calloc",
@@ -324,40 +324,6 @@ pub unsafe extern "C" fn clone(
     }
 }
 
-/// Where a thread begins, and with what.
-#[repr(C)]
-struct Beginning {
-    entry: ThreadEntry,
-    argument: *mut c_void,
-}
-
-/// Whether a thread with these attributes may have a stack that is managed: one of the program's, or one that is not known for a stack.
-///
-/// # Safety
-/// They are valid, or null.
-unsafe fn may_have_managed_stack(attributes: *const libc::pthread_attr_t) -> bool {
-    let (mut stack, mut bytes, mut guard_bytes) = (std::ptr::null_mut(), 0, 0);
-    // SAFETY: attributes that nobody has set are read like others; all of it is written to our variables.
-    unsafe {
-        let mut defaults: libc::pthread_attr_t = std::mem::zeroed();
-        if attributes.is_null() && libc::pthread_attr_init(&raw mut defaults) != 0 {
-            return true;
-        }
-        let read = if attributes.is_null() { &raw const defaults } else { attributes };
-        let failed = libc::pthread_attr_getstack(read, &raw mut stack, &raw mut bytes) != 0
-            || libc::pthread_attr_getguardsize(read, &raw mut guard_bytes) != 0;
-        // Where there is none, the C library says that it ends at 0.
-        let is_given = stack.addr().wrapping_add(bytes) != 0;
-        let may_be = failed || is_given || {
-            libc::pthread_attr_getstacksize(read, &raw mut bytes) != 0 || !is_known_for_stack(bytes, guard_bytes)
-        };
-        if attributes.is_null() {
-            libc::pthread_attr_destroy(&raw mut defaults);
-        }
-        may_be
-    }
-}
-
 /// `pthread_create(3)`.
 ///
 /// # Safety
@@ -366,44 +332,17 @@ unsafe fn may_have_managed_stack(attributes: *const libc::pthread_attr_t) -> boo
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
-    entry: ThreadEntry,
+    entry: Entry,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: as for `fork`; what is allocated is freed by the thread, or where there is none.
+    // SAFETY: as for `fork`.
     unsafe {
         let Some(real) = PTHREAD_CREATE.get::<PthreadCreate>() else { return libc::ENOSYS };
-        if runtime().is_none() || !may_have_managed_stack(attributes) {
+        if runtime().is_none() {
             return real(thread, attributes, entry, argument);
         }
-        let beginning: *mut Beginning = libc::malloc(size_of::<Beginning>()).cast();
-        if beginning.is_null() {
-            return libc::EAGAIN;
-        }
-        beginning.write(Beginning { entry, argument });
-        let failed = real(thread, attributes, begin, beginning.cast());
-        if failed != 0 {
-            libc::free(beginning.cast());
-        }
-        failed
+        threads::create(|begin, handed| real(thread, attributes, begin, handed), attributes, entry, argument)
     }
-}
-
-/// What a thread begins with in the program's stead. It leaves no frame: threads may be ended by unwinding their stacks.
-#[unsafe(naked)]
-extern "C" fn begin(beginning: *mut c_void) -> *mut c_void {
-    naked_asm!("sub rsp, 8", "call {begun}", "add rsp, 8", "mov rdi, rdx", "jmp rax", begun = sym begun)
-}
-
-/// Tells that the calling thread has begun; what it is to go on with.
-extern "C" fn begun(beginning: *mut Beginning) -> Beginning {
-    // SAFETY: `pthread_create` has made it for this thread alone.
-    let told = unsafe {
-        let told = beginning.read();
-        libc::free(beginning.cast());
-        told
-    };
-    runtime().into_iter().for_each(Runtime::thread_begins);
-    told
 }
 
 /// `vmsplice(2)`.
@@ -499,6 +438,24 @@ pub unsafe extern "C" fn mmap(
         grows(runtime, start, bytes);
     }
     start
+}
+
+/// `mprotect(2)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection: c_int) -> c_int {
+    // SAFETY: as for `fork`.
+    let failed = unsafe { MPROTECT.get::<Mprotect>().map_or_else(missing, |real| real(start, bytes, protection)) };
+    // What was reserved may be filled from now on.
+    if protection == libc::PROT_READ | libc::PROT_WRITE
+        && failed == 0
+        && let Some(runtime) = runtime()
+    {
+        grows(runtime, start, bytes);
+    }
+    failed
 }
 
 /// Does `act` to the mapping of so many `bytes` at `start`. The kernel refuses what lies across two mappings, and we make two of some

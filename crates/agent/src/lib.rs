@@ -10,6 +10,7 @@
 
 mod hooks;
 mod start;
+mod threads;
 
 #[global_allocator]
 static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();

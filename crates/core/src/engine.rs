@@ -249,6 +249,12 @@ impl<M: Machine> Engine<M> {
         self.staged_pages.load(Relaxed)
     }
 
+    /// Pages of memory that it knows of: in the program, and frames that are full or charged.
+    pub fn held_pages(&self) -> u64 {
+        let frames = self.free_frames() + self.store.held_frames();
+        self.resident_pages() + self.staged_pages() + u64::from(frames)
+    }
+
     /// Free frames that need no charge.
     pub fn free_frames(&self) -> u32 {
         self.homes.full_frames()

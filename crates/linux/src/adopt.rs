@@ -27,8 +27,8 @@ use foliomem_core::trace::Event;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
-/// A mapping of at most this many bytes that forbids all access, right below another of at most `STACK_MAX_BYTES`, is the
-/// guard of a thread's stack. Twice what `ulimit -s` mostly is: allocators have guards, too, and no flag tells them apart.
+/// A mapping of at most this many bytes that forbids all access, right below another of at most `STACK_MAX_BYTES`, may be the
+/// guard of a thread's stack. Twice what `ulimit -s` mostly is: allocators have guards, too.
 const GUARD_MAX_BYTES: usize = 64 << 10;
 const STACK_MAX_BYTES: usize = 16 << 20;
 /// Where the C library puts a heap of a thread's arena, right above what is left of the heap below it.
@@ -211,8 +211,10 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
         mapped.iter().for_each(|mapped| mapped.insert(mapping.start..mapping.end));
         let below = before.as_ref().filter(|(below, _)| below.end == mapping.start);
         // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
-        let is_managed =
-            is_manageable(mapping, below.map(|(below, _)| below)) || may_be_managed(mapping) && is_registered(mapping);
+        let is_managed = may_be_managed(mapping)
+            && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
+                || is_registered(mapping)
+                || !runtime.is_stack(machine, &(mapping.start..mapping.end)));
         if is_managed {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.parts.extend(machine.ranges().missing(part));
@@ -251,7 +253,7 @@ fn is_private_anonymous(mapping: &Mapping) -> bool {
     matches!(mapping.kind, Kind::Anonymous | Kind::Heap) && !mapping.shared
 }
 
-/// Unless it is a stack.
+/// Unless it is a stack, or the agent's.
 fn may_be_managed(mapping: &Mapping) -> bool {
     is_private_anonymous(mapping) && mapping.readable && mapping.writable && !mapping.executable
 }
@@ -261,15 +263,10 @@ pub fn is_known_for_stack(bytes: usize, guard_bytes: usize) -> bool {
     (1..=GUARD_MAX_BYTES).contains(&guard_bytes) && bytes <= STACK_MAX_BYTES
 }
 
-fn is_manageable(mapping: &Mapping, below: Option<&Mapping>) -> bool {
-    if !may_be_managed(mapping) {
-        return false;
-    }
-    let Some(below) = below else { return true };
+/// Whether `mapping` is one if a control block lies at its top.
+fn may_be_stack(mapping: &Mapping, below: &Mapping) -> bool {
     let is_guard = !below.readable && !below.writable && below.end - below.start <= GUARD_MAX_BYTES;
-    let may_be_stack =
-        mapping.end - mapping.start <= STACK_MAX_BYTES && !mapping.start.is_multiple_of(HEAP_ALIGN_BYTES);
-    !(is_guard && may_be_stack)
+    is_guard && mapping.end - mapping.start <= STACK_MAX_BYTES && !mapping.start.is_multiple_of(HEAP_ALIGN_BYTES)
 }
 
 #[cfg(test)]
@@ -277,9 +274,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_above_a_guard_is_a_stack_if_it_can_be_one() {
+    fn what_is_above_a_guard_may_be_a_stack() {
         let is_stack = |line: &[u8], below: &[u8]| {
-            !is_manageable(&maps::parse_line(line).unwrap(), maps::parse_line(below).as_ref())
+            may_be_stack(&maps::parse_line(line).unwrap(), &maps::parse_line(below).unwrap())
         };
         let page_of_guard = b"7f0000fff000-7f0001000000 ---p 00000000 00:00 0";
         assert!(is_stack(b"7f0001000000-7f0001800000 rw-p 00000000 00:00 0", page_of_guard));

@@ -10,7 +10,7 @@
 //! same instant, which the next sample corrects.
 
 use crate::clock::now_ns;
-use crate::control::{Control, SlotIndex};
+use crate::control::{Control, Excess, SlotIndex};
 use crate::fork_cell::ForkCell;
 use crate::pagemap;
 use foliomem_core::stats::Counters;
@@ -45,6 +45,8 @@ pub struct Budget {
     /// Minor faults of the process at the last fork.
     forked_at_faults: AtomicI64,
     others_pages: AtomicI64,
+    /// Pages that are neither the engine's nor known to it, when that was last looked at.
+    unmanaged_pages: AtomicI64,
     sampled_ns: AtomicU64,
     /// When the tolerance was first exceeded; 0 while it is not.
     over_since_ns: AtomicU64,
@@ -64,6 +66,7 @@ impl Budget {
             shares: AtomicBool::new(false),
             forked_at_faults: AtomicI64::new(0),
             others_pages: AtomicI64::new(0),
+            unmanaged_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
             over_since_ns: AtomicU64::new(0),
         }
@@ -209,18 +212,40 @@ impl Budget {
     /// Takes `pages` even beyond the limit; says so where that lasts, or stops the tree if the limit is hard.
     pub fn charge(&self, pages: u32) {
         self.own_pages.fetch_add(i64::from(pages), Relaxed);
+        self.tell_if_over();
+    }
+
+    /// The engine holds `held_pages`: what there is beyond that cannot be managed. Says so where that is more than the limit: no fault
+    /// will tell.
+    pub fn look_for_unmanaged(&self, held_pages: u64) {
+        let unmanaged_pages = self.own_pages() - held_pages as i64;
+        self.unmanaged_pages.store(unmanaged_pages, Relaxed);
+        if unmanaged_pages > self.limit_pages {
+            self.tell_if_over();
+        }
+    }
+
+    fn tell_if_over(&self) {
         let Some(since) = self.note_whether_over() else { return };
         let over = -self.room_pages();
         if now_ns().saturating_sub(since) > LASTING_NS || over > self.limit_pages >> AT_ONCE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
-            self.control.limit_exceeded(self.cannot_be_moved());
+            self.control.limit_exceeded(self.excess());
         }
     }
 
-    /// Whether that is why the limit is not kept: an eighth of it was found to be such.
-    fn cannot_be_moved(&self) -> bool {
+    /// Why the limit is not kept: of what takes an eighth of it, the first.
+    fn excess(&self) -> Excess {
         let vm = &self.counters().vm;
-        vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get()) as i64 > self.limit_pages >> 3
+        let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
+        let worth_a_word = self.limit_pages >> 3;
+        if unevictable as i64 > worth_a_word {
+            Excess::Unevictable
+        } else if self.unmanaged_pages.load(Relaxed) > worth_a_word {
+            Excess::Unmanaged
+        } else {
+            Excess::Incompressible
+        }
     }
 
     /// Whether the tree went further over its limit than is tolerated, not long ago.

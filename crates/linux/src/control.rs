@@ -33,6 +33,17 @@ const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
 const VERSION: u64 = 6;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
+/// Why a limit is not kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Excess {
+    /// What the engine has does not compress well enough.
+    Incompressible,
+    /// Much of what it has cannot be moved.
+    Unevictable,
+    /// Much is not the engine's.
+    Unmanaged,
+}
+
 /// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
 pub const MOST_PROCESSES: usize = 1024;
 /// Length of a message an agent may leave.
@@ -338,14 +349,17 @@ impl Control {
         self.header.notices.iter().filter_map(Message::take).collect()
     }
 
-    /// The data do not compress into the limit, or much of it `cannot_be_moved`. Ends the run if the limit is hard.
-    pub fn limit_exceeded(&self, cannot_be_moved: bool) {
+    /// The limit cannot be kept. Ends the run if it is hard.
+    pub fn limit_exceeded(&self, excess: Excess) {
         let before = self.header.limit_exceeded.swap(1, Ordering::Relaxed);
         if before == 0 && !self.configuration().hard {
-            let why = if cannot_be_moved {
-                "much of the memory is read-only, locked or pinned, which cannot be moved"
-            } else {
-                "the data does not compress into the limit"
+            let why = match excess {
+                Excess::Unevictable => "much of the memory is read-only, locked or pinned, which cannot be moved",
+                Excess::Unmanaged => {
+                    "much of the memory is not such as can be managed (private mappings of files that were written, memory \
+                     that may be executed, or may only be written)"
+                }
+                Excess::Incompressible => "the data does not compress into the limit",
             };
             self.notice(format_args!("{why}: going over the limit rather than lose any (--hard stops instead)"));
         }

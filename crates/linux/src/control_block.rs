@@ -1,4 +1,4 @@
-//! The control blocks of threads whose stacks may be managed: they stay in the program.
+//! The control blocks of threads: what stacks are known by. Those on stacks that may be managed stay in the program.
 //!
 //! The C library keeps a thread's control block at the top of its stack. When the thread ends, the kernel clears its id there, wakes
 //! who joins it, and reads its list of robust mutexes; all of that while the thread counts as exiting, and Linux serves no
@@ -7,19 +7,31 @@
 //!
 //! They are known until a thread of that id is no more, which is looked up when twice as many are known as the last time.
 //! Only the keeper changes them, while it holds the mappings: who moves a page out looks in the same hold. One leaf lock.
+//!
+//! What lies right above a guard is a thread's stack if it has such a block at its top, and is not managed. Just before its thread begins,
+//! a stack has none yet: so who takes something of that kind for none says so ([`Tops`]), then looks again. A thread that
+//! begins has written its block, then looks whether that was said of its stack. One of the two sees the other.
 
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
+use rustix::fd::AsFd;
 use rustix::process::Pid;
 use std::arch::asm;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 /// A block is not larger: glibc's `struct pthread`, with the area for rseq(2), has 2.3 KiB.
 const BLOCK_BYTES: usize = 0xb00;
 /// Pages that a block can lie across.
 pub const BLOCK_PAGES: usize = BLOCK_BYTES.div_ceil(PAGE_BYTES) + 1;
+/// Where in a block, in words, its own address is: what `fs:[0]` holds by the ABI, and glibc's name of the thread.
+const SELF_WORDS: [usize; 2] = [0, 2];
+/// A block is as aligned at least.
+const BLOCK_ALIGN: usize = 64;
+const BLOCK_ALIGN_WORDS: usize = BLOCK_ALIGN / size_of::<usize>();
+/// A block lies in the last so many bytes of a stack, unless the program has thread-local data of a larger alignment.
+const TOP_BYTES: usize = 2 * PAGE_BYTES;
 /// So many pages are known before ended threads are looked for.
 const LOOK_MIN: usize = 64;
 
@@ -35,6 +47,54 @@ pub fn own() -> Range<usize> {
 pub fn pages(block: &Range<usize>) -> [usize; BLOCK_PAGES] {
     [block.start, block.end - 1].map(|address| address & !(PAGE_BYTES - 1))
 }
+
+/// Whether a control block lies at the top of `stack`, as of what `memory` (`/proc/self/mem`) has there.
+pub fn is_at_top(memory: impl AsFd, stack: &Range<usize>) -> bool {
+    let mut bytes = [0u8; TOP_BYTES];
+    let start = stack.start.max(stack.end.saturating_sub(TOP_BYTES));
+    let top = &mut bytes[..stack.end - start];
+    // What is not there, nobody has written.
+    let Ok(read) = rustix::io::pread(memory, &mut *top, start as u64) else { return false };
+    let (words, _) = top[..read].as_chunks::<{ size_of::<usize>() }>();
+    let mut blocks = words.chunks_exact(BLOCK_ALIGN_WORDS).zip((start..).step_by(BLOCK_ALIGN));
+    blocks.any(|(block, address)| SELF_WORDS.into_iter().all(|word| usize::from_ne_bytes(block[word]) == address))
+}
+
+/// The pages at the top of what was taken for no stack although a guard lies below it. May name some that are not, never the other way round.
+#[derive(Debug)]
+pub struct Tops([AtomicU64; TOPS_WORDS]);
+
+/// Enough for some thousands.
+const TOPS_WORDS: usize = 512;
+
+impl Default for Tops {
+    fn default() -> Tops {
+        Tops([const { AtomicU64::new(0) }; TOPS_WORDS])
+    }
+}
+
+impl Tops {
+    /// Notes the top of what ends at `end`.
+    pub fn note(&self, end: usize) {
+        for page in (1..=TOP_BYTES / PAGE_BYTES).map(|below| end.saturating_sub(below * PAGE_BYTES)) {
+            let (word, bit) = Tops::place(page);
+            self.0[word].fetch_or(bit, SeqCst);
+        }
+    }
+
+    /// Whether `block` may lie at such a top.
+    pub fn may_have(&self, block: &Range<usize>) -> bool {
+        pages(block).into_iter().map(Tops::place).any(|(word, bit)| self.0[word].load(SeqCst) & bit != 0)
+    }
+
+    fn place(page: usize) -> (usize, u64) {
+        // Fibonacci hashing: tops are as far apart as stacks are large.
+        let hash = (page / PAGE_BYTES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - TOPS_BITS);
+        (hash / 64, 1 << (hash % 64))
+    }
+}
+
+const TOPS_BITS: u32 = (TOPS_WORDS * 64).ilog2();
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -92,6 +152,33 @@ mod tests {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<i32>(block.start), BLOCK_BYTES / 4 - 128)
         };
         assert!(words.contains(&id));
+    }
+
+    #[test]
+    fn stacks_are_known_by_the_blocks_at_their_tops() {
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let page_of = |address: usize| address & !(PAGE_BYTES - 1);
+        let end = std::thread::spawn(move || page_of(own().start) + PAGE_BYTES).join().unwrap();
+        // The C library keeps the stack of a thread that has ended, and the next one may get it.
+        assert!(is_at_top(&memory, &(end - (1 << 20)..end)));
+        assert!(!is_at_top(&memory, &(end - (1 << 20)..end - PAGE_BYTES * 4)), "its middle");
+        let mapping = crate::region::Region::reserve(1 << 20).unwrap();
+        assert!(!is_at_top(&memory, &(mapping.start()..mapping.start() + mapping.len())));
+        assert!(!is_at_top(&memory, &(PAGE_BYTES..2 * PAGE_BYTES)), "nothing is there");
+    }
+
+    #[test]
+    fn blocks_at_noted_tops_are_known() {
+        let tops = Tops::default();
+        let block = |end: usize| end - BLOCK_BYTES..end - 64;
+        assert!(!tops.may_have(&block(8 << 20)));
+        tops.note(8 << 20);
+        assert!(tops.may_have(&block(8 << 20)));
+        assert!(tops.may_have(&block((8 << 20) - PAGE_BYTES / 2)));
+        assert!(!tops.may_have(&block(16 << 20)));
+        (1..1000).for_each(|index| tops.note(index << 20));
+        let wrong = (1..1000).filter(|index| tops.may_have(&block((index << 20) + (512 << 10)))).count();
+        assert!(wrong < 200, "{wrong} of 1000");
     }
 
     #[test]

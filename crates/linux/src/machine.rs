@@ -50,6 +50,8 @@ pub struct Descriptors {
     pub pagemap: OwnedFd,
     /// `/proc/self/maps`.
     pub maps: OwnedFd,
+    /// `/proc/self/mem`.
+    pub memory: OwnedFd,
     /// The swap file, if there is one.
     pub swap_file: Option<OwnedFd>,
 }

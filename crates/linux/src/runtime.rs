@@ -23,7 +23,7 @@ use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
 use crate::control::{Configuration, Control, SlotIndex};
-use crate::control_block::{self, ControlBlocks};
+use crate::control_block::{self, ControlBlocks, Tops};
 use crate::copies::{self, Copies};
 use crate::cpu_load;
 use crate::death::DeathNotice;
@@ -235,6 +235,8 @@ pub struct Runtime {
     pub(crate) placement: Placement,
     copies: Copies,
     control_blocks: ControlBlocks,
+    /// Of what was taken for no stacks.
+    tops: Tops,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
     unpark: AtomicU32,
@@ -323,6 +325,7 @@ impl Runtime {
             placement: Placement::default(),
             copies: Copies::default(),
             control_blocks: ControlBlocks::default(),
+            tops: Tops::default(),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
@@ -450,8 +453,12 @@ impl Runtime {
         is_told
     }
 
-    /// The calling thread begins, on a stack that may be managed: returns when its control block stays in the program.
-    pub fn thread_begins(&self) {
+    /// The calling thread begins. If its stack is `known_for_stack` only by its control block, and was not known before, or not by that either: returns when
+    /// its control block stays in the program.
+    pub fn thread_begins(&self, known_for_stack: bool) {
+        if known_for_stack && !self.tops.may_have(&control_block::own()) {
+            return;
+        }
         let begun = What::Begun(rustix::thread::gettid());
         let is_told = || self.growth.tell(begun, control_block::own(), || self.still.wake_keeper());
         for _ in 0..MOST_TELLINGS {
@@ -603,6 +610,15 @@ impl Runtime {
             self.growth.found_nothing(&range);
         }
         engages
+    }
+
+    /// Whether a thread's control block is at the top of `mapping`. If it is found there later, the thread tells that.
+    pub(crate) fn is_stack(&self, machine: &LinuxMachine, mapping: &Range<usize>) -> bool {
+        let has_block = || control_block::is_at_top(&machine.descriptors().memory, mapping);
+        has_block() || {
+            self.tops.note(mapping.end);
+            has_block()
+        }
     }
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
@@ -774,6 +790,7 @@ impl Runtime {
             program: Userfaultfd::open(Features { events: true })?,
             pagemap: self.open("self/pagemap")?,
             maps: self.open("self/maps")?,
+            memory: self.open("self/mem")?,
             swap_file,
         })
     }
@@ -813,6 +830,7 @@ impl Runtime {
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
         looks.unmanaged_pages = looks.unmanaged_pages.min(unmanaged);
+        self.budget.look_for_unmanaged(engine.held_pages());
         let sizes = self.budget.control().sizes();
         if std::mem::replace(&mut looks.sizes, sizes) != sizes {
             engine.machine().prepare_for_huge(0..usize::MAX);

@@ -1,5 +1,5 @@
-// Threads end without touching their control blocks for a while before, on stacks that may be managed: of the program's own, and
-// larger than most. Who joins them is woken all the same: the kernel says in the control block that a thread is no more. Run it with
+// Threads end without touching their control blocks for a while before, on stacks that may be managed, of the program's own and
+// larger than most, and on ordinary ones. Who joins them is woken all the same: the kernel says in the control block that a thread is no more. Run it with
 // GLIBC_TUNABLES=glibc.pthread.rseq=0, or the kernel touches these blocks whenever a thread gets a CPU.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -38,9 +38,9 @@ int main(void) {
         for (int i = 0; i < THREADS; i++) {
             pthread_attr_t attributes;
             pthread_attr_init(&attributes);
-            if (i % 2) {
+            if (i % 3 == 1) {
                 pthread_attr_setstacksize(&attributes, STACK);
-            } else {
+            } else if (i % 3 == 0) {
                 if (!stacks[i]) stacks[i] = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
                 if (stacks[i] == MAP_FAILED) return 2;
                 memset(stacks[i], turn, STACK / 8);
@@ -58,7 +58,7 @@ int main(void) {
                 fflush(stdout);
                 _Exit(1);
             }
-            for (long byte = 0; i % 2 == 0 && byte < STACK / 8; byte += 512) {
+            for (long byte = 0; stacks[i] && byte < STACK / 8; byte += 512) {
                 if (stacks[i][byte] != turn) return 3;
             }
         }
