@@ -18,6 +18,7 @@
 //!
 //! Lock: one leaf lock, held for a look at a few words.
 
+use crate::readahead::Expected;
 use crate::sync::Mutex;
 use crate::units::{Order, PageNumber};
 use std::cmp::Reverse;
@@ -111,7 +112,7 @@ struct Judgements {
     watched: [Watched; WATCHED],
     oldest: usize,
     random: u32,
-    /// Faults so far.
+    /// Faults so far, and folios that came without one.
     faults: u64,
 }
 
@@ -148,9 +149,8 @@ impl Locality {
         Locality { swap_in, judgements: Mutex::default() }
     }
 
-    /// The order of the part that a fault on `page` is to be served with; `None` for the whole folio. `expected`: it
-    /// continues a stream.
-    pub fn part_for_fault(&self, page: PageNumber, expected: bool) -> Option<Order> {
+    /// The order of the part that a fault on `page` is to be served with; `None` for the whole folio.
+    pub fn part_for_fault(&self, page: PageNumber, expected: Expected) -> Option<Order> {
         match self.swap_in {
             SwapIn::Adaptive => self.judgements.lock().part_for_fault(page, expected),
             SwapIn::Whole => None,
@@ -164,6 +164,13 @@ impl Locality {
         let judgements = self.judgements.lock();
         let is_watched = judgements.watched.iter().any(|watched| watched.window == window);
         is_watched.then_some(PageNumber((window + 1) * WINDOW_PAGES))
+    }
+
+    /// So many folios were fetched ahead of faults, each of which would have been one: windows that are watched grow old by them, too.
+    pub fn fetched_ahead(&self, folios: usize) {
+        if self.swap_in == SwapIn::Adaptive {
+            self.judgements.lock().faults += folios as u64;
+        }
     }
 
     /// The order of the parts that pay around `page`; `None` where whole folios do.
@@ -183,7 +190,7 @@ impl Judgements {
         if judgement.is_known() { judgement } else { &mut self.all }
     }
 
-    fn part_for_fault(&mut self, page: PageNumber, expected: bool) -> Option<Order> {
+    fn part_for_fault(&mut self, page: PageNumber, expected: Expected) -> Option<Order> {
         let window = page.0 / WINDOW_PAGES;
         let touched = 1 << (page.0 % WINDOW_PAGES);
         self.faults += 1;
@@ -204,12 +211,14 @@ impl Judgements {
         self.random ^= self.random << 5;
         if !self.random.is_multiple_of(self.watch_every(page)) {
             let judgement = self.judgement(page);
-            let best = judgement.best;
-            if expected && best.is_some() {
-                judgement.learn(u16::MAX);
-                return None;
-            }
-            return best;
+            return match (expected, judgement.best) {
+                (Expected::Stream, Some(_)) => {
+                    judgement.learn(u16::MAX);
+                    None
+                }
+                (Expected::Step, _) => Some(Order::ZERO),
+                (_, best) => best,
+            };
         }
         self.end_watch(self.oldest);
         self.watched[self.oldest] = Watched { window, touched, since: self.faults };
@@ -257,7 +266,7 @@ mod tests {
             let end = object + pages;
             let mut page = object;
             while page < end {
-                let order = locality.part_for_fault(PageNumber(page), false).unwrap_or(WINDOW_ORDER);
+                let order = locality.part_for_fault(PageNumber(page), Expected::Nothing).unwrap_or(WINDOW_ORDER);
                 orders.push(order.index());
                 page = PageNumber(page).head(order).offset(order.pages()).0;
             }
@@ -274,7 +283,11 @@ mod tests {
     #[test]
     fn parts_are_as_large_as_what_is_used() {
         let locality = Locality::new(SwapIn::Adaptive);
-        assert_eq!(locality.part_for_fault(PageNumber(0), false), None, "until something is known, folios come whole");
+        assert_eq!(
+            locality.part_for_fault(PageNumber(0), Expected::Nothing),
+            None,
+            "until something is known, folios come whole"
+        );
         assert!(served(&locality, 1, 60_000)[0] > 950, "single pages");
         let counts = served(&locality, 2, 60_000);
         assert!(counts[1] + counts[2] > 700, "two pages, wherever they lie: {counts:?}");
@@ -290,7 +303,7 @@ mod tests {
         served(&locality, 1, 60_000);
         assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
         for n in 0..64 {
-            locality.part_for_fault(PageNumber(n * 16), true);
+            locality.part_for_fault(PageNumber(n * 16), Expected::Stream);
         }
         assert_eq!(locality.part_order(PageNumber(0)), None);
     }
@@ -298,7 +311,7 @@ mod tests {
     #[test]
     fn a_stream_that_touches_a_page_of_each_folio_gets_pages() {
         let locality = Locality::new(SwapIn::Adaptive);
-        let orders = (0..2000u64).map(|step| locality.part_for_fault(PageNumber(step * 17), true));
+        let orders = (0..2000u64).map(|step| locality.part_for_fault(PageNumber(step * 17), Expected::Stream));
         let whole = orders.skip(1000).filter(Option::is_none).count();
         // Where it takes that for a stream of parts, it asks for the whole again; so only until something is known.
         assert_eq!(locality.part_order(PageNumber(3)), Some(Order::ZERO));
@@ -312,10 +325,13 @@ mod tests {
         let watched = |windows: std::ops::Range<u64>| {
             let is_watched = |&window: &u64| {
                 let page = PageNumber(window * WINDOW_PAGES);
-                let is_watched = locality.part_for_fault(page, true).is_some();
+                let is_watched = locality.part_for_fault(page, Expected::Stream).is_some();
                 if is_watched {
                     let rest = 1..WINDOW_PAGES as u32;
-                    assert!(rest.map(|n| locality.part_for_fault(page.offset(n), true)).all(|part| part.is_some()));
+                    assert!(
+                        rest.map(|n| locality.part_for_fault(page.offset(n), Expected::Stream))
+                            .all(|part| part.is_some())
+                    );
                 }
                 is_watched
             };
@@ -334,7 +350,7 @@ mod tests {
         let watched = |page: u64| locality.watched_until(PageNumber(page));
         let begins = |&window: &u64| {
             assert_eq!(watched(window * WINDOW_PAGES), None);
-            locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), true).is_some()
+            locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), Expected::Stream).is_some()
         };
         let window = (0..1000).find(begins).expect("one in eight");
         let end = (window + 1) * WINDOW_PAGES;
@@ -351,10 +367,10 @@ mod tests {
         let other = PageNumber(PAGES + REGION_PAGES * 5);
         assert_eq!(locality.part_order(other), Some(Order::ZERO), "as everywhere, until something is known of it");
         for n in 0..64 {
-            locality.part_for_fault(other.offset(n), true);
+            locality.part_for_fault(other.offset(n), Expected::Stream);
         }
         for n in 0..20_000 {
-            locality.part_for_fault(other.offset(n % 4096), false);
+            locality.part_for_fault(other.offset(n % 4096), Expected::Nothing);
         }
         assert!(locality.part_order(other) != Some(Order::ZERO), "touched all over");
         assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
@@ -385,7 +401,13 @@ mod tests {
         for (swap_in, part) in [(SwapIn::Whole, None), (SwapIn::Page, Some(Order::ZERO))] {
             let locality = Locality::new(swap_in);
             for page in random().take(1000) {
-                assert_eq!(locality.part_for_fault(PageNumber(page), page.is_multiple_of(2)), part);
+                assert_eq!(
+                    locality.part_for_fault(
+                        PageNumber(page),
+                        if page.is_multiple_of(2) { Expected::Stream } else { Expected::Nothing }
+                    ),
+                    part
+                );
                 assert_eq!(locality.part_order(PageNumber(page)), part);
             }
         }

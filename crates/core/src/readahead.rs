@@ -8,7 +8,8 @@
 //! Two small folios in a row are no stream yet: one object that lies across both causes the same two faults. (redis
 //! under random reads of 4 KiB values fetched as much ahead as it asked for.)
 //!
-//! Faults that step over what is between them are followed, too, if their steps are equal (`strides`).
+//! Faults that step over what is between them are followed, too, if their steps are equal (`strides`). They are told from streams of
+//! folios by where in its folio each fault is: a stream comes to the beginning.
 //!
 //! A program that writes new memory in order faults on every folio as well. There the next folios are made before
 //! they are touched, from frames that lie ready: a fault, a move and a wake cost as much as a folio of zeros.
@@ -27,6 +28,10 @@ const STREAMS: usize = 16;
 /// What makes a stream: faults in a row, or what they cover (two folios of 64 KiB).
 const STREAM_FAULTS: u32 = 4;
 const STREAM_PAGES: u64 = 32;
+/// A stream of folios of this size, 64 KiB, or more may pass one that it does not fault on.
+const LARGE_FOLIO_PAGES: u64 = 16;
+/// A stream comes to each folio at its beginning, or so close behind it: whoever steps over more of them touches few of their pages.
+const MOST_GAP_PAGES: u64 = 3;
 /// What makes a stream of first touches: what is made ahead of one that is none is memory for nothing.
 const NEW_STREAM_PAGES: u64 = 64;
 /// The window then, and at most: 128 KiB and 1 MiB.
@@ -69,13 +74,24 @@ struct Streams {
 impl Streams {
     const NONE: Streams = Streams { streams: [NO_STREAM; STREAMS], clock: 0 };
 
-    /// There was a fault on the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise another
-    /// may begin there.
-    fn faulted(&mut self, folio: Range<PageNumber>, whole: bool, is_one: impl FnOnce(&Stream) -> bool) -> bool {
+    /// There was a fault on `page` of the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise
+    /// another may begin there.
+    fn faulted(
+        &mut self,
+        page: PageNumber,
+        folio: Range<PageNumber>,
+        whole: bool,
+        is_one: impl FnOnce(&Stream) -> bool,
+    ) -> bool {
         self.clock += 1;
+        let folio_pages = folio.end.0 - folio.start.0;
+        // What it does not fault on is in reach yet.
+        let passed_pages = if whole && folio_pages >= LARGE_FOLIO_PAGES { folio_pages } else { 0 };
+        let has_come_to = page.0 - folio.start.0 <= MOST_GAP_PAGES;
         // Without branches: where a fault lies to a stream that it does not continue is chance.
         let continued = |stream: &&mut Stream| {
-            (stream.used > 0) & (stream.position <= folio.start) & (folio.start <= stream.claimed)
+            let is_ahead = (stream.position <= folio.start) & (folio.start.0 <= stream.claimed.0 + passed_pages);
+            (stream.used > 0) & has_come_to & is_ahead
         };
         if let Some(stream) = self.streams.iter_mut().find(continued) {
             stream.faults += 1;
@@ -120,8 +136,13 @@ struct Followed {
 pub enum Ahead {
     /// All of this: it is read from one end to the other.
     Stream(Range<PageNumber>),
-    /// What of its folio is fetched with this page.
-    Step(PageNumber),
+    /// What of its folio is fetched with this page, or the page alone.
+    Step {
+        /// Which.
+        page: PageNumber,
+        /// Nothing around it is likely to be touched.
+        alone: bool,
+    },
     /// All of this: it is touched for the first time from one end to the other.
     New(Range<PageNumber>),
 }
@@ -136,11 +157,30 @@ impl Default for Readahead {
     }
 }
 
+/// What is known of a fault before it is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expected {
+    /// It continues a stream: all around it is touched.
+    Stream,
+    /// It is a far step of a walk: nothing else is.
+    Step,
+    /// Nothing.
+    Nothing,
+}
+
 impl Readahead {
-    /// Whether a fault on `page` continues a stream.
-    pub fn is_expected(&self, page: PageNumber) -> bool {
-        let streams = &self.0.lock().streams.streams;
-        streams.iter().any(|stream| (stream.window_pages > 0) & (stream.position <= page) & (page <= stream.claimed))
+    /// What is known of a fault on `page`.
+    pub fn expected(&self, page: PageNumber) -> Expected {
+        let followed = self.0.lock();
+        let is_next =
+            |stream: &Stream| (stream.window_pages > 0) & (stream.position <= page) & (page <= stream.claimed);
+        if followed.streams.streams.iter().any(is_next) {
+            Expected::Stream
+        } else if followed.strides.is_far_step(page) {
+            Expected::Step
+        } else {
+            Expected::Nothing
+        }
     }
 
     /// The program has faulted on `page` of the folio `folio`, which was out. `whole`: the rest of what it is a part of is
@@ -150,7 +190,7 @@ impl Readahead {
         let Followed { streams, strides, .. } = &mut *guard;
         let is_one =
             |stream: &Stream| stream.faults >= STREAM_FAULTS || stream.position.0 - stream.start.0 >= STREAM_PAGES;
-        if !streams.faulted(folio, whole, is_one) {
+        if !streams.faulted(page, folio, whole, is_one) {
             strides.faulted(page);
         }
     }
@@ -159,7 +199,7 @@ impl Readahead {
     pub fn touched(&self, folio: Range<PageNumber>) {
         // What could not be made ahead is tried again from there on.
         let is_one = |stream: &Stream| stream.position.0 - stream.start.0 >= NEW_STREAM_PAGES;
-        self.0.lock().new.faulted(folio, false, is_one);
+        self.0.lock().new.faulted(folio.start, folio, false, is_one);
     }
 
     /// What the caller is to fetch or make next after the fault on `page` of the folio that ends at `position`; `None` when the
@@ -170,7 +210,10 @@ impl Readahead {
         if let Some(chunk) = streams.claim(position) {
             return Some(Ahead::Stream(chunk));
         }
-        new.claim(position).map(Ahead::New).or_else(|| strides.claim(page).map(Ahead::Step))
+        new.claim(position).map(Ahead::New).or_else(|| {
+            let step = strides.claim(page);
+            step.map(|(page, alone)| Ahead::Step { page, alone })
+        })
     }
 }
 
@@ -218,7 +261,7 @@ mod tests {
         let part = |number: u64| PageNumber(number * 4)..PageNumber(number * 4 + 4);
         for (number, ahead) in [(10, 0), (11, 0), (12, 0), (13, 32)] {
             faulted(&readahead, part(number), false);
-            assert_eq!(readahead.is_expected(part(number).end), ahead > 0);
+            assert_eq!(readahead.expected(part(number).end) == Expected::Stream, ahead > 0);
             assert_eq!(claimed(&readahead, part(number).end), ahead, "after part {number}");
         }
     }
@@ -228,12 +271,12 @@ mod tests {
         let readahead = Readahead::default();
         (10..14).for_each(|number| faulted(&readahead, folio(number), true));
         assert!(claimed(&readahead, folio(13).end) > 0);
-        assert!(readahead.is_expected(folio(14).start));
+        assert_eq!(readahead.expected(folio(14).start), Expected::Stream);
         // From now on single pages are fetched, each in the next folio.
         let page = |number: u64| folio(number).start..folio(number).start.offset(1);
         faulted(&readahead, page(14), false);
-        assert!(!readahead.is_expected(page(15).start));
-        assert!(readahead.is_expected(page(14).end), "the next page would be");
+        assert_eq!(readahead.expected(page(15).start), Expected::Nothing);
+        assert_eq!(readahead.expected(page(14).end), Expected::Stream, "the next page would be");
     }
 
     #[test]
@@ -243,6 +286,33 @@ mod tests {
             let folio = folio(number * 7919 % 4096 * 3);
             faulted(&readahead, folio.clone(), true);
             assert_eq!(claimed(&readahead, folio.end), 0);
+        }
+    }
+
+    #[test]
+    fn a_stream_of_large_folios_may_pass_one() {
+        let readahead = Readahead::default();
+        (0..2).for_each(|number| faulted(&readahead, folio(number), true));
+        assert_eq!(claimed(&readahead, folio(1).end), 32);
+        faulted(&readahead, folio(5), true);
+        assert_eq!(claimed(&readahead, folio(5).end), 64);
+        faulted(&readahead, folio(12), true);
+        assert_eq!(claimed(&readahead, folio(12).end), 0, "two are too many");
+    }
+
+    #[test]
+    fn who_steps_over_most_of_each_folio_is_no_stream() {
+        for (step, is_stream) in [(16, true), (17, false), (19, false), (2, true)] {
+            let readahead = Readahead::default();
+            let mut fetched_until = PageNumber(0);
+            for page in (0..20_000).map(|n| PageNumber(n * step)).take_while(|page| page.0 < 20_000) {
+                if page >= fetched_until {
+                    let folio = folio(page.0 / 16);
+                    readahead.faulted(page, folio.clone(), true);
+                    fetched_until = folio.end;
+                }
+            }
+            assert_eq!(readahead.expected(fetched_until) == Expected::Stream, is_stream, "{step}");
         }
     }
 
@@ -271,7 +341,7 @@ mod tests {
         // There was room for one.
         readahead.touched(folio(15));
         assert_eq!((claim(15), claim(15)), (pages(16, 20), None));
-        assert!(!readahead.is_expected(folio(16).start), "nothing of that is out");
+        assert_eq!(readahead.expected(folio(16).start), Expected::Nothing, "nothing of that is out");
     }
 
     #[test]
@@ -279,6 +349,6 @@ mod tests {
         let readahead = Readahead::default();
         let page = |step: u64| PageNumber(1000 + 40 * step);
         (0..4).for_each(|step| readahead.faulted(page(step), page(step).folio(Order::ZERO), false));
-        assert_eq!(readahead.claim(page(3), page(3).offset(1)), Some(Ahead::Step(page(4))));
+        assert_eq!(readahead.claim(page(3), page(3).offset(1)), Some(Ahead::Step { page: page(4), alone: true }));
     }
 }

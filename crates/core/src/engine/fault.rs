@@ -8,7 +8,7 @@ use crate::locality::SwapIn;
 use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
-use crate::readahead::Ahead;
+use crate::readahead::{Ahead, Expected};
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
 use crate::sync;
@@ -205,7 +205,7 @@ impl<M: Machine> Engine<M> {
                     return Step::LookAgain;
                 }
                 // Of a folio of which only parts are touched the rest stays, and goes out.
-                let expected = self.readahead.is_expected(page);
+                let expected = self.readahead.expected(page);
                 let order = self.locality.part_for_fault(page, expected).map_or(order, |part| part.min(order));
                 let head = page.head(order);
                 self.carve(&mut entries, head.folio(order));
@@ -448,10 +448,12 @@ impl<M: Machine> Engine<M> {
     /// frames for it can be had; else the largest part around `page` that they can be had for.
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Start, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
-        let expected = self.readahead.is_expected(page);
+        let expected = self.readahead.expected(page);
         let part = self.locality.part_for_fault(page, expected);
         let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
-        if !expected && let Some(piece) = self.start_taking_apart(entries, page, orders.highest()) {
+        if expected != Expected::Stream
+            && let Some(piece) = self.start_taking_apart(entries, page, orders.highest(), expected == Expected::Step)
+        {
             return Ok(Start::InParts(Box::new(piece)));
         }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
@@ -614,7 +616,7 @@ impl<M: Machine> Engine<M> {
         let order = self.table.get(page)?.lock().get(page).order()?;
         let was_anything = match self.readahead.claim(page, page.head(order).offset(order.pages()))? {
             Ahead::Stream(pages) => self.read_ahead_all(worker, pages),
-            Ahead::Step(page) => self.read_ahead_step(worker, page),
+            Ahead::Step { page, alone } => self.read_ahead_step(worker, page, alone),
             Ahead::New(pages) => self.touch_ahead(pages, order),
         };
         was_anything.then_some(order)
@@ -711,8 +713,8 @@ impl<M: Machine> Engine<M> {
         are_all_there.then_some(made)
     }
 
-    /// Fetches as much with `page` as a fault would, as far as there is room for it now.
-    fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber) -> bool {
+    /// Fetches as much with `page` as a fault would, or it `alone`, as far as there is room for it now.
+    fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber, alone: bool) -> bool {
         if self.locality.watched_until(page).is_some() {
             return true;
         }
@@ -720,8 +722,16 @@ impl<M: Machine> Engine<M> {
         let Some(steady) = self.machine.steady() else { return false };
         let mut entries = block.lock();
         let PageState::Swapped { fetching: false, order: whole, .. } = entries.get(page) else { return true };
-        let part = self.locality.part_order(page).unwrap_or(MAX_ORDER);
+        let part = if alone { Order::ZERO } else { self.locality.part_order(page).unwrap_or(MAX_ORDER) };
         let order = self.orders_of_return(page, whole).up_to(part).highest();
+        if let Some(piece) = self.start_taking_apart(&mut entries, page, order, alone) {
+            drop(entries);
+            drop(steady);
+            let _ = self.take_apart(worker, block, &piece);
+            self.came_ahead(1, piece.touched());
+            self.machine.wake(piece.pages());
+            return true;
+        }
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
         let head = page.head(order);
         self.carve(&mut entries, head.folio(order));
@@ -737,8 +747,14 @@ impl<M: Machine> Engine<M> {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
         let _ = self.swap_in(worker, block, fetches);
-        self.counters().vm.swap_ra.add(pages.end.0 - pages.start.0);
+        self.came_ahead(fetches.len(), pages.clone());
         self.machine.wake(pages);
+    }
+
+    /// So many folios, `pages`, have come without a fault.
+    fn came_ahead(&self, folios: usize, pages: Range<PageNumber>) {
+        self.locality.fetched_ahead(folios);
+        self.counters().vm.swap_ra.add(pages.end.0 - pages.start.0);
     }
 
     /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there

@@ -2,7 +2,7 @@
 //!
 //! Where only parts of folios come back, a piece that was compressed as one stays in the store as long as a single page of it
 //! is out, which is memory that nobody uses; and each of its parts costs the decompression of what is before it. So the
-//! first fault on one fetches all that is left of it. The part that is touched goes to the program; the others are staged,
+//! first fault on one, or step of a walk, fetches all that is left of it. The part that is touched goes to the program; the others are staged,
 //! and go out again one by one unless they are touched.
 //!
 //! Locks: as for any fault ([`super::fault`]).
@@ -44,9 +44,15 @@ impl InParts {
 
 impl<M: Machine> Engine<M> {
     /// Marks what is left of the piece of `page`, which is out, as being fetched, in parts of `order`. `None` where whole folios
-    /// pay, where it is no larger than that, too large, or there is no room for it; or where it was moved so that it lies
-    /// otherwise now.
-    pub(super) fn start_taking_apart(&self, entries: &mut Entries, page: PageNumber, order: Order) -> Option<InParts> {
+    /// pay, unless the page is wanted `alone`, where the piece is no larger than that, too large, or there is no room for it; or where it
+    /// was moved so that it lies otherwise now.
+    pub(super) fn start_taking_apart(
+        &self,
+        entries: &mut Entries,
+        page: PageNumber,
+        order: Order,
+        alone: bool,
+    ) -> Option<InParts> {
         let PageState::Swapped { slot, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let piece = self.slot_map.get(slot);
         let granule = self.store.granule_of_bytes(piece)?;
@@ -55,7 +61,7 @@ impl<M: Machine> Engine<M> {
             || granule > MOST_ORDER
             || self.config.swap_in != SwapIn::Adaptive
             || page != page.head(granule).offset(index)
-            || self.locality.part_order(page).is_none()
+            || !alone && self.locality.part_order(page).is_none()
         {
             return None;
         }

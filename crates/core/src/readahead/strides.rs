@@ -6,6 +6,7 @@
 //!
 //! No lock: part of [`Readahead`](super::Readahead).
 
+use super::LARGE_FOLIO_PAGES;
 use crate::units::PageNumber;
 
 /// Walks that are followed at the same time.
@@ -14,6 +15,8 @@ const WALKS: usize = 8;
 const WALK_STEPS: u32 = 3;
 /// The longest step: 4 MiB.
 const MOST_STEP_PAGES: u64 = 1024;
+/// From so many pages on, what lies between the steps is not worth fetching with them.
+const FAR_STEP_PAGES: u64 = 8;
 /// How many steps are fetched ahead then, and at most.
 const FIRST_WINDOW: u32 = 4;
 const MOST_WINDOW: u32 = 64;
@@ -46,6 +49,13 @@ impl Walk {
         let farthest = self.step_pages * i64::from(self.claimed + 1);
         let may_be_next = (distance != 0) & ((distance < 0) == (farthest < 0)) & (distance.abs() <= farthest.abs());
         (may_be_next && distance % self.step_pages == 0).then(|| (distance / self.step_pages) as u32)
+    }
+
+    /// Whether only the pages where it steps are of use.
+    fn is_far(&self) -> bool {
+        let step_pages = self.step_pages.unsigned_abs();
+        // From folio to folio goes, too, who reads all of those that are out.
+        self.steps >= WALK_STEPS && step_pages >= FAR_STEP_PAGES && !step_pages.is_multiple_of(LARGE_FOLIO_PAGES)
     }
 
     fn at(&self, steps: u32) -> Option<PageNumber> {
@@ -94,11 +104,16 @@ impl Strides {
         }
     }
 
-    /// The next page to fetch for the walk that has faulted on `page`.
-    pub fn claim(&mut self, page: PageNumber) -> Option<PageNumber> {
+    /// Whether `page` is the next of a walk that has no use for those around it.
+    pub fn is_far_step(&self, page: PageNumber) -> bool {
+        self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
+    }
+
+    /// The next page to fetch for the walk that has faulted on `page`, and whether alone.
+    pub fn claim(&mut self, page: PageNumber) -> Option<(PageNumber, bool)> {
         let walk = self.walks.iter_mut().find(|walk| walk.last == page && walk.claimed < walk.window)?;
         walk.claimed += 1;
-        walk.at(walk.claimed)
+        walk.at(walk.claimed).map(|page| (page, walk.is_far()))
     }
 }
 
@@ -107,7 +122,7 @@ mod tests {
     use super::*;
 
     fn claimed(strides: &mut Strides, page: u64) -> Vec<u64> {
-        std::iter::from_fn(|| strides.claim(PageNumber(page))).map(|page| page.0).collect()
+        std::iter::from_fn(|| strides.claim(PageNumber(page))).map(|(page, _)| page.0).collect()
     }
 
     #[test]
@@ -126,6 +141,20 @@ mod tests {
             assert_eq!(claimed(&mut strides, at(8)), (9..17).map(at).collect::<Vec<_>>());
             strides.faulted(PageNumber(at(10)));
             assert_eq!(claimed(&mut strides, at(10)), (17..27).map(at).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_lies_between_far_steps_is_of_no_use() {
+        for (step, is_far) in [(17, true), (-8, true), (7, false), (2, false), (16, false), (128, false)] {
+            let at = |n: i64| PageNumber((10_000 + n * step) as u64);
+            let mut strides = Strides::default();
+            (0..3).for_each(|n| strides.faulted(at(n)));
+            assert!(!strides.is_far_step(at(3)), "it may be chance");
+            strides.faulted(at(3));
+            assert_eq!(strides.is_far_step(at(4)), is_far, "{step}");
+            assert!(!strides.is_far_step(PageNumber(at(4).0 + 1)), "{step}");
+            assert_eq!(strides.claim(at(3)), Some((at(4), is_far)));
         }
     }
 
