@@ -79,11 +79,21 @@ fn content(seed: u64, len: usize, distinct: u64, repeat_percent: u64) -> Vec<u8>
     bytes
 }
 
+/// Numbers of 32 bits below 10,000.
+fn numbers(seed: u64, len: usize) -> Vec<u8> {
+    let words = content(seed, len.next_multiple_of(4) * 2, 256, 0);
+    let (words, _) = words.as_chunks::<8>();
+    let numbers = words.iter().map(|&word| (u64::from_ne_bytes(word) % 10_000) as u32);
+    numbers.flat_map(u32::to_ne_bytes).take(len).collect()
+}
+
 fn contents(most: usize) -> impl Strategy<Value = Vec<u8>> {
     let len = prop_oneof![3 => 0..=most, 1 => 0..=64usize, 2 => prop::sample::select(vec![4096, 16 << 10, 64 << 10]).prop_map(move |len| len.min(most))];
-    (any::<u64>(), len, prop_oneof![Just(256u64), 1..=64u64], 0..100u64, any::<bool>()).prop_map(
-        |(seed, len, distinct, repeats, words)| {
-            if words { text(seed, len) } else { content(seed, len, distinct, repeats) }
+    (any::<u64>(), len, prop_oneof![Just(256u64), 1..=64u64], 0..100u64, 0..4u8).prop_map(
+        |(seed, len, distinct, repeats, kind)| match kind {
+            0 => numbers(seed, len),
+            1 => text(seed, len),
+            _ => content(seed, len, distinct, repeats),
         },
     )
 }
@@ -242,6 +252,28 @@ fn bad_names_are_refused_with_what_would_work() {
 }
 
 #[test]
+fn numbers_are_compressed_by_their_bytes() {
+    for codec in [Codec::Lz4, zstd(3), Codec::Zstd { level: 3, dictionary: true }] {
+        let (mut compressor, mut decompressor) = states(codec);
+        for round in 0..40 {
+            let src = if round % 2 == 0 { numbers(round, 64 << 10) } else { text(round, 64 << 10) };
+            let mut stored = vec![0; src.len()];
+            let len = compressor.compress(&src, &mut stored).unwrap();
+            let mut back = vec![0; src.len()];
+            decompressor.decompress(&stored[..len], &mut back).unwrap();
+            assert!(back == src, "{codec}, round {round}");
+            if round % 2 == 0 {
+                assert!(len < src.len() * 52 / 100, "{codec}: {len} bytes");
+                stored[0] = 2;
+                assert_eq!(decompressor.decompress(&stored[..len], &mut back), Err(CodecError), "no such kind");
+            } else {
+                assert_eq!(stored[0], 0, "{codec}: text is plain");
+            }
+        }
+    }
+}
+
+#[test]
 fn every_level_has_memory_enough_for_pieces_with_a_dictionary() {
     for level in 1..=19 {
         let codec = Codec::Zstd { level, dictionary: true };
@@ -254,7 +286,7 @@ fn every_level_has_memory_enough_for_pieces_with_a_dictionary() {
             let src = text(9, len);
             let (mut stored, mut back) = (vec![0; len], vec![0; len]);
             let stored_bytes = compressor.compress(&src, &mut stored).unwrap();
-            assert_eq!(stored[0], u8::from(len <= SMALL_PIECE_BYTES), "level {level}, {len} bytes");
+            assert_eq!(stored[1], u8::from(len <= SMALL_PIECE_BYTES), "level {level}, {len} bytes");
             assert_eq!(decompressor.decompress(&stored[..stored_bytes], &mut back), Ok(()));
             assert!(back == src, "level {level}, {len} bytes");
             let without = plain.compress(&src, &mut vec![0; len]).unwrap_or(len);
@@ -292,13 +324,13 @@ fn pieces_of_earlier_generations_can_be_read_for_ever() {
         }
     }
     keep(&mut compressor);
-    let generations: Vec<u8> = pieces.iter().map(|stored| stored[0]).collect();
+    let generations: Vec<u8> = pieces.iter().map(|stored| stored[1]).collect();
     assert_eq!(generations, [0, 1, 2]);
     for stored in pieces.iter_mut() {
         let mut back = vec![0; 8192];
         assert_eq!(decompressor.decompress(stored, &mut back), Ok(()));
         assert!(back == text(3, 8192));
-        stored[0] = 3;
+        stored[1] = 3;
         assert_eq!(decompressor.decompress(stored, &mut back), Err(CodecError), "a generation that is not there");
     }
     assert_eq!(decompressor.decompress(&[], &mut [0; 8]), Err(CodecError));
