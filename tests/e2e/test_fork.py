@@ -56,6 +56,20 @@ def test_threads_end_on_stacks_that_are_out(built):
     assert foliomem([built("thread_ends.c")], torture=True, env=env).ok().out == b"all have ended\n"
 
 
+@pytest.mark.parametrize("mode", ["guard", "default", "filter"])
+def test_many_threads_begin_at_once_on_stacks_that_may_go_out(built, mode):
+    """Each waits until the agent knows of its control block, however many wait for that."""
+    env = {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    got = foliomem([built("thread_crowd.c"), mode, 400], "32M", env=env).ok()
+    assert got.out == b"all have ended\n"
+    assert_swapped(got)
+
+
+def test_many_children_at_once(built):
+    """Each has an agent, and most have no CPU: 200 of them took minutes, and nothing else got a CPU meanwhile."""
+    assert same_as_plain([built("crowd.c"), 100, 120], "64M", False, timeout=120).out == b"wrong 0\n"
+
+
 def test_shell_pipeline(torture):
     """Many short processes, most of them not worth managing."""
     script = "for i in $(seq 40); do echo $i | tr 1 2 | sort | sed s/2/two/; done | sha256sum"

@@ -121,6 +121,12 @@ def test_what_is_filled_at_once_is_managed_before_it_is_touched(built):
         assert got.stats["peak_bytes"] < 1.04 * 96 * MIB
 
 
+@pytest.mark.parametrize("mode", ["plain", "reserve", "call", "guard"])
+def test_small_mappings_come_and_go(built, mode):
+    """At no instant none of them changes: 240 MiB had up to 247 MiB in this limit."""
+    assert sampled([built("bursts.c"), mode, 12, 240], 64, False).out == b"wrong 0\n"
+
+
 def test_what_is_freed_lazily_waits_for_room_when_it_is_written_again(built, torture):
     """The kernel leaves such pages, and says nothing when they are written: 200 MiB had 202 MiB in this limit."""
     assert sampled([built("lazy_free.c"), 200, 4], 64, torture).out == b"right\n"

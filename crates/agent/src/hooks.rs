@@ -201,6 +201,16 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_seccomp => filtered(real(number, a, b, c, d, e, f)),
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
+            libc::SYS_mmap => {
+                let start = real(number, a, b, c, d, e, f);
+                mapped(std::ptr::with_exposed_provenance_mut(start as usize), b, c as c_int, d as c_int);
+                start
+            }
+            libc::SYS_mprotect => {
+                let failed = real(number, a, b, c, d, e, f);
+                protected(std::ptr::with_exposed_provenance_mut(a), b, c as c_int, failed != 0);
+                failed
+            }
             libc::SYS_mremap => whole(a, b, || real(number, a, b, c, d, e, f), |&result| result == -1),
             _ => real(number, a, b, c, d, e, f),
         }
@@ -431,13 +441,33 @@ pub unsafe extern "C" fn mmap(
         };
         real(address, bytes, protection, flags, file, offset)
     };
-    // What is only reserved, or a stack, is not about to be filled; what may be executed is not managed.
-    let is_filled = flags & (libc::MAP_NORESERVE | libc::MAP_STACK | libc::MAP_GROWSDOWN) == 0
-        && protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_WRITE;
-    if let Some(runtime) = runtime().filter(|_| is_ours && is_filled && start != libc::MAP_FAILED) {
+    mapped(start, bytes, protection, flags);
+    start
+}
+
+/// The program has mapped something at `start`, if that has not failed.
+fn mapped(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int) {
+    if start == libc::MAP_FAILED || flags & libc::MAP_PRIVATE == 0 || flags & libc::MAP_ANONYMOUS == 0 {
+        return;
+    }
+    let Some(runtime) = runtime() else { return };
+    // What is reserved, more than there can be, is not about to be filled; what may be executed is not managed.
+    let is_reserve =
+        flags & libc::MAP_GROWSDOWN != 0 || flags & libc::MAP_NORESERVE != 0 && runtime.exceeds_limit(bytes);
+    if !is_reserve && protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_WRITE {
         grows(runtime, start, bytes);
     }
-    start
+}
+
+/// The program has had `protection` made that of a range, unless that has `failed`.
+fn protected(start: *mut c_void, bytes: usize, protection: c_int, failed: bool) {
+    // What was reserved may be filled from now on.
+    if protection == libc::PROT_READ | libc::PROT_WRITE
+        && !failed
+        && let Some(runtime) = runtime()
+    {
+        grows(runtime, start, bytes);
+    }
 }
 
 /// `mprotect(2)`.
@@ -448,13 +478,7 @@ pub unsafe extern "C" fn mmap(
 pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection: c_int) -> c_int {
     // SAFETY: as for `fork`.
     let failed = unsafe { MPROTECT.get::<Mprotect>().map_or_else(missing, |real| real(start, bytes, protection)) };
-    // What was reserved may be filled from now on.
-    if protection == libc::PROT_READ | libc::PROT_WRITE
-        && failed == 0
-        && let Some(runtime) = runtime()
-    {
-        grows(runtime, start, bytes);
-    }
+    protected(start, bytes, protection, failed != 0);
     failed
 }
 

@@ -28,6 +28,11 @@ struct Handed {
     next: *mut Handed,
 }
 
+unsafe extern "C" {
+    /// What threads are made with where nothing is said (glibc).
+    fn pthread_getattr_default_np(attributes: *mut libc::pthread_attr_t) -> c_int;
+}
+
 /// Cells that nobody uses.
 static SPARE: AtomicPtr<Handed> = AtomicPtr::new(null_mut());
 
@@ -102,7 +107,7 @@ unsafe fn has_known_stack(attributes: *const libc::pthread_attr_t) -> bool {
     // SAFETY: attributes that nobody has set are read like others; all of it is written to our variables.
     unsafe {
         let mut defaults: libc::pthread_attr_t = std::mem::zeroed();
-        if attributes.is_null() && libc::pthread_attr_init(&raw mut defaults) != 0 {
+        if attributes.is_null() && pthread_getattr_default_np(&raw mut defaults) != 0 {
             return false;
         }
         let read = if attributes.is_null() { &raw const defaults } else { attributes };

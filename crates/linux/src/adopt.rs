@@ -127,6 +127,8 @@ fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, others }
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
     let mut pending = Pending::default();
     let machine = engaged.engine.machine();
+    // Threads that map all the time would keep the lock that registering takes.
+    let _held = runtime.growth.hold();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
         for range in &parts {

@@ -179,6 +179,8 @@ pub struct ProcessSlot {
     pub anon_bytes: AtomicU64,
     /// The same with what it shared when that was measured: for reports.
     pub measured_bytes: AtomicU64,
+    /// 1 while it changes its size: other processes may then be without a CPU.
+    pub awake: AtomicU32,
     /// Its counters.
     pub counters: Counters,
 }
@@ -435,6 +437,7 @@ impl Control {
             process.keeper.store(0, Ordering::Relaxed);
             process.anon_bytes.store(0, Ordering::Relaxed);
             process.measured_bytes.store(0, Ordering::Relaxed);
+            process.awake.store(0, Ordering::Relaxed);
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
@@ -487,6 +490,11 @@ impl Control {
     /// Anonymous memory of the tree, as its agents last saw it, and of how many processes.
     pub fn tree_anon_bytes(&self) -> (u64, u32) {
         self.tree_bytes(|process| &process.anon_bytes)
+    }
+
+    /// Living processes that change their size.
+    pub fn awake_processes(&self) -> u32 {
+        self.living().map(|process| process.awake.load(Ordering::Relaxed)).sum()
     }
 
     /// Anonymous memory of the tree as it was measured, for reports.

@@ -23,6 +23,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 
 /// A block is not larger: glibc's `struct pthread`, with the area for rseq(2), has 2.3 KiB.
 const BLOCK_BYTES: usize = 0xb00;
+/// In so much of it lie the thread's id, which the kernel clears, and its list of robust mutexes.
+const ENDS_WITH_BYTES: usize = 1024;
 /// Pages that a block can lie across.
 pub const BLOCK_PAGES: usize = BLOCK_BYTES.div_ceil(PAGE_BYTES) + 1;
 /// Where in a block, in words, its own address is: what `fs:[0]` holds by the ABI, and glibc's name of the thread.
@@ -41,6 +43,24 @@ pub fn own() -> Range<usize> {
     // SAFETY: the x86-64 ABI keeps the address of the control block in its first word.
     unsafe { asm!("mov {}, fs:[0]", out(reg) start, options(nostack, readonly)) };
     start..start + BLOCK_BYTES
+}
+
+/// The id of the calling thread, which has a control block, without a system call: the C library finds it there for the number of the thread's clock, which has it in
+/// its upper bits (the kernel's `MAKE_THREAD_CPUCLOCK`).
+pub fn own_thread() -> Pid {
+    let mut clock = 0;
+    // SAFETY: asks about the calling thread, and writes to `clock`.
+    let failed = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+    Pid::from_raw(!(clock >> 3)).filter(|_| failed == 0).unwrap_or_else(rustix::thread::gettid)
+}
+
+/// Brings in what the kernel writes of the calling thread's block when the thread ends.
+pub fn touch_own() {
+    let start = own().start;
+    for address in [start, start + ENDS_WITH_BYTES - 1] {
+        // SAFETY: the block is the calling thread's, and longer.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(address).read_volatile() };
+    }
 }
 
 /// The pages of `block`; one twice where it lies in one.
@@ -147,6 +167,8 @@ mod tests {
     #[test]
     fn the_own_block_is_where_the_thread_id_is() {
         let (block, id) = (own(), rustix::thread::gettid().as_raw_nonzero().get());
+        assert_eq!(own_thread(), rustix::thread::gettid());
+        assert_eq!(std::thread::spawn(|| own_thread() == rustix::thread::gettid()).join().ok(), Some(true));
         // SAFETY: it is the calling thread's, which is there and is read only.
         let words = unsafe {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<i32>(block.start), BLOCK_BYTES / 4 - 128)

@@ -1,4 +1,4 @@
-//! Whether somebody waits for a CPU: `/proc/loadavg` tells how many threads of the machine run or want to.
+//! How many CPUs there are, and whether somebody waits for one: `/proc/loadavg` tells how many threads of the machine run or want to.
 
 use rustix::fd::AsFd;
 
@@ -7,8 +7,12 @@ use rustix::fd::AsFd;
 pub fn is_contended(loadavg: impl AsFd) -> bool {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(loadavg, &mut text, 0).unwrap_or(0);
-    let cpus = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count());
-    runnable(&text[..read]).is_none_or(|runnable| runnable > cpus)
+    runnable(&text[..read]).is_none_or(|runnable| runnable > cpus())
+}
+
+/// How many CPUs this process may use; 0 where that cannot be known.
+pub fn cpus() -> u32 {
+    rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count())
 }
 
 /// The number before the slash: `0.20 0.18 0.12 1/80 11206`.

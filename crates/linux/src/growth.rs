@@ -3,15 +3,16 @@
 //! The keeper samples the size of the process as often as a program could outgrow the limit, if it gets a CPU. On a busy machine it
 //! does not, while the program fills what it has mapped. So whenever threads have got much, for which there may be no
 //! room, the one that got the last of it waits until the keeper has looked: it is registered before it is touched, and so is what
-//! the kernel has joined with it.
+//! the kernel has joined with it. For what was got before in small pieces the keeper looks everywhere then, before it hears the next one.
 //!
 //! What is allocated may also have been there before: the C library gives out again what was freed. Each time that the keeper has found
 //! nothing new, twice as much is let pass before it is asked again, up to a quarter of the limit; until something new is found.
 //! But of the heap that grows by `brk` it is known how far it is managed: what lies above that is new. (What grows within a mapping
 //! that forbids access faults by itself: [`crate::adopt`].)
 //!
-//! While the keeper engages, all that allocate are *held*: many threads that grow at the speed of memory keep a lock of the kernel's
-//! (that of the mappings) for themselves, each time that the keeper needs it, for some tens of milliseconds.
+//! While the keeper engages, or waits in vain for an instant at which no mapping changes, all that allocate are *held*: many threads that grow at the speed
+//! of memory keep a lock of the kernel's (that of the mappings) for themselves, each time that the keeper needs it, for some tens of milliseconds,
+//! and of many that unmap all the time one is always at it.
 //!
 //! | slot | meaning | left by |
 //! |---|---|---|
@@ -35,7 +36,7 @@ use std::time::Duration;
 /// Nobody waits longer for the keeper: in the child of a fork there may be none yet.
 const MOST_NS: u64 = 100_000_000;
 /// Threads that can wait at a time. Others go on at once.
-const SLOTS: usize = 8;
+const SLOTS: usize = 64;
 /// Much is this share of the limit (1/2^n), and this at least: so much may pass after something new was found, and so much of
 /// the heap need not be managed.
 const MUCH_SHIFT: u32 = 6;
@@ -88,6 +89,8 @@ struct Slot {
     what: AtomicI32,
     start: AtomicUsize,
     end: AtomicUsize,
+    /// How often something had been found by then.
+    finds: AtomicU32,
 }
 
 impl Slot {
@@ -103,7 +106,9 @@ pub struct Growth {
     slots: [Slot; SLOTS],
     /// Somebody has waited in vain since the keeper looked last.
     is_unheard: AtomicBool,
-    /// Times in a row that nothing new was found.
+    /// Times that something new was found.
+    finds: AtomicU32,
+    /// Times in a row that nothing was.
     futile: AtomicU32,
     /// What may still be got before the keeper is asked again.
     pass_pages: AtomicI64,
@@ -112,8 +117,20 @@ pub struct Growth {
     /// What ends so far above this is told of: from there on the heap is to be managed.
     border: AtomicUsize,
     reach: AtomicUsize,
-    /// 1 while all are held.
+    /// How many hold all others: not 0 while they are held.
     held: AtomicU32,
+}
+
+/// All who allocate are held as long as this is there.
+#[derive(Debug)]
+pub struct Held<'a>(&'a Growth);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.0.held.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.release();
+        }
+    }
 }
 
 /// A range that a thread waits for.
@@ -124,6 +141,8 @@ pub struct Told<'a> {
     pub what: What,
     /// Where.
     pub range: Range<usize>,
+    /// How often something had been found when the thread told it.
+    pub finds: u32,
 }
 
 impl Told<'_> {
@@ -142,8 +161,9 @@ impl Growth {
     pub fn new(limit_pages: i64) -> Growth {
         Growth {
             limit_pages,
-            slots: Default::default(),
+            slots: std::array::from_fn(|_| Slot::default()),
             is_unheard: AtomicBool::new(false),
+            finds: AtomicU32::new(0),
             futile: AtomicU32::new(0),
             pass_pages: AtomicI64::new(0),
             heap_end: AtomicUsize::new(NO_HEAP),
@@ -155,6 +175,11 @@ impl Growth {
 
     fn much_pages(&self) -> i64 {
         (self.limit_pages >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
+    }
+
+    /// Whether `range` alone is worth telling of.
+    pub fn is_much(&self, range: &Range<usize>) -> bool {
+        range.len().div_ceil(PAGE_BYTES) as i64 >= self.much_pages()
     }
 
     /// Whether somebody is to be told of what ends at `end`, however small it is: well above the part of the heap that is managed,
@@ -172,25 +197,25 @@ impl Growth {
             && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
     }
 
-    /// The keeper: holds all who allocate until [`release`](Self::release).
-    pub fn hold(&self) {
-        self.held.store(1, Ordering::Relaxed);
+    /// Holds all who allocate, until the returned guard is gone. For threads of the agent.
+    pub fn hold(&self) -> Held<'_> {
+        self.held.fetch_add(1, Ordering::Relaxed);
         self.reach.store(usize::MAX, Ordering::Release);
+        Held(self)
     }
 
-    /// The keeper: they go on.
-    pub fn release(&self) {
+    fn release(&self) {
         self.reach.store(HEAP_REACH_BYTES, Ordering::Relaxed);
-        self.held.store(0, Ordering::Release);
         let _ = futex::wake(&self.held, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
     /// A thread has got something; returns when nobody is held.
     pub fn wait_while_held(&self) {
-        if self.held.load(Ordering::Acquire) == 1 {
+        let held = self.held.load(Ordering::Acquire);
+        if held != 0 {
             // Woken by the wrong one, it goes on.
             let most = timespec(Duration::from_nanos(MOST_NS));
-            let _ = futex::wait(&self.held, futex::Flags::PRIVATE, 1, Some(&most));
+            let _ = futex::wait(&self.held, futex::Flags::PRIVATE, held, Some(&most));
         }
     }
 
@@ -224,6 +249,7 @@ impl Growth {
         slot.what.store(what.word(), Ordering::Relaxed);
         slot.start.store(range.start, Ordering::Relaxed);
         slot.end.store(range.end, Ordering::Relaxed);
+        slot.finds.store(self.finds.load(Ordering::Relaxed), Ordering::Relaxed);
         slot.state.store(TOLD, Ordering::Release);
         wake();
         let until_ns = now_ns() + MOST_NS;
@@ -251,17 +277,23 @@ impl Growth {
         self.is_unheard.store(false, Ordering::Relaxed);
         let slot = self.slots.iter().find(|slot| slot.change(TOLD, LOOKED_AT))?;
         let what = What::from_word(slot.what.load(Ordering::Relaxed));
-        Some(Told { slot, what, range: slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed) })
+        let range = slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed);
+        Some(Told { slot, what, range, finds: slot.finds.load(Ordering::Relaxed) })
     }
 
     /// The keeper has found something new, whoever asked.
     pub fn found(&self) {
+        self.finds.fetch_add(1, Ordering::Relaxed);
         self.futile.store(0, Ordering::Relaxed);
         self.pass_pages.store(self.much_pages(), Ordering::Relaxed);
     }
 
-    /// The keeper, which has been asked to look at `range`, has found nothing new.
-    pub fn found_nothing(&self, range: &Range<usize>) {
+    /// The keeper, which has been asked to look at `range` when something had been found so often, has found nothing new.
+    pub fn found_nothing(&self, range: &Range<usize>, finds: u32) {
+        if finds != self.finds.load(Ordering::Relaxed) {
+            // It was new then, and found with something else.
+            return;
+        }
         if self.is_watched(range.end) {
             // Whatever it is, it cannot be managed.
             self.heap_ends(range.end);
@@ -276,6 +308,7 @@ impl Growth {
     pub fn reset(&self) {
         self.slots.iter().for_each(|slot| slot.state.store(FREE, Ordering::Relaxed));
         self.is_unheard.store(false, Ordering::Relaxed);
+        self.held.store(0, Ordering::Relaxed);
         self.release();
     }
 }
@@ -374,7 +407,7 @@ mod tests {
     fn who_is_held_goes_on_when_released() {
         let growth = Growth::new(LIMIT_PAGES);
         growth.wait_while_held();
-        growth.hold();
+        let held = [growth.hold(), growth.hold()];
         assert!([64, 0x5555_0000_0000, 0x7f00_0000_0000].iter().all(|&end| growth.is_watched(end)));
         let gone_on = AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -383,15 +416,16 @@ mod tests {
                 gone_on.fetch_add(1, Ordering::Release);
             };
             let waiting = [(); 3].map(|()| scope.spawn(wait));
-            growth.release();
+            drop(held);
             waiting.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(gone_on.load(Ordering::Acquire), 3);
         });
         assert!(!growth.is_watched(64));
-        growth.hold();
+        // The child of a fork has the word, but not who holds.
+        std::mem::forget(growth.hold());
         growth.wait_while_held();
         growth.reset();
-        growth.wait_while_held();
+        assert!(!growth.is_watched(64));
     }
 
     #[test]
@@ -401,13 +435,16 @@ mod tests {
         let passed = || (0..).take_while(|_| growth.may_pass(&piece)).count();
         assert_eq!(passed(), 0);
         let after = [(); 6].map(|()| {
-            growth.found_nothing(&(0..0));
+            growth.found_nothing(&(0..0), growth.finds.load(Ordering::Relaxed));
             passed()
         });
         assert_eq!(after, [4, 8, 16, 32, 32, 32]);
+        let before = growth.finds.load(Ordering::Relaxed);
         growth.found();
         assert_eq!(passed(), 2);
-        growth.found_nothing(&(0..0));
+        growth.found_nothing(&(0..0), before);
+        assert_eq!(passed(), 0, "it was found with something else");
+        growth.found_nothing(&(0..0), growth.finds.load(Ordering::Relaxed));
         assert_eq!(passed(), 4);
     }
 
@@ -416,7 +453,7 @@ mod tests {
         const END: usize = 0x5555_0000_0000;
         let growth = Growth::new(LIMIT_PAGES);
         let is_new = |start: usize, bytes: usize| {
-            growth.found_nothing(&(0..0));
+            growth.found_nothing(&(0..0), growth.finds.load(Ordering::Relaxed));
             !growth.may_pass(&(start..start + bytes))
         };
         let above = END + growth.much_pages() as usize * PAGE_BYTES;
@@ -432,7 +469,7 @@ mod tests {
         growth.heap_is_managed(END);
         growth.heap_is_managed(END - 4096);
         assert_eq!([above - 64, above].map(|start| is_new(start, 32)), [false, true], "no end, but further down");
-        growth.found_nothing(&(above..above + 64));
+        growth.found_nothing(&(above..above + 64), 0);
         assert!(!is_new(above, 32), "it cannot be managed");
     }
 }

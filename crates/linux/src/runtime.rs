@@ -110,8 +110,9 @@ const GIVE_WAY: Duration = Duration::from_micros(50);
 const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// Pieces that the keeper hears of before it does anything else.
 const HEARD_AT_ONCE: usize = 8;
-/// A thread that begins tells so again where the keeper has got no CPU for a tenth of a second.
-const MOST_TELLINGS: u32 = 20;
+/// A thread that begins tells so again, so often and so far apart, where many do at once or the keeper has got no CPU for a tenth of a second.
+const MOST_TELLINGS: u32 = 20_000;
+const TELLING_PAUSE: Duration = Duration::from_millis(1);
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
 /// The keeper's priority: it works for some microseconds at a time.
@@ -137,6 +138,8 @@ const QUIET_LOOKS: u32 = 256;
 /// What a quiet process may touch before the keeper looks again, though there is no room for it: 8 MiB and 1/2^6 of
 /// the limit, half and a third of what a tree may be over its limit for a moment (16 MiB a process and a
 /// twentieth). However many processes wake up at the same time, the machine's memory has one speed.
+/// A process that has looked the same so many times is not awake.
+const AWAKE_LOOKS: u32 = 4;
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
 
@@ -459,13 +462,16 @@ impl Runtime {
         if known_for_stack && !self.tops.may_have(&control_block::own()) {
             return;
         }
-        let begun = What::Begun(rustix::thread::gettid());
+        // Who waits for this thread would wait for ever, so a filter for system calls is no reason not to tell: one under which threads are made
+        // allows the calls of a wait, which is all there is here.
+        let begun = What::Begun(control_block::own_thread());
         let is_told = || self.growth.tell(begun, control_block::own(), || self.still.wake_keeper());
         for _ in 0..MOST_TELLINGS {
-            if !self.may_tell() || is_told() {
-                return;
+            if !self.budget.is_armed() || is_told() {
+                // It may have gone out before.
+                return control_block::touch_own();
             }
-            std::thread::yield_now();
+            let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&clock::timespec(TELLING_PAUSE)));
         }
     }
 
@@ -484,6 +490,11 @@ impl Runtime {
     /// Whether there may soon be no room if the program takes so many `bytes`.
     fn lacks_room(&self, bytes: usize) -> bool {
         self.budget.room_pages() - (bytes.div_ceil(PAGE_BYTES) as i64) < self.engage_pages()
+    }
+
+    /// Whether so many `bytes` are more than the limit.
+    pub fn exceeds_limit(&self, bytes: usize) -> bool {
+        bytes.div_ceil(PAGE_BYTES) as i64 > self.budget.limit_pages()
     }
 
     /// The same, for any thread, in any state.
@@ -560,19 +571,28 @@ impl Runtime {
                 }
                 if now_ns() >= due_ns {
                     let Some(sleep) = self.tick(&mut looks) else { continue };
-                    due_ns = now_ns() + sleep.as_nanos() as u64;
+                    due_ns = now_ns() + (sleep * self.crowd(&looks)).as_nanos() as u64;
                 }
             }
             self.still.doze(kicks, Duration::from_nanos(due_ns.saturating_sub(now_ns())));
         }
     }
 
-    /// Hears what threads tell and wait for; whether everything is managed since then.
+    /// How many processes there are for each that can grow at full speed: the others wait for a CPU meanwhile, and so looks may be that
+    /// much rarer.
+    fn crowd(&self, looks: &Looks) -> u32 {
+        let control = self.budget.control();
+        control.process(self.budget.slot()).awake.store(u32::from(looks.idle < AWAKE_LOOKS), Ordering::Relaxed);
+        let awake = control.awake_processes();
+        if awake <= 2 { 1 } else { (awake / (2 * cpu_load::cpus().max(1))).max(1) }
+    }
+
+    /// Hears what threads tell and wait for; whether to look around at once.
     fn hear_growth(&'static self) -> bool {
-        let mut has_engaged = false;
+        let mut is_due = false;
         for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.next()) {
             match told.what {
-                What::Got => has_engaged |= self.hear_got(told),
+                What::Got => is_due |= self.hear_got(told),
                 What::Whole => {
                     if let Some(engaged) = self.engaged.get() {
                         make_whole(self, engaged, &told.range);
@@ -585,13 +605,14 @@ impl Runtime {
                 }
             }
         }
-        has_engaged
+        is_due
     }
 
-    /// Looks at what a thread has got and waits to touch. If that may be too much, everything is managed from now on; whether it
-    /// was not before.
+    /// Looks at what a thread has got and waits to touch. If that may be too much, everything is managed from now on. Whether it
+    /// was not before, or is to be looked for elsewhere: the piece is only the last of many.
     fn hear_got(&'static self, told: Told<'_>) -> bool {
-        let range = told.range.clone();
+        let (range, finds) = (told.range.clone(), told.finds);
+        let is_one_of_many = !self.growth.is_much(&range);
         let engages = self.engaged.get().is_none();
         if engages {
             self.budget.sample();
@@ -607,9 +628,9 @@ impl Runtime {
         if adopt_part(self, engaged, &range, || told.answer()) {
             self.growth.found();
         } else {
-            self.growth.found_nothing(&range);
+            self.growth.found_nothing(&range, finds);
         }
-        engages
+        engages || is_one_of_many
     }
 
     /// Whether a thread's control block is at the top of `mapping`. If it is found there later, the thread tells that.
@@ -797,7 +818,7 @@ impl Runtime {
 
     /// One look around; `None` where there is more to do at once.
     fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
-        self.measure_shared();
+        self.measure_shared(looks);
         self.budget.sample();
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
@@ -840,7 +861,7 @@ impl Runtime {
     }
 
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
-    fn measure_shared(&self) {
+    fn measure_shared(&self, looks: &Looks) {
         let Some(files) = &*self.files else { return };
         let started = now_ns();
         if !self.budget.shares() || started < self.shared_due_ns.load(Ordering::Relaxed) {
@@ -850,7 +871,8 @@ impl Runtime {
         self.budget.set_shared_pages(shared.unwrap_or(0));
         let now = now_ns();
         // Measuring takes longer the more there is: a twentieth of the time at most.
-        let next = now + (now - started).saturating_mul(20).max(SHARED_INTERVAL_NS);
+        let pause_ns = (now - started).saturating_mul(20).max(SHARED_INTERVAL_NS);
+        let next = now + pause_ns * u64::from(self.crowd(looks));
         self.shared_due_ns.store(next, Ordering::Relaxed);
     }
 
@@ -881,7 +903,7 @@ impl Runtime {
 
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
-        self.growth.hold();
+        let _held = self.growth.hold();
         let [wanted_bytes, needed_bytes] = sizing::arena_bytes(self.budget.limit_pages());
         // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
         let arena = Region::reserve(wanted_bytes)
@@ -923,7 +945,6 @@ impl Runtime {
             maps::for_each_advised(&self.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
             adopt_mappings(self, engaged);
         }
-        self.growth.release();
         self.managing.store(1, Ordering::Release);
         let _ = futex::wake(&self.managing, futex::Flags::PRIVATE, i32::MAX as u32);
         Ok(())
@@ -1192,6 +1213,7 @@ impl Runtime {
         engaged: &'a Engaged,
         pending: &mut Pending,
     ) -> RwLockWriteGuard<'a, Changes> {
+        let (mut looks, mut _held) = (0, None);
         loop {
             while let Some(fault) = self.hear(engaged) {
                 pending.push(fault);
@@ -1201,7 +1223,14 @@ impl Runtime {
                 return hearing;
             }
             drop(hearing);
-            std::thread::yield_now();
+            looks += 1;
+            if looks < LOCK_LOOKS {
+                std::thread::yield_now();
+            } else {
+                // Of many threads one is always at it, or who is at it gets no CPU beside us.
+                _held = _held.or_else(|| Some(self.growth.hold()));
+                clock::sleep(GIVE_WAY);
+            }
         }
     }
 

@@ -1,0 +1,73 @@
+// Many threads at once whose stacks may be managed end without touching their control blocks for a while before (see
+// thread_ends.c): `thread_crowd guard|default|filter THREADS`. Without a guard, with one so large by the process's default, or under a filter for system calls.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+enum { HELD = 80 << 20 };
+
+static long call(long number, const void *argument) {
+    long result;
+    register long second __asm__("rsi") = 0;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(argument), "r"(second) : "rcx", "r11", "memory");
+    return result;
+}
+
+static const struct timespec long_enough = {0, 500000000};
+
+// No function of the C library: those use the block.
+static void *body(void *argument) {
+    (void)argument;
+    call(SYS_nanosleep, &long_enough);
+    call(SYS_exit, 0);
+    return NULL;
+}
+
+static int prepare(const char *mode, pthread_attr_t *attributes) {
+    if (!strcmp(mode, "guard")) return pthread_attr_setguardsize(attributes, 0);
+    if (!strcmp(mode, "default")) {
+        if (pthread_attr_setguardsize(attributes, 128 << 10)) return 1;
+        return pthread_setattr_default_np(attributes);
+    }
+    struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog filter = {1, &allow};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) return 1;
+    return pthread_attr_setguardsize(attributes, 0);
+}
+
+int main(int count, char **arguments) {
+    if (count != 3) return 2;
+    int threads = atoi(arguments[2]);
+    pthread_t *all = calloc(threads, sizeof *all);
+    char *held = mmap(NULL, HELD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    if (!all || held == MAP_FAILED) return 2;
+    memset(held, 1, HELD);
+    if (prepare(arguments[1], &attributes)) return 2;
+    for (int i = 0; i < threads; i++) {
+        if (pthread_create(&all[i], strcmp(arguments[1], "default") ? &attributes : NULL, body, NULL)) return 2;
+    }
+    for (int turn = 2; turn < 4; turn++) memset(held, turn, HELD);
+    for (int i = 0; i < threads; i++) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 20;
+        if (pthread_timedjoin_np(all[i], NULL, &until) == ETIMEDOUT) {
+            printf("thread %d never ended\n", i);
+            fflush(stdout);
+            _Exit(1);
+        }
+    }
+    puts("all have ended");
+    return 0;
+}
