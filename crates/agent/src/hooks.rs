@@ -10,8 +10,8 @@
 //! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is managed before it is touched, where
 //!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
 //! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
-//! - `pthread_create`: a thread whose stack may be managed tells that before anything else (`foliomem_linux::control_block`).
-//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own.
+//! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else (`foliomem_linux::control_block`).
+//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own, but that threads that begin wait on a futex.
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
 //!
@@ -44,6 +44,7 @@ type Mprotect = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
 type PthreadCreate =
     unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Entry, *mut c_void) -> c_int;
+type ThrdCreate = unsafe extern "C" fn(*mut libc::pthread_t, Entry, *mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
 /// The next definition of a function after this library's.
@@ -96,6 +97,7 @@ real! {
     MLOCKALL = c"mlockall",
     CLONE = c"clone",
     PTHREAD_CREATE = c"pthread_create",
+    THRD_CREATE = c"thrd_create",
     PRCTL = c"prctl",
     MMAP = c"mmap",
     MPROTECT = c"mprotect",
@@ -186,7 +188,7 @@ pub unsafe extern "C" fn daemon(keep_directory: c_int, keep_descriptors: c_int) 
     }
 }
 
-/// `syscall(2)`: the numbers that can make a process that does not share its memory get the hooks.
+/// `syscall(2)`: calls whose functions have a hook get that.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -202,8 +204,9 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             libc::SYS_mmap => {
-                let start = real(number, a, b, c, d, e, f);
-                mapped(std::ptr::with_exposed_provenance_mut(start as usize), b, c as c_int, d as c_int);
+                let flags = filled_later(b, d as c_int);
+                let start = real(number, a, b, c, flags as usize, e, f);
+                mapped(std::ptr::with_exposed_provenance_mut(start as usize), b, c as c_int, flags);
                 start
             }
             libc::SYS_mprotect => {
@@ -351,7 +354,26 @@ pub unsafe extern "C" fn pthread_create(
         if runtime().is_none() {
             return real(thread, attributes, entry, argument);
         }
-        threads::create(|begin, handed| real(thread, attributes, begin, handed), attributes, entry, argument)
+        let made = threads::create(|begin, handed| real(thread, attributes, begin, handed), entry, argument);
+        made.unwrap_or(libc::EAGAIN)
+    }
+}
+
+/// `thrd_create(3)`, whose threads return an `int`: that is as good as the half of a register.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thrd_create(thread: *mut libc::pthread_t, entry: Entry, argument: *mut c_void) -> c_int {
+    /// `thrd_nomem`
+    const NO_MEMORY: c_int = 3;
+    // SAFETY: as for `fork`.
+    unsafe {
+        let Some(real) = THRD_CREATE.get::<ThrdCreate>() else { return NO_MEMORY };
+        if runtime().is_none() {
+            return real(thread, entry, argument);
+        }
+        threads::create(|begin, handed| real(thread, begin, handed), entry, argument).unwrap_or(NO_MEMORY)
     }
 }
 
@@ -428,11 +450,7 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let is_ours = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0;
-    // What is filled before anybody can manage it does not wait for room. To fill it is no promise of the kernel's.
-    let fills_too_much = || runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
-    let is_filled_later = flags & libc::MAP_POPULATE != 0 && is_ours && fills_too_much();
-    let flags = if is_filled_later { flags & !libc::MAP_POPULATE } else { flags };
+    let flags = filled_later(bytes, flags);
     // SAFETY: as for `fork`.
     let start = unsafe {
         let Some(real) = MMAP.get::<Mmap>() else {
@@ -443,6 +461,15 @@ pub unsafe extern "C" fn mmap(
     };
     mapped(start, bytes, protection, flags);
     start
+}
+
+/// The flags with which so many `bytes` are mapped: what is filled before anybody can manage it does not wait for room. To fill it is no promise of
+/// the kernel's.
+fn filled_later(bytes: usize, flags: c_int) -> c_int {
+    let is_ours = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0;
+    let is_filled = is_ours && flags & libc::MAP_POPULATE != 0;
+    let is_too_much = is_filled && runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
+    if is_too_much { flags & !libc::MAP_POPULATE } else { flags }
 }
 
 /// The program has mapped something at `start`, if that has not failed.

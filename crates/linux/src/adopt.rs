@@ -15,6 +15,7 @@
 //! (the program may have unmapped a part before, and mapped something else there since); then the pages
 //! it has already become folios.
 
+use crate::control_block;
 use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
 use crate::pagemap;
@@ -128,7 +129,7 @@ fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, others }
     let mut pending = Pending::default();
     let machine = engaged.engine.machine();
     // Threads that map all the time would keep the lock that registering takes.
-    let _held = runtime.growth.hold();
+    let held = runtime.growth.hold();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
         for range in &parts {
@@ -140,6 +141,7 @@ fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, others }
     }
     let registered = insert_registered(runtime, engaged, &parts, &mut pending);
     told();
+    drop(held);
     for range in registered {
         if runtime.tracer.is_on() {
             tell_present(runtime, machine, &range);
@@ -216,7 +218,7 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
                 || is_registered(mapping)
-                || !runtime.is_stack(machine, &(mapping.start..mapping.end)));
+                || !control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.parts.extend(machine.ranges().missing(part));
@@ -258,11 +260,6 @@ fn is_private_anonymous(mapping: &Mapping) -> bool {
 /// Unless it is a stack, or the agent's.
 fn may_be_managed(mapping: &Mapping) -> bool {
     is_private_anonymous(mapping) && mapping.readable && mapping.writable && !mapping.executable
-}
-
-/// Whether a thread's stack of so many bytes, its guard among them, is known for one when it is found, and left alone.
-pub fn is_known_for_stack(bytes: usize, guard_bytes: usize) -> bool {
-    (1..=GUARD_MAX_BYTES).contains(&guard_bytes) && bytes <= STACK_MAX_BYTES
 }
 
 /// Whether `mapping` is one if a control block lies at its top.

@@ -28,6 +28,8 @@ const TOLERANCE_SHIFT: u32 = 5;
 const LASTING_NS: u64 = 100_000_000;
 /// or if it is this share of the limit (1/2^2) at once.
 const AT_ONCE_SHIFT: u32 = 2;
+/// What cannot be managed is that if it is so much, 8 MiB: the agent's own is counted with it.
+const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// Others get so long to give way before nobody waits for them any more.
 const LATELY_NS: u64 = 300_000_000;
 
@@ -241,7 +243,7 @@ impl Budget {
         let worth_a_word = self.limit_pages >> 3;
         if unevictable as i64 > worth_a_word {
             Excess::Unevictable
-        } else if self.unmanaged_pages.load(Relaxed) > worth_a_word {
+        } else if self.unmanaged_pages.load(Relaxed) > worth_a_word.max(UNMANAGED_MIN_PAGES) {
             Excess::Unmanaged
         } else {
             Excess::Incompressible

@@ -138,12 +138,17 @@ impl CompressorState {
                 let small = src.len() <= SMALL_PIECE_BYTES;
                 let newest = if small { dictionaries.newest() } else { None };
                 *generation = newest.map_or(0, |(generation, _)| generation);
-                let len = state.compress(newest.map(|(_, dictionary)| dictionary), src, body)?;
-                if small {
-                    dictionaries.offer(src);
-                }
-                Some(1 + len)
+                state.compress(newest.map(|(_, dictionary)| dictionary), src, body).map(|len| 1 + len)
             }
+        }
+    }
+
+    /// `src` is content that a dictionary may be made of.
+    fn offer(&self, src: &[u8]) {
+        if let CompressorState::ZstdDictionary(_, dictionaries) = self
+            && src.len() <= SMALL_PIECE_BYTES
+        {
+            dictionaries.offer(src);
         }
     }
 }
@@ -182,17 +187,20 @@ impl Compressor {
             let planes = &mut self.planes[..src.len()];
             planes::split(src, planes);
             planes_bytes = self.state.compress(planes, body);
-            *kind = PLANES;
         }
-        if way == Way::Planes {
-            return planes_bytes.map(|len| 1 + len);
+        let is_planes = way == Way::Planes && planes_bytes.is_some();
+        let mut bytes = if is_planes { planes_bytes } else { self.state.compress(src, body) };
+        *kind = if is_planes { PLANES } else { PLAIN };
+        if way != Way::Plain && !is_planes {
+            // Planes that do not fit are news, too.
+            let taken = |bytes: Option<usize>| bytes.unwrap_or(src.len());
+            if self.choice.learn(src, taken(bytes), taken(planes_bytes)) {
+                bytes = self.state.compress(&self.planes[..src.len()], body);
+                *kind = PLANES;
+            }
         }
-        let taken = |bytes: Option<usize>| bytes.unwrap_or(src.len());
-        let mut bytes = self.state.compress(src, body);
-        *kind = PLAIN;
-        if way == Way::Try && self.choice.learn(src, taken(bytes), taken(planes_bytes)) {
-            bytes = self.state.compress(&self.planes[..src.len()], body);
-            *kind = PLANES;
+        if bytes.is_some() {
+            self.state.offer(src);
         }
         bytes.map(|len| 1 + len)
     }

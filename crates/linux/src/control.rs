@@ -30,7 +30,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -358,8 +358,8 @@ impl Control {
             let why = match excess {
                 Excess::Unevictable => "much of the memory is read-only, locked or pinned, which cannot be moved",
                 Excess::Unmanaged => {
-                    "much of the memory is not such as can be managed (private mappings of files that were written, memory \
-                     that may be executed, or may only be written)"
+                    "much of the memory is not such as can be managed (private mappings of files that were written, stacks, \
+                     memory that may be executed, or may only be written)"
                 }
                 Excess::Incompressible => "the data does not compress into the limit",
             };

@@ -1,16 +1,16 @@
-//! The control blocks of threads: what stacks are known by. Those on stacks that may be managed stay in the program.
+//! The control blocks of threads: what stacks are known by, and what stays in the program.
 //!
 //! The C library keeps a thread's control block at the top of its stack. When the thread ends, the kernel clears its id there, wakes
 //! who joins it, and reads its list of robust mutexes; all of that while the thread counts as exiting, and Linux serves no
-//! faults of userfaultfds then: who joins would wait for ever. So a thread on such a stack tells the keeper, before
-//! anything else, where its block is. From then on nothing moves these pages out or protects them.
+//! faults of userfaultfds then: who joins would wait for ever. So nothing moves the pages of these blocks out or protects them. What lies right
+//! above a guard and has a block at its top is a stack, and left alone; but others may be managed (of the program's own, without a guard,
+//! very large, or joined with a mapping above).
+//!
+//! Where the blocks of the threads are that there are when everything begins to be managed, the kernel tells: it knows their lists of robust
+//! mutexes. From then on each that begins tells the keeper, before anything else.
 //!
 //! They are known until a thread of that id is no more, which is looked up when twice as many are known as the last time.
 //! Only the keeper changes them, while it holds the mappings: who moves a page out looks in the same hold. One leaf lock.
-//!
-//! What lies right above a guard is a thread's stack if it has such a block at its top, and is not managed. Just before its thread begins,
-//! a stack has none yet: so who takes something of that kind for none says so ([`Tops`]), then looks again. A thread that
-//! begins has written its block, then looks whether that was said of its stack. One of the two sees the other.
 
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
@@ -19,10 +19,12 @@ use rustix::process::Pid;
 use std::arch::asm;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A block is not larger: glibc's `struct pthread`, with the area for rseq(2), has 2.3 KiB.
 const BLOCK_BYTES: usize = 0xb00;
+/// So far from the list of robust mutexes lies what else the kernel uses: the id is 16 bytes below.
+const LIST_REACH_BYTES: usize = 64;
 /// In so much of it lie the thread's id, which the kernel clears, and its list of robust mutexes.
 const ENDS_WITH_BYTES: usize = 1024;
 /// Pages that a block can lie across.
@@ -54,6 +56,27 @@ pub fn own_thread() -> Pid {
     Pid::from_raw(!(clock >> 3)).filter(|_| failed == 0).unwrap_or_else(rustix::thread::gettid)
 }
 
+/// What the kernel uses of the control block of `thread` when that ends, if it has one. (Not all of the block: glibc keeps the id right below the list.)
+pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
+    let (mut list, mut list_bytes) = (0usize, 0usize);
+    let result: isize;
+    // By itself: the C library's `syscall` sets errno, and threads of the agent have none.
+    // SAFETY: writes to the two variables.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_get_robust_list as isize => result,
+            in("rdi") thread.as_raw_nonzero().get() as usize,
+            in("rsi") &raw mut list,
+            in("rdx") &raw mut list_bytes,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    (result == 0 && list != 0).then(|| list - LIST_REACH_BYTES..list + LIST_REACH_BYTES)
+}
+
 /// Brings in what the kernel writes of the calling thread's block when the thread ends.
 pub fn touch_own() {
     let start = own().start;
@@ -79,42 +102,6 @@ pub fn is_at_top(memory: impl AsFd, stack: &Range<usize>) -> bool {
     let mut blocks = words.chunks_exact(BLOCK_ALIGN_WORDS).zip((start..).step_by(BLOCK_ALIGN));
     blocks.any(|(block, address)| SELF_WORDS.into_iter().all(|word| usize::from_ne_bytes(block[word]) == address))
 }
-
-/// The pages at the top of what was taken for no stack although a guard lies below it. May name some that are not, never the other way round.
-#[derive(Debug)]
-pub struct Tops([AtomicU64; TOPS_WORDS]);
-
-/// Enough for some thousands.
-const TOPS_WORDS: usize = 512;
-
-impl Default for Tops {
-    fn default() -> Tops {
-        Tops([const { AtomicU64::new(0) }; TOPS_WORDS])
-    }
-}
-
-impl Tops {
-    /// Notes the top of what ends at `end`.
-    pub fn note(&self, end: usize) {
-        for page in (1..=TOP_BYTES / PAGE_BYTES).map(|below| end.saturating_sub(below * PAGE_BYTES)) {
-            let (word, bit) = Tops::place(page);
-            self.0[word].fetch_or(bit, SeqCst);
-        }
-    }
-
-    /// Whether `block` may lie at such a top.
-    pub fn may_have(&self, block: &Range<usize>) -> bool {
-        pages(block).into_iter().map(Tops::place).any(|(word, bit)| self.0[word].load(SeqCst) & bit != 0)
-    }
-
-    fn place(page: usize) -> (usize, u64) {
-        // Fibonacci hashing: tops are as far apart as stacks are large.
-        let hash = (page / PAGE_BYTES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - TOPS_BITS);
-        (hash / 64, 1 << (hash % 64))
-    }
-}
-
-const TOPS_BITS: u32 = (TOPS_WORDS * 64).ilog2();
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -190,17 +177,19 @@ mod tests {
     }
 
     #[test]
-    fn blocks_at_noted_tops_are_known() {
-        let tops = Tops::default();
-        let block = |end: usize| end - BLOCK_BYTES..end - 64;
-        assert!(!tops.may_have(&block(8 << 20)));
-        tops.note(8 << 20);
-        assert!(tops.may_have(&block(8 << 20)));
-        assert!(tops.may_have(&block((8 << 20) - PAGE_BYTES / 2)));
-        assert!(!tops.may_have(&block(16 << 20)));
-        (1..1000).for_each(|index| tops.note(index << 20));
-        let wrong = (1..1000).filter(|index| tops.may_have(&block((index << 20) + (512 << 10)))).count();
-        assert!(wrong < 200, "{wrong} of 1000");
+    fn the_kernel_knows_where_the_blocks_of_other_threads_are() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            tell.send((rustix::thread::gettid(), own())).unwrap();
+            let _ = wait.recv();
+        });
+        let (id, block) = told.recv().unwrap();
+        let known = of_thread(id).unwrap();
+        assert!(block.start < known.start && known.end <= block.end, "{known:x?} in {block:x?}");
+        drop(end);
+        other.join().unwrap();
+        assert_eq!(of_thread(Pid::from_raw(i32::MAX).unwrap()), None, "there is no such thread");
     }
 
     #[test]

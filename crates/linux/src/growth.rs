@@ -10,8 +10,8 @@
 //! But of the heap that grows by `brk` it is known how far it is managed: what lies above that is new. (What grows within a mapping
 //! that forbids access faults by itself: [`crate::adopt`].)
 //!
-//! While the keeper engages, or waits in vain for an instant at which no mapping changes, all that allocate are *held*: many threads that grow at the speed
-//! of memory keep a lock of the kernel's (that of the mappings) for themselves, each time that the keeper needs it, for some tens of milliseconds,
+//! While the keeper engages, anybody registers what is new, or waits in vain for an instant at which no mapping changes, all that allocate are *held*: many threads that
+//! grow at the speed of memory keep a lock of the kernel's (that of the mappings) for themselves, each time that the keeper needs it, for some tens of milliseconds,
 //! and of many that unmap all the time one is always at it.
 //!
 //! | slot | meaning | left by |
@@ -104,6 +104,8 @@ impl Slot {
 pub struct Growth {
     limit_pages: i64,
     slots: [Slot; SLOTS],
+    /// After the slot that the keeper has heard last.
+    heard: AtomicUsize,
     /// Somebody has waited in vain since the keeper looked last.
     is_unheard: AtomicBool,
     /// Times that something new was found.
@@ -162,6 +164,7 @@ impl Growth {
         Growth {
             limit_pages,
             slots: std::array::from_fn(|_| Slot::default()),
+            heard: AtomicUsize::new(0),
             is_unheard: AtomicBool::new(false),
             finds: AtomicU32::new(0),
             futile: AtomicU32::new(0),
@@ -275,10 +278,19 @@ impl Growth {
     /// The keeper: it looks. What a thread waits for, if one does.
     pub fn next(&self) -> Option<Told<'_>> {
         self.is_unheard.store(false, Ordering::Relaxed);
-        let slot = self.slots.iter().find(|slot| slot.change(TOLD, LOOKED_AT))?;
+        // All in turn: who tells again at once does not keep others waiting.
+        let start = self.heard.load(Ordering::Relaxed);
+        let index = (start..start + SLOTS).find(|index| self.slots[index % SLOTS].change(TOLD, LOOKED_AT))?;
+        self.heard.store((index + 1) % SLOTS, Ordering::Relaxed);
+        let slot = &self.slots[index % SLOTS];
         let what = What::from_word(slot.what.load(Ordering::Relaxed));
         let range = slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed);
         Some(Told { slot, what, range, finds: slot.finds.load(Ordering::Relaxed) })
+    }
+
+    /// The keeper: whether somebody waits for it to look.
+    pub fn is_told(&self) -> bool {
+        self.slots.iter().any(|slot| slot.state.load(Ordering::Acquire) == TOLD)
     }
 
     /// The keeper has found something new, whoever asked.
@@ -294,7 +306,8 @@ impl Growth {
             // It was new then, and found with something else.
             return;
         }
-        if self.is_watched(range.end) {
+        // (Not what is watched only because somebody holds.)
+        if range.end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES {
             // Whatever it is, it cannot be managed.
             self.heap_ends(range.end);
         }
@@ -407,7 +420,8 @@ mod tests {
     fn who_is_held_goes_on_when_released() {
         let growth = Growth::new(LIMIT_PAGES);
         growth.wait_while_held();
-        let held = [growth.hold(), growth.hold()];
+        let (held, other) = (growth.hold(), growth.hold());
+        drop(other);
         assert!([64, 0x5555_0000_0000, 0x7f00_0000_0000].iter().all(|&end| growth.is_watched(end)));
         let gone_on = AtomicU32::new(0);
         std::thread::scope(|scope| {

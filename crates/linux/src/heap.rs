@@ -78,14 +78,14 @@ fn reserve(least_bytes: usize) -> bool {
 /// Opens the last region up to `end`. Called under the heap's lock.
 fn open(end: usize) -> bool {
     let from = OPEN.load(Ordering::Relaxed);
-    let to = end.max(from + STEP_BYTES).min(END.load(Ordering::Relaxed));
     let start = std::ptr::with_exposed_provenance_mut(from);
-    // SAFETY: it is reserved, and nobody else's.
-    let opened = unsafe { mprotect(start, to - from, MprotectFlags::READ | MprotectFlags::WRITE) };
-    if opened.is_ok() {
-        OPEN.store(to, Ordering::Relaxed);
-    }
-    opened.is_ok()
+    let most = end.max(from + STEP_BYTES).min(END.load(Ordering::Relaxed));
+    let opened = [most, end].into_iter().find(|to| {
+        // SAFETY: it is reserved, and nobody else's.
+        unsafe { mprotect(start, to - from, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
+    });
+    opened.iter().for_each(|&to| OPEN.store(to, Ordering::Relaxed));
+    opened.is_some()
 }
 
 /// Cuts `bytes` off the last region, aligned to `align`. Called under the heap's lock.
@@ -191,5 +191,38 @@ unsafe impl GlobalAlloc for AgentHeap {
         }
         // SAFETY: allocated by `malloc` or `calloc` above with the same layout.
         self.with(|heap| unsafe { heap.free(block, layout.size(), layout.align()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_lie_in_regions_that_follow_each_other() {
+        const BYTES: usize = 3 << 20;
+        let heap = AgentHeap::new();
+        let is_own = |start: usize, end: usize| {
+            ranges().iter().filter(|region| region.contains(&start) && end <= region.end).count() == 1
+        };
+        let mut last = 0;
+        // More than the first two regions have.
+        for block in 0..2 * FIRST_BYTES / BYTES + 20 {
+            let layout = Layout::from_size_align(BYTES + block, 4096 << (block % 10)).unwrap();
+            // SAFETY: the layout has a size; the block is written where it begins and where it ends.
+            let start = unsafe {
+                let start = heap.alloc_zeroed(layout);
+                assert!(!start.is_null());
+                assert_eq!((*start, *start.add(layout.size() - 1)), (0, 0));
+                start.write(1);
+                start.add(layout.size() - 1).write(1);
+                start.addr()
+            };
+            assert!(start.is_multiple_of(layout.align()));
+            assert!(is_own(start, start + layout.size()), "block {block}");
+            assert!(block == 0 || start != last);
+            last = start;
+        }
+        assert!(ranges().iter().filter(|region| !region.is_empty()).count() >= 3);
     }
 }

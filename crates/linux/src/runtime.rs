@@ -23,7 +23,7 @@ use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
 use crate::control::{Configuration, Control, SlotIndex};
-use crate::control_block::{self, ControlBlocks, Tops};
+use crate::control_block::{self, ControlBlocks};
 use crate::copies::{self, Copies};
 use crate::cpu_load;
 use crate::death::DeathNotice;
@@ -138,10 +138,10 @@ const QUIET_LOOKS: u32 = 256;
 /// What a quiet process may touch before the keeper looks again, though there is no room for it: 8 MiB and 1/2^6 of
 /// the limit, half and a third of what a tree may be over its limit for a moment (16 MiB a process and a
 /// twentieth). However many processes wake up at the same time, the machine's memory has one speed.
-/// A process that has looked the same so many times is not awake.
-const AWAKE_LOOKS: u32 = 4;
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
+/// A process that has looked the same so many times is not awake.
+const AWAKE_LOOKS: u32 = 4;
 
 /// What the keeper remembers from one look to the next.
 #[derive(Default)]
@@ -238,8 +238,6 @@ pub struct Runtime {
     pub(crate) placement: Placement,
     copies: Copies,
     control_blocks: ControlBlocks,
-    /// Of what was taken for no stacks.
-    tops: Tops,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
     unpark: AtomicU32,
@@ -328,7 +326,6 @@ impl Runtime {
             placement: Placement::default(),
             copies: Copies::default(),
             control_blocks: ControlBlocks::default(),
-            tops: Tops::default(),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
@@ -441,25 +438,14 @@ impl Runtime {
     }
 
     /// The kernel has refused something that concerns the mapping at `range` as a whole: returns when reserves there are as they
-    /// were without us, and all of it is managed if some is. Whether that may have changed anything.
+    /// were without us, and all of it is managed if some is. Whether the keeper has looked.
     pub fn is_made_whole(&self, range: Range<usize>) -> bool {
-        let is_apart = || {
-            self.engaged.get().is_some_and(|engaged| {
-                let machine = engaged.engine.machine();
-                !machine.reserved(range.clone()).is_empty() || !machine.ranges().missing(range.clone()).is_empty()
-            })
-        };
-        let is_told = self.may_tell() && is_apart();
-        if is_told {
-            self.growth.tell(What::Whole, range, || self.still.wake_keeper());
-        }
-        is_told
+        self.may_tell() && self.growth.tell(What::Whole, range, || self.still.wake_keeper())
     }
 
-    /// The calling thread begins. If its stack is `known_for_stack` only by its control block, and was not known before, or not by that either: returns when
-    /// its control block stays in the program.
-    pub fn thread_begins(&self, known_for_stack: bool) {
-        if known_for_stack && !self.tops.may_have(&control_block::own()) {
+    /// The calling thread begins: returns when its control block stays in the program, if anything may go out.
+    pub fn thread_begins(&self) {
+        if self.engaged.get().is_none() || !self.budget.is_armed() {
             return;
         }
         // Who waits for this thread would wait for ever, so a filter for system calls is no reason not to tell: one under which threads are made
@@ -571,8 +557,13 @@ impl Runtime {
                 }
                 if now_ns() >= due_ns {
                     let Some(sleep) = self.tick(&mut looks) else { continue };
-                    due_ns = now_ns() + (sleep * self.crowd(&looks)).as_nanos() as u64;
+                    let sleep = (sleep * self.crowd(&looks)).min(sleep.max(SLEEP_MAX));
+                    due_ns = now_ns() + sleep.as_nanos() as u64;
                 }
+            }
+            // Who told while others were heard has woken nobody.
+            if self.growth.is_told() {
+                continue;
             }
             self.still.doze(kicks, Duration::from_nanos(due_ns.saturating_sub(now_ns())));
         }
@@ -633,13 +624,18 @@ impl Runtime {
         engages || is_one_of_many
     }
 
-    /// Whether a thread's control block is at the top of `mapping`. If it is found there later, the thread tells that.
-    pub(crate) fn is_stack(&self, machine: &LinuxMachine, mapping: &Range<usize>) -> bool {
-        let has_block = || control_block::is_at_top(&machine.descriptors().memory, mapping);
-        has_block() || {
-            self.tops.note(mapping.end);
-            has_block()
+    /// The same of all threads that there are.
+    fn keep_control_blocks(&self) -> Result<(), RuntimeError> {
+        let tasks = self.open("self/task")?;
+        let entries = rustix::fs::Dir::read_from(&tasks).map_err(|errno| RuntimeError::Proc("self/task", errno))?;
+        for entry in entries.flatten() {
+            // Others are `.` and `..`.
+            let id = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            if let Some((id, block)) = id.and_then(|id| Some((id, control_block::of_thread(id)?))) {
+                self.keep_control_block(&block, id);
+            }
         }
+        Ok(())
     }
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
@@ -938,6 +934,8 @@ impl Runtime {
         if self.engaged.set(engaged).is_err() {
             unreachable!("only the keeper engages");
         }
+        // Those that begin from now on tell that.
+        self.keep_control_blocks()?;
         self.start_workers()?;
         if let Some(engaged) = self.engaged.get() {
             // From now on what the program says about its mappings is heard; what it has said before is looked up.

@@ -454,6 +454,7 @@ impl<M: Machine> Engine<M> {
         if expected != Expected::Stream
             && let Some(piece) = self.start_taking_apart(entries, page, orders.highest(), expected == Expected::Step)
         {
+            self.note_refault(entries, piece.touched().start, piece.touched_order());
             return Ok(Start::InParts(Box::new(piece)));
         }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
@@ -722,6 +723,7 @@ impl<M: Machine> Engine<M> {
         let Some(steady) = self.machine.steady() else { return false };
         let mut entries = block.lock();
         let PageState::Swapped { fetching: false, order: whole, .. } = entries.get(page) else { return true };
+        let alone = alone && self.config.swap_in == SwapIn::Adaptive;
         let part = if alone { Order::ZERO } else { self.locality.part_order(page).unwrap_or(MAX_ORDER) };
         let order = self.orders_of_return(page, whole).up_to(part).highest();
         if let Some(piece) = self.start_taking_apart(&mut entries, page, order, alone) {

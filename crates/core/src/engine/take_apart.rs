@@ -25,15 +25,20 @@ pub(super) struct InParts {
     piece: PieceId,
     /// Where the whole piece goes.
     run: FrameRun,
-    /// The part that is touched.
-    touched: Range<PageNumber>,
+    /// The part that is touched: where it begins, and its order.
+    touched: (PageNumber, Order),
     parts: Fetches,
 }
 
 impl InParts {
     /// What the program gets.
     pub fn touched(&self) -> Range<PageNumber> {
-        self.touched.clone()
+        self.touched.0.folio(self.touched.1)
+    }
+
+    /// The order of that.
+    pub fn touched_order(&self) -> Order {
+        self.touched.1
     }
 
     /// From the first page that is fetched to the last.
@@ -75,7 +80,7 @@ impl<M: Machine> Engine<M> {
                     && self.slot_map.get(slot) == piece
             })
         };
-        let (mut parts, mut touched): (Option<Fetches>, _) = (None, page.folio(Order::ZERO));
+        let (mut parts, mut touched): (Option<Fetches>, _) = (None, (page, Order::ZERO));
         let mut next = 0;
         while next < granule.pages() {
             let fits =
@@ -88,8 +93,7 @@ impl<M: Machine> Engine<M> {
             self.carve(entries, pages.clone());
             let part = mark_fetching(entries, pages.start, run.part(next, order), false);
             if pages.contains(&page) {
-                self.note_refault(entries, pages.start, order);
-                touched = pages;
+                touched = (pages.start, order);
             }
             match &mut parts {
                 Some(parts) => parts.push(part),
@@ -113,7 +117,7 @@ impl<M: Machine> Engine<M> {
         let frames = (0..piece.run.frames()).map(|index| piece.run.part(index, Order::ZERO));
         frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
         let fetched = parts.iter().map(|part| (part, read.map(|()| None)));
-        let corrupted = self.finish_fetches(block, fetched, &piece.touched);
+        let corrupted = self.finish_fetches(block, fetched, &piece.touched());
         self.bring_in_fetched(block, parts, piece.touched(), corrupted)
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! # Generations
 //! What a program holds changes, so training is repeated, each time after 16 times as much has been compressed. A
-//! generation, once made, stays for the life of the process: a piece's first byte names the one it needs, and 0 none.
+//! generation, once made, stays for the life of the process: a piece's second byte names the one it needs, and 0 none.
 //! They are plain memory of the agent, and so the child of a fork has a copy of each.
 //!
 //! Lock: one leaf, over the samples, held while a page is copied; training takes them out.
