@@ -2,7 +2,7 @@
  * Commands, one a line, numbers in MiB:
  *   map N            a new mapping at a multiple of 2M; the one that the others are about. Some memory before it is
  *                    touched, and a moment waited, so that foliomem has seen it
- *   map-unseen N     the same without that, and by a system call that foliomem does not hear
+ *   map-unseen N     the same without that, and by a system call of its own machine code, that foliomem does not hear
  *   part A B         the others are about MiB A to B of it
  *   touch            writes every page
  *   huge, nohuge     madvise, through the C library; raw-huge through syscall()
@@ -42,11 +42,25 @@ static int count, first, end;
 
 static void die(const char *what) { fprintf(stderr, "sizes: %s: %s\n", what, strerror(errno)); exit(1); }
 
+/* mmap by the program's own machine code. */
+static char *map_unheard(size_t len, long prot, long flags) {
+    register long r10 __asm__("r10") = flags, r8 __asm__("r8") = -1, r9 __asm__("r9") = 0;
+    long result;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(SYS_mmap), "D"(NULL), "S"(len), "d"(prot), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    if (result < 0 && result > -4096) {
+        errno = (int)-result;
+        return MAP_FAILED;
+    }
+    return (char *)result;
+}
+
 /* Somewhere at a multiple of 2M, with 1M before it: no huge page fits there. */
 static char *map_aligned(size_t len, int unseen) {
     const int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    char *at = unseen ? (char *)syscall(SYS_mmap, NULL, len + 4 * MIB, prot, flags, -1, 0)
-                      : mmap(NULL, len + 4 * MIB, prot, flags, -1, 0);
+    char *at = unseen ? map_unheard(len + 4 * MIB, prot, flags) : mmap(NULL, len + 4 * MIB, prot, flags, -1, 0);
     if (at == MAP_FAILED) die("mmap");
     char *start = (char *)(((uintptr_t)at + 4 * MIB - 1) & ~(2 * MIB - 1));
     munmap(at, start - at - MIB);
