@@ -111,6 +111,8 @@ struct Judgements {
     all: Judgement,
     watched: [Watched; WATCHED],
     oldest: usize,
+    /// Which of them was looked at last, whether it has shown what it will.
+    looked_at: usize,
     random: u32,
     /// Faults so far, and folios that came without one.
     faults: u64,
@@ -139,7 +141,7 @@ impl Default for Judgements {
     fn default() -> Judgements {
         let watched = [NOT_WATCHED; WATCHED];
         let regions = [Judgement::default(); REGIONS];
-        Judgements { regions, all: Judgement::default(), watched, oldest: 0, random: 1, faults: 0 }
+        Judgements { regions, all: Judgement::default(), watched, oldest: 0, looked_at: 0, random: 1, faults: 0 }
     }
 }
 
@@ -194,7 +196,9 @@ impl Judgements {
         let window = page.0 / WINDOW_PAGES;
         let touched = 1 << (page.0 % WINDOW_PAGES);
         self.faults += 1;
-        let looked_at = self.faults as usize % WATCHED;
+        // Not by the number of faults: that jumps, and would pass some by for ever.
+        self.looked_at = (self.looked_at + 1) % WATCHED;
+        let looked_at = self.looked_at;
         if self.faults - self.watched[looked_at].since >= WATCH_FAULTS {
             self.end_watch(looked_at);
         }
