@@ -463,18 +463,21 @@ pub unsafe extern "C" fn mmap(
     start
 }
 
+fn is_private_anonymous(flags: c_int) -> bool {
+    flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0
+}
+
 /// The flags with which so many `bytes` are mapped: what is filled before anybody can manage it does not wait for room. To fill it is no promise of
 /// the kernel's.
 fn filled_later(bytes: usize, flags: c_int) -> c_int {
-    let is_ours = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0;
-    let is_filled = is_ours && flags & libc::MAP_POPULATE != 0;
+    let is_filled = is_private_anonymous(flags) && flags & libc::MAP_POPULATE != 0;
     let is_too_much = is_filled && runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
     if is_too_much { flags & !libc::MAP_POPULATE } else { flags }
 }
 
 /// The program has mapped something at `start`, if that has not failed.
 fn mapped(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int) {
-    if start == libc::MAP_FAILED || flags & libc::MAP_PRIVATE == 0 || flags & libc::MAP_ANONYMOUS == 0 {
+    if start == libc::MAP_FAILED || !is_private_anonymous(flags) {
         return;
     }
     let Some(runtime) = runtime() else { return };

@@ -12,6 +12,7 @@
 //! They are known until a thread of that id is no more, which is looked up when twice as many are known as the last time.
 //! Only the keeper changes them, while it holds the mappings: who moves a page out looks in the same hold. One leaf lock.
 
+use crate::thread::syscall3;
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
 use rustix::fd::AsFd;
@@ -59,21 +60,15 @@ pub fn own_thread() -> Pid {
 /// What the kernel uses of the control block of `thread` when that ends, if it has one. (Not all of the block: glibc keeps the id right below the list.)
 pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
     let (mut list, mut list_bytes) = (0usize, 0usize);
-    let result: isize;
-    // By itself: the C library's `syscall` sets errno, and threads of the agent have none.
     // SAFETY: writes to the two variables.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") libc::SYS_get_robust_list as isize => result,
-            in("rdi") thread.as_raw_nonzero().get() as usize,
-            in("rsi") &raw mut list,
-            in("rdx") &raw mut list_bytes,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
+    let result = unsafe {
+        syscall3(
+            linux_raw_sys::general::__NR_get_robust_list as usize,
+            thread.as_raw_nonzero().get() as usize,
+            (&raw mut list).expose_provenance(),
+            (&raw mut list_bytes).expose_provenance(),
+        )
+    };
     (result == 0 && list != 0).then(|| list - LIST_REACH_BYTES..list + LIST_REACH_BYTES)
 }
 

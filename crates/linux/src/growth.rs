@@ -56,6 +56,10 @@ const LOOKED_AT: u32 = 3;
 const ANSWERED: u32 = 4;
 const LEFT: u32 = 5;
 
+fn pages(range: &Range<usize>) -> i64 {
+    range.len().div_ceil(PAGE_BYTES) as i64
+}
+
 /// What a thread tells of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
@@ -182,7 +186,7 @@ impl Growth {
 
     /// Whether `range` alone is worth telling of.
     pub fn is_much(&self, range: &Range<usize>) -> bool {
-        range.len().div_ceil(PAGE_BYTES) as i64 >= self.much_pages()
+        pages(range) >= self.much_pages()
     }
 
     /// Whether somebody is to be told of what ends at `end`, however small it is: well above the part of the heap that is managed,
@@ -194,7 +198,7 @@ impl Growth {
 
     /// Whether the keeper need not look at `range`, which a thread has got, going by what it has found lately.
     pub fn may_pass(&self, range: &Range<usize>) -> bool {
-        let pages = range.len().div_ceil(PAGE_BYTES) as i64;
+        let pages = pages(range);
         !self.is_watched(range.end)
             && self.pass_pages.load(Ordering::Relaxed) > 0
             && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages

@@ -40,13 +40,17 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// How far it may be written.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
-static END: AtomicUsize = AtomicUsize::new(0);
 
 /// What is reserved; those of the regions that are not are empty.
 pub fn ranges() -> [Range<usize>; REGIONS] {
     // An end is stored first: a region that is being added is known as a whole, or not at all.
     std::array::from_fn(|index| STARTS[index].load(Ordering::Acquire)..ENDS[index].load(Ordering::Acquire))
         .map(|range| if range.start == 0 { 0..0 } else { range })
+}
+
+/// Where the last region ends; 0 where there is none. Called under the heap's lock.
+fn last_end() -> usize {
+    COUNT.load(Ordering::Relaxed).checked_sub(1).map_or(0, |last| ENDS[last].load(Ordering::Relaxed))
 }
 
 /// Adds a region of `least_bytes` at least. Called under the heap's lock.
@@ -69,7 +73,6 @@ fn reserve(least_bytes: usize) -> bool {
         STARTS[index].store(start, Ordering::Release);
         COUNT.store(index + 1, Ordering::Relaxed);
         [&NEXT, &OPEN].into_iter().for_each(|at| at.store(start, Ordering::Relaxed));
-        END.store(start + bytes, Ordering::Relaxed);
         return true;
     }
     false
@@ -79,7 +82,7 @@ fn reserve(least_bytes: usize) -> bool {
 fn open(end: usize) -> bool {
     let from = OPEN.load(Ordering::Relaxed);
     let start = std::ptr::with_exposed_provenance_mut(from);
-    let most = end.max(from + STEP_BYTES).min(END.load(Ordering::Relaxed));
+    let most = end.max(from + STEP_BYTES).min(last_end());
     let opened = [most, end].into_iter().find(|to| {
         // SAFETY: it is reserved, and nobody else's.
         unsafe { mprotect(start, to - from, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
@@ -95,7 +98,7 @@ fn cut(bytes: usize, align: usize) -> *mut u8 {
     let start = loop {
         let next = NEXT.load(Ordering::Relaxed).next_multiple_of(align);
         match next.checked_add(bytes) {
-            Some(end) if end <= END.load(Ordering::Relaxed) => break next,
+            Some(end) if end <= last_end() => break next,
             _ if !bytes.checked_add(align).is_some_and(reserve) => return std::ptr::null_mut(),
             _ => {}
         }

@@ -453,7 +453,7 @@ impl Runtime {
         let begun = What::Begun(control_block::own_thread());
         let is_told = || self.growth.tell(begun, control_block::own(), || self.still.wake_keeper());
         for _ in 0..MOST_TELLINGS {
-            if !self.budget.is_armed() || is_told() {
+            if is_told() {
                 // It may have gone out before.
                 return control_block::touch_own();
             }

@@ -166,7 +166,11 @@ fn sigprocmask(set: *const u64, before: *mut u64) {
     };
 }
 
-unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> isize {
+/// A system call by itself: the C library's `syscall` sets errno, and threads of the agent have none. What it returns, a negated error number too.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> isize {
     // SAFETY: by the contract of the callers.
     unsafe { syscall4(number, a, b, c, 0) }
 }

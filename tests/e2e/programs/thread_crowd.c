@@ -1,36 +1,22 @@
 // Many threads at once whose stacks may be managed end without touching their control blocks for a while before (see
 // thread_ends.c): `thread_crowd guard|default|filter THREADS`. Without a guard, with one so large by the process's default, or under a filter for system calls.
 #define _GNU_SOURCE
-#include <errno.h>
+#include "quiet_thread.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <pthread.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <time.h>
 
 enum { HELD = 80 << 20 };
 
-static long call(long number, const void *argument) {
-    long result;
-    register long second __asm__("rsi") = 0;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(argument), "r"(second) : "rcx", "r11", "memory");
-    return result;
-}
-
 static const struct timespec long_enough = {0, 500000000};
 
-// No function of the C library: those use the block.
 static void *body(void *argument) {
     (void)argument;
-    call(SYS_nanosleep, &long_enough);
-    call(SYS_exit, 0);
-    return NULL;
+    return end_quietly(&long_enough);
 }
 
 static int prepare(const char *mode, pthread_attr_t *attributes) {
@@ -66,10 +52,7 @@ int main(int count, char **arguments) {
     }
     for (int turn = 2; turn < 4; turn++) memset(held, turn, HELD);
     for (int i = 0; i < threads; i++) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += 20;
-        if (pthread_timedjoin_np(all[i], NULL, &until) == ETIMEDOUT) {
+        if (!has_ended(all[i])) {
             printf("thread %d never ended\n", i);
             fflush(stdout);
             _Exit(1);

@@ -2,32 +2,19 @@
 // larger than most, and on ordinary ones. Who joins them is woken all the same: the kernel says in the control block that a thread is no more. Run it with
 // GLIBC_TUNABLES=glibc.pthread.rseq=0, or the kernel touches these blocks whenever a thread gets a CPU.
 #define _GNU_SOURCE
-#include <errno.h>
-#include <pthread.h>
+#include "quiet_thread.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
 
 enum { THREADS = 8, STACK = 32 << 20, TURNS = 3 };
 
-static long call(long number, const void *argument) {
-    long result;
-    register long second __asm__("rsi") = 0;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(argument), "r"(second) : "rcx", "r11", "memory");
-    return result;
-}
-
 static const struct timespec long_enough = {0, 100000000};
 
-// No function of the C library: those use the block, for errno or against smashed stacks.
 static void *body(void *argument) {
     *(volatile long *)argument += 1;
-    call(SYS_nanosleep, &long_enough);
-    call(SYS_exit, 0);
-    return NULL;
+    return end_quietly(&long_enough);
 }
 
 int main(void) {
@@ -50,10 +37,7 @@ int main(void) {
             pthread_attr_destroy(&attributes);
         }
         for (int i = 0; i < THREADS; i++) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec += 20;
-            if (pthread_timedjoin_np(threads[i], NULL, &until) == ETIMEDOUT) {
+            if (!has_ended(threads[i])) {
                 printf("thread %d of turn %d never ended\n", i, turn);
                 fflush(stdout);
                 _Exit(1);

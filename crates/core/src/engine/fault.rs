@@ -220,7 +220,7 @@ impl<M: Machine> Engine<M> {
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
                 Ok(Start::InParts(piece)) => {
-                    self.readahead.faulted(page, piece.touched(), false);
+                    self.readahead.faulted(page, piece.touched_pages(), false);
                     drop(entries);
                     drop(steady);
                     step(self.take_apart(worker, block, &piece), FaultKind::SwapIn, piece.pages())
@@ -454,7 +454,8 @@ impl<M: Machine> Engine<M> {
         if expected != Expected::Stream
             && let Some(piece) = self.start_taking_apart(entries, page, orders.highest(), expected == Expected::Step)
         {
-            self.note_refault(entries, piece.touched().start, piece.touched_order());
+            let FolioName { head, order } = piece.touched();
+            self.note_refault(entries, head, order);
             return Ok(Start::InParts(Box::new(piece)));
         }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
@@ -730,7 +731,7 @@ impl<M: Machine> Engine<M> {
             drop(entries);
             drop(steady);
             let _ = self.take_apart(worker, block, &piece);
-            self.came_ahead(1, piece.touched());
+            self.came_ahead(1, piece.touched_pages());
             self.machine.wake(piece.pages());
             return true;
         }

@@ -13,6 +13,7 @@ use crate::homes::Urgency;
 use crate::locality::SwapIn;
 use crate::machine::Machine;
 use crate::page_table::{Block, Entries, PageState};
+use crate::queue::FolioName;
 use crate::store::PieceId;
 use crate::units::{FrameRun, Order, PageNumber, Slot};
 use std::ops::Range;
@@ -25,20 +26,20 @@ pub(super) struct InParts {
     piece: PieceId,
     /// Where the whole piece goes.
     run: FrameRun,
-    /// The part that is touched: where it begins, and its order.
-    touched: (PageNumber, Order),
+    /// The part that is touched.
+    touched: FolioName,
     parts: Fetches,
 }
 
 impl InParts {
     /// What the program gets.
-    pub fn touched(&self) -> Range<PageNumber> {
-        self.touched.0.folio(self.touched.1)
+    pub fn touched(&self) -> FolioName {
+        self.touched
     }
 
-    /// The order of that.
-    pub fn touched_order(&self) -> Order {
-        self.touched.1
+    /// Its pages.
+    pub fn touched_pages(&self) -> Range<PageNumber> {
+        self.touched.head.folio(self.touched.order)
     }
 
     /// From the first page that is fetched to the last.
@@ -80,7 +81,7 @@ impl<M: Machine> Engine<M> {
                     && self.slot_map.get(slot) == piece
             })
         };
-        let (mut parts, mut touched): (Option<Fetches>, _) = (None, (page, Order::ZERO));
+        let (mut parts, mut touched): (Option<Fetches>, _) = (None, FolioName { head: page, order: Order::ZERO });
         let mut next = 0;
         while next < granule.pages() {
             let fits =
@@ -93,7 +94,7 @@ impl<M: Machine> Engine<M> {
             self.carve(entries, pages.clone());
             let part = mark_fetching(entries, pages.start, run.part(next, order), false);
             if pages.contains(&page) {
-                touched = (pages.start, order);
+                touched = FolioName { head: pages.start, order };
             }
             match &mut parts {
                 Some(parts) => parts.push(part),
@@ -117,7 +118,7 @@ impl<M: Machine> Engine<M> {
         let frames = (0..piece.run.frames()).map(|index| piece.run.part(index, Order::ZERO));
         frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
         let fetched = parts.iter().map(|part| (part, read.map(|()| None)));
-        let corrupted = self.finish_fetches(block, fetched, &piece.touched());
-        self.bring_in_fetched(block, parts, piece.touched(), corrupted)
+        let corrupted = self.finish_fetches(block, fetched, &piece.touched_pages());
+        self.bring_in_fetched(block, parts, piece.touched_pages(), corrupted)
     }
 }
