@@ -354,9 +354,8 @@ impl LinuxMachine {
         self.mappings.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody has [held the mappings](Self::hold_mappings) for some tenths of a microsecond.
+    /// Whether somebody [holds the mappings](Self::hold_mappings).
     pub fn is_being_heard(&self) -> bool {
-        std::thread::yield_now();
         self.mappings.try_read().is_err()
     }
 

@@ -4,10 +4,11 @@
 //! TLBs of all CPUs that run the process, and a thread that wakes up elsewhere is woken by an interrupt. Between the CPUs of
 //! a virtual machine an interrupt may take longer than to compress three pages. So where interrupts are dear and one
 //! thread raises the faults, the agent *comes together* with it: one handler, the *follower*, serves all, on the CPU where
-//! that thread runs, and the reclaimers go there, too.
+//! that thread runs, and all others of the agent go there, too.
 //!
 //! The scheduler puts a thread that is woken on an idle CPU, unless its own has nothing to run but SCHED_IDLE threads. So the
-//! follower is one: the thread that it wakes stays, and goes on at once in its stead. Where balancing takes the thread
+//! follower is one: the thread that it wakes stays, and goes on at once in its stead. And so it makes room itself, reclaimers are woken only where
+//! that is not enough, and the keeper looks around less often. Where the thread is taken
 //! away all the same, the follower goes after it: it looks where the thread is whenever a fault comes later than from nearby.
 //!
 //! A stream of large folios is served better apart, while the reclaimers need no CPU: there are few moves and few wakes for
@@ -250,7 +251,7 @@ impl Follower {
     fn go_to(&mut self, cpu: u32) {
         if self.at != cpu {
             self.at = cpu;
-            run_on([cpu]);
+            run_on(cpu);
         }
     }
 
@@ -270,21 +271,28 @@ impl Follower {
     }
 }
 
-/// A reclaimer's place.
-#[derive(Debug, Default)]
+/// The place of a thread that serves no faults.
+#[derive(Debug)]
 pub(crate) struct Place {
-    at: Option<u32>,
+    /// Where it may be at all.
+    all: CpuSet,
+    /// Where the others were together when it was settled last.
+    seen: Option<u32>,
 }
 
 impl Place {
-    /// Goes where the others are together, or back to `all` CPUs.
-    pub fn settle(&mut self, placement: &Placement, all: &[usize]) {
+    /// Of the calling thread, which may be wherever it may now.
+    pub fn here() -> Place {
+        Place { all: rustix::thread::sched_getaffinity(None).unwrap_or_default(), seen: None }
+    }
+
+    /// Goes where the others are together, or back.
+    pub fn settle(&mut self, placement: &Placement) {
         let cpu = placement.cpu();
-        if self.at != cpu {
-            self.at = cpu;
+        if std::mem::replace(&mut self.seen, cpu) != cpu {
             match cpu {
-                Some(cpu) => run_on([cpu]),
-                None => run_on(all.iter().map(|&cpu| cpu as u32)),
+                Some(cpu) => run_on(cpu),
+                None => set_affinity(&self.all),
             }
         }
     }
@@ -313,11 +321,16 @@ fn own_thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Has the calling thread run on `cpus` alone. A CPU that went away leaves it where it is.
-pub(crate) fn run_on(cpus: impl IntoIterator<Item = u32>) {
-    let mut set = CpuSet::new();
-    cpus.into_iter().for_each(|cpu| set.set(cpu as usize));
-    let _ = rustix::thread::sched_setaffinity(None, &set);
+/// Has the calling thread run on `cpu` alone.
+pub(crate) fn run_on(cpu: u32) {
+    let mut only = CpuSet::new();
+    only.set(cpu as usize);
+    set_affinity(&only);
+}
+
+/// CPUs that went away leave it where it is.
+fn set_affinity(cpus: &CpuSet) {
+    let _ = rustix::thread::sched_setaffinity(None, cpus);
 }
 
 /// Makes a thread of this process SCHED_IDLE, or normal again. It keeps its nice value.
@@ -455,7 +468,7 @@ mod tests {
         std::thread::spawn(move || {
             let placement = dear();
             let mut follower = Follower::new(home as u32);
-            run_on([home as u32]);
+            run_on(home as u32);
             hear(&placement, own_thread(), STREAK + 1);
             follower.follow(&placement);
             assert_eq!(placement.cpu(), Some(home as u32));

@@ -106,6 +106,10 @@ const PARK: Duration = Duration::from_millis(10);
 const LOCK_LOOKS: u32 = 50;
 /// A few faults' time.
 const GIVE_WAY: Duration = Duration::from_micros(50);
+/// Looks in a row, as far apart, that find a message being heard before its hearer counts as kept from its CPU.
+const HEARING_LOOKS: u32 = 4;
+/// What the follower makes room for at a time: the fault that it serves waits meanwhile.
+const FOLLOWER_BATCH_PAGES: u64 = 32;
 /// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// Pieces that the keeper hears of before it does anything else.
@@ -120,6 +124,9 @@ const KEEPER_NICE: i32 = -20;
 /// The keeper's shortest and longest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
+/// The shortest where all are together: for as long as the keeper is there the scheduler moves the program's thread to another CPU, and
+/// all have to follow. What faults page by page grows by 11 MiB meanwhile, at most.
+const SLEEP_TOGETHER: Duration = Duration::from_millis(2);
 /// The longest while new mappings may need adopting soon, or the process has just changed its size.
 const SLEEP_ENGAGED_MAX: Duration = Duration::from_millis(4);
 
@@ -526,6 +533,12 @@ impl Runtime {
         watermark::low_pages(self.budget.limit_pages())
     }
 
+    /// Below so much room the reclaimers are woken. Where all are together the follower makes room, of which the reclaimers would
+    /// take the CPU.
+    fn background_pages(&self) -> i64 {
+        if self.placement.cpu().is_some() { self.low_pages() / 2 } else { self.low_pages() }
+    }
+
     fn engage_pages(&self) -> i64 {
         let limit = self.budget.limit_pages();
         (limit >> ENGAGE_SHIFT).max(ENGAGE_MIN_PAGES).min(limit / 2)
@@ -542,9 +555,10 @@ impl Runtime {
         }
         self.ready.store(1, Ordering::Release);
         let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
-        let mut looks = Looks::default();
+        let (mut looks, mut place) = (Looks::default(), Place::here());
         let mut due_ns = 0;
         loop {
+            place.settle(&self.placement);
             let kicks = self.still.kicks();
             if self.still.is_requested() {
                 self.hold_still();
@@ -832,7 +846,7 @@ impl Runtime {
         };
         let engine = &engaged.engine;
         self.copies.look(&self.budget, engine.machine());
-        if self.placement.cpu().is_some() && (0..LOCK_LOOKS).all(|_| engine.machine().is_being_heard()) {
+        if self.placement.cpu().is_some() && self.is_stuck_hearing(engine.machine()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
             self.placement.come_apart(APART_WHILE_GROWING_NS);
         }
@@ -854,6 +868,16 @@ impl Runtime {
         }
         engine.tend();
         Some(self.balance(engine, looks))
+    }
+
+    /// Whether whoever hears a message has done so for a while. (Who looks sleeps meanwhile: where a thread is that may run, however
+    /// briefly, the scheduler puts none that wakes up.)
+    fn is_stuck_hearing(&self, machine: &LinuxMachine) -> bool {
+        machine.is_being_heard()
+            && (0..HEARING_LOOKS).all(|_| {
+                clock::sleep(GIVE_WAY);
+                machine.is_being_heard()
+            })
     }
 
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
@@ -884,11 +908,15 @@ impl Runtime {
             // As much as reclaim makes free by itself is enough.
             engine.give_back_runs(2 * low as u32);
         }
-        if (room + free < low && looks.may_free_more()) || self.settings.torture || engine.awaits_discard() {
+        if (room + free < self.background_pages() && looks.may_free_more())
+            || self.settings.torture
+            || engine.awaits_discard()
+        {
             self.wake_reclaimers();
         }
         let unnoticed = if looks.is_quiet() { QUIET_PAGES + (self.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
-        self.sleep_for((room + free - low).max(unnoticed), SLEEP_ENGAGED_MAX)
+        let sleep = self.sleep_for((room + free - low).max(unnoticed), SLEEP_ENGAGED_MAX);
+        if self.placement.cpu().is_some() { sleep.max(SLEEP_TOGETHER) } else { sleep }
     }
 
     /// How long a program needs at least to touch `pages`.
@@ -955,9 +983,9 @@ impl Runtime {
         let Some(engaged) = self.engaged.get() else { unreachable!("reclaimers start after engaging") };
         let engine = &engaged.engine;
         let mut worker = self.recompressing_worker(engaged);
-        let (mut place, cpus) = (Place::default(), handler_cpus());
+        let mut place = Place::here();
         loop {
-            place.settle(&self.placement, &cpus);
+            place.settle(&self.placement);
             let kicked = self.reclaim_kick.load(Ordering::Relaxed);
             loop {
                 let _inside = self.gate.enter();
@@ -980,15 +1008,7 @@ impl Runtime {
                 if engine.compact_wasteful_store() > 0 {
                     continue;
                 }
-                let freed = if self.settings.torture {
-                    engine.reclaim(&mut worker, watermark::BATCH_PAGES)
-                } else {
-                    match engine.try_reclaim(&mut worker, watermark::BATCH_PAGES) {
-                        Attempt::Freed(pages) => pages,
-                        Attempt::Nothing | Attempt::Deferred => 0,
-                    }
-                };
-                self.budget.counters().vm.pgsteal_kswapd.add(freed);
+                let freed = self.make_room(engine, &mut worker, watermark::BATCH_PAGES);
                 if freed == 0 || self.settings.torture {
                     break;
                 }
@@ -1005,6 +1025,20 @@ impl Runtime {
             let pause = self.recompress(engine, &mut worker, kicked);
             let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
         }
+    }
+
+    /// Makes `target_pages` free before anybody waits for them; returns how many it has.
+    fn make_room(&self, engine: &Engine<LinuxMachine>, worker: &mut Worker, target_pages: u64) -> u64 {
+        let freed_pages = if self.settings.torture {
+            engine.reclaim(worker, target_pages)
+        } else {
+            match engine.try_reclaim(worker, target_pages) {
+                Attempt::Freed(pages) => pages,
+                Attempt::Nothing | Attempt::Deferred => 0,
+            }
+        };
+        self.budget.counters().vm.pgsteal_kswapd.add(freed_pages);
+        freed_pages
     }
 
     /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to do.
@@ -1302,7 +1336,11 @@ impl Runtime {
         }
         let room = self.budget.room_pages() + i64::from(engaged.engine.free_frames());
         if room < self.low_pages() && !engaged.engine.reclaim_is_futile() {
-            self.wake_reclaimers();
+            if room < self.background_pages() {
+                self.wake_reclaimers();
+            } else {
+                self.make_room(&engaged.engine, worker, FOLLOWER_BATCH_PAGES);
+            }
         }
         if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
             let fetched = self.read_ahead(engaged, worker, page);

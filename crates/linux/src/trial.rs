@@ -76,7 +76,7 @@ impl Trial {
         let trial = &*self;
         std::thread::scope(|scope| {
             let handler = scope.spawn(move || {
-                run_on([cpu]);
+                run_on(cpu);
                 let served = trial.serve();
                 if served.is_err() {
                     // Nobody is to wait for ever: the rest is the kernel's to fill.
@@ -85,7 +85,7 @@ impl Trial {
                 served
             });
             scope.spawn(move || {
-                run_on([cpu]);
+                run_on(cpu);
                 // SAFETY: mapped memory of this one, which nobody writes; each page is there when the access goes on.
                 let content = unsafe { trial.program.slice_mut(0, trial.program.len()) };
                 std::hint::black_box(content.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, byte| sum ^ byte));
