@@ -291,11 +291,9 @@ impl<M: Machine> Engine<M> {
 
     /// How badly a fault may want frames.
     fn urgency(&self) -> Urgency {
-        if self.resident_pages() + self.staged_pages() < self.config.floor_pages {
-            Urgency::Reclaim
-        } else {
-            Urgency::Normal
-        }
+        // What cannot be moved is no part of what is kept in reach: all the rest would be moved in and out in turn.
+        let floor_pages = self.config.floor_pages + self.unevictable.pages();
+        if self.resident_pages() + self.staged_pages() < floor_pages { Urgency::Reclaim } else { Urgency::Normal }
     }
 
     fn staged_target_pages(&self) -> u64 {

@@ -132,6 +132,9 @@ impl<M: Machine> Engine<M> {
                     freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
                     continue;
                 }
+                if self.rescue(target_pages) > 0 {
+                    continue;
+                }
                 self.shed_copies();
                 freed_bytes += i64::from(self.compact_wasteful_store()) * PAGE_BYTES as i64;
                 break;

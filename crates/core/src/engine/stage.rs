@@ -101,7 +101,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Tries some of those again that could not be moved: nobody tells when that changes.
-    fn rescue(&self, most_pages: u64) -> u64 {
+    pub(super) fn rescue(&self, most_pages: u64) -> u64 {
         let (mut staged, mut refused) = (0, 0);
         while staged < most_pages && refused < RESCUES {
             let Some(folio) = self.pop_from(&self.unevictable) else { break };
