@@ -230,8 +230,9 @@ def test_incompressible_data_torture():
     assert got.out == b"intact 32\n" and got.stats["limit_exceeded"] is True
 
 
-def test_hard_limit_stops_the_program():
-    got = foliomem([PYTHON, "-c", RANDOM, 128], "64M", options=["--hard"])
+@pytest.mark.parametrize("options", [["--hard"], ["--hard", "--quiet"]], ids=["", "quiet"])
+def test_hard_limit_stops_the_program(options):
+    got = foliomem([PYTHON, "-c", RANDOM, 128], "64M", options=options)
     assert got.code == 137 and b"intact" not in got.out
     assert any(line.startswith("foliomem: ") and "limit" in line for line in got.err.splitlines()), got.err
 

@@ -6,7 +6,7 @@ use clap::builder::styling::Styles;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Runs programs inside a memory budget: compressed swap in user space, by whole folios.
+/// Runs programs inside a memory budget: what they have not used for a while is compressed.
 #[derive(Debug, clap::Parser)]
 #[command(name = "foliomem", version, styles = Styles::plain(), subcommand_required = true)]
 pub struct Args {
@@ -25,7 +25,8 @@ pub enum Command {
     Ctl(CtlArgs),
     /// Say what this machine allows, and what to do about what is missing.
     Doctor,
-    /// Measure foliomem next to the kernel's zram swap, which needs root; all settings are restored.
+    /// Measure foliomem: its swap, its parts, real programs; as root also the kernel's zram swap (what that changes in the machine is
+    /// restored).
     Bench {
         #[command(subcommand)]
         what: BenchCommand,
@@ -51,9 +52,9 @@ pub enum LabCommand {
     Sweep(LabSweepArgs),
     /// Write what `record` has recorded as a table: a Parquet file with a row for each event.
     Export(LabExportArgs),
-    /// Published results beside the lab's.
+    /// Published results beside the lab's; all of them take some 15 minutes of CPU.
     Seeds(LabSeedsArgs),
-    /// Measure what things cost on this machine: a file for --costs of `run` and `replay`.
+    /// Measure what things cost on this machine: a file for --costs of `run`, `replay` and `sweep`.
     Calibrate(LabCalibrateArgs),
 }
 
@@ -87,9 +88,9 @@ pub struct LabScenarioArgs {
 /// What is set, and what things cost.
 #[derive(Debug, clap::Args)]
 pub struct LabVaryArgs {
-    /// Set something of the scenario; several values, or several of these, run every combination. Of a list, join values by
-    /// +, or give none: swap.strategy=one-fragment,nonfull-first, machine.sizes_kib=,64,64+2048. codec, granule and
-    /// strategy stand for all of them.
+    /// Replace a setting of the scenario (docs/lab.md has the keys): swap.strategy=one-fragment,nonfull-first runs both; several of
+    /// these run every combination. Settings that are lists take values joined by +, or nothing: machine.sizes_kib=,64,64+2048 runs
+    /// three. codec, granule or strategy without a value: all there are.
     #[arg(long, visible_alias = "set", value_name = "KEY=VALUE,...")]
     pub vary: Vec<Varied>,
     /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
@@ -231,13 +232,13 @@ pub struct BenchSwapArgs {
     /// Folio sizes. [default: 4K,16K,64K,256K,2M]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
-    /// How memory is compressed: lz4,zstd,zstd+dict.
+    /// How memory is compressed, as of `run`, such as lz4,zstd:5,zstd+dict.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lz4")]
     pub codec: Vec<String>,
-    /// The most that is compressed as one piece: 4K,16K,64K.
+    /// The most that is compressed as one piece, 4K to 2M, such as 4K,16K,64K.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64K")]
     pub granule: Vec<String>,
-    /// Threads that compress, and as many that touch: 1,2.
+    /// Threads that compress, and as many that touch, such as 1,2.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: Vec<u32>,
     /// Leave the kernel out.
@@ -285,7 +286,7 @@ pub struct BenchProgramsArgs {
     /// Only these: numpy, redis, compile.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Runs of each, of which the median counts; long ones run once.
+    /// Runs of each, of which the median counts; what takes longer than 45 s runs once.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
     /// Leave the kernel out.
@@ -302,7 +303,7 @@ pub struct BenchAccessArgs {
     /// Only these: sequential, strided, zipf, random.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Limits, per cent of the need.
+    /// Limits, 10 to 100 per cent of the need, joined by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::access::LIMITS,
           value_parser = clap::value_parser!(u64).range(10..=100))]
     pub limits: Vec<u64>,
@@ -339,7 +340,8 @@ pub struct RecordArgs {
 /// FOLIOMEM_SIZES, ...) or from the configuration file, in this order of precedence.
 #[derive(Debug, Default, clap::Args)]
 pub struct RunArgs {
-    /// What the program and its children may take together: 512M, 2G, 25% (of RAM).
+    /// What the program and its children may take together: 512M, 2G, 25% (of RAM, or of the container's memory); at least 16M.
+    /// `run` needs it, here, as FOLIOMEM_LIMIT or in the file; without it `record` records without pressure.
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
     /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:

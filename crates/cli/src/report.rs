@@ -41,15 +41,18 @@ pub struct Report {
 }
 
 impl Report {
+    /// Why the agent has ended the run, if it has.
+    pub fn failure(&self) -> Option<String> {
+        self.control.failure().map(|line| line.trim().to_owned())
+    }
+
     /// One line.
     pub fn summary(&self) -> String {
         let counters = self.control.sum();
         let lost_ns: u64 = FaultKind::ALL.iter().map(|&kind| counters.faults(kind).sum_ns.get()).sum();
         let ratio = self.peaks.needed_bytes as f64 / (self.peaks.taken_bytes.max(1)) as f64;
-        let failure = self.control.failure().map(|line| line.trim().to_owned());
-        let start = failure.map_or_else(|| "foliomem".to_owned(), |line| format!("{line}\nfoliomem"));
         format!(
-            "{start}: peak {} of {}, needed {} ({ratio:.1}x); {} faults ({} from swap) took {:.2} s",
+            "foliomem: peak {} of {}, needed {} ({ratio:.1}x); {} faults ({} from swap) took {:.2} s",
             format_mib(self.peaks.taken_bytes),
             format_mib(self.limit_bytes),
             format_mib(self.peaks.needed_bytes),

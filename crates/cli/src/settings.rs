@@ -292,7 +292,7 @@ impl Settings {
         let mut text = String::new();
         let mut line = |name: &str, value: String, origin: &Origin| {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "{:<24}# {origin}", format!("{name} = {value}"));
+            let _ = writeln!(text, "{:<32} # {origin}", format!("{name} = {value}"));
         };
         let quoted = |value: &dyn fmt::Display| format!("\"{value}\"");
         match &self.limit_bytes {

@@ -108,6 +108,9 @@ pub fn run(
     run.look()?;
     let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
     let report = Report { control, limit_bytes, swap_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
+    if let Some(failure) = report.failure() {
+        eprintln!("{failure}");
+    }
     if !settings.quiet() {
         eprintln!("{}", report.summary());
     }

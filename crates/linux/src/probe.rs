@@ -94,19 +94,22 @@ fn userfaultfd() -> Finding {
 
 /// How userfaultfd is allowed; only one way is needed.
 fn ways_in() -> Finding {
-    let device = match fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd") {
-        Ok(_) => "may be opened".to_owned(),
-        Err(error) => error.to_string(),
-    };
+    let device = fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
     let sysctl = read("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_else(|| "missing".to_owned());
     const CAP_SYS_PTRACE: u32 = 19;
     let capabilities = read("/proc/self/status").and_then(|status| effective_capabilities(&status));
     let has_capability = capabilities.unwrap_or(0) >> CAP_SYS_PTRACE & 1 != 0;
+    let is_open = device.is_ok() || sysctl == "1" || has_capability;
+    let device = device.map_or_else(|error| error.to_string(), |_| "may be opened".to_owned());
     let found = format!(
         "/dev/userfaultfd: {device}; vm.unprivileged_userfaultfd={sysctl}; CAP_SYS_PTRACE: {}",
         if has_capability { "yes" } else { "no" }
     );
-    finding("permission", State::Fine, found, "")
+    if is_open {
+        finding("permission", State::Fine, found, "")
+    } else {
+        finding("permission", State::Missing, found, "one of these is needed")
+    }
 }
 
 /// The set of capabilities in the text of `/proc/self/status`.
@@ -185,7 +188,8 @@ fn address_space() -> Finding {
     match limit {
         None => finding("address space", State::Fine, "unlimited", ""),
         Some(bytes) if bytes >= needed => {
-            let remedy = "it takes four times the limit and 1 GiB more: raise it (ulimit -v) if `run` says so";
+            let remedy = "foliomem reserves 1 GiB or four times the limit of `run`, whichever is more, and some 128 MiB: raise it \
+                          (ulimit -v) if `run` says so";
             finding("address space", State::Drawback, format!("limited to {} MiB", bytes >> 20), remedy)
         }
         Some(bytes) => {

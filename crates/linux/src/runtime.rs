@@ -1092,7 +1092,9 @@ impl Runtime {
             let _inside = self.gate.enter();
             Watcher::start(&self.tracer, &self.budget)
         };
+        let mut place = Place::here();
         loop {
+            place.settle(&self.placement);
             let sleep = {
                 let _inside = self.gate.enter();
                 watcher.look(&engaged.engine, &self.tracer, &mut worker)

@@ -21,21 +21,22 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a touch of a page that is out of reach costs the program beside the time in which it is served; and all of it, until
-/// there have been some.
+/// What a touch of a page that is out of reach costs the program beside the time in which it is served; and all of it, with the watcher's
+/// part, until there have been some.
 const TRAP_US: u64 = 6;
 const TOUCH_US: i64 = 12;
-/// What touches may take of the process's CPU time: 1/30, and this to begin with. A page that is out of reach has
+/// What all of this may take of the process's CPU time: 1/30, and this to begin with. A page that is out of reach has
 /// its touch paid for in advance, half of it, so that it takes little more, whatever is touched at once. In a window 1/2^3 of what is left
 /// may be taken beside its share.
 const CPU_SHARE: i64 = 30;
-const FIRST_US: i64 = 8_000;
+const FIRST_US: i64 = 60_000;
 const LEFT_SHIFT: u32 = 3;
 const OUT_OF_REACH: i64 = 2;
 /// How many are watched is looked at after so much CPU time: half as many where not all could be paid for, and twice as many where
-/// touches have taken less than half of what they may.
+/// it has taken less than half of what it may, so many times in a row. (Other pages are watched then, and each that was is moved back.)
 const WINDOW_US: i64 = 10_000;
 const SHORT_WINDOW_US: i64 = 2_000;
+const CHEAP_WINDOWS: u32 = 4;
 /// Pages that are watched: to begin with, at least, and at most, so that a look takes little.
 const FIRST_WATCHED: usize = 64;
 /// Of 1024.
@@ -56,8 +57,8 @@ const MOST_PAUSE_US: u64 = 64_000;
 const AT_ONCE_US: u64 = 500;
 /// Once in so many times the pages beside a page are moved with it.
 const BESIDE_EVERY: u64 = 8;
-/// Windows between two in which a unit is compressed for the record, which takes some 0.2 ms.
-const MEASURE_EVERY: u32 = 4;
+/// Windows between two in which a unit is compressed for the record, which takes up to a millisecond.
+const MEASURE_EVERY: u32 = 12;
 
 /// A page that is watched.
 #[derive(Clone, Copy)]
@@ -90,7 +91,7 @@ pub(crate) struct Tracer {
     is_on: bool,
     /// Events that had no room.
     lost: Mutex<u64>,
-    /// Touches of what was out of reach, and what they have cost.
+    /// Touches of what was out of reach, and what they and the watcher have cost.
     touches: AtomicU64,
     spent_us: AtomicU64,
     /// One page of 2^this is watched.
@@ -173,6 +174,8 @@ pub(crate) struct Watcher {
     window_spent_us: i64,
     /// Something could not be paid for in this window.
     was_short: bool,
+    /// Windows in a row that took less than half of what they might.
+    cheap_windows: u32,
     windows: u32,
     looks: u32,
     samples: u64,
@@ -188,12 +191,28 @@ pub(crate) struct Watcher {
 impl Watcher {
     /// One look; returns when the next is due. Called inside the gate.
     pub fn look(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, worker: &mut Worker) -> Duration {
-        let time = clock_gettime(ClockId::ProcessCPUTime);
-        let cpu_us = time.tv_sec * 1_000_000 + time.tv_nsec / 1000;
+        let cpu_us = cpu_us(ClockId::ProcessCPUTime);
         let is_idle = cpu_us - std::mem::replace(&mut self.cpu_us, cpu_us) < IDLE_US;
         let spent_us = tracer.spent_us.load(Ordering::Relaxed) as i64;
-        let touch_us = (spent_us / tracer.touches.load(Ordering::Relaxed).max(1) as i64).max(TOUCH_US);
         let balance_us = FIRST_US + cpu_us / CPU_SHARE - spent_us;
+        if balance_us > 0 {
+            let started_us = self::cpu_us(ClockId::ThreadCPUTime);
+            self.look_around(engine, tracer, worker, balance_us, spent_us);
+            let took_us = self::cpu_us(ClockId::ThreadCPUTime) - started_us;
+            tracer.spent_us.fetch_add(took_us as u64, Ordering::Relaxed);
+        }
+        if is_idle { IDLE_LOOK } else { LOOK }
+    }
+
+    fn look_around(
+        &mut self,
+        engine: &Engine<LinuxMachine>,
+        tracer: &Tracer,
+        worker: &mut Worker,
+        balance_us: i64,
+        spent_us: i64,
+    ) {
+        let touch_us = (spent_us / tracer.touches.load(Ordering::Relaxed).max(1) as i64).max(TOUCH_US);
         self.adapt(tracer, engine, balance_us, spent_us);
         self.find(engine, tracer);
         let now_us = now_ns() / 1000;
@@ -217,7 +236,6 @@ impl Watcher {
             self.windows = 0;
         }
         self.due = due;
-        if is_idle { IDLE_LOOK } else { LOOK }
     }
 
     /// Moves a page out of reach, and maybe those beside it.
@@ -309,10 +327,13 @@ impl Watcher {
             return;
         }
         let may_spend_us = elapsed_us / CPU_SHARE + (balance_us >> LEFT_SHIFT);
+        let is_cheap = !self.was_short && (spent_us - self.window_spent_us) * 2 < may_spend_us;
+        self.cheap_windows = if is_cheap { self.cheap_windows + 1 } else { 0 };
         if self.was_short {
             self.wanted = (watched / 2).max(LEAST_WATCHED);
-        } else if (spent_us - self.window_spent_us) * 2 < may_spend_us {
+        } else if self.cheap_windows == CHEAP_WINDOWS {
             self.wanted = (self.wanted * 2).min(MOST_WATCHED);
+            self.cheap_windows = 0;
         }
         (self.window_us, self.window_spent_us, self.was_short) = (self.cpu_us, spent_us, false);
         self.windows += 1;
@@ -349,6 +370,7 @@ impl Watcher {
             window_us: 0,
             window_spent_us: 0,
             was_short: false,
+            cheap_windows: 0,
             windows: MEASURE_EVERY,
             looks: LOOKS_A_LAP,
             samples: 0,
@@ -358,4 +380,9 @@ impl Watcher {
             last: PageNumber(0),
         }
     }
+}
+
+fn cpu_us(clock: ClockId) -> i64 {
+    let time = clock_gettime(clock);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
