@@ -570,6 +570,25 @@ fn what_cannot_be_moved_is_tried_seldom_and_goes_when_it_can() {
 }
 
 #[test]
+fn what_cannot_be_moved_is_no_part_of_what_is_kept_in_reach() {
+    let mut world = World::with(EngineConfig { floor_pages: 128, ..config(4) }, 1 << 4, 2000);
+    world.map(0, 1280);
+    world.run(&Step::Write { page: 0, pages: 1280, value: COMPRESSIBLE });
+    world.run(&Step::Refuse { start: 0, pages: 1024 });
+    for _ in 0..200 {
+        world.engine.reclaim(&mut world.worker, 64);
+    }
+    world.check();
+    let in_reach = world.engine.resident_pages() + world.engine.staged_pages() - 1024;
+    assert!((100..=128).contains(&in_reach), "{in_reach} pages that can be moved");
+    world.engine.machine().state.lock().refusing.clear();
+    while world.engine.reclaim(&mut world.worker, 64) > 0 {}
+    let in_reach = world.engine.resident_pages() + world.engine.staged_pages();
+    assert!((100..=128).contains(&in_reach), "{in_reach} pages once all can");
+    world.check();
+}
+
+#[test]
 fn what_is_made_ahead_leaves_alone_what_is_there_already() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
     world.map(0, 512);

@@ -7,9 +7,9 @@
 //! that thread runs, and all others of the agent go there, too.
 //!
 //! The scheduler puts a thread that is woken on an idle CPU, unless its own has nothing to run but SCHED_IDLE threads. So the
-//! follower is one: the thread that it wakes stays, and goes on at once in its stead. And so it makes room itself, reclaimers are woken only where
-//! that is not enough, and the keeper looks around less often. Where the thread is taken
-//! away all the same, the follower goes after it: it looks where the thread is whenever a fault comes later than from nearby.
+//! follower is one: the thread that it wakes stays, and goes on at once in its stead. Who else runs there drives it
+//! away, so the keeper looks around less often. Where the thread is taken away all the same, the follower goes after it: it looks where
+//! the thread is whenever a fault comes later than from nearby.
 //!
 //! A stream of large folios is served better apart, while the reclaimers need no CPU: there are few moves and few wakes for
 //! what is decompressed, which the handler does beside the program then, not in its stead.

@@ -108,8 +108,6 @@ const LOCK_LOOKS: u32 = 50;
 const GIVE_WAY: Duration = Duration::from_micros(50);
 /// Looks in a row, as far apart, that find a message being heard before its hearer counts as kept from its CPU.
 const HEARING_LOOKS: u32 = 4;
-/// What the follower makes room for at a time: the fault that it serves waits meanwhile.
-const FOLLOWER_BATCH_PAGES: u64 = 32;
 /// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
 /// Pieces that the keeper hears of before it does anything else.
@@ -533,12 +531,6 @@ impl Runtime {
         watermark::low_pages(self.budget.limit_pages())
     }
 
-    /// Below so much room the reclaimers are woken. Where all are together the follower makes room, of which the reclaimers would
-    /// take the CPU.
-    fn background_pages(&self) -> i64 {
-        if self.placement.cpu().is_some() { self.low_pages() / 2 } else { self.low_pages() }
-    }
-
     fn engage_pages(&self) -> i64 {
         let limit = self.budget.limit_pages();
         (limit >> ENGAGE_SHIFT).max(ENGAGE_MIN_PAGES).min(limit / 2)
@@ -908,10 +900,7 @@ impl Runtime {
             // As much as reclaim makes free by itself is enough.
             engine.give_back_runs(2 * low as u32);
         }
-        if (room + free < self.background_pages() && looks.may_free_more())
-            || self.settings.torture
-            || engine.awaits_discard()
-        {
+        if (room + free < low && looks.may_free_more()) || self.settings.torture || engine.awaits_discard() {
             self.wake_reclaimers();
         }
         let unnoticed = if looks.is_quiet() { QUIET_PAGES + (self.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
@@ -1008,7 +997,15 @@ impl Runtime {
                 if engine.compact_wasteful_store() > 0 {
                     continue;
                 }
-                let freed = self.make_room(engine, &mut worker, watermark::BATCH_PAGES);
+                let freed = if self.settings.torture {
+                    engine.reclaim(&mut worker, watermark::BATCH_PAGES)
+                } else {
+                    match engine.try_reclaim(&mut worker, watermark::BATCH_PAGES) {
+                        Attempt::Freed(pages) => pages,
+                        Attempt::Nothing | Attempt::Deferred => 0,
+                    }
+                };
+                self.budget.counters().vm.pgsteal_kswapd.add(freed);
                 if freed == 0 || self.settings.torture {
                     break;
                 }
@@ -1025,20 +1022,6 @@ impl Runtime {
             let pause = self.recompress(engine, &mut worker, kicked);
             let _ = futex::wait(&self.reclaim_kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
         }
-    }
-
-    /// Makes `target_pages` free before anybody waits for them; returns how many it has.
-    fn make_room(&self, engine: &Engine<LinuxMachine>, worker: &mut Worker, target_pages: u64) -> u64 {
-        let freed_pages = if self.settings.torture {
-            engine.reclaim(worker, target_pages)
-        } else {
-            match engine.try_reclaim(worker, target_pages) {
-                Attempt::Freed(pages) => pages,
-                Attempt::Nothing | Attempt::Deferred => 0,
-            }
-        };
-        self.budget.counters().vm.pgsteal_kswapd.add(freed_pages);
-        freed_pages
     }
 
     /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to do.
@@ -1338,11 +1321,7 @@ impl Runtime {
         }
         let room = self.budget.room_pages() + i64::from(engaged.engine.free_frames());
         if room < self.low_pages() && !engaged.engine.reclaim_is_futile() {
-            if room < self.background_pages() {
-                self.wake_reclaimers();
-            } else {
-                self.make_room(&engaged.engine, worker, FOLLOWER_BATCH_PAGES);
-            }
+            self.wake_reclaimers();
         }
         if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
             let fetched = self.read_ahead(engaged, worker, page);
