@@ -838,7 +838,7 @@ impl Runtime {
         };
         let engine = &engaged.engine;
         self.copies.look(&self.budget, engine.machine());
-        if self.placement.cpu().is_some() && self.is_stuck_hearing(engine.machine()) {
+        if self.placement.cpu().is_some() && is_stuck_hearing(engine.machine()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
             self.placement.come_apart(APART_WHILE_GROWING_NS);
         }
@@ -860,16 +860,6 @@ impl Runtime {
         }
         engine.tend();
         Some(self.balance(engine, looks))
-    }
-
-    /// Whether whoever hears a message has done so for a while. (Who looks sleeps meanwhile: where a thread is that may run, however
-    /// briefly, the scheduler puts none that wakes up.)
-    fn is_stuck_hearing(&self, machine: &LinuxMachine) -> bool {
-        machine.is_being_heard()
-            && (0..HEARING_LOOKS).all(|_| {
-                clock::sleep(GIVE_WAY);
-                machine.is_being_heard()
-            })
     }
 
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
@@ -1384,6 +1374,16 @@ impl Pending {
     pub(crate) fn pop(&mut self) -> Option<Fault> {
         self.0.pop()
     }
+}
+
+/// Whether whoever hears a message has done so for a while. (Who looks sleeps meanwhile: where a thread is that may run, however
+/// briefly, the scheduler puts none that wakes up.)
+fn is_stuck_hearing(machine: &LinuxMachine) -> bool {
+    machine.is_being_heard()
+        && (0..HEARING_LOOKS).all(|_| {
+            clock::sleep(GIVE_WAY);
+            machine.is_being_heard()
+        })
 }
 
 fn open_proc() -> Result<OwnedFd, RuntimeError> {

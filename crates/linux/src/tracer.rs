@@ -191,14 +191,14 @@ pub(crate) struct Watcher {
 impl Watcher {
     /// One look; returns when the next is due. Called inside the gate.
     pub fn look(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, worker: &mut Worker) -> Duration {
-        let cpu_us = cpu_us(ClockId::ProcessCPUTime);
+        let cpu_us = cpu_time_us(ClockId::ProcessCPUTime);
         let is_idle = cpu_us - std::mem::replace(&mut self.cpu_us, cpu_us) < IDLE_US;
         let spent_us = tracer.spent_us.load(Ordering::Relaxed) as i64;
         let balance_us = FIRST_US + cpu_us / CPU_SHARE - spent_us;
         if balance_us > 0 {
-            let started_us = self::cpu_us(ClockId::ThreadCPUTime);
+            let started_us = cpu_time_us(ClockId::ThreadCPUTime);
             self.look_around(engine, tracer, worker, balance_us, spent_us);
-            let took_us = self::cpu_us(ClockId::ThreadCPUTime) - started_us;
+            let took_us = cpu_time_us(ClockId::ThreadCPUTime) - started_us;
             tracer.spent_us.fetch_add(took_us as u64, Ordering::Relaxed);
         }
         if is_idle { IDLE_LOOK } else { LOOK }
@@ -382,7 +382,7 @@ impl Watcher {
     }
 }
 
-fn cpu_us(clock: ClockId) -> i64 {
+fn cpu_time_us(clock: ClockId) -> i64 {
     let time = clock_gettime(clock);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }

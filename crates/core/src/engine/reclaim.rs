@@ -73,7 +73,7 @@ impl<M: Machine> Engine<M> {
         let youngest_pay = shift > 0 && self.probe_youngest(worker);
         let reclaimed = self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS >> shift);
         // To have found nothing is no reason to try less, if others may have had it all in hand, but none to try more either.
-        if counts && (reclaimed.found_any || shift > 0 || self.is_unevictable()) {
+        if counts && (reclaimed.found_any || shift > 0) {
             self.backoff.note(youngest_pay || reclaimed.pays);
         }
         if reclaimed.found_any || reclaimed.freed_pages > 0 {
