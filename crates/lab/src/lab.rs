@@ -157,9 +157,10 @@ impl Lab {
         while self.engine.compact_proactively() {}
     }
 
-    /// MADV_PAGEOUT.
+    /// MADV_PAGEOUT, and what the keeper does meanwhile: without it claims of what is out stay where nothing is reclaimed.
     pub fn page_out(&mut self, range: Range<PageNumber>) {
         self.engine.page_out(&mut (), range);
+        self.engine.tend();
     }
 
     /// The program reads or writes `page`.

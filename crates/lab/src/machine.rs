@@ -14,8 +14,9 @@ use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
-use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
+use foliomem_core::units::{BLOCK_PAGES, ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use serde::Deserialize;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -58,7 +59,7 @@ const PRESENT: u32 = 1 << 31;
 /// See the module.
 pub struct LabMachine {
     homes: Box<[AtomicU32]>,
-    pages: Box<[AtomicU32]>,
+    pages: Pages,
     /// End by start.
     mappings: Mutex<BTreeMap<PageNumber, PageNumber>>,
     /// Folio sizes that all of them may have.
@@ -76,8 +77,43 @@ pub struct LabMachine {
     counters: Counters,
 }
 
-fn words(len: usize) -> Box<[AtomicU32]> {
-    (0..len).map(|_| AtomicU32::new(0)).collect()
+/// A word for each page of the address space, in blocks that are made when a page is first moved in: what nothing lies in
+/// takes next to nothing.
+struct Pages(Box<[OnceCell<Box<[AtomicU32; BLOCK_PAGES]>>]>);
+
+impl Pages {
+    fn new(pages: u32) -> Pages {
+        Pages((0..pages as usize).step_by(BLOCK_PAGES).map(|_| OnceCell::new()).collect())
+    }
+
+    /// The first address beyond.
+    fn end(&self) -> PageNumber {
+        PageNumber((self.0.len() * BLOCK_PAGES) as u64)
+    }
+
+    /// The word of `page`, if its block was ever made. All others are 0.
+    #[inline]
+    fn find(&self, page: u64) -> Option<&AtomicU32> {
+        Some(&self.0[page as usize / BLOCK_PAGES].get()?[page as usize % BLOCK_PAGES])
+    }
+
+    /// The words of `pages` pages of a folio from `first` on.
+    fn folio(&self, first: PageNumber, pages: u32) -> &[AtomicU32] {
+        let block = &self.0[first.0 as usize / BLOCK_PAGES];
+        let start = first.0 as usize % BLOCK_PAGES;
+        &block.get_or_init(|| Box::new([const { AtomicU32::new(0) }; BLOCK_PAGES]))[start..start + pages as usize]
+    }
+
+    /// All words in `range` that are not 0, and perhaps others.
+    fn used(&self, range: Range<PageNumber>) -> impl Iterator<Item = &AtomicU32> {
+        let (start, end) = (range.start.0 as usize, range.end.0 as usize);
+        (start / BLOCK_PAGES..end.div_ceil(BLOCK_PAGES))
+            .filter_map(|block| self.0[block].get().map(|words| (block, words)))
+            .flat_map(move |(block, words)| {
+                let first = block * BLOCK_PAGES;
+                &words[start.saturating_sub(first)..(end - first).min(BLOCK_PAGES)]
+            })
+    }
 }
 
 /// A hash of two numbers in which every bit depends on all of theirs.
@@ -98,8 +134,8 @@ impl LabMachine {
         costs: Costs,
     ) -> LabMachine {
         LabMachine {
-            homes: words(arena_frames as usize),
-            pages: words(pages as usize),
+            homes: (0..arena_frames).map(|_| AtomicU32::new(Home::EMPTY)).collect(),
+            pages: Pages::new(pages),
             mappings: Mutex::default(),
             sizes,
             content,
@@ -170,7 +206,7 @@ impl LabMachine {
 
     /// The program maps `range`; what was mapped of it before becomes a part of the one mapping, as VMAs merge.
     pub fn map(&self, range: Range<PageNumber>) {
-        assert!(range.end.0 <= self.pages.len() as u64, "{range:?} is beyond the machine's addresses");
+        assert!(range.end <= self.pages.end(), "{range:?} is beyond the machine's addresses");
         let mut mappings = self.mappings.lock();
         while let Some((&start, _)) = mappings.range(range.clone()).next() {
             mappings.remove(&start);
@@ -198,7 +234,7 @@ impl LabMachine {
     /// The program's pages in `range` are gone, and zeros when they are touched next. The engine has heard of it.
     pub fn drop_pages(&self, range: Range<PageNumber>) {
         let mut present = 0;
-        for page in &self.pages[range.start.0 as usize..range.end.0 as usize] {
+        for page in self.pages.used(range) {
             present += page.load(Relaxed) >> 31;
             page.store(0, Relaxed);
         }
@@ -208,7 +244,7 @@ impl LabMachine {
     /// The program accesses `page`; false if it is not there.
     #[inline]
     pub fn access(&self, page: PageNumber, write: bool) -> bool {
-        let word = &self.pages[page.0 as usize];
+        let Some(word) = self.pages.find(page.0) else { return false };
         let now = word.load(Relaxed);
         if now & PRESENT == 0 {
             return false;
@@ -222,7 +258,7 @@ impl LabMachine {
     }
 
     fn version(&self, page: u64) -> u32 {
-        self.pages[page as usize].load(Relaxed) & !PRESENT
+        self.pages.find(page).map_or(0, |word| word.load(Relaxed) & !PRESENT)
     }
 
     fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
@@ -383,7 +419,7 @@ impl Machine for LabMachine {
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
-        let pages = &self.pages[to.0 as usize..(to.0 + u64::from(run.frames())) as usize];
+        let pages = self.pages.folio(to, run.frames());
         for (number, (home, page)) in (to.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
             let (content, version) = (home.load(Relaxed), page.load(Relaxed));
             let is_right = content == number + Home::FIRST_PAGE || content == Home::ANY && version == 0;
@@ -396,7 +432,7 @@ impl Machine for LabMachine {
 
     fn move_out(&self, from: PageNumber, to: Frame, count: u32) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, count);
-        let pages = &self.pages[from.0 as usize..(from.0 + u64::from(count)) as usize];
+        let pages = self.pages.folio(from, count);
         let homes = &self.homes[to.0 as usize..(to.0 + count) as usize];
         for (number, (home, page)) in (from.0 as u32..).zip(homes.iter().zip(pages)) {
             let word = page.load(Relaxed);
@@ -449,7 +485,7 @@ impl Machine for LabMachine {
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
         let mut start = None;
         for number in pages.start.0..pages.end.0 {
-            let present = self.pages[number as usize].load(Relaxed) & PRESENT != 0;
+            let present = self.pages.find(number).is_some_and(|word| word.load(Relaxed) & PRESENT != 0);
             match start {
                 None if present => start = Some(number),
                 Some(first) if !present => {
