@@ -30,7 +30,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 7;
+const VERSION: u64 = 8;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -44,7 +44,7 @@ pub enum Excess {
     Unmanaged,
 }
 
-/// Processes of a run at one time. Those beyond run unmanaged, and the supervisor says so.
+/// Processes of a run at one time. What those beyond have is not in the limit, which is said once.
 pub const MOST_PROCESSES: usize = 1024;
 /// Length of a message an agent may leave.
 const MESSAGE_BYTES: usize = 512;
@@ -159,6 +159,8 @@ struct Header {
     slots_used: AtomicU32,
     processes: AtomicU32,
     limit_exceeded: AtomicU32,
+    /// There were too many processes.
+    is_crowded: AtomicU32,
     /// Why the run must end.
     failure: Message,
     notices_used: AtomicU32,
@@ -394,6 +396,11 @@ impl Control {
                 return Ok(slot);
             }
             if self.reap() == 0 {
+                if self.header.is_crowded.swap(1, Ordering::Relaxed) == 0 {
+                    self.notice(format_args!(
+                        "more than {MOST_PROCESSES} processes at a time: the memory of those beyond is not in the limit"
+                    ));
+                }
                 return Err(ControlError::Full);
             }
         }
@@ -695,6 +702,19 @@ mod tests {
         std::thread::spawn(|| notice.leave(&me.keeper)).join().unwrap();
         assert_eq!(control.tree_anon_bytes(), (0, 0));
         assert_eq!(control.reap(), 0);
+    }
+
+    #[test]
+    fn that_there_are_more_processes_than_slots_is_said_once() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut children: Vec<_> = (0..MOST_PROCESSES + 2).map(|_| sleep()).collect();
+        let claimed = children.iter().filter(|child| control.claim_slot(pid(child.id() as i32)).is_ok()).count();
+        children.iter_mut().for_each(|child| child.kill().unwrap());
+        children.iter_mut().for_each(|child| drop(child.wait().unwrap()));
+        assert_eq!(claimed, MOST_PROCESSES);
+        let notices = control.take_notices();
+        assert!(matches!(&*notices, [one] if one.contains("more than 1024 processes")), "{notices:?}");
     }
 
     #[test]
