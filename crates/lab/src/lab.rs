@@ -181,6 +181,9 @@ impl Lab {
     fn fault(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.faults += 1;
         self.machine().spend(self.machine().costs().fault_ns.into());
+        // Who serves it fetches what comes next until it hears of it: often that is what was touched.
+        self.ahead_ns = 0;
+        self.read_ahead();
         let served = self.engine.fault(&mut (), page);
         assert!(matches!(served, Served::Done(_)) && self.machine().access(page, write), "{page:?} is not there");
         if served == Served::Done(FaultKind::SwapIn) {
@@ -188,7 +191,8 @@ impl Lab {
         }
         if self.is_kept {
             self.keep_room();
-            let goes_on = matches!(served, Served::Done(FaultKind::SwapIn | FaultKind::FirstTouch));
+            let goes_on =
+                matches!(served, Served::Done(FaultKind::SwapIn | FaultKind::FirstTouch | FaultKind::Spurious));
             self.ahead = goes_on.then_some(page);
             self.ahead_ns = 0;
             self.read_ahead();

@@ -197,7 +197,7 @@ fn insert_registered(
 /// Tells for the record what was there before it was managed.
 fn tell_present(runtime: &Runtime, machine: &LinuxMachine, range: &Range<usize>) {
     pagemap::present(&machine.descriptors().pagemap, range.start, range.end, &mut |run| {
-        runtime.tracer.tell(&runtime.budget, || Event::Fill(pages(&run)));
+        runtime.tracer.filled(&runtime.budget, pages(&run));
     });
 }
 

@@ -710,8 +710,10 @@ mod tests {
         let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let mut children: Vec<_> = (0..MOST_PROCESSES + 2).map(|_| sleep()).collect();
         let claimed = children.iter().filter(|child| control.claim_slot(pid(child.id() as i32)).is_ok()).count();
-        children.iter_mut().for_each(|child| child.kill().unwrap());
-        children.iter_mut().for_each(|child| drop(child.wait().unwrap()));
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
         assert_eq!(claimed, MOST_PROCESSES);
         let notices = control.take_notices();
         assert!(matches!(&*notices, [one] if one.contains("more than 1024 processes")), "{notices:?}");

@@ -18,6 +18,7 @@ use foliomem_core::trace::{Event, MOST_SHIFT, UNIT, beside, is_watched, watched_
 use foliomem_core::units::{MAX_ORDER, Order, PageNumber};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -25,11 +26,13 @@ use std::time::Duration;
 /// part, until there have been some.
 const TRAP_US: u64 = 6;
 const TOUCH_US: i64 = 12;
-/// What all of this may take of the process's CPU time: 1/30, and this to begin with. A page that is out of reach has
+/// What it takes longer to serve one is the fault of whoever else wants the CPU.
+const MOST_SERVED_US: u64 = 100;
+/// What all of this may take of the process's CPU time: 1/40, and this to begin with. A page that is out of reach has
 /// its touch paid for in advance, half of it, so that it takes little more, whatever is touched at once. In a window 1/2^3 of what is left
 /// may be taken beside its share.
-const CPU_SHARE: i64 = 30;
-const FIRST_US: i64 = 60_000;
+const CPU_SHARE: i64 = 40;
+const FIRST_US: i64 = 30_000;
 const LEFT_SHIFT: u32 = 3;
 const OUT_OF_REACH: i64 = 2;
 /// How many are watched is looked at after so much CPU time: half as many where not all could be paid for, and twice as many where
@@ -43,8 +46,8 @@ const FIRST_WATCHED: usize = 64;
 const FIRST_SHIFT: u8 = 4;
 const LEAST_WATCHED: usize = 8;
 const MOST_WATCHED: usize = 1024;
-/// Looks between two at all memory for such as are new, and blocks that are looked at in one, at most.
-const LOOKS_A_LAP: u32 = 4;
+/// Looks between two at all memory for what is gone, or there anew, and blocks that are looked at in one, at most.
+const LOOKS_A_LAP: u32 = 64;
 const BLOCKS_A_LOOK: usize = 1024;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(1);
@@ -141,17 +144,33 @@ impl Tracer {
         }
         if kind == FaultKind::Home {
             self.touches.fetch_add(1, Ordering::Relaxed);
-            self.spent_us.fetch_add(took_ns / 1000 + TRAP_US, Ordering::Relaxed);
+            self.spent_us.fetch_add((took_ns / 1000).min(MOST_SERVED_US) + TRAP_US, Ordering::Relaxed);
+        }
+        let budget = engine.machine().budget();
+        if kind == FaultKind::FirstTouch {
+            let order = engine.order_of(page).unwrap_or(Order::ZERO);
+            return self.filled(budget, page.head(order).folio(order));
         }
         let was_armed = kind == FaultKind::Home && self.was_armed(page);
-        self.tell(engine.machine().budget(), || match kind {
-            FaultKind::FirstTouch => Event::Fill({
-                let order = engine.order_of(page).unwrap_or(Order::ZERO);
-                page.head(order).folio(order)
-            }),
-            FaultKind::Home if was_armed => Event::Touch(page),
-            _ => Event::Refault(page),
-        });
+        self.tell(budget, || if was_armed { Event::Touch(page) } else { Event::Refault(page) });
+    }
+
+    /// Tells of pages that have content from now on; some of them are watched.
+    pub fn filled(&self, budget: &Budget, pages: Range<PageNumber>) {
+        if !self.is_on {
+            return;
+        }
+        let shift = self.shift.load(Ordering::Relaxed);
+        {
+            let mut watched = self.watched.lock();
+            for cell in pages.start.0 >> shift..pages.end.0.div_ceil(1 << shift) {
+                let page = watched_page(cell, shift);
+                if pages.contains(&page) && watched.len() <= MOST_WATCHED {
+                    watched.entry(page).or_insert_with(|| Watched::new(page));
+                }
+            }
+        }
+        self.tell(budget, || Event::Fill(pages));
     }
 
     /// Whether a page that was touched at home had been moved there to be watched, and not for a sample.
