@@ -24,14 +24,18 @@ struct Case {
     set: &'static [(&'static str, &'static str)],
 }
 
-/// The usual ones: an eighth of `usemem`, as `lab seeds` runs it; all of the swap allocator test; a tenth of a build.
+/// The usual ones: an eighth of `usemem`, as `lab seeds` runs it; all of the swap allocator test; a twelfth of a build,
+/// in a small tree.
 const CASES: [Case; 3] = [
     Case {
         scenario: "usemem",
         set: &[("machine.limit_mib", "5120"), ("swap.size_mib", "4480"), ("workload.usemem.task_mib", "128")],
     },
     Case { scenario: "swap-allocator", set: &[] },
-    Case { scenario: "kernel-build-64k", set: &[("workload.kernel-build.units", "30")] },
+    Case {
+        scenario: "kernel-build-64k",
+        set: &[("workload.kernel-build.units", "200"), ("workload.kernel-build.tree_mib", "64")],
+    },
 ];
 /// A recorded run.
 const REPLAY: &str = "replay";

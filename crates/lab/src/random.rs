@@ -15,6 +15,11 @@ impl Random {
         Random { seed, drawn: 0 }
     }
 
+    /// Numbers for somebody else.
+    pub fn split(&mut self) -> Random {
+        Random::new(self.draw())
+    }
+
     /// The next one, of 64 bits.
     pub fn draw(&mut self) -> u64 {
         self.drawn += 1;

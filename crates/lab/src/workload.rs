@@ -5,6 +5,7 @@ mod process;
 mod replay;
 mod swap_allocator;
 mod swap_bandwidth;
+mod tmpfs;
 mod usemem;
 mod vm_scalability;
 

@@ -9,13 +9,19 @@ use foliomem_lab::sweep::{Run, sweep};
 
 /// A build small enough for a test, and with everything that happens in a large one: 8 CPUs, too little memory, a device
 /// that is nearly full.
-const SMALL: [(&str, &str); 7] = [
+const SMALL: [(&str, &str); 13] = [
     ("machine.cpus", "8"),
     ("machine.limit_mib", "16"),
     ("swap.size_mib", "46"),
     ("workload.kernel-build.jobs", "12"),
     ("workload.kernel-build.units", "40"),
     ("workload.kernel-build.compiler_mib", "5"),
+    ("workload.kernel-build.directories", "3"),
+    ("workload.kernel-build.parent_makes", "2"),
+    ("workload.kernel-build.make_kib", "96"),
+    ("workload.kernel-build.tree_mib", "6"),
+    ("workload.kernel-build.headers_kib", "256"),
+    ("workload.kernel-build.object_kib", "8"),
     ("swap.strategy", "cluster-lists"),
 ];
 

@@ -1,7 +1,11 @@
-//! `make -jN`: jobs that run one compiler after the other, each with a shell and a driver that wait for it, and an
-//! assembler behind it.
+//! `make -jN` of a tree on tmpfs: a `make` for each directory, whose jobs run one compiler after the other, each with a shell
+//! and a driver that wait for it, and an assembler and a checker of objects behind it.
+//!
+//! Fitted to a build of Linux 6.1 (docs/lab.md has the figures). What lives for long is little of it, and what single pages of
+//! swap are about: each `make` stays until its directory is built, and files until the end.
 
-use super::process::{Kind, Process};
+use super::process::{Kind, Process, SLICE_NS};
+use super::tmpfs::{Files, pages_of_kib};
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
 use crate::lab::Lab;
@@ -25,27 +29,76 @@ pub struct KernelBuild {
     compiler_spread_percent: Within<0, 100>,
     /// What of it comes from `brk`.
     heap_percent: Within<0, 100>,
-    /// An assembler, by its compiler.
+    /// An assembler and a checker, by their compiler.
     assembler_percent: Within<1, 100>,
+    /// Directories in build at a time, as long as there are others, and what their files are on average.
+    directories: Within<1, 1024>,
+    directory_units: Within<1, 100_000>,
+    /// What stands above them until all is built.
+    parent_makes: Within<0, 1024>,
+    make_kib: Within<4, 1_048_576>,
+    /// Files of tmpfs: what there is before the build, what each compiler reads and each job writes.
+    tree_mib: Within<0, 65536>,
+    headers_kib: Within<0, 1_048_576>,
+    source_kib: Within<0, 65536>,
+    object_kib: Within<0, 65536>,
 }
 
 /// No compiler takes more than this many times the median.
 const MOST_TIMES: u32 = 4;
-/// Single pages: of a compiler, of a shell, the driver and make's own child together, of an assembler.
-const COMPILER_SMALL: u32 = 60;
-const WAITING_SMALL: u32 = 125;
+/// Single pages: of a compiler, of a shell and the driver together, of an assembler, of a `make`.
+const COMPILER_SMALL: u32 = 55;
+const WAITING_SMALL: u32 = 90;
 const ASSEMBLER_SMALL: u32 = 40;
+const MAKE_SMALL: u32 = 25;
+/// What of its heap a `make` goes through whenever a job begins or ends.
+const MAKE_PERCENT: u32 = 85;
 
-/// What a job does now.
-enum Stage {
-    Compile(Process),
-    Assemble(Process),
+/// What a job does.
+enum Job {
+    /// The `make` of a directory reads what is to be done there.
+    Read {
+        directory: usize,
+    },
+    Compile {
+        waiting: Process,
+        compiler: Process,
+        unit: Unit,
+    },
+    Assemble {
+        waiting: Process,
+        assembler: Process,
+        unit: Unit,
+    },
 }
 
-struct Job {
-    waiting: Process,
-    stage: Stage,
-    unit: u32,
+/// A file to compile.
+#[derive(Clone, Copy)]
+struct Unit {
+    number: u32,
+    directory: usize,
+}
+
+/// A directory in build.
+struct Directory {
+    make: Process,
+    is_read: bool,
+    units_left: u32,
+    jobs: u32,
+}
+
+/// What of the build is beside its jobs.
+struct Tree<'a> {
+    build: &'a KernelBuild,
+    seed: u64,
+    /// By their place in the address space.
+    directories: Vec<Option<Directory>>,
+    parents: Vec<Process>,
+    files: Files,
+    /// Those of no directory yet, and those begun.
+    units_left: u32,
+    units_begun: u32,
+    random: Random,
 }
 
 impl KernelBuild {
@@ -59,6 +112,10 @@ impl KernelBuild {
         Kind { pages: pages.max(1), heap_percent: 70, small_pages: ASSEMBLER_SMALL }
     }
 
+    fn make(&self) -> Kind {
+        Kind { pages: pages_of_kib(self.make_kib.get()), heap_percent: 100, small_pages: MAKE_SMALL }
+    }
+
     const WAITING: Kind = Kind { pages: 0, heap_percent: 0, small_pages: WAITING_SMALL };
 
     /// Address space of a job: what waits, and the largest compiler behind it.
@@ -68,9 +125,40 @@ impl KernelBuild {
         pages.next_multiple_of(MAX_ORDER.pages())
     }
 
+    fn make_pages(&self) -> u32 {
+        Process::address_pages(self.make()).next_multiple_of(MAX_ORDER.pages())
+    }
+
+    /// Each directory beyond those that may be in build at a time has a last job.
+    fn most_directories(&self) -> u32 {
+        self.directories.get() + self.jobs.get()
+    }
+
+    fn files_pages(&self) -> u32 {
+        let written = self.units.get() * pages_of_kib(self.object_kib.get());
+        Files::address_pages(self.tree_mib.get() * MIB + written)
+    }
+
+    /// The address space: jobs, directories, parents, files.
+    fn job_base(&self, number: u32) -> PageNumber {
+        PageNumber(0).offset(number * self.job_pages())
+    }
+
+    fn directory_base(&self, number: u32) -> PageNumber {
+        self.job_base(self.jobs.get()).offset(number * self.make_pages())
+    }
+
+    fn parent_base(&self, number: u32) -> PageNumber {
+        self.directory_base(self.most_directories()).offset(number * self.make_pages())
+    }
+
+    fn files_base(&self) -> PageNumber {
+        self.parent_base(self.parent_makes.get())
+    }
+
     /// Pages of address space.
     pub fn pages(&self) -> u32 {
-        self.jobs.get() * self.job_pages()
+        self.files_base().offset(self.files_pages()).0 as u32
     }
 
     fn compiler_pages(&self, random: &mut Random) -> u32 {
@@ -86,48 +174,170 @@ impl KernelBuild {
 
     /// Does it.
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
+        let mut tree = Tree::new(self, lab, seed)?;
         let mut rounds = Rounds::new(lab);
         let cpus = lab.engine().config().cpus;
         let mut jobs: Vec<Option<Job>> = (0..self.jobs.get()).map(|_| None).collect();
-        let mut next_unit = 0;
-        let random = |unit: u32, stage: u32| Random::new(seed << 40 | u64::from(unit) << 4 | u64::from(stage));
         let took = schedule::run(lab, cpus, self.jobs.get(), |lab, number| {
-            let base = PageNumber(u64::from(number * self.job_pages()));
-            let own = base.offset(Process::address_pages(Self::WAITING));
             let job = &mut jobs[number as usize];
-            let Some(running) = job else {
-                if next_unit == self.units.get() {
-                    return Ok(false);
-                }
-                let kind = self.compiler(self.compiler_pages(&mut random(next_unit, 0)));
-                let waiting = Process::start(lab, base, Self::WAITING, random(next_unit, 1))?;
-                let stage = Stage::Compile(Process::start(lab, own, kind, random(next_unit, 2))?);
-                *job = Some(Job { waiting, stage, unit: next_unit });
-                next_unit += 1;
-                return Ok(true);
+            *job = match job.take() {
+                None if tree.is_begun() => return Ok(false),
+                None => tree.begin(lab, number)?,
+                Some(job) => tree.go_on(lab, number, job)?,
             };
-            let (Stage::Compile(process) | Stage::Assemble(process)) = &mut running.stage;
-            if process.work(lab)? {
-                return Ok(true);
-            }
-            lab.note_swapped();
-            running.waiting.wake_up(lab)?;
-            let Some(Job { waiting, stage, unit }) = job.take() else { unreachable!("it runs") };
-            match stage {
-                Stage::Compile(compiler) => {
-                    let kind = self.assembler(self.compiler_pages(&mut random(unit, 0)));
-                    compiler.exit(lab);
-                    let stage = Stage::Assemble(Process::start(lab, own, kind, random(unit, 3))?);
-                    *job = Some(Job { waiting, stage, unit });
-                }
-                Stage::Assemble(assembler) => {
-                    assembler.exit(lab);
-                    waiting.exit(lab);
-                }
-            }
             Ok(true)
         })?;
         rounds.end(lab);
         Ok((rounds.rounds, took))
     }
+}
+
+impl<'a> Tree<'a> {
+    /// The files are there, and whatever `make` stands above the directories.
+    fn new(build: &'a KernelBuild, lab: &mut Lab, seed: u64) -> Result<Tree<'a>, LabError> {
+        let directories = (0..build.most_directories()).map(|_| None).collect();
+        let random = Random::new(seed << 40 | 1 << 39);
+        let files = Files::new(build.files_base());
+        let units_left = build.units.get();
+        let mut tree =
+            Tree { build, seed, directories, parents: Vec::new(), files, units_left, units_begun: 0, random };
+        tree.files.write(lab, build.tree_mib.get() * MIB)?;
+        for number in 0..build.parent_makes.get() {
+            let mut parent = Process::start(lab, build.parent_base(number), build.make(), tree.random.split())?;
+            while parent.work(lab)? {}
+            tree.parents.push(parent);
+        }
+        Ok(tree)
+    }
+
+    /// The numbers that a part of a unit draws, whoever does it and when.
+    fn random_of(&self, unit: u32, part: u32) -> Random {
+        Random::new(self.seed << 40 | u64::from(unit) << 4 | u64::from(part))
+    }
+
+    /// Whether all files have been begun.
+    fn is_begun(&self) -> bool {
+        self.units_begun == self.build.units.get()
+    }
+
+    /// What a job without work does next; nothing while all that is to be compiled is in directories that are being read.
+    fn begin(&mut self, lab: &mut Lab, job: u32) -> Result<Option<Job>, LabError> {
+        let in_build = self.directories.iter().flatten().count() as u32;
+        let ready: Vec<usize> = (0..self.directories.len()).filter(|&at| self.has_ready_unit(at)).collect();
+        if self.units_left > 0 && (in_build < self.build.directories.get() || ready.is_empty()) {
+            return self.open(lab).map(Some);
+        }
+        if ready.is_empty() {
+            lab.machine().compute(SLICE_NS);
+            return Ok(None);
+        }
+        // Each make waits for the next token, and chance says which of them has it.
+        let directory = ready[self.random.below(ready.len() as u64) as usize];
+        self.compile(lab, job, directory).map(Some)
+    }
+
+    fn has_ready_unit(&self, directory: usize) -> bool {
+        self.directories[directory].as_ref().is_some_and(|directory| directory.is_read && directory.units_left > 0)
+    }
+
+    fn open(&mut self, lab: &mut Lab) -> Result<Job, LabError> {
+        let Some(at) = self.directories.iter().position(Option::is_none) else { unreachable!("jobs are no more") };
+        let others = u64::from(self.build.directory_units.get() - 1);
+        let units = (1 + self.random.exponential(others) as u32).min(self.units_left);
+        self.units_left -= units;
+        let base = self.build.directory_base(at as u32);
+        let make = Process::start(lab, base, self.build.make(), self.random.split())?;
+        self.directories[at] = Some(Directory { make, is_read: false, units_left: units, jobs: 0 });
+        self.wake_parent(lab)?;
+        Ok(Job::Read { directory: at })
+    }
+
+    fn wake_parent(&mut self, lab: &mut Lab) -> Result<(), LabError> {
+        if self.parents.is_empty() {
+            return Ok(());
+        }
+        let parent = self.random.below(self.parents.len() as u64) as usize;
+        wake_make(lab, &mut self.parents[parent])
+    }
+
+    fn compile(&mut self, lab: &mut Lab, job: u32, at: usize) -> Result<Job, LabError> {
+        let unit = Unit { number: self.units_begun, directory: at };
+        self.units_begun += 1;
+        let directory = self.directory(at);
+        directory.units_left -= 1;
+        directory.jobs += 1;
+        wake_make(lab, &mut directory.make)?;
+        let kind = self.build.compiler(self.build.compiler_pages(&mut self.random_of(unit.number, 0)));
+        let base = self.build.job_base(job);
+        let waiting = Process::start(lab, base, KernelBuild::WAITING, self.random_of(unit.number, 1))?;
+        let compiler = Process::start(lab, Self::behind_waiting(base), kind, self.random_of(unit.number, 2))?;
+        let headers = pages_of_kib(self.build.headers_kib.get());
+        let source = pages_of_kib(self.build.source_kib.get());
+        let start = headers + unit.number * source;
+        self.files.read(lab, 0..headers)?;
+        self.files.read(lab, start..start + source)?;
+        Ok(Job::Compile { waiting, compiler, unit })
+    }
+
+    fn behind_waiting(job_base: PageNumber) -> PageNumber {
+        job_base.offset(Process::address_pages(KernelBuild::WAITING))
+    }
+
+    fn directory(&mut self, at: usize) -> &mut Directory {
+        let Some(directory) = &mut self.directories[at] else { unreachable!("it is in build") };
+        directory
+    }
+
+    /// The next slice of a job; what it does then, if anything.
+    fn go_on(&mut self, lab: &mut Lab, number: u32, mut job: Job) -> Result<Option<Job>, LabError> {
+        let works = match &mut job {
+            Job::Read { directory } => self.directory(*directory).make.work(lab)?,
+            Job::Compile { compiler: process, .. } | Job::Assemble { assembler: process, .. } => process.work(lab)?,
+        };
+        if works {
+            return Ok(Some(job));
+        }
+        lab.note_swapped();
+        match job {
+            Job::Read { directory } => {
+                self.directory(directory).is_read = true;
+                Ok(None)
+            }
+            Job::Compile { mut waiting, compiler, unit } => {
+                waiting.wake_up(lab)?;
+                compiler.exit(lab);
+                let kind = self.build.assembler(self.build.compiler_pages(&mut self.random_of(unit.number, 0)));
+                let base = Self::behind_waiting(self.build.job_base(number));
+                let assembler = Process::start(lab, base, kind, self.random_of(unit.number, 3))?;
+                Ok(Some(Job::Assemble { waiting, assembler, unit }))
+            }
+            Job::Assemble { mut waiting, assembler, unit } => {
+                waiting.wake_up(lab)?;
+                assembler.exit(lab);
+                self.files.write(lab, pages_of_kib(self.build.object_kib.get()))?;
+                waiting.exit(lab);
+                self.end(lab, unit.directory)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// A job in that directory has ended, and with the last of them so does its `make`.
+    fn end(&mut self, lab: &mut Lab, at: usize) -> Result<(), LabError> {
+        let directory = self.directory(at);
+        directory.jobs -= 1;
+        wake_make(lab, &mut directory.make)?;
+        let is_built = |directory: &mut Directory| directory.units_left == 0 && directory.jobs == 0;
+        if let Some(directory) = self.directories[at].take_if(is_built) {
+            directory.make.exit(lab);
+            self.wake_parent(lab)?;
+        }
+        Ok(())
+    }
+}
+
+/// It looks what is to be done next.
+fn wake_make(lab: &mut Lab, make: &mut Process) -> Result<(), LabError> {
+    make.wake_up(lab)?;
+    make.go_through(lab, MAKE_PERCENT)
 }

@@ -1,6 +1,6 @@
 //! One process that computes: memory that grows, of which some is looked at again, until it exits.
 //!
-//! Fitted to gcc 12's `cc1 -O2` on C files of zstd and ring, sampled every 0.1 s by `/proc/PID/smaps` and `clear_refs`
+//! Fitted to gcc 12's `cc1` on C files of Linux, sampled by `/proc/PID/smaps` and `clear_refs` every 50 ms of its CPU time
 //! (docs/lab.md has the figures): how mappings grow, what is referenced again, how fast it goes.
 //! - The heap grows by `brk` in steps of 33 pages. A folio must lie inside what is mapped when it is first touched, so that
 //!   the steps leave single pages.
@@ -25,7 +25,7 @@ const BRK_PAGES: u32 = 33;
 const SMALL_PAGES: u32 = 5;
 /// What is looked at is a piece of so many pages, of which some are touched.
 const PIECE_PAGES: u32 = 16;
-const PIECE_TOUCHES: u32 = 4;
+const PIECE_TOUCHES: u32 = 12;
 /// Pieces looked at in a slice: of what is always in use, of the youngest 2 MiB, of all.
 const RECENT_PIECES: u32 = 3;
 const ANY_PIECES: u32 = 3;
@@ -34,11 +34,11 @@ const RECENT_PAGES: u32 = 2 * MIB;
 const CORE_PERCENT: u32 = 10;
 const CORE_SLICES: u32 = 10;
 /// How long a slice is, without faults.
-pub const SLICE_NS: u64 = 10_000_000;
-/// Growth in a slice: 15 MiB a second.
-const GROWTH_PAGES: u32 = 15 * MIB / 100;
-/// While the first so many per cent are made, at four times the speed.
-const EARLY_PERCENT: u32 = 30;
+pub const SLICE_NS: u64 = 1_000_000;
+/// Growth in a slice: 100 MiB a second.
+const GROWTH_PAGES: u32 = 100 * MIB / 1000;
+/// While the first so many per cent are made, at twice the speed.
+const EARLY_PERCENT: u32 = 70;
 
 /// A mapping that grows.
 #[derive(Clone, Debug)]
@@ -151,7 +151,7 @@ impl Process {
         lab.machine().compute(SLICE_NS);
         let grown: u32 = self.areas.iter().map(|area| area.touched_pages).sum();
         let early = grown < self.kind.pages * EARLY_PERCENT / 100;
-        let growth = GROWTH_PAGES * if early { 4 } else { 1 };
+        let growth = GROWTH_PAGES * if early { 2 } else { 1 };
         for _ in 0..growth.min(self.kind.pages.saturating_sub(grown)).div_ceil(PIECE_PAGES) {
             let area = self.any_area();
             (0..PIECE_PAGES).try_for_each(|_| self.areas[area].grow(lab))?;
@@ -182,6 +182,15 @@ impl Process {
     /// Touches the small mappings again: it goes on, or ends.
     pub fn wake_up(&mut self, lab: &mut Lab) -> Result<(), LabError> {
         small_mappings(&self.small).try_for_each(|mapping| lab.touch_all(mapping, false))
+    }
+
+    /// Touches the first `percent` of what has grown.
+    pub fn go_through(&mut self, lab: &mut Lab, percent: u32) -> Result<(), LabError> {
+        let Process { areas, random, .. } = self;
+        areas.iter().try_for_each(|area| {
+            let pages = area.touched_pages * percent / 100;
+            (0..pages).try_for_each(|number| lab.touch(area.page(number), random.below(3) == 0))
+        })
     }
 
     /// All it had is gone.

@@ -1,0 +1,56 @@
+//! Files of tmpfs: they stay until the end, and under pressure they go out to the swap device, by single pages.
+
+use super::MIB;
+use crate::error::LabError;
+use crate::lab::Lab;
+use foliomem_core::units::PageNumber;
+use std::ops::Range;
+
+/// Files lie in mappings of so many pages, which no folio fits into.
+const MAPPING_PAGES: u32 = 3;
+
+/// All files, one behind the other.
+#[derive(Debug)]
+pub struct Files {
+    base: PageNumber,
+    pages: u32,
+}
+
+impl Files {
+    /// Address space of so many pages of files.
+    pub fn address_pages(pages: u32) -> u32 {
+        pages.div_ceil(MAPPING_PAGES) * (MAPPING_PAGES + 1)
+    }
+
+    /// None yet, in the address space from `base` on.
+    pub fn new(base: PageNumber) -> Files {
+        Files { base, pages: 0 }
+    }
+
+    fn page(&self, number: u32) -> PageNumber {
+        self.base.offset(number / MAPPING_PAGES * (MAPPING_PAGES + 1) + number % MAPPING_PAGES)
+    }
+
+    /// Writes `pages` more.
+    pub fn write(&mut self, lab: &mut Lab, pages: u32) -> Result<(), LabError> {
+        for number in self.pages..self.pages + pages {
+            if number.is_multiple_of(MAPPING_PAGES) {
+                let start = self.page(number);
+                lab.map(start..start.offset(MAPPING_PAGES));
+            }
+            lab.touch(self.page(number), true)?;
+        }
+        self.pages += pages;
+        Ok(())
+    }
+
+    /// Reads those of the pages `range` that there are.
+    pub fn read(&self, lab: &mut Lab, range: Range<u32>) -> Result<(), LabError> {
+        (range.start..range.end.min(self.pages)).try_for_each(|number| lab.touch(self.page(number), false))
+    }
+}
+
+/// Pages that hold so many KiB.
+pub fn pages_of_kib(kib: u32) -> u32 {
+    (kib * MIB).div_ceil(1024)
+}
