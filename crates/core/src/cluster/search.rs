@@ -78,8 +78,9 @@ impl<'a> Search<'a> {
             if cluster.place == Place::Free {
                 cluster.order = self.order;
             }
-            let mut found = cluster.find_free(self.order, next);
-            if found.is_none() && self.clusters.policy.keeps_lists() {
+            let from = if cluster.place == Place::Free { SlotIndex::FIRST } else { next };
+            let mut found = cluster.find_free(self.order, from);
+            if found.is_none() && self.clusters.policy.goes_round() {
                 found = cluster.find_free(self.order, SlotIndex::FIRST);
             }
             if let Some(at) = found {
@@ -220,7 +221,7 @@ impl<'a> Search<'a> {
         cluster.take(at, self.order.pages());
         let next = match SlotIndex::new(at.get() + self.order.pages()) {
             _ if cluster.is_full() => None,
-            None if self.clusters.policy.keeps_lists() => Some(SlotIndex::FIRST),
+            None if self.clusters.policy.goes_round() => Some(SlotIndex::FIRST),
             next => next,
         };
         self.cpu.set_current(self.order, next.map(|next| Current { cluster: number, next }));

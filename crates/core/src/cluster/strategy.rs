@@ -74,10 +74,15 @@ pub(super) trait Policy: Sync {
     /// cluster has room for.
     fn find(&self, search: &mut Search<'_>) -> Option<Slot>;
 
-    /// Whether clusters in use are on lists. Without, what is freed behind a CPU in its current cluster is lost to it;
-    /// with them, a CPU come to the end of its current cluster goes on at its beginning.
+    /// Whether clusters in use are on lists.
     fn keeps_lists(&self) -> bool {
         true
+    }
+
+    /// Whether a CPU that comes to the end of its current cluster goes on at its beginning, where slots may have been freed. In the
+    /// kernel it leaves the cluster.
+    fn goes_round(&self) -> bool {
+        false
     }
 
     /// Where a cluster with slots in use belongs, after `order` was tried in it.

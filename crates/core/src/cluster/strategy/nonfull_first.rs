@@ -2,7 +2,8 @@
 //! `cluster_alloc_swap_entry` of Linux 6.18): nonfull clusters are filled up before a free one is opened, unless the
 //! device wants discard, where spreading writes is better.
 //!
-//! One thing differs from the kernel. There a cluster is nonfull once any slot of it was freed, so that an
+//! Two things differ from the kernel. A CPU goes on at the beginning of its current cluster when it comes to its end, if that
+//! has room there. And a cluster is nonfull in the kernel once any slot of it was freed, so that an
 //! allocation may look through any number of nonfull clusters before one has room. Here it is nonfull only once
 //! *room for its order* was freed, and stays so until it is tried, or stolen from to the last such room. So the
 //! first nonfull cluster has room, and an allocation looks through three clusters at most: the CPU's current one,
@@ -26,6 +27,10 @@ impl Policy for NonfullFirst {
             nonfull(search).or_else(|| search.free_cluster())
         };
         found.or_else(|| search.listed(Place::Frag(order), Tries::One)).or_else(|| search.steal())
+    }
+
+    fn goes_round(&self) -> bool {
+        true
     }
 
     fn after_try(&self, cluster: &Cluster, order: Order) -> Place {
