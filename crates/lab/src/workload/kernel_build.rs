@@ -36,12 +36,12 @@ pub struct KernelBuild {
     directory_units: Within<1, 100_000>,
     /// What stands above them until all is built.
     parent_makes: Within<0, 1024>,
-    make_kib: Within<4, 1_048_576>,
+    make_kib: Within<4, 65536>,
     /// Files of tmpfs: what there is before the build, what each compiler reads and each job writes.
     tree_mib: Within<0, 65536>,
     headers_kib: Within<0, 1_048_576>,
-    source_kib: Within<0, 65536>,
-    object_kib: Within<0, 65536>,
+    source_kib: Within<0, 1024>,
+    object_kib: Within<0, 1024>,
 }
 
 /// No compiler takes more than this many times the median.
@@ -340,4 +340,21 @@ impl<'a> Tree<'a> {
 fn wake_make(lab: &mut Lab, make: &mut Process) -> Result<(), LabError> {
     make.wake_up(lab)?;
     make.go_through(lab, MAKE_PERCENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_build_has_an_address_space() {
+        let most = "jobs = 1024\nunits = 1000000\ncompiler_mib = 1024\ncompiler_spread_percent = 100\nheap_percent = 100\n\
+                    assembler_percent = 100\ndirectories = 1024\ndirectory_units = 100000\nparent_makes = 1024\n\
+                    make_kib = 65536\ntree_mib = 65536\nheaders_kib = 1048576\nsource_kib = 1024\nobject_kib = 1024\n";
+        let build: KernelBuild = toml::from_str(most).unwrap();
+        let files = u64::from(build.tree_mib.get() * MIB) + u64::from(build.units.get()) * 256;
+        assert!(build.files_base().0 + files < u64::from(build.pages()), "nothing overflows");
+        let read = pages_of_kib(build.headers_kib.get()) + build.units.get() * pages_of_kib(build.source_kib.get());
+        assert!(read < build.pages());
+    }
 }
