@@ -28,7 +28,7 @@ def test_numpy_sizes_and_granules(options):
 
 
 def test_sqlite(torture):
-    size, limit = ("20", "16M") if torture else ("150", "64M")
+    size, limit = ("10", "16M") if torture else ("150", "64M")
     got = same_as_plain([PYTHON, PROGRAMS / "database.py", size], limit, torture)
     assert got.out.startswith(b"ok\n") and got.out.endswith(b"wrong 0\n")
 
