@@ -1,8 +1,8 @@
 //! The machine of the lab: dense arrays instead of memory, a clock that moves by what things cost.
 //!
 //! A page has no bytes, only a *version*: how often it was written since it was new, 0 for zeros. That is a word in an
-//! array over each 2 MiB of the address space that were ever used. Another array says for each frame which page lies at its home. Both together take the
-//! place of content: what is compressed is named by its first page and a hash of the versions, and that name comes back as
+//! array over each 2 MiB of the address space that were ever used. Another array says for each frame which page lies at its
+//! home. Both together take the place of content: what is compressed is named by its first page and a hash of the versions, and that name comes back as
 //! the piece's checksum, so that every swap-in is checked: the right version of the right page, or the run ends.
 //!
 //! Everything is atomic, because the engine wants a machine that threads can share. There is one thread, and the engine is

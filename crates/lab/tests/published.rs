@@ -36,6 +36,8 @@ fn the_first_rounds_by_pages_are_near_what_was_published() {
         let percent = round.percent().unwrap();
         assert!((percent - published).abs() < 10.0, "{percent}%, published {published}%");
     }
+    let counts = (outcome.rounds[0].swpout_fallback, outcome.rounds[1].swpout_fallback);
+    assert_eq!(counts, (0, 109), "published: 0 and 101");
 }
 
 #[test]

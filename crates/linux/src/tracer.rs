@@ -163,9 +163,8 @@ impl Tracer {
         let shift = self.shift.load(Ordering::Relaxed);
         {
             let mut watched = self.watched.lock();
-            for cell in pages.start.0 >> shift..pages.end.0.div_ceil(1 << shift) {
-                let page = watched_page(cell, shift);
-                if pages.contains(&page) && watched.len() <= MOST_WATCHED {
+            for page in watched_in(&pages, shift) {
+                if watched.len() <= MOST_WATCHED {
                     watched.entry(page).or_insert_with(|| Watched::new(page));
                 }
             }
@@ -305,13 +304,9 @@ impl Watcher {
             }
         }
         let shift = tracer.shift.load(Ordering::Relaxed);
-        let block_pages = u64::from(MAX_ORDER.pages());
         for first in self.lap.drain(self.lap.len().saturating_sub(BLOCKS_A_LOOK)..) {
-            for cell in first.0 >> shift..(first.0 + block_pages).div_ceil(1 << shift) {
-                let page = watched_page(cell, shift);
-                if page.head(MAX_ORDER) == first && engine.is_resident(page) {
-                    tracer.watched.lock().entry(page).or_insert_with(|| Watched::new(page));
-                }
+            for page in watched_in(&first.folio(MAX_ORDER), shift).filter(|&page| engine.is_resident(page)) {
+                tracer.watched.lock().entry(page).or_insert_with(|| Watched::new(page));
             }
         }
     }
@@ -399,6 +394,12 @@ impl Watcher {
             last: PageNumber(0),
         }
     }
+}
+
+/// The pages of `pages` that are watched where one of 2^`shift` is.
+fn watched_in(pages: &Range<PageNumber>, shift: u8) -> impl Iterator<Item = PageNumber> {
+    let cells = pages.start.0 >> shift..pages.end.0.div_ceil(1 << shift);
+    cells.map(move |cell| watched_page(cell, shift)).filter(|page| pages.contains(page))
 }
 
 fn cpu_time_us(clock: ClockId) -> i64 {

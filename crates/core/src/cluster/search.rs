@@ -75,10 +75,10 @@ impl<'a> Search<'a> {
             Place::Full | Place::FullCacheOnly | Place::AwaitsDiscard | Place::Discarding => false,
         };
         if usable {
+            let mut from = next;
             if cluster.place == Place::Free {
-                cluster.order = self.order;
+                (cluster.order, from) = (self.order, SlotIndex::FIRST);
             }
-            let from = if cluster.place == Place::Free { SlotIndex::FIRST } else { next };
             let mut found = cluster.find_free(self.order, from);
             if found.is_none() && self.clusters.policy.goes_round() {
                 found = cluster.find_free(self.order, SlotIndex::FIRST);
