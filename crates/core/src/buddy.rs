@@ -205,22 +205,23 @@ impl Buddy {
 
     /// The free run of exactly or more than `order` that is given out first ([`Pick`]), split down to it.
     pub fn alloc(&mut self, order: Order) -> Option<FrameRun> {
-        self.alloc_by(order, Buddy::pick, 0)
+        self.alloc_by(order, MAX_ORDER, Buddy::pick, 0)
     }
 
-    /// The top of the highest free run of exactly or more than `order`.
-    pub fn alloc_highest(&mut self, order: Order) -> Option<FrameRun> {
-        self.alloc_by(order, |buddy, from| buddy.free[from].highest(), 1)
+    /// The top of the highest free run of `order` or, where there is none, of the next larger order up to `most`.
+    pub fn alloc_highest(&mut self, order: Order, most: Order) -> Option<FrameRun> {
+        self.alloc_by(order, most, |buddy, from| buddy.free[from].highest(), 1)
     }
 
     fn alloc_by(
         &mut self,
         order: Order,
+        most: Order,
         find: fn(&mut Buddy, usize) -> Option<usize>,
         upper: usize,
     ) -> Option<FrameRun> {
         let (from, mut bit) = Order::all()
-            .filter(|&from| from >= order)
+            .filter(|&from| from >= order && from <= most)
             .find_map(|from| find(self, from.index()).map(|bit| (from, bit)))?;
         self.free[from.index()].clear(bit);
         for level in (order.index()..from.index()).rev() {
@@ -354,7 +355,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Alloc(u8),
-        AllocHighest(u8),
+        AllocHighest(u8, u8),
         AllocAt(u32, u8),
         TakeIn(u32, u8),
         Free(prop::sample::Index),
@@ -363,7 +364,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             3 => (0u8..10).prop_map(Step::Alloc),
-            1 => (0u8..10).prop_map(Step::AllocHighest),
+            1 => (0u8..10, 0u8..10).prop_map(|(order, most)| Step::AllocHighest(order, most)),
             2 => (0u32..3000, 0u8..10).prop_map(|(head, order)| Step::AllocAt(head, order)),
             1 => (0u32..3000, 0u8..10).prop_map(|(head, order)| Step::TakeIn(head, order)),
             4 => any::<prop::sample::Index>().prop_map(Step::Free),
@@ -374,10 +375,18 @@ mod tests {
         run.head.0..run.head.0 + run.frames()
     }
 
-    /// Whether the model has a free naturally aligned run.
-    fn model_has(free: &BTreeSet<u32>, order: Order) -> bool {
-        free.iter()
-            .any(|&head| head % order.pages() == 0 && (head..head + order.pages()).all(|frame| free.contains(&frame)))
+    /// Whether the model has a free naturally aligned run that is not part of one of more than `most`.
+    fn model_has(free: &BTreeSet<u32>, frames: u32, order: Order, most: Order) -> bool {
+        let is_free = |head: u32, order: Order| {
+            let head = head & !(order.pages() - 1);
+            head + order.pages() <= frames && (head..head + order.pages()).all(|frame| free.contains(&frame))
+        };
+        order <= most
+            && free.iter().any(|&head| {
+                head % order.pages() == 0
+                    && is_free(head, order)
+                    && most.higher().is_none_or(|larger| !is_free(head, larger))
+            })
     }
 
     proptest! {
@@ -392,10 +401,16 @@ mod tests {
             let mut held: Vec<FrameRun> = Vec::new();
             for step in steps {
                 let got = match step {
-                    Step::Alloc(order) | Step::AllocHighest(order) => {
+                    Step::Alloc(order) => {
                         let order = Order::new(order).unwrap();
-                        let got = if matches!(step, Step::Alloc(_)) { buddy.alloc(order) } else { buddy.alloc_highest(order) };
-                        prop_assert_eq!(got.is_some(), model_has(&free, order));
+                        let got = buddy.alloc(order);
+                        prop_assert_eq!(got.is_some(), model_has(&free, frames, order, MAX_ORDER));
+                        got
+                    }
+                    Step::AllocHighest(order, most) => {
+                        let [order, most] = [order, most].map(|order| Order::new(order).unwrap());
+                        let got = buddy.alloc_highest(order, most);
+                        prop_assert_eq!(got.is_some(), model_has(&free, frames, order, most));
                         got
                     }
                     Step::AllocAt(head, order) => {
@@ -454,7 +469,7 @@ mod tests {
         buddy.add_free(Frame(0), 64);
         for _ in 0..100_000 {
             // What is taken from below leaves its entries.
-            let run = buddy.alloc_highest(Order::ZERO).unwrap();
+            let run = buddy.alloc_highest(Order::ZERO, MAX_ORDER).unwrap();
             buddy.free(run);
         }
         let entries = buddy.stacks.iter().flat_map(|stacks| stacks.iter()).map(Vec::len);

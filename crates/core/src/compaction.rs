@@ -6,8 +6,8 @@
 //! finds the places they go to: the highest free run of the order that is needed, of those that are free per order in the
 //! buddy allocator. What variants of it there have been is in [`Variant`].
 //!
-//! Departures: a block with something that cannot be moved is left before anything in it was moved. The scanners need
-//! not stop where they meet: what is captured is never a place to go to, and each block is looked at once.
+//! Departures: nothing goes where a run of the wanted order is free: one would be made and another one lost, for ever. A block with something that cannot be moved is left before anything in it was moved. The scanners need
+//! not stop where they meet: what is captured is never a place to go to either, and each block is looked at once.
 //!
 //! Free pages at home in the block are moved out of it like its occupants, so that what comes of it is a run of empty homes: what
 //! allocation lacks when it fails though enough frames are free. (Of the arena's frames three quarters are empty: there is
@@ -178,6 +178,11 @@ impl<O: Occupants> Compaction<'_, O> {
         })
     }
 
+    /// The largest free runs that something may be moved to; `None` where any free run is as good as what is wanted.
+    fn largest_target(&self) -> Option<Order> {
+        self.order.lower()
+    }
+
     /// Frees `block`, if all that is in it can be moved.
     fn clear(&self, block: FrameRun) -> bool {
         let Some((sources, pages)) = self.isolate(block) else { return false };
@@ -193,6 +198,7 @@ impl<O: Occupants> Compaction<'_, O> {
     /// is nothing to gain.
     fn isolate(&self, block: FrameRun) -> Option<(Vec<Occupant>, u32)> {
         let policy = self.variant.policy();
+        let most = self.largest_target()?;
         let (full, empty) = self.homes.free_in(block);
         if empty.covers(block) {
             return None;
@@ -219,7 +225,7 @@ impl<O: Occupants> Compaction<'_, O> {
             to_move_pages += pages;
             index += pages;
         }
-        if to_move_pages > self.homes.empty_frames().saturating_sub(empty.len()) {
+        if to_move_pages > self.homes.empty_frames_up_to(most).saturating_sub(empty.len()) {
             return None;
         }
         Some((sources, to_move_pages - full.len()))
@@ -228,6 +234,7 @@ impl<O: Occupants> Compaction<'_, O> {
     /// Moves all of `sources` out of `block`, if it can.
     fn migrate(&self, block: FrameRun, mut sources: Vec<Occupant>) -> bool {
         let policy = self.variant.policy();
+        let Some(most) = self.largest_target() else { return false };
         policy.arrange(&mut sources);
         sources.reverse();
         while let Some(source) = sources.pop() {
@@ -241,7 +248,7 @@ impl<O: Occupants> Compaction<'_, O> {
                         }
                         continue;
                     }
-                    match policy.target(self.homes, run.order) {
+                    match policy.target(self.homes, run.order, most) {
                         Some(target) => {
                             self.counters.compact_free_scanned.add(u64::from(target.frames()));
                             self.occupants.migrate(run, target)
@@ -274,7 +281,8 @@ impl<O: Occupants> Compaction<'_, O> {
     /// Moves the free pages out of the captured run.
     fn move_free_pages(&self) -> bool {
         while let Some(from) = self.homes.take_captured_page() {
-            let (from, to) = (FrameRun::new(from, Order::ZERO), self.homes.alloc_target(Order::ZERO, true));
+            let from = FrameRun::new(from, Order::ZERO);
+            let to = self.largest_target().and_then(|most| self.homes.alloc_target(Order::ZERO, most));
             let Some(to) = to else {
                 self.homes.free_full(from);
                 return false;

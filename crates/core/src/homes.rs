@@ -18,7 +18,7 @@ use crate::buddy::{Buddy, Pick};
 use crate::frame_set::FrameSet;
 use crate::machine::Machine;
 use crate::sync::Mutex;
-use crate::units::{Frame, FrameRun, Order, OrderSet};
+use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet};
 
 /// Full frames kept back for reclaim, which needs some to free others: four runs of the store's usual
 /// largest order (4).
@@ -125,6 +125,12 @@ impl Homes {
         self.free.lock().empty.free_frames()
     }
 
+    /// Those of them in runs of `order` at most.
+    pub fn empty_frames_up_to(&self, order: Order) -> u32 {
+        let free = self.free.lock();
+        Order::all().filter(|&at| at <= order).map(|at| free.empty.free_runs(at) * at.pages()).sum()
+    }
+
     /// Free runs of exactly `order` without pages.
     pub fn empty_runs(&self, order: Order) -> u32 {
         self.free.lock().empty.free_runs(order)
@@ -217,11 +223,10 @@ impl Homes {
         self.free.lock().put(run, false);
     }
 
-    /// A run without pages at home for compaction to move something to: the highest one of `order`, or, where it may be
-    /// cut from a larger one, of the next larger order there is.
-    pub fn alloc_target(&self, order: Order, may_cut: bool) -> Option<FrameRun> {
-        let mut free = self.free.lock();
-        if may_cut || free.empty.free_runs(order) > 0 { free.empty.alloc_highest(order) } else { None }
+    /// A run without pages at home for compaction to move something to: the highest one of `order`, or else the top of one of
+    /// the next larger order there is up to `most`.
+    pub fn alloc_target(&self, order: Order, most: Order) -> Option<FrameRun> {
+        self.free.lock().empty.alloc_highest(order, most)
     }
 
     /// Which frames of `run` are free: those with a page at home, and those without.
@@ -286,7 +291,7 @@ impl Homes {
                 let mut free = self.free.lock();
                 let spare = free.full.free_frames().saturating_sub(keep_frames);
                 let largest = Order::all().rev().filter(|&order| order >= least && order.pages() <= spare);
-                largest.into_iter().find_map(|order| free.full.alloc_highest(order))
+                largest.into_iter().find_map(|order| free.full.alloc_highest(order, MAX_ORDER))
             };
             let Some(run) = run else { break };
             machine.release(run);

@@ -95,9 +95,9 @@ pub(super) trait Policy: Sync {
         true
     }
 
-    /// Where a source of `order` goes.
-    fn target(&self, homes: &Homes, order: Order) -> Option<FrameRun> {
-        homes.alloc_target(order, true)
+    /// Where a source of `order` goes, which is not to be part of a free run of more than `most`.
+    fn target(&self, homes: &Homes, order: Order, most: Order) -> Option<FrameRun> {
+        homes.alloc_target(order, most)
     }
 
     /// Whether a folio for which there is no run is split, rather than left where it is.

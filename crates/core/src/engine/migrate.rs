@@ -31,10 +31,15 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Makes one run of the highest order if hardly any are left; returns whether it did. For threads that nobody waits for.
+    /// Makes one run of the highest order if hardly any are left; returns whether there is one more. (What the store moves it puts
+    /// where it likes, maybe into another such run.) For threads that nobody waits for.
     pub fn compact_proactively(&self) -> bool {
         let is_fragmented = self.homes.fragmentation_percent(MAX_ORDER) > FRAGMENTED_PERCENT;
-        is_fragmented && !self.compactor.defers(MAX_ORDER) && self.compact(MAX_ORDER)
+        let before = self.homes.empty_runs(MAX_ORDER);
+        is_fragmented
+            && !self.compactor.defers(MAX_ORDER)
+            && self.compact(MAX_ORDER)
+            && self.homes.empty_runs(MAX_ORDER) > before
     }
 
     /// The folio that has `frame`, if it can be moved; with its block locked.

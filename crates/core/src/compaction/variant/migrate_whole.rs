@@ -19,7 +19,7 @@ impl Policy for MigrateWhole {
         Order::all().all(|order| wanted[order.index()] == 0 || wanted[order.index()] <= homes.empty_runs(order))
     }
 
-    fn target(&self, homes: &Homes, order: Order) -> Option<FrameRun> {
-        homes.alloc_target(order, false)
+    fn target(&self, homes: &Homes, order: Order, _most: Order) -> Option<FrameRun> {
+        homes.alloc_target(order, order)
     }
 }
