@@ -171,7 +171,7 @@ fn cluster_ns() -> Result<f64, Error> {
     let (swap, cpu) = (SwapClusters::new(device, 1, Strategy::ClusterLists), CpuNumber(0));
     while let Ok(slot) = swap.alloc(cpu, FOLIO) {
         // Of each folio's slots one stays in use.
-        swap.free(slot.offset(1), FOLIO.pages() - 1);
+        swap.free(cpu, slot.offset(1), FOLIO.pages() - 1);
     }
     let before = swap.counters().clusters_scanned;
     let mut found = None;

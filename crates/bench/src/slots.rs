@@ -158,7 +158,7 @@ impl Thread<'_> {
     fn free_folio(&mut self) {
         if !self.folios.is_empty() {
             let index = self.random.below(self.folios.len());
-            self.swap.free(self.folios.swap_remove(index), self.order.pages());
+            self.swap.free(self.cpu, self.folios.swap_remove(index), self.order.pages());
         }
     }
 
@@ -177,7 +177,7 @@ impl Thread<'_> {
                 self.singles.extend(rest);
                 slot
             };
-            self.swap.free(slot, 1);
+            self.swap.free(self.cpu, slot, 1);
         }
     }
 

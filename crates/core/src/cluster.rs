@@ -4,7 +4,8 @@
 //! first allocation until its last slot is freed. One that is partly used is on exactly one list (`lists`):
 //! *nonfull* of its order (a slot was freed since it was last tried) or *frag* of its order (tried); a full one is on
 //! a list only if the swap cache has some of it. A CPU's current cluster is on frag or nonfull like any other, the CPU only
-//! remembers where it was (`current`). Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
+//! remembers where it was (`current`). One that was full until a slot was freed may be a *spare* of the CPU that freed it, on no list:
+//! there that CPU allocates next, and others when they find no room on lists. Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
 //!
 //! Allocation tries the CPU's current cluster, then what its [`Strategy`] says (`search` has the steps).
 //! Order 9 needs a free cluster. Slots that only the swap cache refers to are *cache-only*: a search that finds
@@ -14,11 +15,11 @@
 //! Slots are bits (`bits`), 1 = used; looking through a cluster takes eight words. Clusters never used cost
 //! nothing, others 208 bytes: 0.01% of what they hold.
 //!
-//! Locks: one for each cluster and one for all lists, in this order; whoever holds that of the lists only
-//! *tries* those of clusters, and nobody holds two clusters'. A cluster changes its list while both locks
-//! are held, so that either shows where it is. Per-CPU state has no lock. A call that allocates takes the lock of
-//! its CPU's current cluster, and that of the lists only where that has no room, or to move it: with a CPU number
-//! for each thread, threads meet there, at clusters they free into, and at the count of freed slots.
+//! Locks: one for each CPU's spares, one for each cluster and one for all lists, in this order; whoever holds a later one only
+//! *tries* earlier ones, and nobody holds two clusters'. A cluster comes to a list or leaves it while its lock and that of the lists
+//! are held, so that either shows where it is. Other per-CPU state has no lock. A call that allocates takes the lock of
+//! its CPU's current cluster or spare, and that of the lists only where those have no room, or to move one: with a CPU number
+//! for each thread, threads meet there and at clusters they free into.
 
 mod bits;
 mod check;
@@ -35,10 +36,6 @@ pub use discard::PendingDiscard;
 pub use strategy::{Strategy, UnknownStrategy};
 
 use crate::sync::Mutex;
-use crate::sync::atomic::{
-    AtomicU64,
-    Ordering::{Acquire, Release},
-};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, MAX_ORDER, ORDERS, Order, Slot};
 use current::PerCpu;
 use lists::{Lists, Place};
@@ -122,8 +119,6 @@ pub struct SwapClusters {
     table: ClusterTable,
     lists: Mutex<Lists>,
     per_cpu: Box<[PerCpu]>,
-    /// Slots freed, as far as [`Lists::freed_slots`] does not count them.
-    freed_slots: AtomicU64,
 }
 
 impl SwapClusters {
@@ -135,7 +130,6 @@ impl SwapClusters {
             table: ClusterTable::new(device.slots / CLUSTER_SLOTS),
             lists: Mutex::default(),
             per_cpu: (0..cpus.max(1)).map(|_| PerCpu::default()).collect(),
-            freed_slots: AtomicU64::new(0),
         }
     }
 
@@ -155,15 +149,13 @@ impl SwapClusters {
     /// There is no room that this strategy finds. Order 0 finds whatever is free all the while it looks, except that
     /// [`Strategy::PerCpuLinear`] may miss slots freed and allocated by others meanwhile.
     pub fn alloc(&self, cpu: CpuNumber, order: Order) -> Result<Slot, NoSlots> {
-        let cpu = usize::from(cpu.0);
-        // A division costs as much as a lock.
-        let cpu = &self.per_cpu[if cpu < self.per_cpu.len() { cpu } else { cpu % self.per_cpu.len() }];
+        let cpu = self.cpu(cpu);
         loop {
             let mut search = Search::new(self, cpu, order);
             let found = if order == MAX_ORDER {
                 search.free_cluster()
             } else {
-                search.current().or_else(|| self.policy.find(&mut search))
+                search.current().or_else(|| search.spare()).or_else(|| self.policy.find(&mut search))
             };
             match found {
                 Some(slot) => return Ok(slot),
@@ -176,28 +168,38 @@ impl SwapClusters {
         }
     }
 
-    /// Frees `slots` slots from `first` on, in use or cache-only, in one pass (`swap_entries_free`).
+    /// Frees `slots` slots from `first` on, in use or cache-only, in one pass (`swap_entries_free`); `cpu` as for
+    /// [`alloc`](Self::alloc).
     ///
     /// # Panics
     /// If one of them is free.
-    pub fn free(&self, first: Slot, slots: u32) {
+    pub fn free(&self, cpu: CpuNumber, first: Slot, slots: u32) {
+        let cpu = self.cpu(cpu);
         self.each_cluster(first, slots, |number, cluster, part| {
             let (at, slots) = (part.start.index_in_cluster(), part.end.0 - part.start.0);
             cluster.free(at, slots);
             let place = match (cluster.is_empty(), self.device.wants_discard()) {
                 (true, true) => Place::AwaitsDiscard,
                 (true, false) => Place::Free,
-                (false, _) => self.policy.after_free(cluster, at, slots),
+                (false, _) => match self.policy.after_free(cluster, at, slots) {
+                    Place::Nonfull(order) if self.makes_spare(cluster) && cpu.keep_spare(order, number) => Place::Spare,
+                    place => place,
+                },
             };
-            if cluster.place != place {
-                let mut lists = self.lists.lock();
-                lists.move_to_end(number, cluster, place);
-                lists.freed_slots += u64::from(slots);
-            } else {
-                // Pairs with the load in `used_slots`, so that what is seen as freed is seen as allocated.
-                self.freed_slots.fetch_add(slots.into(), Release);
-            }
+            self.relocate(number, cluster, place);
+            cpu.count_freed(slots);
         });
+    }
+
+    fn cpu(&self, cpu: CpuNumber) -> &PerCpu {
+        let cpu = usize::from(cpu.0);
+        // A division costs as much as a lock.
+        &self.per_cpu[if cpu < self.per_cpu.len() { cpu } else { cpu % self.per_cpu.len() }]
+    }
+
+    /// Whether a cluster that has room again may be the spare of who made it.
+    fn makes_spare(&self, cluster: &Cluster) -> bool {
+        cluster.place == Place::Full && self.policy.keeps_spares() && self.device.discard != Discard::ForDevice
     }
 
     /// Says that only the swap cache refers to `slots` slots from `first` on, which are in use: they may be asked for
@@ -226,8 +228,7 @@ impl SwapClusters {
     /// Slots in use or cache-only; what threads allocate meanwhile may be counted or not.
     pub fn used_slots(&self) -> u32 {
         // In this order: what is seen as freed is seen as allocated.
-        let freed = self.freed_slots.load(Acquire);
-        let freed = freed + self.lists.lock().freed_slots;
+        let freed: u64 = self.per_cpu.iter().map(PerCpu::freed_slots).sum();
         let allocs = Order::all().zip(self.counters().allocs);
         let allocated: u64 = allocs.map(|(order, allocs)| allocs << order.get()).sum();
         (allocated - freed) as u32
@@ -276,8 +277,13 @@ impl SwapClusters {
 
     /// Moves a cluster, which the caller has locked, to where it belongs, unless it is there.
     fn relocate(&self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
-        if cluster.place != to {
+        if cluster.place == to {
+            return;
+        }
+        if cluster.place.is_listed() || to.is_listed() {
             self.lists.lock().move_to_end(number, cluster, to);
+        } else {
+            cluster.place = to;
         }
     }
 }

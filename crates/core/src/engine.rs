@@ -353,6 +353,6 @@ impl<M: Machine> Engine<M> {
             self.store.release(&self.runs(), piece, pages as u16);
             done += pages;
         }
-        self.slots.free(first, slots);
+        self.slots.free(self.machine.cpu(), first, slots);
     }
 }

@@ -47,9 +47,9 @@ impl World {
         Ok(slot)
     }
 
-    fn free(&self, slot: Slot, slots: u32) {
+    fn free(&self, cpu: u16, slot: Slot, slots: u32) {
         self.owned.lock().unwrap()[slot.0 as usize..(slot.0 + slots) as usize].fill(false);
-        self.swap.free(slot, slots);
+        self.swap.free(CpuNumber(cpu), slot, slots);
     }
 
     /// After all threads have ended.
@@ -85,10 +85,10 @@ fn mixed_orders(strategy: Strategy, discard: Discard) {
                 }
             }
             if let Some((slot, slots)) = held.pop() {
-                world.free(slot, slots);
+                world.free(cpu, slot, slots);
             }
             if let Ok(slot) = world.alloc(cpu, order(orders[0])) {
-                world.free(slot, order(orders[0]).pages());
+                world.free(cpu, slot, order(orders[0]).pages());
             }
         }
     };
@@ -121,7 +121,7 @@ fn order_0_finds_what_is_free() {
             move |world: &World| {
                 let mut slot = first;
                 for _ in 0..3 {
-                    world.free(slot, 1);
+                    world.free(cpu, slot, 1);
                     slot = world.alloc(cpu, order(0)).expect("a slot is free all the time");
                 }
             }
@@ -158,7 +158,7 @@ fn cached_slots_are_given_back_once() {
                     Err(NoSlots::Reclaim(slots)) => {
                         assert_eq!(slots, cached..cached.offset(256));
                         if let Some(slot) = take(&wanted) {
-                            world.free(slot, 256);
+                            world.free(1, slot, 256);
                         }
                     }
                     Err(error) => assert_eq!(error, NoSlots::Full),
@@ -176,7 +176,7 @@ fn no_cluster_is_used_before_it_is_discarded() {
         let world = World::new(2, Strategy::NonfullFirst, Discard::ForDevice);
         let clusters: Vec<Slot> = (0..2).map(|_| world.alloc(0, order(9)).unwrap()).collect();
         let discarded = Arc::new(Mutex::new(vec![false; 2]));
-        let free = |slot: Slot| move |world: &World| world.free(slot, CLUSTER_SLOTS);
+        let free = |slot: Slot| move |world: &World| world.free(0, slot, CLUSTER_SLOTS);
         let discards = Arc::clone(&discarded);
         let discard = move |world: &World| {
             while let Some(pending) = world.swap.take_discard() {

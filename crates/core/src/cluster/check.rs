@@ -1,5 +1,6 @@
 //! The whole-allocator check: every slot is in one state, every cluster where it belongs.
 
+use super::lists::Place;
 use super::{SlotState, SwapClusters};
 use crate::units::{ClusterNumber, Order, Slot};
 
@@ -8,10 +9,12 @@ impl SwapClusters {
     /// is under way.
     pub fn check(&self) {
         let listed = self.lists.lock().check();
+        let spares: Vec<_> = self.per_cpu.iter().flat_map(|cpu| *cpu.spares()).flatten().collect();
         let mut used_slots = 0;
         for (number, listed) in (0..).map(ClusterNumber).zip(&listed) {
             let cluster = self.table.get(number).lock();
             assert_eq!(*listed, Some(cluster.place).filter(|place| place.is_listed()), "{number:?}");
+            assert!(cluster.place != Place::Spare || spares.contains(&number), "{number:?} is nobody's spare");
             cluster.check(number);
             self.policy.check(&cluster);
             used_slots += cluster.used_slots();

@@ -1,10 +1,17 @@
-//! What each CPU keeps for itself: where it was last, by order, and what it has counted.
+//! What each CPU keeps for itself: where it was last and a spare cluster, by order, and what it has counted.
 //!
-//! No lock: where it was is a hint, checked under the cluster's lock by whoever follows it, so that an old
+//! Where it was is a hint, checked under the cluster's lock by whoever follows it, so that an old
 //! one costs a failed try at worst. Counters are only ever added to. Each CPU has cache lines of its own.
+//!
+//! Lock: that of the spares, before those of clusters. A cluster at [`Place::Spare`](super::lists::Place::Spare) is the spare of some CPU, whoever takes
+//! it holds both locks, and so nobody misses it who looks at all CPUs'. A spare that is anywhere else is an old one.
 
 use super::SlotCounters;
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, ORDERS, Order, SlotIndex};
 
 /// A CPU's current cluster for an order, and where to go on in it.
@@ -33,11 +40,37 @@ fn decode(word: u64) -> Option<Current> {
 #[repr(align(128))]
 pub(super) struct PerCpu {
     current: [AtomicU64; ORDERS],
-    /// Allocations that found room in the current cluster, where nothing but that cluster is locked.
+    /// Allocations that found room in the current cluster or a spare, where no list is locked.
     hits: [AtomicU64; ORDERS],
+    freed_slots: AtomicU64,
+    spares: Mutex<[Option<ClusterNumber>; ORDERS]>,
 }
 
 impl PerCpu {
+    pub fn spares(&self) -> MutexGuard<'_, [Option<ClusterNumber>; ORDERS]> {
+        self.spares.lock()
+    }
+
+    /// Makes a cluster, which the caller has locked, the spare for `order`, unless there is one.
+    pub fn keep_spare(&self, order: Order, cluster: ClusterNumber) -> bool {
+        let Some(mut spares) = self.spares.try_lock() else { return false };
+        let spare = &mut spares[order.index()];
+        let has_none = spare.is_none();
+        if has_none {
+            *spare = Some(cluster);
+        }
+        has_none
+    }
+
+    pub fn count_freed(&self, slots: u32) {
+        // Pairs with the load: what is seen as freed is seen as allocated.
+        self.freed_slots.fetch_add(slots.into(), Release);
+    }
+
+    pub fn freed_slots(&self) -> u64 {
+        self.freed_slots.load(Acquire)
+    }
+
     pub fn current(&self, order: Order) -> Option<Current> {
         decode(self.current[order.index()].load(Relaxed))
     }

@@ -19,6 +19,8 @@ pub(super) enum Place {
     /// Off list, because nobody looks for one: every slot is in use. (The kernel has a list of these and those of
     /// [`Place::FullCacheOnly`], for which it looks there.)
     Full,
+    /// Off list: it was full, and now has room for its order. It is the spare of a CPU.
+    Spare,
     /// Every slot is in use or cache-only, and some are cache-only.
     FullCacheOnly,
     /// Wholly free, but to be discarded first.
@@ -39,7 +41,7 @@ impl Place {
             Place::AwaitsDiscard => Some(2),
             Place::Nonfull(order) => Some(3 + order.index()),
             Place::Frag(order) => Some(3 + ORDERS + order.index()),
-            Place::Full | Place::Discarding | Place::InUse => None,
+            Place::Full | Place::Spare | Place::Discarding | Place::InUse => None,
         }
     }
 
@@ -75,8 +77,6 @@ pub(super) struct Lists {
     moves: u64,
     /// Everything but what CPUs count for themselves.
     pub counters: SlotCounters,
-    /// Slots freed, as far as their clusters moved for it.
-    pub freed_slots: u64,
 }
 
 impl Lists {

@@ -69,6 +69,7 @@ impl<'a> Search<'a> {
         let mut cluster = self.clusters.table.get(number).lock();
         let usable = match cluster.place {
             Place::Nonfull(of) | Place::Frag(of) => of == self.order,
+            Place::Spare => cluster.order == self.order,
             Place::InUse => cluster.order == self.order || self.order == Order::ZERO,
             // Its last slot was freed, and nobody else has taken it since.
             Place::Free => true,
@@ -84,14 +85,7 @@ impl<'a> Search<'a> {
                 found = cluster.find_free(self.order, SlotIndex::FIRST);
             }
             if let Some(at) = found {
-                self.take(number, &mut cluster, at);
-                let place = self.clusters.policy.after_try(&cluster, self.order);
-                self.clusters.relocate(number, &mut cluster, place);
-                if cluster.order != self.order {
-                    self.clusters.lists.lock().counters.stolen += 1;
-                }
-                self.cpu.count_hit(self.order);
-                return Some(number.slot(at));
+                return Some(self.hit(number, &mut cluster, at));
             }
             self.scanned += 1;
             if self.clusters.policy.keeps_lists() {
@@ -101,6 +95,40 @@ impl<'a> Search<'a> {
         self.left = Some(number);
         self.cpu.set_current(self.order, None);
         None
+    }
+
+    /// Room in this CPU's spare.
+    pub fn spare(&mut self) -> Option<Slot> {
+        self.spare_of(self.cpu, self.order)
+    }
+
+    /// Room in a spare for `of`, of whichever CPU.
+    pub fn anyones_spare(&mut self, of: Order) -> Option<Slot> {
+        let clusters = self.clusters;
+        clusters.per_cpu.iter().find_map(|cpu| self.spare_of(cpu, of))
+    }
+
+    fn spare_of(&mut self, cpu: &PerCpu, of: Order) -> Option<Slot> {
+        let mut spares = cpu.spares();
+        let number = spares[of.index()].take()?;
+        let mut cluster = self.clusters.table.get(number).lock();
+        if cluster.place != Place::Spare || cluster.order != of {
+            return None;
+        }
+        let at = cluster.find_free(self.order, SlotIndex::FIRST)?;
+        Some(self.hit(number, &mut cluster, at))
+    }
+
+    /// Takes slots of a cluster that was found without a look at the lists.
+    fn hit(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) -> Slot {
+        self.take(number, cluster, at);
+        let place = self.clusters.policy.after_try(cluster, self.order);
+        self.clusters.relocate(number, cluster, place);
+        if cluster.order != self.order {
+            self.clusters.lists.lock().counters.stolen += 1;
+        }
+        self.cpu.count_hit(self.order);
+        number.slot(at)
     }
 
     /// The beginning of a wholly free cluster.
@@ -144,9 +172,12 @@ impl<'a> Search<'a> {
         if self.order > Order::ZERO {
             return None;
         }
-        let of_higher = Order::all().filter(|&of| of > Order::ZERO);
-        let mut places = of_higher.flat_map(|of| [Place::Frag(of), Place::Nonfull(of)]);
-        let slot = places.find_map(|place| self.listed(place, Tries::One))?;
+        let mut of_higher = Order::all().filter(|&of| of > Order::ZERO);
+        let slot = of_higher.find_map(|of| {
+            let listed =
+                self.listed(Place::Frag(of), Tries::One).or_else(|| self.listed(Place::Nonfull(of), Tries::One));
+            listed.or_else(|| self.anyones_spare(of))
+        })?;
         self.cpu.set_current(Order::ZERO, None);
         Some(slot)
     }

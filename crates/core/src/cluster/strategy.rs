@@ -85,6 +85,11 @@ pub(super) trait Policy: Sync {
         false
     }
 
+    /// Whether a full cluster in which slots are freed becomes a spare of the CPU that does it.
+    fn keeps_spares(&self) -> bool {
+        false
+    }
+
     /// Where a cluster with slots in use belongs, after `order` was tried in it.
     fn after_try(&self, cluster: &Cluster, _order: Order) -> Place {
         if cluster.is_full() { full(cluster) } else { Place::Frag(cluster.order) }

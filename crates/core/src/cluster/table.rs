@@ -17,7 +17,7 @@ pub(super) struct Cluster {
     cache_only_slots: u16,
     /// What it serves, from its first allocation until it is wholly free again.
     pub order: Order,
-    /// Changed with the lock of the lists held, too, together with the lists.
+    /// Where it is a list or was one, changed with the lock of the lists held, too, together with the lists.
     pub place: Place,
     /// Slots that are not free.
     used: Bits,
@@ -135,6 +135,7 @@ impl Cluster {
         let fits = match self.place {
             Place::Free | Place::AwaitsDiscard | Place::Discarding => self.is_empty(),
             Place::Nonfull(order) | Place::Frag(order) => !self.is_empty() && !self.is_full() && order == self.order,
+            Place::Spare => !self.is_empty() && self.has_room(),
             Place::Full => self.is_full() && cache_only == 0,
             Place::FullCacheOnly => self.is_full() && cache_only > 0,
             Place::InUse => !self.is_empty(),

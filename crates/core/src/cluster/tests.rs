@@ -20,8 +20,8 @@ const CPU: CpuNumber = CpuNumber(0);
 #[derive(Clone, Debug)]
 enum Step {
     Alloc(u16, u8),
-    Free(prop::sample::Index),
-    FreePart(prop::sample::Index, u32, u32),
+    Free(u16, prop::sample::Index),
+    FreePart(u16, prop::sample::Index, u32, u32),
     ToggleCacheOnly(prop::sample::Index),
     TakeDiscards,
     Discarded,
@@ -30,8 +30,9 @@ enum Step {
 fn step() -> impl proptest::strategy::Strategy<Value = Step> {
     prop_oneof![
         6 => (0u16..3, 0u8..10).prop_map(|(cpu, order)| Step::Alloc(cpu, order)),
-        3 => any::<prop::sample::Index>().prop_map(Step::Free),
-        2 => (any::<prop::sample::Index>(), 0u32..512, 1u32..512).prop_map(|(i, at, n)| Step::FreePart(i, at, n)),
+        3 => (0u16..3, any::<prop::sample::Index>()).prop_map(|(cpu, i)| Step::Free(cpu, i)),
+        2 => (0u16..3, any::<prop::sample::Index>(), 0u32..512, 1u32..512)
+            .prop_map(|(cpu, i, at, n)| Step::FreePart(cpu, i, at, n)),
         2 => any::<prop::sample::Index>().prop_map(Step::ToggleCacheOnly),
         1 => proptest::prelude::Just(Step::TakeDiscards),
         1 => proptest::prelude::Just(Step::Discarded),
@@ -127,7 +128,7 @@ impl World {
         match answer {
             Ok(slot) => self.got(slot, order),
             Err(NoSlots::Reclaim(slots)) => {
-                self.reclaim(slots, order)?;
+                self.reclaim(cpu, slots, order)?;
                 match self.swap.alloc(CpuNumber(cpu), order) {
                     Ok(slot) => self.got(slot, order),
                     Err(NoSlots::Discard) if self.discard != Discard::Never => Ok(()),
@@ -161,19 +162,19 @@ impl World {
     }
 
     /// Gives whatever is cached of these slots back, as the swap cache does: by whole copies.
-    fn reclaim(&mut self, slots: Range<Slot>, order: Order) -> Result<(), TestCaseError> {
+    fn reclaim(&mut self, cpu: u16, slots: Range<Slot>, order: Order) -> Result<(), TestCaseError> {
         let states = &self.slots[slots.start.0 as usize..slots.end.0 as usize];
         prop_assert!(!states.contains(&SlotState::InUse) && states.contains(&SlotState::CacheOnly));
         prop_assert!(slots.end.0 - slots.start.0 >= order.pages());
         let overlaps = |held: &Held| held.first < slots.end.0 && held.first + held.slots > slots.start.0;
         let (gone, kept) = self.held.iter().partition(|held| overlaps(held));
         self.held = kept;
-        Vec::into_iter(gone).for_each(|held: Held| self.free(held.first, held.slots));
+        Vec::into_iter(gone).for_each(|held: Held| self.free(cpu, held.first, held.slots));
         Ok(())
     }
 
-    fn free(&mut self, first: u32, slots: u32) {
-        self.swap.free(Slot(first), slots);
+    fn free(&mut self, cpu: u16, first: u32, slots: u32) {
+        self.swap.free(CpuNumber(cpu), Slot(first), slots);
         self.slots[first as usize..(first + slots) as usize].fill(SlotState::Free);
         let number = first / CLUSTER_SLOTS;
         if slots > 0 && self.discard != Discard::Never && self.is_empty(number) {
@@ -197,15 +198,15 @@ impl World {
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match *step {
             Step::Alloc(cpu, of) => self.alloc(cpu, order(of))?,
-            Step::Free(index) if !self.held.is_empty() => {
+            Step::Free(cpu, index) if !self.held.is_empty() => {
                 let Held { first, slots, .. } = self.held.swap_remove(index.index(self.held.len()));
-                self.free(first, slots);
+                self.free(cpu, first, slots);
             }
-            Step::FreePart(index, at, slots) if !self.held.is_empty() => {
+            Step::FreePart(cpu, index, at, slots) if !self.held.is_empty() => {
                 let whole = self.held.swap_remove(index.index(self.held.len()));
                 let at = at % whole.slots;
                 let slots = slots.min(whole.slots - at);
-                self.free(whole.first + at, slots);
+                self.free(cpu, whole.first + at, slots);
                 let behind = at + slots;
                 self.held.push(Held { slots: at, ..whole });
                 self.held.push(Held { first: whole.first + behind, slots: whole.slots - behind, ..whole });
@@ -219,7 +220,7 @@ impl World {
                     self.swap.discarded(pending);
                 }
             }
-            Step::Free(_) | Step::FreePart(..) | Step::ToggleCacheOnly(_) => {}
+            Step::Free(..) | Step::FreePart(..) | Step::ToggleCacheOnly(_) => {}
         }
         self.swap.check();
         let used = self.slots.iter().filter(|&&state| state != SlotState::Free).count();
@@ -267,7 +268,7 @@ fn only_cluster_lists_looks_through_every_fragmented_cluster() {
         let slots = fill(&swap, order(4));
         assert_eq!(slots.len(), 32 * 256);
         // One page of each folio is freed: every cluster is fragmented, none has room for a folio.
-        slots.iter().for_each(|slot| swap.free(*slot, 1));
+        slots.iter().for_each(|slot| swap.free(CPU, *slot, 1));
         let fails = || assert_eq!(swap.alloc(CPU, order(4)), Err(NoSlots::Full));
         fails();
         assert_eq!(scanned_by(&swap, fails), scanned, "{strategy}");
@@ -278,7 +279,7 @@ fn only_cluster_lists_looks_through_every_fragmented_cluster() {
 fn nonfull_clusters_without_room_are_looked_through_by_all_but_nonfull_first() {
     for (strategy, scanned) in [(Strategy::OneFragment, 257), (Strategy::NonfullFirst, 1)] {
         let swap = device(256, strategy);
-        fill(&swap, order(4)).iter().for_each(|slot| swap.free(*slot, 1));
+        fill(&swap, order(4)).iter().for_each(|slot| swap.free(CPU, *slot, 1));
         assert_eq!(scanned_by(&swap, || assert!(swap.alloc(CPU, order(4)).is_err())), scanned, "{strategy}");
     }
 }
@@ -288,7 +289,7 @@ fn nonfull_first_opens_a_free_cluster_last() {
     for (strategy, in_first) in [(Strategy::OneFragment, false), (Strategy::NonfullFirst, true)] {
         let swap = device(4, strategy);
         let slots: Vec<Slot> = (0..64).map(|_| swap.alloc(CPU, order(4)).unwrap()).collect();
-        swap.free(slots[0], 16);
+        swap.free(CPU, slots[0], 16);
         // The other CPU has no current cluster.
         let slot = swap.alloc(CpuNumber(1), order(4)).unwrap();
         assert_eq!(slot == slots[0], in_first, "{strategy}");
@@ -296,11 +297,24 @@ fn nonfull_first_opens_a_free_cluster_last() {
 }
 
 #[test]
+fn a_full_cluster_becomes_the_spare_of_the_cpu_that_frees_in_it() {
+    let swap = device(4, Strategy::NonfullFirst);
+    let slots = fill(&swap, order(4));
+    swap.free(CpuNumber(1), slots[70], 16);
+    swap.free(CPU, slots[5], 16);
+    swap.check();
+    // Its own, though the other one has been free for longer; that when there is nothing else.
+    assert_eq!(swap.alloc(CPU, order(4)), Ok(slots[5]));
+    assert_eq!(swap.alloc(CPU, order(4)), Ok(slots[70]));
+    assert_eq!(swap.alloc(CPU, order(4)), Err(NoSlots::Full));
+}
+
+#[test]
 fn only_where_writes_are_to_be_spread_a_free_cluster_is_used_before_a_nonfull_one() {
     for (discard, used) in [(Discard::Never, 0), (Discard::ForRoom, 0), (Discard::ForDevice, 2)] {
         let swap = SwapClusters::new(SwapDevice { slots: 4 * CLUSTER_SLOTS, discard }, 2, Strategy::NonfullFirst);
         let slots: Vec<Slot> = (0..64).map(|_| swap.alloc(CPU, order(4)).unwrap()).collect();
-        swap.free(slots[0], 16);
+        swap.free(CPU, slots[0], 16);
         assert_eq!(swap.alloc(CpuNumber(1), order(4)).map(Slot::cluster), Ok(ClusterNumber(used)));
     }
 }
@@ -309,7 +323,7 @@ fn only_where_writes_are_to_be_spread_a_free_cluster_is_used_before_a_nonfull_on
 fn a_freed_cluster_is_free_only_when_it_was_discarded() {
     let swap = SwapClusters::new(SwapDevice { slots: 1024, discard: Discard::ForRoom }, 1, Strategy::default());
     let slots = fill(&swap, order(9));
-    slots.iter().for_each(|slot| swap.free(*slot, 512));
+    slots.iter().for_each(|slot| swap.free(CPU, *slot, 512));
     assert_eq!(swap.alloc(CPU, order(0)), Err(NoSlots::Discard));
     let mut pending: Vec<PendingDiscard> = std::iter::from_fn(|| swap.take_discard()).collect();
     assert_eq!(pending.iter().map(|pending| pending.cluster().slots().start).collect::<Vec<_>>(), slots);
@@ -324,7 +338,7 @@ fn what_is_freed_behind_a_cpu_is_lost_to_large_folios_without_lists() {
     for (strategy, found) in [(Strategy::PerCpuLinear, false), (Strategy::ClusterLists, true)] {
         let swap = device(4, strategy);
         let slots = fill(&swap, order(4));
-        swap.free(slots[5], 16);
+        swap.free(CPU, slots[5], 16);
         assert_eq!(swap.alloc(CPU, order(4)).is_ok(), found, "{strategy}");
         assert_eq!(swap.alloc(CPU, order(0)).is_ok(), !found, "{strategy}");
     }
@@ -335,7 +349,7 @@ fn order_0_steals_when_there_is_nothing_else() {
     for strategy in Strategy::ALL {
         let swap = device(2, strategy);
         let slots = fill(&swap, order(4));
-        swap.free(slots[40], 16);
+        swap.free(CPU, slots[40], 16);
         for index in 0..16 {
             assert_eq!(swap.alloc(CPU, order(0)), Ok(slots[40].offset(index)), "{strategy}");
         }
@@ -357,7 +371,7 @@ fn what_only_the_swap_cache_holds_is_given_back_when_there_is_no_other_room() {
         swap.mark_in_use(cached, 16);
         assert_eq!(swap.alloc(CPU, order(4)), Err(NoSlots::Full));
         swap.mark_cache_only(cached, 16);
-        swap.free(cached, 16);
+        swap.free(CPU, cached, 16);
         assert_eq!(swap.alloc(CPU, order(4)), Ok(cached));
         swap.check();
     }
@@ -378,6 +392,6 @@ fn a_whole_cluster_is_given_back_for_another_order() {
 fn a_slot_is_not_freed_twice() {
     let swap = device(1, Strategy::default());
     let slot = swap.alloc(CPU, order(2)).unwrap();
-    swap.free(slot, 4);
-    swap.free(slot, 4);
+    swap.free(CPU, slot, 4);
+    swap.free(CPU, slot, 4);
 }

@@ -320,7 +320,7 @@ impl<M: Machine> Engine<M> {
             };
             let Some(piece) = piece else {
                 self.free_slots(slot, done);
-                self.slots.free(slot.offset(done), run.frames() - done);
+                self.slots.free(self.machine.cpu(), slot.offset(done), run.frames() - done);
                 return None;
             };
             self.slot_map.set(slot.offset(done), granule.pages(), piece);

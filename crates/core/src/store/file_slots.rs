@@ -31,6 +31,8 @@ use crate::sync::Mutex;
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
 
+/// Who frees slots, for the allocator: all of it is under one lock here.
+const FREER: CpuNumber = CpuNumber(0);
 /// Pieces in a slot, where none are and yet it cannot be used.
 const DEAD: u8 = u8::MAX;
 /// Pieces begin at multiples of this, so that a slot never has more of them than a byte counts.
@@ -157,7 +159,7 @@ impl FileSlots {
             for (at, pieces) in (0..).zip(cluster.pieces()) {
                 if *pieces == DEAD {
                     *pieces = 0;
-                    self.slots.free(first.offset(at), 1);
+                    self.slots.free(FREER, first.offset(at), 1);
                     found = true;
                 }
             }
@@ -222,7 +224,7 @@ impl FileSlots {
                 continue;
             }
             if holding == Holding::Owned {
-                self.slots.free(Slot(slot), 1);
+                self.slots.free(FREER, Slot(slot), 1);
             } else {
                 *pieces = DEAD;
             }

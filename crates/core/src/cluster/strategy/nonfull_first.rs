@@ -24,7 +24,7 @@ impl Policy for NonfullFirst {
         let found = if search.spreads_writes() {
             search.free_cluster().or_else(|| nonfull(search))
         } else {
-            nonfull(search).or_else(|| search.free_cluster())
+            nonfull(search).or_else(|| search.anyones_spare(order)).or_else(|| search.free_cluster())
         };
         found.or_else(|| search.listed(Place::Frag(order), Tries::One)).or_else(|| search.steal())
     }
@@ -33,21 +33,27 @@ impl Policy for NonfullFirst {
         true
     }
 
+    fn keeps_spares(&self) -> bool {
+        true
+    }
+
     fn after_try(&self, cluster: &Cluster, order: Order) -> Place {
         if cluster.is_full() {
             full(cluster)
-        } else if order != cluster.order && cluster.place == Place::Nonfull(cluster.order) && cluster.has_room() {
-            cluster.place
+        } else if order != cluster.order
+            && matches!(cluster.place, Place::Nonfull(_) | Place::Spare)
+            && cluster.has_room()
+        {
+            Place::Nonfull(cluster.order)
         } else {
             Place::Frag(cluster.order)
         }
     }
 
     fn after_free(&self, cluster: &Cluster, at: SlotIndex, slots: u32) -> Place {
-        if cluster.has_room_around(at, slots) {
-            return Place::Nonfull(cluster.order);
-        }
         match cluster.place {
+            Place::Spare => Place::Spare,
+            _ if cluster.has_room_around(at, slots) => Place::Nonfull(cluster.order),
             Place::Full | Place::FullCacheOnly => Place::Frag(cluster.order),
             place => place,
         }
