@@ -182,7 +182,11 @@ impl SwapClusters {
                 (true, true) => Place::AwaitsDiscard,
                 (true, false) => Place::Free,
                 (false, _) => match self.policy.after_free(cluster, at, slots) {
-                    Place::Nonfull(order) if self.makes_spare(cluster) && cpu.keep_spare(order, number) => Place::Spare,
+                    Place::Nonfull(order)
+                        if cluster.place == Place::Full && self.has_spares() && cpu.keep_spare(order, number) =>
+                    {
+                        Place::Spare
+                    }
                     place => place,
                 },
             };
@@ -197,9 +201,13 @@ impl SwapClusters {
         &self.per_cpu[if cpu < self.per_cpu.len() { cpu } else { cpu % self.per_cpu.len() }]
     }
 
-    /// Whether a cluster that has room again may be the spare of who made it.
-    fn makes_spare(&self, cluster: &Cluster) -> bool {
-        cluster.place == Place::Full && self.policy.keeps_spares() && self.device.discard != Discard::ForDevice
+    /// Whether CPUs have spares: not where writes are to be spread.
+    fn has_spares(&self) -> bool {
+        self.policy.keeps_spares() && !self.spreads_writes()
+    }
+
+    fn spreads_writes(&self) -> bool {
+        self.device.discard == Discard::ForDevice
     }
 
     /// Says that only the swap cache refers to `slots` slots from `first` on, which are in use: they may be asked for

@@ -10,7 +10,7 @@
 use super::current::{Current, PerCpu};
 use super::lists::{Lists, Place};
 use super::table::Cluster;
-use super::{Discard, NoSlots, SwapClusters};
+use super::{NoSlots, SwapClusters};
 use crate::sync::MutexGuard;
 use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
@@ -60,7 +60,7 @@ impl<'a> Search<'a> {
     }
 
     pub fn spreads_writes(&self) -> bool {
-        self.clusters.device.discard == Discard::ForDevice
+        self.clusters.spreads_writes()
     }
 
     /// Room where this CPU found some the last time.
@@ -99,7 +99,7 @@ impl<'a> Search<'a> {
 
     /// Room in this CPU's spare.
     pub fn spare(&mut self) -> Option<Slot> {
-        self.spare_of(self.cpu, self.order)
+        if self.clusters.has_spares() { self.spare_of(self.cpu, self.order) } else { None }
     }
 
     /// Room in a spare for `of`, of whichever CPU.
