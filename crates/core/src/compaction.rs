@@ -25,7 +25,7 @@ pub use variant::{UnknownVariant, Variant};
 use crate::homes::Homes;
 use crate::stats::VmCounters;
 use crate::sync::Mutex;
-use crate::units::{Frame, FrameRun, Order};
+use crate::units::{Frame, FrameRun, MAX_ORDER, Order};
 
 /// What is in frames that are not free, and can be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,8 +125,24 @@ impl Compactor {
 
     /// Makes a free run of `order` without pages. Called with no lock held.
     pub fn compact(&self, homes: &Homes, occupants: &impl Occupants, counters: &VmCounters, order: Order) -> bool {
+        self.make(homes, occupants, counters, order, order.lower())
+    }
+
+    /// The same at the expense of other runs, for tests: much is moved and nothing gained.
+    pub fn churn(&self, homes: &Homes, occupants: &impl Occupants, counters: &VmCounters, order: Order) -> bool {
+        self.make(homes, occupants, counters, order, Some(MAX_ORDER))
+    }
+
+    fn make(
+        &self,
+        homes: &Homes,
+        occupants: &impl Occupants,
+        counters: &VmCounters,
+        order: Order,
+        largest_target: Option<Order>,
+    ) -> bool {
         let mut scanners = self.scanners.lock();
-        let run = Compaction { homes, occupants, counters, order, variant: self.variant };
+        let run = Compaction { homes, occupants, counters, order, largest_target, variant: self.variant };
         let made = run.scan(&mut scanners.migrate);
         scanners.deferral.note(order, made);
         if made { &counters.compact_success } else { &counters.compact_fail }.inc();
@@ -140,6 +156,8 @@ struct Compaction<'a, O> {
     occupants: &'a O,
     counters: &'a VmCounters,
     order: Order,
+    /// The largest free runs that something may be moved to; `None` where any free run is as good as what is wanted.
+    largest_target: Option<Order>,
     variant: Variant,
 }
 
@@ -178,11 +196,6 @@ impl<O: Occupants> Compaction<'_, O> {
         })
     }
 
-    /// The largest free runs that something may be moved to; `None` where any free run is as good as what is wanted.
-    fn largest_target(&self) -> Option<Order> {
-        self.order.lower()
-    }
-
     /// Frees `block`, if all that is in it can be moved.
     fn clear(&self, block: FrameRun) -> bool {
         let Some((sources, pages)) = self.isolate(block) else { return false };
@@ -198,7 +211,7 @@ impl<O: Occupants> Compaction<'_, O> {
     /// is nothing to gain.
     fn isolate(&self, block: FrameRun) -> Option<(Vec<Occupant>, u32)> {
         let policy = self.variant.policy();
-        let most = self.largest_target()?;
+        let most = self.largest_target?;
         let (full, empty) = self.homes.free_in(block);
         if empty.covers(block) {
             return None;
@@ -234,7 +247,7 @@ impl<O: Occupants> Compaction<'_, O> {
     /// Moves all of `sources` out of `block`, if it can.
     fn migrate(&self, block: FrameRun, mut sources: Vec<Occupant>) -> bool {
         let policy = self.variant.policy();
-        let Some(most) = self.largest_target() else { return false };
+        let Some(most) = self.largest_target else { return false };
         policy.arrange(&mut sources);
         sources.reverse();
         while let Some(source) = sources.pop() {
@@ -282,7 +295,7 @@ impl<O: Occupants> Compaction<'_, O> {
     fn move_free_pages(&self) -> bool {
         while let Some(from) = self.homes.take_captured_page() {
             let from = FrameRun::new(from, Order::ZERO);
-            let to = self.largest_target().and_then(|most| self.homes.alloc_target(Order::ZERO, most));
+            let to = self.largest_target.and_then(|most| self.homes.alloc_target(Order::ZERO, most));
             let Some(to) = to else {
                 self.homes.free_full(from);
                 return false;

@@ -1018,7 +1018,7 @@ impl Runtime {
     fn compact(&self, engine: &Engine<LinuxMachine>) -> bool {
         let _inside = self.gate.enter();
         if self.settings.torture {
-            engine.compact(MAX_ORDER);
+            engine.churn(MAX_ORDER);
             return false;
         }
         engine.compact_proactively()

@@ -289,6 +289,8 @@ fn no_run_is_made_at_the_expense_of_another() {
         assert_eq!(world.runs(order(3)), 1, "{variant}");
     }
     assert_eq!(world.counters.vm.pgmigrate_success.get(), 0);
+    assert!(Compactor::new(Variant::default()).churn(&world.homes, &world, &world.counters.vm, order(3)));
+    assert!(world.runs(order(3)) == 1 && world.counters.vm.pgmigrate_success.get() > 0);
     world.check();
 }
 

@@ -23,7 +23,12 @@ impl<M: Machine> Engine<M> {
         self.compactor.compact(&self.homes, self, &self.counters().vm, order)
     }
 
-    /// The same for a fault, which waits for it.
+    /// The same at the expense of other runs: so that under torture everything is moved.
+    pub fn churn(&self, order: Order) {
+        self.compactor.churn(&self.homes, self, &self.counters().vm, order);
+    }
+
+    /// [`compact`](Self::compact) for a fault, which waits for it.
     pub(super) fn compact_direct(&self, order: Order) {
         if !self.compactor.defers(order) {
             self.counters().vm.compact_stall.inc();
