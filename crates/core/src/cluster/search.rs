@@ -115,8 +115,9 @@ impl<'a> Search<'a> {
         if cluster.place != Place::Spare || cluster.order != of {
             return None;
         }
-        let at = cluster.find_free(self.order, SlotIndex::FIRST)?;
-        Some(self.hit(number, &mut cluster, at))
+        let found = cluster.find_free(self.order, SlotIndex::FIRST);
+        debug_assert!(found.is_some(), "{number:?} is a spare without room");
+        found.map(|at| self.hit(number, &mut cluster, at))
     }
 
     /// Takes slots of a cluster that was found without a look at the lists.
@@ -124,8 +125,11 @@ impl<'a> Search<'a> {
         self.take(number, cluster, at);
         let place = self.clusters.policy.after_try(cluster, self.order);
         self.clusters.relocate(number, cluster, place);
-        if cluster.order != self.order {
-            self.clusters.lists.lock().counters.stolen += 1;
+        let is_stolen = cluster.order != self.order;
+        if is_stolen || self.scanned > 0 {
+            let counters = &mut self.clusters.lists.lock().counters;
+            counters.stolen += u64::from(is_stolen);
+            counters.clusters_scanned += self.scanned;
         }
         self.cpu.count_hit(self.order);
         number.slot(at)

@@ -303,9 +303,11 @@ fn a_full_cluster_becomes_the_spare_of_the_cpu_that_frees_in_it() {
     swap.free(CpuNumber(1), slots[70], 16);
     swap.free(CPU, slots[5], 16);
     swap.check();
-    // Its own, though the other one has been free for longer; that when there is nothing else.
+    // Its own, though the other one has been free for longer; that when there is nothing else. Each is one look.
+    let before = swap.counters().clusters_scanned;
     assert_eq!(swap.alloc(CPU, order(4)), Ok(slots[5]));
     assert_eq!(swap.alloc(CPU, order(4)), Ok(slots[70]));
+    assert_eq!(swap.counters().clusters_scanned, before + 2);
     assert_eq!(swap.alloc(CPU, order(4)), Err(NoSlots::Full));
 }
 
