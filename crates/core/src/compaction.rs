@@ -6,8 +6,9 @@
 //! finds the places they go to: the highest free run of the order that is needed, of those that are free per order in the
 //! buddy allocator. What variants of it there have been is in [`Variant`].
 //!
-//! Departures: nothing goes where a run of the wanted order is free: one would be made and another one lost, for ever. A block with something that cannot be moved is left before anything in it was moved. The scanners need
-//! not stop where they meet: what is captured is never a place to go to either, and each block is looked at once.
+//! Departures: nothing goes where a run of the wanted order is free: one would be made and another one lost, for ever. A block
+//! with something that cannot be moved is left before anything in it was moved. The scanners need
+//! not stop where they meet: what is captured is no place to go to either, and each block is looked at once.
 //!
 //! Free pages at home in the block are moved out of it like its occupants, so that what comes of it is a run of empty homes: what
 //! allocation lacks when it fails though enough frames are free. (Of the arena's frames three quarters are empty: there is
@@ -125,12 +126,12 @@ impl Compactor {
 
     /// Makes a free run of `order` without pages. Called with no lock held.
     pub fn compact(&self, homes: &Homes, occupants: &impl Occupants, counters: &VmCounters, order: Order) -> bool {
-        self.make(homes, occupants, counters, order, order.lower())
+        order.lower().is_some_and(|most| self.make(homes, occupants, counters, order, most))
     }
 
     /// The same at the expense of other runs, for tests: much is moved and nothing gained.
     pub fn churn(&self, homes: &Homes, occupants: &impl Occupants, counters: &VmCounters, order: Order) -> bool {
-        self.make(homes, occupants, counters, order, Some(MAX_ORDER))
+        self.make(homes, occupants, counters, order, MAX_ORDER)
     }
 
     fn make(
@@ -139,7 +140,7 @@ impl Compactor {
         occupants: &impl Occupants,
         counters: &VmCounters,
         order: Order,
-        largest_target: Option<Order>,
+        largest_target: Order,
     ) -> bool {
         let mut scanners = self.scanners.lock();
         let run = Compaction { homes, occupants, counters, order, largest_target, variant: self.variant };
@@ -156,8 +157,8 @@ struct Compaction<'a, O> {
     occupants: &'a O,
     counters: &'a VmCounters,
     order: Order,
-    /// The largest free runs that something may be moved to; `None` where any free run is as good as what is wanted.
-    largest_target: Option<Order>,
+    /// The largest free runs that something may be moved to.
+    largest_target: Order,
     variant: Variant,
 }
 
@@ -211,7 +212,6 @@ impl<O: Occupants> Compaction<'_, O> {
     /// is nothing to gain.
     fn isolate(&self, block: FrameRun) -> Option<(Vec<Occupant>, u32)> {
         let policy = self.variant.policy();
-        let most = self.largest_target?;
         let (full, empty) = self.homes.free_in(block);
         if empty.covers(block) {
             return None;
@@ -238,7 +238,7 @@ impl<O: Occupants> Compaction<'_, O> {
             to_move_pages += pages;
             index += pages;
         }
-        if to_move_pages > self.homes.empty_frames_up_to(most).saturating_sub(empty.len()) {
+        if to_move_pages > self.homes.empty_frames_up_to(self.largest_target).saturating_sub(empty.len()) {
             return None;
         }
         Some((sources, to_move_pages - full.len()))
@@ -247,7 +247,6 @@ impl<O: Occupants> Compaction<'_, O> {
     /// Moves all of `sources` out of `block`, if it can.
     fn migrate(&self, block: FrameRun, mut sources: Vec<Occupant>) -> bool {
         let policy = self.variant.policy();
-        let Some(most) = self.largest_target else { return false };
         policy.arrange(&mut sources);
         sources.reverse();
         while let Some(source) = sources.pop() {
@@ -261,7 +260,7 @@ impl<O: Occupants> Compaction<'_, O> {
                         }
                         continue;
                     }
-                    match policy.target(self.homes, run.order, most) {
+                    match policy.target(self.homes, run.order, self.largest_target) {
                         Some(target) => {
                             self.counters.compact_free_scanned.add(u64::from(target.frames()));
                             self.occupants.migrate(run, target)
@@ -295,8 +294,7 @@ impl<O: Occupants> Compaction<'_, O> {
     fn move_free_pages(&self) -> bool {
         while let Some(from) = self.homes.take_captured_page() {
             let from = FrameRun::new(from, Order::ZERO);
-            let to = self.largest_target.and_then(|most| self.homes.alloc_target(Order::ZERO, most));
-            let Some(to) = to else {
+            let Some(to) = self.homes.alloc_target(Order::ZERO, self.largest_target) else {
                 self.homes.free_full(from);
                 return false;
             };
