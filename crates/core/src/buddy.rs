@@ -310,6 +310,11 @@ impl Buddy {
         self.free[order.index()].ones
     }
 
+    /// Free frames in runs of `order` at most.
+    pub fn free_frames_up_to(&self, order: Order) -> u32 {
+        Order::all().filter(|&at| at <= order).map(|at| self.free_runs(at) * at.pages()).sum()
+    }
+
     /// Whether `frame` is free.
     pub fn is_free(&self, frame: Frame) -> bool {
         self.holder(frame).is_some()

@@ -4,8 +4,9 @@
 //! first allocation until its last slot is freed. One that is partly used is on exactly one list (`lists`):
 //! *nonfull* of its order (a slot was freed since it was last tried) or *frag* of its order (tried); a full one is on
 //! a list only if the swap cache has some of it. A CPU's current cluster is on frag or nonfull like any other, the CPU only
-//! remembers where it was (`current`). One that was full until a slot was freed may be a *spare* of the CPU that freed it, on no list:
-//! there that CPU allocates next, and others when they find no room on lists. Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
+//! remembers where it was (`current`). One that was full until a slot was freed may be a *spare* of the CPU that freed
+//! it, on no list: there that CPU allocates next, and others when they find no room on lists. Source: `mm/swapfile.c` of
+//! Linux 6.18 and the cluster series of 2024 and 2025.
 //!
 //! Allocation tries the CPU's current cluster, then what its [`Strategy`] says (`search` has the steps).
 //! Order 9 needs a free cluster. Slots that only the swap cache refers to are *cache-only*: a search that finds
@@ -178,18 +179,15 @@ impl SwapClusters {
         self.each_cluster(first, slots, |number, cluster, part| {
             let (at, slots) = (part.start.index_in_cluster(), part.end.0 - part.start.0);
             cluster.free(at, slots);
-            let place = match (cluster.is_empty(), self.device.wants_discard()) {
+            let mut place = match (cluster.is_empty(), self.device.wants_discard()) {
                 (true, true) => Place::AwaitsDiscard,
                 (true, false) => Place::Free,
-                (false, _) => match self.policy.after_free(cluster, at, slots) {
-                    Place::Nonfull(order)
-                        if cluster.place == Place::Full && self.has_spares() && cpu.keep_spare(order, number) =>
-                    {
-                        Place::Spare
-                    }
-                    place => place,
-                },
+                (false, _) => self.policy.after_free(cluster, at, slots),
             };
+            let may_be_spare = cluster.place == Place::Full && place == Place::Nonfull(cluster.order);
+            if may_be_spare && self.has_spares() && cpu.keep_spare(cluster.order, number) {
+                place = Place::Spare;
+            }
             self.relocate(number, cluster, place);
             cpu.count_freed(slots);
         });

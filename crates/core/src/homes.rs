@@ -127,8 +127,7 @@ impl Homes {
 
     /// Those of them in runs of `order` at most.
     pub fn empty_frames_up_to(&self, order: Order) -> u32 {
-        let free = self.free.lock();
-        Order::all().filter(|&at| at <= order).map(|at| free.empty.free_runs(at) * at.pages()).sum()
+        self.free.lock().empty.free_frames_up_to(order)
     }
 
     /// Free runs of exactly `order` without pages.
@@ -277,9 +276,8 @@ impl Homes {
     /// How much of the free frames without pages is of no use for `order`, in percent.
     pub fn fragmentation_percent(&self, order: Order) -> u32 {
         let free = self.free.lock();
-        let useful: u32 = Order::all().filter(|&at| at >= order).map(|at| free.empty.free_runs(at) * at.pages()).sum();
-        let all = free.empty.free_frames();
-        (u64::from(all - useful) * 100 / u64::from(all.max(1))) as u32
+        let useless = order.lower().map_or(0, |below| free.empty.free_frames_up_to(below));
+        (u64::from(useless) * 100 / u64::from(free.empty.free_frames().max(1))) as u32
     }
 
     /// Gives free pages back to the system, in runs of `least` or more, until at most `keep_frames` are left or

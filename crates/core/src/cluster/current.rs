@@ -3,8 +3,9 @@
 //! Where it was is a hint, checked under the cluster's lock by whoever follows it, so that an old
 //! one costs a failed try at worst. Counters are only ever added to. Each CPU has cache lines of its own.
 //!
-//! Lock: that of the spares, before those of clusters. A cluster at [`Place::Spare`](super::lists::Place::Spare) is the spare of some CPU, whoever takes
-//! it holds both locks, and so nobody misses it who looks at all CPUs'. A spare that is anywhere else is an old one.
+//! Lock: that of the spares, before those of clusters. A cluster at [`Place::Spare`](super::lists::Place::Spare) is the
+//! spare of some CPU, whoever takes it holds both locks, and so nobody misses it who looks at all CPUs'. A spare that is
+//! anywhere else is an old one.
 
 use super::SlotCounters;
 use crate::sync::atomic::{

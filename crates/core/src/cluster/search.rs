@@ -68,8 +68,7 @@ impl<'a> Search<'a> {
         let Current { cluster: number, next } = self.cpu.current(self.order)?;
         let mut cluster = self.clusters.table.get(number).lock();
         let usable = match cluster.place {
-            Place::Nonfull(of) | Place::Frag(of) => of == self.order,
-            Place::Spare => cluster.order == self.order,
+            Place::Nonfull(_) | Place::Frag(_) | Place::Spare => cluster.order == self.order,
             Place::InUse => cluster.order == self.order || self.order == Order::ZERO,
             // Its last slot was freed, and nobody else has taken it since.
             Place::Free => true,
@@ -99,7 +98,7 @@ impl<'a> Search<'a> {
 
     /// Room in this CPU's spare.
     pub fn spare(&mut self) -> Option<Slot> {
-        if self.clusters.has_spares() { self.spare_of(self.cpu, self.order) } else { None }
+        self.spare_of(self.cpu, self.order)
     }
 
     /// Room in a spare for `of`, of whichever CPU.
@@ -109,6 +108,9 @@ impl<'a> Search<'a> {
     }
 
     fn spare_of(&mut self, cpu: &PerCpu, of: Order) -> Option<Slot> {
+        if !self.clusters.has_spares() {
+            return None;
+        }
         let mut spares = cpu.spares();
         let number = spares[of.index()].take()?;
         let mut cluster = self.clusters.table.get(number).lock();
@@ -178,9 +180,8 @@ impl<'a> Search<'a> {
         }
         let mut of_higher = Order::all().filter(|&of| of > Order::ZERO);
         let slot = of_higher.find_map(|of| {
-            let listed =
-                self.listed(Place::Frag(of), Tries::One).or_else(|| self.listed(Place::Nonfull(of), Tries::One));
-            listed.or_else(|| self.anyones_spare(of))
+            let mut places = [Place::Frag(of), Place::Nonfull(of)].into_iter();
+            places.find_map(|place| self.listed(place, Tries::One)).or_else(|| self.anyones_spare(of))
         })?;
         self.cpu.set_current(Order::ZERO, None);
         Some(slot)

@@ -17,7 +17,7 @@ pub(super) struct Cluster {
     cache_only_slots: u16,
     /// What it serves, from its first allocation until it is wholly free again.
     pub order: Order,
-    /// Where it is a list or was one, changed with the lock of the lists held, too, together with the lists.
+    /// Where the old one or the new one is a list, changed with the lock of the lists held, too, together with the lists.
     pub place: Place,
     /// Slots that are not free.
     used: Bits,

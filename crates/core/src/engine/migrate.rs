@@ -40,11 +40,11 @@ impl<M: Machine> Engine<M> {
     /// where it likes, maybe into another such run.) For threads that nobody waits for.
     pub fn compact_proactively(&self) -> bool {
         let is_fragmented = self.homes.fragmentation_percent(MAX_ORDER) > FRAGMENTED_PERCENT;
+        if !is_fragmented || self.compactor.defers(MAX_ORDER) {
+            return false;
+        }
         let before = self.homes.empty_runs(MAX_ORDER);
-        is_fragmented
-            && !self.compactor.defers(MAX_ORDER)
-            && self.compact(MAX_ORDER)
-            && self.homes.empty_runs(MAX_ORDER) > before
+        self.compact(MAX_ORDER) && self.homes.empty_runs(MAX_ORDER) > before
     }
 
     /// The folio that has `frame`, if it can be moved; with its block locked.
