@@ -386,23 +386,20 @@ impl Control {
             return Ok(own);
         }
         loop {
-            let free = self.slots().find(|&slot| self.try_claim(slot, 0, pid));
-            let fresh = || {
-                let index = self.header.slots_used.fetch_add(1, Ordering::Relaxed);
-                SlotIndex::new(index).filter(|&slot| self.try_claim(slot, 0, pid))
-            };
-            if let Some(slot) = free.or_else(fresh) {
+            if let Some(slot) = self.slots().find(|&slot| self.try_claim(slot, 0, pid)) {
                 self.header.processes.fetch_add(1, Ordering::Relaxed);
                 return Ok(slot);
             }
-            if self.reap() == 0 {
-                if self.header.is_crowded.swap(1, Ordering::Relaxed) == 0 {
-                    self.notice(format_args!(
-                        "more than {MOST_PROCESSES} processes at a time: the memory of those beyond is not in the limit"
-                    ));
-                }
-                return Err(ControlError::Full);
+            // One more, which whoever looks for one may find.
+            if SlotIndex::new(self.header.slots_used.fetch_add(1, Ordering::Relaxed)).is_some() || self.reap() > 0 {
+                continue;
             }
+            if self.header.is_crowded.swap(1, Ordering::Relaxed) == 0 {
+                self.notice(format_args!(
+                    "more than {MOST_PROCESSES} processes at a time: the memory of those beyond is not in the limit"
+                ));
+            }
+            return Err(ControlError::Full);
         }
     }
 
@@ -499,9 +496,10 @@ impl Control {
         self.tree_bytes(|process| &process.anon_bytes)
     }
 
-    /// Living processes that change their size.
-    pub fn awake_processes(&self) -> u32 {
-        self.living().map(|process| process.awake.load(Ordering::Relaxed)).sum()
+    /// Living processes that change their size, and all.
+    pub fn awake_processes(&self) -> (u32, u32) {
+        let awake = self.living().map(|process| process.awake.load(Ordering::Relaxed));
+        awake.fold((0, 0), |(awake, all), one| (awake + one, all + 1))
     }
 
     /// Anonymous memory of the tree as it was measured, for reports.
@@ -717,6 +715,24 @@ mod tests {
         assert_eq!(claimed, MOST_PROCESSES);
         let notices = control.take_notices();
         assert!(matches!(&*notices, [one] if one.contains("more than 1024 processes")), "{notices:?}");
+    }
+
+    #[test]
+    fn each_of_many_that_begin_at_once_has_a_slot() {
+        const AT_ONCE: i32 = 8;
+        for _ in 0..200 {
+            let (control, _fd) = Control::create(&configuration()).unwrap();
+            let all_there = std::sync::Barrier::new(AT_ONCE as usize);
+            let slots: std::collections::BTreeSet<_> = std::thread::scope(|scope| {
+                let claim = |number| {
+                    all_there.wait();
+                    control.claim_slot(pid(number)).map(SlotIndex::get).unwrap()
+                };
+                let threads: Vec<_> = (1..=AT_ONCE).map(|number| scope.spawn(move || claim(number))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(slots.len(), AT_ONCE as usize);
+        }
     }
 
     #[test]
