@@ -576,12 +576,15 @@ impl Runtime {
     }
 
     /// How many processes there are for each that can grow at full speed: the others wait for a CPU meanwhile, and so looks may be that
-    /// much rarer.
+    /// much rarer. One that does not grow may wait for one, too, as all do where keepers leave nothing to anybody else: it is one of all
+    /// that there are.
     fn crowd(&self, looks: &Looks) -> u32 {
         let control = self.budget.control();
-        control.process(self.budget.slot()).awake.store(u32::from(looks.idle < AWAKE_LOOKS), Ordering::Relaxed);
-        let awake = control.awake_processes();
-        if awake <= 2 { 1 } else { (awake / (2 * cpu_load::cpus().max(1))).max(1) }
+        let is_awake = looks.idle < AWAKE_LOOKS;
+        control.process(self.budget.slot()).awake.store(u32::from(is_awake), Ordering::Relaxed);
+        let (awake, all) = control.awake_processes();
+        let looking = if is_awake { awake } else { all };
+        if looking <= 2 { 1 } else { (looking / (2 * cpu_load::cpus().max(1))).max(1) }
     }
 
     /// Hears what threads tell and wait for; whether to look around at once.
