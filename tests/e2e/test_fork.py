@@ -7,13 +7,13 @@ from conftest import LONG, MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foli
 
 @pytest.mark.parametrize("mode", ["pool", "nested", "both", "spawn"])
 def test_python_forks(mode, torture):
-    if torture and mode != "both" and not LONG:
-        pytest.skip("takes half a minute, and \"both\" forks as well: FOLIOMEM_LONG=1")
+    if torture and mode in ("pool", "spawn") and not LONG:
+        pytest.skip("imports half a minute's modules, and the others fork as well: FOLIOMEM_LONG=1")
     # The pool has twelve tasks, each of which changes a MiB of its own.
     if mode == "pool":
         size, limit = (12, "24M") if torture else (32, "48M")
     else:
-        size, limit = (4, "24M") if torture else (96, "64M")
+        size, limit = (16, "24M") if torture else (96, "64M")
     same_as_plain([PYTHON, PROGRAMS / "forks.py", mode, size], limit, torture, timeout=150)
 
 
