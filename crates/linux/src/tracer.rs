@@ -22,8 +22,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a touch of a page that is out of reach costs the program beside the time in which it is served; and all of it, with the watcher's
-/// part, until there have been some.
+/// What a touch of a page that is out of reach costs the program beside the time in which it is served; and all of it, with moving
+/// the page out of reach again, at least.
 const TRAP_US: u64 = 6;
 const TOUCH_US: i64 = 12;
 /// What it takes longer to serve one is the fault of whoever else wants the CPU.
@@ -57,6 +57,9 @@ const IDLE_US: i64 = 50;
 /// How long a page is in reach after a touch. Twice as long as before where it had been touched at once, half as long where not.
 const LEAST_PAUSE_US: u64 = 1_000;
 const MOST_PAUSE_US: u64 = 64_000;
+/// The same after it was filled: while a program fills its memory a smaller and smaller part of that is watched, and what has been out
+/// of reach by then has cost what is to be spent on touches.
+const FILLED_US: u64 = 8_000;
 const AT_ONCE_US: u64 = 500;
 /// Once in so many times the pages beside a page are moved with it.
 const BESIDE_EVERY: u64 = 8;
@@ -76,8 +79,8 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(page: PageNumber) -> Watched {
-        Watched { armed_us: None, due_us: 0, pause_us: LEAST_PAUSE_US, times: page.0 / u64::from(UNIT.pages()) }
+    fn new(page: PageNumber, due_us: u64) -> Watched {
+        Watched { armed_us: None, due_us, pause_us: LEAST_PAUSE_US, times: page.0 / u64::from(UNIT.pages()) }
     }
 
     fn touched(&mut self, now_us: u64) {
@@ -94,8 +97,9 @@ pub(crate) struct Tracer {
     is_on: bool,
     /// Events that had no room.
     lost: Mutex<u64>,
-    /// Touches of what was out of reach, and what they and the watcher have cost.
+    /// Touches of what was out of reach, what they have cost, and that with what the watcher has.
     touches: AtomicU64,
+    touches_us: AtomicU64,
     spent_us: AtomicU64,
     /// One page of 2^this is watched.
     shift: AtomicU8,
@@ -108,6 +112,7 @@ impl Tracer {
             is_on,
             lost: Mutex::new(0),
             touches: AtomicU64::new(0),
+            touches_us: AtomicU64::new(0),
             spent_us: AtomicU64::new(0),
             shift: AtomicU8::new(FIRST_SHIFT),
             watched: Mutex::new(BTreeMap::new()),
@@ -144,7 +149,9 @@ impl Tracer {
         }
         if kind == FaultKind::Home {
             self.touches.fetch_add(1, Ordering::Relaxed);
-            self.spent_us.fetch_add((took_ns / 1000).min(MOST_SERVED_US) + TRAP_US, Ordering::Relaxed);
+            let cost_us = (took_ns / 1000).min(MOST_SERVED_US) + TRAP_US;
+            self.touches_us.fetch_add(cost_us, Ordering::Relaxed);
+            self.spent_us.fetch_add(cost_us, Ordering::Relaxed);
         }
         let budget = engine.machine().budget();
         if kind == FaultKind::FirstTouch {
@@ -162,10 +169,11 @@ impl Tracer {
         }
         let shift = self.shift.load(Ordering::Relaxed);
         {
+            let due_us = now_ns() / 1000 + FILLED_US;
             let mut watched = self.watched.lock();
             for page in watched_in(&pages, shift) {
                 if watched.len() <= MOST_WATCHED {
-                    watched.entry(page).or_insert_with(|| Watched::new(page));
+                    watched.entry(page).or_insert_with(|| Watched::new(page, due_us));
                 }
             }
         }
@@ -230,7 +238,10 @@ impl Watcher {
         balance_us: i64,
         spent_us: i64,
     ) {
-        let touch_us = (spent_us / tracer.touches.load(Ordering::Relaxed).max(1) as i64).max(TOUCH_US);
+        // Not what the watcher has spent without a touch: it would wait for one, and nothing be out of reach.
+        let [touches, touches_us] =
+            [&tracer.touches, &tracer.touches_us].map(|count| count.load(Ordering::Relaxed) as i64);
+        let touch_us = (touches_us / touches.max(1)).max(TOUCH_US);
         self.adapt(tracer, engine, balance_us, spent_us);
         self.find(engine, tracer);
         let now_us = now_ns() / 1000;
@@ -306,7 +317,7 @@ impl Watcher {
         let shift = tracer.shift.load(Ordering::Relaxed);
         for first in self.lap.drain(self.lap.len().saturating_sub(BLOCKS_A_LOOK)..) {
             for page in watched_in(&first.folio(MAX_ORDER), shift).filter(|&page| engine.is_resident(page)) {
-                tracer.watched.lock().entry(page).or_insert_with(|| Watched::new(page));
+                tracer.watched.lock().entry(page).or_insert_with(|| Watched::new(page, 0));
             }
         }
     }
@@ -376,6 +387,7 @@ impl Watcher {
     pub fn start(tracer: &Tracer, budget: &Budget) -> Watcher {
         tracer.shift.store(FIRST_SHIFT, Ordering::Relaxed);
         tracer.touches.store(0, Ordering::Relaxed);
+        tracer.touches_us.store(0, Ordering::Relaxed);
         tracer.spent_us.store(0, Ordering::Relaxed);
         tracer.watched.lock().clear();
         tracer.tell(budget, || Event::Watch(FIRST_SHIFT));

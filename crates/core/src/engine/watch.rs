@@ -28,6 +28,9 @@ impl<M: Machine> Engine<M> {
         let Some(block) = self.table.get(page) else { return };
         let Some(steady) = self.machine.steady() else { return };
         let mut entries = block.lock();
+        if !matches!(entries.get(page), PageState::Home { .. }) {
+            return;
+        }
         self.bring_in_at_home(&mut entries, page.folio(Order::ZERO));
         drop(entries);
         drop(steady);
