@@ -83,7 +83,7 @@ def sampled(argv, limit, torture, options=()):
 
 
 def test_samples_of_one_process(torture):
-    size, limit = (48, 32) if torture else (320, 80)
+    size, limit = (64, 48) if torture else (320, 80)
     argv = [PYTHON, PROGRAMS / "big_array.py", size]
     assert sampled(argv, limit, torture).out == plain(argv).ok().out
 

@@ -55,7 +55,7 @@ def test_compile_is_bit_identical(torture, tmp_path):
 
 @needs["node"]
 def test_node_heap(torture):
-    objects, limit = ("25", "48M") if torture else ("160", "72M")
+    objects, limit = ("16", "48M") if torture else ("160", "72M")
     same_as_plain(["node", "--max-old-space-size=1024", PROGRAMS / "heap.js", objects], limit, torture)
 
 
