@@ -49,10 +49,10 @@ impl Lookout {
     }
 
     fn look_at(&mut self, pid: u32) {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = status(pid);
         let name = field(&status, "Name:").unwrap_or_default();
         let [anon, shared] = ["RssAnon:", "RssShmem:"].map(|kind| bytes(&status, kind));
-        if !self.said_unmanaged && anon >= self.least_bytes && !has_segment(pid) {
+        if !self.said_unmanaged && anon >= self.least_bytes && self.is_unmanaged(pid) {
             self.said_unmanaged = true;
             eprintln!(
                 "foliomem: {name} (process {pid}) runs without the agent and takes {}, for which the limit does not hold: it \
@@ -68,6 +68,16 @@ impl Lookout {
             );
         }
     }
+
+    /// Asked of who takes much, which is looked at once more: between that and its maps, who shared its parent's memory (`vfork`) may
+    /// have become a program that has hardly begun.
+    fn is_unmanaged(&self, pid: u32) -> bool {
+        !has_segment(pid) && bytes(&status(pid), "RssAnon:") >= self.least_bytes
+    }
+}
+
+fn status(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
 }
 
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
