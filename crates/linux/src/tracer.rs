@@ -57,10 +57,10 @@ const IDLE_US: i64 = 50;
 /// How long a page is in reach after a touch. Twice as long as before where it had been touched at once, half as long where not.
 const LEAST_PAUSE_US: u64 = 1_000;
 const MOST_PAUSE_US: u64 = 64_000;
+const AT_ONCE_US: u64 = 500;
 /// The same after it was filled: while a program fills its memory a smaller and smaller part of that is watched, and what has been out
 /// of reach by then has cost what is to be spent on touches.
 const FILLED_US: u64 = 8_000;
-const AT_ONCE_US: u64 = 500;
 /// Once in so many times the pages beside a page are moved with it.
 const BESIDE_EVERY: u64 = 8;
 /// Windows between two in which a unit is compressed for the record, which takes up to a millisecond.
@@ -97,10 +97,9 @@ pub(crate) struct Tracer {
     is_on: bool,
     /// Events that had no room.
     lost: Mutex<u64>,
-    /// Touches of what was out of reach, what they have cost, and that with what the watcher has.
+    /// Touches of what was out of reach, and what they have cost.
     touches: AtomicU64,
     touches_us: AtomicU64,
-    spent_us: AtomicU64,
     /// One page of 2^this is watched.
     shift: AtomicU8,
     watched: Mutex<BTreeMap<PageNumber, Watched>>,
@@ -113,7 +112,6 @@ impl Tracer {
             lost: Mutex::new(0),
             touches: AtomicU64::new(0),
             touches_us: AtomicU64::new(0),
-            spent_us: AtomicU64::new(0),
             shift: AtomicU8::new(FIRST_SHIFT),
             watched: Mutex::new(BTreeMap::new()),
         }
@@ -149,9 +147,7 @@ impl Tracer {
         }
         if kind == FaultKind::Home {
             self.touches.fetch_add(1, Ordering::Relaxed);
-            let cost_us = (took_ns / 1000).min(MOST_SERVED_US) + TRAP_US;
-            self.touches_us.fetch_add(cost_us, Ordering::Relaxed);
-            self.spent_us.fetch_add(cost_us, Ordering::Relaxed);
+            self.touches_us.fetch_add((took_ns / 1000).min(MOST_SERVED_US) + TRAP_US, Ordering::Relaxed);
         }
         let budget = engine.machine().budget();
         if kind == FaultKind::FirstTouch {
@@ -169,11 +165,10 @@ impl Tracer {
         }
         let shift = self.shift.load(Ordering::Relaxed);
         {
-            let due_us = now_ns() / 1000 + FILLED_US;
             let mut watched = self.watched.lock();
             for page in watched_in(&pages, shift) {
                 if watched.len() <= MOST_WATCHED {
-                    watched.entry(page).or_insert_with(|| Watched::new(page, due_us));
+                    watched.entry(page).or_insert_with(|| Watched::new(page, now_ns() / 1000 + FILLED_US));
                 }
             }
         }
@@ -194,7 +189,9 @@ impl Tracer {
 
 /// What the watcher remembers from one look to the next.
 pub(crate) struct Watcher {
-    /// CPU time at the last look, and when the window began; what touches had cost by then.
+    /// What looking has cost.
+    looks_us: i64,
+    /// CPU time at the last look, and when the window began; what looks and touches had cost by then.
     cpu_us: i64,
     window_us: i64,
     window_spent_us: i64,
@@ -219,13 +216,17 @@ impl Watcher {
     pub fn look(&mut self, engine: &Engine<LinuxMachine>, tracer: &Tracer, worker: &mut Worker) -> Duration {
         let cpu_us = cpu_time_us(ClockId::ProcessCPUTime);
         let is_idle = cpu_us - std::mem::replace(&mut self.cpu_us, cpu_us) < IDLE_US;
-        let spent_us = tracer.spent_us.load(Ordering::Relaxed) as i64;
+        let touches_us = tracer.touches_us.load(Ordering::Relaxed) as i64;
+        let spent_us = self.looks_us + touches_us;
         let balance_us = FIRST_US + cpu_us / CPU_SHARE - spent_us;
         if balance_us > 0 {
             let started_us = cpu_time_us(ClockId::ThreadCPUTime);
-            self.look_around(engine, tracer, worker, balance_us, spent_us);
-            let took_us = cpu_time_us(ClockId::ThreadCPUTime) - started_us;
-            tracer.spent_us.fetch_add(took_us as u64, Ordering::Relaxed);
+            // Not what looking has cost without a touch: it would wait for one, and nothing be out of reach.
+            let touches = tracer.touches.load(Ordering::Relaxed).max(1) as i64;
+            let touch_us = (touches_us / touches).max(TOUCH_US);
+            self.adapt(tracer, engine, balance_us, spent_us);
+            self.look_around(engine, tracer, worker, balance_us, touch_us);
+            self.looks_us += cpu_time_us(ClockId::ThreadCPUTime) - started_us;
         }
         if is_idle { IDLE_LOOK } else { LOOK }
     }
@@ -236,13 +237,8 @@ impl Watcher {
         tracer: &Tracer,
         worker: &mut Worker,
         balance_us: i64,
-        spent_us: i64,
+        touch_us: i64,
     ) {
-        // Not what the watcher has spent without a touch: it would wait for one, and nothing be out of reach.
-        let [touches, touches_us] =
-            [&tracer.touches, &tracer.touches_us].map(|count| count.load(Ordering::Relaxed) as i64);
-        let touch_us = (touches_us / touches.max(1)).max(TOUCH_US);
-        self.adapt(tracer, engine, balance_us, spent_us);
         self.find(engine, tracer);
         let now_us = now_ns() / 1000;
         let is_due = |&(_, watched): &(&PageNumber, &Watched)| watched.armed_us.is_none() && watched.due_us <= now_us;
@@ -388,10 +384,10 @@ impl Watcher {
         tracer.shift.store(FIRST_SHIFT, Ordering::Relaxed);
         tracer.touches.store(0, Ordering::Relaxed);
         tracer.touches_us.store(0, Ordering::Relaxed);
-        tracer.spent_us.store(0, Ordering::Relaxed);
         tracer.watched.lock().clear();
         tracer.tell(budget, || Event::Watch(FIRST_SHIFT));
         Watcher {
+            looks_us: 0,
             cpu_us: 0,
             window_us: 0,
             window_spent_us: 0,
