@@ -112,6 +112,11 @@ const WORTHWHILE_16THS: usize = 15;
 const PLAIN: u8 = 0;
 const PLANES: u8 = 1;
 
+/// What of a piece has planes of its own.
+fn span_bytes(is_lz4: bool, piece_bytes: usize) -> usize {
+    if is_lz4 { PAGE_BYTES } else { piece_bytes }
+}
+
 /// State for compressing. Allocates only when made, and when it makes a dictionary.
 #[derive(Debug)]
 pub struct Compressor {
@@ -129,16 +134,17 @@ enum CompressorState {
 }
 
 impl CompressorState {
-    fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+    /// Compresses `src`, which is so many planes or one part.
+    fn compress(&mut self, src: &[u8], parts: usize, dst: &mut [u8]) -> Option<usize> {
         match self {
             CompressorState::Lz4(state) => state.compress(src, dst),
-            CompressorState::Zstd(state) => state.compress(None, src, dst),
+            CompressorState::Zstd(state) => state.compress(None, src, parts, dst),
             CompressorState::ZstdDictionary(state, dictionaries) => {
                 let (generation, body) = dst.split_first_mut()?;
                 let small = src.len() <= SMALL_PIECE_BYTES;
                 let newest = if small { dictionaries.newest() } else { None };
                 *generation = newest.map_or(0, |(generation, _)| generation);
-                state.compress(newest.map(|(_, dictionary)| dictionary), src, body).map(|len| 1 + len)
+                state.compress(newest.map(|(_, dictionary)| dictionary), src, parts, body).map(|len| 1 + len)
             }
         }
     }
@@ -185,17 +191,17 @@ impl Compressor {
         let mut planes_bytes = None;
         if way != Way::Plain {
             let planes = &mut self.planes[..src.len()];
-            planes::split(src, planes);
-            planes_bytes = self.state.compress(planes, body);
+            planes::split(src, planes, span_bytes(matches!(self.state, CompressorState::Lz4(_)), src.len()));
+            planes_bytes = self.state.compress(planes, planes::PLANES, body);
         }
         let is_planes = way == Way::Planes && planes_bytes.is_some();
-        let mut bytes = if is_planes { planes_bytes } else { self.state.compress(src, body) };
+        let mut bytes = if is_planes { planes_bytes } else { self.state.compress(src, 1, body) };
         *kind = if is_planes { PLANES } else { PLAIN };
         if way != Way::Plain && !is_planes {
             // Planes that do not fit are news, too.
             let taken = |bytes: Option<usize>| bytes.unwrap_or(src.len());
             if self.choice.learn(src, taken(bytes), taken(planes_bytes)) {
-                bytes = self.state.compress(&self.planes[..src.len()], body);
+                bytes = self.state.compress(&self.planes[..src.len()], planes::PLANES, body);
                 *kind = PLANES;
             }
         }
@@ -224,7 +230,11 @@ impl Compressor {
 
 /// State for decompressing. Allocates only when made.
 #[derive(Debug)]
-pub struct Decompressor(DecompressorState);
+pub struct Decompressor {
+    state: DecompressorState,
+    /// Room for the planes of a piece.
+    planes: Box<[u8]>,
+}
 
 #[derive(Debug)]
 enum DecompressorState {
@@ -233,23 +243,9 @@ enum DecompressorState {
     ZstdDictionary(zstd::Decompressor, Arc<Dictionaries>),
 }
 
-impl Decompressor {
-    /// State for what `codec` has compressed, at any level, with these dictionaries.
-    pub fn new(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Decompressor {
-        Decompressor(match codec {
-            Codec::Lz4 => DecompressorState::Lz4,
-            Codec::Zstd { dictionary: false, .. } => DecompressorState::Zstd(zstd::Decompressor::new()),
-            Codec::Zstd { dictionary: true, .. } => {
-                DecompressorState::ZstdDictionary(zstd::Decompressor::new(), Arc::clone(dictionaries))
-            }
-        })
-    }
-
-    /// Decompresses `src` to exactly the length of `dst`. Bytes that no compressor made give an error or
-    /// some content, never more; on an error `dst` holds anything.
-    pub fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
-        let (kind, src) = kind(src, dst)?;
-        let len = match &mut self.0 {
+impl DecompressorState {
+    fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
+        let len = match self {
             DecompressorState::Lz4 => lz4::decompress(src, dst)?,
             DecompressorState::Zstd(state) => state.decompress(None, src, dst)?,
             DecompressorState::ZstdDictionary(state, dictionaries) => match src.split_first().ok_or(CodecError)? {
@@ -260,33 +256,57 @@ impl Decompressor {
                 }
             },
         };
-        if len != dst.len() {
-            return Err(CodecError);
+        if len == dst.len() { Ok(()) } else { Err(CodecError) }
+    }
+}
+
+impl Decompressor {
+    /// State for what `codec` has compressed, at any level, with these dictionaries.
+    pub fn new(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Decompressor {
+        let state = match codec {
+            Codec::Lz4 => DecompressorState::Lz4,
+            Codec::Zstd { dictionary: false, .. } => DecompressorState::Zstd(zstd::Decompressor::new()),
+            Codec::Zstd { dictionary: true, .. } => {
+                DecompressorState::ZstdDictionary(zstd::Decompressor::new(), Arc::clone(dictionaries))
+            }
+        };
+        Decompressor { state, planes: vec![0; PIECE_MAX_BYTES].into_boxed_slice() }
+    }
+
+    /// Decompresses `src` to exactly the length of `dst`. Bytes that no compressor made give an error or
+    /// some content, never more; on an error `dst` holds anything.
+    pub fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
+        let (kind, src) = kind(src, dst)?;
+        if kind == PLAIN {
+            return self.state.decompress(src, dst);
         }
-        if kind == PLANES {
-            planes::join(dst);
-        }
+        let span_bytes = span_bytes(matches!(self.state, DecompressorState::Lz4), dst.len());
+        let planes = self.planes.get_mut(..dst.len()).ok_or(CodecError)?;
+        self.state.decompress(src, planes)?;
+        planes::join(planes, dst, span_bytes);
         Ok(())
     }
 
     /// Decompresses `src`, whose content is as long as `dst`, as far as the first `start_bytes` of it need; what `dst`
     /// holds behind them is anything. lz4 stops there, zstd cannot. Errors as [`decompress`](Self::decompress) gives them.
     pub fn decompress_start(&mut self, src: &[u8], dst: &mut [u8], start_bytes: usize) -> Result<(), CodecError> {
-        match &self.0 {
-            DecompressorState::Lz4 if start_bytes < dst.len() => {
-                let (kind, src) = kind(src, dst)?;
-                let whole_bytes = if kind == PLANES { start_bytes.next_multiple_of(PAGE_BYTES) } else { start_bytes };
-                let start = &mut dst[..whole_bytes];
-                if lz4::decompress_start(src, start)? != whole_bytes {
-                    return Err(CodecError);
-                }
-                if kind == PLANES {
-                    planes::join(start);
-                }
-                Ok(())
-            }
-            _ => self.decompress(src, dst),
+        if start_bytes >= dst.len() || !matches!(self.state, DecompressorState::Lz4) {
+            return self.decompress(src, dst);
         }
+        let (kind, src) = kind(src, dst)?;
+        let (start, planes) = if kind == PLANES {
+            let whole_bytes = start_bytes.next_multiple_of(PAGE_BYTES);
+            (self.planes.get_mut(..whole_bytes).ok_or(CodecError)?, Some(&mut dst[..whole_bytes]))
+        } else {
+            (&mut dst[..start_bytes], None)
+        };
+        if lz4::decompress_start(src, start)? != start.len() {
+            return Err(CodecError);
+        }
+        if let Some(dst) = planes {
+            planes::join(start, dst, PAGE_BYTES);
+        }
+        Ok(())
     }
 }
 
@@ -294,7 +314,7 @@ impl Decompressor {
 fn kind<'a>(src: &'a [u8], dst: &[u8]) -> Result<(u8, &'a [u8]), CodecError> {
     match src.split_first() {
         Some((&PLAIN, rest)) => Ok((PLAIN, rest)),
-        Some((&PLANES, rest)) if dst.len().is_multiple_of(PAGE_BYTES) => Ok((PLANES, rest)),
+        Some((&PLANES, rest)) if !dst.is_empty() && dst.len().is_multiple_of(PAGE_BYTES) => Ok((PLANES, rest)),
         _ => Err(CodecError),
     }
 }

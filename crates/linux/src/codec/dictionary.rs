@@ -133,8 +133,9 @@ impl Dictionaries {
         let Some(dictionary) = zstd::Dictionary::new(content, compressor.level()) else { return };
         let mut room = vec![0; PAGE_BYTES];
         let mut bytes_with = |dictionary: Option<&zstd::Dictionary>| -> usize {
-            let sizes =
-                trial.iter().map(|(_, page)| compressor.compress(dictionary, *page, &mut room).unwrap_or(PAGE_BYTES));
+            let sizes = trial
+                .iter()
+                .map(|(_, page)| compressor.compress(dictionary, *page, 1, &mut room).unwrap_or(PAGE_BYTES));
             sizes.sum()
         };
         let before = bytes_with(self.newest().map(|(_, dictionary)| dictionary));

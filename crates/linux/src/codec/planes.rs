@@ -2,20 +2,17 @@
 //!
 //! Of numbers and of pointers in a row the high bytes hardly differ and the low ones are noise. A codec that looks for repeated
 //! strings finds few: 32-bit numbers below 10,000 do not compress at all with lz4, and to a half once their bytes are sorted by
-//! significance (as Blosc does it). So a piece that looks like that is compressed as 8 *planes* of each page, if that has paid
-//! for what looked alike: 8 serve words of 1, 2, 4 and 8 bytes alike. Page by page, so that the start of a piece is still the start of what is
-//! decompressed.
+//! significance (as Blosc does it). So a piece that looks like that is compressed as 8 *planes*, if that has paid
+//! for what looked alike: 8 serve words of 1, 2, 4 and 8 bytes alike. lz4 has planes of each page, so that the start of a piece is still the
+//! start of what is decompressed; zstd those of all of it, each with an entropy code of its own.
 //!
 //! What it looks like is which of the 8 bytes of a word are mostly those of the word before. For each such pattern both ways are
 //! tried now and then.
 
 use foliomem_core::units::PAGE_BYTES;
 
-type Page = [u8; PAGE_BYTES];
-
 /// Bytes of a word, each in a plane of its own.
-const PLANES: usize = 8;
-const PLANE_BYTES: usize = PAGE_BYTES / PLANES;
+pub(super) const PLANES: usize = 8;
 /// Pairs of neighbours that are looked at. (Their equal bytes are counted in a byte.)
 const SAMPLES: usize = 64;
 /// Of those, so many make a byte steady.
@@ -93,41 +90,38 @@ fn steady_bytes(src: &[u8]) -> u8 {
     counts.fold(0, |bits, (byte, count)| bits | u8::from(count >= STEADY) << byte)
 }
 
-/// Splits each page of `src` into planes.
-pub(super) fn split(src: &[u8], dst: &mut [u8]) {
-    let ((from, _), (to, _)) = (src.as_chunks::<PAGE_BYTES>(), dst.as_chunks_mut::<PAGE_BYTES>());
-    from.iter().zip(to).for_each(|(from, to)| split_page(from, to));
+/// Splits each `span_bytes` of `src` into planes.
+pub(super) fn split(src: &[u8], dst: &mut [u8], span_bytes: usize) {
+    src.chunks_exact(span_bytes).zip(dst.chunks_exact_mut(span_bytes)).for_each(|(from, to)| split_span(from, to));
 }
 
-/// Joins the planes of each page of `pages`.
-pub(super) fn join(pages: &mut [u8]) {
-    let (pages, _) = pages.as_chunks_mut::<PAGE_BYTES>();
-    for page in pages {
-        let planes = *page;
-        join_page(&planes, page);
-    }
+/// Joins the planes of each `span_bytes` of `src`.
+pub(super) fn join(src: &[u8], dst: &mut [u8], span_bytes: usize) {
+    src.chunks_exact(span_bytes).zip(dst.chunks_exact_mut(span_bytes)).for_each(|(from, to)| join_span(from, to));
 }
 
-fn split_page(from: &Page, to: &mut Page) {
+/// The planes of a span, and the words of the span in groups: a group has as many bytes in each plane as there are planes.
+fn split_span(from: &[u8], to: &mut [u8]) {
     let (groups, _) = from.as_chunks::<{ PLANES * PLANES }>();
+    let mut planes = to.chunks_exact_mut(groups.len() * PLANES);
+    let mut planes: [&mut [u8]; PLANES] = std::array::from_fn(|_| planes.next().unwrap_or_default());
     for (index, group) in groups.iter().enumerate() {
         let (rows, _) = group.as_chunks::<PLANES>();
         let columns = transposed(std::array::from_fn(|row| u64::from_le_bytes(rows[row])));
-        for (plane, column) in columns.into_iter().enumerate() {
-            let at = plane * PLANE_BYTES + index * PLANES;
-            to[at..at + PLANES].copy_from_slice(&column.to_le_bytes());
+        for (plane, column) in planes.iter_mut().zip(columns) {
+            let (places, _) = plane.as_chunks_mut::<PLANES>();
+            places[index] = column.to_le_bytes();
         }
     }
 }
 
-fn join_page(from: &Page, to: &mut Page) {
-    let (planes, _) = from.as_chunks::<PLANE_BYTES>();
+fn join_span(from: &[u8], to: &mut [u8]) {
     let (groups, _) = to.as_chunks_mut::<{ PLANES * PLANES }>();
+    let mut planes = from.chunks_exact(groups.len() * PLANES);
+    let planes: [&[[u8; PLANES]]; PLANES] =
+        std::array::from_fn(|_| planes.next().unwrap_or_default().as_chunks::<PLANES>().0);
     for (index, group) in groups.iter_mut().enumerate() {
-        let columns = std::array::from_fn(|plane| {
-            let (rows, _) = planes[plane].as_chunks::<PLANES>();
-            u64::from_le_bytes(rows[index])
-        });
+        let columns = planes.map(|plane| u64::from_le_bytes(plane[index]));
         let (rows, _) = group.as_chunks_mut::<PLANES>();
         rows.iter_mut().zip(transposed(columns)).for_each(|(row, word)| *row = word.to_le_bytes());
     }
@@ -166,8 +160,8 @@ mod tests {
     fn bytes_of_equal_significance_lie_side_by_side() {
         let page: Vec<u8> = (0..PAGE_BYTES).map(|at| (at % PLANES) as u8).collect();
         let mut planes = vec![0; PAGE_BYTES];
-        split(&page, &mut planes);
-        assert!(planes.iter().enumerate().all(|(at, &byte)| usize::from(byte) == at / PLANE_BYTES));
+        split(&page, &mut planes, PAGE_BYTES);
+        assert!(planes.iter().enumerate().all(|(at, &byte)| usize::from(byte) == at * PLANES / PAGE_BYTES));
     }
 
     #[test]
@@ -203,11 +197,13 @@ mod tests {
         #[test]
         fn what_is_split_is_joined_again(pages in 1usize..4, seed: u64) {
             let src: Vec<u8> = (0..pages as u64 * 512).flat_map(|at| noise(at ^ seed).to_le_bytes()).collect();
-            let mut dst = vec![0; src.len()];
-            split(&src, &mut dst);
-            prop_assert_ne!(&dst, &src);
-            join(&mut dst);
-            prop_assert_eq!(dst, src);
+            for span_bytes in [PAGE_BYTES, src.len()] {
+                let (mut planes, mut joined) = (vec![0; src.len()], vec![0; src.len()]);
+                split(&src, &mut planes, span_bytes);
+                prop_assert_ne!(&planes, &src);
+                join(&planes, &mut joined, span_bytes);
+                prop_assert_eq!(&joined, &src);
+            }
         }
     }
 }

@@ -253,7 +253,8 @@ fn bad_names_are_refused_with_what_would_work() {
 
 #[test]
 fn numbers_are_compressed_by_their_bytes() {
-    for codec in [Codec::Lz4, zstd(3), Codec::Zstd { level: 3, dictionary: true }] {
+    // zstd would need 46% with one entropy code for all planes.
+    for (codec, percent) in [(Codec::Lz4, 52), (zstd(3), 43), (Codec::Zstd { level: 3, dictionary: true }, 43)] {
         let (mut compressor, mut decompressor) = states(codec);
         for round in 0..40 {
             let src = if round % 2 == 0 { numbers(round, 64 << 10) } else { text(round, 64 << 10) };
@@ -263,7 +264,7 @@ fn numbers_are_compressed_by_their_bytes() {
             decompressor.decompress(&stored[..len], &mut back).unwrap();
             assert!(back == src, "{codec}, round {round}");
             if round % 2 == 0 {
-                assert!(len < src.len() * 52 / 100, "{codec}: {len} bytes");
+                assert!(len < src.len() * percent / 100, "{codec}: {len} bytes");
                 stored[0] = 2;
                 assert_eq!(decompressor.decompress(&stored[..len], &mut back), Err(CodecError), "no such kind");
             } else {

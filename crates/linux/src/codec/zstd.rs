@@ -13,12 +13,16 @@ use super::{CodecError, PIECE_MAX_BYTES};
 use foliomem_core::units::Order;
 use libc::c_int;
 use zstd_sys::{
-    ZSTD_CCtx_refCDict, ZSTD_CCtx_reset, ZSTD_CCtx_setParameter, ZSTD_DCtx_refDDict, ZSTD_DCtx_setParameter,
-    ZSTD_ResetDirective, ZSTD_cParameter, ZSTD_compress2, ZSTD_dParameter, ZSTD_decompressDCtx, ZSTD_dictAttachPref_e,
-    ZSTD_dictContentType_e, ZSTD_dictLoadMethod_e, ZSTD_estimateCCtxSize_usingCParams, ZSTD_estimateCDictSize_advanced,
-    ZSTD_estimateDCtxSize, ZSTD_estimateDDictSize, ZSTD_format_e, ZSTD_getCParams, ZSTD_initStaticCCtx,
-    ZSTD_initStaticCDict, ZSTD_initStaticDCtx, ZSTD_initStaticDDict, ZSTD_isError,
+    ZSTD_BLOCKSIZE_MAX, ZSTD_CCtx_refCDict, ZSTD_CCtx_reset, ZSTD_CCtx_setParameter, ZSTD_DCtx_refDDict,
+    ZSTD_DCtx_setParameter, ZSTD_ResetDirective, ZSTD_cParameter, ZSTD_compress2, ZSTD_dParameter, ZSTD_decompressDCtx,
+    ZSTD_dictAttachPref_e, ZSTD_dictContentType_e, ZSTD_dictLoadMethod_e, ZSTD_estimateCCtxSize_usingCParams,
+    ZSTD_estimateCDictSize_advanced, ZSTD_estimateDCtxSize, ZSTD_estimateDDictSize, ZSTD_format_e, ZSTD_getCParams,
+    ZSTD_initStaticCCtx, ZSTD_initStaticCDict, ZSTD_initStaticDCtx, ZSTD_initStaticDDict, ZSTD_isError,
 };
+
+const MAX_BLOCK_BYTES: ZSTD_cParameter = ZSTD_cParameter::ZSTD_c_experimentalParam18;
+/// Shorter parts share an entropy code: to describe one takes about 100 bytes.
+const PART_LEAST_BYTES: usize = 2048;
 
 /// What a call of zstd came to.
 fn checked(result: usize) -> Option<usize> {
@@ -85,6 +89,8 @@ pub(super) struct Compressor {
     level: u8,
     /// The context refers to a dictionary.
     has_dictionary: bool,
+    /// The most that has one entropy code; 0 for the library's own choice.
+    block_bytes: usize,
 }
 
 impl Compressor {
@@ -106,7 +112,7 @@ impl Compressor {
             let result = unsafe { ZSTD_CCtx_setParameter(context, parameter, value) };
             assert!(checked(result).is_some(), "zstd refuses {parameter:?}");
         }
-        Compressor { memory, level, has_dictionary: false }
+        Compressor { memory, level, has_dictionary: false, block_bytes: 0 }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -139,10 +145,34 @@ impl Compressor {
         self.has_dictionary = dictionary.is_some();
     }
 
-    /// `None` where the result does not fit into `dst`. A piece with a dictionary is at most [`SMALL_PIECE_BYTES`] long.
-    pub(super) fn compress(&mut self, dictionary: Option<&Dictionary>, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+    fn code_by(&mut self, block_bytes: usize) {
+        if block_bytes == self.block_bytes {
+            return;
+        }
+        // SAFETY: a context lies at the start of the memory since `new`. A piece that did not fit has left it in the middle of
+        // a frame.
+        let result = unsafe {
+            let context = self.memory.as_mut_ptr().cast();
+            ZSTD_CCtx_reset(context, ZSTD_ResetDirective::ZSTD_reset_session_only);
+            ZSTD_CCtx_setParameter(context, MAX_BLOCK_BYTES, block_bytes as c_int)
+        };
+        assert!(checked(result).is_some(), "zstd refuses blocks of {block_bytes} bytes");
+        self.block_bytes = block_bytes;
+    }
+
+    /// `None` where the result does not fit into `dst`. A piece with a dictionary is at most [`SMALL_PIECE_BYTES`] long. Each of
+    /// so many `parts` of equal length gets an entropy code of its own, if it is long enough to pay for that.
+    pub(super) fn compress(
+        &mut self,
+        dictionary: Option<&Dictionary>,
+        src: &[u8],
+        parts: usize,
+        dst: &mut [u8],
+    ) -> Option<usize> {
         debug_assert!(src.len() <= if dictionary.is_some() { SMALL_PIECE_BYTES } else { PIECE_MAX_BYTES });
         self.refer_to(dictionary);
+        let part_bytes = (src.len() / parts).min(ZSTD_BLOCKSIZE_MAX as usize);
+        self.code_by(if parts > 1 && part_bytes >= PART_LEAST_BYTES { part_bytes } else { 0 });
         // SAFETY: a context lies at the start of the memory since `new`. zstd reads the one slice and
         // writes at most the other.
         let result = unsafe {
