@@ -341,7 +341,8 @@ pub struct RecordArgs {
 #[derive(Debug, Default, clap::Args)]
 pub struct RunArgs {
     /// What the program and its children may take together: 512M, 2G, 25% (of RAM, or of the container's memory); at least 16M.
-    /// `run` needs it, here, as FOLIOMEM_LIMIT or in the file; without it `record` records without pressure.
+    /// `run` needs it, here, as FOLIOMEM_LIMIT or in the file; `record` records without pressure where there is none,
+    /// and sees more within one, for replays of as much or more.
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
     /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:

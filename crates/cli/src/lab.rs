@@ -157,6 +157,12 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
         summary.touches,
         summary.lost
     );
+    if let Some(limit_bytes) = summary.limit_pages.map(|pages| pages * PAGE_BYTES as u64)
+        && limits.iter().any(|limit_mib| limit_mib.parse().is_ok_and(|mib: u64| mib << 20 < limit_bytes))
+    {
+        let limit = format_mib(limit_bytes);
+        eprintln!("foliomem: recorded within {limit}: what a run in less would touch again is not known");
+    }
     let mut set = vec![("machine.limit_mib".to_owned(), limits)];
     if !sizes.is_empty() {
         set.push(("machine.sizes_kib".to_owned(), vec![sizes.join("+")]));

@@ -8,7 +8,7 @@ use crate::settings::{Settings, SwapSetting};
 use crate::size::format_mib;
 use crate::unmanaged::Lookout;
 use foliomem_linux::child::{self, Child, Event};
-use foliomem_linux::control::{Configuration, Control};
+use foliomem_linux::control::{Configuration, Control, Recording};
 use foliomem_linux::swap_file::{self, Created};
 use rustix::fd::AsRawFd;
 use rustix::process::Pid;
@@ -75,7 +75,11 @@ pub fn run(
         reclaimers: 0,
         torture: settings.torture(),
         hard: settings.hard(),
-        record: recorder.is_some(),
+        recording: match recorder {
+            None => Recording::Off,
+            Some(_) if settings.has_limit() => Recording::Limited,
+            Some(_) => Recording::Watched,
+        },
     };
     let stats = settings.stats().map(StatsFile::open).transpose()?;
     let (control, segment) = Control::create(&configuration)?;

@@ -63,6 +63,16 @@ pub enum Compressed {
     },
 }
 
+impl Compressed {
+    /// How many bytes to store.
+    pub fn len_bytes(&self) -> u32 {
+        match *self {
+            Compressed::Filled(_) => 0,
+            Compressed::Bytes { len_bytes, .. } => len_bytes,
+        }
+    }
+}
+
 /// What recompressing a piece came to. The bytes wait in the worker's scratch memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recompressed {

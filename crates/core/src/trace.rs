@@ -8,7 +8,7 @@
 //! An event is a tag and three numbers, in the ring between processes as in the file; how wide each is written there is
 //! those modules' own.
 
-use crate::units::{Order, PageNumber};
+use crate::units::{BLOCK_PAGES, Order, PageNumber};
 use std::ops::Range;
 
 /// What is compressed as one for the record, and what pages are touched together in: 64 KiB.
@@ -62,12 +62,24 @@ pub enum Event {
     Arm(PageNumber),
     /// It was touched.
     Touch(PageNumber),
-    /// A page that was out of reach for another reason was touched again.
-    Refault(PageNumber),
+    /// A page that was out of reach for another reason was touched again; or pages, no more than a block has, were brought back ahead
+    /// of that.
+    Refault(Range<PageNumber>),
     /// Cells have 2^this pages from now on. Where that is one, every touch is told of.
     Watch(u8),
-    /// What so many pages of it compress to as one piece.
-    Compressed(Order, u32),
+    /// Pieces of it that were compressed as one each.
+    Compressed {
+        /// What each of them is.
+        order: Order,
+        /// So many.
+        pieces: u64,
+        /// What they have come to together.
+        len_bytes: u64,
+    },
+    /// The tree may take so many pages, and nothing is watched: touches of what that leaves in reach go unseen.
+    Limit(u64),
+    /// So many pages it takes beside its managed memory from now on.
+    Unmanaged(u32),
     /// So many events before this one are missing.
     Lost(u64),
 }
@@ -85,11 +97,13 @@ impl Event {
             Event::Remap(from, to) => (6, [from.start.0, range(from)[1], to.0]),
             Event::Fill(pages) => (7, range(pages)),
             Event::Touch(page) => (8, [page.0, 0, 0]),
-            Event::Refault(page) => (9, [page.0, 0, 0]),
+            Event::Refault(pages) => (9, range(pages)),
             Event::Watch(shift) => (10, [u64::from(*shift), 0, 0]),
-            Event::Compressed(order, len_bytes) => (11, [u64::from(order.get()), u64::from(*len_bytes), 0]),
+            Event::Compressed { order, pieces, len_bytes } => (11, [u64::from(order.get()), *pieces, *len_bytes]),
             Event::Lost(events) => (12, [*events, 0, 0]),
             Event::Arm(page) => (13, [page.0, 0, 0]),
+            Event::Limit(pages) => (14, [*pages, 0, 0]),
+            Event::Unmanaged(pages) => (15, [u64::from(*pages), 0, 0]),
         }
     }
 
@@ -112,15 +126,18 @@ impl Event {
             }
             7 => Event::Fill(range()?),
             8 => Event::Touch(page(a)?),
-            9 => Event::Refault(page(a)?),
+            9 => Event::Refault(range().filter(|pages| pages.end.0 - pages.start.0 <= BLOCK_PAGES as u64)?),
             10 => Event::Watch(u8::try_from(a).ok().filter(|&shift| shift <= MOST_SHIFT)?),
             11 => {
                 let order = Order::new(u8::try_from(a).ok()?)?;
-                let len_bytes = u32::try_from(b).ok().filter(|&len| len as usize <= order.bytes())?;
-                Event::Compressed(order, len_bytes)
+                let (pieces, len_bytes) = (b, c);
+                let fits = len_bytes <= pieces.checked_mul(order.bytes() as u64)?;
+                fits.then_some(Event::Compressed { order, pieces, len_bytes })?
             }
             12 => Event::Lost(a),
             13 => Event::Arm(page(a)?),
+            14 => Event::Limit(page(a)?.0),
+            15 => Event::Unmanaged(u32::try_from(a).ok()?),
             _ => return None,
         })
     }
@@ -135,7 +152,7 @@ mod tests {
         #[test]
         fn what_is_decoded_is_encoded_the_same(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
-            for tag in [tag, tag % 14] {
+            for tag in [tag, tag % 16] {
                 if let Some(event) = Event::decode(tag, numbers) {
                     let (tag, numbers) = event.encode();
                     prop_assert_eq!(Event::decode(tag, numbers), Some(event));

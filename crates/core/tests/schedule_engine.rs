@@ -171,7 +171,11 @@ impl Thread {
             }
         };
         if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious | FaultKind::FirstTouch) {
-            while engine.read_ahead(&mut self.worker, page).is_some() {}
+            while let Some((ahead, order)) = engine.claim_ahead(page) {
+                if !engine.read_ahead(&mut self.worker, ahead, order) {
+                    break;
+                }
+            }
         }
     }
 

@@ -134,7 +134,7 @@ impl Lab {
     fn read_ahead(&mut self) {
         let Some(page) = self.ahead.filter(|_| self.ahead_ns <= 0) else { return };
         let before_ns = self.machine().spent_ns();
-        if self.engine.read_ahead(&mut (), page).is_some() {
+        if self.engine.claim_ahead(page).is_some_and(|(ahead, order)| self.engine.read_ahead(&mut (), ahead, order)) {
             self.ahead_ns += (self.machine().spent_ns() - before_ns) as i64;
         } else {
             self.ahead = None;
@@ -155,6 +155,14 @@ impl Lab {
             let Attempt::Freed(1..) = self.engine.try_reclaim(&mut (), watermark::BATCH_PAGES) else { break };
         }
         while self.engine.compact_proactively() {}
+    }
+
+    /// So many pages that the engine does not manage take a part of the room: `before` until now.
+    pub fn charge_others(&mut self, before_pages: u64, now_pages: u64) {
+        self.machine().charge_others(before_pages, now_pages);
+        if self.is_kept {
+            self.keep_room();
+        }
     }
 
     /// MADV_PAGEOUT, and what the keeper does meanwhile: without it claims of what is out stay where nothing is reclaimed.

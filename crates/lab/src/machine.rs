@@ -194,6 +194,13 @@ impl LabMachine {
         self.limit_pages as u64
     }
 
+    /// Pages that count as charged beside those of the engine: `before` until now.
+    pub fn charge_others(&self, before: u64, now: u64) {
+        let more = now as i64 - before as i64;
+        let charged = self.charged_pages.fetch_add(more, Relaxed) + more;
+        self.peak_pages.fetch_max(charged, Relaxed);
+    }
+
     /// What is charged now.
     pub fn charged_pages(&self) -> u64 {
         self.charged_pages.load(Relaxed) as u64

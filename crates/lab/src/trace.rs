@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use foliomem_core::{trace::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// A block is written when it has so much content.
@@ -49,10 +49,10 @@ pub struct Record {
 fn shape(tag: u8) -> Option<(usize, bool)> {
     Some(match tag {
         2 => (0, false),
-        1 | 10 | 12 => (1, false),
-        11 => (2, false),
-        8 | 9 | 13 => (1, true),
-        3 | 4 | 5 | 7 => (2, true),
+        1 | 10 | 12 | 14 | 15 => (1, false),
+        11 => (3, false),
+        8 | 13 => (1, true),
+        3 | 4 | 5 | 7 | 9 => (2, true),
         6 => (3, true),
         _ => return None,
     })

@@ -7,7 +7,7 @@
 //! | `to_page` | `remap` | where it went |
 //! | `pid` | `start` | its number in the system |
 //! | `watch_shift` | `watch` | one page of 2^this is watched |
-//! | `sample_kib`, `compressed_bytes` | `compressed` | a sample, and what it compresses to |
+//! | `piece_kib`, `pieces`, `compressed_bytes` | `compressed` | pieces of a size that were compressed, and what they came to together |
 //! | `lost_events` | `lost` | how many are missing |
 
 use crate::columns::{Cells, Column, signed};
@@ -32,14 +32,15 @@ struct Numbers {
     to_page: Option<u64>,
     pid: Option<u64>,
     watch_shift: Option<u64>,
-    sample_kib: Option<u64>,
+    piece_kib: Option<u64>,
+    pieces: Option<u64>,
     compressed_bytes: Option<u64>,
     lost_events: Option<u64>,
 }
 
 /// Names of those columns.
-const NUMBERS: [&str; 8] =
-    ["first_page", "pages", "to_page", "pid", "watch_shift", "sample_kib", "compressed_bytes", "lost_events"];
+const NUMBERS: [&str; 9] =
+    ["first_page", "pages", "to_page", "pid", "watch_shift", "piece_kib", "pieces", "compressed_bytes", "lost_events"];
 
 impl Numbers {
     fn of_pages(pages: &Range<PageNumber>) -> Numbers {
@@ -52,8 +53,9 @@ impl Numbers {
     }
 
     fn array(&self) -> [Option<u64>; NUMBERS.len()] {
-        let Numbers { first_page, pages, to_page, pid, watch_shift, sample_kib, compressed_bytes, lost_events } = *self;
-        [first_page, pages, to_page, pid, watch_shift, sample_kib, compressed_bytes, lost_events]
+        let Numbers { first_page, pages, to_page, pid, watch_shift, piece_kib, pieces, compressed_bytes, lost_events } =
+            *self;
+        [first_page, pages, to_page, pid, watch_shift, piece_kib, pieces, compressed_bytes, lost_events]
     }
 }
 
@@ -70,12 +72,14 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Fill(pages) => ("fill", Numbers::of_pages(pages)),
         Event::Arm(page) => ("arm", Numbers::of_page(*page)),
         Event::Touch(page) => ("touch", Numbers::of_page(*page)),
-        Event::Refault(page) => ("refault", Numbers::of_page(*page)),
+        Event::Refault(pages) => ("refault", Numbers::of_pages(pages)),
         Event::Watch(shift) => ("watch", Numbers { watch_shift: Some(u64::from(*shift)), ..none() }),
-        Event::Compressed(order, len_bytes) => {
-            let (sample_kib, compressed_bytes) = (Some(u64::from(order.kib())), Some(u64::from(*len_bytes)));
-            ("compressed", Numbers { sample_kib, compressed_bytes, ..none() })
+        Event::Compressed { order, pieces, len_bytes } => {
+            let (piece_kib, compressed_bytes) = (Some(u64::from(order.kib())), Some(*len_bytes));
+            ("compressed", Numbers { piece_kib, pieces: Some(*pieces), compressed_bytes, ..none() })
         }
+        Event::Limit(pages) => ("limit", Numbers { pages: Some(*pages), ..none() }),
+        Event::Unmanaged(pages) => ("unmanaged", Numbers { pages: Some(u64::from(*pages)), ..none() }),
         Event::Lost(events) => ("lost", Numbers { lost_events: Some(*events), ..none() }),
     }
 }
@@ -151,11 +155,13 @@ mod tests {
             Event::Fill(pages(16, 32)),
             Event::Arm(PageNumber(17)),
             Event::Touch(PageNumber(17)),
-            Event::Refault(PageNumber(18)),
+            Event::Refault(PageNumber(18)..PageNumber(19)),
             Event::Discard(pages(20, 21)),
             Event::Remap(pages(16, 20), PageNumber(64)),
             Event::Watch(3),
-            Event::Compressed(Order::new(4).unwrap(), 30_000),
+            Event::Compressed { order: Order::new(4).unwrap(), pieces: 2, len_bytes: 30_000 },
+            Event::Limit(4096),
+            Event::Unmanaged(300),
             Event::Lost(u64::MAX),
             Event::Unmap(pages(1, 2)),
             Event::End,
@@ -164,19 +170,21 @@ mod tests {
         let mut bytes = Vec::new();
         let unwritable = |error| LabError::Unwritable("x".into(), error);
         let wanted = [
-            "start\" null null null 77 null null null null",
-            "map\" 1099511627776 512 null null null null null null",
-            "fill\" 16 16 null null null null null null",
-            "arm\" 17 1 null null null null null null",
-            "touch\" 17 1 null null null null null null",
-            "refault\" 18 1 null null null null null null",
-            "discard\" 20 1 null null null null null null",
-            "remap\" 16 4 64 null null null null null",
-            "watch\" null null null null 3 null null null",
-            "compressed\" null null null null null 64 30000 null",
-            "lost\" null null null null null null null 9223372036854775807",
-            "unmap\" 1 1 null null null null null null",
-            "end\" null null null null null null null null",
+            "start\" null null null 77 null null null null null",
+            "map\" 1099511627776 512 null null null null null null null",
+            "fill\" 16 16 null null null null null null null",
+            "arm\" 17 1 null null null null null null null",
+            "touch\" 17 1 null null null null null null null",
+            "refault\" 18 1 null null null null null null null",
+            "discard\" 20 1 null null null null null null null",
+            "remap\" 16 4 64 null null null null null null",
+            "watch\" null null null null 3 null null null null",
+            "compressed\" null null null null null 64 2 30000 null",
+            "limit\" null 4096 null null null null null null null",
+            "unmanaged\" null 300 null null null null null null null",
+            "lost\" null null null null null null null null 9223372036854775807",
+            "unmap\" 1 1 null null null null null null null",
+            "end\" null null null null null null null null null",
         ];
         // More than a group.
         let times = GROUP_ROWS / events.len() + 2;

@@ -217,10 +217,8 @@ impl Budget {
         self.tell_if_over();
     }
 
-    /// The engine holds `held_pages`: what there is beyond that cannot be managed. Says so where that is more than the limit: no fault
-    /// will tell.
-    pub fn look_for_unmanaged(&self, held_pages: u64) {
-        let unmanaged_pages = self.own_pages() - held_pages as i64;
+    /// The engine does not hold so many pages: they cannot be managed. Says so where that is more than the limit: no fault will tell.
+    pub fn note_unmanaged(&self, unmanaged_pages: i64) {
         self.unmanaged_pages.store(unmanaged_pages, Relaxed);
         if unmanaged_pages > self.limit_pages {
             self.tell_if_over();

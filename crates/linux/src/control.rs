@@ -62,6 +62,8 @@ const FLAG_TORTURE: u32 = 1 << 0;
 const FLAG_HARD: u32 = 1 << 1;
 /// Tell what the processes do.
 const FLAG_RECORD: u32 = 1 << 2;
+/// It is watched for that.
+const FLAG_WATCH: u32 = 1 << 3;
 
 /// Why the segment cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -96,8 +98,19 @@ pub struct Configuration {
     pub torture: bool,
     /// Stop the tree rather than exceed the limit.
     pub hard: bool,
-    /// Tell what the processes do ([`Control::trace`]).
-    pub record: bool,
+    /// Whether to tell what the processes do ([`Control::trace`]).
+    pub recording: Recording,
+}
+
+/// What is recorded of the processes of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recording {
+    /// Nothing.
+    Off,
+    /// Without pressure: of a part of the memory, which is moved out of reach for that, when it is touched.
+    Watched,
+    /// Under a limit: when whatever it has put out of reach is touched.
+    Limited,
 }
 
 /// One line for the supervisor to print.
@@ -255,7 +268,9 @@ impl Control {
         set(&header.reclaimers, configuration.reclaimers);
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         let flags = flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD);
-        set(&header.flags, flags | flag(configuration.record, FLAG_RECORD));
+        let recording = configuration.recording;
+        let flags = flags | flag(recording != Recording::Off, FLAG_RECORD);
+        set(&header.flags, flags | flag(recording == Recording::Watched, FLAG_WATCH));
         header.version.store(VERSION, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok((control, fd))
@@ -299,7 +314,11 @@ impl Control {
             reclaimers: header.reclaimers.load(Ordering::Relaxed),
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
-            record: flags & FLAG_RECORD != 0,
+            recording: match (flags & FLAG_RECORD != 0, flags & FLAG_WATCH != 0) {
+                (false, _) => Recording::Off,
+                (true, true) => Recording::Watched,
+                (true, false) => Recording::Limited,
+            },
         }
     }
 
@@ -604,12 +623,12 @@ mod tests {
             granule in 0u8..10,
             torture: bool,
             hard: bool,
-            record: bool,
+            recording in prop::sample::select(vec![Recording::Off, Recording::Watched, Recording::Limited]),
             reclaimers: u32,
         ) {
             let (sizes, granule) = (SizePolicy::from_bits(sizes), Order::new(granule).unwrap());
             let configuration =
-                Configuration { limit_bytes, sizes, codec, recompress, granule, torture, hard, record, reclaimers };
+                Configuration { limit_bytes, sizes, codec, recompress, granule, torture, hard, recording, reclaimers };
             let (_, fd) = Control::create(&configuration).unwrap();
             prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
         }
@@ -647,7 +666,7 @@ mod tests {
             reclaimers: 3,
             torture: true,
             hard: false,
-            record: true,
+            recording: Recording::Limited,
         }
     }
 

@@ -14,6 +14,7 @@ use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
+use crate::control::Recording;
 use crate::control_block::ControlBlocks;
 use crate::fork_cell::ForkCell;
 use crate::maps;
@@ -31,13 +32,13 @@ use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{
-    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
+    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, ORDERS, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -157,6 +158,8 @@ pub struct LinuxMachine {
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
     mappings: RwLock<Changes>,
     swap: Option<Swap>,
+    /// Pieces compressed, and what they came to, by order; kept for a record.
+    compressed: Option<[[AtomicU64; 2]; ORDERS]>,
 }
 
 impl LinuxMachine {
@@ -197,7 +200,19 @@ impl LinuxMachine {
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
             swap,
+            compressed: (budget.control().configuration().recording != Recording::Off).then(Default::default),
         })
+    }
+
+    /// What was compressed since the last time: of each order, so many pieces, to so many bytes.
+    pub fn take_compressed(&self, mut taken: impl FnMut(Order, u64, u64)) {
+        for (order, counts) in Order::all().zip(self.compressed.iter().flatten()) {
+            // Those of a piece may come in two parts.
+            let [pieces, len_bytes] = counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
+            if pieces > 0 {
+                taken(order, pieces, len_bytes.min(pieces * order.bytes() as u64));
+            }
+        }
     }
 
     /// Everything a thread needs to compress with `codec`, and to read what others have compressed with it, or again with
@@ -831,20 +846,21 @@ impl Machine for LinuxMachine {
 
     fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {
         let content = &*self.bytes(run);
-        if let Some(word) = fill_word(content) {
-            return Compressed::Filled(word);
+        let compressed = if let Some(word) = fill_word(content) {
+            Compressed::Filled(word)
+        } else if let Some(len) = worker.compressor.compress(content, &mut worker.scratch[..content.len()]) {
+            worker.filled_bytes = len;
+            Compressed::Bytes { len_bytes: len as u32, raw: false, checksum: checksum(&worker.scratch[..len]) }
+        } else {
+            worker.filled_bytes = 0;
+            Compressed::Bytes { len_bytes: content.len() as u32, raw: true, checksum: checksum(content) }
+        };
+        if let Some(compressed_bytes) = &self.compressed {
+            let [pieces, bytes] = &compressed_bytes[run.order.index()];
+            pieces.fetch_add(1, Ordering::Relaxed);
+            bytes.fetch_add(compressed.len_bytes().into(), Ordering::Relaxed);
         }
-        match worker.compressor.compress(content, &mut worker.scratch[..content.len()]) {
-            Some(len) => {
-                worker.filled_bytes = len;
-                let checksum = checksum(&worker.scratch[..len]);
-                Compressed::Bytes { len_bytes: len as u32, raw: false, checksum }
-            }
-            None => {
-                worker.filled_bytes = 0;
-                Compressed::Bytes { len_bytes: content.len() as u32, raw: true, checksum: checksum(content) }
-            }
-        }
+        compressed
     }
 
     fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place) {

@@ -299,7 +299,7 @@ impl Runtime {
         own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
         let budget = Budget::new(control, slot);
         let runtime = Box::leak(Box::new(Runtime {
-            tracer: Tracer::new(settings.record),
+            tracer: Tracer::new(settings.recording),
             settings,
             fork_stack,
             gate: Gate::default(),
@@ -761,7 +761,7 @@ impl Runtime {
                 self.budget.sample();
             }
         }
-        self.tracer.tell(&self.budget, || TraceEvent::Start { pid: std::process::id() });
+        self.tracer.started(&self.budget);
         if let Some(engaged) = self.engaged.get() {
             let descriptors = self.open_descriptors()?;
             if engaged.engine.machine().has_swap_file() {
@@ -836,6 +836,7 @@ impl Runtime {
                     Err(error) => self.fail(&error),
                 }
             }
+            self.tracer.unmanaged(&self.budget, self.budget.own_pages());
             let most = if self.tracer.is_on() { SLEEP_RECORDING_MAX } else { looks.longest_sleep() };
             return Some(self.sleep_for(room - self.engage_pages(), most));
         };
@@ -856,7 +857,10 @@ impl Runtime {
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
         looks.unmanaged_pages = looks.unmanaged_pages.min(unmanaged);
-        self.budget.look_for_unmanaged(engine.held_pages());
+        let unmanaged_pages = self.budget.own_pages() - engine.held_pages() as i64;
+        self.budget.note_unmanaged(unmanaged_pages);
+        self.tracer.unmanaged(&self.budget, unmanaged_pages);
+        self.tracer.compressed(engine.machine());
         let sizes = self.budget.control().sizes();
         if std::mem::replace(&mut looks.sizes, sizes) != sizes {
             engine.machine().prepare_for_huge(0..usize::MAX);
@@ -1100,7 +1104,7 @@ impl Runtime {
         for _ in 0..reclaimers {
             self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
-        if self.tracer.is_on() {
+        if self.tracer.watches() {
             self.spawn(watcher_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
         Ok(())
@@ -1248,7 +1252,12 @@ impl Runtime {
     fn read_ahead(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber) -> Option<Order> {
         let uffd = &engaged.engine.machine().descriptors().program;
         let (mut chunks, mut fetched) = (0, None);
-        while let Some(order) = engaged.engine.read_ahead(worker, page) {
+        while let Some((ahead, order)) = engaged.engine.claim_ahead(page) {
+            // Before: as others may fetch what comes behind it, it is told of in order.
+            self.tracer.comes_ahead(&self.budget, &ahead);
+            if !engaged.engine.read_ahead(worker, ahead, order) {
+                break;
+            }
             fetched = Some(order);
             if uffd.has_message() {
                 break;

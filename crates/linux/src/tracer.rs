@@ -6,12 +6,16 @@
 //! seen of it would be too little. For one that is touched as soon as it is out of reach it is enough to know that: it is left
 //! in reach for longer each time.
 //!
+//! Under a limit nothing is watched: what that puts out of reach, and when it is touched again, is told as it is.
+//!
 //! Lock: the tracer's, leaves.
 
 use crate::budget::Budget;
 use crate::clock::now_ns;
+use crate::control::Recording;
 use crate::machine::{LinuxMachine, Worker};
 use foliomem_core::engine::Engine;
+use foliomem_core::readahead::Ahead;
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::trace::{Event, MOST_SHIFT, UNIT, beside, is_watched, watched_page};
@@ -66,6 +70,10 @@ const BESIDE_EVERY: u64 = 8;
 /// Windows between two in which a unit is compressed for the record, which takes up to a millisecond.
 const MEASURE_EVERY: u32 = 12;
 
+/// What is not managed is told of where it has changed by so much, 256 KiB; of more only when that has lasted.
+const UNMANAGED_STEP_PAGES: i64 = 64;
+const UNMANAGED_LASTS_US: u64 = 50_000;
+
 /// A page that is watched.
 #[derive(Clone, Copy)]
 struct Watched {
@@ -92,9 +100,37 @@ impl Watched {
     }
 }
 
+/// Pages that are not managed. What is being unmapped, or is new, looks like them for a while.
+#[derive(Default)]
+struct Unmanaged {
+    told_pages: i64,
+    /// Since when there are more, and the fewest since.
+    more: Option<(u64, i64)>,
+}
+
+impl Unmanaged {
+    /// There are so many; how many is to be told, if anything.
+    fn see(&mut self, pages: i64, now_us: u64) -> Option<i64> {
+        let mut news = None;
+        if pages < self.told_pages + UNMANAGED_STEP_PAGES {
+            self.more = None;
+            news = (pages <= self.told_pages - UNMANAGED_STEP_PAGES).then_some(pages);
+        } else {
+            let (since_us, fewest_pages) = self.more.unwrap_or((now_us, pages));
+            self.more = Some((since_us, fewest_pages.min(pages)));
+            if now_us - since_us >= UNMANAGED_LASTS_US {
+                news = self.more.take().map(|(_, pages)| pages);
+            }
+        }
+        self.told_pages = news.unwrap_or(self.told_pages);
+        news
+    }
+}
+
 /// See the module.
 pub(crate) struct Tracer {
-    is_on: bool,
+    recording: Recording,
+    unmanaged: Mutex<Unmanaged>,
     /// Events that had no room.
     lost: Mutex<u64>,
     /// Touches of what was out of reach, and what they have cost.
@@ -106,9 +142,10 @@ pub(crate) struct Tracer {
 }
 
 impl Tracer {
-    pub fn new(is_on: bool) -> Tracer {
+    pub fn new(recording: Recording) -> Tracer {
         Tracer {
-            is_on,
+            recording,
+            unmanaged: Mutex::new(Unmanaged::default()),
             lost: Mutex::new(0),
             touches: AtomicU64::new(0),
             touches_us: AtomicU64::new(0),
@@ -119,12 +156,35 @@ impl Tracer {
 
     /// Whether the process is recorded.
     pub fn is_on(&self) -> bool {
-        self.is_on
+        self.recording != Recording::Off
+    }
+
+    /// Whether some of its memory is watched.
+    pub fn watches(&self) -> bool {
+        self.recording == Recording::Watched
+    }
+
+    /// The process begins, or goes on as the child of a fork.
+    pub fn started(&self, budget: &Budget) {
+        self.tell(budget, || Event::Start { pid: std::process::id() });
+        *self.unmanaged.lock() = Unmanaged::default();
+        if self.recording == Recording::Limited {
+            self.tell(budget, || Event::Limit(budget.limit_pages().max(0) as u64));
+        }
+    }
+
+    /// Tells of what is not managed, if that is news.
+    pub fn unmanaged(&self, budget: &Budget, pages: i64) {
+        if self.is_on()
+            && let Some(pages) = self.unmanaged.lock().see(pages, now_ns() / 1000)
+        {
+            self.tell(budget, || Event::Unmanaged(pages.max(0) as u32));
+        }
     }
 
     /// Tells of something. Called inside the gate, or by the keeper, and under no leaf lock but maybe a block.
     pub fn tell(&self, budget: &Budget, event: impl FnOnce() -> Event) {
-        if !self.is_on || !budget.control().is_of(budget.slot(), rustix::process::getpid()) {
+        if !self.is_on() || !budget.control().is_of(budget.slot(), rustix::process::getpid()) {
             return;
         }
         // Made before the lock is taken, for it may look something up in the engine.
@@ -140,9 +200,16 @@ impl Tracer {
         }
     }
 
+    /// Tells what pieces were compressed.
+    pub fn compressed(&self, machine: &LinuxMachine) {
+        machine.take_compressed(|order, pieces, len_bytes| {
+            self.tell(machine.budget(), || Event::Compressed { order, pieces, len_bytes });
+        });
+    }
+
     /// Tells of a fault that was served.
     pub fn served(&self, engine: &Engine<LinuxMachine>, page: PageNumber, kind: FaultKind, took_ns: u64) {
-        if !self.is_on {
+        if !self.is_on() {
             return;
         }
         if kind == FaultKind::Home {
@@ -154,17 +221,28 @@ impl Tracer {
             let order = engine.order_of(page).unwrap_or(Order::ZERO);
             return self.filled(budget, page.head(order).folio(order));
         }
-        let was_armed = kind == FaultKind::Home && self.was_armed(page);
-        self.tell(budget, || if was_armed { Event::Touch(page) } else { Event::Refault(page) });
+        let was_armed = kind == FaultKind::Home && self.watches() && self.was_armed(page);
+        self.tell(budget, || if was_armed { Event::Touch(page) } else { Event::Refault(page.folio(Order::ZERO)) });
+    }
+
+    /// Tells of what comes before it is touched.
+    pub fn comes_ahead(&self, budget: &Budget, ahead: &Ahead) {
+        let pages = match ahead {
+            Ahead::Stream(pages) => pages.clone(),
+            Ahead::Step { page, .. } => page.folio(Order::ZERO),
+            // Nothing is made ahead in a process that is recorded.
+            Ahead::New(_) => return,
+        };
+        self.tell(budget, || Event::Refault(pages));
     }
 
     /// Tells of pages that have content from now on; some of them are watched.
     pub fn filled(&self, budget: &Budget, pages: Range<PageNumber>) {
-        if !self.is_on {
+        if !self.is_on() {
             return;
         }
-        let shift = self.shift.load(Ordering::Relaxed);
-        {
+        if self.watches() {
+            let shift = self.shift.load(Ordering::Relaxed);
             let mut watched = self.watched.lock();
             for page in watched_in(&pages, shift) {
                 if watched.len() <= MOST_WATCHED {
@@ -327,13 +405,9 @@ impl Watcher {
             let at = ((self.samples.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * watched.len() as u64) >> 32;
             watched.keys().nth(at as usize).copied()
         };
-        let Some(page) = page else { return false };
-        let mut has_measured = false;
-        engine.measure(worker, page.head(UNIT), &mut |order, len_bytes| {
-            has_measured = true;
-            tracer.tell(engine.machine().budget(), || Event::Compressed(order, len_bytes));
-        });
-        has_measured
+        let was_any = page.is_some_and(|page| engine.measure(worker, page.head(UNIT)));
+        tracer.compressed(engine.machine());
+        was_any
     }
 
     /// Watches more or less of the memory from now on.
@@ -413,4 +487,20 @@ fn watched_in(pages: &Range<PageNumber>, shift: u8) -> impl Iterator<Item = Page
 fn cpu_time_us(clock: ClockId) -> i64 {
     let time = clock_gettime(clock);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_managed_is_told_of_when_it_lasts() {
+        let mut unmanaged = Unmanaged::default();
+        let mut see = |pages, time_ms: u64| unmanaged.see(pages, time_ms * 1000);
+        assert_eq!((see(500, 0), see(700, 20), see(600, 49)), (None, None, None));
+        assert_eq!(see(900, 50), Some(500), "the fewest");
+        assert_eq!((see(30_000, 60), see(510, 100), see(30_000, 140)), (None, None, None), "it did not last");
+        assert_eq!((see(450, 200), see(430, 210), see(430, 220)), (None, Some(430), None), "fewer, at once");
+        assert_eq!((see(600, 230), see(-5, 300), see(600, 310)), (None, Some(-5), None));
+    }
 }

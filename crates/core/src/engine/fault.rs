@@ -612,16 +612,20 @@ impl<M: Machine> Engine<M> {
         })
     }
 
-    /// Fetches or makes some of what the program is likely to touch after its fault on `page`, as far as there is room for it
-    /// now. If there was anything, of which order the folio of the fault is. Call it again until there is not, or a fault comes.
-    pub fn read_ahead(&self, worker: &mut M::Worker, page: PageNumber) -> Option<Order> {
+    /// What is to be fetched or made next of what the program is likely to touch after its fault on `page`, and of which order
+    /// the folio of the fault is. Whoever asks is to do it ([`Engine::read_ahead`]).
+    pub fn claim_ahead(&self, page: PageNumber) -> Option<(Ahead, Order)> {
         let order = self.table.get(page)?.lock().get(page).order()?;
-        let was_anything = match self.readahead.claim(page, page.head(order).offset(order.pages()))? {
+        Some((self.readahead.claim(page, page.head(order).offset(order.pages()))?, order))
+    }
+
+    /// Fetches that, or makes it in folios of `order`, as far as there is room for it now; whether there was for all.
+    pub fn read_ahead(&self, worker: &mut M::Worker, ahead: Ahead, order: Order) -> bool {
+        match ahead {
             Ahead::Stream(pages) => self.read_ahead_all(worker, pages),
             Ahead::Step { page, alone } => self.read_ahead_step(worker, page, alone),
             Ahead::New(pages) => self.touch_ahead(pages, order),
-        };
-        was_anything.then_some(order)
+        }
     }
 
     fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {

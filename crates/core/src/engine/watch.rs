@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::stage::Staged;
-use crate::machine::{Compressed, Machine};
+use crate::machine::Machine;
 use crate::page_table::{Entries, PageState};
 use crate::queue::FolioName;
 use crate::trace::UNIT;
@@ -37,10 +37,10 @@ impl<M: Machine> Engine<M> {
         self.machine.wake(page.folio(Order::ZERO));
     }
 
-    /// Compresses what is resident of the [`UNIT`] at `head`, by pieces of each order that lie in one run, and tells what
-    /// each comes to. Nothing is kept. A fault there waits meanwhile.
-    pub fn measure(&self, worker: &mut M::Worker, head: PageNumber, told: &mut dyn FnMut(Order, u32)) {
-        let Some(block) = self.table.get(head) else { return };
+    /// Compresses what is resident of the [`UNIT`] at `head`, by pieces of each order that lie in one run; whether there were any.
+    /// Nothing is kept: the machine knows what they came to. A fault there waits meanwhile.
+    pub fn measure(&self, worker: &mut M::Worker, head: PageNumber) -> bool {
+        let Some(block) = self.table.get(head) else { return false };
         let unit = head.folio(UNIT);
         let mut page = unit.start;
         while page < unit.end {
@@ -53,22 +53,18 @@ impl<M: Machine> Engine<M> {
         }
         let steady = self.machine.steady();
         let mut entries = block.lock();
-        self.compress_at_home(&entries, worker, head, told);
+        let was_any = self.compress_at_home(&entries, worker, head);
         if steady.is_some() {
             self.bring_in_at_home(&mut entries, unit.clone());
         }
         drop(entries);
         drop(steady);
         self.machine.wake(unit);
+        was_any
     }
 
-    fn compress_at_home(
-        &self,
-        entries: &Entries,
-        worker: &mut M::Worker,
-        head: PageNumber,
-        told: &mut dyn FnMut(Order, u32),
-    ) {
+    fn compress_at_home(&self, entries: &Entries, worker: &mut M::Worker, head: PageNumber) -> bool {
+        let mut was_any = false;
         let frame_of = |page: PageNumber| match entries.get(page) {
             PageState::Home { frame, writeback: false, .. } => Some(frame),
             _ => None,
@@ -81,15 +77,11 @@ impl<M: Machine> Engine<M> {
                 if !in_one_run || !first.0.is_multiple_of(order.pages()) {
                     continue;
                 }
-                told(
-                    order,
-                    match self.machine.compress(worker, FrameRun::new(first, order)) {
-                        Compressed::Filled(_) => 0,
-                        Compressed::Bytes { len_bytes, .. } => len_bytes,
-                    },
-                );
+                self.machine.compress(worker, FrameRun::new(first, order));
+                was_any = true;
             }
         }
+        was_any
     }
 
     /// The order of the folio around `page`, if it has content.

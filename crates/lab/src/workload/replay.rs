@@ -8,6 +8,9 @@
 //!   they are spread over the time until the next touch.
 //! - While a page was in reach its touches went unseen. They are taken to be as frequent as those that were seen: at random, or
 //!   regular where the program goes through its memory. All touches only read.
+//! - Of a run that was recorded under a limit every touch of what that had put out of reach is known, and so is what was read
+//!   ahead: nothing stands for anything else.
+//! - What was not managed takes its part of the room.
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
 
@@ -53,13 +56,15 @@ const NOTE_EVERY: u64 = 4096;
 /// What a trace comes to.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// The most pages that had content at a time.
+    /// The most pages that had content at a time, with what was not managed.
     pub peak_pages: u64,
+    /// Under which limit it was recorded, if under one.
+    pub limit_pages: Option<u64>,
     /// Processes that were large enough to be looked at, and all.
     pub managed_processes: u32,
     /// See `managed_processes`.
     pub processes: u32,
-    /// Touches of watched pages.
+    /// Touches that were seen.
     pub touches: u64,
     /// Events that are missing.
     pub lost: u64,
@@ -148,11 +153,25 @@ impl Content {
     }
 }
 
+/// What is not managed, by process.
+#[derive(Default)]
+struct Unmanaged {
+    by_process: BTreeMap<u32, u32>,
+    pages: u64,
+}
+
+impl Unmanaged {
+    fn set(&mut self, process: u32, pages: u32) {
+        self.pages += u64::from(pages);
+        self.pages -= u64::from(self.by_process.insert(process, pages).unwrap_or(0));
+    }
+}
+
 impl Summary {
     /// Reads a trace through.
     pub fn of(path: &Path) -> Result<Summary, LabError> {
         let mut summary = Summary::default();
-        let mut content = Content::default();
+        let (mut content, mut unmanaged) = (Content::default(), Unmanaged::default());
         let (mut managed, mut used) = (BTreeSet::new(), BTreeSet::new());
         for record in TraceReader::open(path)? {
             let Record { process, event, .. } = record?;
@@ -172,7 +191,17 @@ impl Summary {
             };
             match event {
                 Event::Start { .. } => summary.processes += 1,
-                Event::End => drop(content.take(process)),
+                Event::End => {
+                    content.take(process);
+                    unmanaged.set(process, 0);
+                }
+                Event::Limit(pages) => summary.limit_pages = Some(pages),
+                Event::Unmanaged(pages) => {
+                    unmanaged.set(process, pages);
+                    if unmanaged.pages > (MOST_BLOCKS * BLOCK_PAGES) as u64 {
+                        return Err(LabError::TraceTooLarge(path.to_owned()));
+                    }
+                }
                 Event::Map(_) => {
                     managed.insert(process);
                 }
@@ -183,18 +212,24 @@ impl Summary {
                     content.change(process, &from, false);
                 }
                 Event::Fill(range) => fill(&range)?,
-                Event::Touch(page) | Event::Refault(page) => {
+                Event::Touch(page) => {
                     summary.touches += 1;
                     fill(&page.folio(Order::ZERO))?;
                 }
-                Event::Compressed(order, len_bytes) => {
+                Event::Refault(range) => {
+                    summary.touches += 1;
+                    if range.end == range.start.offset(1) {
+                        fill(&range)?;
+                    }
+                }
+                Event::Compressed { order, pieces, len_bytes } => {
                     let [original, compressed] = &mut summary.compressed[order.index()];
-                    *original += order.bytes() as u64;
-                    *compressed += u64::from(len_bytes);
+                    *original = original.saturating_add(pieces * order.bytes() as u64);
+                    *compressed = compressed.saturating_add(len_bytes);
                 }
                 Event::Lost(events) => summary.lost += events,
             }
-            summary.peak_pages = summary.peak_pages.max(content.pages);
+            summary.peak_pages = summary.peak_pages.max(content.pages + unmanaged.pages);
         }
         summary.managed_processes = managed.len() as u32;
         let mut before: Option<(Block, u32)> = None;
@@ -228,7 +263,7 @@ impl Summary {
         let measured = |order: usize| {
             let [original, compressed] = self.compressed[order];
             // A thousandth is as good as nothing.
-            (original > 0).then(|| (original * 100 / compressed.max(original / 1000)) as u32)
+            (original > 0).then(|| (u128::from(original) * 100 / u128::from(compressed.max(original / 1000))) as u32)
         };
         // What was not measured differs from the next smaller one that was (or larger, where none was) as it does in the table.
         let most = usize::from(UNIT.get());
@@ -321,6 +356,7 @@ struct Player<'a> {
     lab: &'a mut Lab,
     places: &'a BTreeMap<Block, u32>,
     content: Content,
+    unmanaged: Unmanaged,
     /// What is mapped, by block.
     mapped: BTreeMap<Block, Bits>,
     /// By process, 2^what the pages of a cell are.
@@ -362,6 +398,7 @@ impl Replay {
             lab,
             places: &self.summary.places,
             content: Content::default(),
+            unmanaged: Unmanaged::default(),
             mapped: BTreeMap::new(),
             shifts: BTreeMap::new(),
             known: BTreeMap::new(),
@@ -402,8 +439,12 @@ impl Player<'_> {
                 known.armed_us = Some(time_us);
                 known.times += 1;
             }
-            Event::Start { .. } | Event::Compressed(..) | Event::Lost(_) => {}
+            Event::Start { .. } | Event::Compressed { .. } | Event::Lost(_) => {}
             Event::End => self.end(process),
+            Event::Limit(_) => {
+                self.shifts.insert(process, 0);
+            }
+            Event::Unmanaged(pages) => self.set_unmanaged(process, pages),
             Event::Watch(shift) => {
                 self.shifts.insert(process, shift);
                 let is_of_use = |page| is_watched(page, shift) || beside(page).any(|other| is_watched(other, shift));
@@ -422,8 +463,16 @@ impl Player<'_> {
                 self.fill(process, &target)?;
             }
             Event::Fill(range) => self.fill(process, &range)?,
-            Event::Refault(page) if self.content.has(process, page) => self.touch(process, page)?,
-            Event::Touch(page) | Event::Refault(page) => self.fill(process, &page.folio(Order::ZERO))?,
+            Event::Touch(page) => self.fill(process, &page.folio(Order::ZERO))?,
+            Event::Refault(range) => {
+                for page in (range.start.0..range.end.0).map(PageNumber) {
+                    if self.content.has(process, page) {
+                        self.touch(process, page)?;
+                    } else if range.end == range.start.offset(1) {
+                        self.fill(process, &range)?;
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -642,8 +691,15 @@ impl Player<'_> {
         }
     }
 
+    fn set_unmanaged(&mut self, process: u32, pages: u32) {
+        let before_pages = self.unmanaged.pages;
+        self.unmanaged.set(process, pages);
+        self.lab.charge_others(before_pages, self.unmanaged.pages);
+    }
+
     fn end(&mut self, process: u32) {
         self.content.take(process);
+        self.set_unmanaged(process, 0);
         self.shifts.remove(&process);
         self.known.retain(|&(of, _), _| of != process);
         self.runs.retain(|&(of, _), _| of != process);
@@ -695,8 +751,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_recorded_under_a_limit_is_touched_as_it_was() {
+        let pages = |from: u64, to: u64| PageNumber(FIRST + from)..PageNumber(FIRST + to);
+        let laps = (0..4).flat_map(|_| (0..PAGES / 64).map(|chunk| chunk * 64));
+        let chunks = laps.map(|at| (1000, Event::Refault(pages(at, at + 64))));
+        let events = [(0, Event::Limit(16 << 8)), (0, Event::Refault(pages(7, 8)))].into_iter().chain(chunks);
+        let (accesses, faults) = replayed("limited", 16, events.clone());
+        assert_eq!(accesses, PAGES * 4 + 1);
+        assert!(faults > 100, "{faults}");
+        // It has room for all, unless others take some of it.
+        let beside = |pages| replayed("beside", 40, [(0, Event::Unmanaged(pages))].into_iter().chain(events.clone())).1;
+        assert_eq!(beside(0), 0);
+        assert!(beside(24 << 8) > 100);
+    }
+
+    #[test]
     fn a_touch_of_a_watched_page_is_one_of_its_cell() {
-        let end = (1_000_000, Event::Compressed(Order::ZERO, 1000));
+        let end = (1_000_000, Event::Compressed { order: Order::ZERO, pieces: 1, len_bytes: 1000 });
         for (events, cells) in [
             (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Arm(PAGE)), end.clone()], 0),
             (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Touch(PAGE)), end.clone()], 1),
