@@ -11,13 +11,10 @@ use foliomem_core::units::{CpuNumber, PageNumber};
 use foliomem_core::watermark;
 use std::ops::Range;
 
-/// A program is out of memory where it takes this many times the limit: what it has fits nowhere else. (An engine goes
-/// beyond the limit rather than let a program wait for ever.)
-pub const MOST_LIMITS: u64 = 2;
-
 /// See the module.
 pub struct Lab {
     engine: Engine<LabMachine>,
+    most_pages: u64,
     accesses: u64,
     faults: u64,
     /// Faults between checks of the whole engine.
@@ -45,10 +42,13 @@ pub struct Spent {
 }
 
 impl Lab {
-    /// The engine, set up as `config` says, on `machine`; checked after so many faults, if it is to be.
-    pub fn new(machine: LabMachine, config: EngineConfig, check_every: Option<u64>) -> Lab {
+    /// The engine, set up as `config` says, on `machine`; checked after so many faults, if it is to be. A program that takes
+    /// more than `most_pages` is out of memory: what it has fits nowhere else. (An engine goes beyond the limit rather than let a
+    /// program wait for ever.)
+    pub fn new(machine: LabMachine, config: EngineConfig, most_pages: u64, check_every: Option<u64>) -> Lab {
         Lab {
             engine: Engine::new(machine, config),
+            most_pages,
             accesses: 0,
             faults: 0,
             check_every,
@@ -208,7 +208,7 @@ impl Lab {
         if self.check_every.is_some_and(|every| self.faults.is_multiple_of(every)) {
             self.engine.check();
         }
-        if self.machine().charged_pages() > self.machine().limit_pages() * MOST_LIMITS {
+        if self.machine().charged_pages() > self.most_pages {
             return Err(LabError::OutOfMemory {
                 faults: self.faults,
                 held_mib: self.machine().charged_pages() >> 8,

@@ -4,7 +4,7 @@
 
 use crate::costs::Costs;
 use crate::error::{LabError, one_line};
-use crate::lab::{Lab, MOST_LIMITS};
+use crate::lab::Lab;
 use crate::machine::{Content, LabMachine, Store};
 use crate::workload::Workload;
 use foliomem_core::cluster::Strategy;
@@ -139,9 +139,8 @@ fn no_room<'de, D: Deserializer<'de>>(from: D) -> Result<NoRoom, D::Error> {
 /// Pages in a MiB.
 const MIB_PAGES: u32 = 256;
 
-/// Frames for each page of the limit, as foliomem has them. So that some are always free, a program takes less.
-const ARENA_PER_LIMIT: u32 = 4;
-const _: () = assert!(ARENA_PER_LIMIT as u64 > MOST_LIMITS);
+/// Frames for each page that may be in use at a time: some are always free.
+const ARENA_PER_MOST: u32 = 2;
 
 impl Scenario {
     /// Reads a scenario from the text of the file `name`.
@@ -177,7 +176,8 @@ impl Scenario {
     /// The machine, by its costs, and the engine of the scenario.
     pub fn lab(&self, check_every: Option<u64>) -> Lab {
         let limit_pages = self.machine.limit_mib.get() * MIB_PAGES;
-        let arena_frames = ARENA_PER_LIMIT * limit_pages;
+        let most_pages = self.workload.most_pages(limit_pages);
+        let arena_frames = ARENA_PER_MOST * most_pages;
         let config = EngineConfig {
             granule: self.swap.granule_kib,
             arena_frames,
@@ -198,7 +198,7 @@ impl Scenario {
         let content = Content { store: self.swap.store, filled: self.workload.is_filled() };
         let costs = self.workload.costs(self.costs);
         let machine = LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, costs);
-        Lab::new(machine, config, check_every)
+        Lab::new(machine, config, most_pages.into(), check_every)
     }
 }
 

@@ -27,6 +27,9 @@ pub use vm_scalability::{CacheOutcome, Case, VmScalability};
 /// Pages in a MiB.
 const MIB: u32 = 256;
 
+/// A program is out of memory where it takes this many times the limit.
+const MOST_LIMITS: u32 = 2;
+
 /// A workload and its parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -77,6 +80,14 @@ impl Workload {
             Workload::Usemem(usemem) => usemem.pages(),
             Workload::SwapBandwidth(bandwidth) => bandwidth.pages(),
             Workload::VmScalability(case) => case.pages(),
+        }
+    }
+
+    /// What it may take at a time; more is out of memory. One that is recorded has had what it took.
+    pub fn most_pages(&self, limit_pages: u32) -> u32 {
+        match self {
+            Workload::Replay(replay) => (limit_pages * MOST_LIMITS).max(limit_pages + replay.peak_pages()),
+            _ => limit_pages * MOST_LIMITS,
         }
     }
 

@@ -85,7 +85,7 @@ proptest! {
     ) {
         let content = Content { store, filled };
         let machine = LabMachine::new(AREAS * 2048, config.arena_frames, LIMIT_PAGES, sizes, content, Costs::reference());
-        let mut lab = Lab::new(machine, config, Some(256));
+        let mut lab = Lab::new(machine, config, u64::from(LIMIT_PAGES) * 2, Some(256));
         (0..AREAS).for_each(|area| lab.map(part(area, 0, AREA_PAGES)));
         let mut now_ns = 0;
         for step in steps {

@@ -378,6 +378,11 @@ impl Replay {
         self.summary.places.values().next_back().map_or(1, |last| last + 2) * BLOCK_PAGES as u32
     }
 
+    /// The most that had content at a time.
+    pub fn peak_pages(&self) -> u32 {
+        self.summary.peak_pages as u32
+    }
+
     /// What things cost, where that is `table`, with its own content. That was compressed by lz4; what zstd makes of it
     /// differs from that as in the table.
     pub fn costs(&self, table: Costs) -> Costs {
@@ -748,6 +753,14 @@ mod tests {
         let (accesses, faults) = replayed("each", 16, [(0, Event::Watch(0))].into_iter().chain(touches));
         assert_eq!(accesses, PAGES * 2);
         assert!(faults > 100, "{faults}");
+    }
+
+    #[test]
+    fn what_fits_nowhere_goes_beyond_the_limit_as_it_has() {
+        let beside = (0, Event::Unmanaged(40 << 8));
+        let touches = (0..PAGES).map(|at| (at, Event::Touch(PageNumber(FIRST + at))));
+        let (accesses, _) = replayed("beyond", 16, [beside, (0, Event::Watch(0))].into_iter().chain(touches));
+        assert_eq!(accesses, PAGES);
     }
 
     #[test]
