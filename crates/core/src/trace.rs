@@ -62,7 +62,9 @@ pub enum Event {
     Arm(PageNumber),
     /// It was touched.
     Touch(PageNumber),
-    /// A page that was out of reach for another reason was touched again; or pages, no more than a block has, were brought back ahead
+    /// Pages, no more than a block has, were put out of reach for the limit's sake.
+    Stage(Range<PageNumber>),
+    /// A page that was out of reach for another reason than watching was touched again; or pages, no more than a block has, were brought back ahead
     /// of that.
     Refault(Range<PageNumber>),
     /// Cells have 2^this pages from now on. Where that is one, every touch is told of.
@@ -104,6 +106,7 @@ impl Event {
             Event::Arm(page) => (13, [page.0, 0, 0]),
             Event::Limit(pages) => (14, [*pages, 0, 0]),
             Event::Unmanaged(pages) => (15, [u64::from(*pages), 0, 0]),
+            Event::Stage(pages) => (16, range(pages)),
         }
     }
 
@@ -114,6 +117,7 @@ impl Event {
             let (start, end) = (page(a)?, page(a.checked_add(b)?)?);
             (start < end).then_some(start..end)
         };
+        let is_short = |pages: &Range<PageNumber>| pages.end.0 - pages.start.0 <= BLOCK_PAGES as u64;
         Some(match tag {
             1 => Event::Start { pid: u32::try_from(a).ok()? },
             2 => Event::End,
@@ -126,7 +130,7 @@ impl Event {
             }
             7 => Event::Fill(range()?),
             8 => Event::Touch(page(a)?),
-            9 => Event::Refault(range().filter(|pages| pages.end.0 - pages.start.0 <= BLOCK_PAGES as u64)?),
+            9 => Event::Refault(range().filter(is_short)?),
             10 => Event::Watch(u8::try_from(a).ok().filter(|&shift| shift <= MOST_SHIFT)?),
             11 => {
                 let order = Order::new(u8::try_from(a).ok()?)?;
@@ -138,6 +142,7 @@ impl Event {
             13 => Event::Arm(page(a)?),
             14 => Event::Limit(page(a)?.0),
             15 => Event::Unmanaged(u32::try_from(a).ok()?),
+            16 => Event::Stage(range().filter(is_short)?),
             _ => return None,
         })
     }
@@ -152,7 +157,7 @@ mod tests {
         #[test]
         fn what_is_decoded_is_encoded_the_same(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
-            for tag in [tag, tag % 16] {
+            for tag in [tag, tag % 17] {
                 if let Some(event) = Event::decode(tag, numbers) {
                     let (tag, numbers) = event.encode();
                     prop_assert_eq!(Event::decode(tag, numbers), Some(event));

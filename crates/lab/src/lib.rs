@@ -6,6 +6,7 @@
 //! ([`sweep`]). Counts and ratios are the engine's own. Times are modelled, from a table of [`costs`].
 #![forbid(unsafe_code)]
 
+mod bits;
 pub mod columns;
 pub mod costs;
 pub mod error;

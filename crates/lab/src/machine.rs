@@ -69,6 +69,8 @@ pub struct LabMachine {
     limit_pages: i64,
     charged_pages: AtomicI64,
     peak_pages: AtomicI64,
+    /// What was moved home since it was [taken](LabMachine::take_moved_home), if anybody wants to know.
+    moved_home: Mutex<Option<Vec<Range<PageNumber>>>>,
     cpu: AtomicU16,
     /// When the event began that is under way, and what it has cost so far: in the program itself, and in all.
     started_ns: AtomicU64,
@@ -143,6 +145,7 @@ impl LabMachine {
             limit_pages: limit_pages.into(),
             charged_pages: AtomicI64::new(0),
             peak_pages: AtomicI64::new(0),
+            moved_home: Mutex::default(),
             cpu: AtomicU16::new(0),
             started_ns: AtomicU64::new(0),
             computed_ns: AtomicU64::new(0),
@@ -199,6 +202,11 @@ impl LabMachine {
         let more = now as i64 - before as i64;
         let charged = self.charged_pages.fetch_add(more, Relaxed) + more;
         self.peak_pages.fetch_max(charged, Relaxed);
+    }
+
+    /// What was moved home since the last time: from the first time on.
+    pub fn take_moved_home(&self) -> Vec<Range<PageNumber>> {
+        self.moved_home.lock().replace(Vec::new()).unwrap_or_default()
     }
 
     /// What is charged now.
@@ -447,6 +455,9 @@ impl Machine for LabMachine {
             assert_eq!(home.load(Relaxed), Home::EMPTY, "one of {count} homes from {to:?} on was not empty");
             page.store(word & !PRESENT, Relaxed);
             home.store(number + Home::FIRST_PAGE, Relaxed);
+        }
+        if let Some(moved_home) = &mut *self.moved_home.lock() {
+            moved_home.push(from..from.offset(count));
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ fn shape(tag: u8) -> Option<(usize, bool)> {
         1 | 10 | 12 | 14 | 15 => (1, false),
         11 => (3, false),
         8 | 13 => (1, true),
-        3 | 4 | 5 | 7 | 9 => (2, true),
+        3 | 4 | 5 | 7 | 9 | 16 => (2, true),
         6 => (3, true),
         _ => return None,
     })

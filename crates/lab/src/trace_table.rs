@@ -72,6 +72,7 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Fill(pages) => ("fill", Numbers::of_pages(pages)),
         Event::Arm(page) => ("arm", Numbers::of_page(*page)),
         Event::Touch(page) => ("touch", Numbers::of_page(*page)),
+        Event::Stage(pages) => ("stage", Numbers::of_pages(pages)),
         Event::Refault(pages) => ("refault", Numbers::of_pages(pages)),
         Event::Watch(shift) => ("watch", Numbers { watch_shift: Some(u64::from(*shift)), ..none() }),
         Event::Compressed { order, pieces, len_bytes } => {

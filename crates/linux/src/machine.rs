@@ -14,7 +14,6 @@ use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
-use crate::control::Recording;
 use crate::control_block::ControlBlocks;
 use crate::fork_cell::ForkCell;
 use crate::maps;
@@ -25,6 +24,7 @@ use crate::swap_discard;
 use crate::swap_file::{ReadBuffer, SwapFile};
 use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::swap_writer::SwapWriter;
+use crate::tracer::Tracer;
 use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::policy::{Advice, Disabled};
@@ -32,13 +32,13 @@ use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{
-    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, ORDERS, Order, OrderSet, PAGE_BYTES, PageNumber,
+    ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -158,19 +158,19 @@ pub struct LinuxMachine {
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
     mappings: RwLock<Changes>,
     swap: Option<Swap>,
-    /// Pieces compressed, and what they came to, by order; kept for a record.
-    compressed: Option<[[AtomicU64; 2]; ORDERS]>,
+    tracer: &'static Tracer,
 }
 
 impl LinuxMachine {
     /// A machine over `arena`, which is registered here.
     /// `escaping` says whether the program hands pages to the kernel by reference.
-    pub fn new(
+    pub(crate) fn new(
         arena: Region,
         descriptors: Descriptors,
         budget: &'static Budget,
         escaping: &'static AtomicBool,
         control_blocks: &'static ControlBlocks,
+        tracer: &'static Tracer,
     ) -> Result<LinuxMachine, uffd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
         let _ = arena.allow_huge(0, arena.len(), false);
@@ -200,19 +200,8 @@ impl LinuxMachine {
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
             swap,
-            compressed: (budget.control().configuration().recording != Recording::Off).then(Default::default),
+            tracer,
         })
-    }
-
-    /// What was compressed since the last time: of each order, so many pieces, to so many bytes.
-    pub fn take_compressed(&self, mut taken: impl FnMut(Order, u64, u64)) {
-        for (order, counts) in Order::all().zip(self.compressed.iter().flatten()) {
-            // Those of a piece may come in two parts.
-            let [pieces, len_bytes] = counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
-            if pieces > 0 {
-                taken(order, pieces, len_bytes.min(pieces * order.bytes() as u64));
-            }
-        }
     }
 
     /// Everything a thread needs to compress with `codec`, and to read what others have compressed with it, or again with
@@ -753,12 +742,15 @@ impl Machine for LinuxMachine {
 
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
         let (home, start) = (self.home(FrameRun::new(to, Order::ZERO)), address(from));
-        let Some(staying) = self.control_blocks.first_within(start..start + pages as usize * PAGE_BYTES) else {
-            return self.move_pages(home, start, pages);
+        let staying = self.control_blocks.first_within(start..start + pages as usize * PAGE_BYTES);
+        let before = staying.map_or(pages, |staying| ((staying - start) / PAGE_BYTES) as u32);
+        let moved = match self.move_pages(home, start, before) {
+            Ok(()) if before < pages => Err(Stopped { moved_pages: before, error: MoveError::Refused }),
+            moved => moved,
         };
-        let before = ((staying - start) / PAGE_BYTES) as u32;
-        self.move_pages(home, start, before)?;
-        Err(Stopped { moved_pages: before, error: MoveError::Refused })
+        let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
+        self.tracer.staged(self.budget, from..from.offset(moved_pages));
+        moved
     }
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
@@ -855,11 +847,7 @@ impl Machine for LinuxMachine {
             worker.filled_bytes = 0;
             Compressed::Bytes { len_bytes: content.len() as u32, raw: true, checksum: checksum(content) }
         };
-        if let Some(compressed_bytes) = &self.compressed {
-            let [pieces, bytes] = &compressed_bytes[run.order.index()];
-            pieces.fetch_add(1, Ordering::Relaxed);
-            bytes.fetch_add(compressed.len_bytes().into(), Ordering::Relaxed);
-        }
+        self.tracer.note_compressed(run.order, compressed.len_bytes());
         compressed
     }
 

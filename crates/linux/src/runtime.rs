@@ -860,7 +860,7 @@ impl Runtime {
         let unmanaged_pages = self.budget.own_pages() - engine.held_pages() as i64;
         self.budget.note_unmanaged(unmanaged_pages);
         self.tracer.unmanaged(&self.budget, unmanaged_pages);
-        self.tracer.compressed(engine.machine());
+        self.tracer.compressed(&self.budget);
         let sizes = self.budget.control().sizes();
         if std::mem::replace(&mut looks.sizes, sizes) != sizes {
             engine.machine().prepare_for_huge(0..usize::MAX);
@@ -921,8 +921,14 @@ impl Runtime {
             .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
         let arena_bytes = arena.len();
         self.own.add(arena.start()..arena.start() + arena.len());
-        let machine =
-            LinuxMachine::new(arena, self.open_descriptors()?, &self.budget, &self.escaping, &self.control_blocks)?;
+        let machine = LinuxMachine::new(
+            arena,
+            self.open_descriptors()?,
+            &self.budget,
+            &self.escaping,
+            &self.control_blocks,
+            &self.tracer,
+        )?;
         let limit_pages = self.budget.limit_pages();
         let file_slots =
             if machine.has_swap_file() { self.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };

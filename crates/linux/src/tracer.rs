@@ -19,7 +19,7 @@ use foliomem_core::readahead::Ahead;
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::trace::{Event, MOST_SHIFT, UNIT, beside, is_watched, watched_page};
-use foliomem_core::units::{MAX_ORDER, Order, PageNumber};
+use foliomem_core::units::{MAX_ORDER, ORDERS, Order, PageNumber};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -131,6 +131,8 @@ impl Unmanaged {
 pub(crate) struct Tracer {
     recording: Recording,
     unmanaged: Mutex<Unmanaged>,
+    /// Pieces compressed, and what they came to, by order.
+    compressed: [[AtomicU64; 2]; ORDERS],
     /// Events that had no room.
     lost: Mutex<u64>,
     /// Touches of what was out of reach, and what they have cost.
@@ -146,6 +148,7 @@ impl Tracer {
         Tracer {
             recording,
             unmanaged: Mutex::new(Unmanaged::default()),
+            compressed: Default::default(),
             lost: Mutex::new(0),
             touches: AtomicU64::new(0),
             touches_us: AtomicU64::new(0),
@@ -200,11 +203,32 @@ impl Tracer {
         }
     }
 
+    /// A piece of `order` was compressed to so many bytes.
+    pub fn note_compressed(&self, order: Order, len_bytes: u32) {
+        if self.is_on() {
+            let [pieces, all_bytes] = &self.compressed[order.index()];
+            pieces.fetch_add(1, Ordering::Relaxed);
+            all_bytes.fetch_add(len_bytes.into(), Ordering::Relaxed);
+        }
+    }
+
     /// Tells what pieces were compressed.
-    pub fn compressed(&self, machine: &LinuxMachine) {
-        machine.take_compressed(|order, pieces, len_bytes| {
-            self.tell(machine.budget(), || Event::Compressed { order, pieces, len_bytes });
-        });
+    pub fn compressed(&self, budget: &Budget) {
+        for (order, counts) in Order::all().zip(&self.compressed) {
+            // Those of a piece may come in two parts.
+            let [pieces, len_bytes] = counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
+            if pieces > 0 {
+                let len_bytes = len_bytes.min(pieces * order.bytes() as u64);
+                self.tell(budget, || Event::Compressed { order, pieces, len_bytes });
+            }
+        }
+    }
+
+    /// Tells of what was put out of reach.
+    pub fn staged(&self, budget: &Budget, pages: Range<PageNumber>) {
+        if self.recording == Recording::Limited && pages.start < pages.end {
+            self.tell(budget, || Event::Stage(pages));
+        }
     }
 
     /// Tells of a fault that was served.
@@ -406,7 +430,7 @@ impl Watcher {
             watched.keys().nth(at as usize).copied()
         };
         let was_any = page.is_some_and(|page| engine.measure(worker, page.head(UNIT)));
-        tracer.compressed(engine.machine());
+        tracer.compressed(engine.machine().budget());
         was_any
     }
 

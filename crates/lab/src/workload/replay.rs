@@ -9,12 +9,14 @@
 //! - While a page was in reach its touches went unseen. They are taken to be as frequent as those that were seen: at random, or
 //!   regular where the program goes through its memory. All touches only read.
 //! - Of a run that was recorded under a limit every touch of what that had put out of reach is known, and so is what was read
-//!   ahead: nothing stands for anything else.
+//!   ahead: nothing stands for anything else. What was in reach there is in reach under any larger limit: it was touched later than all
+//!   that was not. So the engine finds it in use when it moves it home, once for each time it had come into reach.
 //! - What was not managed takes its part of the room.
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
 
 use super::{MIB, Round, Rounds};
+use crate::bits::{Bits, is_set, set};
 use crate::costs::{CodecCosts, Costs};
 use crate::error::LabError;
 use crate::lab::Lab;
@@ -32,9 +34,6 @@ use std::sync::Arc;
 
 /// A block of a process, by its number and the block's.
 type Block = (u32, u64);
-
-/// One bit for each page of a block.
-type Bits = [u64; BLOCK_PAGES / 64];
 
 /// Blocks that a run uses, at most: 1 TiB.
 const MOST_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
@@ -72,20 +71,6 @@ pub struct Summary {
     compressed: [[u64; 2]; ORDERS],
     /// Where each block that was used lies.
     places: BTreeMap<Block, u32>,
-}
-
-fn set(bits: &mut Bits, pages: Range<usize>, on: bool) -> u32 {
-    let mut changed = 0;
-    for page in pages {
-        let (word, mask) = (&mut bits[page / 64], 1 << (page % 64));
-        changed += u32::from((*word & mask != 0) != on);
-        *word = if on { *word | mask } else { *word & !mask };
-    }
-    changed
-}
-
-fn is_set(bits: &Bits, page: usize) -> bool {
-    bits[page / 64] & 1 << (page % 64) != 0
 }
 
 /// The blocks that a range has pages in.
@@ -205,7 +190,7 @@ impl Summary {
                 Event::Map(_) => {
                     managed.insert(process);
                 }
-                Event::Watch(_) | Event::Arm(_) => {}
+                Event::Watch(_) | Event::Arm(_) | Event::Stage(_) => {}
                 Event::Unmap(range) | Event::Discard(range) => content.change(process, &range, false),
                 Event::Remap(from, to) => {
                     fill(&(to..PageNumber(to.0 + (from.end.0 - from.start.0))))?;
@@ -356,6 +341,8 @@ struct Player<'a> {
     lab: &'a mut Lab,
     places: &'a BTreeMap<Block, u32>,
     content: Content,
+    /// Processes that were recorded under a limit.
+    limited: BTreeSet<u32>,
     unmanaged: Unmanaged,
     /// What is mapped, by block.
     mapped: BTreeMap<Block, Bits>,
@@ -403,6 +390,7 @@ impl Replay {
             lab,
             places: &self.summary.places,
             content: Content::default(),
+            limited: BTreeSet::new(),
             unmanaged: Unmanaged::default(),
             mapped: BTreeMap::new(),
             shifts: BTreeMap::new(),
@@ -447,8 +435,9 @@ impl Player<'_> {
             Event::Start { .. } | Event::Compressed { .. } | Event::Lost(_) => {}
             Event::End => self.end(process),
             Event::Limit(_) => {
-                self.shifts.insert(process, 0);
+                self.limited.insert(process);
             }
+            Event::Stage(range) => self.set_in_reach(process, &range, false),
             Event::Unmanaged(pages) => self.set_unmanaged(process, pages),
             Event::Watch(shift) => {
                 self.shifts.insert(process, shift);
@@ -472,6 +461,7 @@ impl Player<'_> {
             Event::Refault(range) => {
                 for page in (range.start.0..range.end.0).map(PageNumber) {
                     if self.content.has(process, page) {
+                        self.set_in_reach(process, &page.folio(Order::ZERO), true);
                         self.touch(process, page)?;
                     } else if range.end == range.start.offset(1) {
                         self.fill(process, &range)?;
@@ -494,6 +484,15 @@ impl Player<'_> {
     fn touch(&mut self, process: u32, page: PageNumber) -> Result<(), LabError> {
         let place = self.placed(process, &page.folio(Order::ZERO)).next();
         place.map_or(Ok(()), |(_, place, part)| self.lab.touch(place.offset(part.start as u32), false))
+    }
+
+    /// Says what of that is in reach, if the process was recorded under a limit.
+    fn set_in_reach(&mut self, process: u32, range: &Range<PageNumber>, on: bool) {
+        if self.limited.contains(&process) {
+            for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
+                self.lab.set_in_use(place, part, on);
+            }
+        }
     }
 
     fn at(&mut self, time_us: u64, due: Due) {
@@ -678,6 +677,7 @@ impl Player<'_> {
         // What has grown is not told of.
         self.map(process, range, true);
         self.content.change(process, range, true);
+        self.set_in_reach(process, range, true);
         for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
             self.lab.touch_all(place.offset(part.start as u32)..place.offset(part.end as u32), true)?;
         }
@@ -691,6 +691,7 @@ impl Player<'_> {
             known.times += 1;
         }
         self.content.change(process, range, false);
+        self.set_in_reach(process, range, false);
         for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
             self.lab.forget(place.offset(part.start as u32)..place.offset(part.end as u32));
         }
@@ -708,9 +709,11 @@ impl Player<'_> {
         self.shifts.remove(&process);
         self.known.retain(|&(of, _), _| of != process);
         self.runs.retain(|&(of, _), _| of != process);
+        self.limited.remove(&process);
         take(&mut self.mapped, process);
         for (_, place, _) in self.placed(process, &(PageNumber(0)..PageNumber(u64::MAX))).collect::<Vec<_>>() {
             let pages = place..place.offset(BLOCK_PAGES as u32);
+            self.lab.set_in_use(place, 0..BLOCK_PAGES, false);
             self.lab.forget(pages.clone());
             self.lab.machine().map_anew(pages, std::iter::empty());
         }
@@ -725,11 +728,14 @@ mod tests {
 
     const FIRST: u64 = 1 << 20;
     const PAGES: u64 = 1 << 13;
+    const CHUNK_PAGES: u64 = 64;
+    const CHUNKS: u64 = PAGES / CHUNK_PAGES;
     const SHIFT: u8 = 8;
     const PAGE: PageNumber = watched_page((FIRST >> SHIFT) + 1, SHIFT);
 
-    /// Accesses behind the first one of each page, and faults from swap, of a program that fills its pages and goes on with `events`.
-    fn replayed(name: &str, limit_mib: u32, events: impl IntoIterator<Item = (u64, Event)>) -> (u64, u64) {
+    /// Accesses behind the first one of each page, and faults from swap, of a program that fills its pages and goes on with `events`; and
+    /// how many pages of the first half are in reach at the end.
+    fn replayed(name: &str, limit_mib: u32, events: impl IntoIterator<Item = (u64, Event)>) -> (u64, u64, usize) {
         let path = std::env::temp_dir().join(format!("foliomem-{name}-{}.mft", std::process::id()));
         let all = PageNumber(FIRST)..PageNumber(FIRST + PAGES);
         let begin = [Event::Start { pid: 1 }, Event::Map(all.clone()), Event::Fill(all)].map(|event| (0, event));
@@ -738,19 +744,22 @@ mod tests {
             writer.write(&Record { process: 0, time_us, event }).unwrap();
         }
         writer.finish().unwrap();
-        let text = Summary::of(&path).unwrap().scenario(&path);
+        let summary = Summary::of(&path).unwrap();
+        let text = summary.scenario(&path);
         let set = [("machine.limit_mib".to_owned(), limit_mib.to_string())];
         let scenario = Scenario::parse_with("x", &text, &set).unwrap();
         let mut lab = scenario.lab(Some(64));
+        let first = PageNumber(u64::from(summary.places[&(0, FIRST / BLOCK_PAGES as u64)]) * BLOCK_PAGES as u64);
         scenario.workload.run(&mut lab, 1).unwrap();
         std::fs::remove_file(&path).unwrap();
-        (lab.accesses().0 - PAGES, lab.engine().counters().vm.pgmajfault.get())
+        let resident = (0..PAGES / 2).filter(|&at| lab.engine().is_resident(PageNumber(first.0 + at)));
+        (lab.accesses().0 - PAGES, lab.engine().counters().vm.pgmajfault.get(), resident.count())
     }
 
     #[test]
     fn where_every_touch_is_told_each_is_one() {
         let touches = (0..PAGES * 2).map(|at| (at, Event::Touch(PageNumber(FIRST + at % PAGES))));
-        let (accesses, faults) = replayed("each", 16, [(0, Event::Watch(0))].into_iter().chain(touches));
+        let (accesses, faults, _) = replayed("each", 16, [(0, Event::Watch(0))].into_iter().chain(touches));
         assert_eq!(accesses, PAGES * 2);
         assert!(faults > 100, "{faults}");
     }
@@ -759,23 +768,44 @@ mod tests {
     fn what_fits_nowhere_goes_beyond_the_limit_as_it_has() {
         let beside = (0, Event::Unmanaged(40 << 8));
         let touches = (0..PAGES).map(|at| (at, Event::Touch(PageNumber(FIRST + at))));
-        let (accesses, _) = replayed("beyond", 16, [beside, (0, Event::Watch(0))].into_iter().chain(touches));
+        let (accesses, ..) = replayed("beyond", 16, [beside, (0, Event::Watch(0))].into_iter().chain(touches));
         assert_eq!(accesses, PAGES);
+    }
+
+    fn chunk(number: u64) -> Range<PageNumber> {
+        PageNumber(FIRST + number * CHUNK_PAGES)..PageNumber(FIRST + (number + 1) * CHUNK_PAGES)
+    }
+
+    /// A run within a limit, in which some chunks were out of reach and these come and go, four times.
+    fn limited(out: Range<u64>, come_and_go: Range<u64>) -> impl Iterator<Item = (u64, Event)> + Clone {
+        let out = out.map(|number| (0, Event::Stage(chunk(number))));
+        let laps = (0..4).flat_map(move |_| come_and_go.clone());
+        let visits =
+            laps.flat_map(|number| [(1000, Event::Refault(chunk(number))), (1000, Event::Stage(chunk(number)))]);
+        let again = (0, Event::Fill(PageNumber(FIRST)..PageNumber(FIRST + PAGES / 2)));
+        [(0, Event::Limit(16 << 8)), again].into_iter().chain(out).chain(visits)
     }
 
     #[test]
     fn what_was_recorded_under_a_limit_is_touched_as_it_was() {
-        let pages = |from: u64, to: u64| PageNumber(FIRST + from)..PageNumber(FIRST + to);
-        let laps = (0..4).flat_map(|_| (0..PAGES / 64).map(|chunk| chunk * 64));
-        let chunks = laps.map(|at| (1000, Event::Refault(pages(at, at + 64))));
-        let events = [(0, Event::Limit(16 << 8)), (0, Event::Refault(pages(7, 8)))].into_iter().chain(chunks);
-        let (accesses, faults) = replayed("limited", 16, events.clone());
-        assert_eq!(accesses, PAGES * 4 + 1);
+        let (accesses, faults, _) = replayed("limited", 16, limited(0..CHUNKS, 0..CHUNKS));
+        assert_eq!(accesses, PAGES / 2 + PAGES * 4);
         assert!(faults > 100, "{faults}");
         // It has room for all, unless others take some of it.
-        let beside = |pages| replayed("beside", 40, [(0, Event::Unmanaged(pages))].into_iter().chain(events.clone())).1;
+        let beside = |pages| {
+            replayed("beside", 40, [(0, Event::Unmanaged(pages))].into_iter().chain(limited(0..CHUNKS, 0..CHUNKS))).1
+        };
         assert_eq!(beside(0), 0);
         assert!(beside(24 << 8) > 100);
+    }
+
+    #[test]
+    fn what_was_in_reach_under_a_limit_stays_so_in_a_larger_one() {
+        // The second half of it comes and goes; the first lies idle, or was in reach when it ended.
+        let half = CHUNKS / 2;
+        let (.., idle_pages) = replayed("idle", 28, limited(0..CHUNKS, half..CHUNKS));
+        let (.., used_pages) = replayed("used", 28, limited(half..CHUNKS, half..CHUNKS));
+        assert!(idle_pages * 3 < used_pages * 2, "{idle_pages} and {used_pages} pages");
     }
 
     #[test]
