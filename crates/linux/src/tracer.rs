@@ -178,9 +178,11 @@ impl Tracer {
 
     /// Tells of what is not managed, if that is news.
     pub fn unmanaged(&self, budget: &Budget, pages: i64) {
-        if self.is_on()
-            && let Some(pages) = self.unmanaged.lock().see(pages, now_ns() / 1000)
-        {
+        if !self.is_on() {
+            return;
+        }
+        let news = self.unmanaged.lock().see(pages, now_ns() / 1000);
+        if let Some(pages) = news {
             self.tell(budget, || Event::Unmanaged(pages.max(0) as u32));
         }
     }

@@ -705,15 +705,16 @@ impl Player<'_> {
 
     fn end(&mut self, process: u32) {
         self.content.take(process);
+        let all = PageNumber(0)..PageNumber(u64::MAX);
+        self.set_in_reach(process, &all, false);
+        self.limited.remove(&process);
         self.set_unmanaged(process, 0);
         self.shifts.remove(&process);
         self.known.retain(|&(of, _), _| of != process);
         self.runs.retain(|&(of, _), _| of != process);
-        self.limited.remove(&process);
         take(&mut self.mapped, process);
-        for (_, place, _) in self.placed(process, &(PageNumber(0)..PageNumber(u64::MAX))).collect::<Vec<_>>() {
+        for (_, place, _) in self.placed(process, &all).collect::<Vec<_>>() {
             let pages = place..place.offset(BLOCK_PAGES as u32);
-            self.lab.set_in_use(place, 0..BLOCK_PAGES, false);
             self.lab.forget(pages.clone());
             self.lab.machine().map_anew(pages, std::iter::empty());
         }
