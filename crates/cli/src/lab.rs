@@ -144,7 +144,7 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
     let bad = |name| {
         move |error: SizeError| CliError::Setting { name, origin: "command line".to_owned(), source: error.into() }
     };
-    let limit_mib = |text: &String| Ok((parse_bytes(text, Some(peak_bytes))? >> 20).to_string());
+    let limit_mib = |text: &String| Ok(parse_bytes(text, Some(peak_bytes))? >> 20);
     let limits = args.limit.iter().map(limit_mib).collect::<Result<Vec<_>, _>>().map_err(bad("limit"))?;
     let sizes = args.sizes.iter().filter(|size| *size != "none").map(|size| Ok(parse_order(size)?.kib().to_string()));
     let sizes = sizes.collect::<Result<Vec<_>, _>>().map_err(bad("sizes"))?;
@@ -158,12 +158,12 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
         summary.lost
     );
     if let Some(limit_bytes) = summary.limit_pages.map(|pages| pages * PAGE_BYTES as u64)
-        && limits.iter().any(|limit_mib| limit_mib.parse().is_ok_and(|mib: u64| mib << 20 < limit_bytes))
+        && limits.iter().any(|limit_mib| limit_mib << 20 < limit_bytes)
     {
         let limit = format_mib(limit_bytes);
         eprintln!("foliomem: recorded within {limit}: what a run in less would touch again is not known");
     }
-    let mut set = vec![("machine.limit_mib".to_owned(), limits)];
+    let mut set = vec![("machine.limit_mib".to_owned(), limits.iter().map(u64::to_string).collect())];
     if !sizes.is_empty() {
         set.push(("machine.sizes_kib".to_owned(), vec![sizes.join("+")]));
     }

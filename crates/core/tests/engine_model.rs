@@ -163,11 +163,11 @@ impl World {
             let allowed = self.allowed(page);
             let is_new = |order: &Order| self.allocated()[order.index()] > before[order.index()];
             assert!(Order::all().filter(is_new).all(|order| allowed.contains(order)), "{allowed:?} at {page:x}");
-            while let Some((ahead, order)) = self.engine.claim_ahead(PageNumber(page)) {
-                if !self.engine.read_ahead(&mut self.worker, ahead, order) {
-                    break;
-                }
-            }
+            while self
+                .engine
+                .claim_ahead(PageNumber(page))
+                .is_some_and(|(ahead, order)| self.engine.read_ahead(&mut self.worker, ahead, order))
+            {}
         }
         let lost = std::mem::take(&mut self.engine.machine().state.lock().poisoned);
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));

@@ -171,11 +171,10 @@ impl Thread {
             }
         };
         if matches!(kind, FaultKind::SwapIn | FaultKind::Spurious | FaultKind::FirstTouch) {
-            while let Some((ahead, order)) = engine.claim_ahead(page) {
-                if !engine.read_ahead(&mut self.worker, ahead, order) {
-                    break;
-                }
-            }
+            while engine
+                .claim_ahead(page)
+                .is_some_and(|(ahead, order)| engine.read_ahead(&mut self.worker, ahead, order))
+            {}
         }
     }
 

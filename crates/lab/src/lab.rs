@@ -189,8 +189,9 @@ impl Lab {
     }
 
     /// So many pages that the engine does not manage take a part of the room: `before` until now.
-    pub fn charge_others(&mut self, before_pages: u64, now_pages: u64) {
-        self.machine().charge_others(before_pages, now_pages);
+    pub fn charge_others(&mut self, before_pages: u32, now_pages: u32) {
+        self.machine().uncharge(before_pages);
+        self.machine().charge(now_pages);
         if self.is_kept {
             self.keep_room();
         }

@@ -197,13 +197,6 @@ impl LabMachine {
         self.limit_pages as u64
     }
 
-    /// Pages that count as charged beside those of the engine: `before` until now.
-    pub fn charge_others(&self, before: u64, now: u64) {
-        let more = now as i64 - before as i64;
-        let charged = self.charged_pages.fetch_add(more, Relaxed) + more;
-        self.peak_pages.fetch_max(charged, Relaxed);
-    }
-
     /// What was moved home since the last time: from the first time on.
     pub fn take_moved_home(&self) -> Vec<Range<PageNumber>> {
         self.moved_home.lock().replace(Vec::new()).unwrap_or_default()

@@ -294,18 +294,17 @@ impl Decompressor {
             return self.decompress(src, dst);
         }
         let (kind, src) = kind(src, dst)?;
-        let (start, planes) = if kind == PLANES {
-            let whole_bytes = start_bytes.next_multiple_of(PAGE_BYTES);
-            (self.planes.get_mut(..whole_bytes).ok_or(CodecError)?, Some(&mut dst[..whole_bytes]))
-        } else {
-            (&mut dst[..start_bytes], None)
+        let fill = |start: &mut [u8]| match lz4::decompress_start(src, start)? {
+            len if len == start.len() => Ok(()),
+            _ => Err(CodecError),
         };
-        if lz4::decompress_start(src, start)? != start.len() {
-            return Err(CodecError);
+        if kind == PLAIN {
+            return fill(&mut dst[..start_bytes]);
         }
-        if let Some(dst) = planes {
-            planes::join(start, dst, PAGE_BYTES);
-        }
+        let whole_bytes = start_bytes.next_multiple_of(PAGE_BYTES);
+        let planes = self.planes.get_mut(..whole_bytes).ok_or(CodecError)?;
+        fill(planes)?;
+        planes::join(planes, &mut dst[..whole_bytes], PAGE_BYTES);
         Ok(())
     }
 }

@@ -146,9 +146,11 @@ struct Unmanaged {
 }
 
 impl Unmanaged {
-    fn set(&mut self, process: u32, pages: u32) {
-        self.pages += u64::from(pages);
-        self.pages -= u64::from(self.by_process.insert(process, pages).unwrap_or(0));
+    /// Returns how many they were.
+    fn set(&mut self, process: u32, pages: u32) -> u32 {
+        let before_pages = self.by_process.insert(process, pages).unwrap_or(0);
+        self.pages = self.pages + u64::from(pages) - u64::from(before_pages);
+        before_pages
     }
 }
 
@@ -698,9 +700,8 @@ impl Player<'_> {
     }
 
     fn set_unmanaged(&mut self, process: u32, pages: u32) {
-        let before_pages = self.unmanaged.pages;
-        self.unmanaged.set(process, pages);
-        self.lab.charge_others(before_pages, self.unmanaged.pages);
+        let before_pages = self.unmanaged.set(process, pages);
+        self.lab.charge_others(before_pages, pages);
     }
 
     fn end(&mut self, process: u32) {
