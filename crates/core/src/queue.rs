@@ -60,6 +60,8 @@ pub struct Claim {
 impl Claim {
     const ORDER_BITS: u32 = 4;
     const HEAD_SHIFT: u32 = Ticket::BITS + Self::ORDER_BITS;
+    /// The ticket's bits of a packed claim.
+    const TICKET: u64 = (1 << Self::HEAD_SHIFT) - (1 << Self::ORDER_BITS);
 
     /// 47 bits of address leave 35 for the head.
     fn pack(self) -> u64 {
@@ -209,6 +211,20 @@ impl Queue {
     /// Takes the oldest.
     pub fn pop(&self) -> Option<Claim> {
         self.0.lock().pop()
+    }
+
+    /// Whether `folio` is named by one of so many that are oldest.
+    pub fn has_among_oldest(&self, folio: FolioName, claims: usize) -> bool {
+        let wanted = Claim { folio, ticket: Ticket::default() }.pack();
+        let is_wanted = |word: u64| word & !Claim::TICKET == wanted;
+        let elements = self.0.lock();
+        let mut left = claims;
+        elements.chunks.iter().any(|chunk| {
+            let words = &chunk.words()[..chunk.words().len().min(left)];
+            left -= words.len();
+            // All of them, as that takes less time than to stop early: the next folio is seldom there.
+            words.iter().fold(false, |found, &word| found | is_wanted(word))
+        })
     }
 
     /// Fills `oldest` with the oldest, as many as there are; they stay.
@@ -427,5 +443,10 @@ mod tests {
         let mut two = [None; 2];
         queue.copy_oldest(&mut two);
         assert_eq!(two, oldest[..2]);
+        let is_among = |offset, claims| queue.has_among_oldest(claim(number + offset).folio, claims);
+        assert!((0..3).all(|offset| is_among(offset, 4)) && !is_among(3, 4));
+        assert!(is_among(1, 2) && !is_among(2, 2), "across chunks, and no further");
+        let other = claim(number + 1).folio.order;
+        assert!(!queue.has_among_oldest(FolioName { order: other, ..claim(number).folio }, 4));
     }
 }

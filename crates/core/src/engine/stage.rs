@@ -137,18 +137,17 @@ impl<M: Machine> Engine<M> {
     /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
     /// one part of a program touches may alternate with what another does.
     fn stage_row(&self, queue: &Queue, first: FolioName) -> Staged {
-        let mut next = [None; ROW_CLAIMS];
-        queue.copy_oldest(&mut next);
-        let next = || next.iter().flatten();
-        if !next().any(|claim| follows(first, claim.folio)) {
+        if !queue.has_among_oldest(behind(first), ROW_CLAIMS) {
             return self.stage(first);
         }
+        let mut next = [None; ROW_CLAIMS];
+        queue.copy_oldest(&mut next);
         let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
         self.stage_together(block, first, |entries, last| {
             let is_next = |claim: &&Claim| {
-                follows(last, claim.folio) && claim.folio.head < entries.end() && entries.holds(**claim)
+                claim.folio == behind(last) && claim.folio.head < entries.end() && entries.holds(**claim)
             };
-            Some(next().find(is_next)?.folio)
+            Some(next.iter().flatten().find(is_next)?.folio)
         })
     }
 
@@ -363,9 +362,9 @@ impl<M: Machine> Engine<M> {
     }
 }
 
-/// Whether `next` lies right behind `folio`, and is of its order.
-fn follows(folio: FolioName, next: FolioName) -> bool {
-    next.head == folio.head.offset(folio.order.pages()) && next.order == folio.order
+/// The folio of the same order that would lie right behind `folio`.
+fn behind(FolioName { head, order }: FolioName) -> FolioName {
+    FolioName { head: head.offset(order.pages()), order }
 }
 
 /// The home of `folio` if all of it is in the program.

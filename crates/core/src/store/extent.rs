@@ -70,7 +70,12 @@ impl Extent {
 
 /// The orders of the runs that `frames` frames are.
 fn orders(frames: u32) -> impl Iterator<Item = Order> {
-    Order::all().rev().filter(move |order| frames & order.pages() != 0)
+    let mut left = frames;
+    std::iter::from_fn(move || {
+        let order = left.checked_ilog2()?;
+        left &= !(1 << order);
+        Order::new(order as u8)
+    })
 }
 
 #[cfg(test)]
