@@ -200,7 +200,7 @@ def test_growing_at_the_speed_of_memory(built, arguments, arenas, tmp_path):
         # By its own count, which sees every moment; outside, a sample may be 1.05 times the limit and 16 MiB.
         return got.stats["peak_bytes"] / MIB
 
-    # A known defect (docs/architecture.md, Growth): now and then sixteen threads outgrow the keeper while it engages, in 3 of 110 runs measured.
+    # Now and then sixteen threads outgrew the keeper while it engages (docs/architecture.md, Growth): 3 of 110 runs on one machine, none of 30 since.
     peaks = [peak_mib()]
     if peaks[0] >= 1.5 * 128:
         peaks += [peak_mib(), peak_mib()]

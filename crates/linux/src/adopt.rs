@@ -16,6 +16,7 @@
 //! it has already become folios.
 
 use crate::control_block;
+use crate::growth::Held;
 use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
 use crate::pagemap;
@@ -48,9 +49,11 @@ fn window_bytes(runtime: &Runtime) -> usize {
 pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
     let advices = engaged.engine.machine().advices();
     let mapped = advices.has_waiting().then(Ranges::default);
+    // Threads that map all the time would keep the lock that looking and registering take, and what they get between the two be missed.
+    let held = runtime.growth.hold();
     let found = find(runtime, engaged, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
-    adopt(runtime, engaged, found, || {})
+    adopt(runtime, engaged, held, found, || {})
 }
 
 /// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages there that have been touched:
@@ -61,9 +64,10 @@ pub(crate) fn adopt_part(
     within: &Range<usize>,
     registered: impl FnOnce(),
 ) -> bool {
+    let held = runtime.growth.hold();
     let mut found = find(runtime, engaged, within, None);
     found.parts.retain(|part| part.start < within.end && within.start < part.end);
-    adopt(runtime, engaged, found, registered)
+    adopt(runtime, engaged, held, found, registered)
 }
 
 /// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping has grown by, and waits until there is
@@ -119,7 +123,13 @@ struct Found {
 /// All there is.
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
-fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, others }: Found, told: impl FnOnce()) -> bool {
+fn adopt(
+    runtime: &Runtime,
+    engaged: &Engaged,
+    held: Held<'_>,
+    Found { parts, reserves, others }: Found,
+    told: impl FnOnce(),
+) -> bool {
     if parts.is_empty() && reserves.is_empty() && others.is_empty() {
         told();
         return false;
@@ -128,8 +138,6 @@ fn adopt(runtime: &Runtime, engaged: &Engaged, Found { parts, reserves, others }
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
     let mut pending = Pending::default();
     let machine = engaged.engine.machine();
-    // Threads that map all the time would keep the lock that registering takes.
-    let held = runtime.growth.hold();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
         for range in &parts {
