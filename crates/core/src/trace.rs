@@ -64,9 +64,13 @@ pub enum Event {
     Touch(PageNumber),
     /// Pages, no more than a block has, were put out of reach for the limit's sake.
     Stage(Range<PageNumber>),
-    /// A page that was out of reach for another reason than watching was touched again; or pages, no more than a block has, were brought back ahead
-    /// of that.
+    /// A page that was out of reach for another reason than watching, and not where it can be had at once, was touched again; or pages, no more than a
+    /// block has, were brought back ahead of that.
     Refault(Range<PageNumber>),
+    /// A page that was out of reach for another reason than watching was touched before it had gone further than that.
+    Activate(PageNumber),
+    /// Pages, no more than a block has, came into reach with one of them that was touched.
+    Along(Range<PageNumber>),
     /// Cells have 2^this pages from now on. Where that is one, every touch is told of.
     Watch(u8),
     /// Pieces of it that were compressed as one each.
@@ -107,6 +111,8 @@ impl Event {
             Event::Limit(pages) => (14, [*pages, 0, 0]),
             Event::Unmanaged(pages) => (15, [u64::from(*pages), 0, 0]),
             Event::Stage(pages) => (16, range(pages)),
+            Event::Activate(page) => (17, [page.0, 0, 0]),
+            Event::Along(pages) => (18, range(pages)),
         }
     }
 
@@ -143,6 +149,8 @@ impl Event {
             14 => Event::Limit(page(a)?.0),
             15 => Event::Unmanaged(u32::try_from(a).ok()?),
             16 => Event::Stage(range().filter(is_short)?),
+            17 => Event::Activate(page(a)?),
+            18 => Event::Along(range().filter(is_short)?),
             _ => return None,
         })
     }
@@ -157,7 +165,7 @@ mod tests {
         #[test]
         fn what_is_decoded_is_encoded_the_same(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
-            for tag in [tag, tag % 17] {
+            for tag in [tag, tag % 19] {
                 if let Some(event) = Event::decode(tag, numbers) {
                     let (tag, numbers) = event.encode();
                     prop_assert_eq!(Event::decode(tag, numbers), Some(event));

@@ -1,6 +1,5 @@
 //! A program on the lab's machine: what it does becomes calls of the engine.
 
-use crate::bits::{Bits, set};
 use crate::error::LabError;
 use crate::machine::LabMachine;
 use crate::workload::CacheOutcome;
@@ -8,9 +7,8 @@ use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Attempt, Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
 use foliomem_core::stats::FaultKind;
-use foliomem_core::units::{BLOCK_PAGES, CpuNumber, PageNumber};
+use foliomem_core::units::{CpuNumber, PageNumber};
 use foliomem_core::watermark;
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// See the module.
@@ -24,8 +22,6 @@ pub struct Lab {
     dropped_pages: u64,
     peak_swapped_pages: u64,
     is_kept: bool,
-    /// What the program touches at once when it is moved home next, by block.
-    in_use: BTreeMap<u64, Bits>,
     /// The fault after which more is fetched now, and how long the last part takes from now on.
     ahead: Option<PageNumber>,
     ahead_ns: i64,
@@ -59,7 +55,6 @@ impl Lab {
             dropped_pages: 0,
             peak_swapped_pages: 0,
             is_kept: false,
-            in_use: BTreeMap::new(),
             ahead: None,
             ahead_ns: 0,
             clusters_paid: 0,
@@ -150,7 +145,6 @@ impl Lab {
     fn keep_room(&mut self) {
         let low = watermark::low_pages(self.machine().limit_pages() as i64);
         let room = |lab: &Lab| lab.machine().room_pages() + i64::from(lab.engine.free_frames());
-        self.touch_in_use();
         if room(self) >= low || self.engine.reclaim_is_futile() {
             return;
         }
@@ -159,33 +153,8 @@ impl Lab {
                 continue;
             }
             let Attempt::Freed(1..) = self.engine.try_reclaim(&mut (), watermark::BATCH_PAGES) else { break };
-            self.touch_in_use();
         }
         while self.engine.compact_proactively() {}
-    }
-
-    /// Pages of the block at `first` are in use, or not: the program touches them at once when they are moved home next. (Once: who sets
-    /// them is to say when they are seen to be in use again.)
-    pub fn set_in_use(&mut self, first: PageNumber, pages: Range<usize>, on: bool) {
-        set(self.in_use.entry(first.0 / BLOCK_PAGES as u64).or_default(), pages, on);
-    }
-
-    /// The program touches what is in use and was moved home.
-    fn touch_in_use(&mut self) {
-        if self.in_use.is_empty() {
-            return;
-        }
-        for range in self.machine().take_moved_home() {
-            for page in (range.start.0..range.end.0).map(PageNumber) {
-                let at = page.index_in_block();
-                let Some(bits) = self.in_use.get_mut(&(page.0 / BLOCK_PAGES as u64)) else { continue };
-                if set(bits, at..at + 1, false) > 0 && self.engine.is_at_home(page) {
-                    self.faults += 1;
-                    self.machine().spend(self.machine().costs().fault_ns.into());
-                    self.engine.fault(&mut (), page);
-                }
-            }
-        }
     }
 
     /// So many pages that the engine does not manage take a part of the room: `before` until now.

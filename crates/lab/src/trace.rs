@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use foliomem_core::{trace::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// A block is written when it has so much content.
@@ -51,8 +51,8 @@ fn shape(tag: u8) -> Option<(usize, bool)> {
         2 => (0, false),
         1 | 10 | 12 | 14 | 15 => (1, false),
         11 => (3, false),
-        8 | 13 => (1, true),
-        3 | 4 | 5 | 7 | 9 | 16 => (2, true),
+        8 | 13 | 17 => (1, true),
+        3 | 4 | 5 | 7 | 9 | 16 | 18 => (2, true),
         6 => (3, true),
         _ => return None,
     })
@@ -321,7 +321,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MOST_TIME_US, 0u8..14, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MOST_TIME_US, 0u8..19, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

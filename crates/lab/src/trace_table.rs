@@ -3,7 +3,7 @@
 //! | column | of which kinds | what |
 //! |---|---|---|
 //! | `time_us`, `process`, `kind` | all | when, by a clock that begins anywhere; which process, 0, 1, ... as they began; see below |
-//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `arm`, `touch`, `refault` | addresses by 4096 |
+//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `arm`, `touch`, `stage`, `refault`, `activate`, `along` | addresses by 4096 |
 //! | `to_page` | `remap` | where it went |
 //! | `pid` | `start` | its number in the system |
 //! | `watch_shift` | `watch` | one page of 2^this is watched |
@@ -74,6 +74,8 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Touch(page) => ("touch", Numbers::of_page(*page)),
         Event::Stage(pages) => ("stage", Numbers::of_pages(pages)),
         Event::Refault(pages) => ("refault", Numbers::of_pages(pages)),
+        Event::Activate(page) => ("activate", Numbers::of_page(*page)),
+        Event::Along(pages) => ("along", Numbers::of_pages(pages)),
         Event::Watch(shift) => ("watch", Numbers { watch_shift: Some(u64::from(*shift)), ..none() }),
         Event::Compressed { order, pieces, len_bytes } => {
             let (piece_kib, compressed_bytes) = (Some(u64::from(order.kib())), Some(*len_bytes));
@@ -156,7 +158,10 @@ mod tests {
             Event::Fill(pages(16, 32)),
             Event::Arm(PageNumber(17)),
             Event::Touch(PageNumber(17)),
-            Event::Refault(PageNumber(18)..PageNumber(19)),
+            Event::Stage(pages(18, 30)),
+            Event::Refault(pages(18, 19)),
+            Event::Activate(PageNumber(19)),
+            Event::Along(pages(16, 20)),
             Event::Discard(pages(20, 21)),
             Event::Remap(pages(16, 20), PageNumber(64)),
             Event::Watch(3),
@@ -176,7 +181,10 @@ mod tests {
             "fill\" 16 16 null null null null null null null",
             "arm\" 17 1 null null null null null null null",
             "touch\" 17 1 null null null null null null null",
+            "stage\" 18 12 null null null null null null null",
             "refault\" 18 1 null null null null null null null",
+            "activate\" 19 1 null null null null null null null",
+            "along\" 16 4 null null null null null null null",
             "discard\" 20 1 null null null null null null null",
             "remap\" 16 4 64 null null null null null null",
             "watch\" null null null null 3 null null null null",

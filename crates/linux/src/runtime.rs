@@ -1260,7 +1260,7 @@ impl Runtime {
         let (mut chunks, mut fetched) = (0, None);
         while let Some((ahead, order)) = engaged.engine.claim_ahead(page) {
             // Before: as others may fetch what comes behind it, it is told of in order.
-            self.tracer.comes_ahead(&self.budget, &ahead);
+            self.tracer.comes_ahead(&self.budget, &ahead, (chunks == 0).then(|| page.head(order).folio(order)));
             if !engaged.engine.read_ahead(worker, ahead, order) {
                 break;
             }

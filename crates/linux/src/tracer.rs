@@ -248,18 +248,30 @@ impl Tracer {
             return self.filled(budget, page.head(order).folio(order));
         }
         let was_armed = kind == FaultKind::Home && self.watches() && self.was_armed(page);
-        self.tell(budget, || if was_armed { Event::Touch(page) } else { Event::Refault(page.folio(Order::ZERO)) });
+        self.tell(budget, || match kind {
+            _ if was_armed => Event::Touch(page),
+            FaultKind::Home => Event::Activate(page),
+            _ => Event::Refault(page.folio(Order::ZERO)),
+        });
+        if self.recording == Recording::Limited
+            && matches!(kind, FaultKind::Home | FaultKind::SwapIn)
+            && let Some(order) = engine.order_of(page).filter(|&order| order > Order::ZERO)
+        {
+            self.tell(budget, || Event::Along(page.head(order).folio(order)));
+        }
     }
 
-    /// Tells of what comes before it is touched.
-    pub fn comes_ahead(&self, budget: &Budget, ahead: &Ahead) {
-        let pages = match ahead {
-            Ahead::Stream(pages) => pages.clone(),
-            Ahead::Step { page, .. } => page.folio(Order::ZERO),
+    /// Tells of what comes before it is touched, after a fault that brought `folio`, if that is not told of yet.
+    pub fn comes_ahead(&self, budget: &Budget, ahead: &Ahead, folio: Option<Range<PageNumber>>) {
+        match ahead {
+            Ahead::Stream(pages) => {
+                // Who reads in order touches all that came with the fault, which shows no touches.
+                folio.into_iter().chain([pages.clone()]).for_each(|pages| self.tell(budget, || Event::Refault(pages)));
+            }
+            Ahead::Step { page, .. } => self.tell(budget, || Event::Refault(page.folio(Order::ZERO))),
             // Nothing is made ahead in a process that is recorded.
-            Ahead::New(_) => return,
-        };
-        self.tell(budget, || Event::Refault(pages));
+            Ahead::New(_) => {}
+        }
     }
 
     /// Tells of pages that have content from now on; some of them are watched.

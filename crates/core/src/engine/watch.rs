@@ -98,11 +98,6 @@ impl<M: Machine> Engine<M> {
     pub fn is_resident(&self, page: PageNumber) -> bool {
         self.table.get(page).is_some_and(|block| matches!(block.lock().get(page), PageState::Resident { .. }))
     }
-
-    /// Whether `page` is staged, or will be, and is at home.
-    pub fn is_at_home(&self, page: PageNumber) -> bool {
-        self.table.get(page).is_some_and(|block| matches!(block.lock().get(page), PageState::Home { .. }))
-    }
 }
 
 const _: () = assert!(UNIT.pages() as usize <= BLOCK_PAGES);

@@ -9,12 +9,15 @@
 //! - While a page was in reach its touches went unseen. They are taken to be as frequent as those that were seen: at random, or
 //!   regular where the program goes through its memory. All touches only read.
 //! - Of a run that was recorded under a limit every touch of what that had put out of reach is known, and so is what was read
-//!   ahead: nothing stands for anything else. What was in reach there is in reach under any larger limit: it was touched later than all
-//!   that was not. So the engine finds it in use when it moves it home, once for each time it had come into reach.
+//!   ahead: nothing stands for anything else. Touches of what was in reach there were not seen. Whether a page was in use until it left that, the run itself has
+//!   found out by staging it ([`reach`]): then it is touched when the engine moves it home, as long after that as others were, once for each time that it had come into reach.
 //! - What was not managed takes its part of the room.
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
 
+mod reach;
+
+use self::reach::{Reach, Stays};
 use super::{MIB, Round, Rounds};
 use crate::bits::{Bits, is_set, set};
 use crate::costs::{CodecCosts, Costs};
@@ -71,6 +74,8 @@ pub struct Summary {
     compressed: [[u64; 2]; ORDERS],
     /// Where each block that was used lies.
     places: BTreeMap<Block, u32>,
+    /// Of processes that were recorded under a limit.
+    stays: Stays,
 }
 
 /// The blocks that a range has pages in.
@@ -132,6 +137,16 @@ impl Content {
         })
     }
 
+    /// The parts of a range that have content.
+    fn runs(&self, process: u32, pages: &Range<PageNumber>) -> impl Iterator<Item = Range<PageNumber>> {
+        let (mut at, end) = (pages.start.0, pages.end.0);
+        let mut next = move |on: bool| {
+            at = (at..end).find(|&page| self.has(process, PageNumber(page)) == on).unwrap_or(end);
+            PageNumber(at)
+        };
+        std::iter::from_fn(move || Some(next(true)..next(false)).filter(|run| !run.is_empty()))
+    }
+
     fn has(&self, process: u32, page: PageNumber) -> bool {
         let bits = self.blocks.get(&(process, page.0 / BLOCK_PAGES as u64));
         bits.is_some_and(|bits| is_set(bits, page.index_in_block()))
@@ -158,14 +173,14 @@ impl Summary {
     /// Reads a trace through.
     pub fn of(path: &Path) -> Result<Summary, LabError> {
         let mut summary = Summary::default();
-        let (mut content, mut unmanaged) = (Content::default(), Unmanaged::default());
+        let (mut content, mut unmanaged, mut reach) = (Content::default(), Unmanaged::default(), Reach::default());
         let (mut managed, mut used) = (BTreeSet::new(), BTreeSet::new());
         for record in TraceReader::open(path)? {
-            let Record { process, event, .. } = record?;
+            let Record { process, event, time_us } = record?;
             let mut fill = |range: &Range<PageNumber>| {
                 // Most touches are of what is there.
                 if range.end == range.start.offset(1) && content.has(process, range.start) {
-                    return Ok(());
+                    return Ok(false);
                 }
                 // A trace of a living process has no more pages than it had memory; a bad one is not to take all of ours.
                 let blocks = blocks(range);
@@ -174,15 +189,19 @@ impl Summary {
                 }
                 used.extend(blocks.map(|block| (process, block)));
                 content.change(process, range, true);
-                Ok(())
+                Ok(true)
             };
             match event {
                 Event::Start { .. } => summary.processes += 1,
                 Event::End => {
                     content.take(process);
                     unmanaged.set(process, 0);
+                    reach.end(process);
                 }
-                Event::Limit(pages) => summary.limit_pages = Some(pages),
+                Event::Limit(pages) => {
+                    summary.limit_pages = Some(pages);
+                    reach.begin(process);
+                }
                 Event::Unmanaged(pages) => {
                     unmanaged.set(process, pages);
                     if unmanaged.pages > (MOST_BLOCKS * BLOCK_PAGES) as u64 {
@@ -192,22 +211,39 @@ impl Summary {
                 Event::Map(_) => {
                     managed.insert(process);
                 }
-                Event::Watch(_) | Event::Arm(_) | Event::Stage(_) => {}
+                Event::Watch(_) | Event::Arm(_) => {}
+                Event::Stage(range) => reach.go(process, &range, time_us),
                 Event::Unmap(range) | Event::Discard(range) => content.change(process, &range, false),
                 Event::Remap(from, to) => {
-                    fill(&(to..PageNumber(to.0 + (from.end.0 - from.start.0))))?;
+                    let target = to..PageNumber(to.0 + (from.end.0 - from.start.0));
+                    fill(&target)?;
                     content.change(process, &from, false);
+                    reach.come(process, &target, time_us, false);
                 }
-                Event::Fill(range) => fill(&range)?,
+                Event::Fill(range) => {
+                    fill(&range)?;
+                    reach.come(process, &range, time_us, false);
+                }
                 Event::Touch(page) => {
                     summary.touches += 1;
+                    if fill(&page.folio(Order::ZERO))? {
+                        reach.come(process, &page.folio(Order::ZERO), time_us, false);
+                    }
+                }
+                Event::Activate(page) => {
+                    summary.touches += 1;
                     fill(&page.folio(Order::ZERO))?;
+                    reach.come(process, &page.folio(Order::ZERO), time_us, true);
                 }
                 Event::Refault(range) => {
                     summary.touches += 1;
                     if range.end == range.start.offset(1) {
                         fill(&range)?;
                     }
+                    content.runs(process, &range).for_each(|run| reach.come(process, &run, time_us, false));
+                }
+                Event::Along(range) => {
+                    content.runs(process, &range).for_each(|run| reach.come(process, &run, time_us, false));
                 }
                 Event::Compressed { order, pieces, len_bytes } => {
                     let [original, compressed] = &mut summary.compressed[order.index()];
@@ -219,6 +255,7 @@ impl Summary {
             summary.peak_pages = summary.peak_pages.max(content.pages + unmanaged.pages);
         }
         summary.managed_processes = managed.len() as u32;
+        summary.stays = reach.stays();
         let mut before: Option<(Block, u32)> = None;
         for block in used {
             // Of what was not side by side nothing is.
@@ -323,6 +360,8 @@ enum Due {
     Touched(Page),
     /// A page that is in reach is touched, if it still is; see [`Known::times`].
     Unseen(Page, u32),
+    /// A page that was in use when it was moved home is touched, where it lies now, if it still is in use.
+    InUse(PageNumber),
     /// The next run of a cell is touched.
     Visit(Visit),
 }
@@ -338,13 +377,30 @@ struct Visit {
     end_us: u64,
 }
 
+/// Pages of a block that are in use until they leave the reach of the recorded limit.
+#[derive(Default)]
+struct InUse {
+    pages: Bits,
+    /// Those that are to be touched, as they were moved home.
+    due: Bits,
+}
+
+/// Where `page` is in its block.
+fn at(page: PageNumber) -> Range<usize> {
+    page.index_in_block()..page.index_in_block() + 1
+}
+
 /// A run on its way.
 struct Player<'a> {
     lab: &'a mut Lab,
     places: &'a BTreeMap<Block, u32>,
     content: Content,
-    /// Processes that were recorded under a limit.
+    /// Processes that were recorded under a limit, what is known of what comes into their reach, and how often something has.
     limited: BTreeSet<u32>,
+    stays: &'a Stays,
+    stay: usize,
+    /// Pages in use, by the block in which they lie now.
+    in_use: BTreeMap<u64, InUse>,
     unmanaged: Unmanaged,
     /// What is mapped, by block.
     mapped: BTreeMap<Block, Bits>,
@@ -393,6 +449,9 @@ impl Replay {
             places: &self.summary.places,
             content: Content::default(),
             limited: BTreeSet::new(),
+            stays: &self.summary.stays,
+            stay: 0,
+            in_use: BTreeMap::new(),
             unmanaged: Unmanaged::default(),
             mapped: BTreeMap::new(),
             shifts: BTreeMap::new(),
@@ -411,6 +470,7 @@ impl Replay {
             took.elapsed_ns += record.time_us.saturating_sub(before_us) * 1000;
             player.lab.begin(CpuNumber(0), took.elapsed_ns);
             player.play(record)?;
+            player.expect_moved_home(clock_us.unwrap_or_default());
             let spent_ns = player.lab.machine().spent_ns();
             took.elapsed_ns += spent_ns;
             took.cpu_ns += spent_ns;
@@ -439,7 +499,7 @@ impl Player<'_> {
             Event::Limit(_) => {
                 self.limited.insert(process);
             }
-            Event::Stage(range) => self.set_in_reach(process, &range, false),
+            Event::Stage(range) => self.go(process, &range),
             Event::Unmanaged(pages) => self.set_unmanaged(process, pages),
             Event::Watch(shift) => {
                 self.shifts.insert(process, shift);
@@ -463,15 +523,25 @@ impl Player<'_> {
             Event::Refault(range) => {
                 for page in (range.start.0..range.end.0).map(PageNumber) {
                     if self.content.has(process, page) {
-                        self.set_in_reach(process, &page.folio(Order::ZERO), true);
-                        self.touch(process, page)?;
+                        self.come_back(process, page)?;
                     } else if range.end == range.start.offset(1) {
                         self.fill(process, &range)?;
                     }
                 }
             }
+            Event::Activate(page) if self.content.has(process, page) => self.come_back(process, page)?,
+            Event::Activate(page) => self.fill(process, &page.folio(Order::ZERO))?,
+            Event::Along(range) => {
+                let runs: Vec<_> = self.content.runs(process, &range).collect();
+                runs.iter().for_each(|run| self.come(process, run));
+            }
         }
         Ok(())
+    }
+
+    fn come_back(&mut self, process: u32, page: PageNumber) -> Result<(), LabError> {
+        self.come(process, &page.folio(Order::ZERO));
+        self.touch(process, page)
     }
 
     /// The blocks that a range has pages in and that are ever used: their number, where each lies, and which pages.
@@ -488,11 +558,45 @@ impl Player<'_> {
         place.map_or(Ok(()), |(_, place, part)| self.lab.touch(place.offset(part.start as u32), false))
     }
 
-    /// Says what of that is in reach, if the process was recorded under a limit.
-    fn set_in_reach(&mut self, process: u32, range: &Range<PageNumber>, on: bool) {
+    /// Pages came into reach: says which of them are in use until they leave it, if the process was recorded under a limit.
+    fn come(&mut self, process: u32, range: &Range<PageNumber>) {
+        self.go(process, range);
         if self.limited.contains(&process) {
             for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-                self.lab.set_in_use(place, part, on);
+                let block = self.in_use.entry(place.0 / BLOCK_PAGES as u64).or_default();
+                for at in part {
+                    set(&mut block.pages, at..at + 1, self.stays.were_in_use(self.stay));
+                    self.stay += 1;
+                }
+            }
+        }
+    }
+
+    /// They are out of it.
+    fn go(&mut self, process: u32, range: &Range<PageNumber>) {
+        if self.limited.contains(&process) {
+            for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
+                if let Some(block) = self.in_use.get_mut(&(place.0 / BLOCK_PAGES as u64)) {
+                    set(&mut block.pages, part.clone(), false);
+                    set(&mut block.due, part, false);
+                }
+            }
+        }
+    }
+
+    /// What was moved home just now and is in use will be touched, once.
+    fn expect_moved_home(&mut self, now_us: u64) {
+        if self.limited.is_empty() {
+            return;
+        }
+        for range in self.lab.machine().take_moved_home() {
+            for page in (range.start.0..range.end.0).map(PageNumber) {
+                let Some(block) = self.in_use.get_mut(&(page.0 / BLOCK_PAGES as u64)) else { continue };
+                if set(&mut block.pages, at(page), false) > 0 {
+                    set(&mut block.due, at(page), true);
+                    let wait_us = self.random.below(2 * self.stays.at_home_us() + 1);
+                    self.at(now_us + wait_us, Due::InUse(page));
+                }
             }
         }
     }
@@ -510,6 +614,12 @@ impl Player<'_> {
                 Due::Touched(page) => {
                     self.learn(page);
                     self.touch_cell(page, now_us)?;
+                }
+                Due::InUse(page) => {
+                    let block = self.in_use.get_mut(&(page.0 / BLOCK_PAGES as u64));
+                    if block.is_some_and(|block| set(&mut block.due, at(page), false) > 0) {
+                        self.lab.touch(page, false)?;
+                    }
                 }
                 Due::Unseen(page, times) => {
                     let is_in_reach = self.known.get(&page).is_some_and(|known| known.times == times);
@@ -679,7 +789,7 @@ impl Player<'_> {
         // What has grown is not told of.
         self.map(process, range, true);
         self.content.change(process, range, true);
-        self.set_in_reach(process, range, true);
+        self.come(process, range);
         for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
             self.lab.touch_all(place.offset(part.start as u32)..place.offset(part.end as u32), true)?;
         }
@@ -693,7 +803,7 @@ impl Player<'_> {
             known.times += 1;
         }
         self.content.change(process, range, false);
-        self.set_in_reach(process, range, false);
+        self.go(process, range);
         for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
             self.lab.forget(place.offset(part.start as u32)..place.offset(part.end as u32));
         }
@@ -707,7 +817,7 @@ impl Player<'_> {
     fn end(&mut self, process: u32) {
         self.content.take(process);
         let all = PageNumber(0)..PageNumber(u64::MAX);
-        self.set_in_reach(process, &all, false);
+        self.go(process, &all);
         self.limited.remove(&process);
         self.set_unmanaged(process, 0);
         self.shifts.remove(&process);
