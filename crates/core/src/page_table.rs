@@ -20,10 +20,9 @@
 //! Lock rank 2 (block). Lookup takes no lock. Blocks are never freed.
 
 use crate::queue::{Claim, Ticket};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
-use std::sync::OnceLock;
 
 /// What is known of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

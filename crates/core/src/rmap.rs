@@ -48,14 +48,16 @@ impl Rmap {
 
     /// The frames of `run` are those of the folio at `head`.
     pub fn set_folio(&self, run: FrameRun, head: PageNumber) {
-        for index in 0..run.frames() {
-            self.0.get(run.head.offset(index).0).store(head.offset(index).0 as u32 & !STORE, Relaxed);
-        }
+        let frames = run.head.0..run.head.0 + run.frames();
+        self.0.for_each(frames, |frame, word| {
+            word.store(head.offset(frame - run.head.0).0 as u32 & !STORE, Relaxed);
+        });
     }
 
     /// The frames of `run` are the store's.
     pub fn set_store(&self, run: FrameRun, holder: HolderId) {
-        (0..run.frames()).for_each(|index| self.0.get(run.head.offset(index).0).store(STORE | holder.get(), Relaxed));
+        let frames = run.head.0..run.head.0 + run.frames();
+        self.0.for_each(frames, |_, word| word.store(STORE | holder.get(), Relaxed));
     }
 
     /// Who may hold `frame`.

@@ -21,10 +21,8 @@ impl SlotMap {
 
     /// Says that `slots` slots from `first` on are held by `piece`.
     pub fn set(&self, first: Slot, slots: u32, piece: PieceId) {
-        for index in 0..slots {
-            // Relaxed: the block lock orders this before whoever reads the slot out of the page table.
-            self.0.get(first.offset(index).0).store(piece.get(), Ordering::Relaxed);
-        }
+        // Relaxed: the block lock orders this before whoever reads the slot out of the page table.
+        self.0.for_each(first.0..first.0 + slots, |_, word| word.store(piece.get(), Ordering::Relaxed));
     }
 
     /// The piece that holds `slot`.

@@ -8,13 +8,17 @@
 
 // Not a schedule explorer's: a node is made once, by code in which that must not interrupt it, and their number orders
 // nothing.
+use crate::sync::OnceLock;
 use crate::sync::unordered::{AtomicUsize, Ordering::Relaxed};
-use std::sync::OnceLock;
+use std::ops::Range;
 
 const FAN_OUT: usize = 1 << u8::BITS;
 
 /// The place of a node.
 type Link<T> = OnceLock<Box<[T; FAN_OUT]>>;
+
+/// What a link takes: as in a program, also where it is a cell. The lab's figures are to be those.
+const LINK_BYTES: usize = size_of::<std::sync::OnceLock<Box<()>>>();
 
 /// See the module.
 #[derive(Debug)]
@@ -30,9 +34,10 @@ impl<T: Default> SparseTable<T> {
         SparseTable { root, made_bytes: AtomicUsize::new(0) }
     }
 
-    fn node<'a, U: Default>(&self, link: &'a Link<U>) -> &'a [U; FAN_OUT] {
+    /// The node at `link`, whose elements take so much each.
+    fn node<'a, U: Default>(&self, link: &'a Link<U>, element_bytes: usize) -> &'a [U; FAN_OUT] {
         link.get_or_init(|| {
-            self.made_bytes.fetch_add(size_of::<[U; FAN_OUT]>(), Relaxed);
+            self.made_bytes.fetch_add(FAN_OUT * element_bytes, Relaxed);
             // Not by way of the stack, which is small.
             let elements: Box<[U]> = (0..FAN_OUT).map(|_| U::default()).collect();
             let Ok(node) = elements.try_into() else { unreachable!("as many as a node has") };
@@ -41,21 +46,49 @@ impl<T: Default> SparseTable<T> {
     }
 
     /// Element `index`, made if it is not there yet.
+    #[inline]
     pub fn get(&self, index: u32) -> &T {
-        let [first, second, third, last] = index.to_be_bytes().map(usize::from);
-        let second = &self.node(&self.root[first])[second];
-        &self.node(&self.node(second)[third])[last]
+        &self.leaf(index)[index as usize % FAN_OUT]
     }
 
     /// Element `index`, if it was ever made.
     pub fn find(&self, index: u32) -> Option<&T> {
-        let [first, second, third, last] = index.to_be_bytes().map(usize::from);
-        Some(&self.root[first].get()?[second].get()?[third].get()?[last])
+        Some(&self.find_leaf(index)?[index as usize % FAN_OUT])
+    }
+
+    /// Does something to each of these elements; they are made if need be.
+    pub fn for_each(&self, indices: Range<u32>, mut act: impl FnMut(u32, &T)) {
+        let mut at = indices.start;
+        while at < indices.end {
+            let leaf = self.leaf(at);
+            let end = (at | (FAN_OUT as u32 - 1)).saturating_add(1).min(indices.end);
+            (at..end).for_each(|index| act(index, &leaf[index as usize % FAN_OUT]));
+            at = end;
+        }
+    }
+
+    /// The node of the lowest level that has element `index`, made if it is not there yet.
+    #[inline]
+    fn leaf(&self, index: u32) -> &[T; FAN_OUT] {
+        self.find_leaf(index).unwrap_or_else(|| self.make_leaf(index))
+    }
+
+    #[inline]
+    fn find_leaf(&self, index: u32) -> Option<&[T; FAN_OUT]> {
+        let [first, second, third, _] = index.to_be_bytes().map(usize::from);
+        Some(self.root[first].get()?[second].get()?[third].get()?)
+    }
+
+    #[cold]
+    fn make_leaf(&self, index: u32) -> &[T; FAN_OUT] {
+        let [first, second, third, _] = index.to_be_bytes().map(usize::from);
+        let second = &self.node(&self.root[first], LINK_BYTES)[second];
+        self.node(&self.node(second, LINK_BYTES)[third], size_of::<T>())
     }
 
     /// Bytes it takes.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.root) + self.made_bytes.load(Relaxed)
+        self.root.len() * LINK_BYTES + self.made_bytes.load(Relaxed)
     }
 }
 
@@ -87,13 +120,18 @@ mod tests {
             stores.iter().for_each(|&(index, value)| table.get(index).store(value, Relaxed));
             for (&index, &value) in &model {
                 prop_assert_eq!(table.find(index).map(|word| word.load(Relaxed)), Some(value));
+                if let Some(next) = index.checked_add(1) {
+                    let mut seen = Vec::new();
+                    table.for_each(index..next, |index, word| seen.push((index, word.load(Relaxed))));
+                    prop_assert_eq!(seen, [(index, value)]);
+                }
             }
             let nodes = |bits: u32| model.keys().map(|index| index >> bits).collect::<BTreeSet<_>>().len();
             prop_assert_eq!(table.find(other).is_some(), model.keys().any(|index| index >> 8 == other >> 8));
             if !model.contains_key(&other) {
                 prop_assert_eq!(table.find(other).map_or(0, |word| word.load(Relaxed)), 0);
             }
-            let directory = size_of_val(&*table.root) + (nodes(24) + nodes(16)) * 256 * 16;
+            let directory = table.root.len() * 16 + (nodes(24) + nodes(16)) * 256 * 16;
             prop_assert_eq!(table.bytes(), directory + nodes(8) * 1024);
         }
     }
@@ -107,6 +145,15 @@ mod tests {
         });
         assert!(table.bytes() < (1 << 20) * 33 / 32, "{} bytes", table.bytes());
         assert!(table.find(6 << 20).is_none());
+    }
+
+    #[test]
+    fn elements_one_behind_the_other_are_those_of_several_nodes() {
+        let table: SparseTable<AtomicU32> = SparseTable::new(u32::MAX);
+        for range in [0..0, 250..800, 65_500..65_600, u32::MAX - 300..u32::MAX] {
+            table.for_each(range.clone(), |index, word| word.store(!index, Relaxed));
+            range.for_each(|index| assert_eq!(table.find(index).unwrap().load(Relaxed), !index));
+        }
     }
 
     #[test]

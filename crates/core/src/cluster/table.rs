@@ -2,9 +2,8 @@
 
 use super::bits::Bits;
 use super::lists::Place;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, OnceLock};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
-use std::sync::OnceLock;
 
 /// Clusters made at a time: 12 KiB for 128 MiB of slots.
 const CHUNK_CLUSTERS: usize = 64;

@@ -5,6 +5,9 @@
 
 use std::cell::{RefCell, RefMut};
 
+/// In the place of what is made once: looking at it is one load, and it takes half as much memory.
+pub use std::cell::OnceCell as OnceLock;
+
 /// In the place of a mutual exclusion lock.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RefCell<T>);
@@ -201,6 +204,12 @@ mod tests {
             same_as_real!(AtomicUsize, usize, start, steps.iter().copied());
             same_as_real!(AtomicI64, i64, start, steps.iter().copied());
         }
+    }
+
+    #[test]
+    fn what_was_made_stays() {
+        let made = OnceLock::new();
+        assert_eq!((made.get(), made.get_or_init(|| 1), made.get_or_init(|| 2)), (None, &1, &1));
     }
 
     #[test]

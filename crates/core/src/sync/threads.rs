@@ -15,6 +15,9 @@ use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
 #[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
+/// What is made once, by whoever needs it first.
+pub use std::sync::OnceLock;
+
 /// What all threads may use at once.
 pub use std::marker::Sync as Shared;
 
