@@ -54,7 +54,7 @@ mod zspages;
 pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
 pub use evacuate::HolderId;
-pub use place::{Fragment, MAX_FRAGMENTS, Place};
+pub use place::{Fragment, Place};
 pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::Shared;
@@ -358,8 +358,7 @@ impl Store {
     fn find_room(&self, runs: &dyn RunSource, id: PieceId, len_bytes: u32) -> Option<Location> {
         match class_of(len_bytes) {
             Some(class) => {
-                let (zspage, slot) = self.slot_in_class(runs, class, id)?;
-                let Some(class) = self.zspages.class(zspage) else { unreachable!("a slot is in a zspage") };
+                let (class, (zspage, slot)) = self.slot_for(runs, class, id)?;
                 let last_byte = slot * class.shape().size_bytes + len_bytes - 1;
                 Some(Location::new(zspage, last_byte as u16))
             }
@@ -367,20 +366,27 @@ impl Store {
         }
     }
 
-    fn slot_in_class(&self, runs: &dyn RunSource, class: classes::ClassId, id: PieceId) -> Option<(ZspageId, u32)> {
-        if let Some(found) = self.zspages.take_slot(class, id) {
+    /// A slot of `class`, or of a slightly larger one; and of which.
+    fn slot_for(
+        &self,
+        runs: &dyn RunSource,
+        class: classes::ClassId,
+        id: PieceId,
+    ) -> Option<(classes::ClassId, (ZspageId, u32))> {
+        let take_slot = |class| self.zspages.take_slot(class, id).map(|slot| (class, slot));
+        if let Some(found) = take_slot(class) {
             return Some(found);
         }
         let shape = class.shape();
         let few = self.zspages.has_few(class);
-        if few && let Some(found) = class.larger_neighbours().find_map(|near| self.zspages.take_slot(near, id)) {
+        if few && let Some(found) = class.larger_neighbours().find_map(take_slot) {
             return Some(found);
         }
         // Without a run for a whole zspage, one that holds a single slot will do.
         let extent = self
             .obtain(runs, u32::from(if few { shape.first_frames } else { shape.frames }))
             .or_else(|| self.obtain(runs, shape.size_bytes.div_ceil(PAGE_BYTES as u32)))?;
-        self.open_zspage(runs, class, extent, id)
+        Some((class, self.open_zspage(runs, class, extent, id)?))
     }
 
     /// A slot for `id` of a new zspage in `extent`.
@@ -451,8 +457,7 @@ impl Store {
         if let Some(record) = location.record() {
             self.free_record(runs, record);
         } else if location != Location::FILLED {
-            let len_bytes = self.place_of(location).len_bytes();
-            self.gauges.compressed_bytes.fetch_sub(u64::from(len_bytes), Relaxed);
+            self.gauges.compressed_bytes.fetch_sub(u64::from(self.len_bytes(location)), Relaxed);
             self.vacate(runs, location);
         }
         self.gauges.pieces.fetch_sub(1, Relaxed);
@@ -478,25 +483,44 @@ impl Store {
 
     /// Where the bytes at `location` are. The caller has the piece pinned, or to itself.
     fn place_of(&self, location: Location) -> Place {
-        let mut place = Place::EMPTY;
         if !location.is_in_memory() {
-            return place;
+            return Place::EMPTY;
         }
         let (zspage, last_byte) = (location.zspage(), u32::from(location.last_byte()));
-        if let Some(class) = self.zspages.class(zspage) {
-            let size_bytes = class.shape().size_bytes;
-            let start = last_byte / size_bytes * size_bytes;
-            self.zspages.extent(zspage).locate(start, last_byte + 1, &mut place);
+        let (class, extent) = self.zspages.class_and_extent(zspage);
+        let mut place = Place::EMPTY;
+        if let Some(class) = class {
+            let start = last_byte - last_byte % class.shape().size_bytes;
+            // Most lie in the first run, which is half of them at least.
+            if let Some(fragment) = extent.in_first_run(start, last_byte + 1) {
+                return Place::of(fragment);
+            }
+            extent.locate(start, last_byte + 1, &mut place);
             return place;
         }
-        let mut next = Some(zspage);
+        self.each_link(location, |extent, len_bytes| extent.locate(0, len_bytes, &mut place));
+        place
+    }
+
+    /// How many bytes there are at `location`, which is in memory. The caller has the piece pinned, or to itself.
+    fn len_bytes(&self, location: Location) -> u32 {
+        if let Some(class) = self.zspages.class(location.zspage()) {
+            return u32::from(location.last_byte()) % class.shape().size_bytes + 1;
+        }
+        let mut all_bytes = 0;
+        self.each_link(location, |_, len_bytes| all_bytes += len_bytes);
+        all_bytes
+    }
+
+    /// The extents of the chain at `location`, each with how many bytes of the piece are there.
+    fn each_link(&self, location: Location, mut act: impl FnMut(Extent, u32)) {
+        let mut next = Some(location.zspage());
         while let Some(link) = next {
             let extent = self.zspages.extent(link);
             next = self.zspages.next_extent(link);
-            let len_bytes = if next.is_some() { extent.frames * PAGE_BYTES as u32 } else { last_byte + 1 };
-            extent.locate(0, len_bytes, &mut place);
+            let is_last = next.is_none();
+            act(extent, if is_last { u32::from(location.last_byte()) + 1 } else { extent.frames * PAGE_BYTES as u32 });
         }
-        place
     }
 
     /// As many frames as wanted.

@@ -54,6 +54,7 @@ impl Store {
             }
             raw_pages += if word.raw() { pages } else { 0 };
             let len_bytes = self.place_of(word.location()).len_bytes();
+            assert_eq!(len_bytes, self.len_bytes(word.location()), "bytes of {id:?}");
             assert!(len_bytes as usize <= word.granule().bytes(), "{id:?} is larger than its granule");
             bytes += u64::from(len_bytes);
             live.insert(id, word);

@@ -179,9 +179,22 @@ pub(super) fn class_of(len_bytes: u32) -> Option<ClassId> {
     if len_bytes > LARGEST_SLOT_BYTES {
         return None;
     }
-    let large_enough = SHAPES.partition_point(|shape| shape.size_bytes >= len_bytes);
-    Some(ClassId::new(large_enough - 1))
+    Some(ClassId(CLASS_OF_GRAINS[len_bytes.div_ceil(GRAIN_BYTES) as usize]))
 }
+
+/// The class of the smallest slots that are as large as so many grains: sizes are multiples of one.
+static CLASS_OF_GRAINS: [u8; (LARGEST_SLOT_BYTES / GRAIN_BYTES) as usize + 1] = {
+    let mut classes = [0; (LARGEST_SLOT_BYTES / GRAIN_BYTES) as usize + 1];
+    let (mut grains, mut class) = (classes.len(), 0);
+    while grains > 0 {
+        grains -= 1;
+        while class + 1 < CLASSES && SHAPES[class + 1].size_bytes >= grains as u32 * GRAIN_BYTES {
+            class += 1;
+        }
+        classes[grains] = class as u8;
+    }
+    classes
+};
 
 #[cfg(test)]
 mod tests {

@@ -78,13 +78,12 @@ impl Store {
         let has_chain = from.is_in_memory() && self.zspages.class(from.zspage()).is_none();
         let mut links = std::iter::successors(has_chain.then(|| from.zspage()), |&link| self.zspages.next_extent(link));
         let is_movable = links.any(|link| link == extent) && word.is_sealed() && word.pins() == 1;
-        let place = self.place_of(from);
-        let to = if is_movable { self.build_chain(runs, piece, place.len_bytes()) } else { None };
+        let to = if is_movable { self.build_chain(runs, piece, self.len_bytes(from)) } else { None };
         let Some(to) = to else {
             self.unpin_id(runs, piece);
             return false;
         };
-        copy(mover, &place, &self.place_of(to));
+        copy(mover, &self.place_of(from), &self.place_of(to));
         let switched = self.pieces.switch(piece, to).is_some();
         self.vacate(runs, if switched { from } else { to });
         if !switched {

@@ -53,6 +53,13 @@ impl Extent {
         Some(FrameRun::new(head, order))
     }
 
+    /// Where the bytes from `start_bytes` to before `end_bytes` are, if that is in the first of its runs.
+    #[inline]
+    pub(super) fn in_first_run(self, start_bytes: u32, end_bytes: u32) -> Option<Fragment> {
+        let run_bytes = PAGE_BYTES as u32 * (1 << self.frames.checked_ilog2()?);
+        (end_bytes <= run_bytes).then(|| Fragment::new(self.heads[0], start_bytes, end_bytes - start_bytes))
+    }
+
     /// Appends to `place` where the bytes from `start_bytes` to before `end_bytes` are.
     pub(super) fn locate(self, start_bytes: u32, end_bytes: u32, place: &mut Place) {
         let mut run_start = 0;
@@ -111,6 +118,8 @@ mod tests {
         let fragments = |start, end| {
             let mut place = Place::EMPTY;
             extent.locate(start, end, &mut place);
+            let in_first_run = extent.in_first_run(start, end);
+            assert_eq!(in_first_run, (end <= 32 << 10).then(|| place.fragments()[0]));
             place.fragments().to_vec()
         };
         assert_eq!(fragments(0, 20 << 10), [Fragment::new(Frame(64), 0, 20 << 10)]);

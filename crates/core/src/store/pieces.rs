@@ -25,6 +25,25 @@ struct Entry {
 
 const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Entry>() == 16);
 
+impl Entry {
+    fn load(&self) -> PieceWord {
+        PieceWord::from_bits(self.word.load(Ordering::Acquire))
+    }
+
+    /// Changes the word, retrying until nobody interfered; returns what it was changed to, or `None` where `change`
+    /// refuses.
+    fn update(&self, change: impl Fn(PieceWord) -> Option<PieceWord>) -> Option<PieceWord> {
+        let mut before = self.load();
+        loop {
+            let after = change(before)?;
+            match self.word.compare_exchange_weak(before.bits(), after.bits(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(after),
+                Err(now) => before = PieceWord::from_bits(now),
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Pieces {
     table: SparseTable<Entry>,
@@ -88,7 +107,7 @@ impl Pieces {
     }
 
     pub(super) fn load(&self, id: PieceId) -> PieceWord {
-        PieceWord::from_bits(self.entry(id).word.load(Ordering::Acquire))
+        self.entry(id).load()
     }
 
     /// The extra word of a piece that was published.
@@ -96,28 +115,15 @@ impl Pieces {
         self.entry(id).extra.load(Ordering::Relaxed)
     }
 
-    /// Changes the word of a piece, retrying until nobody interfered; returns what it was changed to, or
-    /// `None` where `change` refuses.
-    fn update(&self, id: PieceId, change: impl Fn(PieceWord) -> Option<PieceWord>) -> Option<PieceWord> {
-        let word = &self.entry(id).word;
-        let mut before = word.load(Ordering::Acquire);
-        loop {
-            let after = change(PieceWord::from_bits(before))?;
-            match word.compare_exchange_weak(before, after.bits(), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(after),
-                Err(now) => before = now,
-            }
-        }
-    }
-
     /// Pins a piece that has references; returns its word and its extra word.
     pub(super) fn try_pin(&self, id: PieceId) -> Option<(PieceWord, u64)> {
+        let entry = self.entry(id);
         loop {
-            let pinned = self.update(id, |word| if word.references() == 0 { None } else { word.pinned() });
+            let pinned = entry.update(|word| if word.references() == 0 { None } else { word.pinned() });
             if let Some(word) = pinned {
-                return Some((word, self.entry(id).extra.load(Ordering::Relaxed)));
+                return Some((word, entry.extra.load(Ordering::Relaxed)));
             }
-            if self.load(id).references() == 0 {
+            if entry.load().references() == 0 {
                 return None;
             }
             // As many readers as can be counted: one of them will be done in microseconds.
@@ -126,45 +132,44 @@ impl Pieces {
     }
 
     pub(super) fn unpin(&self, id: PieceId) -> PieceWord {
-        match self.update(id, PieceWord::unpinned) {
+        match self.entry(id).update(PieceWord::unpinned) {
             Some(word) => word,
             None => panic!("{id:?} is not pinned"),
         }
     }
 
     pub(super) fn release(&self, id: PieceId, pages: u16) -> PieceWord {
-        match self.update(id, |word| word.released(pages)) {
+        match self.entry(id).update(|word| word.released(pages)) {
             Some(word) => word,
             None => panic!("{id:?} has fewer than {pages} references, or none were named"),
         }
     }
 
     pub(super) fn seal(&self, id: PieceId) {
-        let sealed = self.update(id, |word| if word.references() == 0 { None } else { Some(word.sealed()) });
+        let sealed = self.entry(id).update(|word| if word.references() == 0 { None } else { Some(word.sealed()) });
         assert!(sealed.is_some(), "{id:?} is no piece");
     }
 
     /// Changes the location of a piece that only the caller has pinned, and drops that pin; returns its word since. Fails
     /// if somebody else has it pinned or it has no references left.
     pub(super) fn switch(&self, id: PieceId, to: Location) -> Option<PieceWord> {
-        self.update(
-            id,
-            |word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() },
-        )
+        self.entry(id)
+            .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() })
     }
 
     /// The same, of a piece that is recompressed. Meanwhile nobody can pin it: neither the place nor the checksum is read
     /// without the other.
     pub(super) fn replace(&self, id: PieceId, to: Location, checksum: u64) -> Option<PieceWord> {
-        self.update(id, |word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;
+        self.entry(id)
+            .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;
         // The word's release publishes it.
         self.entry(id).extra.store(checksum, Ordering::Relaxed);
-        self.update(id, |word| Some(word.replaced(to)))
+        self.entry(id).update(|word| Some(word.replaced(to)))
     }
 
     /// Marks a piece, if it is still one.
     pub(super) fn mark(&self, id: PieceId, mark: Mark) {
-        self.update(id, |word| if word.references() == 0 { None } else { Some(word.marked(mark)) });
+        self.entry(id).update(|word| if word.references() == 0 { None } else { Some(word.marked(mark)) });
     }
 
     /// Ids from 1 to this have been used.

@@ -1,12 +1,8 @@
-//! Where a piece's bytes are: a short list of contiguous stretches of frames, held by value.
+//! Where a piece's bytes are: a short list of contiguous stretches of frames.
 
-use super::classes::EXTENT_FRAMES;
 use super::extent::MOST_RUNS;
-use crate::units::{Frame, MAX_ORDER, PAGE_BYTES};
+use crate::units::{Frame, PAGE_BYTES};
 use std::fmt;
-
-/// The most fragments a piece has: nearly 2 MiB in extents of 64 KiB, the last of which is several runs.
-pub const MAX_FRAGMENTS: usize = MAX_ORDER.bytes() / (EXTENT_FRAMES as usize * PAGE_BYTES) - 1 + MOST_RUNS;
 
 /// Contiguous bytes within contiguous frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,18 +35,41 @@ impl Fragment {
 }
 
 /// Where a piece's bytes are, first to last.
-#[derive(Clone, Copy)]
-pub struct Place {
-    fragments: [Fragment; MAX_FRAGMENTS],
-    count: u8,
+#[derive(Clone)]
+pub struct Place(Fragments);
+
+/// By value as long as they are those of one extent: so most pieces' are, and each that is read or written has its place made.
+#[derive(Clone)]
+enum Fragments {
+    Few([Fragment; MOST_RUNS], u8),
+    /// Of a piece that is a chain of extents.
+    Many(Vec<Fragment>),
 }
 
 impl Place {
-    pub(super) const EMPTY: Place = Place { fragments: [Fragment::NONE; MAX_FRAGMENTS], count: 0 };
+    pub(super) const EMPTY: Place = Place(Fragments::Few([Fragment::NONE; MOST_RUNS], 0));
+
+    /// All of it is there.
+    #[inline]
+    pub(super) fn of(fragment: Fragment) -> Place {
+        let mut few = [Fragment::NONE; MOST_RUNS];
+        few[0] = fragment;
+        Place(Fragments::Few(few, 1))
+    }
 
     /// The fragments, in the order of the bytes.
     pub fn fragments(&self) -> &[Fragment] {
-        &self.fragments[..usize::from(self.count)]
+        match &self.0 {
+            Fragments::Few(few, count) => &few[..usize::from(*count)],
+            Fragments::Many(many) => many,
+        }
+    }
+
+    fn fragments_mut(&mut self) -> &mut [Fragment] {
+        match &mut self.0 {
+            Fragments::Few(few, count) => &mut few[..usize::from(*count)],
+            Fragments::Many(many) => many,
+        }
     }
 
     /// Length of all fragments together.
@@ -60,14 +79,20 @@ impl Place {
 
     /// Appends a fragment; one that follows the last in memory makes it longer instead.
     pub(super) fn push(&mut self, fragment: Fragment) {
-        if let Some(last) = self.fragments[..usize::from(self.count)].last_mut()
+        if let Some(last) = self.fragments_mut().last_mut()
             && last.end_bytes() == fragment.start_bytes()
         {
             last.len_bytes += fragment.len_bytes;
             return;
         }
-        self.fragments[usize::from(self.count)] = fragment;
-        self.count += 1;
+        match &mut self.0 {
+            Fragments::Few(few, count) if usize::from(*count) < MOST_RUNS => {
+                few[usize::from(*count)] = fragment;
+                *count += 1;
+            }
+            Fragments::Few(few, _) => self.0 = Fragments::Many([few.as_slice(), &[fragment]].concat()),
+            Fragments::Many(many) => many.push(fragment),
+        }
     }
 }
 

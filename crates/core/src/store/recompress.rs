@@ -96,7 +96,7 @@ impl Store {
         let (id, from) = (pinned.id, &pinned.piece);
         let old = self.pieces.load(id).location();
         // Looked up while it cannot be freed.
-        let (old_bytes, new_bytes) = (from.place.len_bytes(), self.place_of(to.0).len_bytes());
+        let (old_bytes, new_bytes) = (from.place.len_bytes(), self.len_bytes(to.0));
         let Some(word) = self.pieces.replace(id, to.0, checksum) else {
             self.vacate(runs, to.0);
             self.unpin(runs, pinned);

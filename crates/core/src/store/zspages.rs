@@ -53,6 +53,21 @@ struct Descriptor {
 
 const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Descriptor>() == 32);
 
+impl Descriptor {
+    fn state(&self) -> State {
+        State::unpack(self.state.load(Relaxed))
+    }
+
+    fn set_state(&self, state: State) {
+        self.state.store(state.pack(), Relaxed);
+    }
+
+    fn extent(&self) -> Extent {
+        let heads = self.heads.each_ref().map(|head| Frame(head.load(Relaxed)));
+        Extent { heads, frames: u32::from(self.state().frames) }
+    }
+}
+
 /// What a descriptor says of its zspage, packed into 30 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State {
@@ -87,7 +102,12 @@ impl State {
 
     /// Slots its frames have room for: fewer than its class's where no longer run could be had.
     fn slots(self) -> u32 {
-        u32::from(self.frames) * PAGE_BYTES as u32 / ClassId::new(self.class.into()).shape().size_bytes
+        let shape = ClassId::new(self.class.into()).shape();
+        // Most have all frames: this is asked for with every piece that comes or goes, and a division takes longer.
+        if self.frames == shape.frames {
+            return shape.slots.into();
+        }
+        u32::from(self.frames) * PAGE_BYTES as u32 / shape.size_bytes
     }
 
     /// Which list it belongs on, if any.
@@ -95,6 +115,12 @@ impl State {
         let (taken, slots) = (u32::from(self.taken), self.slots());
         if self.isolated || taken == slots { None } else { Some((taken * FULLNESSES as u32 / slots) as usize) }
     }
+}
+
+/// The class of a zspage in `state`; `None` for an extent.
+fn class_in(state: State) -> Option<ClassId> {
+    let class = usize::from(state.class);
+    if class == EXTENTS { None } else { Some(ClassId::new(class)) }
 }
 
 /// The zspages of one class.
@@ -149,23 +175,23 @@ impl Zspages {
     }
 
     pub(super) fn state(&self, zspage: ZspageId) -> State {
-        State::unpack(self.descriptor(zspage).state.load(Relaxed))
-    }
-
-    fn set_state(&self, zspage: ZspageId, state: State) {
-        self.descriptor(zspage).state.store(state.pack(), Relaxed);
+        self.descriptor(zspage).state()
     }
 
     /// The class of a zspage; `None` for an extent.
     pub(super) fn class(&self, zspage: ZspageId) -> Option<ClassId> {
-        let class = usize::from(self.state(zspage).class);
-        if class == EXTENTS { None } else { Some(ClassId::new(class)) }
+        class_in(self.state(zspage))
     }
 
     /// Its frames.
     pub(super) fn extent(&self, zspage: ZspageId) -> Extent {
-        let heads = self.descriptor(zspage).heads.each_ref().map(|head| Frame(head.load(Relaxed)));
-        Extent { heads, frames: u32::from(self.state(zspage).frames) }
+        self.descriptor(zspage).extent()
+    }
+
+    /// Both.
+    pub(super) fn class_and_extent(&self, zspage: ZspageId) -> (Option<ClassId>, Extent) {
+        let descriptor = self.descriptor(zspage);
+        (class_in(descriptor.state()), descriptor.extent())
     }
 
     fn set_heads(&self, zspage: ZspageId, extent: Extent) {
@@ -175,7 +201,11 @@ impl Zspages {
     }
 
     fn element(&self, zspage: ZspageId, slot: u32) -> &AtomicU32 {
-        self.elements.get(self.descriptor(zspage).elements.load(Relaxed) + slot)
+        self.element_of(self.descriptor(zspage), slot)
+    }
+
+    fn element_of(&self, descriptor: &Descriptor, slot: u32) -> &AtomicU32 {
+        self.elements.get(descriptor.elements.load(Relaxed) + slot)
     }
 
     /// The piece in `slot` of a zspage. Under the lock of its class.
@@ -200,13 +230,15 @@ impl Zspages {
     }
 
     fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) {
-        self.set_state(zspage, State { frames: 0, isolated: false, ..state });
-        self.descriptor(zspage).next.store(guard.spare, Relaxed);
+        let descriptor = self.descriptor(zspage);
+        descriptor.set_state(State { frames: 0, isolated: false, ..state });
+        descriptor.next.store(guard.spare, Relaxed);
         guard.spare = zspage.index();
     }
 
-    fn link(&self, class: &mut Class, zspage: ZspageId, state: State) {
-        let Some(list) = state.list() else { return };
+    /// Puts a zspage on `list`, on which it belongs by its `state`.
+    fn link(&self, class: &mut Class, zspage: ZspageId, state: State, list: Option<usize>) {
+        let Some(list) = list else { return };
         let head = std::mem::replace(&mut class.partial[list], zspage.index());
         let descriptor = self.descriptor(zspage);
         descriptor.prev.store(NIL, Relaxed);
@@ -217,8 +249,9 @@ impl Zspages {
         class.free_slots += state.slots() - u32::from(state.taken);
     }
 
-    fn unlink(&self, class: &mut Class, zspage: ZspageId, state: State) {
-        let Some(list) = state.list() else { return };
+    /// Takes a zspage off `list`, on which it is by its `state`.
+    fn unlink(&self, class: &mut Class, zspage: ZspageId, state: State, list: Option<usize>) {
+        let Some(list) = list else { return };
         let descriptor = self.descriptor(zspage);
         let (prev, next) = (descriptor.prev.load(Relaxed), descriptor.next.load(Relaxed));
         match prev {
@@ -233,13 +266,14 @@ impl Zspages {
 
     /// Changes the state of a zspage and puts it on the list it then belongs on.
     fn change(&self, class: &mut Class, zspage: ZspageId, before: State, after: State) {
-        if before.list() == after.list() && before.list().is_some() {
+        let (from, to) = (before.list(), after.list());
+        if from == to && from.is_some() {
             class.free_slots = class.free_slots + u32::from(before.taken) - u32::from(after.taken);
         } else {
-            self.unlink(class, zspage, before);
-            self.link(class, zspage, after);
+            self.unlink(class, zspage, before, from);
+            self.link(class, zspage, after, to);
         }
-        self.set_state(zspage, after);
+        self.descriptor(zspage).set_state(after);
     }
 
     /// Takes a slot of the fullest zspage of `class` that has one, for `piece`.
@@ -255,9 +289,10 @@ impl Zspages {
 
     /// Takes a slot of `zspage`, which has one and is on its list.
     fn take_slot_of(&self, class: &mut Class, zspage: ZspageId, piece: PieceId) -> u32 {
-        let before = self.state(zspage);
+        let descriptor = self.descriptor(zspage);
+        let before = descriptor.state();
         let slot = u32::from(before.first_free);
-        let element = self.element(zspage, slot);
+        let element = self.element_of(descriptor, slot);
         let first_free = element.load(Relaxed) as u8;
         element.store(piece.get(), Relaxed);
         self.change(class, zspage, before, State { taken: before.taken + 1, first_free, ..before });
@@ -281,9 +316,9 @@ impl Zspages {
             let next = if slot + 1 < slots { slot + 1 } else { u32::from(NO_SLOT) };
             self.element(zspage, slot).store(FREE | next, Relaxed);
         }
-        self.set_state(zspage, state);
+        self.descriptor(zspage).set_state(state);
         guard.zspages += 1;
-        self.link(&mut guard, zspage, state);
+        self.link(&mut guard, zspage, state, state.list());
         // Of this one, even if others have free slots by now: nobody would close it while it is empty.
         Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
@@ -291,9 +326,10 @@ impl Zspages {
     /// Frees a slot. Returns the frames of its zspage if that was its last piece.
     pub(super) fn free_slot(&self, class: ClassId, zspage: ZspageId, slot: u32) -> Option<Extent> {
         let mut guard = self.classes[class.index()].lock();
-        let before = self.state(zspage);
+        let descriptor = self.descriptor(zspage);
+        let before = descriptor.state();
         debug_assert!(self.piece_in(zspage, slot).is_some(), "slot {slot} of {zspage:?} is free");
-        self.element(zspage, slot).store(FREE | u32::from(before.first_free), Relaxed);
+        self.element_of(descriptor, slot).store(FREE | u32::from(before.first_free), Relaxed);
         let after = State { taken: before.taken - 1, first_free: slot as u8, ..before };
         self.change(&mut guard, zspage, before, after);
         // Whoever has isolated it looks for that itself when it is done with it.
@@ -302,7 +338,7 @@ impl Zspages {
 
     /// Takes an empty zspage out of use.
     fn close(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) -> Extent {
-        self.unlink(guard, zspage, state);
+        self.unlink(guard, zspage, state, state.list());
         guard.zspages -= 1;
         let extent = self.extent(zspage);
         self.retire_descriptor(guard, zspage, state);
@@ -369,7 +405,7 @@ impl Zspages {
         descriptor.next.store(NIL, Relaxed);
         descriptor.prev.store(piece.get(), Relaxed);
         let (frames, first_free) = (extent.frames as u8, NO_SLOT);
-        self.set_state(zspage, State { class: EXTENTS as u8, frames, taken: 0, first_free, isolated: false });
+        descriptor.set_state(State { class: EXTENTS as u8, frames, taken: 0, first_free, isolated: false });
         Some(zspage)
     }
 
