@@ -16,10 +16,12 @@
 //!
 //! Lock: one leaf lock, held for a look at a few streams.
 
+mod recency;
 mod strides;
 
 use crate::sync::Mutex;
 use crate::units::PageNumber;
+use recency::Recency;
 use std::ops::Range;
 use strides::Strides;
 
@@ -51,28 +53,31 @@ struct Stream {
     faults: u32,
     /// How far ahead of the position to fetch; 0 while it is no stream yet.
     window_pages: u32,
-    /// When it was used last.
-    used: u64,
 }
 
-const NO_STREAM: Stream = Stream {
-    position: PageNumber(0),
-    claimed: PageNumber(0),
-    start: PageNumber(0),
-    faults: 0,
-    window_pages: 0,
-    used: 0,
-};
+/// Where nothing lies, nor before it.
+const NOWHERE: PageNumber = PageNumber(1 << 63);
+const NO_STREAM: Stream = Stream { position: NOWHERE, claimed: NOWHERE, start: NOWHERE, faults: 0, window_pages: 0 };
+
+impl Stream {
+    /// Whether `page` lies from where the stream has come to on, and no more than `passed_pages` behind what is claimed.
+    fn is_ahead(&self, page: PageNumber, passed_pages: u64) -> bool {
+        // One comparison: all streams are asked at every fault, and nearly none continues one.
+        page.0.wrapping_sub(self.position.0) <= self.claimed.0 + passed_pages - self.position.0
+    }
+}
 
 /// Streams that are followed at the same time.
 #[derive(Debug)]
 struct Streams {
     streams: [Stream; STREAMS],
-    clock: u64,
+    recency: Recency<STREAMS>,
+    /// How many have a window.
+    with_window: usize,
 }
 
 impl Streams {
-    const NONE: Streams = Streams { streams: [NO_STREAM; STREAMS], clock: 0 };
+    const NONE: Streams = Streams { streams: [NO_STREAM; STREAMS], recency: Recency::NONE, with_window: 0 };
 
     /// There was a fault on `page` of the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise
     /// another may begin there.
@@ -83,36 +88,42 @@ impl Streams {
         whole: bool,
         is_one: impl FnOnce(&Stream) -> bool,
     ) -> bool {
-        self.clock += 1;
         let folio_pages = folio.end.0 - folio.start.0;
         // What it does not fault on is in reach yet.
         let passed_pages = if whole && folio_pages >= LARGE_FOLIO_PAGES { folio_pages } else { 0 };
         let has_come_to = page.0 - folio.start.0 <= MOST_GAP_PAGES;
-        // Without branches: where a fault lies to a stream that it does not continue is chance.
-        let continued = |stream: &&mut Stream| {
-            let is_ahead = (stream.position <= folio.start) & (folio.start.0 <= stream.claimed.0 + passed_pages);
-            (stream.used > 0) & has_come_to & is_ahead
-        };
-        if let Some(stream) = self.streams.iter_mut().find(continued) {
+        let continued = |stream: &Stream| has_come_to & stream.is_ahead(folio.start, passed_pages);
+        if let Some(index) = self.streams.iter().position(continued) {
+            let stream = &mut self.streams[index];
             stream.faults += 1;
             stream.position = folio.end;
             if is_one(stream) {
+                self.with_window += usize::from(stream.window_pages == 0);
                 stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
             }
             stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
-            stream.used = self.clock;
+            self.recency.used(index);
             return true;
         }
-        if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
-            let (position, claimed) = (folio.end, folio.end);
-            *oldest = Stream { position, claimed, start: folio.start, faults: 1, window_pages: 0, used: self.clock };
-        }
+        let oldest = &mut self.streams[self.recency.use_oldest()];
+        self.with_window -= usize::from(oldest.window_pages > 0);
+        let (position, claimed) = (folio.end, folio.end);
+        *oldest = Stream { position, claimed, start: folio.start, faults: 1, window_pages: 0 };
         false
+    }
+
+    /// Whether `page` is the next of one of them.
+    fn is_next(&self, page: PageNumber) -> bool {
+        let is_next = |stream: &Stream| stream.window_pages > 0 && stream.is_ahead(page, 0);
+        self.with_window > 0 && self.streams.iter().any(is_next)
     }
 
     /// The next chunk of the window of the stream that has come to `position`.
     fn claim(&mut self, position: PageNumber) -> Option<Range<PageNumber>> {
-        let stream = self.streams.iter_mut().find(|stream| stream.used > 0 && stream.position == position)?;
+        if self.with_window == 0 {
+            return None;
+        }
+        let stream = self.streams.iter_mut().find(|stream| stream.position == position)?;
         let end = position.offset(stream.window_pages);
         let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
         (!chunk.is_empty()).then(|| {
@@ -172,9 +183,7 @@ impl Readahead {
     /// What is known of a fault on `page`.
     pub fn expected(&self, page: PageNumber) -> Expected {
         let followed = self.0.lock();
-        let is_next =
-            |stream: &Stream| (stream.window_pages > 0) & (stream.position <= page) & (page <= stream.claimed);
-        if followed.streams.streams.iter().any(is_next) {
+        if followed.streams.is_next(page) {
             Expected::Stream
         } else if followed.strides.is_far_step(page) {
             Expected::Step

@@ -6,7 +6,8 @@
 //!
 //! No lock: part of [`Readahead`](super::Readahead).
 
-use super::LARGE_FOLIO_PAGES;
+use super::recency::Recency;
+use super::{LARGE_FOLIO_PAGES, NOWHERE};
 use crate::units::PageNumber;
 
 /// Walks that are followed at the same time.
@@ -32,23 +33,30 @@ struct Walk {
     /// How many steps ahead of the last fault to fetch, and how many have been asked for.
     window: u32,
     claimed: u32,
-    /// When it was used last; 0 for never.
-    used: u64,
 }
 
 impl Walk {
     /// One that may begin at `page`.
-    fn from(page: PageNumber, used: u64) -> Walk {
-        Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0, used }
+    const fn from(page: PageNumber) -> Walk {
+        Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
     }
 
     /// How many steps on `page` is, if it is one of those that may be next.
     fn steps_to(&self, page: PageNumber) -> Option<u32> {
-        let distance = page.0 as i64 - self.last.0 as i64;
+        let distance = page.0.wrapping_sub(self.last.0) as i64;
         // Divisions take longer than all else that is done for a fault here; most faults are far away.
         let farthest = self.step_pages * i64::from(self.claimed + 1);
-        let may_be_next = (distance != 0) & ((distance < 0) == (farthest < 0)) & (distance.abs() <= farthest.abs());
+        let (ahead, most) = if farthest < 0 { (-distance, -farthest) } else { (distance, farthest) };
+        // Not 0 either.
+        let may_be_next = (ahead as u64).wrapping_sub(1) < most as u64;
         (may_be_next && distance % self.step_pages == 0).then(|| (distance / self.step_pages) as u32)
+    }
+
+    /// Whether the step to `page` may be the first of it.
+    fn may_begin_with(&self, page: PageNumber) -> bool {
+        self.steps < WALK_STEPS
+            && self.last != page
+            && page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
     }
 
     /// Whether only the pages where it steps are of use.
@@ -67,40 +75,38 @@ impl Walk {
 #[derive(Debug)]
 pub(super) struct Strides {
     walks: [Walk; WALKS],
-    clock: u64,
+    recency: Recency<WALKS>,
 }
 
 impl Default for Strides {
     fn default() -> Strides {
-        Strides { walks: [Walk::from(PageNumber(0), 0); WALKS], clock: 0 }
+        Strides { walks: [Walk::from(NOWHERE); WALKS], recency: Recency::NONE }
     }
 }
 
 impl Strides {
     /// The program has faulted on `page`, which was out.
     pub fn faulted(&mut self, page: PageNumber) {
-        self.clock += 1;
-        let used = self.clock;
-        let continued = self.walks.iter_mut().find_map(|walk| walk.steps_to(page).map(|steps| (walk, steps)));
-        if let Some((walk, steps)) = continued {
+        let mut walks = self.walks.iter().enumerate();
+        let continued = walks.find_map(|(index, walk)| walk.steps_to(page).map(|steps| (index, steps)));
+        if let Some((index, steps)) = continued {
+            let walk = &mut self.walks[index];
             walk.steps += 1;
             if walk.steps >= WALK_STEPS {
                 walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
             }
-            (walk.last, walk.claimed, walk.used) = (page, walk.claimed.saturating_sub(steps), used);
+            (walk.last, walk.claimed) = (page, walk.claimed.saturating_sub(steps));
+            self.recency.used(index);
             return;
         }
-        let is_near = |walk: &&mut Walk| {
-            walk.used > 0
-                && walk.steps < WALK_STEPS
-                && walk.last != page
-                && walk.last.0.abs_diff(page.0) <= MOST_STEP_PAGES
-        };
-        if let Some(walk) = self.walks.iter_mut().filter(is_near).max_by_key(|walk| walk.used) {
-            let step_pages = page.0 as i64 - walk.last.0 as i64;
-            *walk = Walk { step_pages, steps: 1, ..Walk::from(page, used) };
-        } else if let Some(walk) = self.walks.iter_mut().min_by_key(|walk| walk.used) {
-            *walk = Walk::from(page, used);
+        // Of several the one that was used last.
+        let near = self.recency.latest_first().find(|&index| self.walks[index].may_begin_with(page));
+        if let Some(index) = near {
+            let step_pages = page.0 as i64 - self.walks[index].last.0 as i64;
+            self.walks[index] = Walk { step_pages, steps: 1, ..Walk::from(page) };
+            self.recency.used(index);
+        } else {
+            self.walks[self.recency.use_oldest()] = Walk::from(page);
         }
     }
 
@@ -163,7 +169,7 @@ mod tests {
         for (step_pages, claimed, distance) in
             (-9..10).flat_map(|step| (0..5).flat_map(move |claimed| (-70..70).map(move |far| (step, claimed, far))))
         {
-            let walk = Walk { step_pages, claimed, ..Walk::from(PageNumber(1000), 1) };
+            let walk = Walk { step_pages, claimed, ..Walk::from(PageNumber(1000)) };
             let steps = if step_pages != 0 && distance % step_pages == 0 { distance / step_pages } else { 0 };
             let expected = u32::try_from(steps).ok().filter(|steps| (1..=claimed + 1).contains(steps));
             let page = PageNumber((1000 + distance) as u64);
