@@ -139,13 +139,18 @@ impl OrderSet {
     }
 
     /// The highest allowed order.
-    pub fn highest(self) -> Order {
-        self.descending().next().unwrap_or(Order::ZERO)
+    pub const fn highest(self) -> Order {
+        Order((self.0 | 1).ilog2() as u8)
     }
 
     /// The allowed orders, highest first, order 0 last.
     pub fn descending(self) -> impl Iterator<Item = Order> {
-        Order::all().rev().filter(move |&order| self.contains(order))
+        let mut left = self.0 | 1;
+        std::iter::from_fn(move || {
+            let highest = left.checked_ilog2()?;
+            left ^= 1 << highest;
+            Some(Order(highest as u8))
+        })
     }
 }
 

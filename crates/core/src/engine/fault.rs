@@ -13,7 +13,7 @@ use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
+use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// What became of a fault.
@@ -508,15 +508,16 @@ impl<M: Machine> Engine<M> {
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
     /// behind the other. The caller wakes who waits, for pages that are not ours any more, too: they are to ask again.
     fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Result<(), Changing> {
-        let mut fetched: [_; MOST_TOGETHER] = std::array::from_fn(|_| None);
-        for (fetch, fetched) in fetches.iter().zip(&mut fetched) {
-            *fetched = Some(self.fetch(worker, fetch));
+        let mut fetched = [Ok(None); MOST_TOGETHER];
+        let fetched = &mut fetched[..fetches.len()];
+        for (fetch, fetched) in fetches.iter().zip(&mut *fetched) {
+            *fetched = self.fetch(worker, fetch);
         }
-        let failed = fetched.iter().flatten().filter(|fetched| fetched.is_err()).count();
+        let failed = fetched.iter().filter(|fetched| fetched.is_err()).count();
         self.counters().vm.store_corrupted.add(failed as u64);
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
-        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.into_iter().flatten()), &pages);
+        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.iter().copied()), &pages);
         self.bring_in_fetched(block, fetches, pages, corrupted)
     }
 
@@ -829,18 +830,13 @@ impl<M: Machine> Engine<M> {
         let Fetch { head, slot, run, .. } = *fetch;
         let order = run.order;
         self.rmap.set_folio(run, head);
-        let mut ours = [false; BLOCK_PAGES];
-        let ours = &mut ours[..order.pages() as usize];
-        for (index, ours) in (0..).zip(&mut *ours) {
-            *ours = is_fetched(entries, head.offset(index), slot.offset(index));
-        }
-        let whole = ours.iter().all(|&ours| ours);
+        let whole = (0..order.pages()).all(|index| is_fetched(entries, head.offset(index), slot.offset(index)));
         let copy = match fetched {
             Ok(copy) => copy,
             Err(corrupted) => {
                 for index in 0..order.pages() {
                     let (page, slot) = (head.offset(index), slot.offset(index));
-                    if ours[index as usize] {
+                    if is_fetched(entries, page, slot) {
                         entries.set(page, PageState::Swapped { slot, order: Order::ZERO, fetching: false });
                     } else {
                         self.free_slots(slot, 1);
@@ -867,7 +863,7 @@ impl<M: Machine> Engine<M> {
         // Part of it was unmapped or discarded meanwhile.
         for index in 0..order.pages() {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
-            if ours[index as usize] {
+            if is_fetched(entries, page, slot.offset(index)) {
                 entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
                 self.staged_pages.fetch_add(1, Relaxed);
             } else {

@@ -137,12 +137,14 @@ impl<M: Machine> Engine<M> {
     /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
     /// one part of a program touches may alternate with what another does.
     fn stage_row(&self, queue: &Queue, first: FolioName) -> Staged {
-        if !queue.has_among_oldest(behind(first), ROW_CLAIMS) {
-            return self.stage(first);
+        let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
+        // Asked first, as the queue takes longer to look through.
+        let may_be_next = may_be_next(&block.lock(), behind(first));
+        if !may_be_next || !queue.has_among_oldest(behind(first), ROW_CLAIMS) {
+            return self.stage_in(block, first);
         }
         let mut next = [None; ROW_CLAIMS];
         queue.copy_oldest(&mut next);
-        let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
         self.stage_together(block, first, |entries, last| {
             let is_next = |claim: &&Claim| {
                 claim.folio == behind(last) && claim.folio.head < entries.end() && entries.holds(**claim)
@@ -237,6 +239,11 @@ impl<M: Machine> Engine<M> {
     /// Moves one resident folio home; of a partially mapped one, what is left.
     pub(super) fn stage(&self, folio: FolioName) -> Staged {
         let Some(block) = self.table.get(folio.head) else { return Staged::Nothing };
+        self.stage_in(block, folio)
+    }
+
+    /// The same, of a folio of `block`.
+    fn stage_in(&self, block: &Block, folio: FolioName) -> Staged {
         match self.try_stage(block, folio) {
             Ok(Staged::Split) => self.stage_parts(block, folio),
             Err(MoveError::Changing) => self.stage_later(block, folio),
@@ -288,7 +295,8 @@ impl<M: Machine> Engine<M> {
         let _steady = self.machine.steady().ok_or(MoveError::Changing)?;
         let mut entries = block.lock();
         let FolioName { head, order } = folio;
-        if is_resident(&entries, folio) && self.split_partial(&mut entries, head.folio(order)) {
+        if is_resident(&entries, folio) && entries.holes(head, order) > 0 {
+            self.split_partial(&mut entries, head.folio(order));
             return Ok(Staged::Split);
         }
         let frame = match entries.get(head) {
@@ -365,6 +373,11 @@ impl<M: Machine> Engine<M> {
 /// The folio of the same order that would lie right behind `folio`.
 fn behind(FolioName { head, order }: FolioName) -> FolioName {
     FolioName { head: head.offset(order.pages()), order }
+}
+
+/// Whether `folio` could be staged with the one before it, which is of this block, if it is in the same queue.
+fn may_be_next(entries: &Entries, folio: FolioName) -> bool {
+    folio.head < entries.end() && entries.is_queued(folio.head) && frame_of(entries, folio).is_some()
 }
 
 /// The home of `folio` if all of it is in the program.
