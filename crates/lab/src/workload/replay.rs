@@ -72,10 +72,99 @@ pub struct Summary {
     pub lost: u64,
     /// Original bytes and compressed ones, by order.
     compressed: [[u64; 2]; ORDERS],
-    /// Where each block that was used lies.
-    places: BTreeMap<Block, u32>,
+    places: Places,
     /// Of processes that were recorded under a limit.
     stays: Stays,
+}
+
+/// Where each block that was used lies: blocks that were side by side are so here, too, and nothing else is.
+#[derive(Clone, Debug, Default)]
+struct Places {
+    /// By process and block.
+    runs: Vec<BlockRun>,
+}
+
+/// Blocks of a process that were side by side.
+#[derive(Clone, Debug)]
+struct BlockRun {
+    process: u32,
+    blocks: Range<u64>,
+    /// Where the first one lies.
+    place: Place,
+}
+
+/// Where a block lies: the number of a block of the address space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place(u32);
+
+impl Place {
+    /// The page of it that is the one of that number in its block.
+    fn page(self, index: usize) -> PageNumber {
+        PageNumber(u64::from(self.0) * BLOCK_PAGES as u64 + index as u64)
+    }
+
+    fn pages(self, part: Range<usize>) -> Range<PageNumber> {
+        self.page(part.start)..self.page(part.end)
+    }
+
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Places {
+    /// Places for `blocks`, in their order.
+    fn of(blocks: impl IntoIterator<Item = Block>) -> Places {
+        let mut runs: Vec<BlockRun> = Vec::new();
+        for (process, block) in blocks {
+            match runs.last_mut() {
+                Some(last) if (last.process, last.blocks.end) == (process, block) => last.blocks.end += 1,
+                last => {
+                    let place = Place(last.map_or(1, |last| last.end().0 + 1));
+                    runs.push(BlockRun { process, blocks: block..block + 1, place });
+                }
+            }
+        }
+        Places { runs }
+    }
+
+    /// The place behind the last one.
+    fn end(&self) -> Place {
+        self.runs.last().map_or(Place(0), BlockRun::end)
+    }
+
+    fn find(&self, process: u32, block: u64) -> Option<Place> {
+        let run = self.runs.get(self.runs.partition_point(|run| run.ends_before(process, block)))?;
+        (run.process == process).then(|| run.place_of(block)).flatten()
+    }
+
+    /// Where the blocks lie that a range has pages in, and which pages: of those that are ever used.
+    fn parts(&self, process: u32, pages: &Range<PageNumber>) -> impl Iterator<Item = (Place, Range<usize>)> + use<'_> {
+        let (blocks, pages) = (blocks(pages), pages.clone());
+        let first = self.runs.partition_point(|run| run.ends_before(process, blocks.start));
+        let Range { start, end } = blocks;
+        let runs = self.runs[first..].iter().take_while(move |run| (run.process, run.blocks.start) < (process, end));
+        runs.flat_map(move |run| {
+            let here = run.blocks.start.max(start)..run.blocks.end.min(end);
+            let pages = pages.clone();
+            here.filter_map(move |block| Some((run.place_of(block)?, part(&pages, block))))
+        })
+    }
+}
+
+impl BlockRun {
+    fn end(&self) -> Place {
+        Place(self.place.0 + (self.blocks.end - self.blocks.start) as u32)
+    }
+
+    /// Whether all of it is before that block.
+    fn ends_before(&self, process: u32, block: u64) -> bool {
+        (self.process, self.blocks.end) <= (process, block)
+    }
+
+    fn place_of(&self, block: u64) -> Option<Place> {
+        self.blocks.contains(&block).then(|| Place(self.place.0 + (block - self.blocks.start) as u32))
+    }
 }
 
 /// The blocks that a range has pages in.
@@ -87,16 +176,6 @@ fn blocks(pages: &Range<PageNumber>) -> Range<u64> {
 fn part(pages: &Range<PageNumber>, block: u64) -> Range<usize> {
     let within = |page: PageNumber| page.0.saturating_sub(block * BLOCK_PAGES as u64).min(BLOCK_PAGES as u64) as usize;
     within(pages.start)..within(pages.end)
-}
-
-/// Takes out the blocks of a process.
-fn take(blocks: &mut BTreeMap<Block, Bits>, process: u32) -> Vec<(Block, Bits)> {
-    let taken: Vec<(Block, Bits)> =
-        blocks.range((process, 0)..=(process, u64::MAX)).map(|(&block, &bits)| (block, bits)).collect();
-    for (block, _) in &taken {
-        blocks.remove(block);
-    }
-    taken
 }
 
 /// What has content, by block.
@@ -121,20 +200,13 @@ impl Content {
         }
     }
 
-    /// The blocks of a process that has ended.
-    fn take(&mut self, process: u32) -> Vec<(Block, Bits)> {
-        let taken = take(&mut self.blocks, process);
-        let pages = taken.iter().flat_map(|(_, bits)| bits).map(|word| u64::from(word.count_ones()));
-        self.pages -= pages.sum::<u64>();
-        taken
-    }
-
-    /// Whether some page of a range of one block has content.
-    fn has_any(&self, process: u32, pages: Range<PageNumber>) -> bool {
-        let bits = self.blocks.get(&(process, pages.start.0 / BLOCK_PAGES as u64));
-        bits.is_some_and(|bits| {
-            (0..pages.end.0 - pages.start.0).any(|more| is_set(bits, pages.start.offset(more as u32).index_in_block()))
-        })
+    /// The process has ended.
+    fn end(&mut self, process: u32) {
+        let of_process = (process, 0)..=(process, u64::MAX);
+        while let Some((&block, bits)) = self.blocks.range(of_process.clone()).next() {
+            self.pages -= bits.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+            self.blocks.remove(&block);
+        }
     }
 
     /// The parts of a range that have content.
@@ -194,7 +266,7 @@ impl Summary {
             match event {
                 Event::Start { .. } => summary.processes += 1,
                 Event::End => {
-                    content.take(process);
+                    content.end(process);
                     unmanaged.set(process, 0);
                     reach.end(process);
                 }
@@ -256,17 +328,7 @@ impl Summary {
         }
         summary.managed_processes = managed.len() as u32;
         summary.stays = reach.stays();
-        let mut before: Option<(Block, u32)> = None;
-        for block in used {
-            // Of what was not side by side nothing is.
-            let place = match before {
-                Some(((process, number), place)) if block == (process, number + 1) => place + 1,
-                Some((_, place)) => place + 2,
-                None => 1,
-            };
-            before = Some((block, place));
-            summary.places.insert(block, place);
-        }
+        summary.places = Places::of(used);
         Ok(summary)
     }
 
@@ -378,7 +440,7 @@ struct Visit {
 }
 
 /// Pages of a block that are in use until they leave the reach of the recorded limit.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct InUse {
     pages: Bits,
     /// Those that are to be touched, as they were moved home.
@@ -393,17 +455,17 @@ fn at(page: PageNumber) -> Range<usize> {
 /// A run on its way.
 struct Player<'a> {
     lab: &'a mut Lab,
-    places: &'a BTreeMap<Block, u32>,
-    content: Content,
+    places: &'a Places,
+    /// By place, what has content, and what is mapped.
+    content: Box<[Bits]>,
+    mapped: Box<[Bits]>,
     /// Processes that were recorded under a limit, what is known of what comes into their reach, and how often something has.
     limited: BTreeSet<u32>,
     stays: &'a Stays,
     stay: usize,
-    /// Pages in use, by the block in which they lie now.
-    in_use: BTreeMap<u64, InUse>,
+    /// By place.
+    in_use: Box<[InUse]>,
     unmanaged: Unmanaged,
-    /// What is mapped, by block.
-    mapped: BTreeMap<Block, Bits>,
     /// By process, 2^what the pages of a cell are.
     shifts: BTreeMap<u32, u8>,
     known: BTreeMap<Page, Known>,
@@ -420,7 +482,7 @@ struct Player<'a> {
 impl Replay {
     /// Pages of address space.
     pub fn pages(&self) -> u32 {
-        self.summary.places.values().next_back().map_or(1, |last| last + 2) * BLOCK_PAGES as u32
+        (self.summary.places.end().0 + 1) * BLOCK_PAGES as u32
     }
 
     /// The most that had content at a time.
@@ -444,16 +506,17 @@ impl Replay {
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let mut rounds = Rounds::new(lab);
         lab.keep();
+        let no_pages = vec![Bits::default(); self.summary.places.end().index()];
         let mut player = Player {
             lab,
             places: &self.summary.places,
-            content: Content::default(),
+            content: no_pages.clone().into(),
+            mapped: no_pages.into(),
             limited: BTreeSet::new(),
             stays: &self.summary.stays,
             stay: 0,
-            in_use: BTreeMap::new(),
+            in_use: vec![InUse::default(); self.summary.places.end().index()].into(),
             unmanaged: Unmanaged::default(),
-            mapped: BTreeMap::new(),
             shifts: BTreeMap::new(),
             known: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -488,7 +551,10 @@ impl Player<'_> {
     fn play(&mut self, Record { process, event, time_us }: Record) -> Result<(), LabError> {
         self.do_until(time_us)?;
         match event {
-            Event::Touch(page) if self.content.has(process, page) => self.seen((process, page), time_us)?,
+            Event::Touch(page) => match self.find(process, page) {
+                Some(here) => self.seen((process, page), here, time_us)?,
+                None => self.fill(process, &page.folio(Order::ZERO))?,
+            },
             Event::Arm(page) => {
                 let known = self.known.entry((process, page)).or_default();
                 known.armed_us = Some(time_us);
@@ -519,53 +585,53 @@ impl Player<'_> {
                 self.fill(process, &target)?;
             }
             Event::Fill(range) => self.fill(process, &range)?,
-            Event::Touch(page) => self.fill(process, &page.folio(Order::ZERO))?,
             Event::Refault(range) => {
                 for page in (range.start.0..range.end.0).map(PageNumber) {
-                    if self.content.has(process, page) {
-                        self.come_back(process, page)?;
+                    if let Some(here) = self.find(process, page) {
+                        self.come_back(process, page, here)?;
                     } else if range.end == range.start.offset(1) {
                         self.fill(process, &range)?;
                     }
                 }
             }
-            Event::Activate(page) if self.content.has(process, page) => self.come_back(process, page)?,
-            Event::Activate(page) => self.fill(process, &page.folio(Order::ZERO))?,
+            Event::Activate(page) => match self.find(process, page) {
+                Some(here) => self.come_back(process, page, here)?,
+                None => self.fill(process, &page.folio(Order::ZERO))?,
+            },
             Event::Along(range) => {
-                let runs: Vec<_> = self.content.runs(process, &range).collect();
-                runs.iter().for_each(|run| self.come(process, run));
+                for page in (range.start.0..range.end.0).map(PageNumber) {
+                    if self.has(process, page) {
+                        self.come(process, &page.folio(Order::ZERO));
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    fn come_back(&mut self, process: u32, page: PageNumber) -> Result<(), LabError> {
+    fn come_back(&mut self, process: u32, page: PageNumber, here: PageNumber) -> Result<(), LabError> {
         self.come(process, &page.folio(Order::ZERO));
-        self.touch(process, page)
+        self.lab.touch(here, false)
     }
 
-    /// The blocks that a range has pages in and that are ever used: their number, where each lies, and which pages.
-    fn placed(&self, process: u32, pages: &Range<PageNumber>) -> impl Iterator<Item = (u64, PageNumber, Range<usize>)> {
-        let (blocks, pages) = (blocks(pages), pages.clone());
-        let places = self.places.range((process, blocks.start)..(process, blocks.end));
-        places.map(move |(&(_, block), &place)| {
-            (block, PageNumber(u64::from(place) * BLOCK_PAGES as u64), part(&pages, block))
-        })
+    /// Where a page lies, if it has content.
+    fn find(&self, process: u32, page: PageNumber) -> Option<PageNumber> {
+        let place = self.places.find(process, page.0 / BLOCK_PAGES as u64)?;
+        is_set(&self.content[place.index()], page.index_in_block()).then(|| place.page(page.index_in_block()))
     }
 
-    fn touch(&mut self, process: u32, page: PageNumber) -> Result<(), LabError> {
-        let place = self.placed(process, &page.folio(Order::ZERO)).next();
-        place.map_or(Ok(()), |(_, place, part)| self.lab.touch(place.offset(part.start as u32), false))
+    fn has(&self, process: u32, page: PageNumber) -> bool {
+        self.find(process, page).is_some()
     }
 
     /// Pages came into reach: says which of them are in use until they leave it, if the process was recorded under a limit.
     fn come(&mut self, process: u32, range: &Range<PageNumber>) {
         self.go(process, range);
         if self.limited.contains(&process) {
-            for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-                let block = self.in_use.entry(place.0 / BLOCK_PAGES as u64).or_default();
+            for (place, part) in self.places.parts(process, range) {
+                let pages = &mut self.in_use[place.index()].pages;
                 for at in part {
-                    set(&mut block.pages, at..at + 1, self.stays.were_in_use(self.stay));
+                    set(pages, at..at + 1, self.stays.were_in_use(self.stay));
                     self.stay += 1;
                 }
             }
@@ -575,11 +641,10 @@ impl Player<'_> {
     /// They are out of it.
     fn go(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
-            for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-                if let Some(block) = self.in_use.get_mut(&(place.0 / BLOCK_PAGES as u64)) {
-                    set(&mut block.pages, part.clone(), false);
-                    set(&mut block.due, part, false);
-                }
+            for (place, part) in self.places.parts(process, range) {
+                let InUse { pages, due } = &mut self.in_use[place.index()];
+                set(pages, part.clone(), false);
+                set(due, part, false);
             }
         }
     }
@@ -591,9 +656,9 @@ impl Player<'_> {
         }
         for range in self.lab.machine().take_moved_home() {
             for page in (range.start.0..range.end.0).map(PageNumber) {
-                let Some(block) = self.in_use.get_mut(&(page.0 / BLOCK_PAGES as u64)) else { continue };
-                if set(&mut block.pages, at(page), false) > 0 {
-                    set(&mut block.due, at(page), true);
+                let InUse { pages, due } = &mut self.in_use[(page.0 / BLOCK_PAGES as u64) as usize];
+                if set(pages, at(page), false) > 0 {
+                    set(due, at(page), true);
                     let wait_us = self.random.below(2 * self.stays.at_home_us() + 1);
                     self.at(now_us + wait_us, Due::InUse(page));
                 }
@@ -616,14 +681,13 @@ impl Player<'_> {
                     self.touch_cell(page, now_us)?;
                 }
                 Due::InUse(page) => {
-                    let block = self.in_use.get_mut(&(page.0 / BLOCK_PAGES as u64));
-                    if block.is_some_and(|block| set(&mut block.due, at(page), false) > 0) {
+                    if set(&mut self.in_use[(page.0 / BLOCK_PAGES as u64) as usize].due, at(page), false) > 0 {
                         self.lab.touch(page, false)?;
                     }
                 }
                 Due::Unseen(page, times) => {
                     let is_in_reach = self.known.get(&page).is_some_and(|known| known.times == times);
-                    if is_in_reach && self.content.has(page.0, page.1) {
+                    if is_in_reach && self.has(page.0, page.1) {
                         self.touch_cell(page, now_us)?;
                         self.expect(page, now_us);
                     }
@@ -634,11 +698,11 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// A page that was out of reach was touched.
-    fn seen(&mut self, page: Page, now_us: u64) -> Result<(), LabError> {
+    /// A page that was out of reach, and lies `here`, was touched.
+    fn seen(&mut self, page: Page, here: PageNumber, now_us: u64) -> Result<(), LabError> {
         let shift = self.shifts.get(&page.0).copied().unwrap_or(0);
         if shift == 0 {
-            return self.touch(page.0, page.1);
+            return self.lab.touch(here, false);
         }
         let known = self.known.entry(page).or_default();
         known.touched_us = Some(now_us);
@@ -728,7 +792,7 @@ impl Player<'_> {
         let head = |run: u64| cells[((own + mix(run, 0)) % cells.len() as u64) as usize] + (run << order.get());
         let runs = (0..pages >> order.get()).map(|run| PageNumber(head(run)));
         let mut heads: Vec<PageNumber> =
-            runs.filter(|&head| self.content.has_any(process, head.folio(order))).collect();
+            runs.filter(|&head| (0..order.pages()).any(|more| self.has(process, head.offset(more)))).collect();
         let mut end_us = now_us;
         match way {
             // From the last one on.
@@ -747,7 +811,7 @@ impl Player<'_> {
     /// The first pages of the cells around a page that are watched: which share each other's pages.
     fn sharing(&self, process: u32, page: PageNumber, shift: u8) -> Vec<u64> {
         let first = page.0 >> shift & !(SHARING - 1);
-        let is_there = |&cell: &u64| cell == page.0 >> shift || self.content.has(process, watched_page(cell, shift));
+        let is_there = |&cell: &u64| cell == page.0 >> shift || self.has(process, watched_page(cell, shift));
         (first..first + SHARING).filter(is_there).map(|cell| cell << shift).collect()
     }
 
@@ -755,8 +819,8 @@ impl Player<'_> {
     fn visit(&mut self, mut visit: Visit, now_us: u64) -> Result<(), LabError> {
         while let Some(head) = visit.heads.pop() {
             for page in (head.0..head.offset(visit.order.pages()).0).map(PageNumber) {
-                if self.content.has(visit.process, page) {
-                    self.touch(visit.process, page)?;
+                if let Some(here) = self.find(visit.process, page) {
+                    self.lab.touch(here, false)?;
                 }
             }
             let step_us = visit.end_us.saturating_sub(now_us) / (visit.heads.len() as u64 + 1);
@@ -771,16 +835,16 @@ impl Player<'_> {
     }
 
     fn map(&mut self, process: u32, range: &Range<PageNumber>, on: bool) {
-        for (block, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-            let bits = self.mapped.entry((process, block)).or_default();
+        for (place, part) in self.places.parts(process, range) {
+            let bits = &mut self.mapped[place.index()];
             if set(bits, part, on) > 0 {
                 let mut at = 0;
                 let runs = std::iter::from_fn(|| {
                     let start = (at..BLOCK_PAGES).find(|&page| is_set(bits, page))?;
                     at = (start..BLOCK_PAGES).find(|&page| !is_set(bits, page)).unwrap_or(BLOCK_PAGES);
-                    Some(place.offset(start as u32)..place.offset(at as u32))
+                    Some(place.pages(start..at))
                 });
-                self.lab.machine().map_anew(place..place.offset(BLOCK_PAGES as u32), runs);
+                self.lab.machine().map_anew(place.pages(0..BLOCK_PAGES), runs);
             }
         }
     }
@@ -788,10 +852,10 @@ impl Player<'_> {
     fn fill(&mut self, process: u32, range: &Range<PageNumber>) -> Result<(), LabError> {
         // What has grown is not told of.
         self.map(process, range, true);
-        self.content.change(process, range, true);
         self.come(process, range);
-        for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-            self.lab.touch_all(place.offset(part.start as u32)..place.offset(part.end as u32), true)?;
+        for (place, part) in self.places.parts(process, range) {
+            set(&mut self.content[place.index()], part.clone(), true);
+            self.lab.touch_all(place.pages(part), true)?;
         }
         Ok(())
     }
@@ -802,10 +866,10 @@ impl Player<'_> {
             (known.armed_us, known.touched_us) = (None, None);
             known.times += 1;
         }
-        self.content.change(process, range, false);
         self.go(process, range);
-        for (_, place, part) in self.placed(process, range).collect::<Vec<_>>() {
-            self.lab.forget(place.offset(part.start as u32)..place.offset(part.end as u32));
+        for (place, part) in self.places.parts(process, range) {
+            set(&mut self.content[place.index()], part.clone(), false);
+            self.lab.forget(place.pages(part));
         }
     }
 
@@ -815,7 +879,6 @@ impl Player<'_> {
     }
 
     fn end(&mut self, process: u32) {
-        self.content.take(process);
         let all = PageNumber(0)..PageNumber(u64::MAX);
         self.go(process, &all);
         self.limited.remove(&process);
@@ -823,9 +886,9 @@ impl Player<'_> {
         self.shifts.remove(&process);
         self.known.retain(|&(of, _), _| of != process);
         self.runs.retain(|&(of, _), _| of != process);
-        take(&mut self.mapped, process);
-        for (_, place, _) in self.placed(process, &all).collect::<Vec<_>>() {
-            let pages = place..place.offset(BLOCK_PAGES as u32);
+        for (place, part) in self.places.parts(process, &all) {
+            (self.content[place.index()], self.mapped[place.index()]) = Default::default();
+            let pages = place.pages(part);
             self.lab.forget(pages.clone());
             self.lab.machine().map_anew(pages, std::iter::empty());
         }
@@ -861,11 +924,30 @@ mod tests {
         let set = [("machine.limit_mib".to_owned(), limit_mib.to_string())];
         let scenario = Scenario::parse_with("x", &text, &set).unwrap();
         let mut lab = scenario.lab(Some(64));
-        let first = PageNumber(u64::from(summary.places[&(0, FIRST / BLOCK_PAGES as u64)]) * BLOCK_PAGES as u64);
+        let first = summary.places.find(0, FIRST / BLOCK_PAGES as u64).unwrap().page(0);
         scenario.workload.run(&mut lab, 1).unwrap();
         std::fs::remove_file(&path).unwrap();
         let resident = (0..PAGES / 2).filter(|&at| lab.engine().is_resident(PageNumber(first.0 + at)));
         (lab.accesses().0 - PAGES, lab.engine().counters().vm.pgmajfault.get(), resident.count())
+    }
+
+    #[test]
+    fn blocks_lie_side_by_side_where_they_were() {
+        let blocks = [(0, 7), (0, 8), (0, 20), (3, 21), (3, 22)];
+        let places = Places::of(blocks);
+        let found = blocks.map(|(process, block)| places.find(process, block).map(Place::index));
+        assert_eq!(found, [1, 2, 4, 6, 7].map(Some));
+        assert_eq!(places.end(), Place(8));
+        for (process, block) in [(0, 6), (0, 9), (0, 21), (1, 7), (3, 20), (3, 23), (4, 21)] {
+            assert_eq!(places.find(process, block), None);
+        }
+        let page = |block: u64, index: u64| PageNumber(block * BLOCK_PAGES as u64 + index);
+        let parts = |process, from, to| {
+            places.parts(process, &(from..to)).map(|(place, part)| (place.index(), part)).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(0, page(8, 5), page(20, 3)), [(2, 5..BLOCK_PAGES), (4, 0..3)]);
+        assert_eq!(parts(3, page(0, 0), PageNumber(u64::MAX)), [(6, 0..BLOCK_PAGES), (7, 0..BLOCK_PAGES)]);
+        assert_eq!(parts(1, page(7, 0), page(30, 0)), []);
     }
 
     #[test]
