@@ -117,6 +117,7 @@ impl Event {
     }
 
     /// The event of a tag and its numbers, if they are one.
+    #[inline]
     pub fn decode(tag: u8, [a, b, c]: [u64; 3]) -> Option<Event> {
         let page = |number: u64| (number < 1 << (64 - crate::units::PAGE_SHIFT)).then_some(PageNumber(number));
         let range = || {

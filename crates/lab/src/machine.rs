@@ -265,8 +265,9 @@ impl LabMachine {
         true
     }
 
-    fn version(&self, page: u64) -> u32 {
-        self.pages.find(page).map_or(0, |word| word.load(Relaxed) & !PRESENT)
+    /// The versions of `pages` pages of a folio from `first` on.
+    fn versions(&self, first: u64, pages: u32) -> impl Iterator<Item = u32> {
+        self.pages.folio(PageNumber(first), pages).iter().map(|word| word.load(Relaxed) & !PRESENT)
     }
 
     fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
@@ -276,8 +277,7 @@ impl LabMachine {
     /// Hash of the versions of `pages` pages from `first` on; 0 if they are all zeros.
     fn hash_versions(&self, first: u64, pages: u32) -> u32 {
         let (mut hash, mut any) = (0, 0);
-        for page in first..first + u64::from(pages) {
-            let version = self.version(page);
+        for version in self.versions(first, pages) {
             any |= version;
             hash = mix(hash, version.into());
         }
@@ -295,11 +295,12 @@ impl LabMachine {
             assert!(homes.iter().all(|home| home.load(Relaxed) == Home::ANY), "{run:?} has no content");
             return 0;
         };
-        let fits = |(page, home): (u64, &AtomicU32)| match home.load(Relaxed) {
-            Home::ANY => self.version(page) == 0,
+        let fits = |((page, version), home): ((u64, u32), &AtomicU32)| match home.load(Relaxed) {
+            Home::ANY => version == 0,
             at_home => at_home == page as u32 + Home::FIRST_PAGE,
         };
-        assert!((page..).zip(homes).all(fits), "{run:?} has pages of several places");
+        let pages = (page..).zip(self.versions(page, run.frames()));
+        assert!(pages.zip(homes).all(fits), "{run:?} has pages of several places");
         match self.hash_versions(page, run.frames()) {
             0 => 0,
             hash => page << 32 | u64::from(hash),
@@ -320,9 +321,10 @@ impl LabMachine {
     fn len_bytes(&self, codec: &CodecCosts, name: u64, run: FrameRun) -> u32 {
         let mean = run.order.bytes() as u64 * 100 / u64::from(codec.ratio_percent[run.order.index()].max(1));
         let per_page = mean / u64::from(run.frames());
-        let pages = (name >> 32)..(name >> 32) + u64::from(run.frames());
+        let first = name >> 32;
+        let pages = (first..).zip(self.versions(first, run.frames()));
         // Between half and one and a half times the mean.
-        let sizes = pages.map(|page| per_page / 2 + mix(page, self.version(page).into()) % per_page.max(1));
+        let sizes = pages.map(|(page, version)| per_page / 2 + mix(page, version.into()) % per_page.max(1));
         (sizes.sum::<u64>() as u32).clamp(1, run.order.bytes() as u32)
     }
 

@@ -150,16 +150,18 @@ impl Scenario {
 
     /// As [`parse`](Self::parse), with some of its settings replaced: pairs of a dotted key and a value.
     pub fn parse_with(name: &str, text: &str, settings: &[(String, String)]) -> Result<Scenario, LabError> {
-        // What is wrong with the file itself is to be said first.
-        let unchanged = Scenario::parse(name, text)?;
-        let Some((last_key, last_value)) = settings.last() else { return Ok(unchanged) };
-        Scenario::deserialize(replaced(name, text, settings)?).map_err(|error| {
-            let list: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            match list.as_slice() {
-                [_] => bad_setting(last_key, last_value, error.message()),
-                _ => LabError::Setting { setting: list.join(" "), why: one_line(error.message()) },
-            }
-        })
+        let Some((last_key, last_value)) = settings.last() else { return Scenario::parse(name, text) };
+        let set = replaced(name, text, settings).and_then(|table| {
+            Scenario::deserialize(table).map_err(|error| {
+                let list: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                match list.as_slice() {
+                    [_] => bad_setting(last_key, last_value, error.message()),
+                    _ => LabError::Setting { setting: list.join(" "), why: one_line(error.message()) },
+                }
+            })
+        });
+        // What is wrong with the file itself is to be said first. (Not looked for otherwise: a trace is read through for that.)
+        set.or_else(|error| Scenario::parse(name, text).and(Err(error)))
     }
 
     /// Everything that can be set in a scenario, with some of it replaced: dotted keys, sorted, and their values.

@@ -113,6 +113,7 @@ impl Before {
         }
     }
 
+    #[inline]
     fn take(&mut self, bytes: &mut &[u8]) -> Result<Record, &'static str> {
         let (&first, rest) = bytes.split_first().ok_or("a record is missing")?;
         *bytes = rest;
@@ -138,9 +139,10 @@ impl Before {
     }
 }
 
+#[inline(always)]
 fn take_varint(bytes: &mut &[u8]) -> Result<u64, &'static str> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
+    let (mut number, mut shift) = (0, 0);
+    while shift < u64::BITS {
         let (&byte, rest) = bytes.split_first().ok_or("a number is cut off")?;
         *bytes = rest;
         let bits = u64::from(byte & 0x7f);
@@ -151,6 +153,7 @@ fn take_varint(bytes: &mut &[u8]) -> Result<u64, &'static str> {
         if byte < 0x80 {
             return Ok(number);
         }
+        shift += 7;
     }
     Err("a number is too large")
 }
@@ -291,14 +294,13 @@ impl<R: Read> TraceReader<R> {
         }
     }
 
-    fn next_record(&mut self) -> Result<Option<Record>, LabError> {
-        if self.at == self.content.len() && !self.next_block()? {
-            return Ok(None);
-        }
+    /// The next record of the block.
+    #[inline]
+    fn next_record(&mut self) -> Result<Record, LabError> {
         let mut rest = &self.content[self.at..];
-        let record = self.before.take(&mut rest).map_err(|why| self.bad(why))?;
+        let record = self.before.take(&mut rest);
         self.at = self.content.len() - rest.len();
-        Ok(Some(record))
+        record.map_err(|why| self.bad(why))
     }
 }
 
@@ -309,9 +311,18 @@ impl<R: Read> Iterator for TraceReader<R> {
         if self.ended {
             return None;
         }
-        let next = self.next_record().transpose();
-        self.ended = !matches!(next, Some(Ok(_)));
-        next
+        if self.at == self.content.len() {
+            match self.next_block() {
+                Ok(true) => {}
+                at_end => {
+                    self.ended = true;
+                    return at_end.err().map(Err);
+                }
+            }
+        }
+        let record = self.next_record();
+        self.ended = record.is_err();
+        Some(record)
     }
 }
 
