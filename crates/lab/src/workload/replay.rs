@@ -1003,6 +1003,31 @@ mod tests {
     }
 
     #[test]
+    fn what_was_touched_at_home_was_in_use_and_what_had_gone_was_not() {
+        let half = CHUNKS / 2;
+        // The second half comes and goes; then the first is staged, and comes back.
+        let faults = |name, comes_back: fn(PageNumber) -> Event| {
+            let stages = (0..half).map(|number| (2000, Event::Stage(chunk(number))));
+            let touches = (FIRST..FIRST + PAGES / 2).map(|page| (2000, comes_back(PageNumber(page))));
+            replayed(name, 28, limited(half..CHUNKS, half..CHUNKS).chain(stages).chain(touches)).1
+        };
+        let from_home = faults("from-home", Event::Activate);
+        let from_swap = faults("from-swap", |page| Event::Refault(page.folio(Order::ZERO)));
+        // What is in use takes room from what comes and goes; what is not goes out once.
+        assert!(from_swap * 3 < from_home, "{from_home} and {from_swap}");
+    }
+
+    #[test]
+    fn what_came_along_is_not_touched() {
+        let accesses = |along: Option<Event>| {
+            let along = along.into_iter().map(|event| (2000, event));
+            replayed("along", 40, limited(0..CHUNKS, 0..CHUNKS).chain(along)).0
+        };
+        assert_eq!(accesses(None), accesses(Some(Event::Along(chunk(0)))));
+        assert_eq!(accesses(None) + CHUNK_PAGES, accesses(Some(Event::Refault(chunk(0)))));
+    }
+
+    #[test]
     fn a_touch_of_a_watched_page_is_one_of_its_cell() {
         let end = (1_000_000, Event::Compressed { order: Order::ZERO, pieces: 1, len_bytes: 1000 });
         for (events, cells) in [
