@@ -47,7 +47,7 @@ use crate::readahead::Readahead;
 use crate::rmap::Rmap;
 use crate::slot_map::SlotMap;
 use crate::stats::Counters;
-use crate::store::{HolderId, RunSource, Store};
+use crate::store::{HolderId, RunSource, Store, StoreStats};
 use crate::swap_cache::SwapCache;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -275,9 +275,14 @@ impl<M: Machine> Engine<M> {
         self.slots.clusters_scanned()
     }
 
+    /// What the store holds.
+    pub fn store_stats(&self) -> StoreStats {
+        self.store.stats()
+    }
+
     /// Publishes the gauges of the store.
     pub fn publish_store(&self) {
-        let stats = self.store.stats();
+        let stats = self.store_stats();
         let store = &self.counters().store;
         store.orig_data_size.set(stats.orig_data_bytes);
         store.compr_data_size.set(stats.compr_data_bytes);

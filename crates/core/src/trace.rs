@@ -8,7 +8,7 @@
 //! An event is a tag and three numbers, in the ring between processes as in the file; how wide each is written there is
 //! those modules' own.
 
-use crate::units::{BLOCK_PAGES, Order, PageNumber};
+use crate::units::{BLOCK_PAGES, Order, PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
 /// What is compressed as one for the record, and what pages are touched together in: 64 KiB.
@@ -82,6 +82,13 @@ pub enum Event {
         /// What they have come to together.
         len_bytes: u64,
     },
+    /// What of it is out and compressed now.
+    Stored {
+        /// So many, without those that repeat one word.
+        pages: u64,
+        /// What they have come to together.
+        len_bytes: u64,
+    },
     /// The tree may take so many pages, and nothing is watched: touches of what that leaves in reach go unseen.
     Limit(u64),
     /// So many pages it takes beside its managed memory from now on.
@@ -113,6 +120,7 @@ impl Event {
             Event::Stage(pages) => (16, range(pages)),
             Event::Activate(page) => (17, [page.0, 0, 0]),
             Event::Along(pages) => (18, range(pages)),
+            Event::Stored { pages, len_bytes } => (19, [*pages, *len_bytes, 0]),
         }
     }
 
@@ -152,6 +160,11 @@ impl Event {
             16 => Event::Stage(range().filter(is_short)?),
             17 => Event::Activate(page(a)?),
             18 => Event::Along(range().filter(is_short)?),
+            19 => {
+                let (pages, len_bytes) = (a, b);
+                let fits = len_bytes <= pages.checked_mul(PAGE_BYTES as u64)?;
+                fits.then_some(Event::Stored { pages, len_bytes })?
+            }
             _ => return None,
         })
     }
@@ -166,7 +179,7 @@ mod tests {
         #[test]
         fn what_is_decoded_is_encoded_the_same(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
-            for tag in [tag, tag % 19] {
+            for tag in [tag, tag % 20] {
                 if let Some(event) = Event::decode(tag, numbers) {
                     let (tag, numbers) = event.encode();
                     prop_assert_eq!(Event::decode(tag, numbers), Some(event));

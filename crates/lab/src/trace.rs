@@ -50,6 +50,7 @@ fn shape(tag: u8) -> Option<(usize, bool)> {
     Some(match tag {
         2 => (0, false),
         1 | 10 | 12 | 14 | 15 => (1, false),
+        19 => (2, false),
         11 => (3, false),
         8 | 13 | 17 => (1, true),
         3 | 4 | 5 | 7 | 9 | 16 | 18 => (2, true),
@@ -332,7 +333,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MOST_TIME_US, 0u8..19, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MOST_TIME_US, 0u8..20, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

@@ -8,6 +8,7 @@
 //! | `pid` | `start` | its number in the system |
 //! | `watch_shift` | `watch` | one page of 2^this is watched |
 //! | `piece_kib`, `pieces`, `compressed_bytes` | `compressed` | pieces of a size that were compressed, and what they came to together |
+//! | `pages`, `compressed_bytes` | `stored` | what is out and compressed then, and what that has come to |
 //! | `lost_events` | `lost` | how many are missing |
 
 use crate::columns::{Cells, Column, signed};
@@ -80,6 +81,9 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Compressed { order, pieces, len_bytes } => {
             let (piece_kib, compressed_bytes) = (Some(u64::from(order.kib())), Some(*len_bytes));
             ("compressed", Numbers { piece_kib, pieces: Some(*pieces), compressed_bytes, ..none() })
+        }
+        Event::Stored { pages, len_bytes } => {
+            ("stored", Numbers { pages: Some(*pages), compressed_bytes: Some(*len_bytes), ..none() })
         }
         Event::Limit(pages) => ("limit", Numbers { pages: Some(*pages), ..none() }),
         Event::Unmanaged(pages) => ("unmanaged", Numbers { pages: Some(u64::from(*pages)), ..none() }),
@@ -166,6 +170,7 @@ mod tests {
             Event::Remap(pages(16, 20), PageNumber(64)),
             Event::Watch(3),
             Event::Compressed { order: Order::new(4).unwrap(), pieces: 2, len_bytes: 30_000 },
+            Event::Stored { pages: 40, len_bytes: 50_000 },
             Event::Limit(4096),
             Event::Unmanaged(300),
             Event::Lost(u64::MAX),
@@ -189,6 +194,7 @@ mod tests {
             "remap\" 16 4 64 null null null null null null",
             "watch\" null null null null 3 null null null null",
             "compressed\" null null null null null 64 2 30000 null",
+            "stored\" null 40 null null null null null 50000 null",
             "limit\" null 4096 null null null null null null null",
             "unmanaged\" null 300 null null null null null null null",
             "lost\" null null null null null null null null 9223372036854775807",

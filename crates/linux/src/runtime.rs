@@ -860,7 +860,7 @@ impl Runtime {
         let unmanaged_pages = self.budget.own_pages() - engine.held_pages() as i64;
         self.budget.note_unmanaged(unmanaged_pages);
         self.tracer.unmanaged(&self.budget, unmanaged_pages);
-        self.tracer.compressed(&self.budget);
+        self.tracer.compressed(engine);
         let sizes = self.budget.control().sizes();
         if std::mem::replace(&mut looks.sizes, sizes) != sizes {
             engine.machine().prepare_for_huge(0..usize::MAX);

@@ -19,7 +19,7 @@ use foliomem_core::readahead::Ahead;
 use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::Mutex;
 use foliomem_core::trace::{Event, MOST_SHIFT, UNIT, beside, is_watched, watched_page};
-use foliomem_core::units::{MAX_ORDER, ORDERS, Order, PageNumber};
+use foliomem_core::units::{MAX_ORDER, ORDERS, Order, PAGE_BYTES, PageNumber};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -214,15 +214,24 @@ impl Tracer {
         }
     }
 
-    /// Tells what pieces were compressed.
-    pub fn compressed(&self, budget: &Budget) {
+    /// Tells what pieces were compressed, and what is out then: what goes in and out often may compress worse than what stays there.
+    pub fn compressed(&self, engine: &Engine<LinuxMachine>) {
+        let budget = engine.machine().budget();
+        let mut are_any = false;
         for (order, counts) in Order::all().zip(&self.compressed) {
             // Those of a piece may come in two parts.
             let [pieces, len_bytes] = counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
             if pieces > 0 {
                 let len_bytes = len_bytes.min(pieces * order.bytes() as u64);
                 self.tell(budget, || Event::Compressed { order, pieces, len_bytes });
+                are_any = true;
             }
+        }
+        if are_any && self.recording == Recording::Limited {
+            let stats = engine.store_stats();
+            let pages = (stats.orig_data_bytes / PAGE_BYTES as u64).saturating_sub(stats.same_filled_pages);
+            let len_bytes = stats.compr_data_bytes.min(pages * PAGE_BYTES as u64);
+            self.tell(budget, || Event::Stored { pages, len_bytes });
         }
     }
 
@@ -444,7 +453,7 @@ impl Watcher {
             watched.keys().nth(at as usize).copied()
         };
         let was_any = page.is_some_and(|page| engine.measure(worker, page.head(UNIT)));
-        tracer.compressed(engine.machine().budget());
+        tracer.compressed(engine);
         was_any
     }
 

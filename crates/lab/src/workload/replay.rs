@@ -28,7 +28,7 @@ use crate::random::Random;
 use crate::schedule::Took;
 use crate::trace::{Record, TraceReader};
 use foliomem_core::trace::{Event, UNIT, beside, is_watched, watched_page};
-use foliomem_core::units::{BLOCK_PAGES, CpuNumber, ORDERS, Order, PageNumber};
+use foliomem_core::units::{BLOCK_PAGES, CpuNumber, ORDERS, Order, PAGE_BYTES, PageNumber};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -70,8 +70,9 @@ pub struct Summary {
     pub touches: u64,
     /// Events that are missing.
     pub lost: u64,
-    /// Original bytes and compressed ones, by order.
+    /// Original bytes and compressed ones, by order; and of what was out at a time, of all times at which that was told.
     compressed: [[u64; 2]; ORDERS],
+    stored: [u128; 2],
     places: Places,
     /// Of processes that were recorded under a limit.
     stays: Stays,
@@ -322,6 +323,10 @@ impl Summary {
                     *original = original.saturating_add(pieces * order.bytes() as u64);
                     *compressed = compressed.saturating_add(len_bytes);
                 }
+                Event::Stored { pages, len_bytes } => {
+                    summary.stored[0] += u128::from(pages) * PAGE_BYTES as u128;
+                    summary.stored[1] += u128::from(len_bytes);
+                }
                 Event::Lost(events) => summary.lost += events,
             }
             summary.peak_pages = summary.peak_pages.max(content.pages + unmanaged.pages);
@@ -344,12 +349,24 @@ impl Summary {
         )
     }
 
-    /// Original to compressed size, as it was measured; where it was not, as it is with most.
+    /// By how many thousandths what is out compresses better than what goes out: that counts a page as often as it does.
+    fn stored_permille(&self) -> u128 {
+        let gone_out = self.compressed.iter().fold([0, 0], |[all, all_len], &[original, compressed]| {
+            [all + u128::from(original), all_len + u128::from(compressed)]
+        });
+        let ratio = |[original, compressed]: [u128; 2]| original * 1000 / compressed.max(original / 1000).max(1);
+        let (stored, gone_out) = (ratio(self.stored), ratio(gone_out));
+        if stored == 0 || gone_out == 0 { 1000 } else { (stored * 1000 / gone_out).clamp(250, 4000) }
+    }
+
+    /// Original to compressed size of what is out, as it was measured; where it was not, as it is with most.
     fn ratio_percent(&self, reference: [u32; ORDERS]) -> [u32; ORDERS] {
+        let permille = self.stored_permille();
         let measured = |order: usize| {
             let [original, compressed] = self.compressed[order];
             // A thousandth is as good as nothing.
-            (original > 0).then(|| (u128::from(original) * 100 / u128::from(compressed.max(original / 1000))) as u32)
+            let len_bytes = u128::from(compressed.max(original / 1000));
+            (original > 0).then(|| (u128::from(original) * permille / 10 / len_bytes) as u32)
         };
         // What was not measured differs from the next smaller one that was (or larger, where none was) as it does in the table.
         let most = usize::from(UNIT.get());
@@ -560,7 +577,7 @@ impl Player<'_> {
                 known.armed_us = Some(time_us);
                 known.times += 1;
             }
-            Event::Start { .. } | Event::Compressed { .. } | Event::Lost(_) => {}
+            Event::Start { .. } | Event::Compressed { .. } | Event::Stored { .. } | Event::Lost(_) => {}
             Event::End => self.end(process),
             Event::Limit(_) => {
                 self.limited.insert(process);
