@@ -1045,6 +1045,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_out_compresses_as_it_did_then_and_not_as_what_went_out() {
+        let faults = |stored: Option<Event>| {
+            let compressed =
+                Event::Compressed { order: UNIT, pieces: 100, len_bytes: 100 * UNIT.bytes() as u64 * 2 / 3 };
+            let told = [Some(compressed), stored].into_iter().flatten().map(|event| (0, event));
+            replayed("stored", 24, limited(0..CHUNKS, 0..CHUNKS).chain(told)).1
+        };
+        let stored = |len_bytes| Some(Event::Stored { pages: 100, len_bytes });
+        let all_bytes = 100 * PAGE_BYTES as u64;
+        assert_eq!(faults(None), faults(stored(all_bytes * 2 / 3)));
+        let denser = faults(stored(all_bytes / 6));
+        assert!(denser < faults(None), "{denser}");
+    }
+
+    #[test]
     fn a_touch_of_a_watched_page_is_one_of_its_cell() {
         let end = (1_000_000, Event::Compressed { order: Order::ZERO, pieces: 1, len_bytes: 1000 });
         for (events, cells) in [
