@@ -99,6 +99,11 @@ struct BlockRun {
 struct Place(u32);
 
 impl Place {
+    /// The one in which a page of the address space is.
+    fn of(page: PageNumber) -> Place {
+        Place((page.0 / BLOCK_PAGES as u64) as u32)
+    }
+
     /// The page of it that is the one of that number in its block.
     fn page(self, index: usize) -> PageNumber {
         PageNumber(u64::from(self.0) * BLOCK_PAGES as u64 + index as u64)
@@ -643,10 +648,10 @@ impl Player<'_> {
 
     /// Pages came into reach: says which of them are in use until they leave it, if the process was recorded under a limit.
     fn come(&mut self, process: u32, range: &Range<PageNumber>) {
-        self.go(process, range);
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let pages = &mut self.in_use[place.index()].pages;
+                let InUse { pages, due } = &mut self.in_use[place.index()];
+                set(due, part.clone(), false);
                 for at in part {
                     set(pages, at..at + 1, self.stays.were_in_use(self.stay));
                     self.stay += 1;
@@ -673,7 +678,7 @@ impl Player<'_> {
         }
         for range in self.lab.machine().take_moved_home() {
             for page in (range.start.0..range.end.0).map(PageNumber) {
-                let InUse { pages, due } = &mut self.in_use[(page.0 / BLOCK_PAGES as u64) as usize];
+                let InUse { pages, due } = &mut self.in_use[Place::of(page).index()];
                 if set(pages, at(page), false) > 0 {
                     set(due, at(page), true);
                     let wait_us = self.random.below(2 * self.stays.at_home_us() + 1);
@@ -698,7 +703,7 @@ impl Player<'_> {
                     self.touch_cell(page, now_us)?;
                 }
                 Due::InUse(page) => {
-                    if set(&mut self.in_use[(page.0 / BLOCK_PAGES as u64) as usize].due, at(page), false) > 0 {
+                    if set(&mut self.in_use[Place::of(page).index()].due, at(page), false) > 0 {
                         self.lab.touch(page, false)?;
                     }
                 }

@@ -5,6 +5,7 @@
 //! is taken to be as it was when it left it before, or in use if it never did.
 
 use super::{Block, blocks, part};
+use crate::bits::{Bits, is_set, set};
 use foliomem_core::units::{BLOCK_PAGES, PageNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,30 +16,29 @@ const MOST_HOME_US: u64 = 10_000_000;
 /// Whether each page was in use until it left reach, a bit for each stay, in the order in which they began: page by page of ranges.
 #[derive(Clone, Debug, Default)]
 pub struct Stays {
-    bits: Vec<u64>,
+    bits: Vec<Bits>,
     len: usize,
     at_home_us: u64,
 }
 
 impl Stays {
     fn push(&mut self, in_use: bool) {
-        if self.len.is_multiple_of(64) {
-            self.bits.push(0);
+        if self.len.is_multiple_of(BLOCK_PAGES) {
+            self.bits.push(Bits::default());
         }
         self.len += 1;
         self.set(self.len - 1, in_use);
     }
 
     fn set(&mut self, stay: usize, in_use: bool) {
-        let mask = 1 << (stay % 64);
-        let word = &mut self.bits[stay / 64];
-        *word = if in_use { *word | mask } else { *word & !mask };
+        let at = stay % BLOCK_PAGES;
+        set(&mut self.bits[stay / BLOCK_PAGES], at..at + 1, in_use);
     }
 
     /// Whether the page of that stay was.
     pub fn were_in_use(&self, stay: usize) -> bool {
         // There are as many as in the summary, unless the file was changed since.
-        self.bits.get(stay / 64).is_some_and(|bits| bits & 1 << (stay % 64) != 0)
+        self.bits.get(stay / BLOCK_PAGES).is_some_and(|bits| is_set(bits, stay % BLOCK_PAGES))
     }
 
     /// How long those that were had been at home by then, on average.
