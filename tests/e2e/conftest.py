@@ -4,6 +4,7 @@ FOLIOMEM_BIN names the binary under test (default <repo>/target/release/foliomem
 FOLIOMEM_BIN=plain runs every program bare, to check the tests themselves; what only foliomem can pass is skipped.
 FOLIOMEM_LONG=1 adds the one-minute stress runs.
 """
+import itertools
 import json
 import os
 import shutil
@@ -27,6 +28,9 @@ BIN = os.environ.get("FOLIOMEM_BIN") or str(REPO / "target/release/foliomem")
 PLAIN = BIN == "plain"
 LONG = os.environ.get("FOLIOMEM_LONG") == "1"
 PYTHON = sys.executable
+# Where the statistics of runs go: removed when the tests end.
+STATS = tempfile.TemporaryDirectory(prefix="foliomem-stats-")
+RUNS = itertools.count()
 
 foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
 
@@ -192,9 +196,7 @@ def start(argv, limit="64M", options=(), torture=False, env=None, cwd=None, stdi
         return Running(argv, clean_env(env), cwd, stdin)
     if torture:
         env["FOLIOMEM_TORTURE"] = 1
-    handle, stats = tempfile.mkstemp(prefix="foliomem-stats-", suffix=".json")
-    os.close(handle)
-    os.unlink(stats)
+    stats = os.path.join(STATS.name, f"{next(RUNS)}.json")
     head = [BIN, "run", "--limit", limit, "--stats", stats, *options, "--"]
     return Running(head + list(argv), clean_env(env), cwd, stdin, stats)
 
