@@ -260,6 +260,7 @@ BAD = {
     "limit too small": (["run", "--limit", "1M", "--", "true"], 125, "16"),
     "limit just too small": (["run", "--limit", "16777215", "--", "true"], 125, "16"),
     "limit no size": (["run", "--limit", "banana", "--", "true"], (2, 125), "banana"),
+    "limit no share": (["run", "--limit", "need/0", "--", "true"], 125, "need/2"),
     "limit negative": (["run", "--limit=-5M", "--", "true"], (2, 125), "5M"),
     "limit overflow": (["run", "--limit", "99999999999999999999G", "--", "true"], (2, 125), "9999"),
     "unknown size": (["run", "--limit", "64M", "--sizes", "17K", "--", "true"], (2, 125), "17K"),

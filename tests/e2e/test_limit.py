@@ -3,7 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, start
+from conftest import MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, same_as_plain, start
 
 pytestmark = foliomem_only
 # Shared memory counts too: it could hold what anonymous memory does not.
@@ -93,6 +93,21 @@ def test_samples_of_a_tree(mode, size, limit):
     """Each side copies what it shared at the speed of memory: without a brake, 1.6 to 2.4 times the limit at these sizes."""
     got = sampled([PYTHON, PROGRAMS / "forks.py", mode, size], limit, False)
     assert got.stats["faults"]["copy"]["count"] > 0
+
+
+@pytest.mark.parametrize(("divisor", "program"), [
+    (2, ["big_array.py", 200]), (3, ["big_array.py", 260]), (2, ["forks.py", "both", 256])], ids=["half", "third", "tree"])
+def test_a_share_of_what_is_needed_grows_with_that(divisor, program, torture):
+    argv = [PYTHON, PROGRAMS / program[0], *program[1:]]
+    got = same_as_plain(argv, f"need/{divisor}", torture)
+    wanted = max(64 * MIB, got.stats["need_peak_bytes"] / divisor)
+    # What it needs is looked at now and then, by the supervisor and by each process.
+    assert got.stats["limit_bytes"] == pytest.approx(wanted, rel=0.1), got.stats
+
+
+def test_a_small_program_is_let_alone_where_its_limit_is_a_share():
+    got = foliomem([PYTHON, "-c", "print(sum(bytearray(20 << 20)))"], "need/2").ok()
+    assert got.stats["limit_bytes"] == 64 * MIB and got.stats["vmstat"]["pswpout"] == 0, got.stats
 
 
 def test_idle_process_gives_way(tmp_path):

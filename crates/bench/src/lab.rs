@@ -179,8 +179,11 @@ fn write_trace(path: &Path) -> std::io::Result<()> {
     let first = PageNumber(1 << 20);
     let all = first..PageNumber(first.0 + REPLAY_PAGES);
     let mut random = Random::new(1);
-    let touches = (0..REPLAY_TOUCHES).map(|_| Event::Touch(PageNumber(first.0 + random.below(REPLAY_PAGES))));
-    let begin = [Event::Start { pid: 1 }, Event::Map(all.clone()), Event::Watch(0), Event::Fill(all)];
+    let touches = (0..REPLAY_TOUCHES).map(|_| {
+        let page = PageNumber(first.0 + random.below(REPLAY_PAGES));
+        Event::Refault(page..page.offset(1))
+    });
+    let begin = [Event::Start { pid: 1 }, Event::Map(all.clone()), Event::Fill(all)];
     let mut writer = TraceWriter::create(path)?;
     for (event, time_us) in begin.into_iter().chain(touches).zip((0..).step_by(1000)) {
         writer.write(&Record { process: 0, time_us, event })?;

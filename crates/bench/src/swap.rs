@@ -21,7 +21,7 @@ use crate::{Error, median};
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
 use foliomem_linux::codec::Codec;
-use foliomem_linux::control::{Configuration, Control, Recording};
+use foliomem_linux::control::{Configuration, Control, Limit};
 use foliomem_linux::heap;
 use foliomem_linux::own::OwnMemory;
 use foliomem_linux::region::Region;
@@ -235,7 +235,7 @@ fn measure(case: Case) -> Result<(), Error> {
     let range = memory.start()..memory.start() + memory.len();
     let sizes = if size == Order::ZERO { OrderSet::EMPTY } else { OrderSet::EMPTY.with(size) };
     let configuration = Configuration {
-        limit_bytes: LIMIT_BYTES,
+        limit: Limit::Bytes(LIMIT_BYTES),
         sizes: SizePolicy::always(sizes),
         codec,
         recompress: None,
@@ -243,7 +243,7 @@ fn measure(case: Case) -> Result<(), Error> {
         reclaimers: threads,
         torture: false,
         hard: false,
-        recording: Recording::Off,
+        records: false,
     };
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;

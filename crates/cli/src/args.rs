@@ -340,9 +340,9 @@ pub struct RecordArgs {
 /// FOLIOMEM_SIZES, ...) or from the configuration file, in this order of precedence.
 #[derive(Debug, Default, clap::Args)]
 pub struct RunArgs {
-    /// What the program and its children may take together: 512M, 2G, 25% (of RAM, or of the container's memory); at least 16M.
-    /// `run` needs it, here, as FOLIOMEM_LIMIT or in the file; `record` records without pressure where there is none,
-    /// and sees more within one, for replays of as much or more.
+    /// What the program and its children may take together: 512M, 2G, 25% (of RAM, or of the container's memory), at least
+    /// 16M; or need/2: half of the most that they have needed so far, compressed or not, and at least 64M. `run` needs it, here, as
+    /// FOLIOMEM_LIMIT or in the file. [default of `record`: need/2]
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
     /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:

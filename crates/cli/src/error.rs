@@ -18,7 +18,9 @@ pub enum CliError {
     #[error("no program given: foliomem run --limit 1G -- PROGRAM [ARGUMENTS]")]
     NoProgram,
     /// A limit is needed.
-    #[error("no limit given: use --limit SIZE (512M, 2G, 25%), FOLIOMEM_LIMIT or `limit` in the configuration file")]
+    #[error(
+        "no limit given: use --limit SIZE (512M, 2G, 25%, need/2), FOLIOMEM_LIMIT or `limit` in the configuration file"
+    )]
     NoLimit,
     /// The limit is too small.
     #[error("the limit of {given_kib}K is too small: at least {least_mib}M are needed")]
@@ -127,6 +129,9 @@ pub enum BadValue {
     /// Not a codec.
     #[error(transparent)]
     Codec(#[from] UnknownCodec),
+    /// Not a share of what is needed.
+    #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
+    OfNeed(String),
     /// Not a codec for recompression.
     #[error("{0:?} is no codec to recompress with: use zstd or zstd:LEVEL with a level from 1 to 19")]
     Recompress(String),

@@ -138,6 +138,9 @@ fn export(args: &LabExportArgs) -> Result<u8, CliError> {
     Ok(0)
 }
 
+/// A limit that is less than another by no more than 1/2^4 is nearly as much.
+const NEARLY_SHIFT: u32 = 4;
+
 fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
     let summary = Summary::of(&args.trace)?;
     let peak_bytes = summary.peak_pages * PAGE_BYTES as u64;
@@ -158,7 +161,7 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
         summary.lost
     );
     if let Some(limit_bytes) = summary.limit_pages.map(|pages| pages * PAGE_BYTES as u64)
-        && limits.iter().any(|limit_mib| limit_mib << 20 < limit_bytes)
+        && limits.iter().any(|limit_mib| limit_mib << 20 < limit_bytes - (limit_bytes >> NEARLY_SHIFT))
     {
         let limit = format_mib(limit_bytes);
         eprintln!("foliomem: recorded within {limit}: what a run in less would touch again is not known");

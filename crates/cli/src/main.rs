@@ -84,13 +84,9 @@ fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
         return Ok(0);
     }
     let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
-    // What is recorded for another limit needs none.
-    let limit_bytes = match trace {
-        Some(_) if !settings.has_limit() => memory::total_bytes(),
-        _ => settings.limit_bytes()?,
-    };
+    let limit = if trace.is_some() { settings.recorded_limit()? } else { settings.limit()? };
     let program = preflight::check(name)?;
     foliomem_linux::probe::check_userfaultfd()?;
     let recorder = trace.map(Recorder::create).transpose()?;
-    supervise::run(&settings, limit_bytes, &program, name, arguments, recorder)
+    supervise::run(&settings, limit, &program, name, arguments, recorder)
 }

@@ -19,10 +19,8 @@ pub struct Peaks {
 impl Peaks {
     /// Looks at the sizes as they are now.
     pub fn sample(&mut self, control: &Control) {
-        let taken = control.tree_measured_bytes();
-        let (original, used) = control.tree_store_bytes();
-        self.taken_bytes = self.taken_bytes.max(taken);
-        self.needed_bytes = self.needed_bytes.max((taken + original).saturating_sub(used));
+        self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes());
+        self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes());
     }
 }
 
@@ -30,7 +28,7 @@ impl Peaks {
 pub struct Report {
     /// Its control segment.
     pub control: &'static Control,
-    /// Its limit.
+    /// Its limit in the end.
     pub limit_bytes: u64,
     /// Size of its swap file; 0 where it has none.
     pub swap_bytes: u64,

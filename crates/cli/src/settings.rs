@@ -7,12 +7,19 @@ use crate::size::{format_order, parse_bytes, parse_order};
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::Order;
 use foliomem_linux::codec::Codec;
+use foliomem_linux::control::Limit;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 /// The least limit: below, the floor of pages in reach and the agent's own memory are most of it.
-pub const LEAST_LIMIT_BYTES: u64 = 16 << 20;
+const LEAST_LIMIT_BYTES: u64 = 16 << 20;
+/// What a limit begins with that is a share of what the program needs, and into how many parts that is divided at most.
+const OF_NEED: &str = "need/";
+const MOST_DIVISOR: u32 = 16;
+/// What such a limit begins with: with less a program that grows would be short of memory before it has much.
+const FIRST_LIMIT_BYTES: u64 = 64 << 20;
 /// Folio sizes beside 4K, of `run` and of replays.
 pub const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
 const DEFAULT_CODEC: &str = "lz4";
@@ -109,10 +116,31 @@ struct Set<T> {
     origin: Origin,
 }
 
+/// A size, a share of `memory_bytes`, or `need/N`.
+fn parse_limit(text: &str, memory_bytes: u64) -> Result<Limit, BadValue> {
+    let Some(divisor) = text.strip_prefix(OF_NEED) else {
+        return Ok(Limit::Bytes(parse_bytes(text, Some(memory_bytes))?));
+    };
+    let divisor = divisor.parse().ok().filter(|&divisor: &NonZeroU32| divisor.get() <= MOST_DIVISOR);
+    divisor.map(|divisor| of_need(divisor, memory_bytes)).ok_or_else(|| BadValue::OfNeed(text.to_owned()))
+}
+
+fn of_need(divisor: NonZeroU32, memory_bytes: u64) -> Limit {
+    Limit::OfNeed { divisor, least_bytes: FIRST_LIMIT_BYTES, most_bytes: memory_bytes.max(FIRST_LIMIT_BYTES) }
+}
+
+fn format_limit(limit: Limit) -> String {
+    match limit {
+        Limit::Bytes(bytes) => bytes.to_string(),
+        Limit::OfNeed { divisor, .. } => format!("{OF_NEED}{divisor}"),
+    }
+}
+
 /// What a run is to do.
 #[derive(Debug)]
 pub struct Settings {
-    limit_bytes: Option<Set<u64>>,
+    limit: Option<Set<Limit>>,
+    memory_bytes: u64,
     sizes: Set<SizePolicy>,
     codec: Set<Codec>,
     recompress: Option<Set<Codec>>,
@@ -213,9 +241,10 @@ impl Settings {
         let recompress = lookup.text("recompress", args.recompress.as_ref(), file.recompress.as_ref());
         let granule = lookup.text("granule", args.granule.as_ref(), file.granule.as_ref());
         let swap = lookup.text("swap", args.swap.as_ref(), file.swap.as_ref());
-        let limit = limit.map(|text| parsed("limit", text, |text| Ok(parse_bytes(text, Some(memory_bytes))?)));
+        let limit = limit.map(|text| parsed("limit", text, |text| parse_limit(text, memory_bytes)));
         Ok(Settings {
-            limit_bytes: limit.transpose()?,
+            limit: limit.transpose()?,
+            memory_bytes,
             sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(change_policy(initial(), text)?))?,
             codec: parsed("codec", or_default(codec, DEFAULT_CODEC), |text| Ok(text.parse()?))?,
             recompress: recompress.map(|text| parsed("recompress", text, parse_recompress)).transpose()?,
@@ -228,18 +257,20 @@ impl Settings {
         })
     }
 
-    /// Whether there is a limit.
-    pub fn has_limit(&self) -> bool {
-        self.limit_bytes.is_some()
+    /// The limit, which must be given and large enough.
+    pub fn limit(&self) -> Result<Limit, CliError> {
+        match self.limit.as_ref().ok_or(CliError::NoLimit)?.value {
+            Limit::Bytes(bytes) if bytes < LEAST_LIMIT_BYTES => {
+                Err(CliError::LimitTooSmall { given_kib: bytes >> 10, least_mib: LEAST_LIMIT_BYTES >> 20 })
+            }
+            limit => Ok(limit),
+        }
     }
 
-    /// The limit, which must be given and large enough.
-    pub fn limit_bytes(&self) -> Result<u64, CliError> {
-        let bytes = self.limit_bytes.as_ref().ok_or(CliError::NoLimit)?.value;
-        if bytes < LEAST_LIMIT_BYTES {
-            return Err(CliError::LimitTooSmall { given_kib: bytes >> 10, least_mib: LEAST_LIMIT_BYTES >> 20 });
-        }
-        Ok(bytes)
+    /// The same of a run that is recorded; where none is given it is half of what the program needs.
+    pub fn recorded_limit(&self) -> Result<Limit, CliError> {
+        const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
+        if self.limit.is_some() { self.limit() } else { Ok(of_need(HALF, self.memory_bytes)) }
     }
 
     /// Which folio sizes there may be.
@@ -295,8 +326,8 @@ impl Settings {
             let _ = writeln!(text, "{:<32} # {origin}", format!("{name} = {value}"));
         };
         let quoted = |value: &dyn fmt::Display| format!("\"{value}\"");
-        match &self.limit_bytes {
-            Some(limit) => line("limit", quoted(&limit.value), &limit.origin),
+        match &self.limit {
+            Some(limit) => line("limit", quoted(&format_limit(limit.value)), &limit.origin),
             None => line("#limit", quoted(&"must be given"), &Origin::Default),
         }
         line("sizes", quoted(&format_policy(self.sizes.value)), &self.sizes.origin);
@@ -345,7 +376,7 @@ mod tests {
     /// A value for the setting `name`: most often a right one, else any.
     fn value_of(name: &'static str) -> BoxedStrategy<String> {
         let right = match name {
-            "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%",
+            "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%|need/[1-9]",
             "sizes" => "none|16K,64K|2M,8k|64K=madvise,2M=inherit|8K=never,enabled=always",
             "codec" => "lz4|zstd(:[1-9])?",
             "recompress" => "zstd(:[1-9])?",
@@ -415,8 +446,8 @@ mod tests {
                     std::fs::write(&path, &described).unwrap();
                     let only_file = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
                     let again = Settings::resolve(&only_file, &Environment::new(), 1).unwrap();
-                    let bytes = |settings: &Settings| settings.limit_bytes.as_ref().map(|limit| limit.value);
-                    prop_assert_eq!(bytes(&again), bytes(&settings), "{}", described);
+                    let limit = |settings: &Settings| settings.limit.as_ref().map(|limit| format_limit(limit.value));
+                    prop_assert_eq!(limit(&again), limit(&settings), "{}", described);
                     prop_assert_eq!(again.sizes(), settings.sizes());
                     prop_assert_eq!(again.codec(), settings.codec());
                     prop_assert_eq!(again.recompress(), settings.recompress());
@@ -484,7 +515,7 @@ mod tests {
         ]);
         let args = RunArgs { codec: Some("lz4".to_owned()), ..RunArgs::default() };
         let settings = Settings::resolve(&args, &variables, 1 << 30).unwrap();
-        assert_eq!(settings.limit_bytes().unwrap(), 1 << 29);
+        assert_eq!(settings.limit().unwrap(), Limit::Bytes(1 << 29));
         assert_eq!(settings.codec(), Codec::Lz4);
         assert_eq!(settings.granule(), Order::new(2).unwrap());
         assert_eq!(format_policy(settings.sizes()), DEFAULT_SIZES);
@@ -518,10 +549,29 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_may_be_a_share_of_what_is_needed() {
+        let settings = |limit: Option<&str>| {
+            let args = RunArgs { limit: limit.map(str::to_owned), ..RunArgs::default() };
+            Settings::resolve(&args, &Environment::new(), 1 << 30)
+        };
+        let third =
+            Limit::OfNeed { divisor: NonZeroU32::new(3).unwrap(), least_bytes: FIRST_LIMIT_BYTES, most_bytes: 1 << 30 };
+        assert_eq!(settings(Some("need/3")).unwrap().limit().unwrap(), third);
+        assert_eq!(settings(Some("need/3")).unwrap().recorded_limit().unwrap(), third);
+        assert_eq!(settings(Some("1G")).unwrap().recorded_limit().unwrap(), Limit::Bytes(1 << 30));
+        let half = settings(None).unwrap().recorded_limit().unwrap();
+        assert_eq!(format_limit(half), "need/2");
+        for bad in ["need/", "need/0", "need/17", "need/2x", "need/-1", "need/99999999999"] {
+            let said = settings(Some(bad)).unwrap_err().to_string();
+            assert!(said.contains("limit") && said.contains(&format!("{bad:?}")), "{said}");
+        }
+    }
+
+    #[test]
     fn bad_values_say_what_and_where() {
         let none = Environment::new();
         let error = |args: RunArgs, variables: &Environment| {
-            Settings::resolve(&args, variables, 1 << 30).and_then(|s| s.limit_bytes()).unwrap_err().to_string()
+            Settings::resolve(&args, variables, 1 << 30).and_then(|s| s.limit()).unwrap_err().to_string()
         };
         assert!(error(RunArgs::default(), &none).contains("--limit"));
         let small = RunArgs { limit: Some("1M".to_owned()), ..RunArgs::default() };

@@ -8,7 +8,7 @@ use crate::settings::{Settings, SwapSetting};
 use crate::size::format_mib;
 use crate::unmanaged::Lookout;
 use foliomem_linux::child::{self, Child, Event};
-use foliomem_linux::control::{Configuration, Control, Recording};
+use foliomem_linux::control::{Configuration, Control, Limit};
 use foliomem_linux::swap_file::{self, Created};
 use rustix::fd::AsRawFd;
 use rustix::process::Pid;
@@ -60,14 +60,14 @@ fn preload(agent: &Path) -> OsString {
 /// Runs `program`, which was called `name`, to its end, and records it if there is a recorder; returns the exit code.
 pub fn run(
     settings: &Settings,
-    limit_bytes: u64,
+    limit: Limit,
     program: &Path,
     name: &OsStr,
     arguments: &[OsString],
     recorder: Option<Recorder>,
 ) -> Result<u8, CliError> {
     let configuration = Configuration {
-        limit_bytes,
+        limit,
         sizes: settings.sizes(),
         codec: settings.codec(),
         recompress: settings.recompress(),
@@ -75,16 +75,12 @@ pub fn run(
         reclaimers: 0,
         torture: settings.torture(),
         hard: settings.hard(),
-        recording: match recorder {
-            None => Recording::Off,
-            Some(_) if settings.has_limit() => Recording::Limited,
-            Some(_) => Recording::Watched,
-        },
+        records: recorder.is_some(),
     };
     let stats = settings.stats().map(StatsFile::open).transpose()?;
     let (control, segment) = Control::create(&configuration)?;
     // Kept open to the end of the run: agents open it from here.
-    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit_bytes)).transpose()?;
+    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit.most_bytes())).transpose()?;
     if let Some(created) = &swap_file {
         let announced = control.swap().announce(created);
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
@@ -104,13 +100,14 @@ pub fn run(
         peaks,
         started,
         discarded: started,
-        lookout: Lookout::new(limit_bytes),
+        lookout: Lookout::new(limit.most_bytes()),
         said_unmanaged: false,
         recorder,
     };
     let code = run.watch()?;
     run.look()?;
     let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
+    let limit_bytes = control.limit_bytes();
     let report = Report { control, limit_bytes, swap_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
     if let Some(failure) = report.failure() {
         eprintln!("{failure}");

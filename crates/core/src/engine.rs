@@ -29,7 +29,6 @@ mod stage;
 mod store_compaction;
 mod take_apart;
 mod unmanaged;
-mod watch;
 mod write_back;
 
 pub use fault::Served;
@@ -41,7 +40,7 @@ use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::locality::{Locality, SwapIn};
 use crate::machine::Machine;
-use crate::page_table::PageTable;
+use crate::page_table::{PageState, PageTable};
 use crate::queue::Queue;
 use crate::readahead::Readahead;
 use crate::rmap::Rmap;
@@ -51,7 +50,7 @@ use crate::store::{HolderId, RunSource, Store, StoreStats};
 use crate::swap_cache::SwapCache;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, Slot};
+use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, PageNumber, Slot};
 use crate::workingset::Workingset;
 use backoff::Backoff;
 
@@ -81,7 +80,7 @@ pub struct EngineConfig {
     /// CPUs that allocate slots.
     pub cpus: u16,
     /// Pages the program keeps in reach whatever the limit says: where the data do not compress into the
-    /// limit, going over it beats moving the last pages in and out for ever.
+    /// limit, going over it beats moving the last pages in and out for ever. To begin with ([`Engine::limit_is`]).
     pub floor_pages: u64,
     /// The swap file behind the store, if there is one.
     pub backing: Option<BackingConfig>,
@@ -110,7 +109,7 @@ pub struct BackingConfig {
     pub slots: u32,
     /// Whether clusters of it are discarded when they are free.
     pub discard: Discard,
-    /// What the store may take before its oldest pieces are written to the file.
+    /// What the store may take before its oldest pieces are written to the file, to begin with ([`Engine::limit_is`]).
     pub store_pages: u32,
 }
 
@@ -124,6 +123,9 @@ const STAGED_MIN_PAGES: u64 = 256;
 pub struct Engine<M: Machine> {
     machine: M,
     config: EngineConfig,
+    /// See [`Engine::limit_is`].
+    floor_pages: AtomicU64,
+    store_pages: AtomicU32,
     /// Looks at the store that leave the file alone, because it was full or failed.
     file_pause: AtomicU32,
     backoff: Backoff,
@@ -219,6 +221,8 @@ impl<M: Machine> Engine<M> {
             discards: Discards::default(),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
+            floor_pages: AtomicU64::new(config.floor_pages),
+            store_pages: AtomicU32::new(config.backing.map_or(0, |backing| backing.store_pages)),
             machine,
             config,
         }
@@ -294,10 +298,27 @@ impl<M: Machine> Engine<M> {
         self.counters().vm.nr_swapcached.set(self.swap_cache.pages());
     }
 
+    /// The limit is another now: what the program keeps in reach, and what the store may take, is this
+    /// ([`EngineConfig::floor_pages`], [`BackingConfig::store_pages`]).
+    pub fn limit_is(&self, floor_pages: u64, store_pages: u32) {
+        self.floor_pages.store(floor_pages, Relaxed);
+        self.store_pages.store(store_pages, Relaxed);
+    }
+
+    /// The order of the folio around `page`, if it has content.
+    pub fn order_of(&self, page: PageNumber) -> Option<Order> {
+        self.table.get(page)?.lock().get(page).order()
+    }
+
+    /// Whether `page` is in the program.
+    pub fn is_resident(&self, page: PageNumber) -> bool {
+        self.table.get(page).is_some_and(|block| matches!(block.lock().get(page), PageState::Resident { .. }))
+    }
+
     /// How badly a fault may want frames.
     fn urgency(&self) -> Urgency {
         // What cannot be moved is no part of what is kept in reach: all the rest would be moved in and out in turn.
-        let floor_pages = self.config.floor_pages + self.unevictable.pages();
+        let floor_pages = self.floor_pages.load(Relaxed) + self.unevictable.pages();
         if self.resident_pages() + self.staged_pages() < floor_pages { Urgency::Reclaim } else { Urgency::Normal }
     }
 

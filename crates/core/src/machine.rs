@@ -197,9 +197,9 @@ pub trait Machine: Shared {
     /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));
 
-    /// Compresses the pages at home in `run` as one piece into the worker's scratch memory. May be called
-    /// under a block lock.
-    fn compress(&self, worker: &mut Self::Worker, run: FrameRun) -> Compressed;
+    /// Compresses the pages at home in `run`, which are the program's from `head` on, as one piece into the worker's scratch
+    /// memory. Called under no lock.
+    fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: FrameRun) -> Compressed;
     /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
     fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place);
     /// Copies stored bytes of a piece from `from` to `to`, which is as long and does not overlap it.

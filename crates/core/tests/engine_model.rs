@@ -444,27 +444,6 @@ fn pages_at_equal_distances_are_there_before_they_are_touched() {
 }
 
 #[test]
-fn a_page_that_is_watched_is_out_of_reach_on_its_own_until_it_is_touched_or_brought_back() {
-    let mut world = World::new(1 << 4, 4, 4000, 64);
-    world.map(0, 64);
-    world.run(&Step::Write { page: 0, pages: 64, value: 11 });
-    let (touched, back) = (PageNumber(BASE + 5), PageNumber(BASE + 40));
-    assert!(world.engine.watch(touched) && world.engine.watch(back) && !world.engine.watch(touched));
-    assert_eq!(world.engine.staged_pages(), 2);
-    assert!(!world.engine.is_resident(touched) && world.engine.is_resident(PageNumber(BASE + 4)));
-    assert_eq!(world.engine.fault(&mut world.worker, touched), Served::Done(FaultKind::Home));
-    world.engine.unwatch(back);
-    assert_eq!(world.engine.staged_pages(), 0);
-    let compressions = |world: &World| world.engine.machine().state.lock().compressions;
-    let before = compressions(&world);
-    assert!(world.engine.measure(&mut world.worker, PageNumber(BASE + 16)));
-    assert_eq!(compressions(&world) - before, 16 + 8 + 4 + 2 + 1, "by pieces of each order");
-    assert_eq!(world.engine.staged_pages(), 0, "a sample is brought back");
-    world.run(&Step::Read { page: 0, pages: 64 });
-    world.check();
-}
-
-#[test]
 fn where_parts_are_used_a_folio_at_home_gives_back_a_part() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     let half = PAGES / 2;

@@ -187,17 +187,6 @@ impl Costs {
     }
 }
 
-impl CodecCosts {
-    /// As [`ratio_percent`](Self::ratio_percent), each times `numerator` by `denominator`, as far as ratios go.
-    pub(crate) fn scaled_ratio(&self, numerator: [u32; ORDERS], denominator: [u32; ORDERS]) -> [u32; ORDERS] {
-        std::array::from_fn(|order| {
-            let ratio = u64::from(self.ratio_percent[order]) * u64::from(numerator[order]);
-            let scaled = ratio / u64::from(denominator[order].max(1));
-            scaled.clamp(LEAST_PERCENT.into(), MOST_PERCENT.into()) as u32
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,16 +221,6 @@ mod tests {
             assert!(text.starts_with(&format!("c.toml:{}: ", line_of(&bad, at))), "{to}: {text}");
             assert!(text.contains(why) && !text.contains('\n'), "{to}: {text}");
         }
-    }
-
-    #[test]
-    fn content_of_another_ratio_has_it_with_either_codec() {
-        let Costs { lz4, zstd, .. } = Costs::reference();
-        assert_eq!(zstd.scaled_ratio(lz4.ratio_percent, lz4.ratio_percent), zstd.ratio_percent);
-        let double = lz4.ratio_percent.map(|percent| percent * 2);
-        assert_eq!(zstd.scaled_ratio(double, lz4.ratio_percent), zstd.ratio_percent.map(|percent| percent * 2));
-        assert_eq!(zstd.scaled_ratio([1; ORDERS], lz4.ratio_percent), [100; ORDERS]);
-        assert_eq!(zstd.scaled_ratio([u32::MAX; ORDERS], [0; ORDERS]), [100_000; ORDERS]);
     }
 
     fn page_cache() -> impl Strategy<Value = PageCacheCosts> {

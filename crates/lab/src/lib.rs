@@ -9,6 +9,7 @@
 mod bits;
 pub mod columns;
 pub mod costs;
+pub mod density;
 pub mod error;
 pub mod lab;
 pub mod machine;

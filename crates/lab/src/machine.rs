@@ -9,6 +9,7 @@
 //! built for that ([`foliomem_core::sync`]): atomics are cells. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
 
 use crate::costs::{CodecCosts, Costs};
+use crate::density::Density;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
@@ -66,6 +67,7 @@ pub struct LabMachine {
     sizes: OrderSet,
     content: Content,
     costs: Costs,
+    density: Mutex<Option<Density>>,
     limit_pages: i64,
     charged_pages: AtomicI64,
     peak_pages: AtomicI64,
@@ -142,6 +144,7 @@ impl LabMachine {
             sizes,
             content,
             costs,
+            density: Mutex::default(),
             limit_pages: limit_pages.into(),
             charged_pages: AtomicI64::new(0),
             peak_pages: AtomicI64::new(0),
@@ -323,9 +326,25 @@ impl LabMachine {
         let per_page = mean / u64::from(run.frames());
         let first = name >> 32;
         let pages = (first..).zip(self.versions(first, run.frames()));
-        // Between half and one and a half times the mean.
-        let sizes = pages.map(|(page, version)| per_page / 2 + mix(page, version.into()) % per_page.max(1));
+        let density = self.density.lock();
+        let known = |page| density.as_ref().map_or((1000, false), |density| density.permille(PageNumber(page)));
+        let sizes = pages.map(|(page, version)| {
+            let (permille, is_known) = known(page);
+            let mean = per_page * permille / 1000;
+            // Between half and one and a half times the mean.
+            if is_known { mean } else { mean / 2 + mix(page, version.into()) % mean.max(1) }
+        });
         (sizes.sum::<u64>() as u32).clamp(1, run.order.bytes() as u32)
+    }
+
+    /// How well each part of memory compresses is known: it does not depend on chance.
+    pub fn set_density(&self, density: Density) {
+        *self.density.lock() = Some(density);
+    }
+
+    /// Pages were compressed as one piece, and came to that.
+    pub fn learn_density(&self, pages: &Range<PageNumber>, len_bytes: u32) {
+        self.density.lock().as_mut().into_iter().for_each(|density| density.learn(pages, len_bytes));
     }
 
     fn spend_by_page(&self, base_ns: u32, page_ns: u32, pages: u32) {
@@ -513,7 +532,7 @@ impl Machine for LabMachine {
         }
     }
 
-    fn compress(&self, _worker: &mut (), run: FrameRun) -> Compressed {
+    fn compress(&self, _worker: &mut (), _head: PageNumber, run: FrameRun) -> Compressed {
         let name = self.name_content(run);
         let Some(codec) = self.codec() else {
             // What repeats a word is only looked through, which costs as much as a hash.
@@ -635,7 +654,7 @@ mod tests {
     #[test]
     fn content_that_is_not_what_was_stored_is_noticed() {
         let (machine, name) = machine();
-        assert_eq!(machine.compress(&mut (), RUN), Compressed::Filled(name));
+        assert_eq!(machine.compress(&mut (), PageNumber(0), RUN), Compressed::Filled(name));
         assert_eq!(read(&machine, name), Ok(()));
         assert_eq!(read(&machine, name ^ 1), Err(Corrupted));
         assert_eq!(machine.move_in(RUN, PAGE), Ok(()));

@@ -198,8 +198,8 @@ impl Scenario {
         };
         let pages = self.workload.pages();
         let content = Content { store: self.swap.store, filled: self.workload.is_filled() };
-        let costs = self.workload.costs(self.costs);
-        let machine = LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, costs);
+        let machine = LabMachine::new(pages, arena_frames, limit_pages, self.machine.sizes_kib, content, self.costs);
+        self.workload.density(&self.costs).into_iter().for_each(|density| machine.set_density(density));
         Lab::new(machine, config, most_pages.into(), check_every)
     }
 }

@@ -1,6 +1,6 @@
 //! Trace files: what `foliomem record` writes and `foliomem lab replay` reads.
 //!
-//! A header of 16 bytes (magic, version, page size, order of a sample), then blocks, the last one empty: without it the file
+//! A header of 16 bytes (magic, version, page size), then blocks, the last one empty: without it the file
 //! was not written to its end. A block is the length of its content and of what is stored (4 bytes each), a hash of those
 //! and the stored bytes (8 bytes, XXH3), and the stored bytes: the content compressed by LZ4.
 //!
@@ -11,7 +11,6 @@
 //! Whatever a file holds, reading it gives records or an error with the file, the offset and the reason.
 
 use crate::error::LabError;
-use foliomem_core::trace::UNIT;
 use foliomem_core::units::PAGE_SHIFT;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -22,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use foliomem_core::{trace::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// A block is written when it has so much content.
@@ -45,16 +44,18 @@ pub struct Record {
     pub event: Event,
 }
 
-/// How many numbers an event of a tag has, and whether the first and the third are page numbers.
-fn shape(tag: u8) -> Option<(usize, bool)> {
+/// How many numbers an event of a tag has, and which of them are page numbers, a bit each.
+fn shape(tag: u8) -> Option<(usize, u8)> {
+    const NONE: u8 = 0;
+    const FIRST: u8 = 1 << 0;
+    const THIRD: u8 = 1 << 2;
     Some(match tag {
-        2 => (0, false),
-        1 | 10 | 12 | 14 | 15 => (1, false),
-        19 => (2, false),
-        11 => (3, false),
-        8 | 13 | 17 => (1, true),
-        3 | 4 | 5 | 7 | 9 | 16 | 18 => (2, true),
-        6 => (3, true),
+        2 => (0, NONE),
+        1 | 10 | 11 | 12 => (1, NONE),
+        14 => (1, FIRST),
+        3 | 4 | 5 | 7 | 8 | 13 | 15 => (2, FIRST),
+        9 => (3, FIRST),
+        6 => (3, FIRST | THIRD),
         _ => return None,
     })
 }
@@ -63,7 +64,7 @@ fn header() -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC);
     header[8..10].copy_from_slice(&VERSION.to_le_bytes());
-    (header[10], header[11]) = (PAGE_SHIFT as u8, UNIT.get());
+    header[10] = PAGE_SHIFT as u8;
     header
 }
 
@@ -95,7 +96,7 @@ fn unfold(number: u64) -> i64 {
 impl Before {
     fn push(&mut self, bytes: &mut Vec<u8>, record: &Record) {
         let (tag, numbers) = record.event.encode();
-        let Some((len, has_pages)) = shape(tag) else { unreachable!("every event has a shape") };
+        let Some((len, pages)) = shape(tag) else { unreachable!("every event has a shape") };
         let is_other = record.process != self.process;
         bytes.push(tag | if is_other { OTHER_PROCESS } else { 0 });
         if is_other {
@@ -105,7 +106,7 @@ impl Before {
         push_varint(bytes, fold(record.time_us.wrapping_sub(self.time_us) as i64));
         (self.process, self.time_us) = (record.process, record.time_us);
         for (place, number) in numbers.into_iter().take(len).enumerate() {
-            if has_pages && place != 1 {
+            if pages & 1 << place != 0 {
                 push_varint(bytes, fold(number.wrapping_sub(self.page) as i64));
                 self.page = number;
             } else {
@@ -119,7 +120,7 @@ impl Before {
         let (&first, rest) = bytes.split_first().ok_or("a record is missing")?;
         *bytes = rest;
         let tag = first & !OTHER_PROCESS;
-        let (len, has_pages) = shape(tag).ok_or("there is no such event")?;
+        let (len, pages) = shape(tag).ok_or("there is no such event")?;
         if first & OTHER_PROCESS != 0 {
             self.process = u32::try_from(take_varint(bytes)?).map_err(|_| "there is no such process")?;
         }
@@ -130,7 +131,7 @@ impl Before {
         let mut numbers = [0; 3];
         for (place, number) in numbers.iter_mut().take(len).enumerate() {
             *number = take_varint(bytes)?;
-            if has_pages && place != 1 {
+            if pages & 1 << place != 0 {
                 self.page = self.page.wrapping_add(unfold(*number) as u64);
                 *number = self.page;
             }
@@ -333,7 +334,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MOST_TIME_US, 0u8..20, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MOST_TIME_US, 0u8..16, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

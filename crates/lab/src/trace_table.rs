@@ -3,19 +3,18 @@
 //! | column | of which kinds | what |
 //! |---|---|---|
 //! | `time_us`, `process`, `kind` | all | when, by a clock that begins anywhere; which process, 0, 1, ... as they began; see below |
-//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `arm`, `touch`, `stage`, `refault`, `activate`, `along` | addresses by 4096 |
+//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `stage`, `refault`, `activate`, `along`, `compressed` | addresses by 4096 |
 //! | `to_page` | `remap` | where it went |
 //! | `pid` | `start` | its number in the system |
-//! | `watch_shift` | `watch` | one page of 2^this is watched |
-//! | `piece_kib`, `pieces`, `compressed_bytes` | `compressed` | pieces of a size that were compressed, and what they came to together |
-//! | `pages`, `compressed_bytes` | `stored` | what is out and compressed then, and what that has come to |
+//! | `pages` | `limit`, `unmanaged` | how many |
+//! | `compressed_bytes` | `compressed` | what the pages came to as one piece; 0 where they repeat one word |
 //! | `lost_events` | `lost` | how many are missing |
 
 use crate::columns::{Cells, Column, signed};
 use crate::error::LabError;
 use crate::parquet_file::ParquetFile;
 use crate::trace::{Record, TraceReader};
-use foliomem_core::trace::{Event, UNIT};
+use foliomem_core::trace::Event;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::fs::File;
 use std::io::Write;
@@ -32,16 +31,12 @@ struct Numbers {
     pages: Option<u64>,
     to_page: Option<u64>,
     pid: Option<u64>,
-    watch_shift: Option<u64>,
-    piece_kib: Option<u64>,
-    pieces: Option<u64>,
     compressed_bytes: Option<u64>,
     lost_events: Option<u64>,
 }
 
 /// Names of those columns.
-const NUMBERS: [&str; 9] =
-    ["first_page", "pages", "to_page", "pid", "watch_shift", "piece_kib", "pieces", "compressed_bytes", "lost_events"];
+const NUMBERS: [&str; 6] = ["first_page", "pages", "to_page", "pid", "compressed_bytes", "lost_events"];
 
 impl Numbers {
     fn of_pages(pages: &Range<PageNumber>) -> Numbers {
@@ -54,9 +49,8 @@ impl Numbers {
     }
 
     fn array(&self) -> [Option<u64>; NUMBERS.len()] {
-        let Numbers { first_page, pages, to_page, pid, watch_shift, piece_kib, pieces, compressed_bytes, lost_events } =
-            *self;
-        [first_page, pages, to_page, pid, watch_shift, piece_kib, pieces, compressed_bytes, lost_events]
+        let Numbers { first_page, pages, to_page, pid, compressed_bytes, lost_events } = *self;
+        [first_page, pages, to_page, pid, compressed_bytes, lost_events]
     }
 }
 
@@ -71,19 +65,12 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Discard(pages) => ("discard", Numbers::of_pages(pages)),
         Event::Remap(pages, to) => ("remap", Numbers { to_page: Some(to.0), ..Numbers::of_pages(pages) }),
         Event::Fill(pages) => ("fill", Numbers::of_pages(pages)),
-        Event::Arm(page) => ("arm", Numbers::of_page(*page)),
-        Event::Touch(page) => ("touch", Numbers::of_page(*page)),
         Event::Stage(pages) => ("stage", Numbers::of_pages(pages)),
         Event::Refault(pages) => ("refault", Numbers::of_pages(pages)),
         Event::Activate(page) => ("activate", Numbers::of_page(*page)),
         Event::Along(pages) => ("along", Numbers::of_pages(pages)),
-        Event::Watch(shift) => ("watch", Numbers { watch_shift: Some(u64::from(*shift)), ..none() }),
-        Event::Compressed { order, pieces, len_bytes } => {
-            let (piece_kib, compressed_bytes) = (Some(u64::from(order.kib())), Some(*len_bytes));
-            ("compressed", Numbers { piece_kib, pieces: Some(*pieces), compressed_bytes, ..none() })
-        }
-        Event::Stored { pages, len_bytes } => {
-            ("stored", Numbers { pages: Some(*pages), compressed_bytes: Some(*len_bytes), ..none() })
+        Event::Compressed { pages, len_bytes } => {
+            ("compressed", Numbers { compressed_bytes: Some((*len_bytes).into()), ..Numbers::of_pages(pages) })
         }
         Event::Limit(pages) => ("limit", Numbers { pages: Some(*pages), ..none() }),
         Event::Unmanaged(pages) => ("unmanaged", Numbers { pages: Some(u64::from(*pages)), ..none() }),
@@ -124,7 +111,7 @@ fn write<W: Write + Send>(
     to: W,
     unwritable: impl Fn(std::io::Error) -> LabError,
 ) -> Result<u64, LabError> {
-    let facts = [("page_bytes", PAGE_BYTES.to_string()), ("sample_pages", UNIT.pages().to_string())];
+    let facts = [("page_bytes", PAGE_BYTES.to_string())];
     let mut file = ParquetFile::new(to, &columns(&[]), &facts).map_err(&unwritable)?;
     let mut events = 0;
     loop {
@@ -141,7 +128,6 @@ fn write<W: Write + Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_core::units::Order;
     use parquet::file::reader::{FileReader, SerializedFileReader};
 
     fn read(bytes: Vec<u8>) -> Vec<String> {
@@ -160,17 +146,13 @@ mod tests {
             Event::Start { pid: 77 },
             Event::Map(pages(1 << 40, (1 << 40) + 512)),
             Event::Fill(pages(16, 32)),
-            Event::Arm(PageNumber(17)),
-            Event::Touch(PageNumber(17)),
             Event::Stage(pages(18, 30)),
             Event::Refault(pages(18, 19)),
             Event::Activate(PageNumber(19)),
             Event::Along(pages(16, 20)),
             Event::Discard(pages(20, 21)),
             Event::Remap(pages(16, 20), PageNumber(64)),
-            Event::Watch(3),
-            Event::Compressed { order: Order::new(4).unwrap(), pieces: 2, len_bytes: 30_000 },
-            Event::Stored { pages: 40, len_bytes: 50_000 },
+            Event::Compressed { pages: pages(16, 32), len_bytes: 30_000 },
             Event::Limit(4096),
             Event::Unmanaged(300),
             Event::Lost(u64::MAX),
@@ -181,25 +163,21 @@ mod tests {
         let mut bytes = Vec::new();
         let unwritable = |error| LabError::Unwritable("x".into(), error);
         let wanted = [
-            "start\" null null null 77 null null null null null",
-            "map\" 1099511627776 512 null null null null null null null",
-            "fill\" 16 16 null null null null null null null",
-            "arm\" 17 1 null null null null null null null",
-            "touch\" 17 1 null null null null null null null",
-            "stage\" 18 12 null null null null null null null",
-            "refault\" 18 1 null null null null null null null",
-            "activate\" 19 1 null null null null null null null",
-            "along\" 16 4 null null null null null null null",
-            "discard\" 20 1 null null null null null null null",
-            "remap\" 16 4 64 null null null null null null",
-            "watch\" null null null null 3 null null null null",
-            "compressed\" null null null null null 64 2 30000 null",
-            "stored\" null 40 null null null null null 50000 null",
-            "limit\" null 4096 null null null null null null null",
-            "unmanaged\" null 300 null null null null null null null",
-            "lost\" null null null null null null null null 9223372036854775807",
-            "unmap\" 1 1 null null null null null null null",
-            "end\" null null null null null null null null null",
+            "start\" null null null 77 null null",
+            "map\" 1099511627776 512 null null null null",
+            "fill\" 16 16 null null null null",
+            "stage\" 18 12 null null null null",
+            "refault\" 18 1 null null null null",
+            "activate\" 19 1 null null null null",
+            "along\" 16 4 null null null null",
+            "discard\" 20 1 null null null null",
+            "remap\" 16 4 64 null null null",
+            "compressed\" 16 16 null null 30000 null",
+            "limit\" null 4096 null null null null",
+            "unmanaged\" null 300 null null null null",
+            "lost\" null null null null null 9223372036854775807",
+            "unmap\" 1 1 null null null null",
+            "end\" null null null null null null",
         ];
         // More than a group.
         let times = GROUP_ROWS / events.len() + 2;

@@ -10,6 +10,7 @@ mod usemem;
 mod vm_scalability;
 
 use crate::costs::Costs;
+use crate::density::Density;
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::schedule::Took;
@@ -99,11 +100,11 @@ impl Workload {
         }
     }
 
-    /// What things cost, where that is `table`, with how well its own content compresses.
-    pub fn costs(&self, table: Costs) -> Costs {
+    /// How well each part of its memory compresses, if that is known.
+    pub fn density(&self, costs: &Costs) -> Option<Density> {
         match self {
-            Workload::Replay(replay) => replay.costs(table),
-            _ => table,
+            Workload::Replay(replay) => Some(replay.density(costs)),
+            _ => None,
         }
     }
 

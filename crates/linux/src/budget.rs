@@ -38,7 +38,6 @@ pub struct Budget {
     control: &'static Control,
     slot: ForkCell<SlotIndex>,
     statm: ForkCell<Option<OwnedFd>>,
-    limit_pages: i64,
     own_pages: AtomicI64,
     shared_pages: AtomicI64,
     /// Minor faults of the process when that was measured.
@@ -58,7 +57,6 @@ impl Budget {
     /// The budget of the process that has `slot`. Nothing is sampled before [`Budget::arm`].
     pub fn new(control: &'static Control, slot: SlotIndex) -> Budget {
         Budget {
-            limit_pages: (control.configuration().limit_bytes / PAGE_BYTES as u64) as i64,
             control,
             slot: ForkCell::new(slot),
             statm: ForkCell::new(None),
@@ -118,7 +116,7 @@ impl Budget {
 
     /// The limit of the tree.
     pub fn limit_pages(&self) -> i64 {
-        self.limit_pages
+        (self.control.limit_bytes() / PAGE_BYTES as u64) as i64
     }
 
     /// Pages of this process.
@@ -128,7 +126,7 @@ impl Budget {
 
     /// Pages left below the limit; negative beyond it.
     pub fn room_pages(&self) -> i64 {
-        self.limit_pages - self.own_pages.load(Relaxed) - self.others_pages.load(Relaxed)
+        self.limit_pages() - self.own_pages.load(Relaxed) - self.others_pages.load(Relaxed)
     }
 
     /// Reads the process's size, publishes it and learns the others'.
@@ -155,12 +153,13 @@ impl Budget {
         self.own_pages.store(own, Relaxed);
         self.others_pages.store(others_bytes / PAGE_BYTES as i64, Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
+        self.control.follow_need();
         self.note_whether_over();
     }
 
     /// Notes since when the tolerance is exceeded; that, or `None`.
     fn note_whether_over(&self) -> Option<u64> {
-        if -self.room_pages() <= self.limit_pages >> TOLERANCE_SHIFT {
+        if -self.room_pages() <= self.limit_pages() >> TOLERANCE_SHIFT {
             self.over_since_ns.store(0, Relaxed);
             return None;
         }
@@ -220,7 +219,7 @@ impl Budget {
     /// The engine does not hold so many pages: they cannot be managed. Says so where that is more than the limit: no fault will tell.
     pub fn note_unmanaged(&self, unmanaged_pages: i64) {
         self.unmanaged_pages.store(unmanaged_pages, Relaxed);
-        if unmanaged_pages > self.limit_pages {
+        if unmanaged_pages > self.limit_pages() {
             self.tell_if_over();
         }
     }
@@ -228,7 +227,7 @@ impl Budget {
     fn tell_if_over(&self) {
         let Some(since) = self.note_whether_over() else { return };
         let over = -self.room_pages();
-        if now_ns().saturating_sub(since) > LASTING_NS || over > self.limit_pages >> AT_ONCE_SHIFT {
+        if now_ns().saturating_sub(since) > LASTING_NS || over > self.limit_pages() >> AT_ONCE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
             self.control.limit_exceeded(self.excess());
         }
@@ -238,7 +237,7 @@ impl Budget {
     fn excess(&self) -> Excess {
         let vm = &self.counters().vm;
         let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
-        let worth_a_word = self.limit_pages >> 3;
+        let worth_a_word = self.limit_pages() >> 3;
         if unevictable as i64 > worth_a_word {
             Excess::Unevictable
         } else if self.unmanaged_pages.load(Relaxed) > worth_a_word.max(UNMANAGED_MIN_PAGES) {

@@ -17,7 +17,7 @@ use crate::swap_space::SwapSpace;
 use crate::trace_ring::TraceRing;
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::stats::Counters;
-use foliomem_core::units::Order;
+use foliomem_core::units::{Order, PAGE_BYTES};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -25,12 +25,13 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::Pid;
 use std::ffi::CStr;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 8;
+const VERSION: u64 = 9;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -62,8 +63,6 @@ const FLAG_TORTURE: u32 = 1 << 0;
 const FLAG_HARD: u32 = 1 << 1;
 /// Tell what the processes do.
 const FLAG_RECORD: u32 = 1 << 2;
-/// It is watched for that.
-const FLAG_WATCH: u32 = 1 << 3;
 
 /// Why the segment cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -79,11 +78,45 @@ pub enum ControlError {
     Full,
 }
 
+/// What the tree may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// So much.
+    Bytes(u64),
+    /// A share of the most that it has needed so far, compressed or not: it grows with that.
+    OfNeed {
+        /// The share is 1/divisor.
+        divisor: NonZeroU32,
+        /// It begins with as much.
+        least_bytes: u64,
+        /// It never grows beyond this.
+        most_bytes: u64,
+    },
+}
+
+impl Limit {
+    /// The least that it can be.
+    fn least_bytes(self) -> u64 {
+        match self {
+            Limit::Bytes(bytes) => bytes,
+            Limit::OfNeed { least_bytes, .. } => least_bytes,
+        }
+    }
+
+    /// The most that it can be.
+    pub fn most_bytes(self) -> u64 {
+        match self {
+            Limit::Bytes(bytes) => bytes,
+            Limit::OfNeed { most_bytes, .. } => most_bytes,
+        }
+    }
+}
+
 /// What the supervisor configures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Configuration {
-    /// What the tree may take, in bytes.
-    pub limit_bytes: u64,
+    /// What the tree may take.
+    pub limit: Limit,
     /// Which folio sizes there may be; what holds now is [`Control::sizes`].
     pub sizes: SizePolicy,
     /// How pieces are compressed.
@@ -99,18 +132,7 @@ pub struct Configuration {
     /// Stop the tree rather than exceed the limit.
     pub hard: bool,
     /// Whether to tell what the processes do ([`Control::trace`]).
-    pub recording: Recording,
-}
-
-/// What is recorded of the processes of a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Recording {
-    /// Nothing.
-    Off,
-    /// Without pressure: of a part of the memory, which is moved out of reach for that, when it is touched.
-    Watched,
-    /// Under a limit: when whatever it has put out of reach is touched.
-    Limited,
+    pub records: bool,
 }
 
 /// One line for the supervisor to print.
@@ -159,7 +181,11 @@ impl Message {
 struct Header {
     magic: AtomicU64,
     version: AtomicU64,
+    /// What the tree may take now; the most that can become of it, and which share of its need: 0 where that does not count.
     limit_bytes: AtomicU64,
+    least_limit_bytes: AtomicU64,
+    most_limit_bytes: AtomicU64,
+    need_divisor: AtomicU32,
     sizes: AtomicU32,
     codec: AtomicU32,
     /// As `codec`, or [`NO_CODEC`].
@@ -260,7 +286,13 @@ impl Control {
         let control = map(&fd)?;
         let header = &control.header;
         let set = |field: &AtomicU32, value: u32| field.store(value, Ordering::Relaxed);
-        header.limit_bytes.store(configuration.limit_bytes, Ordering::Relaxed);
+        let limit = configuration.limit;
+        header.limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
+        header.least_limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
+        header.most_limit_bytes.store(limit.most_bytes(), Ordering::Relaxed);
+        if let Limit::OfNeed { divisor, .. } = limit {
+            set(&header.need_divisor, divisor.get());
+        }
         set(&header.sizes, configuration.sizes.bits());
         set(&header.codec, encode_codec(configuration.codec));
         set(&header.recompress, configuration.recompress.map_or(NO_CODEC, encode_codec));
@@ -268,9 +300,7 @@ impl Control {
         set(&header.reclaimers, configuration.reclaimers);
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         let flags = flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD);
-        let recording = configuration.recording;
-        let flags = flags | flag(recording != Recording::Off, FLAG_RECORD);
-        set(&header.flags, flags | flag(recording == Recording::Watched, FLAG_WATCH));
+        set(&header.flags, flags | flag(configuration.records, FLAG_RECORD));
         header.version.store(VERSION, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok((control, fd))
@@ -304,8 +334,13 @@ impl Control {
     pub fn configuration(&self) -> Configuration {
         let header = &self.header;
         let flags = header.flags.load(Ordering::Relaxed);
+        let [least_bytes, most_bytes] =
+            [&header.least_limit_bytes, &header.most_limit_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         Configuration {
-            limit_bytes: header.limit_bytes.load(Ordering::Relaxed),
+            limit: match NonZeroU32::new(header.need_divisor.load(Ordering::Relaxed)) {
+                None => Limit::Bytes(most_bytes),
+                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes },
+            },
             sizes: self.sizes(),
             // The program may have written over what was a codec when the segment was opened.
             codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
@@ -314,11 +349,21 @@ impl Control {
             reclaimers: header.reclaimers.load(Ordering::Relaxed),
             torture: flags & FLAG_TORTURE != 0,
             hard: flags & FLAG_HARD != 0,
-            recording: match (flags & FLAG_RECORD != 0, flags & FLAG_WATCH != 0) {
-                (false, _) => Recording::Off,
-                (true, true) => Recording::Watched,
-                (true, false) => Recording::Limited,
-            },
+            records: flags & FLAG_RECORD != 0,
+        }
+    }
+
+    /// What the tree may take now.
+    pub fn limit_bytes(&self) -> u64 {
+        self.header.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Lets the limit grow with what the tree needs, if it does that.
+    pub fn follow_need(&self) {
+        if let Some(divisor) = NonZeroU32::new(self.header.need_divisor.load(Ordering::Relaxed)) {
+            let share_bytes = self.tree_needed_bytes() / u64::from(divisor.get());
+            let most_bytes = self.header.most_limit_bytes.load(Ordering::Relaxed);
+            self.header.limit_bytes.fetch_max(share_bytes.min(most_bytes), Ordering::Relaxed);
         }
     }
 
@@ -526,6 +571,12 @@ impl Control {
         self.tree_bytes(|process| &process.measured_bytes).0
     }
 
+    /// What the tree would take now if nothing of it were compressed.
+    pub fn tree_needed_bytes(&self) -> u64 {
+        let (out, used) = self.tree_store_bytes();
+        self.tree_measured_bytes().saturating_add(out).saturating_sub(used)
+    }
+
     /// The sum of a gauge over the living processes, and how many they are.
     fn tree_bytes(&self, gauge: impl Fn(&ProcessSlot) -> &AtomicU64) -> (u64, u32) {
         let sum = || {
@@ -545,11 +596,14 @@ impl Control {
         seen
     }
 
-    /// What the stores of the tree hold, uncompressed, and what they take for it.
-    pub fn tree_store_bytes(&self) -> (u64, u64) {
-        let stores = self.living().map(|process| &process.counters.store);
-        stores.fold((0, 0), |(original, used), store| {
-            (original + store.orig_data_size.get(), used + store.mem_used_total.get())
+    /// What the stores of the tree hold, uncompressed and without copies of what is in memory, too; and what they take for it.
+    fn tree_store_bytes(&self) -> (u64, u64) {
+        self.living().map(|process| &process.counters).fold((0, 0), |(out, used), counters| {
+            let Counters { store, vm, .. } = counters;
+            // The program may have written over any of them.
+            let copied = vm.nr_swapcached.get().saturating_mul(PAGE_BYTES as u64);
+            let add = u64::saturating_add;
+            (add(out, store.orig_data_size.get().saturating_sub(copied)), add(used, store.mem_used_total.get()))
         })
     }
 
@@ -616,19 +670,25 @@ mod tests {
 
         #[test]
         fn what_is_configured_arrives(
-            limit_bytes: u64,
+            least_bytes: u64,
+            most_bytes: u64,
+            divisor: u32,
             sizes: u32,
             codec in codecs(),
             recompress in prop::option::of(codecs()),
             granule in 0u8..10,
             torture: bool,
             hard: bool,
-            recording in prop::sample::select(vec![Recording::Off, Recording::Watched, Recording::Limited]),
+            records: bool,
             reclaimers: u32,
         ) {
             let (sizes, granule) = (SizePolicy::from_bits(sizes), Order::new(granule).unwrap());
+            let limit = match NonZeroU32::new(divisor) {
+                None => Limit::Bytes(most_bytes),
+                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes },
+            };
             let configuration =
-                Configuration { limit_bytes, sizes, codec, recompress, granule, torture, hard, recording, reclaimers };
+                Configuration { limit, sizes, codec, recompress, granule, torture, hard, records, reclaimers };
             let (_, fd) = Control::create(&configuration).unwrap();
             prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
         }
@@ -658,7 +718,7 @@ mod tests {
 
     fn configuration() -> Configuration {
         Configuration {
-            limit_bytes: 1 << 30,
+            limit: Limit::Bytes(1 << 30),
             sizes: SizePolicy::from_bits(0x14),
             codec: Codec::Zstd { level: 7, dictionary: true },
             recompress: Some(Codec::Zstd { level: 9, dictionary: false }),
@@ -666,7 +726,7 @@ mod tests {
             reclaimers: 3,
             torture: true,
             hard: false,
-            recording: Recording::Limited,
+            records: true,
         }
     }
 

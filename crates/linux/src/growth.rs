@@ -106,7 +106,7 @@ impl Slot {
 /// See the module.
 #[derive(Debug)]
 pub struct Growth {
-    limit_pages: i64,
+    limit_pages: AtomicI64,
     slots: [Slot; SLOTS],
     /// After the slot that the keeper has heard last.
     heard: AtomicUsize,
@@ -166,7 +166,7 @@ impl Growth {
     /// Of a process under that limit.
     pub fn new(limit_pages: i64) -> Growth {
         Growth {
-            limit_pages,
+            limit_pages: AtomicI64::new(limit_pages),
             slots: std::array::from_fn(|_| Slot::default()),
             heard: AtomicUsize::new(0),
             is_unheard: AtomicBool::new(false),
@@ -180,8 +180,13 @@ impl Growth {
         }
     }
 
+    /// The limit is this now.
+    pub fn limit_is(&self, limit_pages: i64) {
+        self.limit_pages.store(limit_pages, Ordering::Relaxed);
+    }
+
     fn much_pages(&self) -> i64 {
-        (self.limit_pages >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
+        (self.limit_pages.load(Ordering::Relaxed) >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
     }
 
     /// Whether `range` alone is worth telling of.
@@ -318,7 +323,7 @@ impl Growth {
         let futile = self.futile.load(Ordering::Relaxed);
         let shift = FIRST_PASS_SHIFT.saturating_sub(futile).max(LAST_PASS_SHIFT);
         self.futile.store(futile.saturating_add(1), Ordering::Relaxed);
-        self.pass_pages.store(self.limit_pages >> shift, Ordering::Relaxed);
+        self.pass_pages.store(self.limit_pages.load(Ordering::Relaxed) >> shift, Ordering::Relaxed);
     }
 
     /// In the child of a fork, where nobody waits.

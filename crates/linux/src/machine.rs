@@ -836,7 +836,7 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {
+    fn compress(&self, worker: &mut Worker, head: PageNumber, run: FrameRun) -> Compressed {
         let content = &*self.bytes(run);
         let compressed = if let Some(word) = fill_word(content) {
             Compressed::Filled(word)
@@ -847,7 +847,7 @@ impl Machine for LinuxMachine {
             worker.filled_bytes = 0;
             Compressed::Bytes { len_bytes: content.len() as u32, raw: true, checksum: checksum(content) }
         };
-        self.tracer.note_compressed(run.order, compressed.len_bytes());
+        self.tracer.compressed(self.budget, head.folio(run.order), compressed.len_bytes());
         compressed
     }
 

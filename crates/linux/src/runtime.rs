@@ -42,7 +42,7 @@ use crate::sizing;
 use crate::still::Still;
 use crate::swap_space::Event;
 use crate::thread::{self, ThreadSpec};
-use crate::tracer::{Tracer, Watcher};
+use crate::tracer::Tracer;
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use crate::why::Why;
 use foliomem_core::engine::{Attempt, BackingConfig, Engine, EngineConfig, Served};
@@ -299,7 +299,7 @@ impl Runtime {
         own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
         let budget = Budget::new(control, slot);
         let runtime = Box::leak(Box::new(Runtime {
-            tracer: Tracer::new(settings.recording),
+            tracer: Tracer::new(settings.records),
             settings,
             fork_stack,
             gate: Gate::default(),
@@ -841,6 +841,7 @@ impl Runtime {
             return Some(self.sleep_for(room - self.engage_pages(), most));
         };
         let engine = &engaged.engine;
+        self.settle_limit(engine);
         self.copies.look(&self.budget, engine.machine());
         if self.placement.cpu().is_some() && is_stuck_hearing(engine.machine()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
@@ -860,13 +861,20 @@ impl Runtime {
         let unmanaged_pages = self.budget.own_pages() - engine.held_pages() as i64;
         self.budget.note_unmanaged(unmanaged_pages);
         self.tracer.unmanaged(&self.budget, unmanaged_pages);
-        self.tracer.compressed(engine);
         let sizes = self.budget.control().sizes();
         if std::mem::replace(&mut looks.sizes, sizes) != sizes {
             engine.machine().prepare_for_huge(0..usize::MAX);
         }
         engine.tend();
         Some(self.balance(engine, looks))
+    }
+
+    /// What follows from the limit, which may have grown.
+    fn settle_limit(&self, engine: &Engine<LinuxMachine>) {
+        let limit_pages = self.budget.limit_pages();
+        self.growth.limit_is(limit_pages);
+        engine.limit_is(watermark::floor_pages(limit_pages), sizing::store_pages(limit_pages));
+        self.tracer.limit(&self.budget);
     }
 
     /// While a fork's other side lives, what is shared changes with every write: it is measured anew.
@@ -914,7 +922,8 @@ impl Runtime {
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
         let _held = self.growth.hold();
-        let [wanted_bytes, needed_bytes] = sizing::arena_bytes(self.budget.limit_pages());
+        let most_pages = (self.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
+        let [wanted_bytes, needed_bytes] = sizing::arena_bytes(most_pages);
         // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
         let arena = Region::reserve(wanted_bytes)
             .or_else(|_| Region::reserve(needed_bytes))
@@ -937,7 +946,7 @@ impl Runtime {
         let config = EngineConfig {
             granule: self.settings.granule,
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
-            swap_slots: sizing::swap_slots(limit_pages, file_slots),
+            swap_slots: sizing::swap_slots(most_pages, file_slots),
             strategy: Default::default(),
             swap_in: Default::default(),
             no_room: Default::default(),
@@ -1070,25 +1079,6 @@ impl Runtime {
         let _ = futex::wake(&self.reclaim_kick, futex::Flags::PRIVATE, MOST_HANDLERS as u32);
     }
 
-    /// Sees what the program uses, for the record.
-    fn watch(&'static self) -> ! {
-        let Some(engaged) = self.engaged.get() else { unreachable!("the watcher starts after engaging") };
-        let mut worker = self.worker(engaged);
-        let mut watcher = {
-            let _inside = self.gate.enter();
-            Watcher::start(&self.tracer, &self.budget)
-        };
-        let mut place = Place::here();
-        loop {
-            place.settle(&self.placement);
-            let sleep = {
-                let _inside = self.gate.enter();
-                watcher.look(&engaged.engine, &self.tracer, &mut worker)
-            };
-            clock::sleep(sleep);
-        }
-    }
-
     // ---- the handlers ----
 
     fn start_workers(&'static self) -> Result<(), RuntimeError> {
@@ -1109,9 +1099,6 @@ impl Runtime {
         };
         for _ in 0..reclaimers {
             self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
-        }
-        if self.tracer.watches() {
-            self.spawn(watcher_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
         }
         Ok(())
     }
@@ -1318,7 +1305,7 @@ impl Runtime {
         let took_ns = now_ns() - started_ns;
         counters.faults(kind).record(took_ns);
         counters.vm.pgfault.inc();
-        self.tracer.served(&engaged.engine, page, kind, took_ns);
+        self.tracer.served(&engaged.engine, page, kind);
         if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
@@ -1443,13 +1430,6 @@ extern "C" fn reclaimer_entry(argument: *mut u8) {
 /// a CPU; where it may not be preferred, it waits.
 fn be_nice(nice: i32) -> bool {
     rustix::process::setpriority_process(None, nice).is_ok()
-}
-
-extern "C" fn watcher_entry(argument: *mut u8) {
-    // SAFETY: `start_workers` passes the runtime, which lives as long as the process.
-    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
-    runtime.be_as_urgent_as_the_program();
-    runtime.watch();
 }
 
 extern "C" fn handler_entry(argument: *mut u8) {

@@ -8,8 +8,7 @@
 use foliomem_core::trace::Event;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Events on their way: a process makes some 80 a millisecond with its faults, and others by the thousand when what is watched
-/// changes; they are fetched every 10 ms.
+/// Events on their way: a process makes some 300 a millisecond with its faults; they are fetched every 10 ms.
 const RECORDS: usize = 8192;
 const TAG_SHIFT: u32 = 56;
 
@@ -86,7 +85,7 @@ mod tests {
         fn what_was_pushed_is_taken_in_order_and_what_has_no_room_is_refused(rounds in prop::collection::vec(0..2 * RECORDS as u64, 1..4)) {
             let ring = ring();
             for pushes in rounds {
-                let events: Vec<_> = (0..pushes).map(|number| (number, Event::Touch(PageNumber(number * 7)))).collect();
+                let events: Vec<_> = (0..pushes).map(|number| (number, Event::Activate(PageNumber(number * 7)))).collect();
                 let there: Vec<_> = events.into_iter().filter(|(time_us, event)| ring.push(*time_us, event)).collect();
                 prop_assert_eq!(there.len() as u64, pushes.min(RECORDS as u64));
                 prop_assert_eq!(taken(&ring), there);

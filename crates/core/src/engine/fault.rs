@@ -373,20 +373,6 @@ impl<M: Machine> Engine<M> {
         if is_copied { &self.copied } else { &self.probation }
     }
 
-    /// Moves what is at home of `pages`, all of one block, into the program, as far as that can be done now. The caller wakes.
-    pub(super) fn bring_in_at_home(&self, entries: &mut Entries, pages: Range<PageNumber>) {
-        let mut page = pages.start;
-        while page < pages.end {
-            let state = entries.get(page);
-            let order = state.order().unwrap_or(Order::ZERO);
-            if matches!(state, PageState::Home { writeback: false, .. }) {
-                // What stays is found at home by a fault.
-                let _ = self.bring_in(entries, page.head(order));
-            }
-            page = page.head(order).offset(order.pages());
-        }
-    }
-
     /// Only the first `moved_pages` of the folio could move: the rest follows page by page, by copy where
     /// a move is refused. Whoever waits for a page that stays behind is to be woken, too, to try again.
     fn bring_in_pages(

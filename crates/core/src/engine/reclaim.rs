@@ -306,7 +306,7 @@ impl<M: Machine> Engine<M> {
         let mut stored_bytes = 0;
         for done in (0..run.frames()).step_by(granule.pages() as usize) {
             let part = run.part(done, granule);
-            let piece = match self.machine.compress(worker, part) {
+            let piece = match self.machine.compress(worker, folio.head.offset(done), part) {
                 Compressed::Filled(word) => self.store.insert_filled(word, granule, granule.pages() as u16),
                 Compressed::Bytes { len_bytes, raw, checksum } => {
                     let info = PieceInfo { len_bytes, granule, raw, checksum, pages: granule.pages() as u16 };

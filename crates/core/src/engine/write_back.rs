@@ -44,9 +44,11 @@ impl<M: Machine> Engine<M> {
     /// Whether something should go from the store to the file: because the store takes more than its share, or because
     /// it has taken everything but what the program must keep. What is under way counts as gone.
     pub(super) fn store_presses(&self, writing: &Writing) -> bool {
-        let Some(backing) = &self.config.backing else { return false };
+        if self.config.backing.is_none() {
+            return false;
+        }
         let held = self.store.held_frames().saturating_sub(writing.pages());
-        if held <= backing.store_pages && self.urgency() == Urgency::Normal {
+        if held <= self.store_pages.load(Relaxed) && self.urgency() == Urgency::Normal {
             return false;
         }
         let pause = self.file_pause.load(Relaxed);

@@ -433,7 +433,7 @@ impl Machine for Double {
         }
     }
 
-    fn compress(&self, worker: &mut Worker, run: FrameRun) -> Compressed {
+    fn compress(&self, worker: &mut Worker, _head: PageNumber, run: FrameRun) -> Compressed {
         self.state.lock().compressions += 1;
         // Page by page, as long as it takes: nobody else may have anything to do with them.
         worker.words.clear();

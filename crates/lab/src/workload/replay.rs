@@ -1,16 +1,11 @@
-//! A recorded run ([`crate::trace`]) once more: what it mapped, touched first and dropped is done as it was; what is known of
-//! watched units stands for the units around them.
+//! A recorded run ([`crate::trace`]) once more: what it mapped, touched and dropped is done as it was.
 //!
-//! - Of each *cell*, an aligned range of 2^shift pages, one was watched. Each of its touches is one of every page of the cell
-//!   that has content.
-//! - How many of them are touched at once is what the pages beside the watched one have shown there or nearby: a run of 1 to 16.
-//!   Where runs go on upwards or downwards the cell is gone through like that; otherwise the order of its runs is random, and
-//!   they are spread over the time until the next touch.
-//! - While a page was in reach its touches went unseen. They are taken to be as frequent as those that were seen: at random, or
-//!   regular where the program goes through its memory. All touches only read.
-//! - Of a run that was recorded under a limit every touch of what that had put out of reach is known, and so is what was read
-//!   ahead: nothing stands for anything else. Touches of what was in reach there were not seen. Whether a page was in use until it left that, the run itself has
-//!   found out by staging it ([`reach`]): then it is touched when the engine moves it home, as long after that as others were, once for each time that it had come into reach.
+//! - Every touch of what the limit had put out of reach is known, and so is what was read ahead. Touches of what was in reach were
+//!   not seen. Whether a page was in use until it left that, the run itself has found out by staging it ([`reach`]): then it is touched
+//!   when the engine moves it home, as long after that as others were, once for each time that it had come into reach. All touches
+//!   only read.
+//! - A trace that names no limit tells of every touch.
+//! - What is compressed comes to what it came to there ([`crate::density`]).
 //! - What was not managed takes its part of the room.
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
@@ -20,17 +15,17 @@ mod reach;
 use self::reach::{Reach, Stays};
 use super::{MIB, Round, Rounds};
 use crate::bits::{Bits, is_set, set};
-use crate::costs::{CodecCosts, Costs};
+use crate::costs::Costs;
+use crate::density::{Density, FirstPiece, UNIT, order_of};
 use crate::error::LabError;
 use crate::lab::Lab;
-use crate::machine::mix;
 use crate::random::Random;
 use crate::schedule::Took;
 use crate::trace::{Record, TraceReader};
-use foliomem_core::trace::{Event, UNIT, beside, is_watched, watched_page};
-use foliomem_core::units::{BLOCK_PAGES, CpuNumber, ORDERS, Order, PAGE_BYTES, PageNumber};
+use foliomem_core::trace::Event;
+use foliomem_core::units::{BLOCK_PAGES, CpuNumber, Order, PageNumber};
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,18 +35,6 @@ type Block = (u32, u64);
 
 /// Blocks that a run uses, at most: 1 TiB.
 const MOST_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
-/// Touches of a unit so near to each other belong together.
-const TOGETHER_US: u64 = 1000;
-/// Touches that were not seen are this far from each other at least: nothing falls out of use in less.
-const LEAST_WAIT_US: u64 = 250;
-/// A new wait counts 1/2^2 in their mean.
-const WAIT_SHIFT: u32 = 2;
-/// Places around one that tell what is touched together there.
-const NEAREST: usize = 5;
-/// Cells that share their pages, at most.
-const SHARING: u64 = 16;
-/// Cells that were gone through last: what goes on behind one of them does so in order.
-const RECENT: usize = 4;
 /// Events between two looks at how much is out.
 const NOTE_EVERY: u64 = 4096;
 
@@ -60,7 +43,7 @@ const NOTE_EVERY: u64 = 4096;
 pub struct Summary {
     /// The most pages that had content at a time, with what was not managed.
     pub peak_pages: u64,
-    /// Under which limit it was recorded, if under one.
+    /// The most that it might take, if it was recorded under a limit.
     pub limit_pages: Option<u64>,
     /// Processes that were large enough to be looked at, and all.
     pub managed_processes: u32,
@@ -70,12 +53,11 @@ pub struct Summary {
     pub touches: u64,
     /// Events that are missing.
     pub lost: u64,
-    /// Original bytes and compressed ones, by order; and of what was out at a time, of all times at which that was told.
-    compressed: [[u64; 2]; ORDERS],
-    stored: [u128; 2],
     places: Places,
     /// Of processes that were recorded under a limit.
     stays: Stays,
+    /// Of each unit of the address space that was compressed.
+    first_pieces: Vec<FirstPiece>,
 }
 
 /// Where each block that was used lies: blocks that were side by side are so here, too, and nothing else is.
@@ -252,6 +234,7 @@ impl Summary {
     pub fn of(path: &Path) -> Result<Summary, LabError> {
         let mut summary = Summary::default();
         let (mut content, mut unmanaged, mut reach) = (Content::default(), Unmanaged::default(), Reach::default());
+        let mut compressed: BTreeMap<(u32, u64), (Order, u32)> = BTreeMap::new();
         let (mut managed, mut used) = (BTreeSet::new(), BTreeSet::new());
         for record in TraceReader::open(path)? {
             let Record { process, event, time_us } = record?;
@@ -277,7 +260,7 @@ impl Summary {
                     reach.end(process);
                 }
                 Event::Limit(pages) => {
-                    summary.limit_pages = Some(pages);
+                    summary.limit_pages = summary.limit_pages.max(Some(pages));
                     reach.begin(process);
                 }
                 Event::Unmanaged(pages) => {
@@ -289,7 +272,6 @@ impl Summary {
                 Event::Map(_) => {
                     managed.insert(process);
                 }
-                Event::Watch(_) | Event::Arm(_) => {}
                 Event::Stage(range) => reach.go(process, &range, time_us),
                 Event::Unmap(range) | Event::Discard(range) => content.change(process, &range, false),
                 Event::Remap(from, to) => {
@@ -301,12 +283,6 @@ impl Summary {
                 Event::Fill(range) => {
                     fill(&range)?;
                     reach.come(process, &range, time_us, false);
-                }
-                Event::Touch(page) => {
-                    summary.touches += 1;
-                    if fill(&page.folio(Order::ZERO))? {
-                        reach.come(process, &page.folio(Order::ZERO), time_us, false);
-                    }
                 }
                 Event::Activate(page) => {
                     summary.touches += 1;
@@ -323,14 +299,10 @@ impl Summary {
                 Event::Along(range) => {
                     content.runs(process, &range).for_each(|run| reach.come(process, &run, time_us, false));
                 }
-                Event::Compressed { order, pieces, len_bytes } => {
-                    let [original, compressed] = &mut summary.compressed[order.index()];
-                    *original = original.saturating_add(pieces * order.bytes() as u64);
-                    *compressed = compressed.saturating_add(len_bytes);
-                }
-                Event::Stored { pages, len_bytes } => {
-                    summary.stored[0] += u128::from(pages) * PAGE_BYTES as u128;
-                    summary.stored[1] += u128::from(len_bytes);
+                Event::Compressed { pages, len_bytes } => {
+                    for unit in pages.start.0 >> UNIT.get()..pages.end.0.div_ceil(UNIT.pages().into()) {
+                        compressed.entry((process, unit)).or_insert((order_of(&pages), len_bytes));
+                    }
                 }
                 Event::Lost(events) => summary.lost += events,
             }
@@ -339,6 +311,13 @@ impl Summary {
         summary.managed_processes = managed.len() as u32;
         summary.stays = reach.stays();
         summary.places = Places::of(used);
+        let places = &summary.places;
+        let first_piece = |((process, unit), (order, len_bytes))| {
+            let unit = PageNumber(unit << UNIT.get());
+            let place = places.find(process, unit.0 / BLOCK_PAGES as u64)?;
+            Some(FirstPiece { unit: place.page(unit.index_in_block()), order, len_bytes })
+        };
+        summary.first_pieces = compressed.into_iter().filter_map(first_piece).collect();
         Ok(summary)
     }
 
@@ -352,36 +331,6 @@ impl Summary {
             // Slots that are not used cost nothing.
             (self.peak_pages / u64::from(MIB) * 16).clamp(1024, 8_388_608)
         )
-    }
-
-    /// By how many thousandths what is out compresses better than what goes out: that counts a page as often as it does.
-    fn stored_permille(&self) -> u128 {
-        let gone_out = self.compressed.iter().fold([0, 0], |[all, all_len], &[original, compressed]| {
-            [all + u128::from(original), all_len + u128::from(compressed)]
-        });
-        let ratio = |[original, compressed]: [u128; 2]| original * 1000 / compressed.max(original / 1000).max(1);
-        let (stored, gone_out) = (ratio(self.stored), ratio(gone_out));
-        if stored == 0 || gone_out == 0 { 1000 } else { (stored * 1000 / gone_out).clamp(250, 4000) }
-    }
-
-    /// Original to compressed size of what is out, as it was measured; where it was not, as it is with most.
-    fn ratio_percent(&self, reference: [u32; ORDERS]) -> [u32; ORDERS] {
-        let permille = self.stored_permille();
-        let measured = |order: usize| {
-            let [original, compressed] = self.compressed[order];
-            // A thousandth is as good as nothing.
-            let len_bytes = u128::from(compressed.max(original / 1000));
-            (original > 0).then(|| (u128::from(original) * permille / 10 / len_bytes) as u32)
-        };
-        // What was not measured differs from the next smaller one that was (or larger, where none was) as it does in the table.
-        let most = usize::from(UNIT.get());
-        std::array::from_fn(|order| {
-            let known = (0..=order.min(most)).rev().chain(order..=most).find_map(|near| Some((near, measured(near)?)));
-            known.map_or(reference[order], |(near, percent)| match near == order || order > most {
-                true => percent,
-                false => (u64::from(percent) * u64::from(reference[order]) / u64::from(reference[near].max(1))) as u32,
-            })
-        })
     }
 }
 
@@ -406,59 +355,6 @@ impl TryFrom<File> for Replay {
     fn try_from(File { file }: File) -> Result<Replay, LabError> {
         Ok(Replay { summary: Arc::new(Summary::of(&file)?), file })
     }
-}
-
-/// A page of a process.
-type Page = (u32, PageNumber);
-
-/// What is known of a page that was out of reach.
-#[derive(Default)]
-struct Known {
-    /// Since when it is.
-    armed_us: Option<u64>,
-    /// When it was touched last, and how long it waits for that on average.
-    touched_us: Option<u64>,
-    wait_us: Option<u64>,
-    /// How often it has come out of reach: what is expected while it is in reach holds until it does again.
-    times: u32,
-}
-
-/// Which way a program goes through its memory.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Way {
-    Up,
-    Down,
-}
-
-/// What pages are touched together.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Run {
-    order: Order,
-    way: Option<Way>,
-}
-
-/// What is to be done when its time has come.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Due {
-    /// A page was touched: what was touched with it is known now.
-    Touched(Page),
-    /// A page that is in reach is touched, if it still is; see [`Known::times`].
-    Unseen(Page, u32),
-    /// A page that was in use when it was moved home is touched, where it lies now, if it still is in use.
-    InUse(PageNumber),
-    /// The next run of a cell is touched.
-    Visit(Visit),
-}
-
-/// A touch of a cell on its way.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Visit {
-    process: u32,
-    /// Heads of the runs that are left.
-    heads: Vec<PageNumber>,
-    order: Order,
-    /// When it ends.
-    end_us: u64,
 }
 
 /// Pages of a block that are in use until they leave the reach of the recorded limit.
@@ -488,16 +384,8 @@ struct Player<'a> {
     /// By place.
     in_use: Box<[InUse]>,
     unmanaged: Unmanaged,
-    /// By process, 2^what the pages of a cell are.
-    shifts: BTreeMap<u32, u8>,
-    known: BTreeMap<Page, Known>,
-    /// By watched page.
-    runs: BTreeMap<Page, Run>,
-    /// By time, and as they came.
-    due: BTreeMap<(u64, u64), Due>,
-    dues: u64,
-    /// Cells that were touched last, by their first page.
-    recent: VecDeque<Page>,
+    /// Pages that were in use when they were moved home, where they lie now: by the time at which they are touched, if they still are in use.
+    due: BTreeSet<(u64, PageNumber)>,
     random: Random,
 }
 
@@ -512,16 +400,10 @@ impl Replay {
         self.summary.peak_pages as u32
     }
 
-    /// What things cost, where that is `table`, with its own content. That was compressed by lz4; what zstd makes of it
-    /// differs from that as in the table.
-    pub fn costs(&self, table: Costs) -> Costs {
-        let by_lz4 = self.summary.ratio_percent(table.lz4.ratio_percent);
-        let by_zstd = table.zstd.scaled_ratio(by_lz4, table.lz4.ratio_percent);
-        Costs {
-            lz4: CodecCosts { ratio_percent: by_lz4, ..table.lz4 },
-            zstd: CodecCosts { ratio_percent: by_zstd, ..table.zstd },
-            ..table
-        }
+    /// How well each part of its memory compresses when it first does, by the table of `costs`. (It was compressed by lz4; what zstd makes
+    /// of it differs from that as in the table.)
+    pub fn density(&self, costs: &Costs) -> Density {
+        Density::new(self.pages() as usize, &self.summary.first_pieces, costs.lz4.ratio_percent)
     }
 
     /// Does it, on one CPU; what is not known is drawn from `seed` on.
@@ -539,12 +421,7 @@ impl Replay {
             stay: 0,
             in_use: vec![InUse::default(); self.summary.places.end().index()].into(),
             unmanaged: Unmanaged::default(),
-            shifts: BTreeMap::new(),
-            known: BTreeMap::new(),
-            runs: BTreeMap::new(),
-            due: BTreeMap::new(),
-            dues: 0,
-            recent: VecDeque::new(),
+            due: BTreeSet::new(),
             random: Random::new(seed),
         };
         let (mut took, mut clock_us) = (Took::default(), None);
@@ -573,27 +450,19 @@ impl Player<'_> {
     fn play(&mut self, Record { process, event, time_us }: Record) -> Result<(), LabError> {
         self.do_until(time_us)?;
         match event {
-            Event::Touch(page) => match self.find(process, page) {
-                Some(here) => self.seen((process, page), here, time_us)?,
-                None => self.fill(process, &page.folio(Order::ZERO))?,
-            },
-            Event::Arm(page) => {
-                let known = self.known.entry((process, page)).or_default();
-                known.armed_us = Some(time_us);
-                known.times += 1;
+            Event::Start { .. } | Event::Lost(_) => {}
+            Event::Compressed { pages, len_bytes } => {
+                // A piece lies in one block.
+                if let Some((place, part)) = self.places.parts(process, &pages).next() {
+                    self.lab.machine().learn_density(&place.pages(part), len_bytes);
+                }
             }
-            Event::Start { .. } | Event::Compressed { .. } | Event::Stored { .. } | Event::Lost(_) => {}
             Event::End => self.end(process),
             Event::Limit(_) => {
                 self.limited.insert(process);
             }
             Event::Stage(range) => self.go(process, &range),
             Event::Unmanaged(pages) => self.set_unmanaged(process, pages),
-            Event::Watch(shift) => {
-                self.shifts.insert(process, shift);
-                let is_of_use = |page| is_watched(page, shift) || beside(page).any(|other| is_watched(other, shift));
-                self.known.retain(|&(of, page), _| of != process || is_of_use(page));
-            }
             Event::Map(range) => self.map(process, &range, true),
             Event::Unmap(range) => {
                 self.forget(process, &range);
@@ -673,7 +542,7 @@ impl Player<'_> {
 
     /// What was moved home just now and is in use will be touched, once.
     fn expect_moved_home(&mut self, now_us: u64) {
-        if self.limited.is_empty() {
+        if self.stays.is_empty() {
             return;
         }
         for range in self.lab.machine().take_moved_home() {
@@ -682,175 +551,18 @@ impl Player<'_> {
                 if set(pages, at(page), false) > 0 {
                     set(due, at(page), true);
                     let wait_us = self.random.below(2 * self.stays.at_home_us() + 1);
-                    self.at(now_us + wait_us, Due::InUse(page));
+                    self.due.insert((now_us + wait_us, page));
                 }
             }
         }
-    }
-
-    fn at(&mut self, time_us: u64, due: Due) {
-        self.dues += 1;
-        self.due.insert((time_us, self.dues), due);
     }
 
     /// Does what is due until then.
     fn do_until(&mut self, time_us: u64) -> Result<(), LabError> {
-        while let Some(first) = self.due.first_entry().filter(|first| first.key().0 <= time_us) {
-            let ((now_us, _), due) = first.remove_entry();
-            match due {
-                Due::Touched(page) => {
-                    self.learn(page);
-                    self.touch_cell(page, now_us)?;
-                }
-                Due::InUse(page) => {
-                    if set(&mut self.in_use[Place::of(page).index()].due, at(page), false) > 0 {
-                        self.lab.touch(page, false)?;
-                    }
-                }
-                Due::Unseen(page, times) => {
-                    let is_in_reach = self.known.get(&page).is_some_and(|known| known.times == times);
-                    if is_in_reach && self.has(page.0, page.1) {
-                        self.touch_cell(page, now_us)?;
-                        self.expect(page, now_us);
-                    }
-                }
-                Due::Visit(visit) => self.visit(visit, now_us)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// A page that was out of reach, and lies `here`, was touched.
-    fn seen(&mut self, page: Page, here: PageNumber, now_us: u64) -> Result<(), LabError> {
-        let shift = self.shifts.get(&page.0).copied().unwrap_or(0);
-        if shift == 0 {
-            return self.lab.touch(here, false);
-        }
-        let known = self.known.entry(page).or_default();
-        known.touched_us = Some(now_us);
-        if let Some(armed_us) = known.armed_us.take() {
-            let waited_us = now_us.saturating_sub(armed_us);
-            let mean = |wait_us| wait_us - (wait_us >> WAIT_SHIFT) + (waited_us >> WAIT_SHIFT);
-            known.wait_us = Some(known.wait_us.map_or(waited_us, mean));
-        }
-        // One beside it is touched for what it tells of that.
-        if is_watched(page.1, shift) {
-            self.at(now_us + TOGETHER_US, Due::Touched(page));
-            self.expect(page, now_us);
-        }
-        Ok(())
-    }
-
-    /// The next touch that nobody sees.
-    fn expect(&mut self, page: Page, now_us: u64) {
-        let Some(Known { wait_us: Some(wait_us), times, .. }) = self.known.get(&page) else { return };
-        let (wait_us, times) = ((*wait_us).max(LEAST_WAIT_US), *times);
-        let is_regular = self.run_around(page).way.is_some();
-        let next_us = if is_regular { wait_us } else { self.random.exponential(wait_us).max(LEAST_WAIT_US) };
-        self.at(now_us + next_us, Due::Unseen(page, times));
-    }
-
-    /// What the pages beside `page` tell, which was touched lately.
-    fn learn(&mut self, page: Page) {
-        let (process, number) = page;
-        let Some(touched_us) = self.known.get(&page).and_then(|known| known.touched_us) else { return };
-        let mut touches = vec![(touched_us, number)];
-        let mut run = None;
-        for (order, other) in Order::all().skip(1).zip(beside(number)) {
-            let Some(known) = self.known.get(&(process, other)) else { break };
-            let is_near = known.touched_us.is_some_and(|other_us| other_us.abs_diff(touched_us) <= TOGETHER_US);
-            if is_near {
-                touches.extend(known.touched_us.map(|other_us| (other_us, other)));
-                run = Some(order);
-            } else {
-                // One that was in reach tells nothing.
-                run = run.or(known.armed_us.map(|_| Order::ZERO));
-                break;
-            }
-        }
-        let Some(order) = run else { return };
-        touches.sort_unstable();
-        let way = match touches.len() > 2 {
-            true if touches.is_sorted_by_key(|touch| touch.1) => Some(Way::Up),
-            true if touches.iter().rev().is_sorted_by_key(|touch| touch.1) => Some(Way::Down),
-            _ => None,
-        };
-        self.runs.insert(page, Run { order, way });
-    }
-
-    /// What is known of `page` and of what is nearest to it: what is in the middle, as some of it is chance.
-    fn run_around(&self, page: Page) -> Run {
-        let (process, _) = page;
-        let before = self.runs.range((process, PageNumber(0))..page).rev().take(NEAREST / 2);
-        let behind = self.runs.range(page..=(process, PageNumber(u64::MAX))).take(NEAREST / 2 + 1);
-        let mut nearest: Vec<Run> = before.chain(behind).map(|(_, &run)| run).collect();
-        nearest.sort_unstable();
-        nearest.get(nearest.len() / 2).copied().unwrap_or(Run { order: UNIT, way: None })
-    }
-
-    /// A touch of a watched page is one of each page of its cell.
-    fn touch_cell(&mut self, page: Page, now_us: u64) -> Result<(), LabError> {
-        let (process, number) = page;
-        let shift = self.shifts.get(&process).copied().unwrap_or(0);
-        let Run { order, way } = self.run_around(page);
-        let cell = number.0 >> shift << shift;
-        let order = order.min(Order::new(shift).unwrap_or(order));
-        let goes_on =
-            |other: Option<u64>| other.is_some_and(|other| self.recent.contains(&(process, PageNumber(other))));
-        let pages = 1 << shift;
-        let way = way.or(match order == UNIT {
-            true if goes_on(cell.checked_sub(pages)) => Some(Way::Up),
-            true if goes_on(cell.checked_add(pages)) => Some(Way::Down),
-            _ => None,
-        });
-        self.recent.push_back((process, PageNumber(cell)));
-        if self.recent.len() > RECENT {
-            self.recent.pop_front();
-        }
-        // What is touched in short runs has neighbours that are not touched with it: cells nearby share each other's pages.
-        let shares = way.is_none() && order < UNIT;
-        let cells = if shares { self.sharing(process, number, shift) } else { vec![cell] };
-        let own = cells.iter().position(|&other| other == cell).unwrap_or(0) as u64;
-        let head = |run: u64| cells[((own + mix(run, 0)) % cells.len() as u64) as usize] + (run << order.get());
-        let runs = (0..pages >> order.get()).map(|run| PageNumber(head(run)));
-        let mut heads: Vec<PageNumber> =
-            runs.filter(|&head| (0..order.pages()).any(|more| self.has(process, head.offset(more)))).collect();
-        let mut end_us = now_us;
-        match way {
-            // From the last one on.
-            Some(Way::Up) => heads.reverse(),
-            Some(Way::Down) => {}
-            None => {
-                (1..heads.len()).rev().for_each(|at| heads.swap(at, self.random.below(at as u64 + 1) as usize));
-                if order < UNIT {
-                    end_us += self.known.get(&page).and_then(|known| known.wait_us).unwrap_or(0);
-                }
-            }
-        }
-        self.visit(Visit { process, heads, order, end_us }, now_us)
-    }
-
-    /// The first pages of the cells around a page that are watched: which share each other's pages.
-    fn sharing(&self, process: u32, page: PageNumber, shift: u8) -> Vec<u64> {
-        let first = page.0 >> shift & !(SHARING - 1);
-        let is_there = |&cell: &u64| cell == page.0 >> shift || self.has(process, watched_page(cell, shift));
-        (first..first + SHARING).filter(is_there).map(|cell| cell << shift).collect()
-    }
-
-    /// Touches what is due of a cell.
-    fn visit(&mut self, mut visit: Visit, now_us: u64) -> Result<(), LabError> {
-        while let Some(head) = visit.heads.pop() {
-            for page in (head.0..head.offset(visit.order.pages()).0).map(PageNumber) {
-                if let Some(here) = self.find(visit.process, page) {
-                    self.lab.touch(here, false)?;
-                }
-            }
-            let step_us = visit.end_us.saturating_sub(now_us) / (visit.heads.len() as u64 + 1);
-            if step_us > 0 {
-                if !visit.heads.is_empty() {
-                    self.at(now_us + step_us, Due::Visit(visit));
-                }
-                break;
+        while let Some(&(due_us, page)) = self.due.first().filter(|&&(due_us, _)| due_us <= time_us) {
+            self.due.remove(&(due_us, page));
+            if set(&mut self.in_use[Place::of(page).index()].due, at(page), false) > 0 {
+                self.lab.touch(page, false)?;
             }
         }
         Ok(())
@@ -883,11 +595,6 @@ impl Player<'_> {
     }
 
     fn forget(&mut self, process: u32, range: &Range<PageNumber>) {
-        // What was out of reach there will be there anew, in reach.
-        for (_, known) in self.known.range_mut((process, range.start)..(process, range.end)) {
-            (known.armed_us, known.touched_us) = (None, None);
-            known.times += 1;
-        }
         self.go(process, range);
         for (place, part) in self.places.parts(process, range) {
             set(&mut self.content[place.index()], part.clone(), false);
@@ -905,9 +612,6 @@ impl Player<'_> {
         self.go(process, &all);
         self.limited.remove(&process);
         self.set_unmanaged(process, 0);
-        self.shifts.remove(&process);
-        self.known.retain(|&(of, _), _| of != process);
-        self.runs.retain(|&(of, _), _| of != process);
         for (place, part) in self.places.parts(process, &all) {
             (self.content[place.index()], self.mapped[place.index()]) = Default::default();
             let pages = place.pages(part);
@@ -922,13 +626,12 @@ mod tests {
     use super::*;
     use crate::scenario::Scenario;
     use crate::trace::TraceWriter;
+    use foliomem_core::units::PAGE_BYTES;
 
     const FIRST: u64 = 1 << 20;
     const PAGES: u64 = 1 << 13;
     const CHUNK_PAGES: u64 = 64;
     const CHUNKS: u64 = PAGES / CHUNK_PAGES;
-    const SHIFT: u8 = 8;
-    const PAGE: PageNumber = watched_page((FIRST >> SHIFT) + 1, SHIFT);
 
     /// Accesses behind the first one of each page, and faults from swap, of a program that fills its pages and goes on with `events`; and
     /// how many pages of the first half are in reach at the end.
@@ -972,10 +675,14 @@ mod tests {
         assert_eq!(parts(1, page(7, 0), page(30, 0)), []);
     }
 
+    fn touch(page: u64) -> Event {
+        Event::Refault(PageNumber(page).folio(Order::ZERO))
+    }
+
     #[test]
     fn where_every_touch_is_told_each_is_one() {
-        let touches = (0..PAGES * 2).map(|at| (at, Event::Touch(PageNumber(FIRST + at % PAGES))));
-        let (accesses, faults, _) = replayed("each", 16, [(0, Event::Watch(0))].into_iter().chain(touches));
+        let touches = (0..PAGES * 2).map(|at| (at, touch(FIRST + at % PAGES)));
+        let (accesses, faults, _) = replayed("each", 16, touches);
         assert_eq!(accesses, PAGES * 2);
         assert!(faults > 100, "{faults}");
     }
@@ -983,8 +690,8 @@ mod tests {
     #[test]
     fn what_fits_nowhere_goes_beyond_the_limit_as_it_has() {
         let beside = (0, Event::Unmanaged(40 << 8));
-        let touches = (0..PAGES).map(|at| (at, Event::Touch(PageNumber(FIRST + at))));
-        let (accesses, ..) = replayed("beyond", 16, [beside, (0, Event::Watch(0))].into_iter().chain(touches));
+        let touches = (0..PAGES).map(|at| (at, touch(FIRST + at)));
+        let (accesses, ..) = replayed("beyond", 16, [beside].into_iter().chain(touches));
         assert_eq!(accesses, PAGES);
     }
 
@@ -1050,45 +757,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_compresses_as_it_did_then_and_not_as_what_went_out() {
-        let faults = |stored: Option<Event>| {
-            let compressed =
-                Event::Compressed { order: UNIT, pieces: 100, len_bytes: 100 * UNIT.bytes() as u64 * 2 / 3 };
-            let told = [Some(compressed), stored].into_iter().flatten().map(|event| (0, event));
-            replayed("stored", 24, limited(0..CHUNKS, 0..CHUNKS).chain(told)).1
+    fn each_part_of_memory_compresses_as_it_did() {
+        // Half of it comes and goes and compresses to `share` eighths of it; the other half, which stays out, to the rest.
+        let faults = |share: u64| {
+            let half = CHUNKS / 2;
+            let told = (0..CHUNKS).map(move |number| {
+                let eighths = if number < half { 8 - share } else { share };
+                let len_bytes = (CHUNK_PAGES * PAGE_BYTES as u64 * eighths / 8) as u32;
+                (0, Event::Compressed { pages: chunk(number), len_bytes })
+            });
+            replayed("dense", 24, limited(0..CHUNKS, half..CHUNKS).chain(told)).1
         };
-        let stored = |len_bytes| Some(Event::Stored { pages: 100, len_bytes });
-        let all_bytes = 100 * PAGE_BYTES as u64;
-        assert_eq!(faults(None), faults(stored(all_bytes * 2 / 3)));
-        let denser = faults(stored(all_bytes / 6));
-        assert!(denser < faults(None), "{denser}");
-    }
-
-    #[test]
-    fn a_touch_of_a_watched_page_is_one_of_its_cell() {
-        let end = (1_000_000, Event::Compressed { order: Order::ZERO, pieces: 1, len_bytes: 1000 });
-        for (events, cells) in [
-            (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Arm(PAGE)), end.clone()], 0),
-            (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Touch(PAGE)), end.clone()], 1),
-            // What is beside it only tells of it.
-            (vec![(1000, Event::Watch(SHIFT)), (1000, Event::Touch(PageNumber(PAGE.0 ^ 1))), end], 0),
-        ] {
-            assert_eq!(replayed("cell", 64, events).0, cells << SHIFT);
-        }
-    }
-
-    #[test]
-    fn what_is_touched_in_reach_is_made_up_for() {
-        // Out of reach for 10 ms each time, and in reach for `pause_ms`.
-        let accesses = |pause_ms: u64| {
-            let cycle = move |at: u64| {
-                let start_us = 1000 + at * (10 + pause_ms) * 1000;
-                [(start_us, Event::Arm(PAGE)), (start_us + 10_000, Event::Touch(PAGE))]
-            };
-            replayed("unseen", 64, [(0, Event::Watch(SHIFT))].into_iter().chain((0..100).flat_map(cycle))).0 >> SHIFT
-        };
-        let [short, long] = [1, 40].map(accesses);
-        assert!((100..125).contains(&short), "{short}");
-        assert!((400..600).contains(&long), "{long}");
+        // It is what stays out that takes room.
+        let [worst, even, best] = [1, 4, 7].map(faults);
+        assert!(best < even && even < worst, "{worst}, {even}, {best}");
     }
 }

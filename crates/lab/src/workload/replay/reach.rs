@@ -35,6 +35,11 @@ impl Stays {
         set(&mut self.bits[stay / BLOCK_PAGES], at..at + 1, in_use);
     }
 
+    /// Whether there was none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Whether the page of that stay was.
     pub fn were_in_use(&self, stay: usize) -> bool {
         // There are as many as in the summary, unless the file was changed since.

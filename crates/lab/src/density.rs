@@ -1,0 +1,134 @@
+//! How well each part of a recorded program's memory compresses: in thousandths of what the table of costs has for a piece of the
+//! same order, for each [`UNIT`] of the address space.
+//!
+//! Parts differ by what they hold, and what goes in and out often is not like what stays out: one ratio for a whole program
+//! gives it too much or too little room. Until a part is compressed for the first time it is taken to compress as it will then; one that
+//! never is, as the others do on average.
+
+use foliomem_core::units::{MAX_ORDER, ORDERS, Order, PageNumber};
+use std::ops::Range;
+
+/// What is taken to compress as well as one: 64 KiB.
+pub const UNIT: Order = Order::new(4).unwrap();
+/// More than any piece differs from the table.
+const MOST_PERMILLE: u64 = 50_000;
+
+/// A unit, and the first piece that was compressed of it.
+#[derive(Clone, Debug)]
+pub struct FirstPiece {
+    /// The unit's first page.
+    pub unit: PageNumber,
+    /// The order of the piece.
+    pub order: Order,
+    /// What it came to.
+    pub len_bytes: u32,
+}
+
+/// The order of a piece of so many pages. (A bad trace may have any number.)
+pub fn order_of(pages: &Range<PageNumber>) -> Order {
+    let order = (pages.end.0 - pages.start.0).max(1).ilog2() as u8;
+    Order::new(order).unwrap_or(MAX_ORDER)
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Density {
+    ratio_percent: [u32; ORDERS],
+    /// Of units of which nothing else is known.
+    mean_permille: u64,
+    /// By unit; 0 where nothing is known.
+    units: Box<[u16]>,
+}
+
+impl Density {
+    /// Of an address space of so many pages, where `ratio_percent` is a part of the table.
+    pub fn new(pages: usize, first: &[FirstPiece], ratio_percent: [u32; ORDERS]) -> Density {
+        let units = vec![0; pages.div_ceil(UNIT.pages() as usize)].into();
+        let mut density = Density { ratio_percent, mean_permille: 1000, units };
+        let mut sum = 0;
+        for &FirstPiece { unit, order, len_bytes } in first {
+            let permille = density.permille_of(order, len_bytes);
+            density.units[(unit.0 >> UNIT.get()) as usize] = permille as u16;
+            sum += permille;
+        }
+        density.mean_permille = if first.is_empty() { 1000 } else { sum / first.len() as u64 };
+        density
+    }
+
+    /// What a piece came to by what the table has.
+    fn permille_of(&self, order: Order, len_bytes: u32) -> u64 {
+        let by_table_bytes = order.bytes() as u64 * 100 / u64::from(self.ratio_percent[order.index()].max(1));
+        (u64::from(len_bytes) * 1000 / by_table_bytes.max(1)).clamp(1, MOST_PERMILLE)
+    }
+
+    fn known(&self, unit: u64) -> Option<u64> {
+        let permille = self.units[unit as usize];
+        (permille > 0).then_some(permille.into())
+    }
+
+    /// What a page comes to, and whether that is known of its unit and not only of all.
+    pub fn permille(&self, page: PageNumber) -> (u64, bool) {
+        let known = self.known(page.0 >> UNIT.get());
+        (known.unwrap_or(self.mean_permille), known.is_some())
+    }
+
+    /// Pages were compressed as one piece, and came to that.
+    pub fn learn(&mut self, pages: &Range<PageNumber>, len_bytes: u32) {
+        let permille = self.permille_of(order_of(pages), len_bytes);
+        for unit in pages.start.0 >> UNIT.get()..pages.end.0.div_ceil(UNIT.pages().into()) {
+            let whole = PageNumber(unit << UNIT.get()).folio(UNIT);
+            let here = whole.end.min(pages.end).0 - whole.start.max(pages.start).0;
+            // What else is there is as it was.
+            let rest = u64::from(UNIT.pages()) - here;
+            let mixed = (self.known(unit).unwrap_or(permille) * rest + permille * here) / u64::from(UNIT.pages());
+            self.units[unit as usize] = mixed.max(1) as u16;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(density: &Density, pages: [u64; 4]) -> [Option<u64>; 4] {
+        pages.map(|page| {
+            let (permille, is_known) = density.permille(PageNumber(page));
+            is_known.then_some(permille)
+        })
+    }
+
+    #[test]
+    fn a_unit_is_as_what_was_compressed_of_it() {
+        let ratio_percent = [200, 200, 200, 200, 400, 400, 400, 400, 400, 400];
+        let mut density = Density::new(100, &[], ratio_percent);
+        assert_eq!((known(&density, [0, 16, 32, 99]), density.permille(PageNumber(7))), ([None; 4], (1000, false)));
+        let mut learn = |start, end, len_bytes| density.learn(&(PageNumber(start)..PageNumber(end)), len_bytes);
+        // As the table has it for 64 KiB; half as well; a quarter of that well.
+        learn(16, 32, 16 << 10);
+        learn(32, 48, 32 << 10);
+        learn(36, 40, 8 << 10);
+        // Where nothing was known all of it is like a part.
+        learn(3, 4, 0);
+        learn(64, 65, u32::MAX);
+        assert_eq!(known(&density, [15, 16, 31, 63]), [Some(1), Some(1000), Some(1000), None]);
+        assert_eq!(known(&density, [32, 47, 64, 79]), [1750, 1750, MOST_PERMILLE, MOST_PERMILLE].map(Some));
+    }
+
+    #[test]
+    fn what_is_not_known_is_as_the_rest() {
+        let first = [(0, 4, 32 << 10), (32, 0, 1024), (48, 5, 0)].map(|(unit, order, len_bytes)| FirstPiece {
+            unit: PageNumber(unit),
+            order: Order::new(order).unwrap(),
+            len_bytes,
+        });
+        let density = Density::new(100, &first, [200; ORDERS]);
+        assert_eq!(known(&density, [15, 16, 32, 48]), [Some(1000), None, Some(500), Some(1)]);
+        assert_eq!(density.permille(PageNumber(20)), (1501 / 3, false));
+    }
+
+    #[test]
+    fn whatever_a_trace_has_is_of_some_order() {
+        let order = |pages: u64| order_of(&(PageNumber(7)..PageNumber(7 + pages))).get();
+        assert_eq!([1, 2, 3, 16, 31, 512, 5000].map(order), [0, 1, 1, 4, 4, 9, 9]);
+    }
+}
