@@ -201,7 +201,7 @@ pub trait Machine: Shared {
     /// memory. Called under no lock.
     fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: FrameRun) -> Compressed;
     /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
-    fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place);
+    fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place<'_>);
     /// Copies stored bytes of a piece from `from` to `to`, which is as long and does not overlap it.
     fn copy_piece(&self, from: Fragment, to: Fragment);
     /// Restores pages `skip_pages..` of `piece`, as many as `into` has, to the homes of `into`, after
@@ -209,20 +209,20 @@ pub trait Machine: Shared {
     fn read_piece(
         &self,
         worker: &mut Self::Worker,
-        piece: &Piece,
+        piece: &Piece<'_>,
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted>;
 
     /// Compresses `piece`, which is in memory, anew with the second codec; `None` if that saves nothing, or the piece is corrupted.
-    fn recompress(&self, worker: &mut Self::Worker, piece: &Piece) -> Option<Recompressed>;
+    fn recompress(&self, worker: &mut Self::Worker, piece: &Piece<'_>) -> Option<Recompressed>;
     /// Writes what [`recompress`](Machine::recompress) left in the scratch memory to `place`.
-    fn write_recompressed(&self, worker: &mut Self::Worker, place: &Place);
+    fn write_recompressed(&self, worker: &mut Self::Worker, place: &Place<'_>);
 
     /// Begins to write the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each
     /// how they are known again, if the write succeeds. Each seal has a nonce of its own, in this and in all other
     /// processes. The worker has begun fewer than [`MOST_WRITES`] that are not finished.
-    fn begin_write(&self, worker: &mut Self::Worker, batch: &WriteBatch, seals: &mut Vec<Seal>);
+    fn begin_write(&self, worker: &mut Self::Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>);
     /// Waits for the oldest write that the worker has begun and not finished.
     fn finish_write(&self, worker: &mut Self::Worker) -> Result<(), NotWritten>;
     /// The swap file has no room: it goes on as without one.
@@ -232,7 +232,7 @@ pub trait Machine: Shared {
     fn read_back(
         &self,
         worker: &mut Self::Worker,
-        piece: &Piece,
+        piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
         into: FrameRun,

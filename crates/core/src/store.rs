@@ -54,7 +54,7 @@ mod zspages;
 pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
 pub use evacuate::HolderId;
-pub use place::{Fragment, Place};
+pub use place::{Fragment, Fragments, Place};
 pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::Shared;
@@ -131,8 +131,8 @@ pub struct PieceInfo {
 }
 
 /// A stored piece, as [`Store::pin`] finds it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Piece {
+#[derive(Clone, Debug)]
+pub struct Piece<'a> {
     /// How much content it is.
     pub granule: Order,
     /// The bytes are the content itself.
@@ -145,8 +145,8 @@ pub struct Piece {
     pub filled: Option<u64>,
     /// References it had then: as many as the granule has pages, as long as all of it is needed.
     pub references: u16,
-    /// Where the bytes are; empty for filled content, and for what is in the swap file.
-    pub place: Place,
+    /// Where the bytes are; nowhere for filled content, and for what is in the swap file.
+    pub place: Place<'a>,
     /// Where in the swap file the bytes are, if they are there.
     pub in_file: Option<FilePlace>,
 }
@@ -154,14 +154,14 @@ pub struct Piece {
 /// A piece that stays where it is until it is handed back to [`Store::unpin`].
 #[must_use = "a pinned piece is never moved nor freed until it is unpinned"]
 #[derive(Debug)]
-pub struct Pinned {
+pub struct Pinned<'a> {
     id: PieceId,
-    piece: Piece,
+    piece: Piece<'a>,
 }
 
-impl Pinned {
+impl<'a> Pinned<'a> {
     /// What is pinned.
-    pub fn piece(&self) -> &Piece {
+    pub fn piece(&self) -> &Piece<'a> {
         &self.piece
     }
 
@@ -230,7 +230,7 @@ impl Store {
     ///
     /// # Panics
     /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.
-    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<(PieceId, Place)> {
+    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<(PieceId, Place<'_>)> {
         let PieceInfo { len_bytes, granule, raw, checksum, pages } = info;
         assert!((1..=granule.bytes() as u32).contains(&len_bytes), "{len_bytes} bytes of a granule {granule:?}");
         assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
@@ -277,13 +277,13 @@ impl Store {
     ///
     /// # Panics
     /// If there is no such piece.
-    pub fn pin(&self, id: PieceId) -> Pinned {
+    pub fn pin(&self, id: PieceId) -> Pinned<'_> {
         let Some((word, extra)) = self.pieces.try_pin(id) else { panic!("{id:?} is no piece") };
         self.pinned(id, word, extra)
     }
 
     /// A piece that was just pinned.
-    fn pinned(&self, id: PieceId, word: PieceWord, extra: u64) -> Pinned {
+    fn pinned(&self, id: PieceId, word: PieceWord, extra: u64) -> Pinned<'_> {
         let location = word.location();
         let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
         let in_file = location.record().map(|record| self.file_place(record));
@@ -294,7 +294,7 @@ impl Store {
     }
 
     /// Lets go of a piece, and frees it if all its references have been released meanwhile.
-    pub fn unpin(&self, runs: &dyn RunSource, pinned: Pinned) {
+    pub fn unpin(&self, runs: &dyn RunSource, pinned: Pinned<'_>) {
         self.unpin_id(runs, pinned.id);
     }
 
@@ -457,7 +457,7 @@ impl Store {
         if let Some(record) = location.record() {
             self.free_record(runs, record);
         } else if location != Location::FILLED {
-            self.gauges.compressed_bytes.fetch_sub(u64::from(self.len_bytes(location)), Relaxed);
+            self.gauges.compressed_bytes.fetch_sub(u64::from(self.place_of(location).len_bytes()), Relaxed);
             self.vacate(runs, location);
         }
         self.gauges.pieces.fetch_sub(1, Relaxed);
@@ -481,46 +481,9 @@ impl Store {
         }
     }
 
-    /// Where the bytes at `location` are. The caller has the piece pinned, or to itself.
-    fn place_of(&self, location: Location) -> Place {
-        if !location.is_in_memory() {
-            return Place::EMPTY;
-        }
-        let (zspage, last_byte) = (location.zspage(), u32::from(location.last_byte()));
-        let (class, extent) = self.zspages.class_and_extent(zspage);
-        let mut place = Place::EMPTY;
-        if let Some(class) = class {
-            let start = last_byte - last_byte % class.shape().size_bytes;
-            // Most lie in the first run, which is half of them at least.
-            if let Some(fragment) = extent.in_first_run(start, last_byte + 1) {
-                return Place::of(fragment);
-            }
-            extent.locate(start, last_byte + 1, &mut place);
-            return place;
-        }
-        self.each_link(location, |extent, len_bytes| extent.locate(0, len_bytes, &mut place));
-        place
-    }
-
-    /// How many bytes there are at `location`, which is in memory. The caller has the piece pinned, or to itself.
-    fn len_bytes(&self, location: Location) -> u32 {
-        if let Some(class) = self.zspages.class(location.zspage()) {
-            return u32::from(location.last_byte()) % class.shape().size_bytes + 1;
-        }
-        let mut all_bytes = 0;
-        self.each_link(location, |_, len_bytes| all_bytes += len_bytes);
-        all_bytes
-    }
-
-    /// The extents of the chain at `location`, each with how many bytes of the piece are there.
-    fn each_link(&self, location: Location, mut act: impl FnMut(Extent, u32)) {
-        let mut next = Some(location.zspage());
-        while let Some(link) = next {
-            let extent = self.zspages.extent(link);
-            next = self.zspages.next_extent(link);
-            let is_last = next.is_none();
-            act(extent, if is_last { u32::from(location.last_byte()) + 1 } else { extent.frames * PAGE_BYTES as u32 });
-        }
+    /// Where the bytes at `location` are. The caller has the piece pinned, or to itself, as long as it asks for them.
+    fn place_of(&self, location: Location) -> Place<'_> {
+        Place::new(&self.zspages, location)
     }
 
     /// As many frames as wanted.

@@ -48,13 +48,13 @@ impl Arena {
         }))
     }
 
-    fn write(&self, place: &Place, content: u64) {
+    fn write(&self, place: &Place<'_>, content: u64) {
         for grain in place.fragments().iter().flat_map(grains) {
             self.0.lock().grains[grain] = content;
         }
     }
 
-    fn verify(&self, place: &Place, content: u64) {
+    fn verify(&self, place: &Place<'_>, content: u64) {
         for grain in place.fragments().iter().flat_map(grains) {
             assert_eq!(self.0.lock().grains[grain], content, "grain {grain:x} of {place:?}");
         }
@@ -122,7 +122,7 @@ impl World {
         self.store.unpin(&self.arena, pinned);
     }
 
-    fn verify_pinned(&self, piece: &Piece, content: u64) {
+    fn verify_pinned(&self, piece: &Piece<'_>, content: u64) {
         let stored = if piece.recompressed { content + RECOMPRESSED } else { content };
         assert_eq!(piece.checksum, stored);
         self.arena.verify(&piece.place, stored);

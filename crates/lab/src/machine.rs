@@ -548,13 +548,19 @@ impl Machine for LabMachine {
         Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
     }
 
-    fn write_piece(&self, _worker: &mut (), _run: FrameRun, _place: &Place) {}
+    fn write_piece(&self, _worker: &mut (), _run: FrameRun, _place: &Place<'_>) {}
 
     fn copy_piece(&self, from: Fragment, _to: Fragment) {
         self.spend(u64::from(self.costs.copy_page_ns) * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
     }
 
-    fn read_piece(&self, _worker: &mut (), piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
+    fn read_piece(
+        &self,
+        _worker: &mut (),
+        piece: &Piece<'_>,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted> {
         match self.codec() {
             // What is before the part is decompressed, too.
             Some(codec) => {
@@ -578,13 +584,13 @@ impl Machine for LabMachine {
         Ok(())
     }
 
-    fn recompress(&self, _worker: &mut Self::Worker, _piece: &Piece) -> Option<Recompressed> {
+    fn recompress(&self, _worker: &mut Self::Worker, _piece: &Piece<'_>) -> Option<Recompressed> {
         unreachable!("there is no second codec")
     }
 
-    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: &Place) {}
+    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: &Place<'_>) {}
 
-    fn begin_write(&self, _: &mut (), _: &WriteBatch, _: &mut Vec<Seal>) {
+    fn begin_write(&self, _: &mut (), _: &WriteBatch<'_>, _: &mut Vec<Seal>) {
         unreachable!("there is no swap file")
     }
 
@@ -594,7 +600,7 @@ impl Machine for LabMachine {
 
     fn swap_file_full(&self) {}
 
-    fn read_back(&self, _: &mut (), _: &Piece, _: &FilePlace, _: u32, _: FrameRun) -> Result<(), Corrupted> {
+    fn read_back(&self, _: &mut (), _: &Piece<'_>, _: &FilePlace, _: u32, _: FrameRun) -> Result<(), Corrupted> {
         Err(Corrupted)
     }
 

@@ -80,7 +80,7 @@ struct Decompressors {
 }
 
 impl Decompressors {
-    fn of(&mut self, piece: &Piece) -> Result<&mut Decompressor, Corrupted> {
+    fn of(&mut self, piece: &Piece<'_>) -> Result<&mut Decompressor, Corrupted> {
         if piece.recompressed { self.second.as_mut().ok_or(Corrupted) } else { Ok(&mut self.first) }
     }
 }
@@ -545,13 +545,13 @@ impl LinuxMachine {
     }
 
     /// Gives the stored bytes of a piece as one slice.
-    fn gather<'a>(&'a self, gathered: &'a mut [u8], place: &Place) -> &'a [u8] {
+    fn gather<'a>(&'a self, gathered: &'a mut [u8], place: &Place<'_>) -> &'a [u8] {
         let fragments = place.fragments();
-        if let [only] = fragments {
+        if let [only] = &*fragments {
             return self.fragment(only);
         }
         let mut filled = 0;
-        for fragment in fragments {
+        for fragment in &*fragments {
             let bytes = self.fragment(fragment);
             gathered[filled..filled + bytes.len()].copy_from_slice(bytes);
             filled += bytes.len();
@@ -560,8 +560,8 @@ impl LinuxMachine {
     }
 
     /// Puts `bytes` where the stored bytes of a piece are to be.
-    fn scatter(&self, mut bytes: &[u8], place: &Place) {
-        for fragment in place.fragments() {
+    fn scatter(&self, mut bytes: &[u8], place: &Place<'_>) {
+        for fragment in &*place.fragments() {
             let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
             self.fragment(fragment).copy_from_slice(now);
             bytes = rest;
@@ -581,7 +581,7 @@ impl LinuxMachine {
 fn restore(
     decompressors: &mut Decompressors,
     scratch: &mut [u8],
-    piece: &Piece,
+    piece: &Piece<'_>,
     stored: &[u8],
     skip_pages: u32,
     target: &mut [u8],
@@ -851,7 +851,7 @@ impl Machine for LinuxMachine {
         compressed
     }
 
-    fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place) {
+    fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place<'_>) {
         let bytes = if worker.filled_bytes == 0 { &*self.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
         self.scatter(bytes, place);
     }
@@ -860,7 +860,13 @@ impl Machine for LinuxMachine {
         self.fragment(&to).copy_from_slice(self.fragment(&from));
     }
 
-    fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
+    fn read_piece(
+        &self,
+        worker: &mut Worker,
+        piece: &Piece<'_>,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted> {
         let target = self.bytes(into);
         if let Some(word) = piece.filled {
             target.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
@@ -870,7 +876,7 @@ impl Machine for LinuxMachine {
         restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, target)
     }
 
-    fn recompress(&self, worker: &mut Worker, piece: &Piece) -> Option<Recompressed> {
+    fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
         let content = &mut worker.scratch[..piece.granule.bytes()];
         let stored = self.gather(&mut worker.gathered, &piece.place);
         restore(&mut worker.decompressors, &mut [], piece, stored, 0, content).ok()?;
@@ -879,18 +885,18 @@ impl Machine for LinuxMachine {
         Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: &Place) {
+    fn write_recompressed(&self, worker: &mut Worker, place: &Place<'_>) {
         self.scatter(&worker.gathered[..worker.filled_bytes], place);
     }
 
-    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) {
+    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
         let Some((swap, file)) = self.swap_file() else { return };
         let mut pieces = batch.pieces();
         let fill = |bytes: &mut [u8]| {
             let (piece, start_bytes) = pieces.next()?;
             let start = start_bytes as usize;
             let mut end = start;
-            for fragment in piece.place.fragments() {
+            for fragment in &*piece.place.fragments() {
                 let len = fragment.len_bytes as usize;
                 bytes[end..end + len].copy_from_slice(self.fragment(fragment));
                 end += len;
@@ -919,7 +925,7 @@ impl Machine for LinuxMachine {
     fn read_back(
         &self,
         worker: &mut Worker,
-        piece: &Piece,
+        piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
         into: FrameRun,

@@ -494,8 +494,15 @@ impl<M: Machine> Engine<M> {
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
     /// behind the other. The caller wakes who waits, for pages that are not ours any more, too: they are to ask again.
     fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Result<(), Changing> {
-        let mut fetched = [Ok(None); MOST_TOGETHER];
-        let fetched = &mut fetched[..fetches.len()];
+        // Most are one, and room for many takes longer to prepare than to look through.
+        let (mut one, mut many);
+        let fetched = if fetches.len() == 1 {
+            one = [Ok(None)];
+            &mut one[..]
+        } else {
+            many = [Ok(None); MOST_TOGETHER];
+            &mut many[..fetches.len()]
+        };
         for (fetch, fetched) in fetches.iter().zip(&mut *fetched) {
             *fetched = self.fetch(worker, fetch);
         }
@@ -782,6 +789,7 @@ impl<M: Machine> Engine<M> {
     /// them, if they are worth keeping.
     fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<SwapCopy>, Corrupted> {
         let Fetch { slot, run, whole, .. } = *fetch;
+        let may_keep = whole && self.config.keep_copies;
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
@@ -795,13 +803,15 @@ impl<M: Machine> Engine<M> {
                 run.order.min(piece.granule)
             };
             let into = run.part(done, part_order);
-            stored_bytes += u64::from(piece.place.len_bytes());
+            if may_keep {
+                stored_bytes += u64::from(piece.place.len_bytes());
+            }
             let read = self.read_piece(worker, piece, skip, into);
             self.store.unpin(&self.runs(), pinned);
             read?;
             done += part_order.pages();
         }
-        let wanted = whole && self.config.keep_copies && self.swap_cache.wants(run.order, stored_bytes);
+        let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
         Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 

@@ -45,7 +45,7 @@ impl<M: Machine> Engine<M> {
         StoreRuns(self, Urgency::Normal)
     }
 
-    fn recompress_piece(&self, worker: &mut M::Worker, pinned: Pinned) {
+    fn recompress_piece(&self, worker: &mut M::Worker, pinned: Pinned<'_>) {
         let (runs, counters) = (self.spare_runs(), &self.counters().store);
         counters.recompress_tried.inc();
         let smaller = self.machine.recompress(worker, pinned.piece());

@@ -17,9 +17,9 @@ const PAUSE: u32 = 64;
 
 /// What one call of reclaim has under way to the file.
 #[derive(Default)]
-pub(super) struct Writing(Option<(WriteBatch, Vec<Seal>)>);
+pub(super) struct Writing<'a>(Option<(WriteBatch<'a>, Vec<Seal>)>);
 
-impl Writing {
+impl Writing<'_> {
     /// Pages of the store that will be free if it succeeds.
     pub(super) fn pages(&self) -> u32 {
         self.0.as_ref().map_or(0, |(batch, _)| batch.slots())
@@ -43,7 +43,7 @@ impl<M: Machine> Engine<M> {
 
     /// Whether something should go from the store to the file: because the store takes more than its share, or because
     /// it has taken everything but what the program must keep. What is under way counts as gone.
-    pub(super) fn store_presses(&self, writing: &Writing) -> bool {
+    pub(super) fn store_presses(&self, writing: &Writing<'_>) -> bool {
         if self.config.backing.is_none() {
             return false;
         }
@@ -61,7 +61,7 @@ impl<M: Machine> Engine<M> {
 
     /// Begins to write the oldest pieces to the file, and finishes what was under way before; returns how many bytes of
     /// frames that freed. `None` if there was nothing to begin.
-    pub(super) fn write_out(&self, worker: &mut M::Worker, writing: &mut Writing) -> Option<u64> {
+    pub(super) fn write_out<'a>(&'a self, worker: &mut M::Worker, writing: &mut Writing<'a>) -> Option<u64> {
         let begin = || self.store.begin_write_back(&self.runs(), self.machine.cpu());
         let batch = match begin() {
             // Copies of what is in the program are the least useful part of what is in the file.
@@ -86,7 +86,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Finishes what is under way, if anything is; returns how many bytes of frames that freed.
-    pub(super) fn finish_write_out(&self, worker: &mut M::Worker, writing: &mut Writing) -> u64 {
+    pub(super) fn finish_write_out(&self, worker: &mut M::Worker, writing: &mut Writing<'_>) -> u64 {
         let Some((batch, seals)) = writing.0.take() else { return 0 };
         let backing = &self.counters().backing;
         if self.machine.finish_write(worker).is_err() {
@@ -103,7 +103,7 @@ impl<M: Machine> Engine<M> {
     pub(super) fn read_piece(
         &self,
         worker: &mut M::Worker,
-        piece: &Piece,
+        piece: &Piece<'_>,
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted> {

@@ -153,14 +153,14 @@ pub enum NoBatch {
 /// Pieces that are to be written to the swap file together, into contiguous slots. They stay where they are meanwhile.
 #[must_use = "its pieces are pinned and its slots taken until it is handed back"]
 #[derive(Debug)]
-pub struct WriteBatch {
+pub struct WriteBatch<'a> {
     /// Each with the byte of the batch it begins at.
-    pieces: Vec<(Pinned, u32)>,
+    pieces: Vec<(Pinned<'a>, u32)>,
     first: Slot,
     slots: u32,
 }
 
-impl WriteBatch {
+impl<'a> WriteBatch<'a> {
     /// The first slot.
     pub fn first(&self) -> Slot {
         self.first
@@ -172,12 +172,12 @@ impl WriteBatch {
     }
 
     /// The pieces, each with where it begins, counted in bytes from the start of the first slot.
-    pub fn pieces(&self) -> impl ExactSizeIterator<Item = (&Piece, u32)> {
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = (&Piece<'a>, u32)> {
         self.pieces.iter().map(|(pinned, start_bytes)| (pinned.piece(), *start_bytes))
     }
 
     /// Where the piece that begins at `start_bytes` will be.
-    pub fn place(&self, piece: &Piece, start_bytes: u32, seal: Seal) -> FilePlace {
+    pub fn place(&self, piece: &Piece<'_>, start_bytes: u32, seal: Seal) -> FilePlace {
         FilePlace {
             first: self.first.offset(start_bytes / PAGE_BYTES as u32),
             offset_bytes: start_bytes % PAGE_BYTES as u32,
@@ -272,7 +272,7 @@ impl Store {
     }
 
     /// Pins the oldest piece in memory.
-    fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned> {
+    fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned<'_>> {
         loop {
             let (id, stamp) = backing.ages.lock().pop_front()?;
             let Some((word, extra)) = self.pieces.try_pin(id) else { continue };
@@ -285,7 +285,12 @@ impl Store {
     }
 
     /// Lets go of pieces that stay in memory; they are the oldest again.
-    fn put_back(&self, runs: &dyn RunSource, backing: &Backing, pieces: impl DoubleEndedIterator<Item = Pinned>) {
+    fn put_back<'a>(
+        &self,
+        runs: &dyn RunSource,
+        backing: &Backing,
+        pieces: impl DoubleEndedIterator<Item = Pinned<'a>>,
+    ) {
         for pinned in pieces.rev() {
             backing.ages.lock().push_front((pinned.id, pinned.piece.checksum as u32));
             self.unpin(runs, pinned);
@@ -296,9 +301,9 @@ impl Store {
     ///
     /// # Errors
     /// Where there are no pieces, or no slots.
-    pub fn begin_write_back(&self, runs: &dyn RunSource, cpu: CpuNumber) -> Result<WriteBatch, NoBatch> {
+    pub fn begin_write_back(&self, runs: &dyn RunSource, cpu: CpuNumber) -> Result<WriteBatch<'_>, NoBatch> {
         let backing = self.backing.as_ref().ok_or(NoBatch::Empty)?;
-        let mut pieces: Vec<(Pinned, u32)> = Vec::new();
+        let mut pieces: Vec<(Pinned<'_>, u32)> = Vec::new();
         let mut end_bytes = 0;
         while let Some(pinned) = self.take_oldest(runs, backing) {
             let start_bytes = aligned(end_bytes);
@@ -333,7 +338,7 @@ impl Store {
 
     /// The pieces of a batch are in the file, each with its seal: from now on they are only there. One that somebody
     /// reads at this moment stays in memory. Returns how many bytes the others took there.
-    pub fn finish_write_back(&self, runs: &dyn RunSource, batch: WriteBatch, seals: &[Seal]) -> u64 {
+    pub fn finish_write_back(&self, runs: &dyn RunSource, batch: WriteBatch<'_>, seals: &[Seal]) -> u64 {
         let backing = self.backing();
         let (first, slots) = (batch.first, batch.slots);
         let places: Vec<FilePlace> =
@@ -361,7 +366,7 @@ impl Store {
     }
 
     /// The batch could not be written: its pieces stay in memory.
-    pub fn abandon_write_back(&self, runs: &dyn RunSource, batch: WriteBatch) {
+    pub fn abandon_write_back(&self, runs: &dyn RunSource, batch: WriteBatch<'_>) {
         let backing = self.backing();
         let WriteBatch { pieces, first, slots } = batch;
         self.put_back(runs, backing, pieces.into_iter().map(|(pinned, _)| pinned));

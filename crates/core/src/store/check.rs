@@ -53,8 +53,10 @@ impl Store {
                 continue;
             }
             raw_pages += if word.raw() { pages } else { 0 };
-            let len_bytes = self.place_of(word.location()).len_bytes();
-            assert_eq!(len_bytes, self.len_bytes(word.location()), "bytes of {id:?}");
+            let place = self.place_of(word.location());
+            let len_bytes = place.len_bytes();
+            let in_fragments: u32 = place.fragments().iter().map(|fragment| fragment.len_bytes).sum();
+            assert_eq!(len_bytes, in_fragments, "bytes of {id:?}");
             assert!(len_bytes as usize <= word.granule().bytes(), "{id:?} is larger than its granule");
             bytes += u64::from(len_bytes);
             live.insert(id, word);

@@ -100,7 +100,7 @@ impl Store {
         };
         let len_less_one = u32::from(location.last_byte()) - from.1 * size_bytes;
         let to = Location::new(zspage, (slot * size_bytes + len_less_one) as u16);
-        copy(mover, &self.place_of(location), &self.place_of(to));
+        copy(mover, self.place_of(location), self.place_of(to));
         let switched = self.pieces.switch(piece, to).is_some();
         self.vacate(runs, if switched { location } else { to });
         if !switched {

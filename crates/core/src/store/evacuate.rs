@@ -78,12 +78,12 @@ impl Store {
         let has_chain = from.is_in_memory() && self.zspages.class(from.zspage()).is_none();
         let mut links = std::iter::successors(has_chain.then(|| from.zspage()), |&link| self.zspages.next_extent(link));
         let is_movable = links.any(|link| link == extent) && word.is_sealed() && word.pins() == 1;
-        let to = if is_movable { self.build_chain(runs, piece, self.len_bytes(from)) } else { None };
+        let to = if is_movable { self.build_chain(runs, piece, self.place_of(from).len_bytes()) } else { None };
         let Some(to) = to else {
             self.unpin_id(runs, piece);
             return false;
         };
-        copy(mover, &self.place_of(from), &self.place_of(to));
+        copy(mover, self.place_of(from), self.place_of(to));
         let switched = self.pieces.switch(piece, to).is_some();
         self.vacate(runs, if switched { from } else { to });
         if !switched {
@@ -94,10 +94,11 @@ impl Store {
 }
 
 /// Copies what lies at `from` to `to`, whose fragments may be others.
-pub(super) fn copy(mover: &dyn PieceMover, from: &Place, to: &Place) {
-    let mut targets = to.fragments().iter().copied();
+pub(super) fn copy(mover: &dyn PieceMover, from: Place<'_>, to: Place<'_>) {
+    let targets = to.fragments();
+    let mut targets = targets.iter().copied();
     let mut target = targets.next();
-    for &fragment in from.fragments() {
+    for &fragment in &*from.fragments() {
         let mut rest = fragment;
         while rest.len_bytes > 0 {
             let Some(room) = target else { unreachable!("{to:?} is as long as {from:?}") };

@@ -6,7 +6,7 @@
 //! 575,000 such moves beside 835,000 of folios.) A piece that lies across two runs costs its reader a copy of it.
 
 use super::classes::EXTENT_FRAMES;
-use super::place::{Fragment, Place};
+use super::place::{Fragment, Fragments};
 use crate::units::{Frame, FrameRun, Order, PAGE_BYTES};
 
 /// The most runs: 15 frames are 8, 4, 2 and 1.
@@ -60,14 +60,14 @@ impl Extent {
         (end_bytes <= run_bytes).then(|| Fragment::new(self.heads[0], start_bytes, end_bytes - start_bytes))
     }
 
-    /// Appends to `place` where the bytes from `start_bytes` to before `end_bytes` are.
-    pub(super) fn locate(self, start_bytes: u32, end_bytes: u32, place: &mut Place) {
+    /// Appends to `fragments` where the bytes from `start_bytes` to before `end_bytes` are.
+    pub(super) fn locate(self, start_bytes: u32, end_bytes: u32, fragments: &mut Fragments) {
         let mut run_start = 0;
         for run in self.runs() {
             let run_end = run_start + run.frames() * PAGE_BYTES as u32;
             let (start, end) = (start_bytes.max(run_start), end_bytes.min(run_end));
             if start < end {
-                place.push(Fragment::new(run.head, start - run_start, end - start));
+                fragments.push(Fragment::new(run.head, start - run_start, end - start));
             }
             run_start = run_end;
         }
@@ -116,11 +116,11 @@ mod tests {
     fn bytes_across_runs_are_in_several_fragments() {
         let extent = Extent { heads: [Frame(64), Frame(10), Frame(0), Frame(0)], frames: 10 };
         let fragments = |start, end| {
-            let mut place = Place::EMPTY;
-            extent.locate(start, end, &mut place);
+            let mut fragments = Fragments::NONE;
+            extent.locate(start, end, &mut fragments);
             let in_first_run = extent.in_first_run(start, end);
-            assert_eq!(in_first_run, (end <= 32 << 10).then(|| place.fragments()[0]));
-            place.fragments().to_vec()
+            assert_eq!(in_first_run, (end <= 32 << 10).then(|| fragments[0]));
+            fragments.to_vec()
         };
         assert_eq!(fragments(0, 20 << 10), [Fragment::new(Frame(64), 0, 20 << 10)]);
         assert_eq!(

@@ -1,8 +1,15 @@
 //! Where a piece's bytes are: a short list of contiguous stretches of frames.
+//!
+//! A place is looked up only when somebody asks for the stretches: most of what the engine does with a piece needs them not.
+//!
+//! No lock: what is looked up does not change as long as the piece is pinned, or its maker's alone.
 
-use super::extent::MOST_RUNS;
+use super::extent::{Extent, MOST_RUNS};
+use super::word::Location;
+use super::zspages::Zspages;
 use crate::units::{Frame, PAGE_BYTES};
 use std::fmt;
+use std::ops::Deref;
 
 /// Contiguous bytes within contiguous frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,78 +41,129 @@ impl Fragment {
     }
 }
 
-/// Where a piece's bytes are, first to last.
-#[derive(Clone)]
-pub struct Place(Fragments);
+/// Where a piece's bytes are.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    zspages: &'a Zspages,
+    location: Location,
+}
 
-/// By value as long as they are those of one extent: so most pieces' are, and each that is read or written has its place made.
-#[derive(Clone)]
-enum Fragments {
+impl<'a> Place<'a> {
+    /// What is at `location`.
+    pub(super) fn new(zspages: &'a Zspages, location: Location) -> Place<'a> {
+        Place { zspages, location }
+    }
+
+    /// The stretches, in the order of the bytes; none for filled content, and for what is in the swap file.
+    pub fn fragments(&self) -> Fragments {
+        let Place { zspages, location } = *self;
+        let mut fragments = Fragments::NONE;
+        if !location.is_in_memory() {
+            return fragments;
+        }
+        let (class, extent) = zspages.class_and_extent(location.zspage());
+        if let Some(class) = class {
+            let last_byte = u32::from(location.last_byte());
+            let start = last_byte - last_byte % class.shape().size_bytes;
+            // Most lie in the first run, which is half of them at least.
+            if let Some(fragment) = extent.in_first_run(start, last_byte + 1) {
+                return Fragments::of(fragment);
+            }
+            extent.locate(start, last_byte + 1, &mut fragments);
+            return fragments;
+        }
+        self.each_link(|extent, len_bytes| extent.locate(0, len_bytes, &mut fragments));
+        fragments
+    }
+
+    /// Length of all of them together.
+    pub fn len_bytes(&self) -> u32 {
+        if !self.location.is_in_memory() {
+            return 0;
+        }
+        if let Some(class) = self.zspages.class(self.location.zspage()) {
+            return u32::from(self.location.last_byte()) % class.shape().size_bytes + 1;
+        }
+        let mut all_bytes = 0;
+        self.each_link(|_, len_bytes| all_bytes += len_bytes);
+        all_bytes
+    }
+
+    /// The extents of a chain, each with how many bytes of the piece are there.
+    fn each_link(&self, mut act: impl FnMut(Extent, u32)) {
+        let Place { zspages, location } = *self;
+        let mut next = Some(location.zspage());
+        while let Some(link) = next {
+            let extent = zspages.extent(link);
+            next = zspages.next_extent(link);
+            let is_last = next.is_none();
+            act(extent, if is_last { u32::from(location.last_byte()) + 1 } else { extent.frames * PAGE_BYTES as u32 });
+        }
+    }
+}
+
+impl fmt::Debug for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&*self.fragments()).finish()
+    }
+}
+
+/// The stretches that a piece's bytes are in.
+#[derive(Clone, Debug)]
+pub struct Fragments(Stretches);
+
+/// By value as long as they are those of one extent: so most pieces' are.
+#[derive(Clone, Debug)]
+enum Stretches {
     Few([Fragment; MOST_RUNS], u8),
     /// Of a piece that is a chain of extents.
     Many(Vec<Fragment>),
 }
 
-impl Place {
-    pub(super) const EMPTY: Place = Place(Fragments::Few([Fragment::NONE; MOST_RUNS], 0));
+impl Fragments {
+    pub(super) const NONE: Fragments = Fragments(Stretches::Few([Fragment::NONE; MOST_RUNS], 0));
 
     /// All of it is there.
     #[inline]
-    pub(super) fn of(fragment: Fragment) -> Place {
+    fn of(fragment: Fragment) -> Fragments {
         let mut few = [Fragment::NONE; MOST_RUNS];
         few[0] = fragment;
-        Place(Fragments::Few(few, 1))
+        Fragments(Stretches::Few(few, 1))
     }
 
-    /// The fragments, in the order of the bytes.
-    pub fn fragments(&self) -> &[Fragment] {
-        match &self.0 {
-            Fragments::Few(few, count) => &few[..usize::from(*count)],
-            Fragments::Many(many) => many,
-        }
-    }
-
-    fn fragments_mut(&mut self) -> &mut [Fragment] {
+    fn last_mut(&mut self) -> Option<&mut Fragment> {
         match &mut self.0 {
-            Fragments::Few(few, count) => &mut few[..usize::from(*count)],
-            Fragments::Many(many) => many,
+            Stretches::Few(few, count) => few[..usize::from(*count)].last_mut(),
+            Stretches::Many(many) => many.last_mut(),
         }
-    }
-
-    /// Length of all fragments together.
-    pub fn len_bytes(&self) -> u32 {
-        self.fragments().iter().map(|fragment| fragment.len_bytes).sum()
     }
 
     /// Appends a fragment; one that follows the last in memory makes it longer instead.
     pub(super) fn push(&mut self, fragment: Fragment) {
-        if let Some(last) = self.fragments_mut().last_mut()
+        if let Some(last) = self.last_mut()
             && last.end_bytes() == fragment.start_bytes()
         {
             last.len_bytes += fragment.len_bytes;
             return;
         }
         match &mut self.0 {
-            Fragments::Few(few, count) if usize::from(*count) < MOST_RUNS => {
+            Stretches::Few(few, count) if usize::from(*count) < MOST_RUNS => {
                 few[usize::from(*count)] = fragment;
                 *count += 1;
             }
-            Fragments::Few(few, _) => self.0 = Fragments::Many([few.as_slice(), &[fragment]].concat()),
-            Fragments::Many(many) => many.push(fragment),
+            Stretches::Few(few, _) => self.0 = Stretches::Many([few.as_slice(), &[fragment]].concat()),
+            Stretches::Many(many) => many.push(fragment),
         }
     }
 }
 
-impl PartialEq for Place {
-    fn eq(&self, other: &Place) -> bool {
-        self.fragments() == other.fragments()
-    }
-}
+impl Deref for Fragments {
+    type Target = [Fragment];
 
-impl Eq for Place {}
-
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.fragments()).finish()
+    fn deref(&self) -> &[Fragment] {
+        match &self.0 {
+            Stretches::Few(few, count) => &few[..usize::from(*count)],
+            Stretches::Many(many) => many,
+        }
     }
 }

@@ -39,7 +39,7 @@ impl Store {
     ///
     /// # Errors
     /// At the end of a pass; the next begins `idle_ns` after this one has.
-    pub fn next_idle(&self, runs: &dyn RunSource, now_ns: u64, idle_ns: u64) -> Result<Option<Pinned>, PassOver> {
+    pub fn next_idle(&self, runs: &dyn RunSource, now_ns: u64, idle_ns: u64) -> Result<Option<Pinned<'_>>, PassOver> {
         let used = self.pieces.used();
         let step = |passed: u32| Some(passed + 1).filter(|&next| next <= used);
         let passed = self.hand.passed.fetch_update(Relaxed, Relaxed, step);
@@ -74,29 +74,34 @@ impl Store {
     }
 
     /// Lets go of a piece that is not to be tried again.
-    pub fn settle(&self, runs: &dyn RunSource, pinned: Pinned) {
+    pub fn settle(&self, runs: &dyn RunSource, pinned: Pinned<'_>) {
         self.pieces.mark(pinned.id, Mark::Settled);
         self.unpin(runs, pinned);
     }
 
     /// Whether `len_bytes` take less than what a piece takes now.
-    pub fn is_smaller(&self, pinned: &Pinned, len_bytes: u32) -> bool {
+    pub fn is_smaller(&self, pinned: &Pinned<'_>, len_bytes: u32) -> bool {
         taken_bytes(len_bytes) < taken_bytes(pinned.piece.place.len_bytes())
     }
 
     /// Room for `len_bytes` of a piece, and where they go.
-    pub fn new_place(&self, runs: &dyn RunSource, pinned: &Pinned, len_bytes: u32) -> Option<(NewPlace, Place)> {
+    pub fn new_place(
+        &self,
+        runs: &dyn RunSource,
+        pinned: &Pinned<'_>,
+        len_bytes: u32,
+    ) -> Option<(NewPlace, Place<'_>)> {
         let location = self.find_room(runs, pinned.id, len_bytes)?;
         Some((NewPlace(location), self.place_of(location)))
     }
 
     /// A piece is at `to` from now on, compressed by the second codec, unless somebody else reads it at this moment: then
     /// it stays as it is. Returns how many bytes that saves.
-    pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned, to: NewPlace, checksum: u64) -> u64 {
+    pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned<'_>, to: NewPlace, checksum: u64) -> u64 {
         let (id, from) = (pinned.id, &pinned.piece);
         let old = self.pieces.load(id).location();
         // Looked up while it cannot be freed.
-        let (old_bytes, new_bytes) = (from.place.len_bytes(), self.len_bytes(to.0));
+        let (old_bytes, new_bytes) = (from.place.len_bytes(), self.place_of(to.0).len_bytes());
         let Some(word) = self.pieces.replace(id, to.0, checksum) else {
             self.vacate(runs, to.0);
             self.unpin(runs, pinned);

@@ -39,9 +39,9 @@ impl Arena {
         self.held.lock().iter().filter(|&&held| held).count()
     }
 
-    fn write(&self, place: &Place, content: &[u8]) {
+    fn write(&self, place: &Place<'_>, content: &[u8]) {
         let (mut bytes, mut rest) = (self.bytes.lock(), content);
-        for fragment in place.fragments() {
+        for fragment in &*place.fragments() {
             let (now, later) = rest.split_at(fragment.len_bytes as usize);
             bytes[fragment.start_bytes() as usize..fragment.end_bytes() as usize].copy_from_slice(now);
             rest = later;
@@ -49,10 +49,10 @@ impl Arena {
         assert!(rest.is_empty(), "the place is shorter than the piece");
     }
 
-    fn read(&self, place: &Place) -> Vec<u8> {
+    fn read(&self, place: &Place<'_>) -> Vec<u8> {
         let (bytes, held) = (self.bytes.lock(), self.held.lock());
         let mut content = Vec::new();
-        for fragment in place.fragments() {
+        for fragment in &*place.fragments() {
             let range = fragment.start_bytes() as usize..fragment.end_bytes() as usize;
             let frames = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
             assert!(held[frames].iter().all(|&held| held), "{fragment:?} is not in frames the store holds");
@@ -156,24 +156,18 @@ struct Expected {
     sealed: bool,
 }
 
-struct Model {
+struct Model<'a> {
     arena: Arena,
-    store: Store,
+    store: &'a Store,
     live: BTreeMap<PieceId, Expected>,
     /// Pinned pieces, and what they must read as even after their last reference is gone.
-    pinned: Vec<(Pinned, Vec<u8>)>,
+    pinned: Vec<(Pinned<'a>, Vec<u8>)>,
     inserted: u64,
 }
 
-impl Model {
-    fn new() -> Model {
-        Model {
-            arena: Arena::new(4096),
-            store: Store::new(1000),
-            live: BTreeMap::new(),
-            pinned: Vec::new(),
-            inserted: 0,
-        }
+impl Model<'_> {
+    fn new(store: &Store) -> Model<'_> {
+        Model { arena: Arena::new(4096), store, live: BTreeMap::new(), pinned: Vec::new(), inserted: 0 }
     }
 
     fn nth(&self, which: usize) -> Option<PieceId> {
@@ -308,7 +302,8 @@ proptest! {
 
     #[test]
     fn every_piece_reads_back_until_its_last_reference_is_gone(steps in steps()) {
-        let mut model = Model::new();
+        let store = Store::new(1000);
+        let mut model = Model::new(&store);
         for (index, step) in steps.into_iter().enumerate() {
             model.apply(step);
             if index % 4 == 0 {
@@ -450,7 +445,7 @@ fn extents_that_happen_to_be_neighbours_are_one_fragment() {
     let store = Store::new(10);
     let info = PieceInfo { len_bytes: 1_000_000, granule: MAX_ORDER, raw: false, checksum: 5, pages: 512 };
     let (_, place) = store.insert(&arena, info).unwrap();
-    assert_eq!(place.fragments(), [Fragment::new(Frame(0), 0, 1_000_000)]);
+    assert_eq!(*place.fragments(), [Fragment::new(Frame(0), 0, 1_000_000)]);
     assert_eq!(store.held_frames(), 245);
 }
 
@@ -459,11 +454,11 @@ fn failing_to_insert_leaves_nothing_behind() {
     let arena = Arena::new(64);
     let store = Store::new(2);
     let info = |len_bytes| PieceInfo { len_bytes, granule: MAX_ORDER, raw: false, checksum: 0, pages: 1 };
-    assert_eq!(store.insert(&arena, info(300 << 10)), None, "no frames");
+    assert!(store.insert(&arena, info(300 << 10)).is_none(), "no frames");
     assert_eq!(arena.held_frames(), 0);
     let (first, _) = store.insert(&arena, info(100)).unwrap();
     assert!(store.insert_filled(7, Order::ZERO, 1).is_some());
-    assert_eq!(store.insert(&arena, info(100)), None, "no ids");
+    assert!(store.insert(&arena, info(100)).is_none(), "no ids");
     assert_eq!(store.insert_filled(7, Order::ZERO, 1), None);
     store.release(&arena, first, 1);
     assert!(store.insert(&arena, info(100)).is_some());

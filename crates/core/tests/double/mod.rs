@@ -29,7 +29,7 @@ pub struct Worker {
 
 impl Worker {
     /// The content of a piece whose stored words these are.
-    fn decode(&mut self, piece: &Piece) {
+    fn decode(&mut self, piece: &Piece<'_>) {
         if piece.recompressed {
             self.words.iter_mut().for_each(|word| *word = !*word);
         }
@@ -192,7 +192,7 @@ impl Double {
         }
     }
 
-    fn place_key(place: &Place) -> (u32, u32) {
+    fn place_key(place: &Place<'_>) -> (u32, u32) {
         let first = place.fragments()[0];
         (first.head.0, first.offset_bytes)
     }
@@ -447,7 +447,7 @@ impl Machine for Double {
         Compressed::Bytes { len_bytes, raw, checksum: checksum(&worker.words) }
     }
 
-    fn write_piece(&self, worker: &mut Worker, _run: FrameRun, place: &Place) {
+    fn write_piece(&self, worker: &mut Worker, _run: FrameRun, place: &Place<'_>) {
         self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
     }
 
@@ -462,7 +462,13 @@ impl Machine for Double {
         }
     }
 
-    fn read_piece(&self, worker: &mut Worker, piece: &Piece, skip_pages: u32, into: FrameRun) -> Result<(), Corrupted> {
+    fn read_piece(
+        &self,
+        worker: &mut Worker,
+        piece: &Piece<'_>,
+        skip_pages: u32,
+        into: FrameRun,
+    ) -> Result<(), Corrupted> {
         if std::mem::take(&mut self.state.lock().corrupt_next) {
             return Err(Corrupted);
         }
@@ -483,7 +489,7 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn recompress(&self, worker: &mut Worker, piece: &Piece) -> Option<Recompressed> {
+    fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
         assert!(!piece.recompressed && piece.filled.is_none() && piece.in_file.is_none(), "{piece:?}");
         worker.words = self.state.lock().pieces[&Double::place_key(&piece.place)].clone();
         if checksum(&worker.words) != piece.checksum || worker.words[0].is_multiple_of(3) {
@@ -494,11 +500,11 @@ impl Machine for Double {
         Some(Recompressed { len_bytes: piece.place.len_bytes() * 3 / 4, checksum: checksum(&worker.words) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: &Place) {
+    fn write_recompressed(&self, worker: &mut Worker, place: &Place<'_>) {
         self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
     }
 
-    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch, seals: &mut Vec<Seal>) {
+    fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
         let mut state = self.state.lock();
         let slots = batch.first().0..batch.first().0 + batch.slots();
         let cluster = Slot(slots.start).cluster();
@@ -537,7 +543,7 @@ impl Machine for Double {
     fn read_back(
         &self,
         worker: &mut Worker,
-        piece: &Piece,
+        piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
         into: FrameRun,
