@@ -96,19 +96,36 @@ impl Judgement {
 /// A window whose faults are served with single pages, to see which are touched.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
-    window: u64,
     /// Bit for page; none of a window that has been learnt from, or never was one.
     touched: u16,
     /// The number of the fault that it began with.
     since: u64,
 }
 
-const NOT_WATCHED: Watched = Watched { window: u64::MAX, touched: 0, since: 0 };
+const NOT_WATCHED: Watched = Watched { touched: 0, since: 0 };
+
+/// The number of a window: 31 bits in a 47-bit address space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Window(u32);
+
+impl Window {
+    const NONE: Window = Window(u32::MAX);
+
+    fn of(page: PageNumber) -> Window {
+        Window((page.0 / WINDOW_PAGES) as u32)
+    }
+
+    fn first_page(self) -> PageNumber {
+        PageNumber(u64::from(self.0) * WINDOW_PAGES)
+    }
+}
 
 #[derive(Debug)]
 struct Judgements {
     regions: [Judgement; REGIONS],
     all: Judgement,
+    /// Which windows are watched, side by side: every fault looks for its own.
+    windows: [Window; WATCHED],
     watched: [Watched; WATCHED],
     oldest: usize,
     /// Which of them was looked at last, whether it has shown what it will.
@@ -141,7 +158,9 @@ impl Default for Judgements {
     fn default() -> Judgements {
         let watched = [NOT_WATCHED; WATCHED];
         let regions = [Judgement::default(); REGIONS];
-        Judgements { regions, all: Judgement::default(), watched, oldest: 0, looked_at: 0, random: 1, faults: 0 }
+        let windows = [Window::NONE; WATCHED];
+        let all = Judgement::default();
+        Judgements { regions, all, windows, watched, oldest: 0, looked_at: 0, random: 1, faults: 0 }
     }
 }
 
@@ -162,10 +181,8 @@ impl Locality {
 
     /// Where the window of `page` ends if it is watched: what is fetched there before it is touched shows nothing.
     pub fn watched_until(&self, page: PageNumber) -> Option<PageNumber> {
-        let window = page.0 / WINDOW_PAGES;
-        let judgements = self.judgements.lock();
-        let is_watched = judgements.watched.iter().any(|watched| watched.window == window);
-        is_watched.then_some(PageNumber((window + 1) * WINDOW_PAGES))
+        let is_watched = self.judgements.lock().is_watched(Window::of(page));
+        is_watched.then_some(PageNumber((page.0 / WINDOW_PAGES + 1) * WINDOW_PAGES))
     }
 
     /// So many folios were fetched ahead of faults, each of which would have been one: windows that are watched grow old by them, too.
@@ -192,8 +209,13 @@ impl Judgements {
         if judgement.is_known() { judgement } else { &mut self.all }
     }
 
+    fn is_watched(&self, window: Window) -> bool {
+        // All of them, as several are compared at a time then.
+        self.windows.iter().fold(false, |found, &watched| found | (watched == window))
+    }
+
     fn part_for_fault(&mut self, page: PageNumber, expected: Expected) -> Option<Order> {
-        let window = page.0 / WINDOW_PAGES;
+        let window = Window::of(page);
         let touched = 1 << (page.0 % WINDOW_PAGES);
         self.faults += 1;
         // Not by the number of faults: that jumps, and would pass some by for ever.
@@ -202,7 +224,9 @@ impl Judgements {
         if self.faults - self.watched[looked_at].since >= WATCH_FAULTS {
             self.end_watch(looked_at);
         }
-        if let Some(index) = self.watched.iter().position(|watched| watched.window == window) {
+        if self.is_watched(window)
+            && let Some(index) = self.windows.iter().position(|&watched| watched == window)
+        {
             self.watched[index].touched |= touched;
             if self.watched[index].touched == u16::MAX {
                 self.end_watch(index);
@@ -225,7 +249,8 @@ impl Judgements {
             };
         }
         self.end_watch(self.oldest);
-        self.watched[self.oldest] = Watched { window, touched, since: self.faults };
+        self.windows[self.oldest] = window;
+        self.watched[self.oldest] = Watched { touched, since: self.faults };
         self.oldest = (self.oldest + 1) % WATCHED;
         Some(Order::ZERO)
     }
@@ -244,8 +269,9 @@ impl Judgements {
     /// Learns what a window has shown, if there is one.
     fn end_watch(&mut self, index: usize) {
         let seen = std::mem::replace(&mut self.watched[index], NOT_WATCHED);
+        let window = std::mem::replace(&mut self.windows[index], Window::NONE);
         if seen.touched != 0 {
-            self.regions[region(PageNumber(seen.window * WINDOW_PAGES))].learn(seen.touched);
+            self.regions[region(window.first_page())].learn(seen.touched);
             self.all.learn(seen.touched);
         }
     }

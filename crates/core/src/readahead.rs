@@ -62,7 +62,6 @@ const NO_STREAM: Stream = Stream { position: NOWHERE, claimed: NOWHERE, start: N
 impl Stream {
     /// Whether `page` lies from where the stream has come to on, and no more than `passed_pages` behind what is claimed.
     fn is_ahead(&self, page: PageNumber, passed_pages: u64) -> bool {
-        // One comparison: all streams are asked at every fault, and nearly none continues one.
         page.0.wrapping_sub(self.position.0) <= self.claimed.0 + passed_pages - self.position.0
     }
 }
@@ -74,10 +73,36 @@ struct Streams {
     recency: Recency<STREAMS>,
     /// How many have a window.
     with_window: usize,
+    /// Of each the low bits of its position, and how far beyond that is claimed.
+    positions: [u32; STREAMS],
+    claimed_pages: [u32; STREAMS],
 }
 
 impl Streams {
-    const NONE: Streams = Streams { streams: [NO_STREAM; STREAMS], recency: Recency::NONE, with_window: 0 };
+    const NONE: Streams = Streams {
+        streams: [NO_STREAM; STREAMS],
+        recency: Recency::NONE,
+        with_window: 0,
+        positions: [NOWHERE.0 as u32; STREAMS],
+        claimed_pages: [0; STREAMS],
+    };
+
+    /// Whether `page` may be [ahead](Stream::is_ahead) of one of them. Nearly none is at a random fault, and processors compare
+    /// several small numbers at a time, if they are side by side and all are.
+    fn may_be_ahead(&self, page: PageNumber, passed_pages: u64) -> bool {
+        let (page, passed_pages) = (page.0 as u32, passed_pages as u32);
+        let streams = self.positions.iter().zip(&self.claimed_pages);
+        streams.fold(false, |found, (&position, &claimed_pages)| {
+            found | (page.wrapping_sub(position) <= claimed_pages + passed_pages)
+        })
+    }
+
+    /// A stream has changed.
+    fn changed(&mut self, index: usize) {
+        let Stream { position, claimed, .. } = self.streams[index];
+        self.positions[index] = position.0 as u32;
+        self.claimed_pages[index] = (claimed.0 - position.0) as u32;
+    }
 
     /// There was a fault on `page` of the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise
     /// another may begin there.
@@ -92,8 +117,10 @@ impl Streams {
         // What it does not fault on is in reach yet.
         let passed_pages = if whole && folio_pages >= LARGE_FOLIO_PAGES { folio_pages } else { 0 };
         let has_come_to = page.0 - folio.start.0 <= MOST_GAP_PAGES;
-        let continued = |stream: &Stream| has_come_to & stream.is_ahead(folio.start, passed_pages);
-        if let Some(index) = self.streams.iter().position(continued) {
+        if has_come_to
+            && self.may_be_ahead(folio.start, passed_pages)
+            && let Some(index) = self.streams.iter().position(|stream| stream.is_ahead(folio.start, passed_pages))
+        {
             let stream = &mut self.streams[index];
             stream.faults += 1;
             stream.position = folio.end;
@@ -102,34 +129,40 @@ impl Streams {
                 stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
             }
             stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
+            self.changed(index);
             self.recency.used(index);
             return true;
         }
-        let oldest = &mut self.streams[self.recency.use_oldest()];
+        let index = self.recency.use_oldest();
+        let oldest = &mut self.streams[index];
         self.with_window -= usize::from(oldest.window_pages > 0);
         let (position, claimed) = (folio.end, folio.end);
         *oldest = Stream { position, claimed, start: folio.start, faults: 1, window_pages: 0 };
+        self.changed(index);
         false
     }
 
     /// Whether `page` is the next of one of them.
     fn is_next(&self, page: PageNumber) -> bool {
         let is_next = |stream: &Stream| stream.window_pages > 0 && stream.is_ahead(page, 0);
-        self.with_window > 0 && self.streams.iter().any(is_next)
+        self.with_window > 0 && self.may_be_ahead(page, 0) && self.streams.iter().any(is_next)
     }
 
     /// The next chunk of the window of the stream that has come to `position`.
     fn claim(&mut self, position: PageNumber) -> Option<Range<PageNumber>> {
-        if self.with_window == 0 {
+        if self.with_window == 0 || !self.may_be_ahead(position, 0) {
             return None;
         }
-        let stream = self.streams.iter_mut().find(|stream| stream.position == position)?;
+        let index = self.streams.iter().position(|stream| stream.position == position)?;
+        let stream = &mut self.streams[index];
         let end = position.offset(stream.window_pages);
         let chunk = stream.claimed..stream.claimed.offset(CHUNK_PAGES).min(end);
-        (!chunk.is_empty()).then(|| {
-            stream.claimed = chunk.end;
-            chunk
-        })
+        if chunk.is_empty() {
+            return None;
+        }
+        stream.claimed = chunk.end;
+        self.changed(index);
+        Some(chunk)
     }
 }
 

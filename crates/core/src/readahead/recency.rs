@@ -36,10 +36,11 @@ impl<const N: usize> Recency<N> {
 
     /// The one that was used longest ago is used.
     pub fn use_oldest(&mut self) -> usize {
-        let oldest = self.order[0];
-        self.order.copy_within(1.., 0);
-        self.order[N - 1] = oldest;
-        oldest.into()
+        let before = self.order;
+        // Of a length that is known: no call, as for `rotate_left`.
+        self.order[..N - 1].copy_from_slice(&before[1..]);
+        self.order[N - 1] = before[0];
+        before[0].into()
     }
 }
 

@@ -76,11 +76,13 @@ impl Walk {
 pub(super) struct Strides {
     walks: [Walk; WALKS],
     recency: Recency<WALKS>,
+    /// How many of them are walks by their steps: next to never any under random faults.
+    followed: usize,
 }
 
 impl Default for Strides {
     fn default() -> Strides {
-        Strides { walks: [Walk::from(NOWHERE); WALKS], recency: Recency::NONE }
+        Strides { walks: [Walk::from(NOWHERE); WALKS], recency: Recency::NONE, followed: 0 }
     }
 }
 
@@ -92,6 +94,7 @@ impl Strides {
         if let Some((index, steps)) = continued {
             let walk = &mut self.walks[index];
             walk.steps += 1;
+            self.followed += usize::from(walk.steps == WALK_STEPS);
             if walk.steps >= WALK_STEPS {
                 walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
             }
@@ -106,17 +109,22 @@ impl Strides {
             self.walks[index] = Walk { step_pages, steps: 1, ..Walk::from(page) };
             self.recency.used(index);
         } else {
-            self.walks[self.recency.use_oldest()] = Walk::from(page);
+            let oldest = &mut self.walks[self.recency.use_oldest()];
+            self.followed -= usize::from(oldest.steps >= WALK_STEPS);
+            *oldest = Walk::from(page);
         }
     }
 
     /// Whether `page` is the next of a walk that has no use for those around it.
     pub fn is_far_step(&self, page: PageNumber) -> bool {
-        self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
+        self.followed > 0 && self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
     }
 
     /// The next page to fetch for the walk that has faulted on `page`, and whether alone.
     pub fn claim(&mut self, page: PageNumber) -> Option<(PageNumber, bool)> {
+        if self.followed == 0 {
+            return None;
+        }
         let walk = self.walks.iter_mut().find(|walk| walk.last == page && walk.claimed < walk.window)?;
         walk.claimed += 1;
         walk.at(walk.claimed).map(|page| (page, walk.is_far()))
