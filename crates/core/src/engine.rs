@@ -354,9 +354,14 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Frees frames that held pages of the program.
+    /// Frees frames that held pages of the program, and a compressed copy of the folio that began there.
     fn free_content(&self, run: FrameRun) {
         self.drop_copy(run.head);
+        self.free_frames_of_content(run);
+    }
+
+    /// The same where there is no copy.
+    fn free_frames_of_content(&self, run: FrameRun) {
         if self.machine.frames_escape() {
             self.machine.release(run);
             self.machine.uncharge(run.frames());

@@ -120,16 +120,23 @@ struct Elements {
 
 impl Elements {
     fn push(&mut self, claim: Claim) {
-        if self.chunks.back().is_none_or(|chunk| chunk.end == CHUNK_CLAIMS) {
-            let words = self.spare.take().unwrap_or_else(|| Box::new([0; CHUNK_CLAIMS]));
-            self.chunks.push_back(Chunk { number: self.next_number, start: 0, end: 0, words });
-            self.next_number += 1;
+        match self.chunks.back_mut() {
+            Some(chunk) if chunk.end < CHUNK_CLAIMS => {
+                chunk.words[chunk.end] = claim.pack();
+                chunk.end += 1;
+            }
+            _ => self.begin_chunk(claim),
         }
-        let Some(chunk) = self.chunks.back_mut() else { unreachable!("there is one with room") };
-        chunk.words[chunk.end] = claim.pack();
-        chunk.end += 1;
         self.claims += 1;
         self.pages += u64::from(claim.folio.order.pages());
+    }
+
+    #[cold]
+    fn begin_chunk(&mut self, first: Claim) {
+        let mut words = self.spare.take().unwrap_or_else(|| Box::new([0; CHUNK_CLAIMS]));
+        words[0] = first.pack();
+        self.chunks.push_back(Chunk { number: self.next_number, start: 0, end: 1, words });
+        self.next_number += 1;
     }
 
     fn pop(&mut self) -> Option<Claim> {

@@ -67,7 +67,7 @@ use pieces::Pieces;
 use recompress::Hand;
 use std::num::NonZeroU32;
 use word::{Location, Mark, PieceWord, ZspageId};
-use zspages::Zspages;
+use zspages::{TakenSlot, Zspages};
 
 /// Where the store gets its frames from, and clusters of the swap file, which several processes may share. (Without a swap
 /// file nobody asks for clusters.)
@@ -457,8 +457,10 @@ impl Store {
         if let Some(record) = location.record() {
             self.free_record(runs, record);
         } else if location != Location::FILLED {
-            self.gauges.compressed_bytes.fetch_sub(u64::from(self.place_of(location).len_bytes()), Relaxed);
-            self.vacate(runs, location);
+            let taken = self.zspages.slot_at(location);
+            let len_bytes = taken.map_or_else(|| self.place_of(location).len_bytes(), |taken| taken.len_bytes);
+            self.gauges.compressed_bytes.fetch_sub(u64::from(len_bytes), Relaxed);
+            self.vacate_slot(runs, location.zspage(), taken);
         }
         self.gauges.pieces.fetch_sub(1, Relaxed);
         self.pieces.free(id);
@@ -466,12 +468,15 @@ impl Store {
 
     /// Frees the bytes at `location`; returns how many frames went back with them.
     fn vacate(&self, runs: &dyn RunSource, location: Location) -> u32 {
-        let zspage = location.zspage();
-        let Some(class) = self.zspages.class(zspage) else {
+        self.vacate_slot(runs, location.zspage(), self.zspages.slot_at(location))
+    }
+
+    /// Frees a slot of a zspage, or a chain; returns how many frames went back with the slot.
+    fn vacate_slot(&self, runs: &dyn RunSource, zspage: ZspageId, taken: Option<TakenSlot>) -> u32 {
+        let Some(TakenSlot { class, slot, .. }) = taken else {
             self.free_chain(runs, zspage);
             return 0;
         };
-        let slot = u32::from(location.last_byte()) / class.shape().size_bytes;
         match self.zspages.free_slot(class, zspage, slot) {
             Some(extent) => {
                 self.give_back(runs, extent);

@@ -288,6 +288,7 @@ impl LabMachine {
     }
 
     /// Names the content at home in `run`, by its first page in the upper half and a hash in the lower; 0 for zeros.
+    #[inline]
     fn name_content(&self, run: FrameRun) -> u64 {
         let homes = self.at_home(run);
         let of_page = |(index, home): (u32, &AtomicU32)| {

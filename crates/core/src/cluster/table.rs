@@ -90,7 +90,8 @@ impl Cluster {
 
     /// Whether freeing these slots has made room for the cluster's own order.
     pub fn has_room_around(&self, at: SlotIndex, slots: u32) -> bool {
-        self.used.has_clear_around(at, slots, self.order)
+        let is_room = slots >= self.order.pages() && at == at.head(self.order);
+        is_room || self.used.has_clear_around(at, slots, self.order)
     }
 
     /// Puts free slots to use.

@@ -353,7 +353,8 @@ impl<M: Machine> Engine<M> {
             }
         }
         drop(entries);
-        self.free_content(run);
+        // A copy there was has been taken, whether it was good or not.
+        self.free_frames_of_content(run);
         self.staged_pages.fetch_sub(out_pages, Relaxed);
         let vm = &self.counters().vm;
         vm.pswpout.add(out_pages);

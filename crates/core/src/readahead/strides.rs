@@ -41,10 +41,15 @@ impl Walk {
         Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
     }
 
+    /// Whether a step may lead to `page`, of whatever length, or several if any are claimed: most faults are far away.
+    fn is_near(&self, page: PageNumber) -> bool {
+        self.claimed > 0 || page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
+    }
+
     /// How many steps on `page` is, if it is one of those that may be next.
     fn steps_to(&self, page: PageNumber) -> Option<u32> {
         let distance = page.0.wrapping_sub(self.last.0) as i64;
-        // Divisions take longer than all else that is done for a fault here; most faults are far away.
+        // Divisions take longer than all else that is done for a fault here.
         let farthest = self.step_pages * i64::from(self.claimed + 1);
         let (ahead, most) = if farthest < 0 { (-distance, -farthest) } else { (distance, farthest) };
         // Not 0 either.
@@ -54,9 +59,7 @@ impl Walk {
 
     /// Whether the step to `page` may be the first of it.
     fn may_begin_with(&self, page: PageNumber) -> bool {
-        self.steps < WALK_STEPS
-            && self.last != page
-            && page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
+        self.steps < WALK_STEPS && self.last != page && self.is_near(page)
     }
 
     /// Whether only the pages where it steps are of use.
@@ -89,8 +92,13 @@ impl Default for Strides {
 impl Strides {
     /// The program has faulted on `page`, which was out.
     pub fn faulted(&mut self, page: PageNumber) {
-        let mut walks = self.walks.iter().enumerate();
-        let continued = walks.find_map(|(index, walk)| walk.steps_to(page).map(|steps| (index, steps)));
+        let mut is_near_any = false;
+        let continued = self.walks.iter().enumerate().find_map(|(index, walk)| {
+            let is_near = walk.is_near(page);
+            is_near_any |= is_near;
+            let steps = if is_near { walk.steps_to(page) } else { None };
+            steps.map(|steps| (index, steps))
+        });
         if let Some((index, steps)) = continued {
             let walk = &mut self.walks[index];
             walk.steps += 1;
@@ -103,7 +111,8 @@ impl Strides {
             return;
         }
         // Of several the one that was used last.
-        let near = self.recency.latest_first().find(|&index| self.walks[index].may_begin_with(page));
+        let may_begin = |&index: &usize| self.walks[index].may_begin_with(page);
+        let near = if is_near_any { self.recency.latest_first().find(may_begin) } else { None };
         if let Some(index) = near {
             let step_pages = page.0 as i64 - self.walks[index].last.0 as i64;
             self.walks[index] = Walk { step_pages, steps: 1, ..Walk::from(page) };

@@ -81,8 +81,8 @@ impl<'a> Place<'a> {
         if !self.location.is_in_memory() {
             return 0;
         }
-        if let Some(class) = self.zspages.class(self.location.zspage()) {
-            return u32::from(self.location.last_byte()) % class.shape().size_bytes + 1;
+        if let Some(taken) = self.zspages.slot_at(self.location) {
+            return taken.len_bytes;
         }
         let mut all_bytes = 0;
         self.each_link(|_, len_bytes| all_bytes += len_bytes);

@@ -19,7 +19,7 @@
 use super::PieceId;
 use super::classes::{CLASSES, ClassId, FEW_ZSPAGES};
 use super::extent::{Extent, MOST_RUNS};
-use super::word::ZspageId;
+use super::word::{Location, ZspageId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard};
@@ -60,6 +60,12 @@ impl Descriptor {
 
     fn set_state(&self, state: State) {
         self.state.store(state.pack(), Relaxed);
+    }
+
+    fn set_heads(&self, extent: Extent) {
+        for (to, head) in self.heads.iter().zip(extent.heads) {
+            to.store(head.0, Relaxed);
+        }
     }
 
     fn extent(&self) -> Extent {
@@ -112,7 +118,12 @@ impl State {
 
     /// Which list it belongs on, if any.
     fn list(self) -> Option<usize> {
-        let (taken, slots) = (u32::from(self.taken), self.slots());
+        self.list_of(self.slots())
+    }
+
+    /// The same, of one that has so many slots.
+    fn list_of(self, slots: u32) -> Option<usize> {
+        let taken = u32::from(self.taken);
         if self.isolated || taken == slots { None } else { Some((taken * FULLNESSES as u32 / slots) as usize) }
     }
 }
@@ -121,6 +132,15 @@ impl State {
 fn class_in(state: State) -> Option<ClassId> {
     let class = usize::from(state.class);
     if class == EXTENTS { None } else { Some(ClassId::new(class)) }
+}
+
+/// A piece's slot in its zspage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TakenSlot {
+    pub(super) class: ClassId,
+    pub(super) slot: u32,
+    /// What of the slot the piece takes.
+    pub(super) len_bytes: u32,
 }
 
 /// The zspages of one class.
@@ -188,16 +208,18 @@ impl Zspages {
         self.descriptor(zspage).extent()
     }
 
-    /// Both.
+    /// The slot that ends at `location`, which is in memory; `None` for a chain.
+    #[inline]
+    pub(super) fn slot_at(&self, location: Location) -> Option<TakenSlot> {
+        let class = self.class(location.zspage())?;
+        let (last_byte, size_bytes) = (u32::from(location.last_byte()), class.shape().size_bytes);
+        Some(TakenSlot { class, slot: last_byte / size_bytes, len_bytes: last_byte % size_bytes + 1 })
+    }
+
+    /// The class and the frames of a zspage.
     pub(super) fn class_and_extent(&self, zspage: ZspageId) -> (Option<ClassId>, Extent) {
         let descriptor = self.descriptor(zspage);
         (class_in(descriptor.state()), descriptor.extent())
-    }
-
-    fn set_heads(&self, zspage: ZspageId, extent: Extent) {
-        for (to, head) in self.descriptor(zspage).heads.iter().zip(extent.heads) {
-            to.store(head.0, Relaxed);
-        }
     }
 
     fn element(&self, zspage: ZspageId, slot: u32) -> &AtomicU32 {
@@ -237,10 +259,9 @@ impl Zspages {
     }
 
     /// Puts a zspage on `list`, on which it belongs by its `state`.
-    fn link(&self, class: &mut Class, zspage: ZspageId, state: State, list: Option<usize>) {
+    fn link(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, state: State, list: Option<usize>) {
         let Some(list) = list else { return };
         let head = std::mem::replace(&mut class.partial[list], zspage.index());
-        let descriptor = self.descriptor(zspage);
         descriptor.prev.store(NIL, Relaxed);
         descriptor.next.store(head, Relaxed);
         if head != NIL {
@@ -250,9 +271,8 @@ impl Zspages {
     }
 
     /// Takes a zspage off `list`, on which it is by its `state`.
-    fn unlink(&self, class: &mut Class, zspage: ZspageId, state: State, list: Option<usize>) {
+    fn unlink(&self, class: &mut Class, descriptor: &Descriptor, state: State, list: Option<usize>) {
         let Some(list) = list else { return };
-        let descriptor = self.descriptor(zspage);
         let (prev, next) = (descriptor.prev.load(Relaxed), descriptor.next.load(Relaxed));
         match prev {
             NIL => class.partial[list] = next,
@@ -265,15 +285,16 @@ impl Zspages {
     }
 
     /// Changes the state of a zspage and puts it on the list it then belongs on.
-    fn change(&self, class: &mut Class, zspage: ZspageId, before: State, after: State) {
-        let (from, to) = (before.list(), after.list());
+    fn change(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, before: State, after: State) {
+        let slots = before.slots();
+        let (from, to) = (before.list_of(slots), after.list_of(slots));
         if from == to && from.is_some() {
             class.free_slots = class.free_slots + u32::from(before.taken) - u32::from(after.taken);
         } else {
-            self.unlink(class, zspage, before, from);
-            self.link(class, zspage, after, to);
+            self.unlink(class, descriptor, before, from);
+            self.link(class, zspage, descriptor, after, to);
         }
-        self.descriptor(zspage).set_state(after);
+        descriptor.set_state(after);
     }
 
     /// Takes a slot of the fullest zspage of `class` that has one, for `piece`.
@@ -295,7 +316,8 @@ impl Zspages {
         let element = self.element_of(descriptor, slot);
         let first_free = element.load(Relaxed) as u8;
         element.store(piece.get(), Relaxed);
-        self.change(class, zspage, before, State { taken: before.taken + 1, first_free, ..before });
+        let after = State { taken: before.taken + 1, first_free, ..before };
+        self.change(class, zspage, descriptor, before, after);
         slot
     }
 
@@ -310,15 +332,16 @@ impl Zspages {
         let zspage = self.new_descriptor(&mut guard, u32::from(class.shape().slots))?;
         let (frames, taken) = (extent.frames as u8, 0);
         let state = State { class: class.index() as u8, frames, taken, first_free: 0, isolated: false };
-        self.set_heads(zspage, extent);
+        let descriptor = self.descriptor(zspage);
+        descriptor.set_heads(extent);
         let slots = state.slots();
         for slot in 0..slots {
             let next = if slot + 1 < slots { slot + 1 } else { u32::from(NO_SLOT) };
-            self.element(zspage, slot).store(FREE | next, Relaxed);
+            self.element_of(descriptor, slot).store(FREE | next, Relaxed);
         }
-        self.descriptor(zspage).set_state(state);
+        descriptor.set_state(state);
         guard.zspages += 1;
-        self.link(&mut guard, zspage, state, state.list());
+        self.link(&mut guard, zspage, descriptor, state, state.list());
         // Of this one, even if others have free slots by now: nobody would close it while it is empty.
         Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
@@ -331,16 +354,22 @@ impl Zspages {
         debug_assert!(self.piece_in(zspage, slot).is_some(), "slot {slot} of {zspage:?} is free");
         self.element_of(descriptor, slot).store(FREE | u32::from(before.first_free), Relaxed);
         let after = State { taken: before.taken - 1, first_free: slot as u8, ..before };
-        self.change(&mut guard, zspage, before, after);
+        self.change(&mut guard, zspage, descriptor, before, after);
         // Whoever has isolated it looks for that itself when it is done with it.
-        if after.taken == 0 && !after.isolated { Some(self.close(&mut guard, zspage, after)) } else { None }
+        if after.taken == 0 && !after.isolated { Some(self.close(&mut guard, zspage, descriptor, after)) } else { None }
     }
 
     /// Takes an empty zspage out of use.
-    fn close(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) -> Extent {
-        self.unlink(guard, zspage, state, state.list());
+    fn close(
+        &self,
+        guard: &mut MutexGuard<'_, Class>,
+        zspage: ZspageId,
+        descriptor: &Descriptor,
+        state: State,
+    ) -> Extent {
+        self.unlink(guard, descriptor, state, state.list());
         guard.zspages -= 1;
-        let extent = self.extent(zspage);
+        let extent = descriptor.extent();
         self.retire_descriptor(guard, zspage, state);
         extent
     }
@@ -351,22 +380,24 @@ impl Zspages {
         let mut guard = self.classes[class.index()].lock();
         let &emptiest = guard.partial.iter().find(|&&head| head != NIL)?;
         let zspage = ZspageId::new(emptiest);
-        let before = self.state(zspage);
+        let descriptor = self.descriptor(zspage);
+        let before = descriptor.state();
         if guard.free_slots < before.slots() {
             return None;
         }
-        self.change(&mut guard, zspage, before, State { isolated: true, ..before });
+        self.change(&mut guard, zspage, descriptor, before, State { isolated: true, ..before });
         Some(zspage)
     }
 
     /// Takes `zspage` off its list, whatever is in it, if it is still one of `class` that has a run from `head` on.
     pub(super) fn isolate(&self, class: ClassId, zspage: ZspageId, head: Frame) -> bool {
         let mut guard = self.classes[class.index()].lock();
-        let before = self.state(zspage);
-        if before.frames == 0 || before.isolated || self.extent(zspage).runs().all(|run| run.head != head) {
+        let descriptor = self.descriptor(zspage);
+        let before = descriptor.state();
+        if before.frames == 0 || before.isolated || descriptor.extent().runs().all(|run| run.head != head) {
             return false;
         }
-        self.change(&mut guard, zspage, before, State { isolated: true, ..before });
+        self.change(&mut guard, zspage, descriptor, before, State { isolated: true, ..before });
         true
     }
 
@@ -389,11 +420,12 @@ impl Zspages {
     /// Puts an isolated zspage back, or returns its frames if it is empty now.
     pub(super) fn put_back(&self, class: ClassId, zspage: ZspageId) -> Option<Extent> {
         let mut guard = self.classes[class.index()].lock();
-        let before = self.state(zspage);
+        let descriptor = self.descriptor(zspage);
+        let before = descriptor.state();
         if before.taken == 0 {
-            return Some(self.close(&mut guard, zspage, before));
+            return Some(self.close(&mut guard, zspage, descriptor, before));
         }
-        self.change(&mut guard, zspage, before, State { isolated: false, ..before });
+        self.change(&mut guard, zspage, descriptor, before, State { isolated: false, ..before });
         None
     }
 
@@ -401,7 +433,7 @@ impl Zspages {
     pub(super) fn add_extent(&self, extent: Extent, piece: PieceId) -> Option<ZspageId> {
         let zspage = self.new_descriptor(&mut self.classes[EXTENTS].lock(), 0)?;
         let descriptor = self.descriptor(zspage);
-        self.set_heads(zspage, extent);
+        descriptor.set_heads(extent);
         descriptor.next.store(NIL, Relaxed);
         descriptor.prev.store(piece.get(), Relaxed);
         let (frames, first_free) = (extent.frames as u8, NO_SLOT);
