@@ -134,6 +134,8 @@ impl Entry {
     const TICKET: u64 = ((1 << Ticket::BITS) - 1) << Self::TICKET_SHIFT;
     const EVICTED_SHIFT: u32 = 16;
     const EVICTED: u64 = 0xffff << Self::EVICTED_SHIFT;
+    /// From one frame or slot to the next.
+    const NEXT_NUMBER: u64 = 1 << 32;
     /// What is no part of the state, and stays as long as there is content. (The ticket stays in any case: claims of
     /// content that is gone may still be in a queue.)
     const KEPT: u64 = Self::QUEUED | Self::ACTIVE | Self::EVICTED;
@@ -150,6 +152,11 @@ impl Entry {
             PageState::Swapped { slot, order, fetching } => pack(3, fetching, order, slot.0),
             PageState::Hole { frame, order } => pack(Entry::HOLE, false, order, frame.0),
         }
+    }
+
+    /// What stays of an entry whose state is `state` from now on.
+    fn kept_by(state: PageState) -> u64 {
+        if state == PageState::None { Entry::TICKET } else { Entry::TICKET | Entry::KEPT }
     }
 
     fn decode(self) -> PageState {
@@ -200,17 +207,29 @@ impl Entries {
 
     /// Changes the state of `page`. Whether it is queued or active and when it was evicted stays, unless its content is
     /// gone.
+    #[inline]
     pub fn set(&mut self, page: PageNumber, state: PageState) {
         let index = self.index(page);
-        let kept = if state == PageState::None { Entry::TICKET } else { Entry::TICKET | Entry::KEPT };
-        self.pages[index] = Entry(Entry::encode(state).0 | self.pages[index].0 & kept);
+        self.pages[index] = Entry(Entry::encode(state).0 | self.pages[index].0 & Entry::kept_by(state));
     }
 
     /// Gives the 2^order pages at `head` the consecutive states that start with `state`.
+    #[inline]
     pub fn set_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
         debug_assert_eq!(head.head(order), head);
-        for index in 0..order.pages() {
-            self.set(head.offset(index), state.offset(index));
+        match order {
+            Order::ZERO => self.set(head, state),
+            _ => self.set_large_folio(head, order, state),
+        }
+    }
+
+    fn set_large_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
+        let start = self.index(head);
+        let (mut word, kept) = (Entry::encode(state).0, Entry::kept_by(state));
+        let step = if state == PageState::None { 0 } else { Entry::NEXT_NUMBER };
+        for entry in &mut self.pages[start..start + order.pages() as usize] {
+            *entry = Entry(word | entry.0 & kept);
+            word = word.wrapping_add(step);
         }
     }
 
@@ -274,7 +293,7 @@ impl Entries {
     /// Whether all 2^order pages at `head` are without content.
     pub fn all_none(&self, head: PageNumber, order: Order) -> bool {
         let start = self.index(head);
-        self.pages[start..start + order.pages() as usize].iter().all(|entry| entry.decode() == PageState::None)
+        self.pages[start..start + order.pages() as usize].iter().all(|entry| entry.0 & Entry::KIND == 0)
     }
 
     /// How many of the 2^order pages at `head` are holes.
@@ -319,21 +338,23 @@ const ROOT_BITS: u32 = 8;
 const LEVEL_BITS: u32 = 9;
 const _: () = assert!(ROOT_BITS + 2 * LEVEL_BITS == 47 - 21);
 
-type Leaf = Box<[OnceLock<Block>]>;
-type Middle = Box<[OnceLock<Leaf>]>;
+type Leaf = Box<[OnceLock<Block>; 1 << LEVEL_BITS]>;
+type Middle = Box<[OnceLock<Leaf>; 1 << LEVEL_BITS]>;
 
 /// The radix tree over all blocks.
 pub struct PageTable {
-    root: Box<[OnceLock<Middle>]>,
+    root: Box<[OnceLock<Middle>; 1 << ROOT_BITS]>,
 }
 
-fn level<T>(bits: u32) -> Box<[OnceLock<T>]> {
-    (0..1usize << bits).map(|_| OnceLock::new()).collect()
+fn level<T, const LEN: usize>() -> Box<[OnceLock<T>; LEN]> {
+    let places: Box<[OnceLock<T>]> = (0..LEN).map(|_| OnceLock::new()).collect();
+    let Ok(level) = places.try_into() else { unreachable!("as many as a level has") };
+    level
 }
 
 impl Default for PageTable {
     fn default() -> Self {
-        PageTable { root: level(ROOT_BITS) }
+        PageTable { root: level() }
     }
 }
 
@@ -353,8 +374,8 @@ impl PageTable {
     /// The block of `page`, made if need be; `None` beyond a 47-bit address space.
     pub fn get_or_create(&self, page: PageNumber) -> Option<&Block> {
         let (root, middle, leaf) = Self::path(page);
-        let middle_level = self.root.get(root)?.get_or_init(|| level(LEVEL_BITS));
-        let leaf_level = middle_level[middle].get_or_init(|| level(LEVEL_BITS));
+        let middle_level = self.root.get(root)?.get_or_init(level);
+        let leaf_level = middle_level[middle].get_or_init(level);
         Some(leaf_level[leaf].get_or_init(|| {
             let first = page.head(crate::units::MAX_ORDER);
             Block(Mutex::new(Box::new(Entries { first, deferred: false, pages: [Entry::default(); BLOCK_PAGES] })))

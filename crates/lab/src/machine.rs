@@ -15,7 +15,9 @@ use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
-use foliomem_core::units::{BLOCK_PAGES, ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
+use foliomem_core::units::{
+    BLOCK_PAGES, ClusterNumber, CpuNumber, Frame, FrameRun, ORDERS, Order, OrderSet, PAGE_BYTES, PageNumber,
+};
 use serde::Deserialize;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -44,6 +46,54 @@ pub struct Content {
     pub filled: bool,
 }
 
+impl Content {
+    /// The codec, where there is one.
+    fn codec(self, costs: &Costs) -> Option<&CodecCosts> {
+        match self.store {
+            _ if self.filled => None,
+            Store::Lz4 | Store::Outside => Some(&costs.lz4),
+            Store::Zstd => Some(&costs.zstd),
+            Store::RamDisk => None,
+        }
+    }
+}
+
+/// Pages that lie at home one behind the other.
+struct HomeContent<'a> {
+    /// The first of them.
+    first: u64,
+    words: &'a [AtomicU32],
+}
+
+impl HomeContent<'_> {
+    /// The pages and their versions.
+    fn versions(&self) -> impl Iterator<Item = (u64, u32)> {
+        (self.first..).zip(versions(self.words))
+    }
+
+    /// Names it by its first page in the upper half and a hash in the lower; 0 for zeros.
+    fn name(&self) -> u64 {
+        match hash_versions(self.words) {
+            0 => 0,
+            hash => self.first << 32 | u64::from(hash),
+        }
+    }
+
+    /// What a codec makes of it that makes `page_bytes` of a page on average: larger pieces gain as real ones do, and each page has a size
+    /// of its own, as far as its density is not known.
+    fn len_bytes(&self, page_bytes: u64, density: Option<&Density>) -> u32 {
+        let known = |page| density.map_or((1000, false), |density| density.permille(PageNumber(page)));
+        let sizes = self.versions().map(|(page, version)| {
+            let (permille, is_known) = known(page);
+            let mean_bytes = page_bytes * permille / 1000;
+            // Between half and one and a half times the mean.
+            if is_known { mean_bytes } else { mean_bytes / 2 + mix(page, version.into()) % mean_bytes.max(1) }
+        });
+        let whole_bytes = self.words.len() * PAGE_BYTES;
+        (sizes.sum::<u64>() as u32).clamp(1, whole_bytes as u32)
+    }
+}
+
 /// What lies at a home. Other values are a page number plus [`Self::FIRST_PAGE`].
 struct Home;
 
@@ -68,6 +118,8 @@ pub struct LabMachine {
     content: Content,
     costs: Costs,
     density: Mutex<Option<Density>>,
+    /// What the codec makes of a page on average, by the order of its piece.
+    stored_page_bytes: [u64; ORDERS],
     limit_pages: i64,
     charged_pages: AtomicI64,
     peak_pages: AtomicI64,
@@ -127,6 +179,20 @@ pub fn mix(a: u64, b: u64) -> u64 {
     hash ^ hash >> 29
 }
 
+fn versions(words: &[AtomicU32]) -> impl Iterator<Item = u32> {
+    words.iter().map(|word| word.load(Relaxed) & !PRESENT)
+}
+
+/// Hash of the versions of some pages; 0 if they are all zeros.
+fn hash_versions(words: &[AtomicU32]) -> u32 {
+    let (mut hash, mut any) = (0, 0);
+    for version in versions(words) {
+        any |= version;
+        hash = mix(hash, version.into());
+    }
+    if any == 0 { 0 } else { (hash as u32).max(1) }
+}
+
 impl LabMachine {
     /// A machine without mappings, for addresses below `pages` pages.
     pub fn new(
@@ -137,6 +203,12 @@ impl LabMachine {
         content: Content,
         costs: Costs,
     ) -> LabMachine {
+        let stored_page_bytes = content.codec(&costs).map_or([0; ORDERS], |codec| {
+            std::array::from_fn(|order| {
+                let ratio_percent = u64::from(codec.ratio_percent[order].max(1));
+                ((PAGE_BYTES as u64) << order) * 100 / ratio_percent >> order
+            })
+        });
         LabMachine {
             homes: (0..arena_frames).map(|_| AtomicU32::new(Home::EMPTY)).collect(),
             pages: Pages::new(pages),
@@ -145,6 +217,7 @@ impl LabMachine {
             content,
             costs,
             density: Mutex::default(),
+            stored_page_bytes,
             limit_pages: limit_pages.into(),
             charged_pages: AtomicI64::new(0),
             peak_pages: AtomicI64::new(0),
@@ -268,74 +341,33 @@ impl LabMachine {
         true
     }
 
-    /// The versions of `pages` pages of a folio from `first` on.
-    fn versions(&self, first: u64, pages: u32) -> impl Iterator<Item = u32> {
-        self.pages.folio(PageNumber(first), pages).iter().map(|word| word.load(Relaxed) & !PRESENT)
-    }
-
     fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
         &self.homes[run.head.0 as usize..(run.head.0 + run.frames()) as usize]
     }
 
-    /// Hash of the versions of `pages` pages from `first` on; 0 if they are all zeros.
-    fn hash_versions(&self, first: u64, pages: u32) -> u32 {
-        let (mut hash, mut any) = (0, 0);
-        for version in self.versions(first, pages) {
-            any |= version;
-            hash = mix(hash, version.into());
-        }
-        if any == 0 { 0 } else { (hash as u32).max(1) }
-    }
-
-    /// Names the content at home in `run`, by its first page in the upper half and a hash in the lower; 0 for zeros.
-    #[inline]
-    fn name_content(&self, run: FrameRun) -> u64 {
+    /// The content at home in `run`; `None` for zeros of which nobody knows whose they are.
+    fn content(&self, run: FrameRun) -> Option<HomeContent<'_>> {
         let homes = self.at_home(run);
         let of_page = |(index, home): (u32, &AtomicU32)| {
             home.load(Relaxed).checked_sub(Home::FIRST_PAGE).map(|page| u64::from(page - index))
         };
         // Zeros that have come back from the store do not say of which page they are; all zeros, and nobody needs to know.
-        let Some(page) = (0..).zip(homes).find_map(of_page) else {
+        let Some(first) = (0..).zip(homes).find_map(of_page) else {
             assert!(homes.iter().all(|home| home.load(Relaxed) == Home::ANY), "{run:?} has no content");
-            return 0;
+            return None;
         };
+        let words = self.pages.folio(PageNumber(first), run.frames());
+        let content = HomeContent { first, words };
         let fits = |((page, version), home): ((u64, u32), &AtomicU32)| match home.load(Relaxed) {
             Home::ANY => version == 0,
             at_home => at_home == page as u32 + Home::FIRST_PAGE,
         };
-        let pages = (page..).zip(self.versions(page, run.frames()));
-        assert!(pages.zip(homes).all(fits), "{run:?} has pages of several places");
-        match self.hash_versions(page, run.frames()) {
-            0 => 0,
-            hash => page << 32 | u64::from(hash),
-        }
+        assert!(content.versions().zip(homes).all(fits), "{run:?} has pages of several places");
+        Some(content)
     }
 
-    /// The codec, where there is one.
     fn codec(&self) -> Option<&CodecCosts> {
-        match self.content.store {
-            _ if self.content.filled => None,
-            Store::Lz4 | Store::Outside => Some(&self.costs.lz4),
-            Store::Zstd => Some(&self.costs.zstd),
-            Store::RamDisk => None,
-        }
-    }
-
-    /// What the codec makes of `run`: each page has a size of its own, and larger pieces gain as real ones do.
-    fn len_bytes(&self, codec: &CodecCosts, name: u64, run: FrameRun) -> u32 {
-        let mean = run.order.bytes() as u64 * 100 / u64::from(codec.ratio_percent[run.order.index()].max(1));
-        let per_page = mean / u64::from(run.frames());
-        let first = name >> 32;
-        let pages = (first..).zip(self.versions(first, run.frames()));
-        let density = self.density.lock();
-        let known = |page| density.as_ref().map_or((1000, false), |density| density.permille(PageNumber(page)));
-        let sizes = pages.map(|(page, version)| {
-            let (permille, is_known) = known(page);
-            let mean = per_page * permille / 1000;
-            // Between half and one and a half times the mean.
-            if is_known { mean } else { mean / 2 + mix(page, version.into()) % mean.max(1) }
-        });
-        (sizes.sum::<u64>() as u32).clamp(1, run.order.bytes() as u32)
+        self.content.codec(&self.costs)
     }
 
     /// How well each part of memory compresses is known: it does not depend on chance.
@@ -422,7 +454,7 @@ impl Machine for LabMachine {
 
     fn hash(&self, run: FrameRun) -> u64 {
         self.spend_by_page(0, self.costs.hash_page_ns, run.frames());
-        self.name_content(run)
+        self.content(run).map_or(0, |content| content.name())
     }
 
     fn copy(&self, from: FrameRun, to: FrameRun) {
@@ -534,7 +566,8 @@ impl Machine for LabMachine {
     }
 
     fn compress(&self, _worker: &mut (), _head: PageNumber, run: FrameRun) -> Compressed {
-        let name = self.name_content(run);
+        let content = self.content(run);
+        let name = content.as_ref().map_or(0, HomeContent::name);
         let Some(codec) = self.codec() else {
             // What repeats a word is only looked through, which costs as much as a hash.
             let page_ns = if self.content.filled { self.costs.hash_page_ns } else { self.costs.copy_page_ns };
@@ -542,10 +575,11 @@ impl Machine for LabMachine {
             return Compressed::Filled(name);
         };
         self.spend_by_page(0, codec.compress_page_ns[run.order.index()], run.frames());
-        if name == 0 || self.content.store == Store::Outside {
+        let Some(content) = content.filter(|_| name != 0 && self.content.store != Store::Outside) else {
             return Compressed::Filled(name);
-        }
-        let len_bytes = self.len_bytes(codec, name, run);
+        };
+        let density = self.density.lock();
+        let len_bytes = content.len_bytes(self.stored_page_bytes[run.order.index()], density.as_ref());
         Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
     }
 
@@ -575,7 +609,7 @@ impl Machine for LabMachine {
         let (first, hash) = (name >> 32, name as u32);
         // Other parts of a piece may have come back and been changed since.
         let whole = into.order == piece.granule && u32::from(piece.references) == into.frames();
-        if name != 0 && whole && self.hash_versions(first, into.frames()) != hash {
+        if name != 0 && whole && hash_versions(self.pages.folio(PageNumber(first), into.frames())) != hash {
             return Err(Corrupted);
         }
         for (number, home) in (first as u32 + skip_pages..).zip(self.at_home(into)) {

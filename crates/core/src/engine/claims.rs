@@ -19,21 +19,23 @@ const STALE_CLAIMS: u64 = 4096;
 const LOOKED_AT: usize = 8192;
 
 impl<M: Machine> Engine<M> {
-    /// Takes the oldest folio that is in `queue`.
-    pub(super) fn pop_from(&self, queue: &Queue) -> Option<FolioName> {
+    /// Takes the oldest folio that is in `queue`; with the block it is of.
+    pub(super) fn pop_from(&self, queue: &Queue) -> Option<(&Block, FolioName)> {
         self.first_held(|| queue.pop())
     }
 
-    /// Takes the youngest folio that is in `queue`.
-    pub(super) fn pop_youngest_from(&self, queue: &Queue) -> Option<FolioName> {
+    /// Likewise the youngest.
+    pub(super) fn pop_youngest_from(&self, queue: &Queue) -> Option<(&Block, FolioName)> {
         self.first_held(|| queue.pop_youngest())
     }
 
-    fn first_held(&self, mut pop: impl FnMut() -> Option<Claim>) -> Option<FolioName> {
+    fn first_held(&self, mut pop: impl FnMut() -> Option<Claim>) -> Option<(&Block, FolioName)> {
         loop {
             let claim = pop()?;
-            if self.holds(claim) {
-                return Some(claim.folio);
+            if let Some(block) = self.table.get(claim.folio.head)
+                && block.lock().holds(claim)
+            {
+                return Some((block, claim.folio));
             }
         }
     }

@@ -91,9 +91,9 @@ impl<M: Machine> Engine<M> {
     /// Whether what the program has touched last compresses: what is oldest does not tell, nor for how much behind it.
     fn probe_youngest(&self, worker: &mut M::Worker) -> bool {
         let (mut freed_bytes, mut probed_pages) = (0, 0);
-        for folio in (0..PROBE_FOLIOS).map_while(|_| self.pop_youngest_from(&self.probation)) {
-            self.stage(folio);
-            if let WrittenBack::Freed { pages, bytes } = self.write_back(worker, folio) {
+        for (block, folio) in (0..PROBE_FOLIOS).map_while(|_| self.pop_youngest_from(&self.probation)) {
+            self.stage_in(block, folio);
+            if let WrittenBack::Freed { pages, bytes } = self.write_back(worker, block, folio) {
                 freed_bytes += bytes;
                 probed_pages += pages;
             }
@@ -184,40 +184,37 @@ impl<M: Machine> Engine<M> {
     pub fn page_out(&self, worker: &mut M::Worker, pages: Range<PageNumber>) {
         let mut page = pages.start;
         while page < pages.end {
-            let state = self.table.get(page).map_or(PageState::None, |block| {
+            let Some(block) = self.table.get(page) else {
+                page = page.head(MAX_ORDER).offset(MAX_ORDER.pages());
+                continue;
+            };
+            let state = {
                 let mut entries = block.lock();
                 self.split_partial(&mut entries, page.folio(Order::ZERO));
                 entries.get(page)
-            });
+            };
             let order = state.order().unwrap_or(Order::ZERO);
             let folio = FolioName { head: page.head(order), order };
             if matches!(state, PageState::Resident { .. }) {
-                self.stage_all(folio, &pages);
+                self.stage_all(block, folio, &pages);
             }
-            let written = self.write_back(worker, folio);
+            let written = self.write_back(worker, block, folio);
             // Without contiguous slots it was split, and its pages go one by one.
-            if written != WrittenBack::Nothing || order == Order::ZERO || !self.is_split(folio) {
+            if written != WrittenBack::Nothing || order == Order::ZERO || !is_split(block, folio) {
                 page = folio.head.offset(order.pages());
             }
         }
         self.publish_store();
     }
 
-    /// Whether the pages of `folio` are at home, as folios of a lower order.
-    fn is_split(&self, folio: FolioName) -> bool {
-        let state = self.table.get(folio.head).map_or(PageState::None, |block| block.lock().get(folio.head));
-        matches!(state, PageState::Home { order, .. } if order < folio.order)
-    }
-
     fn write_back_oldest(&self, worker: &mut M::Worker) -> Option<WrittenBack> {
-        let folio = self.pop_from(&self.staged)?;
-        Some(self.write_back(worker, folio))
+        let (block, folio) = self.pop_from(&self.staged)?;
+        Some(self.write_back(worker, block, folio))
     }
 
-    /// Compresses one staged folio into the store and frees its frames.
-    fn write_back(&self, worker: &mut M::Worker, folio: FolioName) -> WrittenBack {
+    /// Compresses one staged folio of `block` into the store and frees its frames.
+    fn write_back(&self, worker: &mut M::Worker, block: &Block, folio: FolioName) -> WrittenBack {
         let FolioName { head, order } = folio;
-        let Some(block) = self.table.get(head) else { return WrittenBack::Nothing };
         let frame = {
             let mut entries = block.lock();
             match entries.get(head) {
@@ -303,8 +300,8 @@ impl<M: Machine> Engine<M> {
     fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: FrameRun, slot: Slot) -> Option<u64> {
         let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
         let granule = self.config.granule.min(run.order).min(part).min(self.largest_piece());
-        let mut stored_bytes = 0;
-        for done in (0..run.frames()).step_by(granule.pages() as usize) {
+        let (mut done, mut stored_bytes) = (0, 0);
+        while done < run.frames() {
             let part = run.part(done, granule);
             let piece = match self.machine.compress(worker, folio.head.offset(done), part) {
                 Compressed::Filled(word) => self.store.insert_filled(word, granule, granule.pages() as u16),
@@ -324,6 +321,7 @@ impl<M: Machine> Engine<M> {
                 return None;
             };
             self.slot_map.set(slot.offset(done), granule.pages(), piece);
+            done += granule.pages();
         }
         Some(stored_bytes)
     }
@@ -387,4 +385,9 @@ impl<M: Machine> Engine<M> {
     pub fn give_back_runs(&self, keep_pages: u32) -> u32 {
         self.homes.shrink(&self.machine, keep_pages, GIVE_BACK_PAGES, MAX_ORDER)
     }
+}
+
+/// Whether the pages of `folio`, which is of `block`, are at home, as folios of a lower order.
+fn is_split(block: &Block, folio: FolioName) -> bool {
+    matches!(block.lock().get(folio.head), PageState::Home { order, .. } if order < folio.order)
 }

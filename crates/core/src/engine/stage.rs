@@ -89,9 +89,9 @@ impl<M: Machine> Engine<M> {
         let mut pinned = 0;
         let mut looked_at = self.probation.claims() + self.active.claims() + self.copied.claims();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
-            let Some((queue, folio)) = self.oldest_resident() else { break };
+            let Some((queue, block, folio)) = self.oldest_resident() else { break };
             looked_at -= 1;
-            match self.stage_row(queue, folio) {
+            match self.stage_row(queue, block, folio) {
                 Staged::Pages(pages) => staged += u64::from(pages),
                 Staged::Nothing | Staged::Split => {}
                 Staged::Pinned => pinned += 1,
@@ -104,9 +104,9 @@ impl<M: Machine> Engine<M> {
     pub(super) fn rescue(&self, most_pages: u64) -> u64 {
         let (mut staged, mut refused) = (0, 0);
         while staged < most_pages && refused < RESCUES {
-            let Some(folio) = self.pop_from(&self.unevictable) else { break };
+            let Some((block, folio)) = self.pop_from(&self.unevictable) else { break };
             self.counters().vm.unevictable_pgs_rescued.add(u64::from(folio.order.pages()));
-            match self.stage(folio) {
+            match self.stage_in(block, folio) {
                 Staged::Pages(pages) => staged += u64::from(pages),
                 _ => refused += 1,
             }
@@ -121,7 +121,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Takes the resident folio that is to go next out of its queue; which queue it was in.
-    fn oldest_resident(&self) -> Option<(&Queue, FolioName)> {
+    fn oldest_resident(&self) -> Option<(&Queue, &Block, FolioName)> {
         let (copied, probation, active) = (self.copied.pages(), self.probation.pages(), self.active.pages());
         let all = copied + probation + active;
         let order = if copied * COPIED_SHARE >= all {
@@ -131,13 +131,12 @@ impl<M: Machine> Engine<M> {
         } else {
             [&self.active, &self.probation, &self.copied]
         };
-        order.into_iter().find_map(|queue| Some((queue, self.pop_from(queue)?)))
+        order.into_iter().find_map(|queue| self.pop_from(queue).map(|(block, folio)| (queue, block, folio)))
     }
 
     /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
     /// one part of a program touches may alternate with what another does.
-    fn stage_row(&self, queue: &Queue, first: FolioName) -> Staged {
-        let Some(block) = self.table.get(first.head) else { return Staged::Nothing };
+    fn stage_row(&self, queue: &Queue, block: &Block, first: FolioName) -> Staged {
         // Asked first, as the queue takes longer to look through.
         let may_be_next = may_be_next(&block.lock(), behind(first));
         if !may_be_next || !queue.has_among_oldest(behind(first), ROW_CLAIMS) {
@@ -153,9 +152,8 @@ impl<M: Machine> Engine<M> {
         })
     }
 
-    /// Moves the folios of `pages` home that lie behind `first` and are of its order.
-    pub(super) fn stage_all(&self, first: FolioName, pages: &Range<PageNumber>) {
-        let Some(block) = self.table.get(first.head) else { return };
+    /// Moves the folios of `pages` home that lie behind `first`, which is of `block`, and are of its order.
+    pub(super) fn stage_all(&self, block: &Block, first: FolioName, pages: &Range<PageNumber>) {
         self.stage_together(block, first, |entries, last| {
             let head = last.head.offset(last.order.pages());
             (head < pages.end.min(entries.end())).then_some(FolioName { head, order: last.order })
@@ -208,7 +206,7 @@ impl<M: Machine> Engine<M> {
             }
         }
         // Those that did not come with it are tried on their own.
-        let rest = row.folios().iter().map(|&folio| self.stage(folio));
+        let rest = row.folios().iter().map(|&folio| self.stage_in(block, folio));
         let outcome = rest.fold(Staged::Nothing, Staged::and);
         Staged::Pages(staged).and(outcome)
     }
@@ -243,7 +241,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The same, of a folio of `block`.
-    fn stage_in(&self, block: &Block, folio: FolioName) -> Staged {
+    pub(super) fn stage_in(&self, block: &Block, folio: FolioName) -> Staged {
         match self.try_stage(block, folio) {
             Ok(Staged::Split) => self.stage_parts(block, folio),
             Err(MoveError::Changing) => self.stage_later(block, folio),
@@ -271,7 +269,7 @@ impl<M: Machine> Engine<M> {
             let state = block.lock().get(page);
             let order = state.order().unwrap_or(Order::ZERO);
             if matches!(state, PageState::Resident { .. })
-                && let Staged::Pages(pages) = self.stage(FolioName { head: page.head(order), order })
+                && let Staged::Pages(pages) = self.stage_in(block, FolioName { head: page.head(order), order })
             {
                 staged_pages += pages;
             }
