@@ -196,7 +196,7 @@ impl SwapClusters {
     fn cpu(&self, cpu: CpuNumber) -> &PerCpu {
         let cpu = usize::from(cpu.0);
         // A division costs as much as a lock.
-        &self.per_cpu[if cpu < self.per_cpu.len() { cpu } else { cpu % self.per_cpu.len() }]
+        self.per_cpu.get(cpu).unwrap_or_else(|| &self.per_cpu[cpu % self.per_cpu.len()])
     }
 
     /// Whether CPUs have spares: not where writes are to be spread.

@@ -119,6 +119,7 @@ struct Elements {
 }
 
 impl Elements {
+    #[inline]
     fn push(&mut self, claim: Claim) {
         match self.chunks.back_mut() {
             Some(chunk) if chunk.end < CHUNK_CLAIMS => {
@@ -139,6 +140,7 @@ impl Elements {
         self.next_number += 1;
     }
 
+    #[inline]
     fn pop(&mut self) -> Option<Claim> {
         let chunk = self.chunks.front_mut()?;
         let claim = Claim::unpack(chunk.words[chunk.start]);
@@ -166,6 +168,7 @@ impl Elements {
         claim
     }
 
+    #[cold]
     fn remove_chunk(&mut self, index: usize) {
         self.spare = self.chunks.remove(index).map(|chunk| chunk.words);
     }
@@ -211,11 +214,13 @@ impl Elements {
 
 impl Queue {
     /// Appends a claim as the youngest.
+    #[inline]
     pub fn push(&self, claim: Claim) {
         self.0.lock().push(claim);
     }
 
     /// Takes the oldest.
+    #[inline]
     pub fn pop(&self) -> Option<Claim> {
         self.0.lock().pop()
     }

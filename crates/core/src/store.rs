@@ -254,6 +254,7 @@ impl Store {
 
     /// Says that the bytes of a piece are written: from now on compaction may move it, and writeback to the swap file.
     /// A piece that is never sealed is never moved.
+    #[inline]
     pub fn seal(&self, id: PieceId) {
         self.pieces.seal(id);
         self.note_age(id);
@@ -277,12 +278,14 @@ impl Store {
     ///
     /// # Panics
     /// If there is no such piece.
+    #[inline]
     pub fn pin(&self, id: PieceId) -> Pinned<'_> {
         let Some((word, extra)) = self.pieces.try_pin(id) else { panic!("{id:?} is no piece") };
         self.pinned(id, word, extra)
     }
 
     /// A piece that was just pinned.
+    #[inline]
     fn pinned(&self, id: PieceId, word: PieceWord, extra: u64) -> Pinned<'_> {
         let location = word.location();
         let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
@@ -324,6 +327,7 @@ impl Store {
     }
 
     /// The granule of a piece that has bytes.
+    #[inline]
     pub fn granule_of_bytes(&self, id: PieceId) -> Option<Order> {
         let word = self.pieces.load(id);
         (word.location() != Location::FILLED).then(|| word.granule())

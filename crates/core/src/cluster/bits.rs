@@ -102,18 +102,19 @@ impl Bits {
     /// The first naturally aligned run of `order` at or behind `from` of which no bit is set.
     #[inline]
     pub fn find_clear(&self, order: Order, from: SlotIndex) -> Option<SlotIndex> {
-        let first_word = (from.get() / WORD_BITS) as usize;
         if order.get() <= WORD_ORDER {
             let mut not_before = u64::MAX << (from.get() % WORD_BITS);
-            for (word, bits) in (0u32..).zip(&self.0).skip(first_word) {
+            let mut word = (from.get() / WORD_BITS) as usize;
+            while let Some(&bits) = self.0.get(word) {
                 // Of a cluster that is worth a look, most words are full.
-                if *bits != u64::MAX {
-                    let runs = clear_runs(*bits, order.get()) & not_before;
+                if bits != u64::MAX {
+                    let runs = clear_runs(bits, order.get()) & not_before;
                     if runs != 0 {
-                        return SlotIndex::new(word * WORD_BITS + runs.trailing_zeros());
+                        return SlotIndex::new(word as u32 * WORD_BITS + runs.trailing_zeros());
                     }
                 }
                 not_before = u64::MAX;
+                word += 1;
             }
             return None;
         }

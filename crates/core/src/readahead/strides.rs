@@ -41,11 +41,6 @@ impl Walk {
         Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
     }
 
-    /// Whether a step may lead to `page`, of whatever length, or several if any are claimed: most faults are far away.
-    fn is_near(&self, page: PageNumber) -> bool {
-        self.claimed > 0 || page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
-    }
-
     /// How many steps on `page` is, if it is one of those that may be next.
     fn steps_to(&self, page: PageNumber) -> Option<u32> {
         let distance = page.0.wrapping_sub(self.last.0) as i64;
@@ -59,7 +54,9 @@ impl Walk {
 
     /// Whether the step to `page` may be the first of it.
     fn may_begin_with(&self, page: PageNumber) -> bool {
-        self.steps < WALK_STEPS && self.last != page && self.is_near(page)
+        self.steps < WALK_STEPS
+            && self.last != page
+            && page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
     }
 
     /// Whether only the pages where it steps are of use.
@@ -78,6 +75,8 @@ impl Walk {
 #[derive(Debug)]
 pub(super) struct Strides {
     walks: [Walk; WALKS],
+    /// Of each the low bits of where the last fault was.
+    lasts: [u32; WALKS],
     recency: Recency<WALKS>,
     /// How many of them are walks by their steps: next to never any under random faults.
     followed: usize,
@@ -85,20 +84,23 @@ pub(super) struct Strides {
 
 impl Default for Strides {
     fn default() -> Strides {
-        Strides { walks: [Walk::from(NOWHERE); WALKS], recency: Recency::NONE, followed: 0 }
+        Strides {
+            walks: [Walk::from(NOWHERE); WALKS],
+            lasts: [NOWHERE.0 as u32; WALKS],
+            recency: Recency::NONE,
+            followed: 0,
+        }
     }
 }
 
 impl Strides {
     /// The program has faulted on `page`, which was out.
     pub fn faulted(&mut self, page: PageNumber) {
-        let mut is_near_any = false;
-        let continued = self.walks.iter().enumerate().find_map(|(index, walk)| {
-            let is_near = walk.is_near(page);
-            is_near_any |= is_near;
-            let steps = if is_near { walk.steps_to(page) } else { None };
-            steps.map(|steps| (index, steps))
-        });
+        if !self.may_be_step(page) {
+            return self.begin(page);
+        }
+        let mut walks = self.walks.iter().enumerate();
+        let continued = walks.find_map(|(index, walk)| walk.steps_to(page).map(|steps| (index, steps)));
         if let Some((index, steps)) = continued {
             let walk = &mut self.walks[index];
             walk.steps += 1;
@@ -107,21 +109,36 @@ impl Strides {
                 walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
             }
             (walk.last, walk.claimed) = (page, walk.claimed.saturating_sub(steps));
+            self.lasts[index] = page.0 as u32;
             self.recency.used(index);
             return;
         }
         // Of several the one that was used last.
-        let may_begin = |&index: &usize| self.walks[index].may_begin_with(page);
-        let near = if is_near_any { self.recency.latest_first().find(may_begin) } else { None };
+        let near = self.recency.latest_first().find(|&index| self.walks[index].may_begin_with(page));
         if let Some(index) = near {
             let step_pages = page.0 as i64 - self.walks[index].last.0 as i64;
             self.walks[index] = Walk { step_pages, steps: 1, ..Walk::from(page) };
+            self.lasts[index] = page.0 as u32;
             self.recency.used(index);
         } else {
-            let oldest = &mut self.walks[self.recency.use_oldest()];
-            self.followed -= usize::from(oldest.steps >= WALK_STEPS);
-            *oldest = Walk::from(page);
+            self.begin(page);
         }
+    }
+
+    /// Whether a step may lead to `page`, of whatever length, or several where any may be claimed. Most faults are far from all
+    /// others, and processors compare several small numbers at a time.
+    fn may_be_step(&self, page: PageNumber) -> bool {
+        const MOST: u32 = MOST_STEP_PAGES as u32;
+        let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MOST) <= 2 * MOST;
+        self.followed > 0 || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
+    }
+
+    /// A walk may begin at `page`.
+    fn begin(&mut self, page: PageNumber) {
+        let index = self.recency.use_oldest();
+        self.followed -= usize::from(self.walks[index].steps >= WALK_STEPS);
+        self.walks[index] = Walk::from(page);
+        self.lasts[index] = page.0 as u32;
     }
 
     /// Whether `page` is the next of a walk that has no use for those around it.
