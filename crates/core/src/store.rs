@@ -145,10 +145,8 @@ pub struct Piece<'a> {
     pub filled: Option<u64>,
     /// References it had then: as many as the granule has pages, as long as all of it is needed.
     pub references: u16,
-    /// Where the bytes are; nowhere for filled content, and for what is in the swap file.
+    /// Where the bytes are; nowhere for filled content.
     pub place: Place<'a>,
-    /// Where in the swap file the bytes are, if they are there.
-    pub in_file: Option<FilePlace>,
 }
 
 /// A piece that stays where it is until it is handed back to [`Store::unpin`].
@@ -289,11 +287,10 @@ impl Store {
     fn pinned(&self, id: PieceId, word: PieceWord, extra: u64) -> Pinned<'_> {
         let location = word.location();
         let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
-        let in_file = location.record().map(|record| self.file_place(record));
         let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(location));
         let recompressed = word.mark() == Mark::Recompressed;
         let references = word.references();
-        Pinned { id, piece: Piece { granule, raw, recompressed, checksum, filled, references, place, in_file } }
+        Pinned { id, piece: Piece { granule, raw, recompressed, checksum, filled, references, place } }
     }
 
     /// Lets go of a piece, and frees it if all its references have been released meanwhile.
@@ -461,10 +458,14 @@ impl Store {
         if let Some(record) = location.record() {
             self.free_record(runs, record);
         } else if location != Location::FILLED {
-            let taken = self.zspages.slot_at(location);
-            let len_bytes = taken.map_or_else(|| self.place_of(location).len_bytes(), |taken| taken.len_bytes);
-            self.gauges.compressed_bytes.fetch_sub(u64::from(len_bytes), Relaxed);
-            self.vacate_slot(runs, location.zspage(), taken);
+            let forget = |len_bytes: u32| self.gauges.compressed_bytes.fetch_sub(u64::from(len_bytes), Relaxed);
+            if let Some(taken) = self.zspages.slot_at(location) {
+                forget(taken.len_bytes);
+                self.free_slot(runs, taken);
+            } else {
+                forget(self.place_of(location).len_bytes());
+                self.free_chain(runs, location.zspage());
+            }
         }
         self.gauges.pieces.fetch_sub(1, Relaxed);
         self.pieces.free(id);
@@ -472,16 +473,16 @@ impl Store {
 
     /// Frees the bytes at `location`; returns how many frames went back with them.
     fn vacate(&self, runs: &dyn RunSource, location: Location) -> u32 {
-        self.vacate_slot(runs, location.zspage(), self.zspages.slot_at(location))
-    }
-
-    /// Frees a slot of a zspage, or a chain; returns how many frames went back with the slot.
-    fn vacate_slot(&self, runs: &dyn RunSource, zspage: ZspageId, taken: Option<TakenSlot>) -> u32 {
-        let Some(TakenSlot { class, slot, .. }) = taken else {
-            self.free_chain(runs, zspage);
+        let Some(taken) = self.zspages.slot_at(location) else {
+            self.free_chain(runs, location.zspage());
             return 0;
         };
-        match self.zspages.free_slot(class, zspage, slot) {
+        self.free_slot(runs, taken)
+    }
+
+    /// Frees a slot; returns how many frames went back with it.
+    fn free_slot(&self, runs: &dyn RunSource, taken: TakenSlot<'_>) -> u32 {
+        match self.zspages.free_slot(taken) {
             Some(extent) => {
                 self.give_back(runs, extent);
                 extent.frames
@@ -492,7 +493,7 @@ impl Store {
 
     /// Where the bytes at `location` are. The caller has the piece pinned, or to itself, as long as it asks for them.
     fn place_of(&self, location: Location) -> Place<'_> {
-        Place::new(&self.zspages, location)
+        Place::new(self, location)
     }
 
     /// As many frames as wanted.

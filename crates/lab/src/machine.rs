@@ -348,22 +348,25 @@ impl LabMachine {
     /// The content at home in `run`; `None` for zeros of which nobody knows whose they are.
     fn content(&self, run: FrameRun) -> Option<HomeContent<'_>> {
         let homes = self.at_home(run);
-        let of_page = |(index, home): (u32, &AtomicU32)| {
-            home.load(Relaxed).checked_sub(Home::FIRST_PAGE).map(|page| u64::from(page - index))
-        };
+        let (mut first, mut zeros) = (None, 0);
+        for (index, home) in (0..).zip(homes) {
+            match home.load(Relaxed) {
+                Home::EMPTY => panic!("{run:?} has no content"),
+                Home::ANY => zeros += 1,
+                at_home => {
+                    let of_run = at_home - Home::FIRST_PAGE - index;
+                    assert!(first.replace(of_run).is_none_or(|first| first == of_run), "{run:?} is of several places");
+                }
+            }
+        }
         // Zeros that have come back from the store do not say of which page they are; all zeros, and nobody needs to know.
-        let Some(first) = (0..).zip(homes).find_map(of_page) else {
-            assert!(homes.iter().all(|home| home.load(Relaxed) == Home::ANY), "{run:?} has no content");
-            return None;
-        };
-        let words = self.pages.folio(PageNumber(first), run.frames());
-        let content = HomeContent { first, words };
-        let fits = |((page, version), home): ((u64, u32), &AtomicU32)| match home.load(Relaxed) {
-            Home::ANY => version == 0,
-            at_home => at_home == page as u32 + Home::FIRST_PAGE,
-        };
-        assert!(content.versions().zip(homes).all(fits), "{run:?} has pages of several places");
-        Some(content)
+        let first = first?;
+        let words = self.pages.folio(PageNumber(first.into()), run.frames());
+        if zeros > 0 {
+            let is_right = |(home, version): (&AtomicU32, u32)| home.load(Relaxed) != Home::ANY || version == 0;
+            assert!(homes.iter().zip(versions(words)).all(is_right), "{run:?} has zeros of what was written");
+        }
+        Some(HomeContent { first: first.into(), words })
     }
 
     fn codec(&self) -> Option<&CodecCosts> {

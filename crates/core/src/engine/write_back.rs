@@ -107,10 +107,12 @@ impl<M: Machine> Engine<M> {
         skip_pages: u32,
         into: FrameRun,
     ) -> Result<(), Corrupted> {
-        let Some(place) = &piece.in_file else { return self.machine.read_piece(worker, piece, skip_pages, into) };
+        let Some(place) = piece.place.in_file() else {
+            return self.machine.read_piece(worker, piece, skip_pages, into);
+        };
         let backing = &self.counters().backing;
         backing.bd_reads.add(u64::from(place.slots()));
-        let read = self.machine.read_back(worker, piece, place, skip_pages, into);
+        let read = self.machine.read_back(worker, piece, &place, skip_pages, into);
         if read.is_err() {
             backing.failed_reads.inc();
         }

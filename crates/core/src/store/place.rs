@@ -6,7 +6,7 @@
 
 use super::extent::{Extent, MOST_RUNS};
 use super::word::Location;
-use super::zspages::Zspages;
+use super::{FilePlace, Store};
 use crate::units::{Frame, PAGE_BYTES};
 use std::fmt;
 use std::ops::Deref;
@@ -44,19 +44,24 @@ impl Fragment {
 /// Where a piece's bytes are.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
-    zspages: &'a Zspages,
+    store: &'a Store,
     location: Location,
 }
 
 impl<'a> Place<'a> {
     /// What is at `location`.
-    pub(super) fn new(zspages: &'a Zspages, location: Location) -> Place<'a> {
-        Place { zspages, location }
+    pub(super) fn new(store: &'a Store, location: Location) -> Place<'a> {
+        Place { store, location }
+    }
+
+    /// Where in the swap file the bytes are, if they are there.
+    pub fn in_file(&self) -> Option<FilePlace> {
+        self.location.record().map(|record| self.store.file_place(record))
     }
 
     /// The stretches, in the order of the bytes; none for filled content, and for what is in the swap file.
     pub fn fragments(&self) -> Fragments {
-        let Place { zspages, location } = *self;
+        let (zspages, location) = (&self.store.zspages, self.location);
         let mut fragments = Fragments::NONE;
         if !location.is_in_memory() {
             return fragments;
@@ -81,7 +86,7 @@ impl<'a> Place<'a> {
         if !self.location.is_in_memory() {
             return 0;
         }
-        if let Some(taken) = self.zspages.slot_at(self.location) {
+        if let Some(taken) = self.store.zspages.slot_at(self.location) {
             return taken.len_bytes;
         }
         let mut all_bytes = 0;
@@ -91,7 +96,7 @@ impl<'a> Place<'a> {
 
     /// The extents of a chain, each with how many bytes of the piece are there.
     fn each_link(&self, mut act: impl FnMut(Extent, u32)) {
-        let Place { zspages, location } = *self;
+        let (zspages, location) = (&self.store.zspages, self.location);
         let mut next = Some(location.zspage());
         while let Some(link) = next {
             let extent = zspages.extent(link);

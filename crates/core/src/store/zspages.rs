@@ -136,9 +136,11 @@ fn class_in(state: State) -> Option<ClassId> {
 
 /// A piece's slot in its zspage.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TakenSlot {
-    pub(super) class: ClassId,
-    pub(super) slot: u32,
+pub(super) struct TakenSlot<'a> {
+    zspage: ZspageId,
+    descriptor: &'a Descriptor,
+    class: ClassId,
+    slot: u32,
     /// What of the slot the piece takes.
     pub(super) len_bytes: u32,
 }
@@ -210,10 +212,13 @@ impl Zspages {
 
     /// The slot that ends at `location`, which is in memory; `None` for a chain.
     #[inline]
-    pub(super) fn slot_at(&self, location: Location) -> Option<TakenSlot> {
-        let class = self.class(location.zspage())?;
+    pub(super) fn slot_at(&self, location: Location) -> Option<TakenSlot<'_>> {
+        let zspage = location.zspage();
+        let descriptor = self.descriptor(zspage);
+        let class = class_in(descriptor.state())?;
         let (last_byte, size_bytes) = (u32::from(location.last_byte()), class.shape().size_bytes);
-        Some(TakenSlot { class, slot: last_byte / size_bytes, len_bytes: last_byte % size_bytes + 1 })
+        let (slot, len_bytes) = (last_byte / size_bytes, last_byte % size_bytes + 1);
+        Some(TakenSlot { zspage, descriptor, class, slot, len_bytes })
     }
 
     /// The class and the frames of a zspage.
@@ -347,9 +352,9 @@ impl Zspages {
     }
 
     /// Frees a slot. Returns the frames of its zspage if that was its last piece.
-    pub(super) fn free_slot(&self, class: ClassId, zspage: ZspageId, slot: u32) -> Option<Extent> {
+    pub(super) fn free_slot(&self, taken: TakenSlot<'_>) -> Option<Extent> {
+        let TakenSlot { zspage, descriptor, class, slot, .. } = taken;
         let mut guard = self.classes[class.index()].lock();
-        let descriptor = self.descriptor(zspage);
         let before = descriptor.state();
         debug_assert!(self.piece_in(zspage, slot).is_some(), "slot {slot} of {zspage:?} is free");
         self.element_of(descriptor, slot).store(FREE | u32::from(before.first_free), Relaxed);

@@ -490,7 +490,7 @@ impl Machine for Double {
     }
 
     fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
-        assert!(!piece.recompressed && piece.filled.is_none() && piece.in_file.is_none(), "{piece:?}");
+        assert!(!piece.recompressed && piece.filled.is_none() && piece.place.in_file().is_none(), "{piece:?}");
         worker.words = self.state.lock().pieces[&Double::place_key(&piece.place)].clone();
         if checksum(&worker.words) != piece.checksum || worker.words[0].is_multiple_of(3) {
             return None;
