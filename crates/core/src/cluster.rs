@@ -282,10 +282,14 @@ impl SwapClusters {
     }
 
     /// Moves a cluster, which the caller has locked, to where it belongs, unless it is there.
+    #[inline]
     fn relocate(&self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
-        if cluster.place == to {
-            return;
+        if cluster.place != to {
+            self.move_to(number, cluster, to);
         }
+    }
+
+    fn move_to(&self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
         if cluster.place.is_listed() || to.is_listed() {
             self.lists.lock().move_to_end(number, cluster, to);
         } else {

@@ -20,7 +20,7 @@ mod recency;
 mod strides;
 
 use crate::sync::Mutex;
-use crate::units::PageNumber;
+use crate::units::{MAX_ORDER, PageNumber};
 use recency::Recency;
 use std::ops::Range;
 use strides::Strides;
@@ -148,9 +148,15 @@ impl Streams {
         self.with_window > 0 && self.may_be_ahead(page, 0) && self.streams.iter().any(is_next)
     }
 
+    /// Whether one of them may have come to the end of the folio of `page`, whatever its order.
+    fn may_claim(&self, page: PageNumber) -> bool {
+        let ends_around = |position: u32| position.wrapping_sub(page.0 as u32 + 1) < MAX_ORDER.pages();
+        self.with_window > 0 && self.positions.iter().fold(false, |found, &position| found | ends_around(position))
+    }
+
     /// The next chunk of the window of the stream that has come to `position`.
     fn claim(&mut self, position: PageNumber) -> Option<Range<PageNumber>> {
-        if self.with_window == 0 || !self.may_be_ahead(position, 0) {
+        if self.with_window == 0 {
             return None;
         }
         let index = self.streams.iter().position(|stream| stream.position == position)?;
@@ -242,6 +248,13 @@ impl Readahead {
         // What could not be made ahead is tried again from there on.
         let is_one = |stream: &Stream| stream.position.0 - stream.start.0 >= NEW_STREAM_PAGES;
         self.0.lock().new.faulted(folio.start, folio, false, is_one);
+    }
+
+    /// Whether there may be something to fetch or make after the fault on `page`: asked before its folio is looked up, as after
+    /// most faults there is not.
+    pub fn may_claim(&self, page: PageNumber) -> bool {
+        let followed = self.0.lock();
+        followed.streams.may_claim(page) || followed.new.may_claim(page) || followed.strides.follows_any()
     }
 
     /// What the caller is to fetch or make next after the fault on `page` of the folio that ends at `position`; `None` when the

@@ -206,7 +206,8 @@ impl LabMachine {
         let stored_page_bytes = content.codec(&costs).map_or([0; ORDERS], |codec| {
             std::array::from_fn(|order| {
                 let ratio_percent = u64::from(codec.ratio_percent[order].max(1));
-                ((PAGE_BYTES as u64) << order) * 100 / ratio_percent >> order
+                let piece_bytes = (PAGE_BYTES as u64) << order;
+                (piece_bytes * 100 / ratio_percent) >> order
             })
         });
         LabMachine {

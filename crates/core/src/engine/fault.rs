@@ -609,6 +609,9 @@ impl<M: Machine> Engine<M> {
     /// What is to be fetched or made next of what the program is likely to touch after its fault on `page`, and of which order
     /// the folio of the fault is. Whoever asks is to do it ([`Engine::read_ahead`]).
     pub fn claim_ahead(&self, page: PageNumber) -> Option<(Ahead, Order)> {
+        if !self.readahead.may_claim(page) {
+            return None;
+        }
         let order = self.table.get(page)?.lock().get(page).order()?;
         Some((self.readahead.claim(page, page.head(order).offset(order.pages()))?, order))
     }

@@ -130,7 +130,7 @@ impl Strides {
     fn may_be_step(&self, page: PageNumber) -> bool {
         const MOST: u32 = MOST_STEP_PAGES as u32;
         let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MOST) <= 2 * MOST;
-        self.followed > 0 || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
+        self.follows_any() || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
     }
 
     /// A walk may begin at `page`.
@@ -141,14 +141,19 @@ impl Strides {
         self.lasts[index] = page.0 as u32;
     }
 
+    /// Whether there are walks to fetch ahead of.
+    pub fn follows_any(&self) -> bool {
+        self.followed > 0
+    }
+
     /// Whether `page` is the next of a walk that has no use for those around it.
     pub fn is_far_step(&self, page: PageNumber) -> bool {
-        self.followed > 0 && self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
+        self.follows_any() && self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
     }
 
     /// The next page to fetch for the walk that has faulted on `page`, and whether alone.
     pub fn claim(&mut self, page: PageNumber) -> Option<(PageNumber, bool)> {
-        if self.followed == 0 {
+        if !self.follows_any() {
             return None;
         }
         let walk = self.walks.iter_mut().find(|walk| walk.last == page && walk.claimed < walk.window)?;
