@@ -223,6 +223,7 @@ impl Entries {
         }
     }
 
+    /// The same, of an order above 0: by a call, which is little beside the loop, but would be much beside one entry.
     fn set_large_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
         let start = self.index(head);
         let (mut word, kept) = (Entry::encode(state).0, Entry::kept_by(state));

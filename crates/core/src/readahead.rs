@@ -150,7 +150,8 @@ impl Streams {
 
     /// Whether one of them may have come to the end of the folio of `page`, whatever its order.
     fn may_claim(&self, page: PageNumber) -> bool {
-        let ends_around = |position: u32| position.wrapping_sub(page.0 as u32 + 1) < MAX_ORDER.pages();
+        let first_end = (page.0 + 1) as u32;
+        let ends_around = |position: u32| position.wrapping_sub(first_end) < MAX_ORDER.pages();
         self.with_window > 0 && self.positions.iter().fold(false, |found, &position| found | ends_around(position))
     }
 

@@ -37,7 +37,7 @@ impl<const N: usize> Recency<N> {
     /// The one that was used longest ago is used.
     pub fn use_oldest(&mut self) -> usize {
         let before = self.order;
-        // Of a length that is known: no call, as for `rotate_left`.
+        // The length is known here, so that it is two loads and stores instead of a call.
         self.order[..N - 1].copy_from_slice(&before[1..]);
         self.order[N - 1] = before[0];
         before[0].into()

@@ -43,6 +43,9 @@ impl Walk {
 
     /// How many steps on `page` is, if it is one of those that may be next.
     fn steps_to(&self, page: PageNumber) -> Option<u32> {
+        if self.step_pages == 0 {
+            return None;
+        }
         let distance = page.0.wrapping_sub(self.last.0) as i64;
         // Divisions take longer than all else that is done for a fault here.
         let farthest = self.step_pages * i64::from(self.claimed + 1);
