@@ -234,13 +234,7 @@ impl<M: Machine> Engine<M> {
         Some((home.head, count))
     }
 
-    /// Moves one resident folio home; of a partially mapped one, what is left.
-    pub(super) fn stage(&self, folio: FolioName) -> Staged {
-        let Some(block) = self.table.get(folio.head) else { return Staged::Nothing };
-        self.stage_in(block, folio)
-    }
-
-    /// The same, of a folio of `block`.
+    /// Moves one resident folio of `block` home; of a partially mapped one, what is left.
     pub(super) fn stage_in(&self, block: &Block, folio: FolioName) -> Staged {
         match self.try_stage(block, folio) {
             Ok(Staged::Split) => self.stage_parts(block, folio),
