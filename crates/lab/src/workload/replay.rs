@@ -4,14 +4,17 @@
 //!   not seen. Whether a page was in use until it left that, the run itself has found out by staging it ([`reach`]): then it is touched
 //!   when the engine moves it home, as long after that as others were, once for each time that it had come into reach. All touches
 //!   only read.
+//!   Others that the run had in reach, and the replay has not, are touched by chance, where they are ([`chance`]).
 //! - A trace that names no limit tells of every touch.
 //! - What is compressed comes to what it came to there ([`crate::density`]).
 //! - What was not managed takes its part of the room.
 //! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
 //!   Memory that was moved, or was shared with a parent, counts as touched anew.
 
+mod chance;
 mod reach;
 
+use self::chance::Chance;
 use self::reach::{Reach, Stays};
 use super::{MIB, Round, Rounds};
 use crate::bits::{Bits, is_set, set};
@@ -357,12 +360,12 @@ impl TryFrom<File> for Replay {
     }
 }
 
-/// Pages of a block that are in use until they leave the reach of the recorded limit.
+/// Pages of a block that are in reach of the recorded run.
 #[derive(Clone, Default)]
-struct InUse {
+struct InReach {
     pages: Bits,
-    /// Those that are to be touched, as they were moved home.
-    due: Bits,
+    /// Those that are in use until they leave it.
+    in_use: Bits,
 }
 
 /// Where `page` is in its block.
@@ -382,10 +385,9 @@ struct Player<'a> {
     stays: &'a Stays,
     stay: usize,
     /// By place.
-    in_use: Box<[InUse]>,
+    in_reach: Box<[InReach]>,
+    chance: Chance,
     unmanaged: Unmanaged,
-    /// Pages that were in use when they were moved home, where they lie now: by the time at which they are touched, if they still are in use.
-    due: BTreeSet<(u64, PageNumber)>,
     random: Random,
 }
 
@@ -419,9 +421,9 @@ impl Replay {
             limited: BTreeSet::new(),
             stays: &self.summary.stays,
             stay: 0,
-            in_use: vec![InUse::default(); self.summary.places.end().index()].into(),
+            in_reach: vec![InReach::default(); self.summary.places.end().index()].into(),
+            chance: Chance::new(self.summary.places.end().index()),
             unmanaged: Unmanaged::default(),
-            due: BTreeSet::new(),
             random: Random::new(seed),
         };
         let (mut took, mut clock_us) = (Took::default(), None);
@@ -461,7 +463,13 @@ impl Player<'_> {
             Event::Limit(_) => {
                 self.limited.insert(process);
             }
-            Event::Stage(range) => self.go(process, &range),
+            Event::Stage(range) => {
+                self.go(process, &range);
+                if self.limited.contains(&process) {
+                    let parts = self.places.parts(process, &range);
+                    parts.for_each(|(place, part)| self.chance.leave(place, part, time_us));
+                }
+            }
             Event::Unmanaged(pages) => self.set_unmanaged(process, pages),
             Event::Map(range) => self.map(process, &range, true),
             Event::Unmap(range) => {
@@ -477,16 +485,30 @@ impl Player<'_> {
             }
             Event::Fill(range) => self.fill(process, &range)?,
             Event::Refault(range) => {
+                let is_alone = range.end == range.start.offset(1);
+                if !is_alone {
+                    // With the page that was touched before it in a stream of either direction.
+                    let stream = PageNumber(range.start.0.saturating_sub(1))..range.end.offset(1);
+                    self.places.parts(process, &stream).for_each(|(place, part)| self.chance.forget(place, part));
+                }
                 for page in (range.start.0..range.end.0).map(PageNumber) {
                     if let Some(here) = self.find(process, page) {
+                        if is_alone && self.limited.contains(&process) {
+                            self.chance.touched(here, time_us, false);
+                        }
                         self.come_back(process, page, here)?;
-                    } else if range.end == range.start.offset(1) {
+                    } else if is_alone {
                         self.fill(process, &range)?;
                     }
                 }
             }
             Event::Activate(page) => match self.find(process, page) {
-                Some(here) => self.come_back(process, page, here)?,
+                Some(here) => {
+                    if self.limited.contains(&process) {
+                        self.chance.touched(here, time_us, true);
+                    }
+                    self.come_back(process, page, here)?;
+                }
                 None => self.fill(process, &page.folio(Order::ZERO))?,
             },
             Event::Along(range) => {
@@ -519,10 +541,11 @@ impl Player<'_> {
     fn come(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let InUse { pages, due } = &mut self.in_use[place.index()];
-                set(due, part.clone(), false);
+                let InReach { pages, in_use } = &mut self.in_reach[place.index()];
+                set(pages, part.clone(), true);
+                self.chance.come(place, part.clone());
                 for at in part {
-                    set(pages, at..at + 1, self.stays.were_in_use(self.stay));
+                    set(in_use, at..at + 1, self.stays.were_in_use(self.stay));
                     self.stay += 1;
                 }
             }
@@ -533,25 +556,25 @@ impl Player<'_> {
     fn go(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let InUse { pages, due } = &mut self.in_use[place.index()];
+                let InReach { pages, in_use } = &mut self.in_reach[place.index()];
                 set(pages, part.clone(), false);
-                set(due, part, false);
+                set(in_use, part, false);
             }
         }
     }
 
-    /// What was moved home just now and is in use will be touched, once.
+    /// What was moved home just now, and was in reach of the run, will be touched: what was in use there soon, once.
     fn expect_moved_home(&mut self, now_us: u64) {
         if self.stays.is_empty() {
             return;
         }
         for range in self.lab.machine().take_moved_home() {
             for page in (range.start.0..range.end.0).map(PageNumber) {
-                let InUse { pages, due } = &mut self.in_use[Place::of(page).index()];
-                if set(pages, at(page), false) > 0 {
-                    set(due, at(page), true);
-                    let wait_us = self.random.below(2 * self.stays.at_home_us() + 1);
-                    self.due.insert((now_us + wait_us, page));
+                let InReach { pages, in_use } = &mut self.in_reach[Place::of(page).index()];
+                if is_set(pages, page.index_in_block()) {
+                    let soon = set(in_use, at(page), false) > 0;
+                    let wait_us = soon.then(|| self.random.below(2 * self.stays.at_home_us() + 1));
+                    self.chance.expect(page, wait_us, now_us, &mut self.random);
                 }
             }
         }
@@ -559,11 +582,8 @@ impl Player<'_> {
 
     /// Does what is due until then.
     fn do_until(&mut self, time_us: u64) -> Result<(), LabError> {
-        while let Some(&(due_us, page)) = self.due.first().filter(|&&(due_us, _)| due_us <= time_us) {
-            self.due.remove(&(due_us, page));
-            if set(&mut self.in_use[Place::of(page).index()].due, at(page), false) > 0 {
-                self.lab.touch(page, false)?;
-            }
+        while let Some(page) = self.chance.next(time_us) {
+            self.lab.touch(page, false)?;
         }
         Ok(())
     }
@@ -598,6 +618,7 @@ impl Player<'_> {
         self.go(process, range);
         for (place, part) in self.places.parts(process, range) {
             set(&mut self.content[place.index()], part.clone(), false);
+            self.chance.forget(place, part.clone());
             self.lab.forget(place.pages(part));
         }
     }
@@ -614,6 +635,7 @@ impl Player<'_> {
         self.set_unmanaged(process, 0);
         for (place, part) in self.places.parts(process, &all) {
             (self.content[place.index()], self.mapped[place.index()]) = Default::default();
+            self.chance.forget(place, part.clone());
             let pages = place.pages(part);
             self.lab.forget(pages.clone());
             self.lab.machine().map_anew(pages, std::iter::empty());
@@ -744,6 +766,32 @@ mod tests {
         let from_swap = faults("from-swap", |page| Event::Refault(page.folio(Order::ZERO)));
         // What is in use takes room from what comes and goes; what is not goes out once.
         assert!(from_swap * 3 < from_home, "{from_home} and {from_swap}");
+    }
+
+    #[test]
+    fn what_the_run_had_in_reach_and_the_replay_has_not_is_touched_by_chance() {
+        let half = CHUNKS / 2;
+        // The first half has come back three times and stays; then the second comes and goes.
+        let accesses = |name, comes_back: fn(u64) -> Vec<Event>| {
+            let laps = (0..3).flat_map(move |lap| {
+                let out = (0..half).map(move |number| (lap * 40_000, Event::Stage(chunk(number))));
+                let back = (0..half).flat_map(comes_back).map(move |event| (lap * 40_000 + 20_000, event));
+                out.chain(back)
+            });
+            let visits = (0..5).flat_map(move |lap| {
+                (half..CHUNKS).flat_map(move |number| {
+                    let time_us = 120_000 + lap * 20_000;
+                    [(time_us, Event::Refault(chunk(number))), (time_us + 10_000, Event::Stage(chunk(number)))]
+                })
+            });
+            replayed(name, 20, [(0, Event::Limit(24 << 8))].into_iter().chain(laps).chain(visits)).0
+        };
+        let alone = accesses("alone", |number| {
+            let pages = chunk(number);
+            (pages.start.0..pages.end.0).map(touch).collect()
+        });
+        let streams = accesses("streams", |number| vec![Event::Refault(chunk(number))]);
+        assert!(alone > streams + PAGES / 8, "{alone} and {streams}");
     }
 
     #[test]
