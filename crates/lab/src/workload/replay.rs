@@ -487,14 +487,14 @@ impl Player<'_> {
             Event::Refault(range) => {
                 let is_alone = range.end == range.start.offset(1);
                 if !is_alone {
-                    // With the page that was touched before it in a stream of either direction.
+                    // With the page that was touched before it was one, in either direction.
                     let stream = PageNumber(range.start.0.saturating_sub(1))..range.end.offset(1);
                     self.places.parts(process, &stream).for_each(|(place, part)| self.chance.forget(place, part));
                 }
                 for page in (range.start.0..range.end.0).map(PageNumber) {
                     if let Some(here) = self.find(process, page) {
-                        if is_alone && self.limited.contains(&process) {
-                            self.chance.touched(here, time_us, false);
+                        if is_alone {
+                            self.see(process, here, time_us, false);
                         }
                         self.come_back(process, page, here)?;
                     } else if is_alone {
@@ -504,9 +504,7 @@ impl Player<'_> {
             }
             Event::Activate(page) => match self.find(process, page) {
                 Some(here) => {
-                    if self.limited.contains(&process) {
-                        self.chance.touched(here, time_us, true);
-                    }
+                    self.see(process, here, time_us, true);
                     self.come_back(process, page, here)?;
                 }
                 None => self.fill(process, &page.folio(Order::ZERO))?,
@@ -520,6 +518,14 @@ impl Player<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A page, which lies `here`, was touched on its own while it was out of reach of the run. (Some are told of twice.)
+    fn see(&mut self, process: u32, here: PageNumber, now_us: u64, from_home: bool) {
+        let InReach { pages, .. } = &self.in_reach[Place::of(here).index()];
+        if self.limited.contains(&process) && !is_set(pages, here.index_in_block()) {
+            self.chance.touched(here, now_us, from_home);
+        }
     }
 
     fn come_back(&mut self, process: u32, page: PageNumber, here: PageNumber) -> Result<(), LabError> {

@@ -1,6 +1,6 @@
 //! When a page is touched next that is in reach of the recorded run, and that the replay has moved home: nobody saw that.
 //!
-//! A page that was in use until it left that reach is touched soon ([`super::reach`]). One that the run has brought back on its own twice, and not in a
+//! A page that was in use until it left that reach is touched soon ([`super::reach`]). One that the run has brought back on its own some times, and not in a
 //! stream meanwhile, is touched by chance: as often as it was when it was out of reach, where its touches were seen. Without that a replay that keeps
 //! other pages in reach than the run did would miss all touches of those that it does not keep.
 
@@ -14,14 +14,19 @@ use std::ops::Range;
 const WAIT_SHIFT: u32 = 2;
 /// Times of pages are kept in 2^4 us, from the first one on: in 32 bits for 19 hours, behind which all times are the last one.
 const TICK_SHIFT: u32 = 4;
-const ONCE: u32 = 1 << 31;
+/// What is touched by chance has come back so often on its own: where a program picks some of its memory once, it mostly writes there next.
+const ENOUGH: u8 = 3;
+/// Who has not seen a page for so many times as long as it waits does not know any more whether it is in use.
+const MOST_WAITS: u64 = 16;
 
 /// What is known of a page; 0 where it is not.
 #[derive(Clone, Copy, Default)]
 struct Page {
-    /// When it left the recorded reach, and how long it waits for a touch on average: [`ONCE`] beside that, if it has only done so once.
+    /// When it left the recorded reach, or was touched since.
     left: u32,
+    /// How long it waits for a touch on average, and of how many that is, up to [`ENOUGH`].
     wait: u32,
+    touches: u8,
     /// When it is to be touched.
     due: u32,
 }
@@ -80,21 +85,26 @@ impl Chance {
     pub fn touched(&mut self, page: PageNumber, now_us: u64, from_home: bool) {
         let now = self.tick(now_us);
         let page = self.page(page);
-        let waited = now.saturating_sub(std::mem::take(&mut page.left)).clamp(1, ONCE - 1);
-        page.wait = match page.wait {
-            0 if from_home => 0,
-            0 => waited | ONCE,
-            once if once & ONCE != 0 => (once & !ONCE).midpoint(waited),
-            wait => (wait - (wait >> WAIT_SHIFT) + (waited >> WAIT_SHIFT)).max(1),
-        };
+        let waited = now.saturating_sub(std::mem::replace(&mut page.left, now)).max(1);
+        match page.touches {
+            0 if from_home => {}
+            0 => (page.wait, page.touches) = (waited, 1),
+            touches => {
+                page.wait = (page.wait - (page.wait >> WAIT_SHIFT) + (waited >> WAIT_SHIFT)).max(1);
+                page.touches = (touches + 1).min(ENOUGH);
+            }
+        }
     }
 
     /// A page that is in the recorded reach was moved home: it is touched in `wait_us`, or else by chance, if that is known of it.
     pub fn expect(&mut self, page: PageNumber, wait_us: Option<u64>, now_us: u64, random: &mut Random) {
-        let (now, known) = (self.tick(now_us), self.page(page).wait);
+        let now = self.tick(now_us);
+        let Page { left: seen, wait, touches, .. } = *self.page(page);
+        let may_wait = u64::from(wait) * MOST_WAITS;
+        let is_by_chance = touches == ENOUGH && u64::from(now) < u64::from(seen) + may_wait;
         let wait_us = match wait_us {
             Some(wait_us) => wait_us,
-            None if known > 0 && known & ONCE == 0 => random.exponential(u64::from(known) << TICK_SHIFT),
+            None if is_by_chance => random.exponential(u64::from(wait) << TICK_SHIFT),
             None => return,
         };
         let due = u64::from(now) + (wait_us >> TICK_SHIFT);
@@ -152,11 +162,13 @@ mod tests {
         chance.touched(PAGE, 500, true);
         assert_eq!(wait_us(&mut chance, 0), None, "from home");
         for at in 0..20 {
+            assert_eq!(wait_us(&mut chance, at * 10_000).is_some(), at >= ENOUGH.into(), "{at} times");
             chance.leave(place, part.clone(), at * 10_000);
             chance.touched(PAGE, at * 10_000 + 3200, false);
         }
         let mean_us = wait_us(&mut chance, 200_000).unwrap();
         assert!((2800..3600).contains(&mean_us), "{mean_us}");
+        assert_eq!(wait_us(&mut chance, 193_200 + 3200 * (MOST_WAITS + 1)), None, "for too long not seen");
         chance.forget(place, part);
         assert_eq!(wait_us(&mut chance, 200_000), None, "in a stream");
     }
