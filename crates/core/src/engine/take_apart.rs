@@ -59,13 +59,15 @@ impl<M: Machine> Engine<M> {
         order: Order,
         alone: bool,
     ) -> Option<InParts> {
+        if self.config.swap_in != SwapIn::Adaptive {
+            return None;
+        }
         let PageState::Swapped { slot, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let piece = self.slot_map.get(slot);
         let granule = self.store.granule_of_bytes(piece)?;
         let index = slot.0 % granule.pages();
         if granule <= order
             || granule > MOST_ORDER
-            || self.config.swap_in != SwapIn::Adaptive
             || page != page.head(granule).offset(index)
             || !alone && self.locality.part_order(page).is_none()
         {

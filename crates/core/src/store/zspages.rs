@@ -263,21 +263,18 @@ impl Zspages {
         guard.spare = zspage.index();
     }
 
-    /// Puts a zspage on `list`, on which it belongs by its `state`.
-    fn link(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, state: State, list: Option<usize>) {
-        let Some(list) = list else { return };
+    /// Puts a zspage on `list`.
+    fn link(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, list: usize) {
         let head = std::mem::replace(&mut class.partial[list], zspage.index());
         descriptor.prev.store(NIL, Relaxed);
         descriptor.next.store(head, Relaxed);
         if head != NIL {
             self.descriptor(ZspageId::new(head)).prev.store(zspage.index(), Relaxed);
         }
-        class.free_slots += state.slots() - u32::from(state.taken);
     }
 
-    /// Takes a zspage off `list`, on which it is by its `state`.
-    fn unlink(&self, class: &mut Class, descriptor: &Descriptor, state: State, list: Option<usize>) {
-        let Some(list) = list else { return };
+    /// Takes a zspage off `list`.
+    fn unlink(&self, class: &mut Class, descriptor: &Descriptor, list: usize) {
         let (prev, next) = (descriptor.prev.load(Relaxed), descriptor.next.load(Relaxed));
         match prev {
             NIL => class.partial[list] = next,
@@ -286,19 +283,18 @@ impl Zspages {
         if next != NIL {
             self.descriptor(ZspageId::new(next)).prev.store(prev, Relaxed);
         }
-        class.free_slots -= state.slots() - u32::from(state.taken);
     }
 
     /// Changes the state of a zspage and puts it on the list it then belongs on.
     fn change(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, before: State, after: State) {
         let slots = before.slots();
         let (from, to) = (before.list_of(slots), after.list_of(slots));
-        if from == to && from.is_some() {
-            class.free_slots = class.free_slots + u32::from(before.taken) - u32::from(after.taken);
-        } else {
-            self.unlink(class, descriptor, before, from);
-            self.link(class, zspage, descriptor, after, to);
+        if from != to {
+            from.into_iter().for_each(|list| self.unlink(class, descriptor, list));
+            to.into_iter().for_each(|list| self.link(class, zspage, descriptor, list));
         }
+        let free_in = |state: State, list: Option<usize>| list.map_or(0, |_| slots - u32::from(state.taken));
+        class.free_slots = class.free_slots + free_in(after, to) - free_in(before, from);
         descriptor.set_state(after);
     }
 
@@ -336,7 +332,8 @@ impl Zspages {
         let mut guard = self.classes[class.index()].lock();
         let zspage = self.new_descriptor(&mut guard, u32::from(class.shape().slots))?;
         let (frames, taken) = (extent.frames as u8, 0);
-        let state = State { class: class.index() as u8, frames, taken, first_free: 0, isolated: false };
+        // On no list yet, as if it were isolated.
+        let state = State { class: class.index() as u8, frames, taken, first_free: 0, isolated: true };
         let descriptor = self.descriptor(zspage);
         descriptor.set_heads(extent);
         let slots = state.slots();
@@ -344,9 +341,8 @@ impl Zspages {
             let next = if slot + 1 < slots { slot + 1 } else { u32::from(NO_SLOT) };
             self.element_of(descriptor, slot).store(FREE | next, Relaxed);
         }
-        descriptor.set_state(state);
         guard.zspages += 1;
-        self.link(&mut guard, zspage, descriptor, state, state.list());
+        self.change(&mut guard, zspage, descriptor, state, State { isolated: false, ..state });
         // Of this one, even if others have free slots by now: nobody would close it while it is empty.
         Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
@@ -372,7 +368,7 @@ impl Zspages {
         descriptor: &Descriptor,
         state: State,
     ) -> Extent {
-        self.unlink(guard, descriptor, state, state.list());
+        self.change(guard, zspage, descriptor, state, State { isolated: true, ..state });
         guard.zspages -= 1;
         let extent = descriptor.extent();
         self.retire_descriptor(guard, zspage, state);
