@@ -60,10 +60,11 @@ impl<T: Default> SparseTable<T> {
     pub fn for_each(&self, indices: Range<u32>, mut act: impl FnMut(u32, &T)) {
         let mut at = indices.start;
         while at < indices.end {
-            let leaf = self.leaf(at);
-            let end = (at | (FAN_OUT as u32 - 1)).saturating_add(1).min(indices.end);
-            (at..end).for_each(|index| act(index, &leaf[index as usize % FAN_OUT]));
-            at = end;
+            let elements = &self.leaf(at)[at as usize % FAN_OUT..];
+            for element in elements.iter().take((indices.end - at) as usize) {
+                act(at, element);
+                at += 1;
+            }
         }
     }
 
