@@ -250,6 +250,7 @@ impl<R: Read> TraceReader<R> {
         Ok(reader)
     }
 
+    #[cold]
     fn bad(&self, why: &str) -> LabError {
         LabError::Trace { path: self.path.clone(), offset: self.offset, why: why.to_owned() }
     }
@@ -302,7 +303,10 @@ impl<R: Read> TraceReader<R> {
         let mut rest = &self.content[self.at..];
         let record = self.before.take(&mut rest);
         self.at = self.content.len() - rest.len();
-        record.map_err(|why| self.bad(why))
+        record.map_err(|why| {
+            self.ended = true;
+            self.bad(why)
+        })
     }
 }
 
@@ -322,9 +326,7 @@ impl<R: Read> Iterator for TraceReader<R> {
                 }
             }
         }
-        let record = self.next_record();
-        self.ended = record.is_err();
-        Some(record)
+        Some(self.next_record())
     }
 }
 
