@@ -747,6 +747,34 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_that_follows_the_need_grows_with_it_and_no_further_than_it_may() {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let limit = |divisor| Limit::OfNeed {
+            divisor: NonZeroU32::new(divisor).unwrap(),
+            least_bytes: 100 * PAGE,
+            most_bytes: 1000 * PAGE,
+        };
+        let (control, _fd) = Control::create(&Configuration { limit: limit(2), ..configuration() }).unwrap();
+        let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        let limit_pages = |taken: u64, out: u64, copied: u64, used: u64| {
+            me.measured_bytes.store(taken * PAGE, Ordering::Relaxed);
+            me.counters.store.orig_data_size.set(out * PAGE);
+            me.counters.vm.nr_swapcached.set(copied);
+            me.counters.store.mem_used_total.set(used * PAGE);
+            control.follow_need();
+            control.limit_bytes() / PAGE
+        };
+        assert_eq!(limit_pages(150, 0, 0, 0), 100, "no less than at first");
+        assert_eq!(limit_pages(300, 500, 100, 50), 325, "a copy counts once, and compressed memory uncompressed");
+        assert_eq!(limit_pages(200, 0, 0, 0), 325, "it never shrinks");
+        assert_eq!(limit_pages(9000, 0, 0, 0), 1000);
+        assert_eq!(limit_pages(0, u64::MAX / PAGE, 0, u64::MAX / PAGE), 1000, "whatever is written there");
+        let (fixed, _fd) = Control::create(&configuration()).unwrap();
+        fixed.follow_need();
+        assert_eq!(fixed.limit_bytes(), 1 << 30);
+    }
+
+    #[test]
     fn the_size_policy_changes_as_a_whole() {
         let (control, fd) = Control::create(&configuration()).unwrap();
         let other = opened(&fd).unwrap();
