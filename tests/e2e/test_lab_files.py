@@ -57,7 +57,7 @@ def test_a_parquet_file_has_a_row_for_each_run_and_typed_columns(written):
 def test_a_trace_as_a_table_has_all_events(tmp_path):
     trace, table = tmp_path / "x.mft", tmp_path / "x.parquet"
     code = "x = bytearray(b'abcd' * (1 << 22)); print(sum(x[::4096])); import time; time.sleep(0.5)"
-    recorded = cli("record", "-o", str(trace), "--", PYTHON, "-c", code, timeout=60).ok()
+    recorded = cli("record", "-o", str(trace), "--limit", "16M", "--", PYTHON, "-c", code, timeout=60).ok()
     exported = cli("lab", "export", str(trace), "-o", str(table)).ok()
     events = parquet.read_table(table).to_pylist()
     assert f" {len(events)} events" in recorded.err and f": {len(events)} events\n" in exported.err, recorded.err
@@ -65,8 +65,9 @@ def test_a_trace_as_a_table_has_all_events(tmp_path):
     assert all(isinstance(event["time_us"], int) and event["process"] == 0 for event in events)
     filled = sum(event["pages"] for event in events if event["kind"] == "fill")
     assert filled > 16 << 8, "the array and the interpreter"
-    samples = [event for event in events if event["kind"] == "compressed"]
-    assert samples and all(0 <= event["compressed_bytes"] <= event["pieces"] * event["piece_kib"] << 10 for event in samples)
+    pieces = [event for event in events if event["kind"] == "compressed"]
+    assert pieces and all(0 <= event["compressed_bytes"] <= event["pages"] << 12 for event in pieces)
+    assert [event["pages"] for event in events if event["kind"] == "limit"] == [4096]
 
 
 def test_what_cannot_be_written_is_said_before_anything_runs(tmp_path):

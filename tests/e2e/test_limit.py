@@ -97,9 +97,9 @@ def test_samples_of_a_tree(mode, size, limit):
 
 @pytest.mark.parametrize(("divisor", "program"), [
     (2, ["big_array.py", 200]), (3, ["big_array.py", 260]), (2, ["forks.py", "both", 256])], ids=["half", "third", "tree"])
-def test_a_share_of_what_is_needed_grows_with_that(divisor, program, torture):
+def test_a_share_of_what_is_needed_grows_with_that(divisor, program):
     argv = [PYTHON, PROGRAMS / program[0], *program[1:]]
-    got = same_as_plain(argv, f"need/{divisor}", torture)
+    got = same_as_plain(argv, f"need/{divisor}", False)
     wanted = max(64 * MIB, got.stats["need_peak_bytes"] / divisor)
     # What it needs is looked at now and then, by the supervisor and by each process.
     assert got.stats["limit_bytes"] == pytest.approx(wanted, rel=0.1), got.stats
