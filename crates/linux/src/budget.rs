@@ -3,7 +3,7 @@
 //! Truth is the kernel's count of the process's anonymous resident pages: it covers the program, the
 //! arena, the store, the engine's tables. It is sampled (a read of `/proc/self/statm`), and between
 //! samples the pages the engine charges are added. Every sample is published in the process's slot of
-//! the control segment; what the others have published is subtracted from the limit. After a fork, pages
+//! the control segment, which lets a limit grow that follows the need; what the others have published is subtracted from the limit. After a fork, pages
 //! that several processes share are counted in proportion ([`Budget::set_shared_pages`]).
 //!
 //! Lock-free; any thread may call. Figures of concurrent callers may be off by what they charge at the
