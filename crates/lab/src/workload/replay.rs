@@ -244,7 +244,7 @@ impl Summary {
             let mut fill = |range: &Range<PageNumber>| {
                 // Most touches are of what is there.
                 if range.end == range.start.offset(1) && content.has(process, range.start) {
-                    return Ok(false);
+                    return Ok(());
                 }
                 // A trace of a living process has no more pages than it had memory; a bad one is not to take all of ours.
                 let blocks = blocks(range);
@@ -253,7 +253,7 @@ impl Summary {
                 }
                 used.extend(blocks.map(|block| (process, block)));
                 content.change(process, range, true);
-                Ok(true)
+                Ok(())
             };
             match event {
                 Event::Start { .. } => summary.processes += 1,
