@@ -2,7 +2,8 @@
 //!
 //! The program runs in the supervisor's process group, so that the terminal treats both as one job: what
 //! the kernel sends to the group (Ctrl-C) reaches the program by itself and is not passed on, what a
-//! process sends to the supervisor is. All signals are blocked in the supervisor and read from a
+//! process sends to the supervisor is. (What a process sends to the group comes to the program twice: who
+//! gets a signal is not told who else did.) All signals are blocked in the supervisor and read from a
 //! signalfd; the program starts with the mask the supervisor was started with, and dies when it does.
 
 use crate::clock::timespec;
