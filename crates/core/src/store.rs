@@ -63,7 +63,7 @@ use crate::units::{ClusterNumber, FrameRun, Order, PAGE_BYTES};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use extent::Extent;
-use pieces::Pieces;
+use pieces::{PieceRef, Pieces};
 use recompress::Hand;
 use std::num::NonZeroU32;
 use word::{Location, Mark, PieceWord, ZspageId};
@@ -153,7 +153,7 @@ pub struct Piece<'a> {
 #[must_use = "a pinned piece is never moved nor freed until it is unpinned"]
 #[derive(Debug)]
 pub struct Pinned<'a> {
-    id: PieceId,
+    at: PieceRef<'a>,
     piece: Piece<'a>,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Pinned<'a> {
 
     /// Its name.
     pub fn id(&self) -> PieceId {
-        self.id
+        self.at.id()
     }
 }
 
@@ -228,34 +228,36 @@ impl Store {
     ///
     /// # Panics
     /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.
+    #[inline]
     pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<(PieceId, Place<'_>)> {
         let PieceInfo { len_bytes, granule, raw, checksum, pages } = info;
         assert!((1..=granule.bytes() as u32).contains(&len_bytes), "{len_bytes} bytes of a granule {granule:?}");
         assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
-        let id = self.pieces.allocate()?;
-        let Some(location) = self.find_room(runs, id, len_bytes) else {
-            self.pieces.free(id);
+        let new = self.pieces.allocate()?;
+        let Some(location) = self.find_room(runs, new.id(), len_bytes) else {
+            self.pieces.free(new);
             return None;
         };
         let word = PieceWord::new(location, pages, granule, raw);
         let place = self.place_of(location);
         debug_assert_eq!(place.len_bytes(), len_bytes);
-        self.pieces.publish(id, word, checksum);
+        new.publish(word, checksum);
         self.gauges.pieces.fetch_add(1, Relaxed);
         self.gauges.content_pages.fetch_add(u64::from(pages), Relaxed);
         self.gauges.compressed_bytes.fetch_add(u64::from(len_bytes), Relaxed);
         if raw {
             self.gauges.raw_pages.fetch_add(u64::from(pages), Relaxed);
         }
-        Some((id, place))
+        Some((new.id(), place))
     }
 
     /// Says that the bytes of a piece are written: from now on compaction may move it, and writeback to the swap file.
     /// A piece that is never sealed is never moved.
     #[inline]
     pub fn seal(&self, id: PieceId) {
-        self.pieces.seal(id);
-        self.note_age(id);
+        let at = self.pieces.at(id);
+        at.seal();
+        self.note_age(at);
     }
 
     /// Keeps content that repeats `word`. `None` where ids have run out.
@@ -264,12 +266,12 @@ impl Store {
     /// If `pages` is 0 or more than the granule's.
     pub fn insert_filled(&self, word: u64, granule: Order, pages: u16) -> Option<PieceId> {
         assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
-        let id = self.pieces.allocate()?;
-        self.pieces.publish(id, PieceWord::new(Location::FILLED, pages, granule, false), word);
+        let new = self.pieces.allocate()?;
+        new.publish(PieceWord::new(Location::FILLED, pages, granule, false), word);
         self.gauges.pieces.fetch_add(1, Relaxed);
         self.gauges.content_pages.fetch_add(u64::from(pages), Relaxed);
         self.gauges.filled_pages.fetch_add(u64::from(pages), Relaxed);
-        Some(id)
+        Some(new.id())
     }
 
     /// Keeps a piece in its place for reading. The caller owns a reference to it.
@@ -278,30 +280,33 @@ impl Store {
     /// If there is no such piece.
     #[inline]
     pub fn pin(&self, id: PieceId) -> Pinned<'_> {
-        let Some((word, extra)) = self.pieces.try_pin(id) else { panic!("{id:?} is no piece") };
-        self.pinned(id, word, extra)
+        let at = self.pieces.at(id);
+        let Some((word, extra)) = at.try_pin() else { panic!("{id:?} is no piece") };
+        self.pinned(at, word, extra)
     }
 
     /// A piece that was just pinned.
     #[inline]
-    fn pinned(&self, id: PieceId, word: PieceWord, extra: u64) -> Pinned<'_> {
+    fn pinned<'a>(&'a self, at: PieceRef<'a>, word: PieceWord, extra: u64) -> Pinned<'a> {
         let location = word.location();
         let (filled, checksum) = if location == Location::FILLED { (Some(extra), 0) } else { (None, extra) };
         let (granule, raw, place) = (word.granule(), word.raw(), self.place_of(location));
         let recompressed = word.mark() == Mark::Recompressed;
         let references = word.references();
-        Pinned { id, piece: Piece { granule, raw, recompressed, checksum, filled, references, place } }
+        Pinned { at, piece: Piece { granule, raw, recompressed, checksum, filled, references, place } }
     }
 
     /// Lets go of a piece, and frees it if all its references have been released meanwhile.
+    #[inline]
     pub fn unpin(&self, runs: &dyn RunSource, pinned: Pinned<'_>) {
-        self.unpin_id(runs, pinned.id);
+        self.unpin_at(runs, pinned.at);
     }
 
-    fn unpin_id(&self, runs: &dyn RunSource, id: PieceId) {
-        let word = self.pieces.unpin(id);
+    #[inline]
+    fn unpin_at(&self, runs: &dyn RunSource, at: PieceRef<'_>) {
+        let word = at.unpin();
         if word.is_dead() {
-            self.reclaim_piece(runs, id, word);
+            self.reclaim_piece(runs, at, word);
         }
     }
 
@@ -309,8 +314,10 @@ impl Store {
     ///
     /// # Panics
     /// If the piece has fewer references.
+    #[inline]
     pub fn release(&self, runs: &dyn RunSource, id: PieceId, pages: u16) {
-        let word = self.pieces.release(id, pages);
+        let at = self.pieces.at(id);
+        let word = at.release(pages);
         self.gauges.content_pages.fetch_sub(u64::from(pages), Relaxed);
         if word.raw() && word.location().is_in_memory() {
             self.gauges.raw_pages.fetch_sub(u64::from(pages), Relaxed);
@@ -319,20 +326,20 @@ impl Store {
             self.gauges.filled_pages.fetch_sub(u64::from(pages), Relaxed);
         }
         if word.is_dead() {
-            self.reclaim_piece(runs, id, word);
+            self.reclaim_piece(runs, at, word);
         }
     }
 
     /// The granule of a piece that has bytes.
     #[inline]
     pub fn granule_of_bytes(&self, id: PieceId) -> Option<Order> {
-        let word = self.pieces.load(id);
+        let word = self.pieces.at(id).load();
         (word.location() != Location::FILLED).then(|| word.granule())
     }
 
     /// References the piece still has.
     pub fn references(&self, id: PieceId) -> u16 {
-        self.pieces.load(id).references()
+        self.pieces.at(id).load().references()
     }
 
     /// Frames the store holds.
@@ -356,6 +363,7 @@ impl Store {
         }
     }
 
+    #[inline]
     fn find_room(&self, runs: &dyn RunSource, id: PieceId, len_bytes: u32) -> Option<Location> {
         match class_of(len_bytes) {
             Some(class) => {
@@ -368,6 +376,7 @@ impl Store {
     }
 
     /// A slot of `class`, or of a slightly larger one; and of which.
+    #[inline]
     fn slot_for(
         &self,
         runs: &dyn RunSource,
@@ -453,7 +462,7 @@ impl Store {
     }
 
     /// Frees what a piece without references or pins takes. Only one thread gets to see it so.
-    fn reclaim_piece(&self, runs: &dyn RunSource, id: PieceId, word: PieceWord) {
+    fn reclaim_piece(&self, runs: &dyn RunSource, at: PieceRef<'_>, word: PieceWord) {
         let location = word.location();
         if let Some(record) = location.record() {
             self.free_record(runs, record);
@@ -468,7 +477,7 @@ impl Store {
             }
         }
         self.gauges.pieces.fetch_sub(1, Relaxed);
-        self.pieces.free(id);
+        self.pieces.free(at);
     }
 
     /// Frees the bytes at `location`; returns how many frames went back with them.
@@ -481,6 +490,7 @@ impl Store {
     }
 
     /// Frees a slot; returns how many frames went back with it.
+    #[inline]
     fn free_slot(&self, runs: &dyn RunSource, taken: TakenSlot<'_>) -> u32 {
         match self.zspages.free_slot(taken) {
             Some(extent) => {

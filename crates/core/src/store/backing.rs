@@ -13,6 +13,7 @@
 //! good if its piece is in memory and has its checksum. When more than half of them are not, they are dropped.
 
 use super::file_slots::{FileSlots, PIECE_ALIGN_BYTES};
+use super::pieces::PieceRef;
 use super::word::{Location, RecordId};
 use super::{Piece, PieceId, Pinned, RunSource, Store};
 use crate::cluster::SwapClusters;
@@ -246,9 +247,14 @@ impl Store {
     }
 
     /// A piece was sealed: it is the youngest.
-    pub(super) fn note_age(&self, id: PieceId) {
+    #[inline]
+    pub(super) fn note_age(&self, at: PieceRef<'_>) {
         let Some(backing) = &self.backing else { return };
-        let stamp = self.pieces.extra(id) as u32;
+        self.note_age_in(backing, at.id(), at.extra() as u32);
+    }
+
+    /// The same, where there is a swap file.
+    fn note_age_in(&self, backing: &Backing, id: PieceId, stamp: u32) {
         let stale = {
             let mut ages = backing.ages.lock();
             ages.push_back((id, stamp));
@@ -257,8 +263,9 @@ impl Store {
         };
         if let Some(mut kept) = stale {
             kept.retain(|&(id, stamp)| {
-                let word = self.pieces.load(id);
-                word.references() > 0 && word.location().is_in_memory() && self.pieces.extra(id) as u32 == stamp
+                let at = self.pieces.at(id);
+                let word = at.load();
+                word.references() > 0 && word.location().is_in_memory() && at.extra() as u32 == stamp
             });
             let mut ages = backing.ages.lock();
             kept.append(&mut ages);
@@ -275,12 +282,13 @@ impl Store {
     fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned<'_>> {
         loop {
             let (id, stamp) = backing.ages.lock().pop_front()?;
-            let Some((word, extra)) = self.pieces.try_pin(id) else { continue };
+            let at = self.pieces.at(id);
+            let Some((word, extra)) = at.try_pin() else { continue };
             let is_meant = word.is_sealed() && word.location().is_in_memory() && extra as u32 == stamp;
             if is_meant && word.granule() <= MAX_FILE_PIECE_ORDER {
-                return Some(self.pinned(id, word, extra));
+                return Some(self.pinned(at, word, extra));
             }
-            self.unpin_id(runs, id);
+            self.unpin_at(runs, at);
         }
     }
 
@@ -292,7 +300,7 @@ impl Store {
         pieces: impl DoubleEndedIterator<Item = Pinned<'a>>,
     ) {
         for pinned in pieces.rev() {
-            backing.ages.lock().push_front((pinned.id, pinned.piece.checksum as u32));
+            backing.ages.lock().push_front((pinned.id(), pinned.piece.checksum as u32));
             self.unpin(runs, pinned);
         }
     }
@@ -345,11 +353,10 @@ impl Store {
             batch.pieces().zip(seals).map(|((piece, start), &seal)| batch.place(piece, start, seal)).collect();
         let mut moved_bytes = 0;
         for ((pinned, _), place) in batch.pieces.into_iter().zip(&places) {
-            let id = pinned.id;
-            let from = self.pieces.load(id).location();
+            let from = pinned.at.load().location();
             backing.slots.add_piece(place.slot_numbers());
             let record = backing.new_record(place);
-            let Some(word) = self.pieces.switch(id, Location::in_file(record)) else {
+            let Some(word) = pinned.at.switch(Location::in_file(record)) else {
                 self.free_record(runs, record);
                 self.put_back(runs, backing, std::iter::once(pinned));
                 continue;
@@ -380,13 +387,14 @@ impl Store {
         let mut records = Vec::new();
         let mut in_memory = Vec::new();
         for id in self.pieces.ids() {
-            let word = self.pieces.load(id);
+            let at = self.pieces.at(id);
+            let word = at.load();
             if let Some(record) = word.location().record().filter(|_| !word.is_dead()) {
                 let place = self.file_place(record);
                 place.slot_numbers().for_each(|slot| *pieces_in.entry(slot).or_default() += 1);
                 records.push(record.0);
             } else if !word.is_dead() && word.location().is_in_memory() && word.is_sealed() {
-                in_memory.push((id, self.pieces.extra(id) as u32));
+                in_memory.push((id, at.extra() as u32));
             }
         }
         backing.slots.check(&pieces_in);
@@ -396,7 +404,7 @@ impl Store {
         assert!(records.iter().copied().eq(0..free.used), "every record is free or has one piece");
         let ages = backing.ages.lock();
         let queued: std::collections::HashSet<_> = ages.iter().collect();
-        for aged in in_memory.iter().filter(|(id, _)| self.pieces.load(*id).granule() <= MAX_FILE_PIECE_ORDER) {
+        for aged in in_memory.iter().filter(|(id, _)| self.pieces.at(*id).load().granule() <= MAX_FILE_PIECE_ORDER) {
             assert!(queued.contains(aged), "{aged:?} has no age");
         }
     }

@@ -37,7 +37,7 @@ impl Store {
         let (mut pieces, mut content_pages, mut filled_pages, mut raw_pages, mut bytes) = (0, 0, 0, 0, 0);
         let mut live = HashMap::new();
         for id in self.pieces.ids() {
-            let word = self.pieces.load(id);
+            let word = self.pieces.at(id).load();
             if word.is_dead() {
                 assert_eq!(word, PieceWord::FREE, "{id:?} is dead and not free");
                 continue;

@@ -84,7 +84,8 @@ impl Store {
         piece: PieceId,
         take_slot: impl FnOnce() -> Option<(ZspageId, u32)>,
     ) -> bool {
-        let Some((word, _)) = self.pieces.try_pin(piece) else {
+        let at = self.pieces.at(piece);
+        let Some((word, _)) = at.try_pin() else {
             // Dying, or not published yet: its slot is not free, but may be in a moment.
             return false;
         };
@@ -95,16 +96,16 @@ impl Store {
             && u32::from(location.last_byte()) / size_bytes == from.1;
         let target = if is_there && word.is_sealed() && word.pins() == 1 { take_slot() } else { None };
         let Some((zspage, slot)) = target else {
-            self.unpin_id(runs, piece);
+            self.unpin_at(runs, at);
             return false;
         };
         let len_less_one = u32::from(location.last_byte()) - from.1 * size_bytes;
         let to = Location::new(zspage, (slot * size_bytes + len_less_one) as u16);
         copy(mover, self.place_of(location), self.place_of(to));
-        let switched = self.pieces.switch(piece, to).is_some();
+        let switched = at.switch(to).is_some();
         self.vacate(runs, if switched { location } else { to });
         if !switched {
-            self.unpin_id(runs, piece);
+            self.unpin_at(runs, at);
         }
         switched
     }

@@ -73,21 +73,22 @@ impl Store {
     /// Moves the piece that has `extent`.
     fn evacuate_chain(&self, runs: &dyn RunSource, mover: &dyn PieceMover, extent: ZspageId) -> bool {
         let Some(piece) = self.zspages.piece_of_extent(extent) else { return false };
-        let Some((word, _)) = self.pieces.try_pin(piece) else { return false };
+        let at = self.pieces.at(piece);
+        let Some((word, _)) = at.try_pin() else { return false };
         let from = word.location();
         let has_chain = from.is_in_memory() && self.zspages.class(from.zspage()).is_none();
         let mut links = std::iter::successors(has_chain.then(|| from.zspage()), |&link| self.zspages.next_extent(link));
         let is_movable = links.any(|link| link == extent) && word.is_sealed() && word.pins() == 1;
         let to = if is_movable { self.build_chain(runs, piece, self.place_of(from).len_bytes()) } else { None };
         let Some(to) = to else {
-            self.unpin_id(runs, piece);
+            self.unpin_at(runs, at);
             return false;
         };
         copy(mover, self.place_of(from), self.place_of(to));
-        let switched = self.pieces.switch(piece, to).is_some();
+        let switched = at.switch(to).is_some();
         self.vacate(runs, if switched { from } else { to });
         if !switched {
-            self.unpin_id(runs, piece);
+            self.unpin_at(runs, at);
         }
         switched
     }

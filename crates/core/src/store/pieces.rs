@@ -54,37 +54,48 @@ pub(super) struct Pieces {
     free: AtomicU64,
 }
 
+/// A piece's place in the table: looked up once for all that is done with it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PieceRef<'a> {
+    id: PieceId,
+    entry: &'a Entry,
+}
+
 impl Pieces {
     pub(super) fn new(max_pieces: u32) -> Pieces {
         let max_pieces = max_pieces.min(MAX_ID);
         Pieces { table: SparseTable::new(max_pieces), max_pieces, used: AtomicU32::new(0), free: AtomicU64::new(0) }
     }
 
-    fn entry(&self, id: PieceId) -> &Entry {
+    /// Where the piece is, or may be.
+    #[inline]
+    pub(super) fn at(&self, id: PieceId) -> PieceRef<'_> {
         debug_assert!(id.get() <= self.max_pieces);
-        self.table.get(id.get() - 1)
+        PieceRef { id, entry: self.table.get(id.get() - 1) }
     }
 
-    /// An id for a new piece. Its word says *free* until it is published.
-    pub(super) fn allocate(&self) -> Option<PieceId> {
+    /// A place for a new piece. Its word says *free* until it is published.
+    #[inline]
+    pub(super) fn allocate(&self) -> Option<PieceRef<'_>> {
         let mut head = self.free.load(Ordering::Acquire);
         while let Some(id) = PieceId::new(head as u32) {
-            let next = self.entry(id).extra.load(Ordering::Relaxed) & u64::from(u32::MAX);
+            let top = self.at(id);
+            let next = top.extra() & u64::from(u32::MAX);
             let popped = head & !u64::from(u32::MAX) | next;
             match self.free.compare_exchange_weak(head, popped, Ordering::Acquire, Ordering::Acquire) {
-                Ok(_) => return Some(id),
+                Ok(_) => return Some(top),
                 Err(now) => head = now,
             }
         }
         let fresh = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             if used < self.max_pieces { Some(used + 1) } else { None }
         });
-        fresh.ok().and_then(|used| PieceId::new(used + 1))
+        fresh.ok().and_then(|used| PieceId::new(used + 1)).map(|id| self.at(id))
     }
 
-    /// Takes an id back.
-    pub(super) fn free(&self, id: PieceId) {
-        let entry = self.entry(id);
+    /// Takes a place back.
+    #[inline]
+    pub(super) fn free(&self, PieceRef { id, entry }: PieceRef<'_>) {
         entry.word.store(PieceWord::FREE.bits(), Ordering::Relaxed);
         let mut head = self.free.load(Ordering::Relaxed);
         loop {
@@ -99,79 +110,6 @@ impl Pieces {
         }
     }
 
-    /// Turns an allocated id into a live piece.
-    pub(super) fn publish(&self, id: PieceId, word: PieceWord, extra: u64) {
-        let entry = self.entry(id);
-        entry.extra.store(extra, Ordering::Relaxed);
-        entry.word.store(word.bits(), Ordering::Release);
-    }
-
-    pub(super) fn load(&self, id: PieceId) -> PieceWord {
-        self.entry(id).load()
-    }
-
-    /// The extra word of a piece that was published.
-    pub(super) fn extra(&self, id: PieceId) -> u64 {
-        self.entry(id).extra.load(Ordering::Relaxed)
-    }
-
-    /// Pins a piece that has references; returns its word and its extra word.
-    pub(super) fn try_pin(&self, id: PieceId) -> Option<(PieceWord, u64)> {
-        let entry = self.entry(id);
-        loop {
-            let pinned = entry.update(|word| if word.references() == 0 { None } else { word.pinned() });
-            if let Some(word) = pinned {
-                return Some((word, entry.extra.load(Ordering::Relaxed)));
-            }
-            if entry.load().references() == 0 {
-                return None;
-            }
-            // As many readers as can be counted: one of them will be done in microseconds.
-            sync::yield_now();
-        }
-    }
-
-    pub(super) fn unpin(&self, id: PieceId) -> PieceWord {
-        match self.entry(id).update(PieceWord::unpinned) {
-            Some(word) => word,
-            None => panic!("{id:?} is not pinned"),
-        }
-    }
-
-    pub(super) fn release(&self, id: PieceId, pages: u16) -> PieceWord {
-        match self.entry(id).update(|word| word.released(pages)) {
-            Some(word) => word,
-            None => panic!("{id:?} has fewer than {pages} references, or none were named"),
-        }
-    }
-
-    pub(super) fn seal(&self, id: PieceId) {
-        let sealed = self.entry(id).update(|word| if word.references() == 0 { None } else { Some(word.sealed()) });
-        assert!(sealed.is_some(), "{id:?} is no piece");
-    }
-
-    /// Changes the location of a piece that only the caller has pinned, and drops that pin; returns its word since. Fails
-    /// if somebody else has it pinned or it has no references left.
-    pub(super) fn switch(&self, id: PieceId, to: Location) -> Option<PieceWord> {
-        self.entry(id)
-            .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() })
-    }
-
-    /// The same, of a piece that is recompressed. Meanwhile nobody can pin it: neither the place nor the checksum is read
-    /// without the other.
-    pub(super) fn replace(&self, id: PieceId, to: Location, checksum: u64) -> Option<PieceWord> {
-        self.entry(id)
-            .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;
-        // The word's release publishes it.
-        self.entry(id).extra.store(checksum, Ordering::Relaxed);
-        self.entry(id).update(|word| Some(word.replaced(to)))
-    }
-
-    /// Marks a piece, if it is still one.
-    pub(super) fn mark(&self, id: PieceId, mark: Mark) {
-        self.entry(id).update(|word| if word.references() == 0 { None } else { Some(word.marked(mark)) });
-    }
-
     /// Ids from 1 to this have been used.
     pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
@@ -184,5 +122,87 @@ impl Pieces {
 
     pub(super) fn metadata_bytes(&self) -> usize {
         self.table.bytes()
+    }
+}
+
+impl PieceRef<'_> {
+    pub(super) fn id(self) -> PieceId {
+        self.id
+    }
+
+    /// Turns an allocated place into a live piece.
+    #[inline]
+    pub(super) fn publish(self, word: PieceWord, extra: u64) {
+        self.entry.extra.store(extra, Ordering::Relaxed);
+        self.entry.word.store(word.bits(), Ordering::Release);
+    }
+
+    pub(super) fn load(self) -> PieceWord {
+        self.entry.load()
+    }
+
+    /// The extra word of a piece that was published.
+    pub(super) fn extra(self) -> u64 {
+        self.entry.extra.load(Ordering::Relaxed)
+    }
+
+    /// Pins a piece that has references; returns its word and its extra word.
+    #[inline]
+    pub(super) fn try_pin(self) -> Option<(PieceWord, u64)> {
+        loop {
+            let pinned = self.entry.update(|word| if word.references() == 0 { None } else { word.pinned() });
+            if let Some(word) = pinned {
+                return Some((word, self.extra()));
+            }
+            if self.load().references() == 0 {
+                return None;
+            }
+            // As many readers as can be counted: one of them will be done in microseconds.
+            sync::yield_now();
+        }
+    }
+
+    #[inline]
+    pub(super) fn unpin(self) -> PieceWord {
+        match self.entry.update(PieceWord::unpinned) {
+            Some(word) => word,
+            None => panic!("{:?} is not pinned", self.id),
+        }
+    }
+
+    #[inline]
+    pub(super) fn release(self, pages: u16) -> PieceWord {
+        match self.entry.update(|word| word.released(pages)) {
+            Some(word) => word,
+            None => panic!("{:?} has fewer than {pages} references, or none were named", self.id),
+        }
+    }
+
+    #[inline]
+    pub(super) fn seal(self) {
+        let sealed = self.entry.update(|word| if word.references() == 0 { None } else { Some(word.sealed()) });
+        assert!(sealed.is_some(), "{:?} is no piece", self.id);
+    }
+
+    /// Changes the location of a piece that only the caller has pinned, and drops that pin; returns its word since. Fails
+    /// if somebody else has it pinned or it has no references left.
+    pub(super) fn switch(self, to: Location) -> Option<PieceWord> {
+        self.entry
+            .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() })
+    }
+
+    /// The same, of a piece that is recompressed. Meanwhile nobody can pin it: neither the place nor the checksum is read
+    /// without the other.
+    pub(super) fn replace(self, to: Location, checksum: u64) -> Option<PieceWord> {
+        self.entry
+            .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;
+        // The word's release publishes it.
+        self.entry.extra.store(checksum, Ordering::Relaxed);
+        self.entry.update(|word| Some(word.replaced(to)))
+    }
+
+    /// Marks a piece, if it is still one.
+    pub(super) fn mark(self, mark: Mark) {
+        self.entry.update(|word| if word.references() == 0 { None } else { Some(word.marked(mark)) });
     }
 }

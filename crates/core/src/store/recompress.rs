@@ -51,22 +51,23 @@ impl Store {
             }
             return Err(PassOver);
         };
-        let word = self.pieces.load(id);
+        let at = self.pieces.at(id);
+        let word = at.load();
         if !word.is_sealed() || !word.location().is_in_memory() {
             return Ok(None);
         }
         match word.mark() {
             Mark::Young => {
                 // It may be another piece by now, which is then tried too early.
-                self.pieces.mark(id, Mark::Idle);
+                at.mark(Mark::Idle);
                 Ok(None)
             }
             Mark::Idle => {
-                let Some((word, extra)) = self.pieces.try_pin(id) else { return Ok(None) };
+                let Some((word, extra)) = at.try_pin() else { return Ok(None) };
                 if word.mark() == Mark::Idle && word.is_sealed() && word.location().is_in_memory() {
-                    return Ok(Some(self.pinned(id, word, extra)));
+                    return Ok(Some(self.pinned(at, word, extra)));
                 }
-                self.unpin_id(runs, id);
+                self.unpin_at(runs, at);
                 Ok(None)
             }
             Mark::Settled | Mark::Recompressed => Ok(None),
@@ -75,7 +76,7 @@ impl Store {
 
     /// Lets go of a piece that is not to be tried again.
     pub fn settle(&self, runs: &dyn RunSource, pinned: Pinned<'_>) {
-        self.pieces.mark(pinned.id, Mark::Settled);
+        pinned.at.mark(Mark::Settled);
         self.unpin(runs, pinned);
     }
 
@@ -91,18 +92,18 @@ impl Store {
         pinned: &Pinned<'_>,
         len_bytes: u32,
     ) -> Option<(NewPlace, Place<'_>)> {
-        let location = self.find_room(runs, pinned.id, len_bytes)?;
+        let location = self.find_room(runs, pinned.id(), len_bytes)?;
         Some((NewPlace(location), self.place_of(location)))
     }
 
     /// A piece is at `to` from now on, compressed by the second codec, unless somebody else reads it at this moment: then
     /// it stays as it is. Returns how many bytes that saves.
     pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned<'_>, to: NewPlace, checksum: u64) -> u64 {
-        let (id, from) = (pinned.id, &pinned.piece);
-        let old = self.pieces.load(id).location();
+        let (at, from) = (pinned.at, &pinned.piece);
+        let old = at.load().location();
         // Looked up while it cannot be freed.
         let (old_bytes, new_bytes) = (from.place.len_bytes(), self.place_of(to.0).len_bytes());
-        let Some(word) = self.pieces.replace(id, to.0, checksum) else {
+        let Some(word) = at.replace(to.0, checksum) else {
             self.vacate(runs, to.0);
             self.unpin(runs, pinned);
             return 0;
@@ -114,9 +115,9 @@ impl Store {
         self.vacate(runs, old);
         if word.is_dead() {
             // Its last reference went at that instant, and was left to us.
-            self.reclaim_piece(runs, id, word);
+            self.reclaim_piece(runs, at, word);
         } else {
-            self.note_old_age(id, checksum);
+            self.note_old_age(at.id(), checksum);
         }
         u64::from(taken_bytes(old_bytes) - taken_bytes(new_bytes))
     }
