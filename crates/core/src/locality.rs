@@ -39,6 +39,10 @@ const WATCHED: usize = 32;
 const WATCH_FIRST_EVERY: u32 = 8;
 const WATCH_EVERY: u32 = 32;
 const WATCH_SURE_EVERY: u32 = 256;
+
+const _: () = assert!(WATCH_FIRST_EVERY.is_power_of_two() && WATCH_EVERY.is_power_of_two());
+const _: () = assert!(WATCH_SURE_EVERY.is_power_of_two());
+
 /// Faults after which a window has shown what it will.
 const WATCH_FAULTS: u64 = 256;
 /// What a fault costs, and each page of its folio, which is also to go out again: in µs, but only the ratio counts. (redis under
@@ -171,6 +175,7 @@ impl Locality {
     }
 
     /// The order of the part that a fault on `page` is to be served with; `None` for the whole folio.
+    #[inline]
     pub fn part_for_fault(&self, page: PageNumber, expected: Expected) -> Option<Order> {
         match self.swap_in {
             SwapIn::Adaptive => self.judgements.lock().part_for_fault(page, expected),
@@ -237,7 +242,8 @@ impl Judgements {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
-        if !self.random.is_multiple_of(self.watch_every(page)) {
+        // A power of two: a mask is enough, where a division takes as long as all else here.
+        if self.random & (self.watch_every(page) - 1) != 0 {
             let judgement = self.judgement(page);
             return match (expected, judgement.best) {
                 (Expected::Stream, Some(_)) => {

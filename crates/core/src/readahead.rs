@@ -106,6 +106,7 @@ impl Streams {
 
     /// There was a fault on `page` of the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise
     /// another may begin there.
+    #[inline]
     fn faulted(
         &mut self,
         page: PageNumber,
@@ -149,6 +150,7 @@ impl Streams {
     }
 
     /// Whether one of them may have come to the end of the folio of `page`, whatever its order.
+    #[inline]
     fn may_claim(&self, page: PageNumber) -> bool {
         let first_end = (page.0 + 1) as u32;
         let ends_around = |position: u32| position.wrapping_sub(first_end) < MAX_ORDER.pages();
@@ -221,6 +223,7 @@ pub enum Expected {
 
 impl Readahead {
     /// What is known of a fault on `page`.
+    #[inline]
     pub fn expected(&self, page: PageNumber) -> Expected {
         let followed = self.0.lock();
         if followed.streams.is_next(page) {

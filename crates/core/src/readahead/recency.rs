@@ -2,20 +2,29 @@
 //!
 //! No lock: part of [`Readahead`](super::Readahead).
 
-/// The numbers below `N`, by when each was used last.
+/// The numbers below `N`, 16 at most, by when each was used last: all in one word, as every fault asks for the oldest.
 #[derive(Debug)]
 pub(super) struct Recency<const N: usize> {
-    /// The oldest first.
-    order: [u8; N],
+    /// Four bits each, the oldest in the lowest.
+    order: u64,
 }
 
+const BITS: usize = 4;
+/// The lowest bit of each four.
+const ONES: u64 = u64::MAX / ((1 << BITS) - 1);
+
 impl<const N: usize> Recency<N> {
+    /// Where the one is that was used last.
+    const LAST: usize = {
+        assert!(N > 1 && N * BITS <= u64::BITS as usize);
+        (N - 1) * BITS
+    };
+
     /// None of them was ever used: the lowest is the oldest.
     pub const NONE: Recency<N> = {
-        let mut order = [0; N];
-        let mut index = 0;
+        let (mut order, mut index) = (0, 0);
         while index < N {
-            order[index] = index as u8;
+            order |= (index as u64) << (index * BITS);
             index += 1;
         }
         Recency { order }
@@ -23,30 +32,60 @@ impl<const N: usize> Recency<N> {
 
     /// That one is used.
     pub fn used(&mut self, index: usize) {
-        let Some(at) = self.order.iter().position(|&other| usize::from(other) == index) else {
-            unreachable!("{index} is one of {N}")
-        };
-        self.order[at..].rotate_left(1);
+        debug_assert!(index < N);
+        // It is where four bits are all 0 here. The lowest such bits are told from others by what subtracting 1 borrows.
+        let differs = self.order ^ (ONES * index as u64);
+        let zeros = differs.wrapping_sub(ONES) & !differs & (ONES << (BITS - 1));
+        let at = zeros.trailing_zeros() as usize / BITS * BITS;
+        let before = (1 << at) - 1;
+        let behind = self.order >> BITS & !before & ((1 << Self::LAST) - 1);
+        self.order = self.order & before | behind | (index as u64) << Self::LAST;
     }
 
     /// All of them, the one that was used last first.
     pub fn latest_first(&self) -> impl Iterator<Item = usize> {
-        self.order.iter().rev().map(|&index| index.into())
+        (0..N).rev().map(|at| (self.order >> (at * BITS)) as usize % (1 << BITS))
     }
 
     /// The one that was used longest ago is used.
     pub fn use_oldest(&mut self) -> usize {
-        let before = self.order;
-        // The length is known here, so that it is two loads and stores instead of a call.
-        self.order[..N - 1].copy_from_slice(&before[1..]);
-        self.order[N - 1] = before[0];
-        before[0].into()
+        let oldest = self.order % (1 << BITS);
+        self.order = self.order >> BITS | oldest << Self::LAST;
+        oldest as usize
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn is_as_a_list<const N: usize>(uses: &[Option<usize>]) {
+        let (mut recency, mut list) = (Recency::<N>::NONE, (0..N).collect::<Vec<_>>());
+        for used in uses {
+            match used {
+                Some(used) => {
+                    recency.used(used % N);
+                    list.retain(|&other| other != used % N);
+                    list.push(used % N);
+                }
+                None => {
+                    assert_eq!(recency.use_oldest(), list[0]);
+                    list.rotate_left(1);
+                }
+            }
+            assert!(recency.latest_first().eq(list.iter().rev().copied()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_as_a_list(uses in prop::collection::vec(prop::option::of(0..16usize), 0..60)) {
+            is_as_a_list::<2>(&uses);
+            is_as_a_list::<8>(&uses);
+            is_as_a_list::<16>(&uses);
+        }
+    }
 
     #[test]
     fn the_oldest_is_used_next() {

@@ -78,8 +78,9 @@ impl Walk {
 #[derive(Debug)]
 pub(super) struct Strides {
     walks: [Walk; WALKS],
-    /// Of each the low bits of where the last fault was.
+    /// Of each the low bits of where the last fault was, and of where one step leads from there.
     lasts: [u32; WALKS],
+    nexts: [u32; WALKS],
     recency: Recency<WALKS>,
     /// How many of them are walks by their steps: next to never any under random faults.
     followed: usize,
@@ -90,6 +91,7 @@ impl Default for Strides {
         Strides {
             walks: [Walk::from(NOWHERE); WALKS],
             lasts: [NOWHERE.0 as u32; WALKS],
+            nexts: [NOWHERE.0 as u32; WALKS],
             recency: Recency::NONE,
             followed: 0,
         }
@@ -98,21 +100,23 @@ impl Default for Strides {
 
 impl Strides {
     /// The program has faulted on `page`, which was out.
+    #[inline]
     pub fn faulted(&mut self, page: PageNumber) {
         if !self.may_be_step(page) {
             return self.begin(page);
         }
-        let mut walks = self.walks.iter().enumerate();
+        let walks = if self.may_continue(page) { &self.walks[..] } else { &[] };
+        let mut walks = walks.iter().enumerate();
         let continued = walks.find_map(|(index, walk)| walk.steps_to(page).map(|steps| (index, steps)));
         if let Some((index, steps)) = continued {
-            let walk = &mut self.walks[index];
+            let mut walk = self.walks[index];
             walk.steps += 1;
             self.followed += usize::from(walk.steps == WALK_STEPS);
             if walk.steps >= WALK_STEPS {
                 walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
             }
             (walk.last, walk.claimed) = (page, walk.claimed.saturating_sub(steps));
-            self.lasts[index] = page.0 as u32;
+            self.set(index, walk);
             self.recency.used(index);
             return;
         }
@@ -120,8 +124,7 @@ impl Strides {
         let near = self.recency.latest_first().find(|&index| self.walks[index].may_begin_with(page));
         if let Some(index) = near {
             let step_pages = page.0 as i64 - self.walks[index].last.0 as i64;
-            self.walks[index] = Walk { step_pages, steps: 1, ..Walk::from(page) };
-            self.lasts[index] = page.0 as u32;
+            self.set(index, Walk { step_pages, steps: 1, ..Walk::from(page) });
             self.recency.used(index);
         } else {
             self.begin(page);
@@ -136,12 +139,22 @@ impl Strides {
         self.follows_any() || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
     }
 
+    /// Whether a walk may lead to `page`: where none is followed, and so none has steps claimed ahead, only in one step.
+    fn may_continue(&self, page: PageNumber) -> bool {
+        self.follows_any() || self.nexts.iter().fold(false, |found, &next| found | (next == page.0 as u32))
+    }
+
+    fn set(&mut self, index: usize, walk: Walk) {
+        self.walks[index] = walk;
+        self.lasts[index] = walk.last.0 as u32;
+        self.nexts[index] = walk.last.0.wrapping_add_signed(walk.step_pages) as u32;
+    }
+
     /// A walk may begin at `page`.
     fn begin(&mut self, page: PageNumber) {
         let index = self.recency.use_oldest();
         self.followed -= usize::from(self.walks[index].steps >= WALK_STEPS);
-        self.walks[index] = Walk::from(page);
-        self.lasts[index] = page.0 as u32;
+        self.set(index, Walk::from(page));
     }
 
     /// Whether there are walks to fetch ahead of.
