@@ -42,7 +42,7 @@ const _: () = assert!(EXTENTS < u8::MAX as usize);
 struct Descriptor {
     /// Of its runs; those that it does not have are anything.
     heads: [AtomicU32; MOST_RUNS],
-    /// A packed [`State`].
+    /// A [`State`].
     state: AtomicU32,
     /// The first of the elements of its slots.
     elements: AtomicU32,
@@ -55,11 +55,11 @@ const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Descriptor>() == 32
 
 impl Descriptor {
     fn state(&self) -> State {
-        State::unpack(self.state.load(Relaxed))
+        State(self.state.load(Relaxed))
     }
 
     fn set_state(&self, state: State) {
-        self.state.store(state.pack(), Relaxed);
+        self.state.store(state.0, Relaxed);
     }
 
     fn set_heads(&self, extent: Extent) {
@@ -70,50 +70,88 @@ impl Descriptor {
 
     fn extent(&self) -> Extent {
         let heads = self.heads.each_ref().map(|head| Frame(head.load(Relaxed)));
-        Extent { heads, frames: u32::from(self.state().frames) }
+        Extent { heads, frames: self.state().frames() }
     }
 }
 
-/// What a descriptor says of its zspage, packed into 30 bits.
+/// What a descriptor says of its zspage, in a word that is changed as it is, with every piece that comes or goes.
+///
+/// | bits | field | values |
+/// |---|---|---|
+/// | 0..8 | class | or [`EXTENTS`] |
+/// | 8..16 | taken | slots taken |
+/// | 16..24 | first free | slot, or [`NO_SLOT`] |
+/// | 24..29 | frames | 0 while the descriptor is spare |
+/// | 29 | isolated | |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct State {
-    /// Class, or [`EXTENTS`].
-    class: u8,
-    /// 0 while the descriptor is spare.
-    frames: u8,
-    /// Slots taken.
-    taken: u8,
-    first_free: u8,
-    isolated: bool,
-}
+pub(super) struct State(u32);
+
+const TAKEN_AT: u32 = 8;
+const FIRST_FREE_AT: u32 = 16;
+const FRAMES_AT: u32 = 24;
+const FRAMES: u32 = 31 << FRAMES_AT;
+const ISOLATED: u32 = 1 << 29;
 
 impl State {
-    const fn pack(self) -> u32 {
-        self.class as u32
-            | (self.taken as u32) << 8
-            | (self.first_free as u32) << 16
-            | (self.frames as u32) << 24
-            | (self.isolated as u32) << 29
+    /// That of what has `frames` frames and no slot taken, and is on no list.
+    const fn new(class: usize, frames: u32, first_free: u8) -> State {
+        State(class as u32 | (first_free as u32) << FIRST_FREE_AT | frames << FRAMES_AT | ISOLATED)
     }
 
-    const fn unpack(bits: u32) -> State {
-        State {
-            class: bits as u8,
-            taken: (bits >> 8) as u8,
-            first_free: (bits >> 16) as u8,
-            frames: (bits >> 24 & 31) as u8,
-            isolated: bits >> 29 & 1 == 1,
-        }
+    const fn class(self) -> usize {
+        self.0 as u8 as usize
+    }
+
+    const fn taken(self) -> u32 {
+        (self.0 >> TAKEN_AT) as u8 as u32
+    }
+
+    const fn first_free(self) -> u8 {
+        (self.0 >> FIRST_FREE_AT) as u8
+    }
+
+    const fn frames(self) -> u32 {
+        (self.0 & FRAMES) >> FRAMES_AT
+    }
+
+    const fn is_isolated(self) -> bool {
+        self.0 & ISOLATED != 0
+    }
+
+    const fn isolated(self) -> State {
+        State(self.0 | ISOLATED)
+    }
+
+    const fn listed(self) -> State {
+        State(self.0 & !ISOLATED)
+    }
+
+    const fn spare(self) -> State {
+        State(self.0 & !(FRAMES | ISOLATED))
+    }
+
+    const fn with_first_free(self, slot: u8) -> State {
+        State(self.0 & !(0xff << FIRST_FREE_AT) | (slot as u32) << FIRST_FREE_AT)
+    }
+
+    /// One more slot is taken, and the first free one is another.
+    const fn with_taken_slot(self, first_free: u8) -> State {
+        State(self.with_first_free(first_free).0 + (1 << TAKEN_AT))
+    }
+
+    /// A taken slot is free, and the first free one.
+    const fn with_freed_slot(self, slot: u8) -> State {
+        State(self.with_first_free(slot).0 - (1 << TAKEN_AT))
     }
 
     /// Slots its frames have room for: fewer than its class's where no longer run could be had.
     fn slots(self) -> u32 {
-        let shape = ClassId::new(self.class.into()).shape();
+        let shape = ClassId::new(self.class()).shape();
         // Most have all frames: this is asked for with every piece that comes or goes, and a division takes longer.
-        if self.frames == shape.frames {
+        if self.frames() == u32::from(shape.frames) {
             return shape.slots.into();
         }
-        u32::from(self.frames) * PAGE_BYTES as u32 / shape.size_bytes
+        self.frames() * PAGE_BYTES as u32 / shape.size_bytes
     }
 
     /// Which list it belongs on, if any.
@@ -123,14 +161,14 @@ impl State {
 
     /// The same, of one that has so many slots.
     fn list_of(self, slots: u32) -> Option<usize> {
-        let taken = u32::from(self.taken);
-        if self.isolated || taken == slots { None } else { Some((taken * FULLNESSES as u32 / slots) as usize) }
+        let taken = self.taken();
+        if self.is_isolated() || taken == slots { None } else { Some((taken * FULLNESSES as u32 / slots) as usize) }
     }
 }
 
 /// The class of a zspage in `state`; `None` for an extent.
 fn class_in(state: State) -> Option<ClassId> {
-    let class = usize::from(state.class);
+    let class = state.class();
     if class == EXTENTS { None } else { Some(ClassId::new(class)) }
 }
 
@@ -192,6 +230,7 @@ impl Zspages {
         self.descriptors.bytes() + self.elements.bytes() + classes_bytes
     }
 
+    #[inline]
     fn descriptor(&self, zspage: ZspageId) -> &Descriptor {
         self.descriptors.get(zspage.index())
     }
@@ -231,6 +270,7 @@ impl Zspages {
         self.element_of(self.descriptor(zspage), slot)
     }
 
+    #[inline]
     fn element_of(&self, descriptor: &Descriptor, slot: u32) -> &AtomicU32 {
         self.elements.get(descriptor.elements.load(Relaxed) + slot)
     }
@@ -258,12 +298,13 @@ impl Zspages {
 
     fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) {
         let descriptor = self.descriptor(zspage);
-        descriptor.set_state(State { frames: 0, isolated: false, ..state });
+        descriptor.set_state(state.spare());
         descriptor.next.store(guard.spare, Relaxed);
         guard.spare = zspage.index();
     }
 
     /// Puts a zspage on `list`.
+    #[inline]
     fn link(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, list: usize) {
         let head = std::mem::replace(&mut class.partial[list], zspage.index());
         descriptor.prev.store(NIL, Relaxed);
@@ -274,6 +315,7 @@ impl Zspages {
     }
 
     /// Takes a zspage off `list`.
+    #[inline]
     fn unlink(&self, class: &mut Class, descriptor: &Descriptor, list: usize) {
         let (prev, next) = (descriptor.prev.load(Relaxed), descriptor.next.load(Relaxed));
         match prev {
@@ -286,6 +328,8 @@ impl Zspages {
     }
 
     /// Changes the state of a zspage and puts it on the list it then belongs on.
+    // In line: who calls it knows most of what the two states differ in.
+    #[inline(always)]
     fn change(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, before: State, after: State) {
         let slots = before.slots();
         let (from, to) = (before.list_of(slots), after.list_of(slots));
@@ -293,31 +337,39 @@ impl Zspages {
             from.into_iter().for_each(|list| self.unlink(class, descriptor, list));
             to.into_iter().for_each(|list| self.link(class, zspage, descriptor, list));
         }
-        let free_in = |state: State, list: Option<usize>| list.map_or(0, |_| slots - u32::from(state.taken));
-        class.free_slots = class.free_slots + free_in(after, to) - free_in(before, from);
+        // One that is on no list because it is full has none.
+        let free_in = |state: State| if state.is_isolated() { 0 } else { slots - state.taken() };
+        class.free_slots = class.free_slots + free_in(after) - free_in(before);
         descriptor.set_state(after);
     }
 
     /// Takes a slot of the fullest zspage of `class` that has one, for `piece`.
+    #[inline]
     pub(super) fn take_slot(&self, class: ClassId, piece: PieceId) -> Option<(ZspageId, u32)> {
         self.take_slot_locked(&mut self.classes[class.index()].lock(), piece)
     }
 
+    #[inline]
     fn take_slot_locked(&self, class: &mut Class, piece: PieceId) -> Option<(ZspageId, u32)> {
-        let &fullest = class.partial.iter().rev().find(|&&head| head != NIL)?;
+        // The last one that there is. Which that is nobody can predict, so all are looked at.
+        let fullest = class.partial.iter().fold(NIL, |fullest, &head| if head == NIL { fullest } else { head });
+        if fullest == NIL {
+            return None;
+        }
         let zspage = ZspageId::new(fullest);
         Some((zspage, self.take_slot_of(class, zspage, piece)))
     }
 
     /// Takes a slot of `zspage`, which has one and is on its list.
+    #[inline]
     fn take_slot_of(&self, class: &mut Class, zspage: ZspageId, piece: PieceId) -> u32 {
         let descriptor = self.descriptor(zspage);
         let before = descriptor.state();
-        let slot = u32::from(before.first_free);
+        let slot = u32::from(before.first_free());
         let element = self.element_of(descriptor, slot);
         let first_free = element.load(Relaxed) as u8;
         element.store(piece.get(), Relaxed);
-        let after = State { taken: before.taken + 1, first_free, ..before };
+        let after = before.with_taken_slot(first_free);
         self.change(class, zspage, descriptor, before, after);
         slot
     }
@@ -331,9 +383,8 @@ impl Zspages {
     pub(super) fn open(&self, class: ClassId, extent: Extent, piece: PieceId) -> Option<(ZspageId, u32)> {
         let mut guard = self.classes[class.index()].lock();
         let zspage = self.new_descriptor(&mut guard, u32::from(class.shape().slots))?;
-        let (frames, taken) = (extent.frames as u8, 0);
         // On no list yet, as if it were isolated.
-        let state = State { class: class.index() as u8, frames, taken, first_free: 0, isolated: true };
+        let state = State::new(class.index(), extent.frames, 0);
         let descriptor = self.descriptor(zspage);
         descriptor.set_heads(extent);
         let slots = state.slots();
@@ -342,22 +393,27 @@ impl Zspages {
             self.element_of(descriptor, slot).store(FREE | next, Relaxed);
         }
         guard.zspages += 1;
-        self.change(&mut guard, zspage, descriptor, state, State { isolated: false, ..state });
+        self.change(&mut guard, zspage, descriptor, state, state.listed());
         // Of this one, even if others have free slots by now: nobody would close it while it is empty.
         Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
 
     /// Frees a slot. Returns the frames of its zspage if that was its last piece.
+    #[inline]
     pub(super) fn free_slot(&self, taken: TakenSlot<'_>) -> Option<Extent> {
         let TakenSlot { zspage, descriptor, class, slot, .. } = taken;
         let mut guard = self.classes[class.index()].lock();
         let before = descriptor.state();
         debug_assert!(self.piece_in(zspage, slot).is_some(), "slot {slot} of {zspage:?} is free");
-        self.element_of(descriptor, slot).store(FREE | u32::from(before.first_free), Relaxed);
-        let after = State { taken: before.taken - 1, first_free: slot as u8, ..before };
+        self.element_of(descriptor, slot).store(FREE | u32::from(before.first_free()), Relaxed);
+        let after = before.with_freed_slot(slot as u8);
         self.change(&mut guard, zspage, descriptor, before, after);
         // Whoever has isolated it looks for that itself when it is done with it.
-        if after.taken == 0 && !after.isolated { Some(self.close(&mut guard, zspage, descriptor, after)) } else { None }
+        if after.taken() == 0 && !after.is_isolated() {
+            Some(self.close(&mut guard, zspage, descriptor, after))
+        } else {
+            None
+        }
     }
 
     /// Takes an empty zspage out of use.
@@ -368,7 +424,7 @@ impl Zspages {
         descriptor: &Descriptor,
         state: State,
     ) -> Extent {
-        self.change(guard, zspage, descriptor, state, State { isolated: true, ..state });
+        self.change(guard, zspage, descriptor, state, state.isolated());
         guard.zspages -= 1;
         let extent = descriptor.extent();
         self.retire_descriptor(guard, zspage, state);
@@ -386,7 +442,7 @@ impl Zspages {
         if guard.free_slots < before.slots() {
             return None;
         }
-        self.change(&mut guard, zspage, descriptor, before, State { isolated: true, ..before });
+        self.change(&mut guard, zspage, descriptor, before, before.isolated());
         Some(zspage)
     }
 
@@ -395,10 +451,10 @@ impl Zspages {
         let mut guard = self.classes[class.index()].lock();
         let descriptor = self.descriptor(zspage);
         let before = descriptor.state();
-        if before.frames == 0 || before.isolated || descriptor.extent().runs().all(|run| run.head != head) {
+        if before.frames() == 0 || before.is_isolated() || descriptor.extent().runs().all(|run| run.head != head) {
             return false;
         }
-        self.change(&mut guard, zspage, descriptor, before, State { isolated: true, ..before });
+        self.change(&mut guard, zspage, descriptor, before, before.isolated());
         true
     }
 
@@ -423,10 +479,10 @@ impl Zspages {
         let mut guard = self.classes[class.index()].lock();
         let descriptor = self.descriptor(zspage);
         let before = descriptor.state();
-        if before.taken == 0 {
+        if before.taken() == 0 {
             return Some(self.close(&mut guard, zspage, descriptor, before));
         }
-        self.change(&mut guard, zspage, descriptor, before, State { isolated: false, ..before });
+        self.change(&mut guard, zspage, descriptor, before, before.listed());
         None
     }
 
@@ -437,8 +493,7 @@ impl Zspages {
         descriptor.set_heads(extent);
         descriptor.next.store(NIL, Relaxed);
         descriptor.prev.store(piece.get(), Relaxed);
-        let (frames, first_free) = (extent.frames as u8, NO_SLOT);
-        descriptor.set_state(State { class: EXTENTS as u8, frames, taken: 0, first_free, isolated: false });
+        descriptor.set_state(State::new(EXTENTS, extent.frames, NO_SLOT).listed());
         Some(zspage)
     }
 
@@ -468,18 +523,18 @@ impl Zspages {
 impl Zspages {
     /// Every zspage and extent in use.
     pub(super) fn in_use(&self) -> impl Iterator<Item = ZspageId> {
-        (0..self.used_descriptors.load(Relaxed)).map(ZspageId::new).filter(|&zspage| self.state(zspage).frames != 0)
+        (0..self.used_descriptors.load(Relaxed)).map(ZspageId::new).filter(|&zspage| self.state(zspage).frames() != 0)
     }
 
     /// Pieces by slot of a zspage, after checking everything there is to check about it alone.
     pub(super) fn check_zspage(&self, zspage: ZspageId) -> Vec<(u32, PieceId)> {
         let state = self.state(zspage);
-        assert!(!state.isolated, "{zspage:?} was left isolated");
-        assert!(state.taken > 0, "{zspage:?} is empty");
+        assert!(!state.is_isolated(), "{zspage:?} was left isolated");
+        assert!(state.taken() > 0, "{zspage:?} is empty");
         let taken: Vec<_> =
             (0..state.slots()).filter_map(|slot| self.piece_in(zspage, slot).map(|piece| (slot, piece))).collect();
-        assert_eq!(taken.len(), usize::from(state.taken), "taken slots of {zspage:?}");
-        let (mut free, mut next) = (0, state.first_free);
+        assert_eq!(taken.len(), state.taken() as usize, "taken slots of {zspage:?}");
+        let (mut free, mut next) = (0, state.first_free());
         while next != NO_SLOT {
             let element = self.element(zspage, u32::from(next)).load(Relaxed);
             assert!(element & FREE != 0, "slot {next} of {zspage:?} is on the free list and taken");
@@ -502,11 +557,11 @@ impl Zspages {
                 while next != NIL {
                     let zspage = ZspageId::new(next);
                     let state = self.state(zspage);
-                    assert_eq!(usize::from(state.class), index, "{zspage:?} is on a list of another class");
-                    assert!(state.frames != 0, "{zspage:?} is on a list and spare");
+                    assert_eq!(state.class(), index, "{zspage:?} is on a list of another class");
+                    assert!(state.frames() != 0, "{zspage:?} is on a list and spare");
                     assert_eq!(state.list(), Some(list), "{zspage:?} is on the wrong list");
                     assert_eq!(self.descriptor(zspage).prev.load(Relaxed), prev, "the list of {zspage:?}");
-                    free_slots += state.slots() - u32::from(state.taken);
+                    free_slots += state.slots() - state.taken();
                     listed += 1;
                     (prev, next) = (next, self.descriptor(zspage).next.load(Relaxed));
                 }
