@@ -47,6 +47,7 @@ impl Rmap {
     }
 
     /// The frames of `run` are those of the folio at `head`.
+    #[inline]
     pub fn set_folio(&self, run: FrameRun, head: PageNumber) {
         let frames = run.head.0..run.head.0 + run.frames();
         self.0.for_each(frames, |frame, word| {

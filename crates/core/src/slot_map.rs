@@ -20,6 +20,7 @@ impl SlotMap {
     }
 
     /// Says that `slots` slots from `first` on are held by `piece`.
+    #[inline]
     pub fn set(&self, first: Slot, slots: u32, piece: PieceId) {
         // Relaxed: the block lock orders this before whoever reads the slot out of the page table.
         self.0.for_each(first.0..first.0 + slots, |_, word| word.store(piece.get(), Ordering::Relaxed));

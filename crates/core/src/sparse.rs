@@ -4,18 +4,26 @@
 //! and never moves nor goes away. So a table takes what is used of it, and 8 KiB for the first element; the levels above
 //! come to 16 bytes for each 256 elements.
 //!
+//! Most tables stay below 2^16 elements, and each load waits for the one before, so the node over those is known to the table itself, too.
+//!
 //! No lock: looking up is a load a level. Who needs a node that somebody is making waits for it.
 
 // Not a schedule explorer's: a node is made once, by code in which that must not interrupt it, and their number orders
 // nothing.
 use crate::sync::OnceLock;
 use crate::sync::unordered::{AtomicUsize, Ordering::Relaxed};
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 const FAN_OUT: usize = 1 << u8::BITS;
+/// Indices below this are below one node of the third level.
+const LOW: u32 = 1 << u16::BITS;
 
 /// The place of a node.
 type Link<T> = OnceLock<Box<[T; FAN_OUT]>>;
+
+/// The place of a node of the third level.
+type Third<T> = OnceLock<Arc<[Link<T>; FAN_OUT]>>;
 
 /// What a link takes: as in a program, also where it is a cell. The lab's figures are to be those.
 const LINK_BYTES: usize = size_of::<std::sync::OnceLock<Box<()>>>();
@@ -23,7 +31,9 @@ const LINK_BYTES: usize = size_of::<std::sync::OnceLock<Box<()>>>();
 /// See the module.
 #[derive(Debug)]
 pub struct SparseTable<T> {
-    root: Box<[Link<Link<Link<T>>>]>,
+    root: Box<[Link<Third<T>>]>,
+    /// The first node of the third level, once something below [`LOW`] was made.
+    low: Third<T>,
     made_bytes: AtomicUsize,
 }
 
@@ -31,17 +41,20 @@ impl<T: Default> SparseTable<T> {
     /// For indices below `len`, rounded up to 2^24.
     pub fn new(len: u32) -> SparseTable<T> {
         let root = (0..len.div_ceil(1 << 24)).map(|_| OnceLock::new()).collect();
-        SparseTable { root, made_bytes: AtomicUsize::new(0) }
+        SparseTable { root, low: OnceLock::new(), made_bytes: AtomicUsize::new(0) }
     }
 
     /// The node at `link`, whose elements take so much each.
-    fn node<'a, U: Default>(&self, link: &'a Link<U>, element_bytes: usize) -> &'a [U; FAN_OUT] {
+    fn node<'a, U: Default, N>(&self, link: &'a OnceLock<N>, element_bytes: usize) -> &'a [U; FAN_OUT]
+    where
+        N: From<Box<[U; FAN_OUT]>> + Deref<Target = [U; FAN_OUT]>,
+    {
         link.get_or_init(|| {
             self.made_bytes.fetch_add(FAN_OUT * element_bytes, Relaxed);
             // Not by way of the stack, which is small.
             let elements: Box<[U]> = (0..FAN_OUT).map(|_| U::default()).collect();
-            let Ok(node) = elements.try_into() else { unreachable!("as many as a node has") };
-            node
+            let Ok(node) = <Box<[U; FAN_OUT]>>::try_from(elements) else { unreachable!("as many as a node has") };
+            node.into()
         })
     }
 
@@ -57,7 +70,17 @@ impl<T: Default> SparseTable<T> {
     }
 
     /// Does something to each of these elements; they are made if need be.
+    #[inline]
     pub fn for_each(&self, indices: Range<u32>, mut act: impl FnMut(u32, &T)) {
+        // Often it is one, for which a loop takes longer to prepare than to run.
+        if indices.end - indices.start == 1 {
+            act(indices.start, self.get(indices.start));
+        } else {
+            self.for_each_of_many(indices, act);
+        }
+    }
+
+    fn for_each_of_many(&self, indices: Range<u32>, mut act: impl FnMut(u32, &T)) {
         let mut at = indices.start;
         while at < indices.end {
             let elements = &self.leaf(at)[at as usize % FAN_OUT..];
@@ -77,14 +100,21 @@ impl<T: Default> SparseTable<T> {
     #[inline]
     fn find_leaf(&self, index: u32) -> Option<&[T; FAN_OUT]> {
         let [first, second, third, _] = index.to_be_bytes().map(usize::from);
-        Some(self.root[first].get()?[second].get()?[third].get()?)
+        let node = if index < LOW { self.low.get()? } else { self.root[first].get()?[second].get()? };
+        Some(node[third].get()?)
     }
 
     #[cold]
     fn make_leaf(&self, index: u32) -> &[T; FAN_OUT] {
         let [first, second, third, _] = index.to_be_bytes().map(usize::from);
         let second = &self.node(&self.root[first], LINK_BYTES)[second];
-        self.node(&self.node(second, LINK_BYTES)[third], size_of::<T>())
+        let leaf = self.node(&self.node(second, LINK_BYTES)[third], size_of::<T>());
+        if index < LOW
+            && let Some(low) = second.get()
+        {
+            self.low.get_or_init(|| low.clone());
+        }
+        leaf
     }
 
     /// Bytes it takes.
