@@ -14,36 +14,46 @@ use crate::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// A bitmap with summaries: `levels[0]` holds the bits, bit `i` of `levels[n + 1]` says that word `i` of
-/// `levels[n]` is not zero. The top level is one word.
+/// Levels of a bitmap of 2^32 bits.
+const MOST_LEVELS: usize = 6;
+
+/// A bitmap with summaries: level 0 holds the bits, bit `i` of level `n + 1` says that word `i` of
+/// level `n` is not zero. The top level is one word.
 struct BitTree {
-    levels: Vec<Vec<u64>>,
+    /// Level 0 and behind it the others.
+    words: Vec<u64>,
+    /// Where each level begins, and the last one ends.
+    starts: [usize; MOST_LEVELS + 1],
+    levels: usize,
     ones: u32,
 }
 
 impl BitTree {
     fn new(bits: usize) -> BitTree {
-        let mut levels = Vec::new();
-        let mut words = bits.div_ceil(64).max(1);
-        loop {
-            levels.push(vec![0; words]);
-            if words == 1 {
-                return BitTree { levels, ones: 0 };
-            }
-            words = words.div_ceil(64);
+        let (mut starts, mut levels) = ([0; MOST_LEVELS + 1], 0);
+        let mut words = bits;
+        while levels == 0 || words > 1 {
+            words = words.div_ceil(64).max(1);
+            starts[levels + 1] = starts[levels] + words;
+            levels += 1;
         }
+        BitTree { words: vec![0; starts[levels]], starts, levels, ones: 0 }
+    }
+
+    fn level(&self, level: usize) -> &[u64] {
+        &self.words[self.starts[level]..self.starts[level + 1]]
     }
 
     fn get(&self, bit: usize) -> bool {
-        self.levels[0].get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
+        self.level(0).get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
     }
 
     fn set(&mut self, bit: usize) {
         debug_assert!(!self.get(bit));
         self.ones += 1;
         let mut at = bit;
-        for level in &mut self.levels {
-            let word = &mut level[at / 64];
+        for start in &self.starts[..self.levels] {
+            let word = &mut self.words[start + at / 64];
             let was = *word;
             *word |= 1 << (at % 64);
             if was != 0 {
@@ -53,12 +63,13 @@ impl BitTree {
         }
     }
 
+    #[inline]
     fn clear(&mut self, bit: usize) {
         debug_assert!(self.get(bit));
         self.ones -= 1;
         let mut at = bit;
-        for level in &mut self.levels {
-            let word = &mut level[at / 64];
+        for start in &self.starts[..self.levels] {
+            let word = &mut self.words[start + at / 64];
             *word &= !(1 << (at % 64));
             if *word != 0 {
                 return;
@@ -67,10 +78,11 @@ impl BitTree {
         }
     }
 
+    #[inline]
     fn find(&self, pick: impl Fn(u64) -> u32) -> Option<usize> {
         let mut at = 0;
-        for level in self.levels.iter().rev() {
-            let word = level[at];
+        for start in self.starts[..self.levels].iter().rev() {
+            let word = self.words[start + at];
             if word == 0 {
                 return None;
             }
@@ -88,14 +100,14 @@ impl BitTree {
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.ones_in(0..self.levels[0].len() * 64)
+        self.ones_in(0..self.level(0).len() * 64)
     }
 
     /// The ones of `bits`.
     fn ones_in(&self, bits: Range<usize>) -> impl Iterator<Item = usize> + '_ {
-        let words = bits.start / 64..bits.end.div_ceil(64).min(self.levels[0].len());
+        let words = bits.start / 64..bits.end.div_ceil(64).min(self.level(0).len());
         words.flat_map(move |index| {
-            let mut word = self.levels[0][index];
+            let mut word = self.words[index];
             std::iter::from_fn(move || {
                 let bit = (word != 0).then(|| index * 64 + word.trailing_zeros() as usize)?;
                 word &= word - 1;
@@ -109,11 +121,15 @@ impl BitTree {
     }
 
     fn check(&self) {
-        let ones: u32 = self.levels[0].iter().map(|word| word.count_ones()).sum();
+        let ones: u32 = self.level(0).iter().map(|word| word.count_ones()).sum();
         assert_eq!(ones, self.ones);
-        for pair in self.levels.windows(2) {
-            for (index, word) in pair[0].iter().enumerate() {
-                assert_eq!(pair[1][index / 64] >> (index % 64) & 1 == 1, *word != 0, "summary of word {index}");
+        for above in 1..self.levels {
+            for (index, word) in self.level(above - 1).iter().enumerate() {
+                assert_eq!(
+                    self.level(above)[index / 64] >> (index % 64) & 1 == 1,
+                    *word != 0,
+                    "summary of word {index}"
+                );
             }
         }
     }
@@ -172,6 +188,7 @@ impl Buddy {
     }
 
     /// The run of exactly `order` that is given out first.
+    #[inline]
     fn pick(&mut self, order: usize) -> Option<usize> {
         let free = &self.free[order];
         match &mut self.stacks {
@@ -204,6 +221,7 @@ impl Buddy {
     }
 
     /// The free run of exactly or more than `order` that is given out first ([`Pick`]), split down to it.
+    #[inline]
     pub fn alloc(&mut self, order: Order) -> Option<FrameRun> {
         self.alloc_by(order, MAX_ORDER, Buddy::pick, 0)
     }
@@ -217,14 +235,12 @@ impl Buddy {
         &mut self,
         order: Order,
         most: Order,
-        find: fn(&mut Buddy, usize) -> Option<usize>,
+        find: impl Fn(&mut Buddy, usize) -> Option<usize>,
         upper: usize,
     ) -> Option<FrameRun> {
-        let (from, mut bit) = Order::all()
-            .filter(|&from| from >= order && from <= most)
-            .find_map(|from| find(self, from.index()).map(|bit| (from, bit)))?;
-        self.free[from.index()].clear(bit);
-        for level in (order.index()..from.index()).rev() {
+        let (from, mut bit) = (order.index()..=most.index()).find_map(|from| Some((from, find(self, from)?)))?;
+        self.free[from].clear(bit);
+        for level in (order.index()..from).rev() {
             let half = bit * 2 + upper;
             self.set(level, half ^ 1);
             bit = half;
@@ -246,6 +262,7 @@ impl Buddy {
     }
 
     /// Takes a run back and merges it with its free buddies.
+    #[inline]
     pub fn free(&mut self, run: FrameRun) {
         debug_assert!(run.head.0 + run.frames() <= self.frames, "{run:?} beyond {} frames", self.frames);
         debug_assert!(self.holder(run.head).is_none(), "{run:?} is free already");

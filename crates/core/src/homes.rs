@@ -67,6 +67,7 @@ struct Free {
 
 impl Free {
     /// A full run, if so many pages are left afterwards.
+    #[inline]
     fn alloc_ready(&mut self, order: Order, kept_pages: u32) -> Option<FrameRun> {
         if self.full.free_frames() < order.pages() + kept_pages {
             return None;
@@ -213,6 +214,7 @@ impl Homes {
     }
 
     /// Takes back a run with pages at home.
+    #[inline]
     pub fn free_full(&self, run: FrameRun) {
         self.free.lock().put(run, true);
     }
