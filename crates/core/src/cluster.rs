@@ -149,6 +149,7 @@ impl SwapClusters {
     /// # Errors
     /// There is no room that this strategy finds. Order 0 finds whatever is free all the while it looks, except that
     /// [`Strategy::PerCpuLinear`] may miss slots freed and allocated by others meanwhile.
+    #[inline]
     pub fn alloc(&self, cpu: CpuNumber, order: Order) -> Result<Slot, NoSlots> {
         let cpu = self.cpu(cpu);
         loop {
@@ -174,6 +175,7 @@ impl SwapClusters {
     ///
     /// # Panics
     /// If one of them is free.
+    #[inline]
     pub fn free(&self, cpu: CpuNumber, first: Slot, slots: u32) {
         let cpu = self.cpu(cpu);
         self.each_cluster(first, slots, |number, cluster, part| {
@@ -193,6 +195,7 @@ impl SwapClusters {
         });
     }
 
+    #[inline]
     fn cpu(&self, cpu: CpuNumber) -> &PerCpu {
         let cpu = usize::from(cpu.0);
         // A division costs as much as a lock.
@@ -253,6 +256,7 @@ impl SwapClusters {
     }
 
     /// Calls `act` with each cluster that has some of the slots, locked, and which of the slots these are.
+    #[inline]
     fn each_cluster(&self, first: Slot, slots: u32, mut act: impl FnMut(ClusterNumber, &mut Cluster, Range<Slot>)) {
         let (mut at, end) = (first, first.offset(slots));
         while at < end {

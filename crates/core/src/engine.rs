@@ -316,6 +316,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// How badly a fault may want frames.
+    #[inline]
     fn urgency(&self) -> Urgency {
         // What cannot be moved is no part of what is kept in reach: all the rest would be moved in and out in turn.
         let floor_pages = self.floor_pages.load(Relaxed) + self.unevictable.pages();
@@ -331,6 +332,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// 2^order contiguous slots, for which compressed copies of what is in the program may have to go.
+    #[inline]
     fn alloc_slots(&self, order: Order) -> Option<Slot> {
         for _ in 0..SLOT_TRIES {
             match self.slots.alloc(self.machine.cpu(), order) {
@@ -361,6 +363,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The same where there is no copy.
+    #[inline]
     fn free_frames_of_content(&self, run: FrameRun) {
         if self.machine.frames_escape() {
             self.machine.release(run);

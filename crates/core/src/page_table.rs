@@ -162,6 +162,7 @@ impl Entry {
     fn decode(self) -> PageState {
         let number = (self.0 >> 32) as u32;
         let busy = self.0 & Entry::BUSY != 0;
+        debug_assert!(self.0 & Entry::KIND <= Entry::HOLE, "entry {:x}", self.0);
         let Some(order) = Order::new((self.0 >> Entry::ORDER_SHIFT) as u8 & 0xf) else {
             unreachable!("entry {:x}", self.0)
         };
@@ -170,8 +171,8 @@ impl Entry {
             1 => PageState::Resident { frame: Frame(number), order },
             2 => PageState::Home { frame: Frame(number), order, writeback: busy },
             3 => PageState::Swapped { slot: Slot(number), order, fetching: busy },
-            Entry::HOLE => PageState::Hole { frame: Frame(number), order },
-            kind => unreachable!("entry kind {kind}"),
+            // There is no other kind.
+            _ => PageState::Hole { frame: Frame(number), order },
         }
     }
 }

@@ -92,12 +92,14 @@ impl SwapCache {
     }
 
     /// Takes the copy of the folio whose head frame is `head` out, if there is one.
+    #[inline]
     pub fn take(&self, head: Frame) -> Option<SwapCopy> {
         let copy = self.shard(head).lock().remove(&head)?;
         Some(self.taken(copy))
     }
 
     /// Whether there is a copy of the folio whose head frame is `head`.
+    #[inline]
     pub fn has(&self, head: Frame) -> bool {
         self.shard(head).lock().contains_key(&head)
     }

@@ -61,12 +61,14 @@ impl Density {
         (u64::from(len_bytes) * 1000 / by_table_bytes.max(1)).clamp(1, MOST_PERMILLE)
     }
 
+    #[inline]
     fn known(&self, unit: u64) -> Option<u64> {
         let permille = self.units[unit as usize];
         (permille > 0).then_some(permille.into())
     }
 
     /// What a page comes to, and whether that is known of its unit and not only of all.
+    #[inline]
     pub fn permille(&self, page: PageNumber) -> (u64, bool) {
         let known = self.known(page.0 >> UNIT.get());
         (known.unwrap_or(self.mean_permille), known.is_some())

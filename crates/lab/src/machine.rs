@@ -48,6 +48,7 @@ pub struct Content {
 
 impl Content {
     /// The codec, where there is one.
+    #[inline]
     fn codec(self, costs: &Costs) -> Option<&CodecCosts> {
         match self.store {
             _ if self.filled => None,
@@ -72,6 +73,7 @@ impl HomeContent<'_> {
     }
 
     /// Names it by its first page in the upper half and a hash in the lower; 0 for zeros.
+    #[inline]
     fn name(&self) -> u64 {
         match hash_versions(self.words) {
             0 => 0,
@@ -81,6 +83,7 @@ impl HomeContent<'_> {
 
     /// What a codec makes of it that makes `page_bytes` of a page on average: larger pieces gain as real ones do, and each page has a size
     /// of its own, as far as its density is not known.
+    #[inline]
     fn len_bytes(&self, page_bytes: u64, density: Option<&Density>) -> u32 {
         let known = |page| density.map_or((1000, false), |density| density.permille(PageNumber(page)));
         let sizes = self.versions().map(|(page, version)| {
@@ -154,6 +157,7 @@ impl Pages {
     }
 
     /// The words of `pages` pages of a folio from `first` on.
+    #[inline]
     fn folio(&self, first: PageNumber, pages: u32) -> &[AtomicU32] {
         let block = &self.0[first.0 as usize / BLOCK_PAGES];
         let start = first.0 as usize % BLOCK_PAGES;
@@ -173,6 +177,7 @@ impl Pages {
 }
 
 /// A hash of two numbers in which every bit depends on all of theirs.
+#[inline]
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut hash = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -184,6 +189,7 @@ fn versions(words: &[AtomicU32]) -> impl Iterator<Item = u32> {
 }
 
 /// Hash of the versions of some pages; 0 if they are all zeros.
+#[inline]
 fn hash_versions(words: &[AtomicU32]) -> u32 {
     let (mut hash, mut any) = (0, 0);
     for version in versions(words) {
@@ -342,6 +348,7 @@ impl LabMachine {
         true
     }
 
+    #[inline]
     fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
         &self.homes[run.head.0 as usize..(run.head.0 + run.frames()) as usize]
     }
@@ -384,6 +391,7 @@ impl LabMachine {
         self.density.lock().as_mut().into_iter().for_each(|density| density.learn(pages, len_bytes));
     }
 
+    #[inline]
     fn spend_by_page(&self, base_ns: u32, page_ns: u32, pages: u32) {
         self.spend(u64::from(base_ns) + u64::from(page_ns) * u64::from(pages));
     }
@@ -400,6 +408,7 @@ impl Machine for LabMachine {
         CpuNumber(self.cpu.load(Relaxed))
     }
 
+    #[inline]
     fn try_charge(&self, pages: u32) -> bool {
         let fits = self.room_pages() >= i64::from(pages);
         if fits {
@@ -408,6 +417,7 @@ impl Machine for LabMachine {
         fits
     }
 
+    #[inline]
     fn charge(&self, pages: u32) {
         let charged = self.charged_pages.fetch_add(pages.into(), Relaxed) + i64::from(pages);
         self.peak_pages.fetch_max(charged, Relaxed);
@@ -569,6 +579,7 @@ impl Machine for LabMachine {
         }
     }
 
+    #[inline]
     fn compress(&self, _worker: &mut (), _head: PageNumber, run: FrameRun) -> Compressed {
         let content = self.content(run);
         let name = content.as_ref().map_or(0, HomeContent::name);
@@ -593,6 +604,7 @@ impl Machine for LabMachine {
         self.spend(u64::from(self.costs.copy_page_ns) * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
     }
 
+    #[inline]
     fn read_piece(
         &self,
         _worker: &mut (),

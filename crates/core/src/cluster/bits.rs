@@ -68,6 +68,7 @@ impl Bits {
     }
 
     /// Clears whatever is set of a run of bits; returns how many were.
+    #[inline]
     pub fn clear_any(&mut self, at: SlotIndex, slots: u32) -> u32 {
         let mut cleared = 0;
         each_word(at, slots, |word, mask| {
@@ -126,6 +127,7 @@ impl Bits {
     }
 
     /// Whether a naturally aligned run of `order` that has one of the bits of this run is clear.
+    #[inline]
     pub fn has_clear_around(&self, at: SlotIndex, slots: u32, order: Order) -> bool {
         self.find_clear(order, at.head(order)).is_some_and(|found| found.get() < at.get() + slots)
     }

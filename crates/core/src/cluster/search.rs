@@ -64,6 +64,7 @@ impl<'a> Search<'a> {
     }
 
     /// Room where this CPU found some the last time.
+    #[inline]
     pub fn current(&mut self) -> Option<Slot> {
         let Current { cluster: number, next } = self.cpu.current(self.order)?;
         let mut cluster = self.clusters.table.get(number).lock();
@@ -123,6 +124,7 @@ impl<'a> Search<'a> {
     }
 
     /// Takes slots of a cluster that was found without a look at the lists.
+    #[inline]
     fn hit(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) -> Slot {
         self.take(number, cluster, at);
         let place = self.clusters.policy.after_try(cluster, self.order);
@@ -253,6 +255,7 @@ impl<'a> Search<'a> {
     }
 
     /// Puts free slots of a cluster to use, and makes it this CPU's current one, unless it is full now.
+    #[inline]
     fn take(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) {
         cluster.take(at, self.order.pages());
         let next = match SlotIndex::new(at.get() + self.order.pages()) {

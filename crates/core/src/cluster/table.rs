@@ -68,6 +68,7 @@ impl Cluster {
     }
 
     /// The first aligned run of free slots at or behind `from`.
+    #[inline]
     pub fn find_free(&self, order: Order, from: SlotIndex) -> Option<SlotIndex> {
         if self.used_slots() + order.pages() > CLUSTER_SLOTS {
             return None;
@@ -89,6 +90,7 @@ impl Cluster {
     }
 
     /// Whether freeing these slots has made room for the cluster's own order.
+    #[inline]
     pub fn has_room_around(&self, at: SlotIndex, slots: u32) -> bool {
         let is_room = slots >= self.order.pages() && at == at.head(self.order);
         is_room || self.used.has_clear_around(at, slots, self.order)
@@ -102,6 +104,7 @@ impl Cluster {
     }
 
     /// Makes used slots free, cache-only or not.
+    #[inline]
     pub fn free(&mut self, at: SlotIndex, slots: u32) {
         self.used.clear(at, slots);
         self.used_slots -= slots as u16;

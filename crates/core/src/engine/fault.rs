@@ -332,6 +332,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Moves the folio at `head`, which is at home and not under writeback, into the program. The caller wakes who waits.
+    #[inline]
     fn bring_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
@@ -365,6 +366,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The queue of resident folios that the one at `head` belongs in.
+    #[inline]
     pub(super) fn resident_queue(&self, entries: &Entries, head: PageNumber) -> &Queue {
         if entries.is_active(head) {
             return &self.active;
@@ -966,6 +968,7 @@ impl Fetches {
 }
 
 /// From now on only the caller frees the slots of the swapped folio at `head`, which is to go to `run`.
+#[inline]
 pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, whole: bool) -> Fetch {
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
     entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
@@ -987,6 +990,7 @@ fn each_home(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMu
 }
 
 /// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.
+#[inline]
 fn is_fetched(entries: &Entries, page: PageNumber, slot: Slot) -> bool {
     matches!(entries.get(page), PageState::Swapped { slot: now, fetching: true, .. } if now == slot)
 }

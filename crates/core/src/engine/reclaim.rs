@@ -207,6 +207,7 @@ impl<M: Machine> Engine<M> {
         self.publish_store();
     }
 
+    #[inline]
     fn write_back_oldest(&self, worker: &mut M::Worker) -> Option<WrittenBack> {
         let (block, folio) = self.pop_from(&self.staged)?;
         Some(self.write_back(worker, block, folio))
@@ -227,29 +228,28 @@ impl<M: Machine> Engine<M> {
             }
         };
         let run = FrameRun::new(frame, order);
-        if let Some(slot) = self.unchanged_copy(run) {
+        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_copy(run) {
             self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
-            return self.finish_write_back(block, folio, run, slot, 0);
-        }
-        let whole = self.config.whole_out.contains(order);
-        let Some(slot) = whole.then(|| self.alloc_slots(order)).flatten() else {
-            return self.write_back_in_parts(block, folio, run);
-        };
-        match self.compress_folio(worker, folio, run, slot) {
-            Some(stored_bytes) => {
-                if stored_bytes == 0 {
-                    self.counters().vm.swpout_zero.add(u64::from(order.pages()));
-                }
-                self.finish_write_back(block, folio, run, slot, stored_bytes)
-            }
-            None => {
+            (slot, 0)
+        } else {
+            let whole = self.config.whole_out.contains(order);
+            let Some(slot) = whole.then(|| self.alloc_slots(order)).flatten() else {
+                return self.write_back_in_parts(block, folio, run);
+            };
+            let Some(stored_bytes) = self.compress_folio(worker, folio, run, slot) else {
                 self.undo_writeback(block, folio, run);
-                WrittenBack::NoRoom
+                return WrittenBack::NoRoom;
+            };
+            if stored_bytes == 0 {
+                self.counters().vm.swpout_zero.add(u64::from(order.pages()));
             }
-        }
+            (slot, stored_bytes)
+        };
+        self.finish_write_back(block, folio, run, slot, stored_bytes)
     }
 
     /// The slots that still hold the content of `run`, a folio under writeback.
+    #[inline]
     fn unchanged_copy(&self, run: FrameRun) -> Option<Slot> {
         let copy = self.swap_cache.take(run.head)?;
         let good = copy.order == run.order && self.machine.hash(run) == copy.hash;
@@ -297,6 +297,7 @@ impl<M: Machine> Engine<M> {
 
     /// Puts the content of `run`, that of `folio`, into the store under the slots from `slot` on, piece by piece.
     /// Returns the bytes it takes there; on failure the slots are free again.
+    #[inline]
     fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: FrameRun, slot: Slot) -> Option<u64> {
         let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
         let granule = self.config.granule.min(run.order).min(part).min(self.largest_piece());
@@ -326,6 +327,7 @@ impl<M: Machine> Engine<M> {
         Some(stored_bytes)
     }
 
+    #[inline]
     fn finish_write_back(
         &self,
         block: &Block,

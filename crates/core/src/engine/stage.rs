@@ -136,6 +136,7 @@ impl<M: Machine> Engine<M> {
 
     /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
     /// one part of a program touches may alternate with what another does.
+    #[inline]
     fn stage_row(&self, queue: &Queue, block: &Block, first: FolioName) -> Staged {
         // Asked first, as the queue takes longer to look through.
         let may_be_next = may_be_next(&block.lock(), behind(first));
@@ -323,6 +324,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// The pages of a resident folio have come home.
+    #[inline]
     fn make_staged(&self, entries: &mut Entries, folio: FolioName) {
         let FolioName { head, order } = folio;
         let PageState::Resident { frame, .. } = entries.get(head) else { unreachable!("{head:?} was resident") };
@@ -368,11 +370,13 @@ fn behind(FolioName { head, order }: FolioName) -> FolioName {
 }
 
 /// Whether `folio` could be staged with the one before it, which is of this block, if it is in the same queue.
+#[inline]
 fn may_be_next(entries: &Entries, folio: FolioName) -> bool {
     folio.head < entries.end() && entries.is_queued(folio.head) && frame_of(entries, folio).is_some()
 }
 
 /// The home of `folio` if all of it is in the program.
+#[inline]
 fn frame_of(entries: &Entries, FolioName { head, order: wanted }: FolioName) -> Option<Frame> {
     match entries.get(head) {
         PageState::Resident { frame, order } if order == wanted => {
@@ -383,6 +387,7 @@ fn frame_of(entries: &Entries, FolioName { head, order: wanted }: FolioName) -> 
 }
 
 /// Whether `folio` is in the program, or what is left of it.
+#[inline]
 fn is_resident(entries: &Entries, folio: FolioName) -> bool {
     let FolioName { head, order: wanted } = folio;
     matches!(entries.get(head), PageState::Resident { order, .. } | PageState::Hole { order, .. } if order == wanted)

@@ -528,6 +528,7 @@ impl Player<'_> {
         }
     }
 
+    #[inline]
     fn come_back(&mut self, process: u32, page: PageNumber, here: PageNumber) -> Result<(), LabError> {
         self.come(process, &page.folio(Order::ZERO));
         self.lab.touch(here, false)
@@ -570,6 +571,7 @@ impl Player<'_> {
     }
 
     /// What was moved home just now, and was in reach of the run, will be touched: what was in use there soon, once.
+    #[inline]
     fn expect_moved_home(&mut self, now_us: u64) {
         if self.stays.is_empty() {
             return;
@@ -587,6 +589,7 @@ impl Player<'_> {
     }
 
     /// Does what is due until then.
+    #[inline]
     fn do_until(&mut self, time_us: u64) -> Result<(), LabError> {
         while let Some(page) = self.chance.next(time_us) {
             self.lab.touch(page, false)?;

@@ -115,8 +115,12 @@ impl Chance {
     }
 
     /// The next page that is to be touched until then.
+    #[inline]
     pub fn next(&mut self, until_us: u64) -> Option<PageNumber> {
         let until = self.tick(until_us);
+        if self.due.is_empty() {
+            return None;
+        }
         while let Some(&first @ (due, page)) = self.due.first().filter(|&&(due, _)| due <= until) {
             self.due.remove(&first);
             let known = self.page(page);
