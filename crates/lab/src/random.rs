@@ -7,12 +7,15 @@ use crate::machine::mix;
 pub struct Random {
     seed: u64,
     drawn: u64,
+    /// What is left of a number that is given out by 16 bits.
+    rest: u64,
+    rest_shorts: u32,
 }
 
 impl Random {
     /// The numbers of `seed`.
     pub fn new(seed: u64) -> Random {
-        Random { seed, drawn: 0 }
+        Random { seed, drawn: 0, rest: 0, rest_shorts: 0 }
     }
 
     /// Numbers for somebody else.
@@ -24,6 +27,16 @@ impl Random {
     pub fn draw(&mut self) -> u64 {
         self.drawn += 1;
         mix(mix(self.seed, self.drawn), self.drawn)
+    }
+
+    /// Whether a chance of `percent` in `hundreds` hundred comes about, to 1 in 65,536. Four are of one number.
+    pub fn has_chance(&mut self, percent: u32, hundreds: u32) -> bool {
+        if self.rest_shorts == 0 {
+            (self.rest, self.rest_shorts) = (self.draw(), 4);
+        }
+        let short = self.rest & 0xffff;
+        (self.rest, self.rest_shorts) = (self.rest >> 16, self.rest_shorts - 1);
+        short * 100 * u64::from(hundreds) < u64::from(percent) << 16
     }
 
     /// The next one below `limit`.
@@ -124,6 +137,13 @@ mod tests {
         let mut counts = [0u32; 10];
         (0..100_000).for_each(|_| counts[random.below(10) as usize] += 1);
         assert!(counts.iter().all(|&count| (9_600..10_400).contains(&count)), "{counts:?}");
+        let happen = |percent, hundreds, random: &mut Random| {
+            (0..100_000).filter(|_| random.has_chance(percent, hundreds)).count()
+        };
+        assert!(
+            (69_000..71_000).contains(&happen(70, 1, &mut random))
+                && (1_900..2_100).contains(&happen(80, 40, &mut random))
+        );
         let mean = (0..100_000).map(|_| random.unit()).sum::<f64>() / 1e5;
         assert!((0.49..0.51).contains(&mean), "{mean}");
     }

@@ -77,6 +77,14 @@ impl Tries {
         !self.is_last() && (order == Order::ZERO || self.no_room == NoRoom::Reclaim)
     }
 
+    /// How much it reclaims at a time for so many pages.
+    fn reclaim_pages(self, pages: u64) -> u64 {
+        pages.max(match self.no_room {
+            NoRoom::Reclaim => DIRECT_RECLAIM_PAGES,
+            NoRoom::FallBack => SWAP_CLUSTER_MAX,
+        })
+    }
+
     fn may_compact(self, order: Order) -> bool {
         !self.compacted && order > Order::ZERO
     }
@@ -91,6 +99,8 @@ const MOST_PAUSES: u32 = 8;
 const MOST_PAUSES_SHARING: u32 = 600;
 /// Pages a fault reclaims at a time: what a few large folios need.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
+/// The same in Linux: who finds room for a large folio afterwards is lucky.
+const SWAP_CLUSTER_MAX: u64 = 32;
 
 impl<M: Machine> Engine<M> {
     /// Serves a fault on `page`: its content is in the program afterwards, whoever waited is woken.
@@ -114,7 +124,7 @@ impl<M: Machine> Engine<M> {
                 Step::Fetching => return (Served::Done(FaultKind::Spurious), nobody),
                 Step::Changing => return (Served::Again, nobody),
                 Step::LookAgain => {}
-                Step::OverLimit(pages) => match self.try_reclaim(worker, pages.max(DIRECT_RECLAIM_PAGES)) {
+                Step::OverLimit(pages) => match self.try_reclaim(worker, tries.reclaim_pages(pages)) {
                     Attempt::Freed(freed_pages) => {
                         tries.reclaims += 1;
                         self.count_direct_reclaim(freed_pages);

@@ -23,10 +23,11 @@ pub struct KernelBuild {
     jobs: Within<1, 1024>,
     /// Files to compile.
     units: Within<1, 1_000_000>,
-    /// The median of what a compiler takes in the end, and how far they differ: the logarithm's standard deviation, in
-    /// hundredths.
+    /// The median of what a compiler takes in the end, and how far they differ, within a directory and those of one directory
+    /// from those of another: the logarithm's standard deviation, in hundredths.
     compiler_mib: Within<1, 1024>,
     compiler_spread_percent: Within<0, 100>,
+    directory_spread_percent: Within<0, 100>,
     /// What of it comes from `brk`.
     heap_percent: Within<0, 100>,
     /// An assembler and a checker, by their compiler.
@@ -51,6 +52,9 @@ const COMPILER_SMALL: u32 = 55;
 const WAITING_SMALL: u32 = 90;
 const ASSEMBLER_SMALL: u32 = 40;
 const MAKE_SMALL: u32 = 25;
+/// Most directories are small: the median of their files by the mean, and the logarithm's standard deviation.
+const UNITS_MEDIAN_BY_MEAN: f64 = 0.47;
+const UNITS_SPREAD_PERCENT: u32 = 122;
 /// What of its heap a `make` goes through whenever a job begins or ends.
 const MAKE_PERCENT: u32 = 85;
 
@@ -77,11 +81,14 @@ enum Job {
 struct Unit {
     number: u32,
     directory: usize,
+    compiler_pages: u32,
 }
 
 /// A directory in build.
 struct Directory {
     make: Process,
+    /// What its compilers take as a rule, by the median of all.
+    times: f64,
     is_read: bool,
     units_left: u32,
     jobs: u32,
@@ -95,6 +102,7 @@ struct Tree<'a> {
     directories: Vec<Option<Directory>>,
     parents: Vec<Process>,
     files: Files,
+    directories_begun: u32,
     /// Those of no directory yet, and those begun.
     units_left: u32,
     units_begun: u32,
@@ -161,14 +169,9 @@ impl KernelBuild {
         self.files_base().offset(self.files_pages()).0 as u32
     }
 
-    fn compiler_pages(&self, random: &mut Random) -> u32 {
-        // Twelve numbers in 0..1 are as good as a normal distribution here.
-        let normal = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
+    fn compiler_pages(&self, directory_times: f64, random: &mut Random) -> u32 {
         let median = f64::from(self.compiler_mib.get() * MIB);
-        // e to the power of it by squares: what exp() says in its last bit depends on the C library.
-        let mut times = 1.0 + normal * f64::from(self.compiler_spread_percent.get()) / 100.0 / 1024.0;
-        (0..10).for_each(|_| times *= times);
-        let pages = median * times;
+        let pages = median * directory_times * lognormal(self.compiler_spread_percent.get(), random);
         (pages as u32).clamp(MIB, self.compiler_mib.get() * MIB * MOST_TIMES)
     }
 
@@ -199,8 +202,17 @@ impl<'a> Tree<'a> {
         let random = Random::new(seed << 40 | 1 << 39);
         let files = Files::new(build.files_base());
         let units_left = build.units.get();
-        let mut tree =
-            Tree { build, seed, directories, parents: Vec::new(), files, units_left, units_begun: 0, random };
+        let mut tree = Tree {
+            build,
+            seed,
+            directories,
+            parents: Vec::new(),
+            files,
+            directories_begun: 0,
+            units_left,
+            units_begun: 0,
+            random,
+        };
         tree.files.write(lab, build.tree_mib.get() * MIB)?;
         for number in 0..build.parent_makes.get() {
             let mut parent = Process::start(lab, build.parent_base(number), build.make(), tree.random.split())?;
@@ -242,12 +254,17 @@ impl<'a> Tree<'a> {
 
     fn open(&mut self, lab: &mut Lab) -> Result<Job, LabError> {
         let Some(at) = self.directories.iter().position(Option::is_none) else { unreachable!("jobs are no more") };
-        let others = u64::from(self.build.directory_units.get() - 1);
-        let units = (1 + self.random.exponential(others) as u32).min(self.units_left);
+        // The same directories come one after the other whatever time takes.
+        let mut random = Random::new(self.seed << 40 | 1 << 38 | u64::from(self.directories_begun));
+        self.directories_begun += 1;
+        let mean = f64::from(self.build.directory_units.get());
+        let units = mean * UNITS_MEDIAN_BY_MEAN * lognormal(UNITS_SPREAD_PERCENT, &mut random);
+        let units = (units as u32).clamp(1, self.units_left);
+        let times = lognormal(self.build.directory_spread_percent.get(), &mut random);
         self.units_left -= units;
         let base = self.build.directory_base(at as u32);
         let make = Process::start(lab, base, self.build.make(), self.random.split())?;
-        self.directories[at] = Some(Directory { make, is_read: false, units_left: units, jobs: 0 });
+        self.directories[at] = Some(Directory { make, times, is_read: false, units_left: units, jobs: 0 });
         self.wake_parent(lab)?;
         Ok(Job::Read { directory: at })
     }
@@ -261,13 +278,15 @@ impl<'a> Tree<'a> {
     }
 
     fn compile(&mut self, lab: &mut Lab, job: u32, at: usize) -> Result<Job, LabError> {
-        let unit = Unit { number: self.units_begun, directory: at };
+        let (number, times) = (self.units_begun, self.directory(at).times);
+        let compiler_pages = self.build.compiler_pages(times, &mut self.random_of(number, 0));
+        let unit = Unit { number, directory: at, compiler_pages };
         self.units_begun += 1;
         let directory = self.directory(at);
         directory.units_left -= 1;
         directory.jobs += 1;
         wake_make(lab, &mut directory.make)?;
-        let kind = self.build.compiler(self.build.compiler_pages(&mut self.random_of(unit.number, 0)));
+        let kind = self.build.compiler(unit.compiler_pages);
         let base = self.build.job_base(job);
         let waiting = Process::start(lab, base, KernelBuild::WAITING, self.random_of(unit.number, 1))?;
         let compiler = Process::start(lab, Self::behind_waiting(base), kind, self.random_of(unit.number, 2))?;
@@ -306,7 +325,7 @@ impl<'a> Tree<'a> {
             Job::Compile { mut waiting, compiler, unit } => {
                 waiting.wake_up(lab)?;
                 compiler.exit(lab);
-                let kind = self.build.assembler(self.build.compiler_pages(&mut self.random_of(unit.number, 0)));
+                let kind = self.build.assembler(unit.compiler_pages);
                 let base = Self::behind_waiting(self.build.job_base(number));
                 let assembler = Process::start(lab, base, kind, self.random_of(unit.number, 3))?;
                 Ok(Some(Job::Assemble { waiting, assembler, unit }))
@@ -336,6 +355,16 @@ impl<'a> Tree<'a> {
     }
 }
 
+/// By chance, around 1, with that standard deviation of the logarithm.
+fn lognormal(spread_percent: u32, random: &mut Random) -> f64 {
+    // Twelve numbers in 0..1 are as good as a normal distribution here.
+    let normal = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
+    // e to the power of it by squares: what exp() says in its last bit depends on the C library.
+    let mut times = 1.0 + normal * f64::from(spread_percent) / 100.0 / 1024.0;
+    (0..10).for_each(|_| times *= times);
+    times
+}
+
 /// It looks what is to be done next.
 fn wake_make(lab: &mut Lab, make: &mut Process) -> Result<(), LabError> {
     make.wake_up(lab)?;
@@ -348,7 +377,8 @@ mod tests {
 
     #[test]
     fn the_largest_build_has_an_address_space() {
-        let most = "jobs = 1024\nunits = 1000000\ncompiler_mib = 1024\ncompiler_spread_percent = 100\nheap_percent = 100\n\
+        let most = "jobs = 1024\nunits = 1000000\ncompiler_mib = 1024\ncompiler_spread_percent = 100\n\
+                    directory_spread_percent = 100\nheap_percent = 100\n\
                     assembler_percent = 100\ndirectories = 1024\ndirectory_units = 100000\nparent_makes = 1024\n\
                     make_kib = 65536\ntree_mib = 65536\nheaders_kib = 1048576\nsource_kib = 1024\nobject_kib = 1024\n";
         let build: KernelBuild = toml::from_str(most).unwrap();
