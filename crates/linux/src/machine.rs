@@ -375,6 +375,11 @@ impl LinuxMachine {
         swap.child_row.store(row.map_or(NO_ROW, RowIndex::get), Ordering::Relaxed);
     }
 
+    /// The process ends: it holds nothing of the swap file any more.
+    pub fn leave_swap_file(&self) {
+        self.swap.iter().for_each(|swap| swap.space.leave(swap.row()));
+    }
+
     /// The swap file, in the table of the agent's threads.
     pub fn swap_file_descriptor(&self) -> Option<RawFd> {
         self.swap_file().map(|(_, file)| file.as_raw_fd())

@@ -135,6 +135,20 @@ fn anon_resident(statm: &[u8]) -> u64 {
     resident.unwrap_or(0).saturating_sub(shared.unwrap_or(0))
 }
 
+/// Minor faults of the process whose `stat` this is, of all its threads.
+pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
+    let mut text = [0u8; 1024];
+    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
+    stat_field(&text[..read], 10)
+}
+
+/// Field number `field`, from 3 on, of `/proc/PID/stat`. The second, in brackets, may hold anything.
+pub(crate) fn stat_field<T: std::str::FromStr>(stat: &[u8], field: usize) -> Option<T> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let text = stat[end + 1..].split(|&byte| byte == b' ').nth(field - 2)?;
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
 /// Of the anonymous resident pages, how many are other processes' in proportion: `Anonymous` less
 /// `Pss_Anon` of `smaps_rollup`. The kernel walks the whole address space for it.
 pub fn shared_anon_pages(smaps_rollup: impl AsFd) -> Result<i64, Errno> {

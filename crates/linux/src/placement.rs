@@ -345,16 +345,14 @@ fn open_stat(thread: u32) -> Option<OwnedFd> {
     let thread = Pid::from_raw(thread as i32)?;
     let mut path = [0u8; 64];
     let mut rest = &mut path[..63];
-    std::io::Write::write_fmt(&mut rest, format_args!("/proc/self/task/{}/stat", thread.as_raw_nonzero())).ok()?;
+    std::io::Write::write_fmt(&mut rest, format_args!("/proc/{}/stat", thread.as_raw_nonzero())).ok()?;
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// The 39th field of `/proc/PID/stat`. The second, in brackets, may hold anything.
+/// The CPU a thread ran on last, as of its `/proc/PID/stat`.
 fn processor(stat: &[u8]) -> Option<u32> {
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    let field = stat[end + 1..].split(|&byte| byte == b' ').nth(37)?;
-    std::str::from_utf8(field).ok()?.trim().parse().ok()
+    crate::pagemap::stat_field(stat, 39)
 }
 
 #[cfg(test)]

@@ -1,0 +1,202 @@
+//! Who uses the program's memory besides the companion, and when the last of them has gone.
+//!
+//! The companion keeps the memory alive as long as it runs, so it must end when nobody else uses it any more. A user
+//! is the program's process, or any other that a `clone(CLONE_VM)` has made (a `vfork` child, which may outlive its
+//! parent). A user leaves when its last thread ends, and when it executes another program.
+//!
+//! One user at a time is watched: its pidfd tells its end, its size in `/proc/PID/statm` an exec, because that is then
+//! the size of another memory. When it has left, all processes are searched for one whose memory has the size of ours,
+//! and changes with ours.
+//!
+//! Only the monitor uses this. No locks.
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Dir, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::time::Timespec;
+use foliomem_core::units::PAGE_BYTES;
+
+/// Comparisons of two sizes while the memory changes all the time, after which they count as equal.
+const MAX_COMPARISONS: u32 = 16;
+/// The longest that a killed process may take to end before others are looked for.
+const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// A process that uses the memory.
+#[derive(Debug)]
+pub struct User {
+    pid: Pid,
+    pidfd: OwnedFd,
+    /// Of one of its threads; `None` where /proc does not show it.
+    statm: Option<OwnedFd>,
+}
+
+impl User {
+    /// Process `pid`, which uses the memory now. `proc` is `/proc`.
+    pub fn open(proc: &OwnedFd, pid: Pid) -> Result<User, Errno> {
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(User { pid, pidfd, statm: open_in(proc, format_args!("{}/statm", pid.as_raw_nonzero())) })
+    }
+
+    /// Whether it uses the memory of `ours`, our own `/proc/PID/statm`.
+    pub fn remains(&self, ours: impl AsFd) -> bool {
+        !self.has_ended(&Timespec::default()) && self.statm.as_ref().is_none_or(|theirs| is_of_one_size(theirs, ours))
+    }
+
+    /// Whether it ends within `time`.
+    fn has_ended(&self, time: &Timespec) -> bool {
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Kills it, and waits until it has ended.
+    pub fn kill(&self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        self.has_ended(&MAX_KILL_WAIT);
+    }
+}
+
+/// Finds another user of the memory, where `last` has left: one of its threads, or another process. `own` are the ids of the
+/// agent's processes, as `proc` numbers them.
+pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<User> {
+    let last_pid = last.pid.as_raw_nonzero().get() as u32;
+    if let Some(user) = find_thread(proc, ours, last_pid) {
+        return Some(user);
+    }
+    ids(proc, format_args!(".")).into_iter().filter(|pid| *pid != last_pid && !own.contains(pid)).find_map(|pid| {
+        let statm = open_in(proc, format_args!("{pid}/statm"))?;
+        match mapped_pages(&statm) {
+            // The thread that the process began with has ended, others may not have; or it is the kernel's.
+            Some(0) => find_thread(proc, ours, pid),
+            Some(_) => user_if_same(ours, pid, statm),
+            None => None,
+        }
+    })
+}
+
+/// The process `pid` by that of its threads which uses the memory.
+fn find_thread(proc: &OwnedFd, ours: &OwnedFd, pid: u32) -> Option<User> {
+    let tasks = ids(proc, format_args!("{pid}/task"));
+    tasks.into_iter().find_map(|id| user_if_same(ours, pid, open_in(proc, format_args!("{pid}/task/{id}/statm"))?))
+}
+
+fn user_if_same(ours: &OwnedFd, pid: u32, statm: OwnedFd) -> Option<User> {
+    let pidfd = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+    is_same(&statm, ours).then_some(User { pid: Pid::from_raw(pid as i32)?, pidfd, statm: Some(statm) })
+}
+
+/// Whether `theirs` is of the same memory as `ours`: it changes with ours.
+fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
+    if !is_of_one_size(theirs, ours) {
+        return false;
+    }
+    // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows of.
+    let Ok(page) = (unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, ProtFlags::empty(), MapFlags::PRIVATE) })
+    else {
+        return true;
+    };
+    let is_same = is_of_one_size(theirs, ours);
+    // SAFETY: the page just mapped.
+    let _ = unsafe { munmap(page, PAGE_BYTES) };
+    is_same && is_of_one_size(theirs, ours)
+}
+
+/// Whether both say the same size, at one instant.
+fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
+    let mut before = mapped_pages(&ours);
+    for _ in 0..MAX_COMPARISONS {
+        let (size, after) = (mapped_pages(theirs), mapped_pages(&ours));
+        if size.is_none_or(|pages| pages == 0) {
+            return false;
+        }
+        if before == after || size == before || size == after {
+            return size == before || size == after;
+        }
+        before = after;
+    }
+    true
+}
+
+/// The first number of a `statm`: pages that are mapped. 0 for a thread that has no memory any more.
+fn mapped_pages(statm: impl AsFd) -> Option<u64> {
+    let mut text = [0u8; 128];
+    let read = rustix::io::pread(statm, &mut text, 0).ok()?;
+    let digits = text[..read].split(|&byte| byte == b' ').next()?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// The names in a directory under `/proc` that are numbers.
+fn ids(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Vec<u32> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let entries = open_with(proc, path, flags).and_then(|directory| Dir::new(directory).ok());
+    let names = entries.into_iter().flatten().flatten();
+    names.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()
+}
+
+pub(crate) fn open_in(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Option<OwnedFd> {
+    open_with(proc, path, OFlags::RDONLY | OFlags::CLOEXEC)
+}
+
+fn open_with(proc: &OwnedFd, path: std::fmt::Arguments<'_>, flags: OFlags) -> Option<OwnedFd> {
+    let mut name = [0u8; 64];
+    std::io::Write::write_fmt(&mut &mut name[..63], path).ok()?;
+    let name = std::ffi::CStr::from_bytes_until_nul(&name).ok()?;
+    openat(proc, name, flags, Mode::empty()).ok()
+}
+
+/// The number that `proc` gives the calling process: not that of `getpid` where it is another namespace's.
+pub fn own_number(proc: &OwnedFd) -> Option<u32> {
+    let link = rustix::fs::readlinkat(proc, c"self", Vec::new()).ok()?;
+    link.to_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+    use crate::thread::{self, Kind, Spec};
+    use rustix::thread::futex;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn proc() -> OwnedFd {
+        rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
+    }
+
+    static GO_ON: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn waits(_: *mut u8) {
+        while GO_ON.load(Ordering::Acquire) == 0 {
+            let _ = futex::wait(&GO_ON, futex::Flags::PRIVATE, 0, None);
+        }
+        thread::exit_process(0);
+    }
+
+    #[test]
+    fn who_shares_the_memory_is_found_and_nobody_else() {
+        static ID: AtomicU32 = AtomicU32::new(0);
+        let proc = proc();
+        let ours = open_in(&proc, format_args!("self/statm")).unwrap();
+        let own = own_number(&proc).unwrap();
+        assert_eq!(own, std::process::id());
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let stranger = User::open(&proc, Pid::from_raw(other.id() as i32).unwrap()).unwrap();
+        assert!(!stranger.remains(&ours));
+        assert!(find(&proc, &ours, &stranger, &[own]).is_none());
+        let stack = Box::leak(Box::new(Region::reserve(512 << 10).unwrap()));
+        let spec = Spec { kind: Kind::Process, stack, cpu: None, id: &ID };
+        // SAFETY: the stack is leaked and the word static.
+        let id = unsafe { thread::spawn(&spec, waits, std::ptr::null_mut()) }.unwrap();
+        let user = find(&proc, &ours, &stranger, &[own]).unwrap();
+        assert_eq!(user.pid, id);
+        assert!(user.remains(&ours));
+        GO_ON.store(1, Ordering::Release);
+        let _ = futex::wake(&GO_ON, futex::Flags::PRIVATE, 1);
+        thread::wait_for_exit(id, &ID);
+        assert!(!user.remains(&ours));
+        assert!(find(&proc, &ours, &user, &[own]).is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(!stranger.remains(&ours));
+    }
+}
