@@ -88,7 +88,7 @@ pub struct LabScenarioArgs {
 /// What is set, and what things cost.
 #[derive(Debug, clap::Args)]
 pub struct LabVaryArgs {
-    /// Replace a setting of the scenario (docs/lab.md has the keys): swap.strategy=one-fragment,nonfull-first runs both; several of
+    /// Replace a setting of the scenario (docs/lab/guide.md has the keys): swap.strategy=one-fragment,nonfull-first runs both; several of
     /// these run every combination. Settings that are lists take values joined by +, or nothing: machine.sizes_kib=,64,64+2048 runs
     /// three. codec, granule or strategy without a value: all there are.
     #[arg(long, visible_alias = "set", value_name = "KEY=VALUE,...")]

@@ -1,7 +1,7 @@
 //! `make -jN` of a tree on tmpfs: a `make` for each directory, whose jobs run one compiler after the other, each with a shell
 //! and a driver that wait for it, and an assembler and a checker of objects behind it.
 //!
-//! Fitted to a build of Linux 6.1 (docs/lab.md has the figures). What lives for long is little of it, and what single pages of
+//! Fitted to a build of Linux 6.1 (docs/lab/models.md has the figures). What lives for long is little of it, and what single pages of
 //! swap are about: each `make` stays until its directory is built, and files until the end.
 
 use super::process::{Kind, Process, SLICE_NS};

@@ -1,7 +1,7 @@
 //! One process that computes: memory that grows, of which some is looked at again, until it exits.
 //!
 //! Fitted to gcc 12's `cc1` on C files of Linux, sampled by `/proc/PID/smaps` and `clear_refs` every 50 ms of its CPU time
-//! (docs/lab.md has the figures): how mappings grow, what is referenced again, how fast it goes.
+//! (docs/lab/models.md has the figures): how mappings grow, what is referenced again, how fast it goes.
 //! - The heap grows by `brk` in steps of 33 pages. A folio must lie inside what is mapped when it is first touched, so that
 //!   the steps leave single pages.
 //! - The rest, gcc's collector, asks for 2 MiB at a time. Linux looks for room from the top down, and since 6.7 aligns
