@@ -44,6 +44,7 @@ use crate::page_table::{PageState, PageTable};
 use crate::queue::Queue;
 use crate::readahead::Readahead;
 use crate::rmap::Rmap;
+use crate::run_tokens::UniqueRun;
 use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{HolderId, RunSource, Store, StoreStats};
@@ -130,7 +131,7 @@ pub struct Engine<M: Machine> {
     file_pause: AtomicU32,
     backoff: Backoff,
     /// The arena's last frame, for what has to pass through it when all others are taken. Nobody holds the lock for long.
-    spare: Mutex<Option<Frame>>,
+    spare: Mutex<Option<UniqueRun>>,
     table: PageTable,
     homes: Homes,
     rmap: Rmap,
@@ -162,11 +163,11 @@ struct StoreRuns<'a, M: Machine>(&'a Engine<M>, Urgency);
 
 impl<M: Machine> RunSource for StoreRuns<'_, M> {
     fn alloc_run(&self, order: Order) -> Option<FrameRun> {
-        self.0.homes.alloc_full(&self.0.machine, order, self.1).ok().map(|(run, _)| run)
+        self.0.homes.alloc_full(&self.0.machine, order, self.1).ok().map(|(run, _)| run.into_run())
     }
 
     fn free_run(&self, run: FrameRun) {
-        self.0.homes.free_full(run);
+        self.0.homes.free_full(UniqueRun::mint(run));
     }
 
     fn note_holder(&self, run: FrameRun, holder: HolderId) {
@@ -200,7 +201,7 @@ impl<M: Machine> Engine<M> {
         Engine {
             file_pause: AtomicU32::new(0),
             backoff: Backoff::default(),
-            spare: Mutex::new(Some(Frame(managed_frames))),
+            spare: Mutex::new(Some(UniqueRun::mint(FrameRun::new(Frame(managed_frames), Order::ZERO)))),
             table: PageTable::default(),
             homes: Homes::new(managed_frames),
             rmap: Rmap::new(config.arena_frames),
@@ -357,18 +358,18 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Frees frames that held pages of the program, and a compressed copy of the folio that began there.
-    fn free_content(&self, run: FrameRun) {
+    fn free_content(&self, run: UniqueRun) {
         self.drop_copy(run.head);
         self.free_frames_of_content(run);
     }
 
     /// The same where there is no copy.
     #[inline]
-    fn free_frames_of_content(&self, run: FrameRun) {
+    fn free_frames_of_content(&self, mut run: UniqueRun) {
         if self.machine.frames_escape() {
-            self.machine.release(run);
+            self.machine.release(run.as_mut());
             self.machine.uncharge(run.frames());
-            self.homes.free_empty(run);
+            self.homes.free_empty(run.into_run());
         } else {
             self.homes.free_full(run);
         }

@@ -6,9 +6,14 @@
 //!
 //! Places: the *program* is addressed by [`PageNumber`]; the *arena* by [`Frame`]. A frame's page is
 //! either at home (in the arena), or moved into the program, its home then being *empty*.
+//!
+//! Memory is read and written only for a token: [`RunRef`] and [`RunMut`] for pages at home, [`Piece`] and
+//! [`PlaceMut`] for what the store holds. Safe code cannot have two tokens for the same bytes of which one
+//! allows writing, so a machine may turn them into slices.
 
+use crate::run_tokens::{RunMut, RunRef};
 use crate::stats::Counters;
-use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use crate::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use crate::sync::Shared;
 use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use std::ops::Range;
@@ -134,15 +139,15 @@ pub trait Machine: Shared {
 
     /// Gives the empty homes of `run` pages full of zeros: of the highest order one huge page, where one can be had. The
     /// caller has charged them.
-    fn populate(&self, run: FrameRun);
+    fn populate(&self, run: RunMut<'_>);
     /// Part of a huge page of the program is going, or gone: what is on either side of `border` is to be pages of its own,
     /// so that the system has back what is not used. Called under a block lock.
     fn split_huge(&self, head: PageNumber, border: PageNumber);
     /// Empties the homes of `run`: their pages go back to the system.
-    fn release(&self, run: FrameRun);
+    fn release(&self, run: RunMut<'_>);
     /// Fills the pages at home in `run` with zeros; replaces them, if they are of the highest order and not a huge page,
     /// where one can be had.
-    fn zero(&self, run: FrameRun);
+    fn zero(&self, run: RunMut<'_>);
     /// Keeps changes of mappings from being heard while it lives. A page is moved, in or out, only under it, taken
     /// before what the engine knows of the page is looked up: that must not be behind what the program has done.
     type Steady<'a>
@@ -153,9 +158,9 @@ pub trait Machine: Shared {
     fn steady(&self) -> Option<Self::Steady<'_>>;
     /// Hash of the content at home in `run`, the same whenever that is the same. Two contents have the same
     /// hash by chance only, once in 2^64.
-    fn hash(&self, run: FrameRun) -> u64;
+    fn hash(&self, run: RunRef<'_>) -> u64;
     /// Copies the pages at home in `from` over those at home in `to`, of the same order.
-    fn copy(&self, from: FrameRun, to: FrameRun);
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>);
     /// Whether somebody outside the program may still read frames that were its own (a pipe, a
     /// zero-copy socket): then no frame may be used again before its page has gone back to the system.
     fn frames_escape(&self) -> bool;
@@ -199,11 +204,11 @@ pub trait Machine: Shared {
 
     /// Compresses the pages at home in `run`, which are the program's from `head` on, as one piece into the worker's scratch
     /// memory. Called under no lock.
-    fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: FrameRun) -> Compressed;
+    fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: RunRef<'_>) -> Compressed;
     /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
-    fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place<'_>);
-    /// Copies stored bytes of a piece from `from` to `to`, which is as long and does not overlap it.
-    fn copy_piece(&self, from: Fragment, to: Fragment);
+    fn write_piece(&self, worker: &mut Self::Worker, run: RunRef<'_>, place: PlaceMut<'_>);
+    /// Copies stored bytes of a piece from `from` to `to`, which is as long.
+    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>);
     /// Restores pages `skip_pages..` of `piece`, as many as `into` has, to the homes of `into`, after
     /// verifying the checksum.
     fn read_piece(
@@ -211,13 +216,13 @@ pub trait Machine: Shared {
         worker: &mut Self::Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted>;
 
     /// Compresses `piece`, which is in memory, anew with the second codec; `None` if that saves nothing, or the piece is corrupted.
     fn recompress(&self, worker: &mut Self::Worker, piece: &Piece<'_>) -> Option<Recompressed>;
     /// Writes what [`recompress`](Machine::recompress) left in the scratch memory to `place`.
-    fn write_recompressed(&self, worker: &mut Self::Worker, place: &Place<'_>);
+    fn write_recompressed(&self, worker: &mut Self::Worker, place: PlaceMut<'_>);
 
     /// Begins to write the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each
     /// how they are known again, if the write succeeds. Each seal has a nonce of its own, in this and in all other
@@ -235,7 +240,7 @@ pub trait Machine: Shared {
         piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted>;
     /// Nothing in a cluster of the swap file, which this process holds, is needed any more: the system may have its room.
     /// Whether it takes it.

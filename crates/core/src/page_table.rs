@@ -20,8 +20,9 @@
 //! Lock rank 2 (block). Lookup takes no lock. Blocks are never freed.
 
 use crate::queue::{Claim, Ticket};
+use crate::run_tokens::{RunMut, RunRef, SharedRun, UniqueRun};
 use crate::sync::{Mutex, MutexGuard, OnceLock};
-use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};
+use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
 
 /// What is known of one page.
@@ -233,6 +234,67 @@ impl Entries {
             *entry = Entry(word | entry.0 & kept);
             word = word.wrapping_add(step);
         }
+    }
+
+    /// The right to read the folio at `head` while the block is locked, if it is at home.
+    pub fn home(&self, head: PageNumber) -> Option<RunRef<'_>> {
+        let PageState::Home { frame, order, .. } = self.get(head) else { return None };
+        Some(RunRef::mint(FrameRun::new(frame, order), self))
+    }
+
+    /// The right to write the folio at `head` while the block is locked, if it is at home and nobody writes it back.
+    pub fn home_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
+        let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
+        Some(RunMut::mint(FrameRun::new(frame, order), self))
+    }
+
+    /// Forgets the folio at `head`, if it is at home and nobody writes it back; its frames are the caller's.
+    pub fn take_home(&mut self, head: PageNumber) -> Option<UniqueRun> {
+        let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
+        self.set_folio(head, order, PageState::None);
+        Some(UniqueRun::mint(FrameRun::new(frame, order)))
+    }
+
+    /// Marks the folio of `order` at `head` as being written back, if it is at home and nobody does so; the right to
+    /// read it is the caller's.
+    pub fn begin_writeback(&mut self, head: PageNumber, order: Order) -> Option<SharedRun> {
+        match self.get(head) {
+            PageState::Home { frame, order: now, writeback: false } if now == order => {
+                self.set_folio(head, order, PageState::Home { frame, order, writeback: true });
+                self.set_unqueued(head);
+                Some(SharedRun::mint(FrameRun::new(frame, order)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the content of `page` is in `frame`, which a worker writes back.
+    pub fn is_written_back(&self, page: PageNumber, frame: Frame) -> bool {
+        matches!(self.get(page), PageState::Home { frame: now, writeback: true, .. } if now == frame)
+    }
+
+    /// A worker does not write `page` back after all. If that is still in `part`, it stays there: at home, nobody writes it
+    /// back. If it is not, the frame is the caller's.
+    pub fn cancel_writeback(&mut self, page: PageNumber, part: SharedRun) -> Option<UniqueRun> {
+        let run = part.into_run();
+        match self.get(page) {
+            PageState::Home { frame, order, writeback: true } if frame == run.head => {
+                self.set(page, PageState::Home { frame, order, writeback: false });
+                None
+            }
+            _ => Some(UniqueRun::mint(run)),
+        }
+    }
+
+    /// A worker has written back what was at `head`: the frames are the caller's. No page has its content there any more,
+    /// and whoever has read one of them had the block locked.
+    pub fn finish_writeback(&mut self, head: PageNumber, run: SharedRun) -> UniqueRun {
+        let run = run.into_run();
+        debug_assert!(
+            (0..run.frames()).all(|index| !self.is_written_back(head.offset(index), run.head.offset(index))),
+            "{run:?} is still in use"
+        );
+        UniqueRun::mint(run)
     }
 
     /// Whether the folio at `head` is in a reclaim queue.

@@ -54,7 +54,7 @@ mod zspages;
 pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
 pub use evacuate::HolderId;
-pub use place::{Fragment, Fragments, Place};
+pub use place::{Fragment, FragmentMut, FragmentRef, Fragments, Place, PlaceMut, UniquePlace};
 pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::Shared;
@@ -130,8 +130,8 @@ pub struct PieceInfo {
     pub pages: u16,
 }
 
-/// A stored piece, as [`Store::pin`] finds it.
-#[derive(Clone, Debug)]
+/// A stored piece, as [`Store::pin`] finds it. Whoever can borrow one has it pinned, so its bytes may be read.
+#[derive(Debug)]
 pub struct Piece<'a> {
     /// How much content it is.
     pub granule: Order,
@@ -147,6 +147,21 @@ pub struct Piece<'a> {
     pub references: u16,
     /// Where the bytes are; nowhere for filled content.
     pub place: Place<'a>,
+}
+
+impl Piece<'_> {
+    /// Its bytes, if they are in one stretch.
+    pub fn only_fragment(&self) -> Option<FragmentRef<'_>> {
+        match *self.place.fragments() {
+            [only] => Some(FragmentRef::of(only, &self.place)),
+            _ => None,
+        }
+    }
+
+    /// Calls `act` with each stretch of its bytes, in their order.
+    pub fn for_each_fragment(&self, mut act: impl FnMut(FragmentRef<'_>)) {
+        self.place.fragments().iter().for_each(|&fragment| act(FragmentRef::of(fragment, &self.place)));
+    }
 }
 
 /// A piece that stays where it is until it is handed back to [`Store::unpin`].
@@ -223,13 +238,13 @@ impl Store {
         }
     }
 
-    /// Makes room for a piece. The caller writes its bytes at the returned place before anybody else
-    /// learns the id, and then [`seal`](Store::seal)s it. `None` where frames or ids have run out.
+    /// Makes room for a piece. The caller writes its bytes at the returned place, and then [`seal`](Store::seal)s it,
+    /// which tells its id: nobody can read it before. `None` where frames or ids have run out.
     ///
     /// # Panics
     /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.
     #[inline]
-    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<(PieceId, Place<'_>)> {
+    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<UniquePlace<'_>> {
         let PieceInfo { len_bytes, granule, raw, checksum, pages } = info;
         assert!((1..=granule.bytes() as u32).contains(&len_bytes), "{len_bytes} bytes of a granule {granule:?}");
         assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
@@ -248,16 +263,17 @@ impl Store {
         if raw {
             self.gauges.raw_pages.fetch_add(u64::from(pages), Relaxed);
         }
-        Some((new.id(), place))
+        Some(UniquePlace { place, id: new.id() })
     }
 
     /// Says that the bytes of a piece are written: from now on compaction may move it, and writeback to the swap file.
     /// A piece that is never sealed is never moved.
     #[inline]
-    pub fn seal(&self, id: PieceId) {
-        let at = self.pieces.at(id);
+    pub fn seal(&self, place: UniquePlace<'_>) -> PieceId {
+        let at = self.pieces.at(place.id);
         at.seal();
         self.note_age(at);
+        place.id
     }
 
     /// Keeps content that repeats `word`. `None` where ids have run out.

@@ -11,8 +11,9 @@
 use crate::costs::{CodecCosts, Costs};
 use crate::density::Density;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
+use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use foliomem_core::units::{
@@ -435,9 +436,9 @@ impl Machine for LabMachine {
         &self.counters
     }
 
-    fn populate(&self, run: FrameRun) {
+    fn populate(&self, run: RunMut<'_>) {
         self.spend_by_page(0, self.costs.populate_page_ns, run.frames());
-        for home in self.at_home(run) {
+        for home in self.at_home(*run) {
             assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was not empty");
             home.store(Home::ANY, Relaxed);
         }
@@ -445,16 +446,16 @@ impl Machine for LabMachine {
 
     fn split_huge(&self, _head: PageNumber, _border: PageNumber) {}
 
-    fn release(&self, run: FrameRun) {
-        for home in self.at_home(run) {
+    fn release(&self, run: RunMut<'_>) {
+        for home in self.at_home(*run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
             home.store(Home::EMPTY, Relaxed);
         }
     }
 
-    fn zero(&self, run: FrameRun) {
+    fn zero(&self, run: RunMut<'_>) {
         self.spend_by_page(0, self.costs.zero_page_ns, run.frames());
-        for home in self.at_home(run) {
+        for home in self.at_home(*run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
             home.store(Home::ANY, Relaxed);
         }
@@ -466,13 +467,13 @@ impl Machine for LabMachine {
         Some(())
     }
 
-    fn hash(&self, run: FrameRun) -> u64 {
+    fn hash(&self, run: RunRef<'_>) -> u64 {
         self.spend_by_page(0, self.costs.hash_page_ns, run.frames());
-        self.content(run).map_or(0, |content| content.name())
+        self.content(*run).map_or(0, |content| content.name())
     }
 
-    fn copy(&self, from: FrameRun, to: FrameRun) {
-        for (from, to) in self.at_home(from).iter().zip(self.at_home(to)) {
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
+        for (from, to) in self.at_home(*from).iter().zip(self.at_home(*to)) {
             to.store(from.load(Relaxed), Relaxed);
         }
     }
@@ -580,8 +581,8 @@ impl Machine for LabMachine {
     }
 
     #[inline]
-    fn compress(&self, _worker: &mut (), _head: PageNumber, run: FrameRun) -> Compressed {
-        let content = self.content(run);
+    fn compress(&self, _worker: &mut (), _head: PageNumber, run: RunRef<'_>) -> Compressed {
+        let content = self.content(*run);
         let name = content.as_ref().map_or(0, HomeContent::name);
         let Some(codec) = self.codec() else {
             // What repeats a word is only looked through, which costs as much as a hash.
@@ -598,9 +599,9 @@ impl Machine for LabMachine {
         Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
     }
 
-    fn write_piece(&self, _worker: &mut (), _run: FrameRun, _place: &Place<'_>) {}
+    fn write_piece(&self, _worker: &mut (), _run: RunRef<'_>, _place: PlaceMut<'_>) {}
 
-    fn copy_piece(&self, from: Fragment, _to: Fragment) {
+    fn copy_piece(&self, from: FragmentRef<'_>, _to: FragmentMut<'_>) {
         self.spend(u64::from(self.costs.copy_page_ns) * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
     }
 
@@ -610,7 +611,7 @@ impl Machine for LabMachine {
         _worker: &mut (),
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         match self.codec() {
             // What is before the part is decompressed, too.
@@ -628,7 +629,7 @@ impl Machine for LabMachine {
         if name != 0 && whole && hash_versions(self.pages.folio(PageNumber(first), into.frames())) != hash {
             return Err(Corrupted);
         }
-        for (number, home) in (first as u32 + skip_pages..).zip(self.at_home(into)) {
+        for (number, home) in (first as u32 + skip_pages..).zip(self.at_home(*into)) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was empty");
             home.store(if name == 0 { Home::ANY } else { number + Home::FIRST_PAGE }, Relaxed);
         }
@@ -639,7 +640,7 @@ impl Machine for LabMachine {
         unreachable!("there is no second codec")
     }
 
-    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: &Place<'_>) {}
+    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: PlaceMut<'_>) {}
 
     fn begin_write(&self, _: &mut (), _: &WriteBatch<'_>, _: &mut Vec<Seal>) {
         unreachable!("there is no swap file")
@@ -651,7 +652,7 @@ impl Machine for LabMachine {
 
     fn swap_file_full(&self) {}
 
-    fn read_back(&self, _: &mut (), _: &Piece<'_>, _: &FilePlace, _: u32, _: FrameRun) -> Result<(), Corrupted> {
+    fn read_back(&self, _: &mut (), _: &Piece<'_>, _: &FilePlace, _: u32, _: RunMut<'_>) -> Result<(), Corrupted> {
         Err(Corrupted)
     }
 
@@ -673,21 +674,22 @@ impl Machine for LabMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foliomem_core::homes::{Homes, Urgency};
+    use foliomem_core::run_tokens::UniqueRun;
     use foliomem_core::store::{RunSource, Store as PieceStore};
 
-    const RUN: FrameRun = FrameRun::new(Frame(16), Order::ZERO);
     const PAGE: PageNumber = PageNumber(7);
 
-    /// A machine with a page that was written and is at home, and its name.
-    fn machine() -> (LabMachine, u64) {
+    /// A machine with a page that was written and is at home; the run it is in, and its name.
+    fn machine() -> (LabMachine, UniqueRun, u64) {
         let content = Content { store: Store::Outside, filled: false };
         let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::reference());
-        machine.populate(RUN);
-        assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
+        let (run, _) = Homes::new(64).alloc_full(&machine, Order::ZERO, Urgency::Normal).unwrap();
+        assert_eq!(machine.move_in(*run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, RUN.head, RUN.frames()), Ok(()));
-        let name = machine.hash(RUN);
-        (machine, name)
+        assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
+        let name = machine.hash(run.as_ref());
+        (machine, run, name)
     }
 
     struct NoFrames;
@@ -699,31 +701,31 @@ mod tests {
         fn free_run(&self, _run: FrameRun) {}
     }
 
-    fn read(machine: &LabMachine, name: u64) -> Result<(), Corrupted> {
+    fn read(machine: &LabMachine, run: &mut UniqueRun, name: u64) -> Result<(), Corrupted> {
         let store = PieceStore::new(1);
         let id = store.insert_filled(name, Order::ZERO, 1).unwrap();
         let pinned = store.pin(id);
-        let read = machine.read_piece(&mut (), pinned.piece(), 0, RUN);
+        let read = machine.read_piece(&mut (), pinned.piece(), 0, run.as_mut());
         store.unpin(&NoFrames, pinned);
         read
     }
 
     #[test]
     fn content_that_is_not_what_was_stored_is_noticed() {
-        let (machine, name) = machine();
-        assert_eq!(machine.compress(&mut (), PageNumber(0), RUN), Compressed::Filled(name));
-        assert_eq!(read(&machine, name), Ok(()));
-        assert_eq!(read(&machine, name ^ 1), Err(Corrupted));
-        assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
+        let (machine, mut run, name) = machine();
+        assert_eq!(machine.compress(&mut (), PageNumber(0), run.as_ref()), Compressed::Filled(name));
+        assert_eq!(read(&machine, &mut run, name), Ok(()));
+        assert_eq!(read(&machine, &mut run, name ^ 1), Err(Corrupted));
+        assert_eq!(machine.move_in(*run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, RUN.head, RUN.frames()), Ok(()));
-        assert_eq!(read(&machine, name), Err(Corrupted), "it was written since");
+        assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
+        assert_eq!(read(&machine, &mut run, name), Err(Corrupted), "it was written since");
     }
 
     #[test]
     #[should_panic(expected = "was given the content")]
     fn a_page_is_not_given_the_content_of_another() {
-        let (machine, _) = machine();
-        let _ = machine.move_in(RUN, PageNumber(8));
+        let (machine, run, _) = machine();
+        let _ = machine.move_in(*run, PageNumber(8));
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod adopt;
 mod advice;
+mod arena;
 pub mod budget;
 mod changes;
 pub mod child;

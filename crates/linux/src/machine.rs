@@ -6,10 +6,10 @@
 //! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages holds for
 //! reading. So no page is ever moved out of, or into, a mapping that has taken the place of the one the engine knows.
 //!
-//! An empty home is never touched: whoever reads or writes arena memory holds a run that the engine says
-//! is full. After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
+//! An empty home is never touched: whoever reads or writes arena memory has a token of it ([`crate::arena`]). After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
 
 use crate::advice::{self, Advices};
+use crate::arena::Arena;
 use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::clock::{self, now_ns};
@@ -28,8 +28,9 @@ use crate::tracer::Tracer;
 use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::policy::{Advice, Disabled};
+use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
@@ -138,7 +139,7 @@ impl Swap {
 
 /// See the module.
 pub struct LinuxMachine {
-    arena: Region,
+    arena: Arena,
     descriptors: ForkCell<Descriptors>,
     budget: &'static Budget,
     ranges: Ranges,
@@ -186,7 +187,7 @@ impl LinuxMachine {
             pid: AtomicU32::new(pid),
         });
         Ok(LinuxMachine {
-            arena,
+            arena: Arena::new(arena),
             descriptors: ForkCell::new(descriptors),
             budget,
             ranges: Ranges::default(),
@@ -517,14 +518,6 @@ impl LinuxMachine {
         self.arena.start() + run.head.0 as usize * PAGE_BYTES
     }
 
-    /// The bytes of a full run.
-    #[expect(clippy::mut_from_ref, reason = "frames are handed out exclusively by the engine")]
-    fn bytes(&self, run: FrameRun) -> &mut [u8] {
-        // SAFETY: the engine gives a full run to one worker at a time, which alone reads and writes it;
-        // runs lie in the arena, which is mapped as long as the machine lives.
-        unsafe { self.arena.slice_mut(run.head.0 as usize * PAGE_BYTES, run.order.bytes()) }
-    }
-
     /// Moves `pages` pages and reports progress the engine's way.
     fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
@@ -547,38 +540,6 @@ impl LinuxMachine {
             }
         }
         Ok(())
-    }
-
-    /// Gives the stored bytes of a piece as one slice.
-    fn gather<'a>(&'a self, gathered: &'a mut [u8], place: &Place<'_>) -> &'a [u8] {
-        let fragments = place.fragments();
-        if let [only] = &*fragments {
-            return self.fragment(only);
-        }
-        let mut filled = 0;
-        for fragment in &*fragments {
-            let bytes = self.fragment(fragment);
-            gathered[filled..filled + bytes.len()].copy_from_slice(bytes);
-            filled += bytes.len();
-        }
-        &gathered[..filled]
-    }
-
-    /// Puts `bytes` where the stored bytes of a piece are to be.
-    fn scatter(&self, mut bytes: &[u8], place: &Place<'_>) {
-        for fragment in &*place.fragments() {
-            let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
-            self.fragment(fragment).copy_from_slice(now);
-            bytes = rest;
-        }
-    }
-
-    #[expect(clippy::mut_from_ref, reason = "the store hands out places exclusively")]
-    fn fragment(&self, fragment: &Fragment) -> &mut [u8] {
-        let offset = fragment.head.0 as usize * PAGE_BYTES + fragment.offset_bytes as usize;
-        // SAFETY: the store gives a place to one piece at a time, in runs the engine gave it; a piece is
-        // written before it is published and pinned while it is read.
-        unsafe { self.arena.slice_mut(offset, fragment.len_bytes as usize) }
     }
 }
 
@@ -687,8 +648,8 @@ impl Machine for LinuxMachine {
         self.budget.counters()
     }
 
-    fn populate(&self, run: FrameRun) {
-        if run.order == MAX_ORDER && self.populate_huge(run) {
+    fn populate(&self, run: RunMut<'_>) {
+        if run.order == MAX_ORDER && self.populate_huge(*run) {
             return;
         }
         // A failure (the machine itself is out of memory) shows when the pages are touched.
@@ -703,9 +664,9 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn release(&self, run: FrameRun) {
+    fn release(&self, run: RunMut<'_>) {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
-        let released = self.unregistered(run, || {
+        let released = self.unregistered(*run, || {
             if run.order < MAX_ORDER {
                 // Of a huge page nothing goes back as long as it is one.
                 let _ = self.arena.split_huge(offset, len);
@@ -717,19 +678,19 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn zero(&self, run: FrameRun) {
-        let may_be_huge = run.order == MAX_ORDER && !pagemap::is_huge(&self.descriptors().pagemap, self.home(run));
-        if !may_be_huge || !self.populate_huge(run) {
-            self.bytes(run).fill(0);
+    fn zero(&self, run: RunMut<'_>) {
+        let may_be_huge = run.order == MAX_ORDER && !pagemap::is_huge(&self.descriptors().pagemap, self.home(*run));
+        if !may_be_huge || !self.populate_huge(*run) {
+            self.arena.bytes_mut(run).fill(0);
         }
     }
 
-    fn hash(&self, run: FrameRun) -> u64 {
-        checksum(self.bytes(run))
+    fn hash(&self, run: RunRef<'_>) -> u64 {
+        checksum(self.arena.bytes(run))
     }
 
-    fn copy(&self, from: FrameRun, to: FrameRun) {
-        self.bytes(to).copy_from_slice(self.bytes(from));
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
+        self.arena.bytes_mut(to).copy_from_slice(self.arena.bytes(from));
     }
 
     fn frames_escape(&self) -> bool {
@@ -841,8 +802,8 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn compress(&self, worker: &mut Worker, head: PageNumber, run: FrameRun) -> Compressed {
-        let content = &*self.bytes(run);
+    fn compress(&self, worker: &mut Worker, head: PageNumber, run: RunRef<'_>) -> Compressed {
+        let content = self.arena.bytes(run);
         let compressed = if let Some(word) = fill_word(content) {
             Compressed::Filled(word)
         } else if let Some(len) = worker.compressor.compress(content, &mut worker.scratch[..content.len()]) {
@@ -856,13 +817,14 @@ impl Machine for LinuxMachine {
         compressed
     }
 
-    fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place<'_>) {
-        let bytes = if worker.filled_bytes == 0 { &*self.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
-        self.scatter(bytes, place);
+    fn write_piece(&self, worker: &mut Worker, run: RunRef<'_>, place: PlaceMut<'_>) {
+        let bytes =
+            if worker.filled_bytes == 0 { self.arena.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
+        self.arena.scatter(bytes, place);
     }
 
-    fn copy_piece(&self, from: Fragment, to: Fragment) {
-        self.fragment(&to).copy_from_slice(self.fragment(&from));
+    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+        self.arena.copy_stored(from, to);
     }
 
     fn read_piece(
@@ -870,28 +832,28 @@ impl Machine for LinuxMachine {
         worker: &mut Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
-        let target = self.bytes(into);
+        let target = self.arena.bytes_mut(into);
         if let Some(word) = piece.filled {
             target.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
             return Ok(());
         }
-        let stored = self.gather(&mut worker.gathered, &piece.place);
+        let stored = self.arena.gather(&mut worker.gathered, piece);
         restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, target)
     }
 
     fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
         let content = &mut worker.scratch[..piece.granule.bytes()];
-        let stored = self.gather(&mut worker.gathered, &piece.place);
+        let stored = self.arena.gather(&mut worker.gathered, piece);
         restore(&mut worker.decompressors, &mut [], piece, stored, 0, content).ok()?;
         let len = worker.recompressor.as_mut()?.compress(content, &mut worker.gathered)?;
         worker.filled_bytes = len;
         Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: &Place<'_>) {
-        self.scatter(&worker.gathered[..worker.filled_bytes], place);
+    fn write_recompressed(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+        self.arena.scatter(&worker.gathered[..worker.filled_bytes], place);
     }
 
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
@@ -900,13 +862,8 @@ impl Machine for LinuxMachine {
         let fill = |bytes: &mut [u8]| {
             let (piece, start_bytes) = pieces.next()?;
             let start = start_bytes as usize;
-            let mut end = start;
-            for fragment in &*piece.place.fragments() {
-                let len = fragment.len_bytes as usize;
-                bytes[end..end + len].copy_from_slice(self.fragment(fragment));
-                end += len;
-            }
-            Some(start..end)
+            let len = self.arena.copy_out(piece, &mut bytes[start..]);
+            Some(start..start + len)
         };
         worker.writer.begin(&swap.file, file, (batch.first(), batch.slots()), fill, seals);
     }
@@ -933,14 +890,14 @@ impl Machine for LinuxMachine {
         piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
         let stored = swap.file.read(file, &mut worker.reading, place).map_err(|error| {
             self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;
-        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
+        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.arena.bytes_mut(into))
     }
 
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool {

@@ -1,7 +1,9 @@
 //! A reserved range of our own address space: the arena, or a thread's stack.
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise};
+#[cfg(not(miri))]
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Regions start at a multiple of this, so that order-9 runs are aligned.
 const ALIGN_BYTES: usize = 2 << 20;
@@ -15,6 +17,7 @@ pub struct Region {
 
 impl Region {
     /// Reserves `len` bytes, rounded up to pages, aligned to 2 MiB.
+    #[cfg(not(miri))]
     pub fn reserve(len: usize) -> Result<Region, Errno> {
         let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
         let wide = len + ALIGN_BYTES;
@@ -29,6 +32,16 @@ impl Region {
             }
         }
         Ok(Region { start, len })
+    }
+
+    /// The same in memory of the allocator: miri knows no other.
+    #[cfg(miri)]
+    pub fn reserve(len: usize) -> Result<Region, Errno> {
+        let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
+        let layout = std::alloc::Layout::from_size_align(len, ALIGN_BYTES).map_err(|_| Errno::INVAL)?;
+        // SAFETY: `len` is not 0: nobody reserves nothing.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        if start.is_null() { Err(Errno::NOMEM) } else { Ok(Region { start: start.expose_provenance(), len }) }
     }
 
     /// Its first address.
@@ -82,7 +95,16 @@ impl Region {
         unsafe { self.slice_mut(0, self.len) }
     }
 
-    /// The bytes of a range.
+    /// The bytes of a range, to read.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    pub unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: mapped memory of this region, written by nobody by the contract.
+        unsafe { std::slice::from_raw_parts(self.pointer(offset, len), len) }
+    }
+
+    /// The bytes of a range, to write.
     ///
     /// # Safety
     /// Nobody else reads or writes them while the slice lives.
@@ -94,8 +116,18 @@ impl Region {
 }
 
 impl Drop for Region {
+    #[cfg(not(miri))]
     fn drop(&mut self) {
         // SAFETY: the region is ours and nobody has a reference into it any more. A failure leaks it.
         let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.len) };
+    }
+
+    #[cfg(miri)]
+    fn drop(&mut self) {
+        let Ok(layout) = std::alloc::Layout::from_size_align(self.len, ALIGN_BYTES) else {
+            unreachable!("as reserved")
+        };
+        // SAFETY: as above; allocated with this layout.
+        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(self.start), layout) };
     }
 }

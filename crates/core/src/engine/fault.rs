@@ -9,6 +9,7 @@ use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::{Ahead, Expected};
+use crate::run_tokens::{RunMut, UniqueRun};
 use crate::stats::FaultKind;
 use crate::swap_cache::SwapCopy;
 use crate::sync;
@@ -233,13 +234,14 @@ impl<M: Machine> Engine<M> {
                     self.readahead.faulted(page, piece.touched_pages(), false);
                     drop(entries);
                     drop(steady);
-                    step(self.take_apart(worker, block, &piece), FaultKind::SwapIn, piece.pages())
+                    let pages = piece.pages();
+                    step(self.take_apart(worker, block, *piece), FaultKind::SwapIn, pages)
                 }
-                Ok(Start::Folio(fetch)) => {
+                Ok(Start::Folio(fetch, run)) => {
                     self.readahead.faulted(page, fetch.pages(), fetch.whole);
                     drop(entries);
                     drop(steady);
-                    step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())
+                    step(self.swap_in(worker, block, &[fetch], run), FaultKind::SwapIn, fetch.pages())
                 }
                 Ok(Start::ArenaFull) => {
                     drop(entries);
@@ -267,13 +269,14 @@ impl<M: Machine> Engine<M> {
             }
             let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
-                Ok((run, content)) => {
+                Ok((mut run, content)) => {
                     if content == Content::Dirty {
-                        self.machine.zero(run);
+                        self.machine.zero(run.as_mut());
                     }
                     if is_hole {
                         return self.heal(entries, head, run);
                     }
+                    let run = run.into_run();
                     let state = PageState::Home { frame: run.head, order, writeback: false };
                     self.rmap.set_folio(run, head);
                     entries.set_folio(head, order, state);
@@ -310,18 +313,18 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. They have homes of their own.
-    fn heal(&self, entries: &mut Entries, head: PageNumber, run: FrameRun) -> Step {
+    fn heal(&self, entries: &mut Entries, head: PageNumber, run: UniqueRun) -> Step {
         let pages = head.folio(run.order);
-        let moved = self.machine.move_in(run, head);
+        let moved = self.machine.move_in(*run, head);
         let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| run.frames());
         self.fill_holes(entries, head..head.offset(moved_pages));
         let Err(stopped) = moved else {
-            self.homes.free_empty(run);
+            self.homes.free_empty(run.into_run());
             return Step::Served(Served::Done(FaultKind::FirstTouch), pages);
         };
-        let (gone, left) = (0..moved_pages, moved_pages..run.frames());
-        gone.for_each(|index| self.homes.free_empty(run.part(index, Order::ZERO)));
-        left.for_each(|index| self.homes.free_full(run.part(index, Order::ZERO)));
+        for (index, part) in (0..).zip(run.into_parts(Order::ZERO)) {
+            if index < moved_pages { self.homes.free_empty(part.into_run()) } else { self.homes.free_full(part) }
+        }
         if stopped.error == MoveError::Changing {
             return Step::Served(Served::Again, pages);
         }
@@ -333,9 +336,10 @@ impl<M: Machine> Engine<M> {
     /// Gives a folio that is being compressed other frames with the same content; the old ones are the
     /// compressing worker's to free. False where no frames can be had.
     fn copy_from_writeback(&self, entries: &mut Entries, head: PageNumber, order: Order) -> bool {
-        let PageState::Home { frame, .. } = entries.get(head) else { unreachable!("a folio at home") };
-        let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
-        self.machine.copy(FrameRun::new(frame, order), run);
+        let Ok((mut run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
+        let Some(from) = entries.home(head) else { unreachable!("{head:?} is at home") };
+        self.machine.copy(from, run.as_mut());
+        let run = run.into_run();
         self.rmap.set_folio(run, head);
         entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
         true
@@ -403,14 +407,13 @@ impl<M: Machine> Engine<M> {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
             entries.set_unqueued(page);
             entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
-            let outcome = if index < moved_pages { Ok(()) } else { self.bring_in_page(page, part) };
+            let outcome = if index < moved_pages { Ok(()) } else { self.bring_in_page(entries, page, part) };
             match outcome {
                 Ok(()) => self.make_resident(entries, page, part.head, Order::ZERO),
                 Err(MoveError::Exists) => {
                     // The program has a newer page there.
                     self.staged_pages.fetch_sub(1, Relaxed);
-                    entries.set(page, PageState::None);
-                    self.free_content(part);
+                    entries.take_home(page).into_iter().for_each(|part| self.free_content(part));
                 }
                 Err(error) => {
                     self.enqueue(&self.staged, entries, page, Order::ZERO);
@@ -423,12 +426,12 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    fn bring_in_page(&self, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
+    fn bring_in_page(&self, entries: &mut Entries, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
         match self.machine.move_in(part, page) {
             Ok(()) => Ok(()),
             Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
                 self.machine.copy_in(part.head, page)?;
-                self.machine.release(part);
+                entries.home_mut(page).into_iter().for_each(|part| self.machine.release(part));
                 Ok(())
             }
             Err(stopped) => Err(stopped.error),
@@ -480,7 +483,7 @@ impl<M: Machine> Engine<M> {
             self.carve(entries, head.folio(order));
         }
         self.note_refault(entries, head, order);
-        Ok(Start::Folio(mark_fetching(entries, head, run, part.is_none())))
+        Ok(Start::Folio(mark_fetching(entries, head, *run, part.is_none()), run))
     }
 
     /// The folio at `head`, which is out, is touched again: if that is soon, it is worth keeping.
@@ -504,8 +507,15 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
-    /// behind the other. The caller wakes who waits, for pages that are not ours any more, too: they are to ask again.
-    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Result<(), Changing> {
+    /// behind the other, which are `run`. The caller wakes who waits, for pages that are not ours any more, too: they
+    /// are to ask again.
+    fn swap_in(
+        &self,
+        worker: &mut M::Worker,
+        block: &Block,
+        fetches: &[Fetch],
+        mut run: UniqueRun,
+    ) -> Result<(), Changing> {
         // Most are one, and room for many takes longer to prepare than to look through.
         let (mut one, mut many);
         let fetched = if fetches.len() == 1 {
@@ -516,13 +526,16 @@ impl<M: Machine> Engine<M> {
             &mut many[..fetches.len()]
         };
         for (fetch, fetched) in fetches.iter().zip(&mut *fetched) {
-            *fetched = self.fetch(worker, fetch);
+            *fetched = self.fetch(worker, fetch, run.part_mut(fetch.run));
         }
         let failed = fetched.iter().filter(|fetched| fetched.is_err()).count();
         self.counters().vm.store_corrupted.add(failed as u64);
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
-        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.iter().copied()), &pages);
+        let mut parts = run.split();
+        let fetched = fetches.iter().zip(fetched.iter());
+        let fetched = fetched.map(|(fetch, fetched)| (fetch, parts.take(fetch.run.order), *fetched));
+        let corrupted = self.finish_fetches(block, fetched, &pages);
         self.bring_in_fetched(block, fetches, pages, corrupted)
     }
 
@@ -532,13 +545,13 @@ impl<M: Machine> Engine<M> {
     pub(super) fn finish_fetches<'a>(
         &self,
         block: &Block,
-        fetched: impl Iterator<Item = (&'a Fetch, Result<Option<SwapCopy>, Corrupted>)>,
+        fetched: impl Iterator<Item = (&'a Fetch, UniqueRun, Result<Option<SwapCopy>, Corrupted>)>,
         wanted: &Range<PageNumber>,
     ) -> Option<Corrupted> {
         let mut entries = block.lock();
         let mut corrupted = None;
-        for (fetch, fetched) in fetched {
-            corrupted = self.finish_fetch(&mut entries, fetch, fetched).err().or(corrupted);
+        for (fetch, run, fetched) in fetched {
+            corrupted = self.finish_fetch(&mut entries, fetch, run, fetched).err().or(corrupted);
             if !wanted.contains(&fetch.head) {
                 self.stage_fetched(&mut entries, fetch.pages());
             }
@@ -659,11 +672,11 @@ impl<M: Machine> Engine<M> {
                     continue;
                 }
                 PageState::Swapped { fetching: false, .. } => {
-                    let Some(fetches) = self.mark_next(&mut entries, head..pages.end) else { return false };
+                    let Some((fetches, run)) = self.mark_next(&mut entries, head..pages.end) else { return false };
                     drop(entries);
                     drop(steady);
                     page = fetches.end();
-                    self.swap_in_ahead(worker, block, fetches.marked());
+                    self.swap_in_ahead(worker, block, fetches.marked(), run);
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
@@ -707,8 +720,9 @@ impl<M: Machine> Engine<M> {
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
         let new = heads.take(MOST_TOGETHER).take_while(is_new).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
-        let run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
-        self.machine.zero(run);
+        let mut run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
+        self.machine.zero(run.as_mut());
+        let run = run.into_run();
         let folios = (0..run.frames()).step_by(order.pages() as usize);
         let folios = folios.map(|index| (pages.start.offset(index), run.part(index, order)));
         for (head, run) in folios.clone() {
@@ -743,26 +757,27 @@ impl<M: Machine> Engine<M> {
         if let Some(piece) = self.start_taking_apart(&mut entries, page, order, alone) {
             drop(entries);
             drop(steady);
-            let _ = self.take_apart(worker, block, &piece);
-            self.came_ahead(1, piece.touched_pages());
-            self.machine.wake(piece.pages());
+            let (touched_pages, pages) = (piece.touched_pages(), piece.pages());
+            let _ = self.take_apart(worker, block, piece);
+            self.came_ahead(1, touched_pages);
+            self.machine.wake(pages);
             return true;
         }
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
         let head = page.head(order);
         self.carve(&mut entries, head.folio(order));
-        let fetch = mark_fetching(&mut entries, head, run, order == whole);
+        let fetch = mark_fetching(&mut entries, head, *run, order == whole);
         drop(entries);
         drop(steady);
-        self.swap_in_ahead(worker, block, &[fetch]);
+        self.swap_in_ahead(worker, block, &[fetch], run);
         true
     }
 
     /// Whoever comes meanwhile is told that it is being fetched: where it cannot be, they ask again.
-    fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) {
+    fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch], run: UniqueRun) {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
-        let _ = self.swap_in(worker, block, fetches);
+        let _ = self.swap_in(worker, block, fetches, run);
         self.came_ahead(fetches.len(), pages.clone());
         self.machine.wake(pages);
     }
@@ -775,7 +790,7 @@ impl<M: Machine> Engine<M> {
 
     /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there
     /// is one run for. `None` if there is no room.
-    fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<Fetches> {
+    fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<(Fetches, UniqueRun)> {
         let whole = entries.get(pages.start).order()?;
         let order = self.orders_of_return(pages.start, whole).highest();
         if order < whole {
@@ -797,13 +812,13 @@ impl<M: Machine> Engine<M> {
         for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
             fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order), true));
         }
-        Some(fetches)
+        Some((fetches, run))
     }
 
     /// Decompresses. The slots stay ours meanwhile, because their pages say *fetching*. Returns what to keep of
     /// them, if they are worth keeping.
-    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<SwapCopy>, Corrupted> {
-        let Fetch { slot, run, whole, .. } = *fetch;
+    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch, mut run: RunMut<'_>) -> Result<Option<SwapCopy>, Corrupted> {
+        let Fetch { slot, whole, .. } = *fetch;
         let may_keep = whole && self.config.keep_copies;
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
@@ -827,7 +842,7 @@ impl<M: Machine> Engine<M> {
             done += part_order.pages();
         }
         let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
-        Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
+        Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run.as_ref()) }))
     }
 
     /// The pages of `fetch` are at home now, as far as they are still what they were; if they are corrupted, they are
@@ -836,11 +851,12 @@ impl<M: Machine> Engine<M> {
         &self,
         entries: &mut Entries,
         fetch: &Fetch,
+        run: UniqueRun,
         fetched: Result<Option<SwapCopy>, Corrupted>,
     ) -> Result<(), Corrupted> {
-        let Fetch { head, slot, run, .. } = *fetch;
+        let Fetch { head, slot, .. } = *fetch;
         let order = run.order;
-        self.rmap.set_folio(run, head);
+        self.rmap.set_folio(*run, head);
         let whole = (0..order.pages()).all(|index| is_fetched(entries, head.offset(index), slot.offset(index)));
         let copy = match fetched {
             Ok(copy) => copy,
@@ -866,16 +882,18 @@ impl<M: Machine> Engine<M> {
             _ => self.free_slots(slot, order.pages()),
         }
         if whole {
-            entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
+            let frame = run.into_run().head;
+            entries.set_folio(head, order, PageState::Home { frame, order, writeback: false });
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).swpin.inc();
             return Ok(());
         }
         // Part of it was unmapped or discarded meanwhile.
-        for index in 0..order.pages() {
-            let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
+        for (index, part) in (0..).zip(run.into_parts(Order::ZERO)) {
+            let page = head.offset(index);
             if is_fetched(entries, page, slot.offset(index)) {
-                entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
+                let frame = part.into_run().head;
+                entries.set(page, PageState::Home { frame, order: Order::ZERO, writeback: false });
                 self.staged_pages.fetch_add(1, Relaxed);
             } else {
                 self.free_content(part);
@@ -921,8 +939,8 @@ pub(super) fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<P
 
 /// How a fault on what is out begins.
 enum Start {
-    /// A folio is being fetched.
-    Folio(Fetch),
+    /// A folio is being fetched, to these frames.
+    Folio(Fetch, UniqueRun),
     /// All that is left of a piece is.
     InParts(Box<InParts>),
     /// There is no frame to fetch to.

@@ -191,7 +191,10 @@ impl<M: Machine> Engine<M> {
     pub(super) fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
         let Some(order) = state.order() else { return };
         let hole_pages = entries.holes(head, order);
-        entries.set_folio(head, order, PageState::None);
+        let home = entries.take_home(head);
+        if home.is_none() {
+            entries.set_folio(head, order, PageState::None);
+        }
         let pages = u64::from(order.pages());
         match state {
             PageState::None => {}
@@ -204,11 +207,9 @@ impl<M: Machine> Engine<M> {
                 self.drop_copy(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
             }
-            PageState::Home { frame, writeback, .. } => {
+            PageState::Home { .. } => {
                 self.staged_pages.fetch_sub(pages, Relaxed);
-                if !writeback {
-                    self.free_content(FrameRun::new(frame, order));
-                }
+                home.into_iter().for_each(|run| self.free_content(run));
             }
             PageState::Swapped { slot, fetching, .. } => {
                 if !fetching {

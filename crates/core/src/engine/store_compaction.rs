@@ -7,7 +7,7 @@
 
 use super::Engine;
 use crate::machine::Machine;
-use crate::store::{Fragment, PieceMover};
+use crate::store::{FragmentMut, FragmentRef, PieceMover};
 
 /// Waste is what the store takes without the compressed bytes themselves, in percent of all it takes. Above this there
 /// is something to gain: sizes of slots, slack and metadata alone come to 5 to 8.
@@ -22,7 +22,7 @@ const STEP_PAGES: u32 = 64;
 pub(super) struct Mover<'a, M: Machine>(pub(super) &'a M);
 
 impl<M: Machine> PieceMover for Mover<'_, M> {
-    fn copy(&self, from: Fragment, to: Fragment) {
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         self.0.copy_piece(from, to);
     }
 }

@@ -14,18 +14,21 @@ use crate::locality::SwapIn;
 use crate::machine::Machine;
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
+use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
-use crate::units::{FrameRun, Order, PageNumber, Slot};
+use crate::units::{Order, PageNumber, Slot};
 use std::ops::Range;
 
 /// The largest piece that is taken apart: 64 KiB. To decompress more takes longer than some faults.
 const MOST_ORDER: Order = Order::new(4).unwrap();
+/// Its pages.
+const MOST_PAGES: usize = MOST_ORDER.pages() as usize;
 
 /// What is left of a piece, being fetched.
 pub(super) struct InParts {
     piece: PieceId,
     /// Where the whole piece goes.
-    run: FrameRun,
+    run: UniqueRun,
     /// The part that is touched.
     touched: FolioName,
     parts: Fetches,
@@ -108,19 +111,33 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Brings the part that is touched into the program, and the others home. The caller wakes who waits.
-    pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: &InParts) -> Result<(), Changing> {
-        let parts = piece.parts.marked();
+    pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: InParts) -> Result<(), Changing> {
+        let (parts, touched_pages) = (piece.parts.marked(), piece.touched_pages());
+        let mut run = piece.run;
+        let (piece_head, piece_end) = (run.head, run.head.offset(run.frames()));
         let pinned = self.store.pin(piece.piece);
-        let read = self.read_piece(worker, pinned.piece(), 0, piece.run);
+        let read = self.read_piece(worker, pinned.piece(), 0, run.as_mut());
         self.store.unpin(&self.runs(), pinned);
         if read.is_err() {
             self.counters().vm.store_corrupted.inc();
         }
-        let is_wanted = |frame: FrameRun| parts.iter().any(|part| part.run.contains(frame));
-        let frames = (0..piece.run.frames()).map(|index| piece.run.part(index, Order::ZERO));
-        frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
-        let fetched = parts.iter().map(|part| (part, read.map(|()| None)));
-        let corrupted = self.finish_fetches(block, fetched, &piece.touched_pages());
-        self.bring_in_fetched(block, parts, piece.touched_pages(), corrupted)
+        // Frames of pages that are not fetched are free.
+        let (mut frames, mut next) = (run.split(), piece_head);
+        let runs: [Option<UniqueRun>; MOST_PAGES] = std::array::from_fn(|index| {
+            let part = parts.get(index)?;
+            while next < part.run.head {
+                self.free_content(frames.take(Order::ZERO));
+                next = next.offset(1);
+            }
+            next = next.offset(part.run.frames());
+            Some(frames.take(part.run.order))
+        });
+        while next < piece_end {
+            self.free_content(frames.take(Order::ZERO));
+            next = next.offset(1);
+        }
+        let fetched = parts.iter().zip(runs.into_iter().flatten()).map(|(part, run)| (part, run, read.map(|()| None)));
+        let corrupted = self.finish_fetches(block, fetched, &touched_pages);
+        self.bring_in_fetched(block, parts, touched_pages, corrupted)
     }
 }

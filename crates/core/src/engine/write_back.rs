@@ -7,9 +7,10 @@
 use super::Engine;
 use crate::homes::Urgency;
 use crate::machine::{Corrupted, Machine};
+use crate::run_tokens::RunMut;
 use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{CLUSTER_SLOTS, FrameRun, MAX_ORDER, Order};
+use crate::units::{CLUSTER_SLOTS, MAX_ORDER, Order};
 
 /// Looks at the store that leave the file alone after it was full or has failed: a file without room is asked for some now
 /// and then, and does not slow down what goes on without it.
@@ -105,7 +106,7 @@ impl<M: Machine> Engine<M> {
         worker: &mut M::Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let Some(place) = piece.place.in_file() else {
             return self.machine.read_piece(worker, piece, skip_pages, into);

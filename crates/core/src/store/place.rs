@@ -6,9 +6,10 @@
 
 use super::extent::{Extent, MOST_RUNS};
 use super::word::Location;
-use super::{FilePlace, Store};
+use super::{FilePlace, PieceId, Store};
 use crate::units::{Frame, PAGE_BYTES};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 
 /// Contiguous bytes within contiguous frames.
@@ -38,6 +39,98 @@ impl Fragment {
     /// The first byte after it.
     pub const fn end_bytes(&self) -> u64 {
         self.start_bytes() + self.len_bytes as u64
+    }
+}
+
+/// A stretch of a piece's bytes that may be read for a while.
+#[derive(Clone, Copy, Debug)]
+pub struct FragmentRef<'a>(Fragment, PhantomData<&'a [u8]>);
+
+/// A stretch of a place that may be written for a while.
+#[derive(Debug)]
+pub struct FragmentMut<'a>(Fragment, PhantomData<&'a mut [u8]>);
+
+impl FragmentRef<'_> {
+    /// A stretch of `place`, whose bytes nobody writes while `place` is borrowed: it is that of a pinned piece.
+    pub(super) fn of<'a>(fragment: Fragment, _place: &'a Place<'_>) -> FragmentRef<'a> {
+        FragmentRef(fragment, PhantomData)
+    }
+}
+
+impl FragmentMut<'_> {
+    /// A stretch of `place`. The caller asks for one at a time, or for stretches that do not overlap.
+    pub(super) fn of<'a>(fragment: Fragment, _place: &'a mut PlaceMut<'_>) -> FragmentMut<'a> {
+        FragmentMut(fragment, PhantomData)
+    }
+}
+
+impl Deref for FragmentRef<'_> {
+    type Target = Fragment;
+
+    fn deref(&self) -> &Fragment {
+        &self.0
+    }
+}
+
+impl Deref for FragmentMut<'_> {
+    type Target = Fragment;
+
+    fn deref(&self) -> &Fragment {
+        &self.0
+    }
+}
+
+/// A place whose piece is being written: nobody else knows of it before it is sealed.
+#[must_use = "the piece is never moved nor written back unless it is sealed"]
+pub struct UniquePlace<'a> {
+    pub(super) place: Place<'a>,
+    pub(super) id: PieceId,
+}
+
+impl UniquePlace<'_> {
+    /// The right to write it.
+    pub fn as_mut(&mut self) -> PlaceMut<'_> {
+        PlaceMut::of(self.place)
+    }
+}
+
+impl<'a> Deref for UniquePlace<'a> {
+    type Target = Place<'a>;
+
+    fn deref(&self) -> &Place<'a> {
+        &self.place
+    }
+}
+
+impl fmt::Debug for UniquePlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:?}", self.id, self.place)
+    }
+}
+
+/// The right to write a place for a while.
+#[derive(Debug)]
+pub struct PlaceMut<'a>(Place<'a>);
+
+impl<'a> PlaceMut<'a> {
+    /// The caller has the place to itself while the loan lasts.
+    pub(super) fn of(place: Place<'a>) -> PlaceMut<'a> {
+        PlaceMut(place)
+    }
+
+    /// Calls `act` with each stretch, in the order of the bytes.
+    pub fn for_each_fragment(&mut self, mut act: impl FnMut(FragmentMut<'_>)) {
+        for &fragment in &*self.0.fragments() {
+            act(FragmentMut::of(fragment, self));
+        }
+    }
+}
+
+impl<'a> Deref for PlaceMut<'a> {
+    type Target = Place<'a>;
+
+    fn deref(&self) -> &Place<'a> {
+        &self.0
     }
 }
 

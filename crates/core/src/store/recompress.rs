@@ -8,7 +8,7 @@
 
 use super::classes::class_of;
 use super::word::{Location, Mark};
-use super::{PieceId, Pinned, Place, RunSource, Store};
+use super::{PieceId, Pinned, Place, PlaceMut, RunSource, Store};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::PAGE_BYTES;
 
@@ -24,10 +24,20 @@ pub(super) struct Hand {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PassOver;
 
-/// A place for what a piece is recompressed to.
+/// A place for what a piece is recompressed to: nobody else knows of it before it takes the place of the old one.
 #[must_use = "its frames are taken until it is handed back"]
 #[derive(Debug)]
-pub struct NewPlace(Location);
+pub struct NewPlace<'a> {
+    location: Location,
+    place: Place<'a>,
+}
+
+impl NewPlace<'_> {
+    /// The right to write it.
+    pub fn as_mut(&mut self) -> PlaceMut<'_> {
+        PlaceMut::of(self.place)
+    }
+}
 
 /// Bytes that a piece of `len_bytes` takes in its zspage or extents.
 fn taken_bytes(len_bytes: u32) -> u32 {
@@ -85,26 +95,21 @@ impl Store {
         taken_bytes(len_bytes) < taken_bytes(pinned.piece.place.len_bytes())
     }
 
-    /// Room for `len_bytes` of a piece, and where they go.
-    pub fn new_place(
-        &self,
-        runs: &dyn RunSource,
-        pinned: &Pinned<'_>,
-        len_bytes: u32,
-    ) -> Option<(NewPlace, Place<'_>)> {
+    /// Room for `len_bytes` of a piece.
+    pub fn new_place(&self, runs: &dyn RunSource, pinned: &Pinned<'_>, len_bytes: u32) -> Option<NewPlace<'_>> {
         let location = self.find_room(runs, pinned.id(), len_bytes)?;
-        Some((NewPlace(location), self.place_of(location)))
+        Some(NewPlace { location, place: self.place_of(location) })
     }
 
     /// A piece is at `to` from now on, compressed by the second codec, unless somebody else reads it at this moment: then
     /// it stays as it is. Returns how many bytes that saves.
-    pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned<'_>, to: NewPlace, checksum: u64) -> u64 {
+    pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned<'_>, to: NewPlace<'_>, checksum: u64) -> u64 {
         let (at, from) = (pinned.at, &pinned.piece);
         let old = at.load().location();
         // Looked up while it cannot be freed.
-        let (old_bytes, new_bytes) = (from.place.len_bytes(), self.place_of(to.0).len_bytes());
-        let Some(word) = at.replace(to.0, checksum) else {
-            self.vacate(runs, to.0);
+        let (old_bytes, new_bytes) = (from.place.len_bytes(), to.place.len_bytes());
+        let Some(word) = at.replace(to.location, checksum) else {
+            self.vacate(runs, to.location);
             self.unpin(runs, pinned);
             return 0;
         };

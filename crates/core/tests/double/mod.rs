@@ -6,8 +6,9 @@ use foliomem_core::machine::{
     Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped,
 };
 use foliomem_core::policy::{Advice, Disabled, SizePolicy};
+use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::store::{FilePlace, Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, PageNumber, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -243,9 +244,9 @@ impl Machine for Double {
         &self.counters
     }
 
-    fn populate(&self, run: FrameRun) {
+    fn populate(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
-        for frame in frames(run) {
+        for frame in frames(*run) {
             assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was not empty");
         }
     }
@@ -254,16 +255,16 @@ impl Machine for Double {
         assert!(head < border && border < head.offset(MAX_ORDER.pages()) && head.head(MAX_ORDER) == head);
     }
 
-    fn release(&self, run: FrameRun) {
+    fn release(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
-        for frame in frames(run) {
+        for frame in frames(*run) {
             assert!(state.homes.remove(&frame).is_some(), "frame {frame:x} was empty");
         }
     }
 
-    fn zero(&self, run: FrameRun) {
+    fn zero(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
-        for frame in frames(run) {
+        for frame in frames(*run) {
             *state.homes.get_mut(&frame).expect("a page at home") = 0;
         }
     }
@@ -279,14 +280,14 @@ impl Machine for Double {
         Some(Steady(self))
     }
 
-    fn hash(&self, run: FrameRun) -> u64 {
+    fn hash(&self, run: RunRef<'_>) -> u64 {
         let state = self.state.lock();
-        checksum(&frames(run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
+        checksum(&frames(*run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
     }
 
-    fn copy(&self, from: FrameRun, to: FrameRun) {
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
         let mut state = self.state.lock();
-        for (from, to) in frames(from).zip(frames(to)) {
+        for (from, to) in frames(*from).zip(frames(*to)) {
             let content = state.homes[&from];
             *state.homes.get_mut(&to).expect("a page at home") = content;
         }
@@ -433,11 +434,11 @@ impl Machine for Double {
         }
     }
 
-    fn compress(&self, worker: &mut Worker, _head: PageNumber, run: FrameRun) -> Compressed {
+    fn compress(&self, worker: &mut Worker, _head: PageNumber, run: RunRef<'_>) -> Compressed {
         self.state.lock().compressions += 1;
         // Page by page, as long as it takes: nobody else may have anything to do with them.
         worker.words.clear();
-        worker.words.extend(frames(run).map(|frame| self.state.lock().homes[&frame]));
+        worker.words.extend(frames(*run).map(|frame| self.state.lock().homes[&frame]));
         if worker.words.iter().all(|&word| word == worker.words[0]) && worker.words[0].is_multiple_of(5) {
             return Compressed::Filled(worker.words[0]);
         }
@@ -447,18 +448,18 @@ impl Machine for Double {
         Compressed::Bytes { len_bytes, raw, checksum: checksum(&worker.words) }
     }
 
-    fn write_piece(&self, worker: &mut Worker, _run: FrameRun, place: &Place<'_>) {
-        self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
+    fn write_piece(&self, worker: &mut Worker, _run: RunRef<'_>, place: PlaceMut<'_>) {
+        self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
     }
 
-    fn copy_piece(&self, from: Fragment, to: Fragment) {
-        let key = |fragment: Fragment| (fragment.head.0, fragment.offset_bytes);
+    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+        let key = |fragment: &Fragment| (fragment.head.0, fragment.offset_bytes);
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
         let mut state = self.state.lock();
         // What is at `from` stays there: somebody may have begun to read it. All of a piece is where its first fragment begins.
-        if let Some(content) = state.pieces.get(&key(from)).cloned() {
-            state.pieces.insert(key(to), content);
+        if let Some(content) = state.pieces.get(&key(&from)).cloned() {
+            state.pieces.insert(key(&to), content);
         }
     }
 
@@ -467,7 +468,7 @@ impl Machine for Double {
         worker: &mut Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         if std::mem::take(&mut self.state.lock().corrupt_next) {
             return Err(Corrupted);
@@ -483,7 +484,7 @@ impl Machine for Double {
                 worker.decode(piece);
             }
         }
-        for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
+        for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
             *self.state.lock().homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())
@@ -500,8 +501,8 @@ impl Machine for Double {
         Some(Recompressed { len_bytes: piece.place.len_bytes() * 3 / 4, checksum: checksum(&worker.words) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: &Place<'_>) {
-        self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
+    fn write_recompressed(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+        self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
     }
 
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
@@ -546,7 +547,7 @@ impl Machine for Double {
         piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let mut state = self.state.lock();
         if state.failing_reads > 0 {
@@ -558,7 +559,7 @@ impl Machine for Double {
         assert_eq!(checksum(&content), piece.checksum);
         worker.words = content;
         worker.decode(piece);
-        for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
+        for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
             *state.homes.get_mut(&frame).expect("a page at home") = *word;
         }
         Ok(())
