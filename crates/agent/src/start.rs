@@ -15,7 +15,7 @@ static RUNTIME: OnceLock<&'static Runtime> = OnceLock::new();
 
 /// The agent of this process, if it is part of a run.
 pub fn runtime() -> Option<&'static Runtime> {
-    RUNTIME.get().copied()
+    RUNTIME.get().copied().filter(|runtime| !runtime.is_off())
 }
 
 #[used]

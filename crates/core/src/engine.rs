@@ -25,6 +25,7 @@ mod migrate;
 mod partial;
 mod reclaim;
 mod recompress;
+mod restore;
 mod stage;
 mod store_compaction;
 mod take_apart;

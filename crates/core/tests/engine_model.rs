@@ -50,6 +50,7 @@ enum Step {
     OthersClaim { cluster: ClusterNumber },
     OthersGo,
     Fork { child: bool },
+    BringAllIn,
     Sizes { policy: SizePolicy },
     Advise { start: u64, pages: u64, advice: Advice },
     Disable { how: Disabled },
@@ -85,6 +86,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster: ClusterNumber(cluster) }),
         1 => Just(Step::OthersGo),
         1 => any::<bool>().prop_map(|child| Step::Fork { child }),
+        1 => Just(Step::BringAllIn),
         1 => any::<u32>().prop_map(|bits| Step::Sizes { policy: SizePolicy::from_bits(bits) }),
         2 => (0..PAGES, 1u64..700, prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]))
             .prop_map(|(start, pages, advice)| Step::Advise { start, pages, advice }),
@@ -241,6 +243,22 @@ impl World {
         self.engine.tend();
     }
 
+    /// The program goes on without the engine: everything that has content is in the program, whatever the limit is.
+    fn bring_all_in(&mut self) {
+        let limit_pages = std::mem::replace(&mut self.engine.machine().state.lock().limit_pages, i64::MAX / 2);
+        self.engine.bring_all_in(&mut self.worker);
+        let lost = {
+            let mut state = self.engine.machine().state.lock();
+            state.limit_pages = limit_pages;
+            for (page, &value) in &self.model {
+                let content = state.program.get(page).copied();
+                assert!(state.poisoned.contains(page) || content.unwrap_or(0) == value, "{page:x}: {content:?}");
+            }
+            std::mem::take(&mut state.poisoned)
+        };
+        lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
+    }
+
     /// Until what was discarded has gone, or is managed again.
     fn wait(&mut self) {
         self.engine.machine().state.lock().now_ns += 2 * GRACE_NS;
@@ -340,6 +358,7 @@ impl World {
             }
             Step::Disable { how } => self.engine.machine().state.lock().disabled = how,
             Step::OthersGo => self.engine.machine().state.lock().foreign_clusters.clear(),
+            Step::BringAllIn => self.bring_all_in(),
             Step::Fork { child } => {
                 self.engine.lend_file();
                 if child {

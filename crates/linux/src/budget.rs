@@ -55,6 +55,7 @@ pub struct Budget {
     sampled_ns: AtomicU64,
     /// When the tolerance was first exceeded; 0 while it is not.
     over_since_ns: AtomicU64,
+    is_detached: AtomicBool,
 }
 
 impl Budget {
@@ -75,6 +76,7 @@ impl Budget {
             unmanaged_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
             over_since_ns: AtomicU64::new(0),
+            is_detached: AtomicBool::new(false),
         }
     }
 
@@ -221,8 +223,16 @@ impl Budget {
         self.shares.store(pages > 0, Relaxed);
     }
 
+    /// From here on the process is not in the limit.
+    pub fn detach(&self) {
+        self.is_detached.store(true, Relaxed);
+    }
+
     /// Takes `pages` unless that would exceed the limit.
     pub fn try_charge(&self, pages: u32) -> bool {
+        if self.is_detached.load(Relaxed) {
+            return true;
+        }
         let pages = i64::from(pages);
         if self.room_pages() < pages && now_ns().saturating_sub(self.sampled_ns.load(Relaxed)) > STALE_NS {
             self.sample();

@@ -18,6 +18,7 @@
 
 use crate::clock;
 use crate::control_block;
+use crate::filters::{self, Call};
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
 use rustix::io::Errno;
@@ -126,16 +127,29 @@ impl Companion {
             return unsafe { self.spawn(entry, argument) }.map(|_| ());
         }
         let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
-        let spec =
-            Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
-        let argument = std::ptr::from_ref(&birth).cast_mut().cast();
         // SAFETY: the intermediate ends before `birth` does.
-        let intermediate = unsafe { thread::spawn(&spec, intermediate_entry, argument) }?;
-        thread::wait_for_exit(intermediate, &self.intermediate);
+        unsafe { self.run_intermediate(intermediate_entry, std::ptr::from_ref(&birth).cast_mut().cast()) }?;
         match birth.errno.load(Ordering::Acquire) {
             0 => Ok(()),
             errno => Err(Errno::from_raw_os_error(errno)),
         }
+    }
+
+    /// Runs a process that shares the memory in `entry`, to its end.
+    ///
+    /// # Safety
+    /// `entry` may be called with `argument` in such a process, and ends it. One thread at a time calls this.
+    pub unsafe fn run_intermediate(
+        &'static self,
+        entry: extern "C" fn(*mut u8),
+        argument: *mut u8,
+    ) -> Result<(), Errno> {
+        let spec =
+            Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
+        // SAFETY: by the contract; the stack and the word live as long as this, which is static.
+        let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
+        thread::wait_for_exit(intermediate, &self.intermediate);
+        Ok(())
     }
 
     unsafe fn spawn(&'static self, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<Pid, Errno> {
@@ -199,7 +213,7 @@ impl Companion {
     /// The monitor: sleeps until `kick` is not `kicks` any more, or the exit word is cleared, or for `time`.
     pub fn doze(&self, kick: &AtomicU32, kicks: u32, time: Duration) -> Woken {
         let address = self.exit_word.load(Ordering::Relaxed);
-        if address == 0 {
+        if address == 0 || !filters::allow(Call::FutexWaitv) {
             let _ = futex::wait(kick, futex::Flags::PRIVATE, kicks, Some(&clock::timespec(time)));
             return Woken::Called;
         }

@@ -12,6 +12,7 @@
 //! They are known until a thread of that id is no more, which is looked up when twice as many are known as the last time.
 //! Only the keeper changes them, while it holds the mappings: who moves a page out looks in the same hold. One leaf lock.
 
+use crate::filters::{self, Call};
 use crate::thread::syscall3;
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
@@ -69,6 +70,9 @@ pub fn own_id_word() -> Option<(usize, u32)> {
 
 /// What the kernel uses of the control block of `thread` when that ends, if it has one. (Not all of the block: glibc keeps the id right below the list.)
 pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
+    if !filters::allow(Call::GetRobustList) {
+        return None;
+    }
     let (mut list, mut list_bytes) = (0usize, 0usize);
     // SAFETY: writes to the two variables.
     let result = unsafe {

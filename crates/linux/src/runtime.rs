@@ -28,6 +28,7 @@ use crate::control_block::{self, ControlBlocks};
 use crate::copies::{self, Copies};
 use crate::cpu_load;
 use crate::death::DeathNotice;
+use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::growth::{Growth, Told, What};
@@ -61,6 +62,7 @@ use rustix::fs::{Access, Mode, OFlags, access};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use rustix::thread::futex;
+use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, RwLockWriteGuard};
@@ -86,9 +88,12 @@ pub enum RuntimeError {
     /// The companion process.
     #[error("cannot start the companion process: {}", Why(*.0))]
     Companion(Errno),
-    /// It has not come up.
-    #[error("the companion process has ended at its start: was it killed, or is there a filter for system calls?")]
-    CompanionEnded,
+    /// It was killed.
+    #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]
+    CompanionKilled,
+    /// It has said why.
+    #[error("the companion process could not start")]
+    CompanionFailed,
     /// What a child of a fork has in the swap file is out of its reach.
     #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", Why(*.0))]
     SwapFile(Errno),
@@ -126,6 +131,9 @@ const MOST_TELLINGS: u32 = 20_000;
 const TELLING_PAUSE: Duration = Duration::from_millis(1);
 /// How often it is looked whether anybody uses the memory still, where nothing tells.
 const USERS_INTERVAL_NS: u64 = 20_000_000;
+/// The companion's answer to whoever started it; 0 before.
+const READY: u32 = 1;
+const FAILED: u32 = 2;
 /// From the clearing of the exit word to the end of its thread.
 const EXIT_PAUSE: Duration = Duration::from_micros(200);
 /// How often a thread that waits for the companion looks whether it is still there.
@@ -248,6 +256,10 @@ pub struct Runtime {
     /// See [`Runtime::wipes_on_fork`].
     wipes_on_fork: AtomicBool,
     said_unlocked: AtomicBool,
+    /// The process is the child of a fork.
+    is_child: AtomicBool,
+    /// It goes on without the agent.
+    is_off: AtomicBool,
     /// See [`Runtime::is_filtered`].
     is_filtered: AtomicBool,
     manage_now: AtomicBool,
@@ -349,6 +361,8 @@ impl Runtime {
             escaping: AtomicBool::new(false),
             wipes_on_fork: AtomicBool::new(false),
             said_unlocked: AtomicBool::new(false),
+            is_child: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
             is_filtered: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             managing: AtomicU32::new(0),
@@ -375,17 +389,75 @@ impl Runtime {
         let argument = std::ptr::from_ref(self).cast_mut().cast();
         // SAFETY: the runtime lives as long as the memory; only the thread that starts it, or has forked, is here.
         unsafe { self.companion.start(monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
-        while self.ready.load(Ordering::Acquire) == 0 {
-            if self.companion.process().is_none() {
-                return Err(RuntimeError::CompanionEnded);
+        loop {
+            match self.ready.load(Ordering::Acquire) {
+                READY => return Ok(()),
+                FAILED => return Err(RuntimeError::CompanionFailed),
+                _ if self.companion.process().is_none() => return Err(RuntimeError::CompanionKilled),
+                _ => {}
             }
             let _ = futex::wait(&self.ready, futex::Flags::PRIVATE, 0, Some(&timespec(READY_PAUSE)));
         }
-        Ok(())
+    }
+
+    /// In the child of a fork: starts its companion. If a filter for system calls kills that, it is started without the calls
+    /// that do.
+    pub(crate) fn start_childs_companion(&'static self) -> Result<(), RuntimeError> {
+        match self.start_companion(Adoption::ByOthers) {
+            Err(RuntimeError::CompanionKilled) if filters::rehearse(&self.companion) => {
+                self.start_companion(Adoption::ByOthers)
+            }
+            started => started,
+        }
+    }
+
+    /// The companion says whether it can work.
+    fn be_ready(&self, state: u32) {
+        self.ready.store(state, Ordering::Release);
+        let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
+    }
+
+    /// The companion cannot work: a program that has just been started is not to go on, a child of a fork is.
+    fn explain(&self, error: &RuntimeError) {
+        let (control, process) = (self.budget.control(), self.companion.program().as_raw_nonzero());
+        if self.is_child.load(Ordering::Relaxed) {
+            control.notice(format_args!("process {process} cannot have a companion: {error}"));
+        } else {
+            control.fail(format_args!("{error}"));
+        }
+    }
+
+    /// In the child of a fork, which has no companion: brings all its memory back, and goes on without the agent and without
+    /// the limit.
+    pub(crate) fn go_on_alone(&self, error: &RuntimeError) {
+        let (control, process) = (self.budget.control(), rustix::process::getpid());
+        if let Some(engaged) = self.engaged.get() {
+            let machine = engaged.engine.machine();
+            if engaged.engine.file_slots() > 0 && self.hand_over.descriptor().is_none() {
+                self.fail_in_program(&RuntimeError::SwapFile(Errno::NOENT));
+            }
+            // SAFETY: the companion has ended, and only this thread has come along in the fork.
+            unsafe { machine.detach(self.hand_over.descriptor()) };
+            if let Ok(maps) = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+                self.forget_unmapped(engaged, &maps);
+            }
+            engaged.engine.bring_all_in(&mut machine.worker(self.settings.codec, self.settings.recompress));
+            machine.leave_swap_file();
+            machine.give_arena_back();
+        }
+        control.process(self.budget.slot()).has_ended();
+        self.is_off.store(true, Ordering::Release);
+        control.notice(format_args!("process {process} goes on without the limit: {error}", process = process.as_raw_nonzero()));
+    }
+
+    /// Whether the process goes on without the agent.
+    pub fn is_off(&self) -> bool {
+        self.is_off.load(Ordering::Acquire)
     }
 
     /// In the child of a fork: the slot the keeper is to use.
     pub(crate) fn set_keeper_slot(&self, slot: SlotIndex) {
+        self.is_child.store(true, Ordering::Relaxed);
         self.keeper_slot.store(slot.get(), Ordering::Relaxed);
     }
 
@@ -574,14 +646,18 @@ impl Runtime {
     // ---- the keeper ----
 
     fn monitor(&'static self) -> ! {
-        self.nice.store(rustix::process::getpriority_process(None).unwrap_or(0), Ordering::Relaxed);
+        let nice = filters::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
+        self.nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
         be_nice(MONITOR_NICE);
         let mut user = match self.prepare_monitor() {
             Ok(user) => user,
-            Err(error) => self.fail(&error),
+            Err(error) => {
+                self.explain(&error);
+                self.be_ready(FAILED);
+                self.end();
+            }
         };
-        self.ready.store(1, Ordering::Release);
-        let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
+        self.be_ready(READY);
         let (mut looks, mut place) = (Looks::default(), Place::here());
         let (mut due_ns, mut users_due_ns) = (0, 0);
         loop {
@@ -679,11 +755,12 @@ impl Runtime {
     }
 
     /// The same of all threads that there are.
-    fn keep_control_blocks(&self) -> Result<(), RuntimeError> {
+    fn keep_control_blocks(&self) {
         let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
         let path = format_args!("{}/task", self.companion.program().as_raw_nonzero());
-        let tasks = memory_users::open_in(&files.proc, path).ok_or(RuntimeError::Proc("PID/task", Errno::NOENT))?;
-        let entries = rustix::fs::Dir::read_from(&tasks).map_err(|errno| RuntimeError::Proc("PID/task", errno))?;
+        // Where there is none, the program has just ended.
+        let Some(tasks) = memory_users::open_in(&files.proc, path) else { return };
+        let Ok(entries) = rustix::fs::Dir::read_from(&tasks) else { return };
         for entry in entries.flatten() {
             // Others are `.` and `..`.
             let id = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
@@ -691,7 +768,6 @@ impl Runtime {
                 self.keep_control_block(&block, id);
             }
         }
-        Ok(())
     }
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
@@ -792,7 +868,9 @@ impl Runtime {
         let user = User::open(&proc, program).map_err(|errno| RuntimeError::Proc("PID", errno))?;
         let stat = memory_users::open_in(&proc, format_args!("{}/stat", program.as_raw_nonzero()));
         if control.is_of(slot, program) {
-            self.death.leave(&control.process(slot).keeper);
+            if filters::allow(Call::SetRobustList) {
+                self.death.leave(&control.process(slot).keeper);
+            }
         }
         let files = ProcFiles {
             smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
@@ -1018,7 +1096,7 @@ impl Runtime {
         // From here on something may be swapped out.
         self.start_guard()?;
         // Those that begin from now on tell that.
-        self.keep_control_blocks()?;
+        self.keep_control_blocks();
         self.start_workers()?;
         if let Some(engaged) = self.engaged.get() {
             // From now on what the program says about its mappings is heard; what it has said before is looked up.
@@ -1540,7 +1618,7 @@ fn open_in(proc: &OwnedFd, path: &'static str) -> Result<OwnedFd, RuntimeError> 
 /// The CPUs handlers run on. Two at least, on one CPU if need be: one may have to hear what the other
 /// waits for.
 fn handler_cpus() -> Vec<usize> {
-    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let allowed = cpu_load::allowed_cpus();
     let mut cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(MOST_HANDLERS).collect();
     if cpus.len() < 2 {
@@ -1553,17 +1631,28 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     // SAFETY: `start_companion` passes the runtime, which lives as long as the memory.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
     // Not the program's session, terminal or directory. Where a filter forbids a call, it goes on as it is.
-    let _ = rustix::process::setsid();
-    let _ = rustix::process::chdir(c"/");
-    let _ = rustix::thread::set_name(c"foliomem");
+    filters::answer_filters();
+    if filters::allow(Call::Setsid) {
+        let _ = rustix::process::setsid();
+    }
+    if filters::allow(Call::Chdir) {
+        let _ = rustix::process::chdir(c"/");
+    }
+    be_called(c"foliomem");
     runtime.monitor();
 }
 
 extern "C" fn guard_entry(argument: *mut u8) {
     // SAFETY: `start_guard` passes the runtime, which lives as long as the memory.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
-    let _ = rustix::thread::set_name(c"foliomem-guard");
+    be_called(c"foliomem-guard");
     runtime.guard();
+}
+
+fn be_called(name: &CStr) {
+    if filters::allow(Call::SetName) {
+        let _ = rustix::thread::set_name(name);
+    }
 }
 
 extern "C" fn reclaimer_entry(argument: *mut u8) {
@@ -1576,7 +1665,7 @@ extern "C" fn reclaimer_entry(argument: *mut u8) {
 /// Sets the caller's priority; whether it may. On a busy machine a program grows by a hundred MiB while the keeper waits for
 /// a CPU; where it may not be preferred, it waits.
 fn be_nice(nice: i32) -> bool {
-    rustix::process::setpriority_process(None, nice).is_ok()
+    filters::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
 }
 
 extern "C" fn handler_entry(argument: *mut u8) {

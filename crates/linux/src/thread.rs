@@ -5,11 +5,13 @@
 //! sees nor counts it. Each has
 //! - a stack from a [`Region`] of ours, and a thread control block of our own at its top: functions of the C
 //!   library that only use initial-exec storage (errno) work, as `fs` points to zeroed space;
-//! - all signals blocked, from its first instruction on.
+//! - all signals blocked from its first instruction on, but SIGSYS, by which filters for system calls answer
+//!   ([`crate::filters`]).
 //!
 //! It must never block on a lock of the C library, or use thread-local storage of a library that was loaded
 //! later.
 
+use crate::filters::{self, Call};
 use crate::region::Region;
 use linux_raw_sys::general as raw;
 use rustix::fd::RawFd;
@@ -200,7 +202,7 @@ unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize, 
 extern "C" fn enter(start: *const Start) {
     // SAFETY: `raw_clone` passes the top of the stack, where `spawn` has put it.
     let Start { entry, argument, cpu } = unsafe { start.read() };
-    if cpu >= 0 {
+    if cpu >= 0 && filters::allow(Call::SchedSetaffinity) {
         let mut cpus = rustix::thread::CpuSet::new();
         cpus.set(cpu as usize);
         // A CPU that went away leaves the thread where it is.
@@ -209,15 +211,15 @@ extern "C" fn enter(start: *const Start) {
     entry(argument);
 }
 
-/// Blocks all signals of the calling thread; returns which were blocked before.
-pub fn block_signals() -> u64 {
-    let (all, mut before) = (u64::MAX, 0u64);
-    sigprocmask(&raw const all, &raw mut before);
+/// Blocks all signals of the calling thread but SIGSYS; returns which were blocked before.
+fn block_signals() -> u64 {
+    let (most, mut before) = (!(1u64 << (raw::SIGSYS - 1)), 0u64);
+    sigprocmask(&raw const most, &raw mut before);
     before
 }
 
 /// Sets the blocked signals of the calling thread.
-pub fn restore_signals(blocked: u64) {
+fn restore_signals(blocked: u64) {
     sigprocmask(&raw const blocked, std::ptr::null_mut());
 }
 
@@ -302,7 +304,7 @@ mod tests {
         assert_eq!(threads(), before);
         let status = std::fs::read_to_string(format!("/proc/{}/status", id.as_raw_nonzero())).unwrap();
         let blocked = status.lines().find(|line| line.starts_with("SigBlk:")).unwrap();
-        assert!(blocked.to_lowercase().contains("fffffff"), "all its signals are blocked: {blocked}");
+        assert!(blocked.to_lowercase().contains("fbfeff"), "all its signals but SIGSYS are blocked: {blocked}");
         let mut status = 0;
         // SAFETY: writes to the variable.
         let waited = unsafe { libc::waitpid(id.as_raw_nonzero().get(), &raw mut status, libc::WNOHANG) };
