@@ -14,6 +14,7 @@ mod objects;
 mod real;
 mod start;
 mod threads;
+mod valgrind;
 
 #[global_allocator]
 static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();

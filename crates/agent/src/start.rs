@@ -1,6 +1,6 @@
 //! Getting started, before the program's own constructors and `main`.
 
-use crate::hooks;
+use crate::{hooks, valgrind};
 use foliomem_linux::control::Control;
 use foliomem_linux::heap;
 use foliomem_linux::own::OwnMemory;
@@ -47,6 +47,16 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     // A process of a run whose supervisor is gone goes on unmanaged: it outlived the run. The supervisor
     // itself notices a program that never says hello.
     let Ok(control) = Control::open(path) else { return };
+    if valgrind::is_running() {
+        // Valgrind makes each access itself, knows no threads but those of the C library, and cannot have its memory moved.
+        control.hello();
+        control.notice(format_args!(
+            "foliomem: process {} runs inside valgrind, which cannot run the agent: its memory is not managed, the limit \
+             does not hold for it\n",
+            rustix::process::getpid().as_raw_nonzero()
+        ));
+        return;
+    }
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
     let own = OwnMemory::new(heap::ranges);
     own.add_libraries();
