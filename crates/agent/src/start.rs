@@ -51,8 +51,8 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
         // Valgrind makes each access itself, knows no threads but those of the C library, and cannot have its memory moved.
         control.hello();
         control.notice(format_args!(
-            "foliomem: process {} runs inside valgrind, which cannot run the agent: its memory is not managed, the limit \
-             does not hold for it\n",
+            "process {} runs inside valgrind, which cannot run the agent: its memory is not managed, the limit \
+             does not hold for it",
             rustix::process::getpid().as_raw_nonzero()
         ));
         return;
