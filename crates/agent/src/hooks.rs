@@ -15,9 +15,16 @@
 //! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
 //!   may still read must not be used again in place.
 //!
-//! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork. What is called before that, by
-//! constructors and the loader itself, is looked up then; a lookup that succeeds allocates nothing.
+//! - `dl_iterate_phdr`: AddressSanitizer refuses to run where another library comes before it (`crate::objects`).
+//!
+//! Hooks whose names std or a codec calls are never inlined: such a call must not reach the program's function
+//! (`crate::c_library`), nor the hook.
+//!
+//! The real functions are looked up once, at start (`crate::real`).
 
+use crate::c_library::errno;
+use crate::objects::{self, ObjectCallback};
+use crate::real::Real;
 use crate::start::runtime;
 use crate::threads::{self, Entry};
 use foliomem_core::policy::Advice;
@@ -25,8 +32,6 @@ use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::clone_trap::trap_forks;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Fork = unsafe extern "C" fn() -> pid_t;
 type Forkpty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const libc::termios, *const libc::winsize) -> pid_t;
@@ -37,6 +42,7 @@ type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, u
 type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
 type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, i64) -> *mut c_void;
 type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c_int;
+type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
@@ -47,40 +53,10 @@ type PthreadCreate =
 type ThrdCreate = unsafe extern "C" fn(*mut libc::pthread_t, Entry, *mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
-/// The next definition of a function after this library's.
-struct Real(AtomicPtr<c_void>, &'static CStr);
-
-impl Real {
-    const fn new(name: &'static CStr) -> Real {
-        Real(AtomicPtr::new(std::ptr::null_mut()), name)
-    }
-
-    fn resolve(&self) {
-        // SAFETY: a lookup by name; called while the program has one thread.
-        self.0.store(unsafe { libc::dlsym(libc::RTLD_NEXT, self.1.as_ptr()) }, Ordering::Release);
-    }
-
-    /// The function.
-    ///
-    /// # Safety
-    /// `F` is the function's type.
-    unsafe fn get<F: Copy>(&self) -> Option<F> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        let mut function = self.0.load(Ordering::Acquire);
-        if function.is_null() {
-            // Called by a constructor that ran before ours.
-            self.resolve();
-            function = self.0.load(Ordering::Acquire);
-        }
-        // SAFETY: a non-null result of dlsym for a function is a function of its type.
-        (!function.is_null()).then(|| unsafe { std::mem::transmute_copy(&function) })
-    }
-}
-
 /// The table of what the hooks stand before.
 macro_rules! real {
     ($($function:ident = $name:literal),* $(,)?) => {
-        $(static $function: Real = Real::new($name);)*
+        $(static $function: Real = Real::next($name);)*
         const ALL: &[&Real] = &[$(&$function),*];
     };
 }
@@ -111,6 +87,7 @@ real! {
     POSIX_MEMALIGN = c"posix_memalign",
     VALLOC = c"valloc",
     PVALLOC = c"pvalloc",
+    DL_ITERATE_PHDR = c"dl_iterate_phdr",
 }
 
 /// What malloc gives out in smaller pieces comes from a heap, which is managed as it grows; larger ones may be mappings of their own.
@@ -118,7 +95,7 @@ const LARGE_BYTES: usize = 128 << 10;
 
 /// Looks all of them up.
 pub fn resolve() {
-    ALL.iter().for_each(|real| real.resolve());
+    ALL.iter().for_each(|real| _ = real.resolve());
 }
 
 /// Since Linux 6.13.
@@ -129,7 +106,7 @@ const ADDRESS_SPACE: usize = 1 << 47;
 
 fn missing() -> c_int {
     // SAFETY: errno of the calling thread.
-    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    unsafe { *errno() = libc::ENOSYS };
     -1
 }
 
@@ -193,6 +170,7 @@ pub unsafe extern "C" fn daemon(keep_directory: c_int, keep_descriptors: c_int) 
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
     // SAFETY: as for `fork`; passing six arguments to a variadic function that reads as many as the
     // call needs is how the C library itself defines it.
@@ -231,6 +209,7 @@ fn filtered<R>(result: R) -> R {
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     // SAFETY: as for `syscall`.
     let result = unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
@@ -243,7 +222,7 @@ fn discard(start: usize, len: usize) {
     if let Some(real) = unsafe { MADVISE.get::<Madvise>() }.filter(|_| runtime().is_some()) {
         // SAFETY: nothing is left there to lose; errno of the calling thread.
         unsafe {
-            let errno = libc::__errno_location();
+            let errno = errno();
             let before = *errno;
             real(std::ptr::with_exposed_provenance_mut(start), len, libc::MADV_DONTNEED);
             *errno = before;
@@ -275,7 +254,7 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
         _ => return result,
     };
     // SAFETY: errno of the calling thread.
-    let is_taken = result.into() == 0 || unsafe { *libc::__errno_location() } == libc::ENOMEM;
+    let is_taken = result.into() == 0 || unsafe { *errno() } == libc::ENOMEM;
     if let Some(runtime) = runtime().filter(|_| is_taken && len > 0) {
         let end = start.saturating_add(len).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
         runtime.advised(start..end, advice);
@@ -288,6 +267,7 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
     // SAFETY: as for `fork`.
     let result = unsafe { MADVISE.get::<Madvise>().map_or_else(missing, |real| real(start, len, advice)) };
@@ -442,6 +422,7 @@ fn none() -> *mut c_void {
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn mmap(
     address: *mut c_void,
     bytes: size_t,
@@ -516,7 +497,7 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection:
 /// that are one to the program: then those are made one again.
 fn whole<R>(start: usize, bytes: usize, act: impl Fn() -> R, has_failed: impl Fn(&R) -> bool) -> R {
     // SAFETY: errno of the calling thread.
-    let errno = unsafe { &mut *libc::__errno_location() };
+    let errno = unsafe { &mut *errno() };
     let before = *errno;
     let result = act();
     let range = start..start.saturating_add(bytes);
@@ -555,6 +536,7 @@ pub unsafe extern "C" fn mremap(
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn mmap64(
     address: *mut c_void,
     bytes: size_t,
@@ -575,6 +557,7 @@ macro_rules! allocating {
         /// # Safety
         /// That of the C library's function.
         #[unsafe(no_mangle)]
+        #[inline(never)]
         pub unsafe extern "C" fn $function($($argument: $type),*) -> *mut c_void {
             type Function = unsafe extern "C" fn($($type),*) -> *mut c_void;
             // SAFETY: as for `fork`.
@@ -616,5 +599,20 @@ pub unsafe extern "C" fn posix_memalign(start: *mut *mut c_void, alignment: size
             got(*start, bytes);
         }
         failed
+    }
+}
+
+/// `dl_iterate_phdr(3)`
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn dl_iterate_phdr(callback: ObjectCallback, argument: *mut c_void) -> c_int {
+    // SAFETY: as for `fork`.
+    unsafe {
+        DL_ITERATE_PHDR
+            .get::<IterateObjects>()
+            .map_or(0, |real| objects::iterate(|callback, argument| real(callback, argument), callback, argument))
     }
 }

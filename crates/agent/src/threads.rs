@@ -35,7 +35,7 @@ fn take() -> *mut Handed {
     let first = SPARE.swap(null_mut(), Ordering::Acquire);
     if first.is_null() {
         // SAFETY: an allocation of the program's.
-        return unsafe { libc::malloc(size_of::<Handed>()).cast() };
+        return unsafe { crate::hooks::malloc(size_of::<Handed>()).cast() };
     }
     // SAFETY: what was in the list is ours.
     let mut rest = unsafe { (*first).next };

@@ -29,6 +29,7 @@ mod growth;
 mod hand_over;
 pub mod heap;
 mod line;
+pub mod loader;
 pub mod machine;
 pub mod maps;
 mod memory_users;
