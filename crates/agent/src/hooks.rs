@@ -23,6 +23,7 @@ use crate::threads::{self, Entry};
 use foliomem_core::policy::Advice;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::clone_trap::trap_forks;
+use foliomem_linux::fork_sites;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
 use std::ffi::CStr;
@@ -133,11 +134,11 @@ fn missing() -> c_int {
     -1
 }
 
-/// Calls `real` with our hooks around the fork inside it.
+/// Calls `real` with our hooks around the fork inside it. Where the C library is patched they are around every fork.
 fn around_fork<R>(real: impl FnOnce() -> R) -> R {
     match runtime() {
-        Some(runtime) => trap_forks(real, runtime),
-        None => real(),
+        Some(runtime) if !fork_sites::are_covered() => trap_forks(real, runtime),
+        _ => real(),
     }
 }
 
