@@ -174,7 +174,7 @@ impl ForkCall {
     pub fn write_results(&self) {
         if self.result == 0 {
             if self.child_tid != 0 {
-                write_memory(self.child_tid, rustix::thread::gettid().as_raw_nonzero().get());
+                write_memory(self.child_tid, self.own_tid());
             }
         } else if self.result > 0 {
             if self.parent_tid != 0 {
@@ -184,6 +184,17 @@ impl ForkCall {
                 write_memory(self.pidfd_target, self.pidfd);
             }
         }
+    }
+}
+
+impl ForkCall {
+    /// The child's thread id. Sets what the kernel clears when it ends to what it is: filters rarely forbid that, unlike
+    /// gettid(2).
+    fn own_tid(&self) -> i32 {
+        let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
+        let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
+        // SAFETY: the kernel has this address already.
+        unsafe { crate::fork_entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
     }
 }
 

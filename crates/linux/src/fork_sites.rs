@@ -9,7 +9,7 @@
 //!   returns to code that has not changed.
 //! - after: the system call itself, with instructions that work at any address. Only where no thread can be in the call.
 //!
-//! A stub lies within reach of the jumps, on a page of its own for each C library. It makes the call, or has
+//! A stub lies within reach of the jumps, on a page of its own for each C library. It goes on with the call, or has
 //! [`crate::fork_entry`] make it if it may be a fork. What is not recognised is not patched; where that is so in the C
 //! library of the program, nothing is, and `crate::clone_trap` is used.
 //!
@@ -44,8 +44,8 @@ const REACH_BYTES: usize = (1 << 31) - (64 << 20);
 /// No stub is longer.
 const STUB_BYTES: usize = 96;
 
-/// Whether all forks of the program's C library come by `fork_entry`.
-static COVERED: AtomicBool = AtomicBool::new(false);
+/// Whether all forks of the program's C library are known to the agent, whatever the path.
+pub static COVERED: AtomicBool = AtomicBool::new(false);
 
 /// What a function is searched for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Site {
         }
     }
 
-    /// Where the program goes on.
+    /// The end of the system call and what is displaced after it.
     fn end(&self) -> usize {
         match self.place {
             Place::Before => self.at + SYSCALL.len(),
@@ -136,18 +136,25 @@ impl Site {
             stub.extend([0x74, 0]);
             *branch = stub.len();
         }
-        let call = stub.len();
-        stub.extend(SYSCALL);
-        if self.place == Place::After {
-            stub.extend(&self.displaced);
-        }
-        stub.extend(jump(start + stub.len(), self.end()));
+        let call = match self.place {
+            Place::Before => {
+                stub.extend(jump(start + stub.len(), self.at));
+                self.at
+            }
+            Place::After => {
+                let call = start + stub.len();
+                stub.extend(SYSCALL);
+                stub.extend(&self.displaced);
+                stub.extend(jump(start + stub.len(), self.end()));
+                call
+            }
+        };
         for branch in branches {
             stub[branch - 1] = (stub.len() - branch) as u8;
         }
         // lea rcx, [rip + call]
         stub.extend([0x48, 0x8d, 0x0d]);
-        stub.extend((call as i32 - (stub.len() as i32 + 4)).to_le_bytes());
+        stub.extend((call.wrapping_sub(start + stub.len() + 4) as i32).to_le_bytes());
         stub.extend(jump_through(start + stub.len(), entry));
         stub
     }
@@ -324,9 +331,10 @@ pub fn activate(hooks: &'static dyn ForkHooks) {
     fork_entry::set_hooks(hooks);
 }
 
-/// Whether all forks of the program's C library are known to the agent, whatever the path.
-pub fn are_covered() -> bool {
-    COVERED.load(Ordering::Acquire)
+/// The program has the calling thread's system calls dispatched (Syscall User Dispatch), by the selector at an
+/// address, or no longer has.
+pub fn dispatches(selector: Option<usize>) {
+    fork_entry::dispatches(selector);
 }
 
 /// Has the loader call [`objects_changed`].

@@ -10,15 +10,15 @@ static const char *what;
 static int wrong, inner;
 extern char **environ;
 
-static void *in_thread(void *argument) { return is_right() ? NULL : argument; }
+static void *in_thread(void *argument) { (void)argument; return is_right() ? NULL : &wrong; }
 
 static void act(void) {
     int is_all = !strcmp(what, "all");
     if (inner) return;
     inner = 1;
     if (is_all || !strcmp(what, "thread")) {
-        pthread_t thread; void *result = &thread;
-        wrong += pthread_create(&thread, NULL, in_thread, &thread) || pthread_join(thread, &result) || result;
+        pthread_t thread; void *result = &wrong;
+        wrong += pthread_create(&thread, NULL, in_thread, NULL) || pthread_join(thread, &result) || result;
     }
     if (is_all || !strcmp(what, "program")) {
         pid_t child; char *arguments[] = { "true", NULL };

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "fork_library.c"
 #include "fork_paths.h"
+#include <alloca.h>
 #include <limits.h>
 #include <pthread.h>
 
@@ -14,11 +15,9 @@ static int check(void) { return !is_right(); }
 
 /* Goes down the stack until `left` bytes of it are there. */
 static __attribute__((noinline)) void go_down(char *lowest) {
-    volatile char here[64];
-    here[0] = 1;
-    if ((char *)here - lowest > (long)left + 128) go_down(lowest);
-    else child = make_child(path, NULL, check);
-    here[1] = 2;
+    char *here = alloca((char *)__builtin_frame_address(0) - lowest - left);
+    *(volatile char *)here = 1;
+    child = make_child(path, NULL, check);
 }
 
 static void *in_thread(void *lowest) { go_down(lowest); return NULL; }
