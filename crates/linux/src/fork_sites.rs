@@ -18,7 +18,7 @@
 //!
 //! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which policies may forbid.
 
-use crate::fork_call::ForkHooks;
+pub use crate::fork_call::ForkHooks;
 use crate::fork_entry;
 use crate::link_maps::{self, Object};
 use foliomem_core::units::PAGE_BYTES;
@@ -381,4 +381,100 @@ extern "C" fn objects_changed() {
             let _ = patch(&sites);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYS_GETPID: u8 = 39;
+
+    /// `_Fork` of glibc 2.36, from the number of the call to that of the next.
+    const FORK_2_36: &[u8] = &[
+        0x4c, 0x8d, 0x90, 0xd0, 0x02, 0x00, 0x00, 0xb8, 0x38, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0,
+        0xff, 0xff, 0x77, 0x35, 0x89, 0xc2, 0x85, 0xc0, 0x75, 0x2c, 0xb8, 0x11, 0x01, 0x00, 0x00, 0x0f, 0x05, 0x89,
+        0xd0, 0xc3,
+    ];
+    /// `mov eax, 56; xor esi, esi; syscall`, and what is known or not known after it.
+    const EARLY_NUMBER: [u8; 9] = [0xb8, 0x38, 0, 0, 0, 0x31, 0xf6, 0x0f, 0x05];
+
+    fn with(tail: &[u8]) -> Vec<u8> {
+        [&EARLY_NUMBER, tail].concat()
+    }
+
+    #[test]
+    fn only_the_calls_of_forks_are_sites_of_forks() {
+        let sites = sites_in(FORK_2_36, 0x1000, Wanted::Forks).unwrap();
+        assert_eq!(sites, [Site { at: 0x100c, place: Place::Before, displaced: vec![0xb8, 0x38, 0, 0, 0] }]);
+        assert_eq!(sites[0].patched(), 0x1007..0x100c);
+        assert_eq!(sites_in(&FORK_2_36[28..], 0, Wanted::Forks), Some(Vec::new()), "set_robust_list");
+        assert_eq!(sites_in(&[0x90; 40], 0, Wanted::All), Some(Vec::new()));
+    }
+
+    #[test]
+    fn instructions_after_a_call_make_room_if_they_are_known_to_work_elsewhere() {
+        let compare = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+        let site = |displaced: &[u8]| Some(vec![Site { at: 7, place: Place::After, displaced: displaced.to_vec() }]);
+        assert_eq!(sites_in(&with(&compare), 0, Wanted::Forks), site(&compare));
+        assert_eq!(sites_in(&with(&[0x48, 0x85, 0xc0, 0x7c, 0x13]), 0, Wanted::Forks), site(&[0x48, 0x85, 0xc0]));
+        assert_eq!(sites_in(&with(&[0x89, 0xc2, 0x85, 0xc0]), 0, Wanted::Forks), site(&[0x89, 0xc2, 0x85, 0xc0]));
+        let unknown: [&[u8]; 4] = [&[0x75, 0x20, 0x90, 0x90], &[0x89, 0x05, 1, 2, 3, 4], &[0x48, 0x3d, 0], &[]];
+        for tail in unknown {
+            assert_eq!(sites_in(&with(tail), 0, Wanted::Forks), None, "{tail:x?}");
+        }
+    }
+
+    #[test]
+    fn what_is_patched_is_not_patched_again() {
+        let mut code = FORK_2_36.to_vec();
+        code[7..12].copy_from_slice(&jump(7, 0x1000));
+        assert_eq!(sites_in(&code, 0, Wanted::All), None);
+        assert_eq!(sites_in(&code, 0, Wanted::Forks), Some(Vec::new()));
+    }
+
+    #[test]
+    fn empty_functions_have_room_for_a_jump() {
+        assert!(is_empty_function(&[0xc3, 0x66, 0x66, 0x2e, 0x0f]));
+        assert!(is_empty_function(&[0xc3, 0x90, 0x90, 0x90, 0x90]));
+        assert!(is_empty_function(&[0xc3, 0x0f, 0x1f, 0x44, 0x00]));
+        assert!(is_empty_function(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3]));
+        assert!(!is_empty_function(&[0xc3, 0x48, 0x8d, 0x05, 0xa1]));
+        assert!(!is_empty_function(&[0xc3, 0x0f, 0x1f, 0xf0, 0x48]));
+        assert!(!is_empty_function(&[0x55, 0x48, 0x89, 0xe5, 0xc3]));
+        assert!(!is_empty_function(&[0xcc, 0x66, 0x66, 0x2e, 0x0f]));
+    }
+
+    /// A function that makes the system call of its first argument, patched: `before` and `after` are around the call.
+    fn patched(before: &[u8], after: &[u8]) -> extern "C" fn(usize) -> isize {
+        // mov rax, rdi
+        let code = [&[0x48, 0x89, 0xf8], before, &SYSCALL, after, &[0xc3]].concat();
+        let page = page_near(fork_entry::address()).unwrap();
+        Code::open().unwrap().write(page, &code).unwrap();
+        let sites = sites_in(&code, page, Wanted::All).unwrap();
+        assert_eq!(sites.len(), 1);
+        patch(&sites).unwrap();
+        // SAFETY: the function just written.
+        unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<u8>(page)) }
+    }
+
+    #[test]
+    fn patched_functions_do_what_they_did() {
+        // cmp rax, 1; mov rdx, rax
+        let after = patched(&[], &[0x48, 0x83, 0xf8, 0x01, 0x48, 0x89, 0xc2]);
+        for function in [patched(&LOAD_SIXTH, &[]), after] {
+            assert_eq!(function(SYS_GETPID.into()), std::process::id() as isize);
+            assert_eq!(function(usize::MAX >> 33), -(libc::ENOSYS as isize));
+            // Nothing is managed here, so the entry has the function fork by itself.
+            match function(libc::SYS_fork as usize) {
+                // SAFETY: ends the child.
+                0 => unsafe { libc::_exit(3) },
+                child => {
+                    let mut status = 0;
+                    // SAFETY: writes the status.
+                    assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
+                    assert_eq!(libc::WEXITSTATUS(status), 3);
+                }
+            }
+        }
+    }
 }
