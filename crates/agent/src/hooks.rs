@@ -2,7 +2,9 @@
 //!
 //! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when they
 //!   make a process that does not share its memory. The child must have its memory registered anew before
-//!   it touches any (`foliomem_linux::fork`).
+//!   it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
+//!   (`foliomem_linux::fork_sites`) these hooks only jump there; elsewhere they trap the fork
+//!   (`foliomem_linux::clone_trap`).
 //! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in the child of a fork is
 //!   wiped in what is out, too. So is what becomes a guard. What is freed lazily is freed at once where memory is short.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has

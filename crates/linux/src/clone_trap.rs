@@ -1,4 +1,7 @@
-//! Running hooks exactly around the system call that forks, wherever in the C library it is made.
+//! Running hooks exactly around the system call that forks, where the C library is not patched.
+//!
+//! This is what is left where [`crate::fork_sites`] does not recognise the C library or the CPU, or cannot write
+//! code. It sees the forks only of functions that the agent stands before, and takes stack of the program's.
 //!
 //! `pthread_atfork` is too early and too late: between its handlers and the system call the C library
 //! touches the program's heap, which the child cannot do before its memory is registered anew. So while a
