@@ -1,24 +1,29 @@
 //! The functions of the C library that the agent stands before.
 //!
-//! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when they
-//!   make a process that does not share its memory. The child must have its memory registered anew before
-//!   it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
+//! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when
+//!   they make a process that does not share its memory. The child must have its memory registered
+//!   anew before it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
 //!   (`foliomem_linux::fork_sites`) these hooks only jump there; elsewhere they trap the fork
 //!   (`foliomem_linux::clone_trap`).
-//! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in the child of a fork is
-//!   wiped in what is out, too. So is what becomes a guard. What is freed lazily is freed at once where memory is short.
-//! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has
-//!   reserved. So it succeeds, and the limit is kept.
-//! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is managed before it is touched, where
-//!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
+//! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in
+//!   the child of a fork is wiped in what is out, too. So is what becomes a guard. What is freed
+//!   lazily is freed at once where memory is short.
+//! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address
+//!   space that the agent has reserved. So it succeeds, and the limit is kept.
+//! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is
+//!   managed before it is touched, where there may be no room for it. They do nothing else: memory
+//!   is the C library's, or of whichever allocator comes next.
 //! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
-//! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else (`foliomem_linux::control_block`).
-//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own, but that threads that begin wait on a futex.
-//! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
-//!   may still read must not be used again in place.
+//! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else
+//!   (`foliomem_linux::control_block`).
+//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make
+//!   none of their own, but that threads that begin wait on a futex.
+//! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that
+//!   others may still read must not be used again in place.
 //!
-//! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork. What is called before that, by
-//! constructors and the loader itself, is looked up then; a lookup that succeeds allocates nothing.
+//! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork.
+//! What is called before that, by constructors and the loader itself, is looked up then; a lookup
+//! that succeeds allocates nothing.
 
 use crate::start::runtime;
 use crate::threads::{self, Entry};

@@ -1,19 +1,20 @@
 //! Running hooks exactly around the system call that forks, where the C library is not patched.
 //!
-//! This is what is left where [`crate::fork_sites`] does not recognise the C library or the CPU, or cannot write
-//! code. It sees the forks only of functions that the agent stands before, and takes stack of the program's.
+//! This is what is left where [`crate::fork_sites`] does not recognise the C library or the CPU, or
+//! cannot write code. It sees the forks only of functions that the agent stands before, and takes
+//! stack of the program's.
 //!
-//! `pthread_atfork` is too early and too late: between its handlers and the system call the C library
-//! touches the program's heap, which the child cannot do before its memory is registered anew. So while a
-//! function that forks runs, its system calls are dispatched to a SIGSYS handler (Syscall User Dispatch,
-//! Linux 5.11, prctl(2)), which makes them in its stead. The one that forks is made on a stack of the
-//! agent, between the hooks, with all signals blocked: nothing there touches memory of the program, and the
-//! kernel is not asked to either (thread ids are stored afterwards). The trap ends with the fork; the
-//! kernel does not pass it on to the child.
+//! `pthread_atfork` is too early and too late: between its handlers and the system call the C
+//! library touches the program's heap, which the child cannot do before its memory is registered
+//! anew. So while a function that forks runs, its system calls are dispatched to a SIGSYS handler
+//! (Syscall User Dispatch, Linux 5.11, prctl(2)), which makes them in its stead. The one that forks
+//! is made on a stack of the agent, between the hooks, with all signals blocked: nothing there
+//! touches memory of the program, and the kernel is not asked to either (thread ids are stored
+//! afterwards). The trap ends with the fork; the kernel does not pass it on to the child.
 //!
-//! A handler registered with `pthread_atfork` that itself starts a thread or a program ends the trap
-//! early: then the child of the fork is not managed, and stops with SIGSEGV at managed memory rather than
-//! read wrong data there.
+//! A handler registered with `pthread_atfork` that itself starts a thread or a program ends the
+//! trap early: then the child of the fork is not managed, and stops with SIGSEGV at managed memory
+//! rather than read wrong data there.
 //!
 //! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
 

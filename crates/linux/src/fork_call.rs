@@ -1,8 +1,9 @@
-//! A fork: its arguments, and how the agent makes it in the program's stead, between the fork hooks.
+//! A fork: its arguments, and how the agent makes it in the program's stead, between the fork
+//! hooks.
 //!
-//! The arguments are kept in the form of clone3(2). The kernel must not write to the program's memory
-//! while that is quiesced, so the thread ids that the program wants to have stored are stored afterwards.
-//! Invalid arguments get the error that the kernel has for them.
+//! The arguments are kept in the form of clone3(2). The kernel must not write to the program's
+//! memory while that is quiesced, so the thread ids that the program wants to have stored are
+//! stored afterwards. Invalid arguments get the error that the kernel has for them.
 
 use crate::control_block::{self, BLOCK_PAGES};
 use crate::region::Region;
@@ -11,17 +12,18 @@ use rustix::io::Errno;
 
 /// What runs around the system call.
 ///
-/// Nothing may touch memory of the program between `before` and the end of `parent_after` or `child_after`,
-/// so neither the hooks' object nor their stack lies there.
+/// Nothing may touch memory of the program between `before` and the end of `parent_after` or
+/// `child_after`, so neither the hooks' object nor their stack lies there.
 pub trait ForkHooks: Sync {
     /// A stack for the hooks. One thread at a time uses it.
     fn stack(&self) -> &Region;
     /// Runs before the fork.
     ///
-    /// `needed` are the pages of the calling thread's control block, where the kernel writes whenever
-    /// it likes (rseq(2)): they must be resident from here on.
+    /// `needed` are the pages of the calling thread's control block, where the kernel writes
+    /// whenever it likes (rseq(2)): they must be resident from here on.
     fn before(&'static self, needed: [usize; BLOCK_PAGES]);
-    /// Runs in the parent, after the fork or the failure of it. From here on the pages may be swapped out again.
+    /// Runs in the parent, after the fork or the failure of it. From here on the pages may be
+    /// swapped out again.
     fn parent_after(&'static self, forked: bool);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
@@ -38,7 +40,8 @@ const MIN_CLONE_ARGS_BYTES: usize = 64;
 pub enum CallKind {
     /// A fork.
     Fork(ForkCall),
-    /// The child shares the caller's memory, or the kernel refuses the call: the caller makes it itself.
+    /// The child shares the caller's memory, or the kernel refuses the call: the caller makes it
+    /// itself.
     Other,
     /// The call fails with this error.
     Invalid(Errno),
@@ -78,7 +81,8 @@ impl ForkCall {
                 }
             }
             raw::__NR_clone => {
-                // clone(flags, stack, parent_tid, child_tid, tls); the upper half of the flags is ignored.
+                // clone(flags, stack, parent_tid, child_tid, tls); the upper half of the flags is
+                // ignored.
                 const SIGNAL_MASK: u64 = 0xff;
                 const FLAGS_MASK: u64 = 0xffff_ffff & !SIGNAL_MASK;
                 arguments.flags = a as u64 & FLAGS_MASK;
@@ -188,8 +192,8 @@ impl ForkCall {
 }
 
 impl ForkCall {
-    /// The child's thread id. Sets what the kernel clears when it ends to what it is: filters rarely forbid that, unlike
-    /// gettid(2).
+    /// The child's thread id. Sets what the kernel clears when it ends to what it is: filters
+    /// rarely forbid that, unlike gettid(2).
     fn own_tid(&self) -> i32 {
         let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
         let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
@@ -215,7 +219,8 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
     }
 }
 
-/// Reads memory at an address that the program passes to a system call: `EFAULT` where there is none.
+/// Reads memory at an address that the program passes to a system call: `EFAULT` where there is
+/// none.
 fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
@@ -234,7 +239,8 @@ fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     }
 }
 
-/// Writes where the program has asked its own system call to write. Like the kernel, does nothing where there is no memory.
+/// Writes where the program has asked its own system call to write. Like the kernel, does nothing
+/// where there is no memory.
 fn write_memory(address: usize, value: i32) {
     let own = control_block::own();
     if !own.contains(&address) {
@@ -253,7 +259,8 @@ fn write_memory(address: usize, value: i32) {
 fn copied(number: u32, local: &libc::iovec, remote: &libc::iovec) -> Result<usize, Errno> {
     let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
     let [local, remote] = [local, remote].map(|vector| std::ptr::from_ref(vector).expose_provenance());
-    // SAFETY: one vector each; the local one is the caller's own memory, the kernel checks the remote one.
+    // SAFETY: one vector each; the local one is the caller's own memory, the kernel checks the
+    // remote one.
     let result = unsafe { crate::fork_entry::system_call(number, [process, local, 1, remote, 1, 0]) };
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as usize) }
 }

@@ -1,20 +1,24 @@
 //! Where a patched system call of the C library's goes when it may fork ([`crate::fork_sites`]).
 //!
-//! The entry is reached by jumps from a stub, with the registers of the system call, and `rcx` at the stub's own
-//! `syscall` instruction. It leaves with a jump there, where the caller is to make the call itself, or behind it, with
-//! the result. In between it claims a frame, blocks signals, takes a lock, and runs the fork on the agent's stack.
+//! The entry is reached by jumps from a stub, with the registers of the system call, and `rcx` at
+//! the stub's own `syscall` instruction. It leaves with a jump there, where the caller is to make
+//! the call itself, or behind it, with the result. In between it claims a frame, blocks signals,
+//! takes a lock, and runs the fork on the agent's stack.
 //!
 //! - It uses none of the caller's stack.
-//! - It keeps the vector registers, as a system call does; what follows the call in a C function may rely on that.
-//! - SIGSYS stays as it is: a filter of the program that traps one of the calls here finds the program's
-//!   handler. A blocked one would end the process.
+//! - It keeps the vector registers, as a system call does; what follows the call in a C function
+//!   may rely on that.
+//! - SIGSYS stays as it is: a filter of the program that traps one of the calls here finds the
+//!   program's handler. A blocked one would end the process.
 //! - A signal mask that a filter keeps us from changing is left alone.
 //!
-//! - A selector of Syscall User Dispatch that the program has set is off meanwhile, where its prctl(2) was seen.
+//! - A selector of Syscall User Dispatch that the program has set is off meanwhile, where its
+//!   prctl(2) was seen.
 //!
-//! A frame is claimed before signals are blocked and free after they no longer are. A signal handler in between may
-//! fork, with a frame of its own, or leave by `longjmp`: the frame is then used by the next fork of the thread with
-//! the same stack pointer, which shows that the one before is over.
+//! A frame is claimed before signals are blocked and free after they no longer are. A signal
+//! handler in between may fork, with a frame of its own, or leave by `longjmp`: the frame is then
+//! used by the next fork of the thread with the same stack pointer, which shows that the one before
+//! is over.
 //!
 //! Lock: `LOCK`, before the gate. It is held over the fork, and the child drops its copy.
 
@@ -80,8 +84,8 @@ impl Table {
 
 /// Who has the frame of the same index: the stack pointer of the fork.
 static OWNERS: Table = Table::new();
-/// Threads whose system calls the program has dispatched (Syscall User Dispatch): the address of the selector. The agent's
-/// calls over a fork are not.
+/// Threads whose system calls the program has dispatched (Syscall User Dispatch): the address of
+/// the selector. The agent's calls over a fork are not.
 static DISPATCHES: Table = Table::new();
 /// Whether there has been one.
 static HAS_DISPATCH: AtomicBool = AtomicBool::new(false);
@@ -323,7 +327,8 @@ pub fn set_hooks(hooks: &'static dyn ForkHooks) {
     }
 }
 
-/// The program has the calling thread's system calls dispatched, by the selector at an address, or no longer has.
+/// The program has the calling thread's system calls dispatched, by the selector at an address, or
+/// no longer has.
 pub fn dispatches(selector: Option<usize>) {
     if selector.is_none() && !HAS_DISPATCH.load(Ordering::Relaxed) {
         return;

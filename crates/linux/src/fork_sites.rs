@@ -1,22 +1,27 @@
-//! Patching the system calls in the C library that may fork, so that no fork depends on which symbol is called.
+//! Patching the system calls in the C library that may fork, so that no fork depends on which
+//! symbol is called.
 //!
-//! Whichever way a program comes to the C library's code (a symbol, a handle of `dlsym`, RTLD_DEEPBIND, a function
-//! inside of the library, a C library of another namespace), a fork ends at one of three `syscall` instructions: those
-//! of `_Fork` (or `fork`), `clone`, and `syscall`. A jump to a stub takes the place of instructions right before or right
-//! after each:
+//! Whichever way a program comes to the C library's code (a symbol, a handle of `dlsym`,
+//! RTLD_DEEPBIND, a function inside of the library, a C library of another namespace), a fork ends
+//! at one of three `syscall` instructions: those of `_Fork` (or `fork`), `clone`, and `syscall`. A
+//! jump to a stub takes the place of instructions right before or right after each:
 //!
-//! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. Preferred: a thread that is in the system call
-//!   returns to code that has not changed.
-//! - after: the system call itself, with instructions that work at any address. Only where no thread can be in the call.
+//! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. Preferred: a thread that is in the
+//!   system call returns to code that has not changed.
+//! - after: the system call itself, with instructions that work at any address. Only where no
+//!   thread can be in the call.
 //!
-//! A stub lies within reach of the jumps, on a page of its own for each C library. It goes on with the call, or has
-//! [`crate::fork_entry`] make it if it may be a fork. What is not recognised is not patched; where that is so in the C
-//! library of the program, nothing is, and `crate::clone_trap` is used.
+//! A stub lies within reach of the jumps, on a page of its own for each C library. It goes on with
+//! the call, or has [`crate::fork_entry`] make it if it may be a fork. What is not recognised is
+//! not patched; where that is so in the C library of the program, nothing is, and
+//! `crate::clone_trap` is used.
 //!
-//! The loader calls an empty function after each change of its list of objects, for debuggers; that is patched, too, so
-//! that a C library of a new namespace (`dlmopen(3)`) is patched before any of its code runs.
+//! The loader calls an empty function after each change of its list of objects, for debuggers; that
+//! is patched, too, so that a C library of a new namespace (`dlmopen(3)`) is patched before any of
+//! its code runs.
 //!
-//! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which policies may forbid.
+//! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which
+//! policies may forbid.
 
 pub use crate::fork_call::ForkHooks;
 use crate::fork_entry;
@@ -121,7 +126,8 @@ impl Site {
         }
     }
 
-    /// The code at `start` that stands in for what is displaced. The address of the entry is at `entry`.
+    /// The code at `start` that stands in for what is displaced. The address of the entry is at
+    /// `entry`.
     fn stub(&self, start: usize, entry: usize) -> Vec<u8> {
         use linux_raw_sys::general::{__NR_clone, __NR_clone3, __NR_fork};
         let mut stub = Vec::with_capacity(STUB_BYTES);
@@ -303,7 +309,8 @@ fn users() -> Users {
     }
 }
 
-/// Patches the C library of the program. Does nothing if the C library or the CPU is not recognised.
+/// Patches the C library of the program. Does nothing if the C library or the CPU is not
+/// recognised.
 pub fn install() {
     link_maps::find();
     if !fork_entry::is_supported() {
@@ -321,7 +328,8 @@ pub fn install() {
     }
     if patch(&sites).is_ok() {
         COVERED.store(true, Ordering::Release);
-        // Without it forks in other namespaces are not seen, as with a loader that is not recognised.
+        // Without it forks in other namespaces are not seen, as with a loader that is not
+        // recognised.
         let _ = follow_loader();
     }
 }
@@ -331,8 +339,8 @@ pub fn activate(hooks: &'static dyn ForkHooks) {
     fork_entry::set_hooks(hooks);
 }
 
-/// The program has the calling thread's system calls dispatched (Syscall User Dispatch), by the selector at an
-/// address, or no longer has.
+/// The program has the calling thread's system calls dispatched (Syscall User Dispatch), by the
+/// selector at an address, or no longer has.
 pub fn dispatches(selector: Option<usize>) {
     fork_entry::dispatches(selector);
 }
@@ -444,7 +452,8 @@ mod tests {
         assert!(!is_empty_function(&[0xcc, 0x66, 0x66, 0x2e, 0x0f]));
     }
 
-    /// A function that makes the system call of its first argument, patched: `before` and `after` are around the call.
+    /// A function that makes the system call of its first argument, patched: `before` and `after`
+    /// are around the call.
     fn patched(before: &[u8], after: &[u8]) -> extern "C" fn(usize) -> isize {
         // mov rax, rdi
         let code = [&[0x48, 0x89, 0xf8], before, &SYSCALL, after, &[0xc3]].concat();

@@ -1,7 +1,8 @@
-//! The objects that the dynamic loader has loaded, in all its namespaces, and the functions in them.
+//! The objects that the dynamic loader has loaded, in all its namespaces, and the functions in
+//! them.
 //!
-//! Read from the loader's own list (`r_debug` of `<link.h>`), which it offers to debuggers. Namespaces other than the
-//! first are in it since glibc 2.35.
+//! Read from the loader's own list (`r_debug` of `<link.h>`), which it offers to debuggers.
+//! Namespaces other than the first are in it since glibc 2.35.
 
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
@@ -82,7 +83,8 @@ pub fn notify_function() -> Option<usize> {
     (!info.is_null()).then(|| unsafe { (*info).notify }).filter(|&address| address != 0)
 }
 
-/// Visits all objects of all lists that are complete. The caller has the loader's lock, or there is one thread.
+/// Visits all objects of all lists that are complete. The caller has the loader's lock, or there is
+/// one thread.
 pub fn visit(mut each: impl FnMut(&Object)) {
     let mut info = DEBUG_INFO.load(Ordering::Acquire).cast_const();
     while !info.is_null() {
@@ -136,8 +138,8 @@ impl Object {
         }
         let wanted =
             name.to_bytes().iter().fold(5381u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(byte.into()));
-        // SAFETY: the object's tables have the layout of `DT_GNU_HASH`: four counts, the filter, the buckets, and the
-        // chains, each of which ends with a hash whose lowest bit is set.
+        // SAFETY: the object's tables have the layout of `DT_GNU_HASH`: four counts, the filter,
+        // the buckets, and the chains, each of which ends with a hash whose lowest bit is set.
         unsafe {
             let header = std::ptr::with_exposed_provenance::<u32>(self.hash);
             let [buckets, first, filter_words] = [0, 1, 2].map(|index| header.add(index).read() as usize);

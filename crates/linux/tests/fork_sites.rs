@@ -1,4 +1,5 @@
-//! Forks by the patched C library of this process: the hooks run around each, and nothing else changes.
+//! Forks by the patched C library of this process: the hooks run around each, and nothing else
+//! changes.
 
 use foliomem_linux::fork_sites::{self, ForkHooks};
 use foliomem_linux::region::Region;
@@ -203,7 +204,8 @@ fn vector_registers_stay_over_a_fork() {
     // SAFETY: a look-up by name.
     let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"syscall".as_ptr()) };
     let (result, vector): (i64, u64);
-    // SAFETY: calls a function of the C library, with one argument, on an aligned stack below the red zone.
+    // SAFETY: calls a function of the C library, with one argument, on an aligned stack below the
+    // red zone.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
