@@ -37,6 +37,7 @@ const MAX_CLONE_ARGS_BYTES: usize = 4096;
 const MIN_CLONE_ARGS_BYTES: usize = 64;
 
 /// What a system call that may fork is.
+#[expect(clippy::large_enum_variant, reason = "it lies on a stack; a box would be allocated at every fork")]
 pub enum CallKind {
     /// A fork.
     Fork(ForkCall),
