@@ -15,7 +15,8 @@ enum Definer {
     CLibrary,
 }
 
-/// A function of another object.
+/// A function of another object. Its address comes first: code jumps there (`crate::hooks`).
+#[repr(C)]
 pub struct Real {
     address: AtomicUsize,
     name: &'static CStr,

@@ -2,6 +2,7 @@
 
 use crate::{hooks, valgrind};
 use foliomem_linux::control::Control;
+use foliomem_linux::fork_sites;
 use foliomem_linux::heap;
 use foliomem_linux::own::OwnMemory;
 use foliomem_linux::runtime::Runtime;
@@ -60,8 +61,11 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
     let own = OwnMemory::new(heap::ranges);
     own.add_libraries();
+    // Before any thread of the agent's runs code of the C library.
+    fork_sites::install();
     match Runtime::start(control, slot, own) {
         Ok(runtime) => {
+            fork_sites::activate(runtime);
             let _ = RUNTIME.set(runtime);
             control.hello();
         }

@@ -8,8 +8,8 @@
 //!
 //! Everything here runs on the agent's memory only, and takes no lock that another thread may hold.
 
-use crate::clone_trap::ForkHooks;
 use crate::control_block::BLOCK_PAGES;
+use crate::fork_call::ForkHooks;
 use crate::region::Region;
 use crate::runtime::Runtime;
 

@@ -239,7 +239,7 @@ fn block_signals() -> u64 {
 }
 
 /// Sets the blocked signals of the calling thread.
-fn restore_signals(blocked: u64) {
+pub fn restore_signals(blocked: u64) {
     sigprocmask(&raw const blocked, std::ptr::null_mut());
 }
 
