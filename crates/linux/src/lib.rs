@@ -28,6 +28,7 @@ pub mod heap;
 mod line;
 pub mod machine;
 pub mod maps;
+mod marks;
 pub mod own;
 pub mod pagemap;
 mod placement;

@@ -649,12 +649,12 @@ impl Runtime {
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
     fn keep_control_block(&self, block: &Range<usize>, thread: Pid) {
-        let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
+        let engine = self.engaged.get().map(|engaged| &engaged.engine);
         // Who is moving something out has looked before.
-        let _held = machine.map(LinuxMachine::hold_mappings);
+        let _held = engine.map(|engine| engine.machine().hold_mappings());
         self.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
         for page in control_block::pages(block) {
-            let _ = machine.map(|machine| machine.descriptors().program.unprotect(page, PAGE_BYTES));
+            engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         }
     }
 
@@ -666,6 +666,7 @@ impl Runtime {
         self.placement.come_apart(APART_WHILE_GROWING_NS);
         if let Some(engaged) = self.engaged.get() {
             // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
+            needed.iter().for_each(|&page| engaged.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
             engaged.engine.machine().hold_in_place(&needed, true);
             engaged.engine.machine().hold_unsharing();
         }
@@ -675,6 +676,7 @@ impl Runtime {
             // What is left of a mapping that grew and was then unmapped in part is found like a new one.
             adopt_mappings(self, engaged);
             drop(self.hear_changes(engaged, &mut faults));
+            engaged.engine.drop_all_lost();
             engaged.engine.machine().allow_forks(true);
             engaged.engine.lend_file();
             engaged.engine.machine().share_swap_file();
@@ -771,6 +773,7 @@ impl Runtime {
             self.forget_wiped(engaged)?;
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
+            engaged.engine.mark_all();
             engaged.engine.machine().allow_forks(false);
             self.start_workers()?;
         }
@@ -842,7 +845,7 @@ impl Runtime {
         };
         let engine = &engaged.engine;
         self.settle_limit(engine);
-        self.copies.look(&self.budget, engine.machine());
+        self.copies.look(&self.budget, engine);
         if self.placement.cpu().is_some() && is_stuck_hearing(engine.machine()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
             self.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -1271,8 +1274,7 @@ impl Runtime {
         let started_ns = now_ns();
         let block = copies::block(machine, page);
         engaged.engine.charge_copies(worker, (block.len() / PAGE_BYTES) as u32);
-        // Where a change of mappings is in the way, the program asks again.
-        let _ = machine.descriptors().program.unprotect(block.start, block.len());
+        engaged.engine.unprotect(pages(&block));
         self.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
         self.budget.counters().vm.pgfault.inc();
         machine.wake(pages(&block));
@@ -1342,7 +1344,10 @@ impl Runtime {
             Change::Remap { from, to } => TraceEvent::Remap(pages(from), page(*to)),
         });
         match change {
-            Change::Discard(range) => engine.discarded(pages(&range)),
+            Change::Discard(range) => {
+                engine.machine().discarded(range.clone());
+                engine.discarded(pages(&range));
+            }
             Change::Unmap(range) => {
                 self.growth.unmapped(&range);
                 engine.machine().unmapped(range.clone());
