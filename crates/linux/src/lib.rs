@@ -25,6 +25,7 @@ pub mod gate;
 mod growth;
 mod hand_over;
 pub mod heap;
+mod lenders;
 mod line;
 pub mod machine;
 pub mod maps;

@@ -45,6 +45,11 @@ impl Marks {
         Marks { can_guard, unmarked: Ranges::default() }
     }
 
+    /// Whether the kernel has guards.
+    pub(crate) fn can_guard(&self) -> bool {
+        self.can_guard
+    }
+
     /// Marks `range`, which has just left the program.
     pub(crate) fn set(&self, program: &Userfaultfd, range: Range<usize>) {
         if !self.can_guard || range.is_empty() {

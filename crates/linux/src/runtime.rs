@@ -31,6 +31,7 @@ use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::growth::{Growth, Told, What};
 use crate::hand_over::HandOver;
+use crate::lenders::{Lenders, Table};
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
 use crate::own::OwnMemory;
@@ -229,7 +230,7 @@ pub struct Runtime {
     page_out_parts: Mutex<PageOutParts>,
     page_outs_wanted: AtomicU32,
     page_outs_done: AtomicU32,
-    escaping: AtomicBool,
+    lenders: Lenders,
     /// See [`Runtime::wipes_on_fork`].
     wipes_on_fork: AtomicBool,
     said_unlocked: AtomicBool,
@@ -321,7 +322,7 @@ impl Runtime {
             page_out_parts: Mutex::new(PageOutParts { rest: 0..0, under_way: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
-            escaping: AtomicBool::new(false),
+            lenders: Lenders::default(),
             wipes_on_fork: AtomicBool::new(false),
             said_unlocked: AtomicBool::new(false),
             is_filtered: AtomicBool::new(false),
@@ -515,7 +516,7 @@ impl Runtime {
 
     /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
     pub fn pages_escape(&self) {
-        self.escaping.store(true, Ordering::Relaxed);
+        self.lenders.found();
     }
 
     /// Stops the program: it may have memory that nobody can give back to it any more.
@@ -671,6 +672,8 @@ impl Runtime {
             engaged.engine.machine().hold_unsharing();
         }
         self.gate.close();
+        // The child may keep open what the parent closes.
+        self.lenders.look();
         let mut faults = Pending::default();
         if let Some(engaged) = self.engaged.get() {
             // What is left of a mapping that grew and was then unmapped in part is found like a new one.
@@ -751,8 +754,11 @@ impl Runtime {
             loadavg: self.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
             proc,
         };
+        let table = Table::open(&files.proc, "self/fd", rustix::process::getpid());
+        let table = table.map_err(|errno| RuntimeError::Proc("self/fd", errno))?;
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
+            self.lenders.arm(table);
             self.files.replace_forgetting(Some(files));
             if self.budget.is_armed() {
                 self.budget.arm(slot, statm);
@@ -828,6 +834,7 @@ impl Runtime {
     fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
         self.measure_shared(looks);
         self.budget.sample();
+        self.lenders.may_have_lent();
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
@@ -937,7 +944,7 @@ impl Runtime {
             arena,
             self.open_descriptors()?,
             &self.budget,
-            &self.escaping,
+            &self.lenders,
             &self.control_blocks,
             &self.tracer,
         )?;
