@@ -58,10 +58,7 @@ impl Copies {
 
 /// Does something to all that is resident and may be protected; whether no change of mappings was in the way. What is swapped
 /// out has marks that are to stay ([`crate::marks`]).
-fn each(
-    engine: &Engine<LinuxMachine>,
-    act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>,
-) -> bool {
+fn each(engine: &Engine<LinuxMachine>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
     let mut done = true;
     for range in engine.machine().protectable() {
         engine.for_each_resident(pages(&range), |run| {

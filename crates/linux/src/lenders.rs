@@ -117,13 +117,16 @@ fn has_zerocopy(socket: &OwnedFd) -> bool {
     let (mut value, mut len) = (0i32, size_of::<i32>() as u32);
     // SAFETY: getsockopt fills `value`, of the length that it is told.
     let result = unsafe {
-        syscall5(libc::SYS_getsockopt as usize, [
-            socket.as_raw_fd() as usize,
-            libc::SOL_SOCKET as usize,
-            libc::SO_ZEROCOPY as usize,
-            (&raw mut value).expose_provenance(),
-            (&raw mut len).expose_provenance(),
-        ])
+        syscall5(
+            libc::SYS_getsockopt as usize,
+            [
+                socket.as_raw_fd() as usize,
+                libc::SOL_SOCKET as usize,
+                libc::SO_ZEROCOPY as usize,
+                (&raw mut value).expose_provenance(),
+                (&raw mut len).expose_provenance(),
+            ],
+        )
     };
     // Sockets of most families know no such option.
     result == 0 && value != 0
@@ -196,5 +199,62 @@ impl Lenders {
         self.due_ns.store(started_ns + LOOK_INTERVAL_NS.max(took_ns * LOOK_SHARE), Ordering::Relaxed);
         self.is_looking.store(false, Ordering::Release);
         lends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::getpid;
+    use std::ffi::CString;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::unix::net::UnixStream;
+
+    fn lends(descriptor: &impl AsRawFd) -> bool {
+        let proc = openat(rustix::fs::CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let table = Table::open(&proc, "self/fd", getpid()).unwrap();
+        table.is_lender(&CString::new(descriptor.as_raw_fd().to_string()).unwrap())
+    }
+
+    fn ask_for_zerocopy(socket: &impl AsRawFd) -> bool {
+        let one = 1i32;
+        // SAFETY: setsockopt reads an int.
+        let result = unsafe {
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, (&raw const one).cast(), 4)
+        };
+        result == 0
+    }
+
+    #[test]
+    fn a_pipe_lends_where_it_is_open_for_writing() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert!(!lends(&reader) && lends(&writer));
+    }
+
+    #[test]
+    fn a_socket_lends_once_it_sends_without_copies() {
+        let (tcp, udp) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert!(!lends(&tcp) && !lends(&udp));
+        assert!(ask_for_zerocopy(&tcp) && ask_for_zerocopy(&udp));
+        assert!(lends(&tcp) && lends(&udp));
+    }
+
+    #[test]
+    fn files_and_sockets_within_the_machine_lend_nothing() {
+        let (file, (one, other)) = (std::fs::File::open("/proc/self/maps").unwrap(), UnixStream::pair().unwrap());
+        assert!(!lends(&file) && !lends(&one) && !lends(&other));
+    }
+
+    #[test]
+    fn what_was_found_is_remembered_after_it_is_closed() {
+        let proc = openat(rustix::fs::CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let lenders = Lenders::default();
+        assert!(lenders.may_have_lent(), "nobody knows before the table is open");
+        // SAFETY: nobody else looks.
+        unsafe { lenders.arm(Table::open(&proc, "self/fd", getpid()).unwrap()) };
+        let pipe = std::io::pipe().unwrap();
+        assert!(lenders.look());
+        drop(pipe);
+        assert!(lenders.may_have_lent());
     }
 }

@@ -124,3 +124,40 @@ impl Marks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uffd::{Features, Mode};
+
+    fn lost(marks: &Marks, pagemap: &OwnedFd, region: &Region) -> Vec<usize> {
+        let mut lost = Vec::new();
+        let range = region.start()..region.start() + region.len();
+        marks.check(pagemap, range, &mut |run| lost.extend(run.step_by(PAGE_BYTES)));
+        lost.iter().map(|page| (page - region.start()) / PAGE_BYTES).collect()
+    }
+
+    #[test]
+    fn a_guard_takes_the_mark_of_a_page_and_nothing_else_does() {
+        let region = Region::reserve(8 * PAGE_BYTES).unwrap();
+        let (marks, Ok(program)) = (Marks::new(&region), Userfaultfd::open(Features { events: false })) else { return };
+        if !marks.can_guard() {
+            return;
+        }
+        let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());
+        let page = |index: usize| region.start() + index * PAGE_BYTES;
+        program.register(region.start(), region.len(), Mode::Faults).unwrap();
+        marks.set(&program, page(0)..page(6));
+        marks.leave_out(page(6)..page(8));
+        assert_eq!(lost(&marks, &pagemap, &region), []);
+        region.guard(PAGE_BYTES, PAGE_BYTES).unwrap();
+        region.guard(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        region.unguard(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        assert_eq!(lost(&marks, &pagemap, &region), [1, 3]);
+        // To take them leaves none.
+        marks.take(&program, &pagemap, page(0)..page(8), &mut |_| {});
+        assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5]);
+        marks.forget(page(6)..page(7));
+        assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5, 6]);
+    }
+}

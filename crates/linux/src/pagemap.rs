@@ -251,4 +251,21 @@ mod tests {
         to.populate(2 * PAGE_BYTES, 4 * PAGE_BYTES).unwrap();
         assert_eq!(moved(), 3, "what is in both places has not moved");
     }
+
+    #[test]
+    fn a_guard_is_no_content() {
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let region = Region::reserve(4 * PAGE_BYTES).unwrap();
+        region.populate(0, 3 * PAGE_BYTES).unwrap();
+        if region.guard(PAGE_BYTES, PAGE_BYTES).is_err() {
+            return;
+        }
+        let page = |index: usize| region.start() + index * PAGE_BYTES;
+        let (mut found, mut entries) = (Vec::new(), Vec::new());
+        present(&pagemap, page(0), page(4), &mut |run| found.push(run));
+        assert_eq!(found, [page(0)..page(1), page(2)..page(3)]);
+        each_run(&pagemap, page(0)..page(4), &mut |run, entry| entries.push((run, entry)));
+        let runs = [Entry::Content, Entry::Guard, Entry::Content, Entry::Empty];
+        assert_eq!(entries, (0..4).map(|index| (page(index)..page(index + 1), runs[index])).collect::<Vec<_>>());
+    }
 }

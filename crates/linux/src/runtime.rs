@@ -231,8 +231,6 @@ pub struct Runtime {
     page_outs_wanted: AtomicU32,
     page_outs_done: AtomicU32,
     lenders: Lenders,
-    /// See [`Runtime::wipes_on_fork`].
-    wipes_on_fork: AtomicBool,
     said_unlocked: AtomicBool,
     /// See [`Runtime::is_filtered`].
     is_filtered: AtomicBool,
@@ -323,7 +321,6 @@ impl Runtime {
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
             lenders: Lenders::default(),
-            wipes_on_fork: AtomicBool::new(false),
             said_unlocked: AtomicBool::new(false),
             is_filtered: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
@@ -497,11 +494,6 @@ impl Runtime {
     /// The program lets a filter decide which system calls its threads may make: they make none of ours any more.
     pub fn is_filtered(&self) {
         self.is_filtered.store(true, Ordering::Relaxed);
-    }
-
-    /// The program has advised that children of forks find zeros in some mapping.
-    pub fn wipes_on_fork(&self) {
-        self.wipes_on_fork.store(true, Ordering::Relaxed);
     }
 
     /// The program wants all of its memory locked, which is not done: says so once in a process.
@@ -721,10 +713,11 @@ impl Runtime {
         }
     }
 
-    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. Only the kernel knows what that
-    /// is, and it takes long to say.
+    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. The program may have advised
+    /// that by an inline system call, so only the kernel knows what it is. What was resident is known to be absent; to ask
+    /// about the rest takes about as long as the kernel takes to copy the page tables.
     fn forget_wiped(&self, engaged: &Engaged) -> Result<(), RuntimeError> {
-        if self.wipes_on_fork.load(Ordering::Relaxed) {
+        if engaged.engine.has_content_out() {
             maps::for_each_flagged(&self.open("self/smaps")?, &mut |range, flags| {
                 if flags.split(|&byte| byte == b' ').any(|flag| flag == b"wf") {
                     engaged.engine.unmapped(pages(&range));

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -164,6 +165,10 @@ static size_t through_child(int onward, char *at, uint64_t salt) {
     }
     close(ends[0]);
     close(go[0]);
+    // New memory, which the child does not share.
+    munmap(at, LENT_PAGES * PAGE);
+    check(mmap(at, LENT_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at, "mmap");
+    fill(at, LENT_PAGES, salt);
     lend_to(ends[1], at, LENT_PAGES * PAGE);
     close(ends[1]);
     press();
