@@ -160,7 +160,14 @@ impl World {
         if !present {
             let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
-            let served = self.engine.fault(&mut self.worker, PageNumber(page));
+            let unheard = || self.engine.counters().vm.discarded_unheard.get();
+            let before_fault = unheard();
+            let mut served = self.engine.fault(&mut self.worker, PageNumber(page));
+            let is_there = || self.engine.machine().state.lock().program.contains_key(&page);
+            if unheard() > before_fault && !is_there() {
+                // The thread that is woken touches the page once more, and finds nothing there to bring back.
+                served = self.engine.fault(&mut self.worker, PageNumber(page));
+            }
             assert!(matches!(served, Served::Done(_)), "{served:?}");
             assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
             let allowed = self.allowed(page);
