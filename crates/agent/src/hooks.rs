@@ -5,9 +5,8 @@
 //!   anew before it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
 //!   (`foliomem_linux::fork_sites`) these hooks only jump there; elsewhere they trap the fork
 //!   (`foliomem_linux::clone_trap`).
-//! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in
-//!   the child of a fork is wiped in what is out, too. So is what becomes a guard. What is freed
-//!   lazily is freed at once where memory is short.
+//! - `madvise`: what the program says about huge pages is policy for us. What becomes a guard is
+//!   dropped from the store at once. What is freed lazily is freed at once where memory is short.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address
 //!   space that the agent has reserved. So it succeeds, and the limit is kept.
 //! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is
@@ -283,10 +282,6 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
     let advice = match advice {
         libc::MADV_HUGEPAGE => Advice::Huge,
         libc::MADV_NOHUGEPAGE => Advice::NoHuge,
-        libc::MADV_WIPEONFORK => {
-            runtime().into_iter().for_each(Runtime::wipes_on_fork);
-            return result;
-        }
         MADV_GUARD_INSTALL if result.into() == 0 => {
             // The kernel drops what is there without a word to us. Discarding leaves guards as they are.
             discard(start, len);

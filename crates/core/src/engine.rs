@@ -271,6 +271,11 @@ impl<M: Machine> Engine<M> {
         u64::from(self.slots.used_slots()).saturating_sub(self.swap_cache.pages())
     }
 
+    /// Whether any content of the program is at home or in the store.
+    pub fn has_content_out(&self) -> bool {
+        self.staged_pages() + self.swapped_pages() > 0
+    }
+
     /// What the slot allocator has done.
     pub fn slot_counters(&self) -> SlotCounters {
         self.slots.counters()

@@ -167,9 +167,19 @@ pub trait Machine: Shared {
     /// Moves the pages at home from `from` on to the empty homes from `to` on. May be called under a block lock.
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped>;
 
-    /// Moves the pages at home in `run` into the program at `to`; wakes nobody. Called under a block lock.
+    /// Calls `lost` with each run of `pages`, which are at home or swapped out, whose content the program has discarded
+    /// without a message. [`move_out`](Machine::move_out) leaves a mark where a page was, and discards remove it. Called
+    /// under a block lock.
+    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>));
+    /// The same, and removes the marks: the pages are about to return to the program.
+    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>));
+    /// Marks `pages`, which are at home or swapped out, anew. Called under a block lock.
+    fn mark(&self, pages: Range<PageNumber>);
+    /// Moves the pages at home in `run` into the program at `to`, whose marks have been taken if they were out; wakes nobody.
+    /// Pages that stay at home are marked. Called under a block lock.
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;
-    /// Moves `pages` pages of the program from `from` on to the empty homes from `to` on. Called under a block lock.
+    /// Moves `pages` pages of the program from `from` on to the empty homes from `to` on, and marks where they were. Called
+    /// under a block lock.
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped>;
     /// Copies the page at home in `frame` into the program where a move is refused; wakes nobody. Called
     /// under a block lock.
@@ -179,6 +189,8 @@ pub trait Machine: Shared {
     fn zero_in(&self, to: PageNumber) -> Result<(), MoveError>;
     /// The arena is full, and nothing in it can be made free: pages are left to the system from now on. Waits for nothing.
     fn arena_is_full(&self);
+    /// Lets the program write to `pages`, which are resident. (Marks of others would be lost.) Called under a block lock.
+    fn unprotect(&self, pages: Range<PageNumber>);
     /// Makes pages that a fork left shared the program's own again, if they are still there. Never
     /// called under a lock: the program may have to be served meanwhile.
     /// False where it is not to be done now.

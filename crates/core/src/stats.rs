@@ -249,6 +249,8 @@ counters! {
         unevictable_pgs_rescued: count,
         /// Pages taken over from the kernel when their mapping was adopted.
         pgadopted: count,
+        /// Swapped-out pages that the program had discarded without a message (guards): they read as zeros.
+        discarded_unheard: count,
         /// Pages that were left to the system, because the arena was full.
         unmanaged_arena_full: count,
         /// Pages the migrate scanner looked at.

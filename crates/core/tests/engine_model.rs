@@ -33,6 +33,7 @@ enum Step {
     Reclaim { pages: u64 },
     PageOut { start: u64, pages: u64 },
     Discard { start: u64, pages: u64, every: u64 },
+    Guard { start: u64, pages: u64, every: u64 },
     Wait,
     Unmap { start: u64, pages: u64 },
     Remap { from: u64, to: u64, pages: u64 },
@@ -69,6 +70,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
         3 => (page.clone(), short.clone(), 1u64..4)
             .prop_map(|(start, pages, every)| Step::Discard { start, pages, every }),
+        2 => (page.clone(), short.clone(), 1u64..4)
+            .prop_map(|(start, pages, every)| Step::Guard { start, pages, every }),
         1 => Just(Step::Wait),
         2 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::Unmap { start, pages }),
         2 => (page.clone(), page.clone(), 1u64..200).prop_map(|(from, to, pages)| Step::Remap { from, to, pages }),
@@ -159,7 +162,14 @@ impl World {
         if !present {
             let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
-            let served = self.engine.fault(&mut self.worker, PageNumber(page));
+            let unheard = || self.engine.counters().vm.discarded_unheard.get();
+            let before_fault = unheard();
+            let mut served = self.engine.fault(&mut self.worker, PageNumber(page));
+            let is_there = || self.engine.machine().state.lock().program.contains_key(&page);
+            if unheard() > before_fault && !is_there() {
+                // The thread that is woken touches the page once more, and finds nothing there to bring back.
+                served = self.engine.fault(&mut self.worker, PageNumber(page));
+            }
             assert!(matches!(served, Served::Done(_)), "{served:?}");
             assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
             let allowed = self.allowed(page);
@@ -259,6 +269,16 @@ impl World {
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
     }
 
+    /// A guard is installed and removed on one in `every` page, without a message: what is out has lost its content.
+    fn guard(&mut self, start: u64, pages: u64, every: u64) {
+        let mut state = self.engine.machine().state.lock();
+        for page in (BASE + start..(BASE + start + pages).min(BASE + PAGES)).filter(|page| page.is_multiple_of(every)) {
+            if state.marks.remove(&page) && !state.program.contains_key(&page) {
+                self.model.entry(page).and_modify(|value| *value = 0);
+            }
+        }
+    }
+
     /// Until what was discarded has gone, or is managed again.
     fn wait(&mut self) {
         self.engine.machine().state.lock().now_ns += 2 * GRACE_NS;
@@ -310,6 +330,7 @@ impl World {
                 self.engine.page_out(&mut self.worker, PageNumber(BASE + start)..PageNumber(BASE + start + pages));
             }
             Step::Discard { start, pages, every } => self.discard(start, pages, every),
+            Step::Guard { start, pages, every } => self.guard(start, pages, every),
             Step::Wait => self.wait(),
             Step::Unmap { start, pages } => self.unmap(start, pages),
             Step::Remap { from, to, pages } => self.remap(from, to, pages),
@@ -446,6 +467,28 @@ fn a_folio_goes_out_and_comes_back_whole() {
     assert_eq!(world.engine.counters().of(order).swpin.get(), 32);
     assert_eq!(world.engine.counters().vm.pswpin.get(), 512);
     world.check();
+}
+
+#[test]
+fn content_that_a_guard_has_discarded_does_not_return() {
+    // Folios, single pages, and what is dropped before a fork.
+    for (sizes, forks) in [(1 << 4, false), (1 << 0, false), (1 << 4, true)] {
+        let mut world = World::new(sizes, 4, 4000, 64);
+        fill(&mut world, 0..512, COMPRESSIBLE);
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        world.guard(0, 512, 4);
+        let unheard = |world: &World| world.engine.counters().vm.discarded_unheard.get();
+        if forks {
+            world.engine.drop_all_lost();
+            assert_eq!(world.engine.swapped_pages(), 384);
+            // The child has no marks.
+            world.engine.machine().state.lock().marks.clear();
+            world.engine.mark_all();
+        }
+        (0..512).for_each(|page| world.verify(BASE + page));
+        assert_eq!(unheard(&world), if forks { 0 } else { 128 });
+        world.check();
+    }
 }
 
 #[test]

@@ -494,6 +494,12 @@ impl Machine for LabMachine {
         Ok(())
     }
 
+    fn for_each_lost(&self, _pages: Range<PageNumber>, _lost: &mut dyn FnMut(Range<PageNumber>)) {}
+
+    fn take_marks(&self, _pages: Range<PageNumber>, _lost: &mut dyn FnMut(Range<PageNumber>)) {}
+
+    fn mark(&self, _pages: Range<PageNumber>) {}
+
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
         let pages = self.pages.folio(to, run.frames());
@@ -533,6 +539,8 @@ impl Machine for LabMachine {
     }
 
     fn arena_is_full(&self) {}
+
+    fn unprotect(&self, _pages: Range<PageNumber>) {}
 
     fn unshare(&self, _pages: Range<PageNumber>) -> bool {
         true

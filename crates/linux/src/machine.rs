@@ -17,7 +17,9 @@ use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill
 use crate::control_block::ControlBlocks;
 use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
+use crate::lenders::Lenders;
 use crate::maps;
+use crate::marks::Marks;
 use crate::pagemap;
 use crate::ranges::{self, Ranges};
 use crate::region::Region;
@@ -151,10 +153,11 @@ pub struct LinuxMachine {
     is_unsharing: AtomicBool,
     /// Runs of the highest order to be populated without asking for a huge page.
     huge_pause: AtomicU32,
-    escaping: &'static AtomicBool,
+    lenders: &'static Lenders,
     control_blocks: &'static ControlBlocks,
     /// Those of all workers.
     dictionaries: Arc<Dictionaries>,
+    marks: Marks,
     /// Addresses whose mappings may have grown, which the kernel does not tell of.
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
@@ -168,17 +171,18 @@ pub struct LinuxMachine {
 
 impl LinuxMachine {
     /// A machine over `arena`, which is registered here.
-    /// `escaping` says whether the program hands pages to the kernel by reference.
+    /// `lenders` tells whether the program hands pages to the kernel by reference.
     pub(crate) fn new(
         arena: Region,
         descriptors: Descriptors,
         budget: &'static Budget,
-        escaping: &'static AtomicBool,
+        lenders: &'static Lenders,
         control_blocks: &'static ControlBlocks,
         tracer: &'static Tracer,
     ) -> Result<LinuxMachine, uffd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
         let _ = arena.allow_huge(0, arena.len(), false);
+        let marks = Marks::new(&arena);
         descriptors.program.register(arena.start(), arena.len(), uffd::Mode::Destination)?;
         let space = budget.control().swap();
         let pid = std::process::id();
@@ -199,9 +203,10 @@ impl LinuxMachine {
             advices: Advices::default(),
             is_unsharing: AtomicBool::new(false),
             huge_pause: AtomicU32::new(0),
-            escaping,
+            lenders,
             control_blocks,
             dictionaries: Arc::default(),
+            marks,
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
             swap,
@@ -275,12 +280,19 @@ impl LinuxMachine {
     /// The program has unmapped `range`. Called under the lock of the mappings.
     pub fn unmapped(&self, range: Range<usize>) {
         self.ranges.remove(range.clone());
+        self.marks.forget(range.clone());
         self.registered.remove(range);
+    }
+
+    /// The program has discarded the content of `range`. Called under the lock of the mappings.
+    pub fn discarded(&self, range: Range<usize>) {
+        self.marks.forget(range);
     }
 
     /// The program has moved `from` to what starts at `to`. Called under the lock of the mappings.
     pub fn moved(&self, from: Range<usize>, to: usize) {
         self.registered.relocate(from.clone(), to);
+        self.marks.relocate(from.clone(), to);
         self.ranges.relocate(from, to);
     }
 
@@ -489,9 +501,6 @@ impl LinuxMachine {
             return;
         }
         for &page in pages.iter().filter(|&&page| self.ranges.containing(page).is_some()) {
-            if hold {
-                let _ = self.descriptors().program.unprotect(page, PAGE_BYTES);
-            }
             let start = std::ptr::with_exposed_provenance_mut(page);
             // SAFETY: changes no content. Where locking is forbidden, the page is in all likelihood there: its
             // thread has just used it.
@@ -519,6 +528,14 @@ impl LinuxMachine {
             self.huge_pause.store(HUGE_PAUSE_RUNS, Ordering::Relaxed);
         }
         populated
+    }
+
+    /// Discards memory of the arena as a guard does, without a message to wait for: half the price of
+    /// [`unregistered`](Self::unregistered), and no other thread waits for it.
+    fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
+        // Of a huge page nothing goes back as long as it is one.
+        let _ = self.arena.split_huge(offset, len);
+        self.arena.guard(offset, len).is_ok() && self.arena.unguard(offset, len).is_ok()
     }
 
     /// Does something that would be told to us of registered memory, and wait until we have heard of it.
@@ -590,6 +607,34 @@ impl LinuxMachine {
         }
         Ok(())
     }
+
+    /// Marks `pages`, which have moved to `home`. A huge page that has moved as one is to return as one, which the page table that
+    /// holds marks prevents.
+    fn mark_moved(&self, pages: Range<PageNumber>, home: usize) {
+        let is_block = pages.end.0 - pages.start.0 == u64::from(MAX_ORDER.pages());
+        if is_block && pagemap::is_huge(&self.descriptors().pagemap, home) {
+            self.marks.leave_out(addresses(&pages));
+        } else {
+            self.marks.set(&self.descriptors().program, addresses(&pages));
+        }
+    }
+
+    /// Fills the absent `page` by `fill`, which the kernel refuses where there is a mark: that is removed before.
+    fn unmarked(
+        &self,
+        page: PageNumber,
+        fill: impl Fn(&Userfaultfd, usize) -> Result<(), uffd::MoveError>,
+    ) -> Result<(), MoveError> {
+        let Descriptors { program, pagemap, .. } = self.descriptors();
+        let range = addresses(&page.folio(Order::ZERO));
+        match fill(program, range.start) {
+            Err(uffd::MoveError::Exists) if self.marks.clear_stale(program, pagemap, range.clone()) => {
+                fill(program, range.start)
+            }
+            filled => filled,
+        }
+        .map_err(move_error)
+    }
 }
 
 /// Turns the stored bytes of a piece back into its content from page `skip_pages` on.
@@ -656,6 +701,10 @@ fn address(page: PageNumber) -> usize {
     page.address() as usize
 }
 
+fn addresses(pages: &Range<PageNumber>) -> Range<usize> {
+    address(pages.start)..address(pages.end)
+}
+
 fn page_range(pages: &Range<PageNumber>) -> (usize, usize) {
     (address(pages.start), (pages.end.0 - pages.start.0) as usize * PAGE_BYTES)
 }
@@ -715,6 +764,9 @@ impl Machine for LinuxMachine {
 
     fn release(&self, run: RunMut<'_>) {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+        if run.order < MAX_ORDER && self.marks.can_guard() && self.discard_by_guard(offset, len) {
+            return;
+        }
         let released = self.unregistered(*run, || {
             if run.order < MAX_ORDER {
                 // Of a huge page nothing goes back as long as it is one.
@@ -743,7 +795,7 @@ impl Machine for LinuxMachine {
     }
 
     fn frames_escape(&self) -> bool {
-        self.escaping.load(Ordering::Relaxed)
+        self.lenders.may_have_lent()
     }
 
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
@@ -751,8 +803,43 @@ impl Machine for LinuxMachine {
         self.move_pages(home(to), home(from), pages)
     }
 
+    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if self.is_detached() {
+            // A fork copies no marks; lost content was dropped before it.
+            return;
+        }
+        self.marks.check(&self.descriptors().pagemap, addresses(&pages), &mut |run| lost(ranges::pages(&run)));
+    }
+
+    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if self.is_detached() {
+            return;
+        }
+        let Descriptors { program, pagemap, .. } = self.descriptors();
+        self.marks.take(program, pagemap, addresses(&pages), &mut |run| lost(ranges::pages(&run)));
+    }
+
+    fn mark(&self, pages: Range<PageNumber>) {
+        if self.is_detached() {
+            return;
+        }
+        self.marks.set(&self.descriptors().program, addresses(&pages));
+    }
+
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        self.move_pages(address(to), self.home(run), run.frames())
+        let Err(Stopped { moved_pages, error }) = self.move_pages(address(to), self.home(run), run.frames()) else {
+            return Ok(());
+        };
+        let rest = |moved_pages| address(to.offset(moved_pages))..address(to.offset(run.frames()));
+        let Descriptors { program, pagemap, .. } = self.descriptors();
+        let mut stopped = Stopped { moved_pages, error };
+        if error == MoveError::Exists && self.marks.clear_stale(program, pagemap, rest(moved_pages)) {
+            let (from, pages) = (self.home(run) + moved_pages as usize * PAGE_BYTES, run.frames() - moved_pages);
+            let Err(again) = self.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
+            stopped = Stopped { moved_pages: moved_pages + again.moved_pages, ..again };
+        }
+        self.marks.set(program, rest(stopped.moved_pages));
+        Err(stopped)
     }
 
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
@@ -764,6 +851,7 @@ impl Machine for LinuxMachine {
             moved => moved,
         };
         let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
+        self.mark_moved(from..from.offset(moved_pages), home);
         self.tracer.staged(self.budget, from..from.offset(moved_pages));
         moved
     }
@@ -782,7 +870,7 @@ impl Machine for LinuxMachine {
         if self.is_detached() {
             return Ok(());
         }
-        self.descriptors().program.zero(address(to)).map_err(move_error)
+        self.unmarked(to, |program, page| program.zero(page))
     }
 
     fn arena_is_full(&self) {
@@ -796,12 +884,20 @@ impl Machine for LinuxMachine {
         }
     }
 
+    fn unprotect(&self, pages: Range<PageNumber>) {
+        if self.is_detached() {
+            return;
+        }
+        let (start, len) = page_range(&pages);
+        // Where a change of mappings is in the way, a write faults, and it is asked for again.
+        let _ = self.descriptors().program.unprotect(start, len);
+    }
+
     fn unshare(&self, pages: Range<PageNumber>) -> bool {
         if !self.try_hold_unsharing() {
             return false;
         }
         let (start, len) = page_range(&pages);
-        let _ = self.descriptors().program.unprotect(start, len);
         own_alone(start, len);
         self.release_unsharing();
         true
@@ -837,7 +933,7 @@ impl Machine for LinuxMachine {
             // SAFETY: the page has no content that counts.
             let _ = unsafe { rustix::mm::mprotect(start, PAGE_BYTES, rustix::mm::MprotectFlags::empty()) };
         } else {
-            self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
+            self.unmarked(page, |program, page| program.poison(page, PAGE_BYTES))?;
         }
         // Page by page it would drown what else there is to say; all are counted.
         self.tell_last(

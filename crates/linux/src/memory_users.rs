@@ -167,12 +167,17 @@ fn mapped_pages(statm: impl AsFd) -> Option<u64> {
 
 /// The names in a directory under `/proc` that are numbers.
 fn ids(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Vec<u32> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let entries = open_with(proc, path, flags).and_then(|directory| Dir::new(directory).ok());
+    let entries = open_directory_in(proc, path).and_then(|directory| Dir::new(directory).ok());
     let names = entries.into_iter().flatten().flatten();
     names.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()
 }
 
+/// Opens the directory `path` of `proc`; `None` where there is none, or it is not for us.
+pub(crate) fn open_directory_in(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Option<OwnedFd> {
+    open_with(proc, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)
+}
+
+/// Opens the file `path` of `proc`, likewise.
 pub(crate) fn open_in(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Option<OwnedFd> {
     open_with(proc, path, OFlags::RDONLY | OFlags::CLOEXEC)
 }

@@ -1,5 +1,6 @@
 //! A reserved range of our own address space: the arena, or a thread's stack.
 
+use crate::thread::syscall3;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 #[cfg(not(miri))]
@@ -79,6 +80,13 @@ impl Region {
         unsafe { madvise(self.pointer(offset, len).cast(), len, advice) }
     }
 
+    fn set_guard(&self, offset: usize, len: usize, advice: u32) -> Result<(), Errno> {
+        let start = self.pointer(offset, len).addr();
+        // SAFETY: the range is ours; either advice drops content or keeps it, as the callers document. rustix has no name for them.
+        let result = unsafe { syscall3(libc::SYS_madvise as usize, start, len, advice as usize) };
+        if result == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(-result as i32)) }
+    }
+
     /// Gives every page of the range a frame of its own, as writing to it would.
     pub fn populate(&self, offset: usize, len: usize) -> Result<(), Errno> {
         self.advise(offset, len, Advice::LinuxPopulateWrite)
@@ -87,6 +95,16 @@ impl Region {
     /// Gives the frames of the range back to the system. It reads as zeros afterwards.
     pub fn discard(&self, offset: usize, len: usize) -> Result<(), Errno> {
         self.advise(offset, len, Advice::LinuxDontNeed)
+    }
+
+    /// Makes any access to the range fail, and drops its content (`MADV_GUARD_INSTALL`, Linux 6.13).
+    pub fn guard(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.set_guard(offset, len, linux_raw_sys::general::MADV_GUARD_INSTALL)
+    }
+
+    /// The reverse: the range reads as zeros.
+    pub fn unguard(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.set_guard(offset, len, linux_raw_sys::general::MADV_GUARD_REMOVE)
     }
 
     /// All of it. (Shared access to a region is unsafe, so nobody else has a part of it now.)

@@ -33,6 +33,7 @@ use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::growth::{Growth, Told, What};
 use crate::hand_over::HandOver;
+use crate::lenders::{Lenders, Table};
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
 use crate::memory_users::{self, User};
@@ -252,9 +253,7 @@ pub struct Runtime {
     page_out_parts: Mutex<PageOutParts>,
     page_outs_wanted: AtomicU32,
     page_outs_done: AtomicU32,
-    escaping: AtomicBool,
-    /// See [`Runtime::wipes_on_fork`].
-    wipes_on_fork: AtomicBool,
+    lenders: Lenders,
     said_unlocked: AtomicBool,
     /// The process is the child of a fork.
     is_child: AtomicBool,
@@ -358,8 +357,7 @@ impl Runtime {
             page_out_parts: Mutex::new(PageOutParts { rest: 0..0, under_way: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
-            escaping: AtomicBool::new(false),
-            wipes_on_fork: AtomicBool::new(false),
+            lenders: Lenders::default(),
             said_unlocked: AtomicBool::new(false),
             is_child: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
@@ -598,11 +596,6 @@ impl Runtime {
         self.is_filtered.store(true, Ordering::Relaxed);
     }
 
-    /// The program has advised that children of forks find zeros in some mapping.
-    pub fn wipes_on_fork(&self) {
-        self.wipes_on_fork.store(true, Ordering::Relaxed);
-    }
-
     /// The program wants all of its memory locked, which is not done: says so once in a process.
     pub fn wants_all_locked(&self) {
         if !self.said_unlocked.swap(true, Ordering::Relaxed) {
@@ -615,7 +608,7 @@ impl Runtime {
 
     /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
     pub fn pages_escape(&self) {
-        self.escaping.store(true, Ordering::Relaxed);
+        self.lenders.found();
     }
 
     /// The companion stops the program: it may have memory that nobody can give back to it any more.
@@ -772,12 +765,12 @@ impl Runtime {
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
     fn keep_control_block(&self, block: &Range<usize>, thread: Pid) {
-        let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
+        let engine = self.engaged.get().map(|engaged| &engaged.engine);
         // Who is moving something out has looked before.
-        let _held = machine.map(LinuxMachine::hold_mappings);
+        let _held = engine.map(|engine| engine.machine().hold_mappings());
         self.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
         for page in control_block::pages(block) {
-            let _ = machine.map(|machine| machine.descriptors().program.unprotect(page, PAGE_BYTES));
+            engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         }
     }
 
@@ -789,15 +782,19 @@ impl Runtime {
         self.placement.come_apart(APART_WHILE_GROWING_NS);
         if let Some(engaged) = self.engaged.get() {
             // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
+            needed.iter().for_each(|&page| engaged.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
             engaged.engine.machine().hold_in_place(&needed, true);
             engaged.engine.machine().hold_unsharing();
         }
         self.gate.close();
+        // The child may keep open what the parent closes.
+        self.lenders.look();
         let mut faults = Pending::default();
         if let Some(engaged) = self.engaged.get() {
             // What is left of a mapping that grew and was then unmapped in part is found like a new one.
             adopt_mappings(self, engaged);
             drop(self.hear_changes(engaged, &mut faults));
+            engaged.engine.drop_all_lost();
             engaged.engine.machine().allow_forks(true);
             engaged.engine.lend_file();
             engaged.engine.machine().share_swap_file();
@@ -839,10 +836,11 @@ impl Runtime {
         }
     }
 
-    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. Only the kernel knows what that
-    /// is, and it takes long to say.
+    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. The program may have advised
+    /// that by an inline system call, so only the kernel knows what it is. What was resident is known to be absent; to ask
+    /// about the rest takes about as long as the kernel takes to copy the page tables.
     fn forget_wiped(&self, engaged: &Engaged) -> Result<(), RuntimeError> {
-        if self.wipes_on_fork.load(Ordering::Relaxed) {
+        if engaged.engine.has_content_out() {
             maps::for_each_flagged(&self.open("self/smaps")?, &mut |range, flags| {
                 if flags.split(|&byte| byte == b' ').any(|flag| flag == b"wf") {
                     engaged.engine.unmapped(pages(&range));
@@ -878,8 +876,10 @@ impl Runtime {
             loadavg: self.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
             proc,
         };
+        let table = Table::open(&files.proc, program);
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
+            self.lenders.arm(table);
             self.files.replace_forgetting(Some(files));
             if self.budget.is_armed() {
                 self.budget.arm(slot, statm, program, stat);
@@ -900,6 +900,7 @@ impl Runtime {
             self.forget_wiped(engaged)?;
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
+            engaged.engine.mark_all();
             engaged.engine.machine().allow_forks(false);
             self.start_guard()?;
             self.start_workers()?;
@@ -955,6 +956,7 @@ impl Runtime {
     fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
         self.measure_shared(looks);
         self.budget.sample();
+        self.lenders.may_have_lent();
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
@@ -972,7 +974,7 @@ impl Runtime {
         };
         let engine = &engaged.engine;
         self.settle_limit(engine);
-        self.copies.look(&self.budget, engine.machine());
+        self.copies.look(&self.budget, engine);
         if self.placement.cpu().is_some() && is_stuck_hearing(engine.machine()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
             self.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -1064,7 +1066,7 @@ impl Runtime {
             arena,
             self.open_descriptors()?,
             &self.budget,
-            &self.escaping,
+            &self.lenders,
             &self.control_blocks,
             &self.tracer,
         )?;
@@ -1485,8 +1487,7 @@ impl Runtime {
         let started_ns = now_ns();
         let block = copies::block(machine, page);
         engaged.engine.charge_copies(worker, (block.len() / PAGE_BYTES) as u32);
-        // Where a change of mappings is in the way, the program asks again.
-        let _ = machine.descriptors().program.unprotect(block.start, block.len());
+        engaged.engine.unprotect(pages(&block));
         self.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
         self.budget.counters().vm.pgfault.inc();
         machine.wake(pages(&block));
@@ -1556,7 +1557,10 @@ impl Runtime {
             Change::Remap { from, to } => TraceEvent::Remap(pages(from), page(*to)),
         });
         match change {
-            Change::Discard(range) => engine.discarded(pages(&range)),
+            Change::Discard(range) => {
+                engine.machine().discarded(range.clone());
+                engine.discarded(pages(&range));
+            }
             Change::Unmap(range) => {
                 self.growth.unmapped(&range);
                 engine.machine().unmapped(range.clone());

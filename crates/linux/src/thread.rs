@@ -267,13 +267,22 @@ pub(crate) unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> is
 }
 
 pub(crate) unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
+    // SAFETY: by the contract of the callers.
+    unsafe { syscall5(number, [a, b, c, d, 0]) }
+}
+
+/// The same with five arguments.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn syscall5(number: usize, [a, b, c, d, e]: [usize; 5]) -> isize {
     let result;
     // SAFETY: the x86-64 system call convention; what the call does is the callers' contract.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );

@@ -286,7 +286,7 @@ impl<M: Machine> Engine<M> {
                     if self.config.make_ahead {
                         self.readahead.touched(pages.clone());
                     }
-                    return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
+                    return step(self.bring_in_valid(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
@@ -345,9 +345,37 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Moves the folio at `head`, which is at home and not under writeback, into the program. The caller wakes who waits.
+    /// Moves the folio at `head`, which has left the program and is at home and not under writeback, back. Drops what the
+    /// program has discarded of it. The caller wakes who waits.
     #[inline]
     fn bring_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+        let Some(order) = entries.get(head).order() else { unreachable!("{head:?} is at home") };
+        if !self.drop_lost(entries, head.folio(order)) {
+            return self.bring_in_valid(entries, head);
+        }
+        let mut served = Ok(());
+        each_home(entries, head.folio(order), |entries, head, _| {
+            served = self.bring_in_valid(entries, head).and(served);
+        });
+        served
+    }
+
+    /// Drops the pages of `range`, which are at home and about to return, that the program has discarded without a message.
+    /// Returns whether there were any.
+    #[inline]
+    fn drop_lost(&self, entries: &mut Entries, range: Range<PageNumber>) -> bool {
+        let mut has_lost = false;
+        self.machine.take_marks(range, &mut |lost| {
+            has_lost = true;
+            self.counters().vm.discarded_unheard.add(lost.end.0 - lost.start.0);
+            self.drop_pages(entries, lost);
+        });
+        has_lost
+    }
+
+    /// The same as [`bring_in`](Self::bring_in) of a folio that is new, or whose pages are known not to be discarded.
+    #[inline]
+    fn bring_in_valid(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
         };
@@ -580,16 +608,20 @@ impl<M: Machine> Engine<M> {
             self.stage_fetched(&mut entries, wanted);
             return Err(Changing);
         }
-        let is_all_wanted = wanted == (first.head..last.pages().end);
-        if fetches.len() > 1
-            && is_all_wanted
+        // One folio is looked at when it is brought in.
+        let are_together = fetches.len() > 1 && wanted == (first.head..last.pages().end);
+        if are_together
+            && !self.drop_lost(&mut entries, wanted.clone())
             && self.bring_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
         {
             return Ok(());
         }
         let mut served = Ok(());
         // Whatever folios lie there by now.
-        each_home(&mut entries, wanted.clone(), |entries, head, _| served = self.bring_in(entries, head).and(served));
+        each_home(&mut entries, wanted.clone(), |entries, head, _| {
+            let brought = if are_together { self.bring_in_valid(entries, head) } else { self.bring_in(entries, head) };
+            served = brought.and(served);
+        });
         if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
                 served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);

@@ -101,6 +101,45 @@ impl<M: Machine> Engine<M> {
         self.discards.add(range, self.machine.now_ns());
     }
 
+    /// Drops all swapped-out content that the program has discarded without a message. Only while no other call is under way:
+    /// a child of a fork has no marks to tell it from the rest.
+    pub fn drop_all_lost(&self) {
+        self.for_each_out(|entries, pages| {
+            let mut lost = Vec::new();
+            self.machine.for_each_lost(pages, &mut |run| lost.push(run));
+            lost.into_iter().for_each(|run| self.drop_pages(entries, run));
+        });
+    }
+
+    /// Marks all pages that are at home or swapped out. In the child of a fork.
+    pub fn mark_all(&self) {
+        self.for_each_out(|_, pages| self.machine.mark(pages));
+    }
+
+    /// Calls `act` with every run of pages of one block that are at home or swapped out.
+    fn for_each_out(&self, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
+        let is_out = |state: PageState| matches!(state, PageState::Home { .. } | PageState::Swapped { .. });
+        self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), is_out, &mut act));
+    }
+
+    /// Lets the program write to the resident pages of `range`.
+    pub fn unprotect(&self, range: Range<PageNumber>) {
+        self.for_each_resident(range, |run| self.machine.unprotect(run));
+    }
+
+    /// Calls `act` with every run of resident pages in `range` that are of one block, under the lock of the block.
+    pub fn for_each_resident(&self, range: Range<PageNumber>, mut act: impl FnMut(Range<PageNumber>)) {
+        let is_resident = |state: PageState| matches!(state, PageState::Resident { .. });
+        self.in_blocks(range, |entries, part| {
+            for_each_run(entries, is_resident, &mut |_: &mut Entries, run: Range<PageNumber>| {
+                let run = run.start.max(part.start)..run.end.min(part.end);
+                if run.start < run.end {
+                    act(run);
+                }
+            });
+        });
+    }
+
     /// The program has moved `pages` pages from `from` to `to`, where nothing is managed yet.
     pub fn remapped(&self, from: PageNumber, to: PageNumber, pages: u32) {
         let (from_end, to_end) = (from.offset(pages), to.offset(pages));
@@ -162,7 +201,7 @@ impl<M: Machine> Engine<M> {
 
     /// Forgets what is in `pages`, which are of one block. Of a folio that loses a part the rest stays: together
     /// for now, if it is resident.
-    fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
+    pub(super) fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
         for border in [pages.start, pages.end] {
             if border.head(MAX_ORDER) == entries.first() && !is_deferrable(entries.get(border)) {
                 self.carve_at(entries, border);
@@ -285,6 +324,26 @@ impl<M: Machine> Engine<M> {
         if matches!(state, PageState::Resident { .. }) {
             self.counters().of(from).nr_anon.sub(1);
             self.counters().of(to).nr_anon.add(u64::from(from.pages() / to.pages()));
+        }
+    }
+}
+
+/// Calls `act` with every run of pages in the block whose state is as wanted.
+fn for_each_run(
+    entries: &mut Entries,
+    is_wanted: impl Fn(PageState) -> bool,
+    act: &mut impl FnMut(&mut Entries, Range<PageNumber>),
+) {
+    let (mut page, end) = (entries.first(), entries.end());
+    while page < end {
+        let start = page;
+        while page < end && is_wanted(entries.get(page)) {
+            page = page.offset(1);
+        }
+        if start < page {
+            act(entries, start..page);
+        } else {
+            page = page.offset(1);
         }
     }
 }

@@ -242,6 +242,7 @@ impl<M: Machine> Engine<M> {
             Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
                 // Shared since a fork, or pinned: only the first can be mended.
+                self.unprotect(folio.head.folio(folio.order));
                 if !self.machine.unshare(folio.head.folio(folio.order)) {
                     return self.stage_later(block, folio);
                 }

@@ -102,6 +102,13 @@ impl<M: Machine> Engine<M> {
                 self.give_up_corrupted(&mut entries, &Fetch { head: page, slot, run, whole: false }, corrupted);
             return Err(step(given_up, FaultKind::SwapIn, pages));
         }
+        let mut is_lost = false;
+        self.machine.for_each_lost(pages.clone(), &mut |_| is_lost = true);
+        if is_lost {
+            entries.set(page, PageState::None);
+            self.free_slots(slot, 1);
+            return Err(Step::LookAgain);
+        }
         let copied = self.machine.copy_in(run.head, page);
         match copied {
             Ok(()) | Err(MoveError::Exists | MoveError::Gone) => {

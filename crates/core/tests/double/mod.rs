@@ -78,6 +78,8 @@ pub struct State {
     pub charged: i64,
     /// The budget.
     pub limit_pages: i64,
+    /// Marks where pages were that have moved out.
+    pub marks: BTreeSet<u64>,
     /// Frames must not be used again in place.
     pub frames_escape: bool,
     /// It was said that the arena is full.
@@ -105,6 +107,7 @@ pub struct State {
 impl State {
     /// The program's page is gone, and the kernel has freed it.
     pub fn drop_page(&mut self, page: u64) {
+        self.marks.remove(&page);
         if self.program.remove(&page).is_some() {
             self.charged -= 1;
         }
@@ -127,6 +130,9 @@ impl State {
             self.mappings.push((mapping.start - from.start + to..mapping.end - from.start + to, advice));
         }
         for (page, new) in from.zip(to..) {
+            if self.marks.remove(&page) {
+                self.marks.insert(new);
+            }
             if let Some(content) = self.program.remove(&page) {
                 self.program.insert(new, content);
             }
@@ -307,25 +313,46 @@ impl Machine for Double {
         Ok(())
     }
 
+    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        let missing: Vec<u64> = {
+            let state = self.state.lock();
+            (pages.start.0..pages.end.0).filter(|page| !state.marks.contains(page)).collect()
+        };
+        missing.into_iter().for_each(|page| lost(PageNumber(page)..PageNumber(page + 1)));
+    }
+
+    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        self.for_each_lost(pages.clone(), lost);
+        let mut state = self.state.lock();
+        if state.changes == 0 {
+            state.marks.retain(|page| !(pages.start.0..pages.end.0).contains(page));
+        }
+    }
+
+    fn mark(&self, pages: Range<PageNumber>) {
+        self.state.lock().marks.extend(pages.start.0..pages.end.0);
+    }
+
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         let mut state = self.state.lock();
         for (index, frame) in frames(run).enumerate() {
             let page = to.0 + index as u64;
-            let stop = |error| Err(Stopped { moved_pages: index as u32, error });
-            if state.changes > 0 {
-                return stop(MoveError::Changing);
-            }
-            if state.mapping(page).is_none() {
-                return stop(MoveError::Gone);
-            }
-            if state.refusing.contains(&page) {
-                return stop(MoveError::Refused);
-            }
-            if state.program.contains_key(&page) {
-                return stop(MoveError::Exists);
-            }
-            let Some(content) = state.homes.remove(&frame) else { return stop(MoveError::Absent) };
-            state.program.insert(page, content);
+            let error = match () {
+                () if state.changes > 0 => MoveError::Changing,
+                () if state.mapping(page).is_none() => MoveError::Gone,
+                () if state.refusing.contains(&page) => MoveError::Refused,
+                () if state.program.contains_key(&page) => MoveError::Exists,
+                () => match state.homes.remove(&frame) {
+                    Some(content) => {
+                        state.marks.remove(&page);
+                        state.program.insert(page, content);
+                        continue;
+                    }
+                    None => MoveError::Absent,
+                },
+            };
+            state.marks.extend(page..to.0 + u64::from(run.frames()));
+            return Err(Stopped { moved_pages: index as u32, error });
         }
         Ok(())
     }
@@ -344,6 +371,7 @@ impl Machine for Double {
             }
             let Some(content) = state.program.remove(&page) else { return stop(MoveError::Absent) };
             assert!(state.homes.insert(frame, content).is_none(), "home {frame:x} was not empty");
+            state.marks.insert(page);
         }
         Ok(())
     }
@@ -360,6 +388,7 @@ impl Machine for Double {
             return Err(MoveError::Exists);
         }
         let content = state.homes[&frame.0];
+        state.marks.remove(&to.0);
         state.program.insert(to.0, content);
         Ok(())
     }
@@ -369,6 +398,7 @@ impl Machine for Double {
         if state.changes > 0 {
             return Err(MoveError::Changing);
         }
+        state.marks.remove(&to.0);
         if state.program.insert(to.0, 0).is_some() {
             panic!("{to:?} has content");
         }
@@ -378,6 +408,8 @@ impl Machine for Double {
     fn arena_is_full(&self) {
         self.state.lock().arena_is_full = true;
     }
+
+    fn unprotect(&self, _pages: Range<PageNumber>) {}
 
     fn unshare(&self, pages: Range<PageNumber>) -> bool {
         let mut state = self.state.lock();
