@@ -56,7 +56,8 @@ impl Real {
     }
 
     fn resolve(&self) {
-        // SAFETY: a lookup by name; called while the program has one thread.
+        // SAFETY: a lookup by name; called while the program has one thread. Release pairs with the
+        // Acquire in `get`.
         self.0.store(unsafe { libc::dlsym(libc::RTLD_NEXT, self.1.as_ptr()) }, Ordering::Release);
     }
 
@@ -66,10 +67,12 @@ impl Real {
     /// `F` is the function's type.
     unsafe fn get<F: Copy>(&self) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // Acquire pairs with the Release in `resolve`.
         let mut function = self.0.load(Ordering::Acquire);
         if function.is_null() {
             // Called by a constructor that ran before ours.
             self.resolve();
+            // Acquire pairs with the Release in `resolve`, as above.
             function = self.0.load(Ordering::Acquire);
         }
         // SAFETY: a non-null result of dlsym for a function is a function of its type.
