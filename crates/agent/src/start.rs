@@ -24,6 +24,9 @@ pub fn runtime() -> Option<&'static Runtime> {
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
+    // The agent's threads have no thread-local storage of this library.
+    #[cfg(feature = "lock-ranks")]
+    foliomem_core::sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
     hooks::resolve();
     // SAFETY: the program has one thread yet, so nobody changes the environment.
     let value = unsafe { libc::getenv(CONTROL_VARIABLE.as_ptr()) };
