@@ -1,7 +1,7 @@
 //! Slices of an arena under threads, over tokens of real free lists and a real store.
 //!
-//! Under miri (`scripts/soundness`) these tests show that no two slices of which one writes overlap, and that no
-//! access is a race; otherwise, that everybody reads what was written.
+//! Under miri (`scripts/soundness`) these tests show that no two slices of which one writes
+//! overlap, and that no access is a race; otherwise, that everybody reads what was written.
 
 use super::*;
 use foliomem_core::buddy::Buddy;
