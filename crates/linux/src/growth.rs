@@ -127,7 +127,6 @@ pub struct Growth {
     heap_end: AtomicUsize,
     /// What ends so far above this is told of: from there on the heap is to be managed.
     border: AtomicUsize,
-    reach: AtomicUsize,
     /// How many hold all others: not 0 while they are held.
     held: AtomicU32,
 }
@@ -183,7 +182,6 @@ impl Growth {
             pass_pages: AtomicI64::new(0),
             heap_end: AtomicUsize::new(NO_HEAP),
             border: AtomicUsize::new(NO_HEAP),
-            reach: AtomicUsize::new(HEAP_REACH_BYTES),
             held: AtomicU32::new(0),
         }
     }
@@ -206,7 +204,8 @@ impl Growth {
     /// or anywhere while all are held.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
-        end.wrapping_sub(self.border.load(Ordering::Relaxed)) < self.reach.load(Ordering::Relaxed)
+        self.held.load(Ordering::Relaxed) != 0
+            || end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES
     }
 
     /// Whether the keeper need not look at `range`, which a thread has got, going by what it has found lately.
@@ -219,14 +218,12 @@ impl Growth {
 
     /// Holds all who allocate, until the returned guard is gone. For threads of the agent.
     pub fn hold(&self) -> Held<'_> {
+        // Relaxed: a thread that sees it late allocates once more before it waits.
         self.held.fetch_add(1, Ordering::Relaxed);
-        // Relaxed: who sees it late allocates once more before it waits.
-        self.reach.store(usize::MAX, Ordering::Relaxed);
         Held(self)
     }
 
     fn release(&self) {
-        self.reach.store(HEAP_REACH_BYTES, Ordering::Relaxed);
         word_wait::wake(&self.held, ALL);
     }
 
