@@ -310,6 +310,9 @@ mod tests {
 
     const CLUSTERS: u32 = 4;
 
+    /// A lock of these tests' own.
+    type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
+
     /// The clusters, as all processes see them.
     #[derive(Default)]
     struct Others {
