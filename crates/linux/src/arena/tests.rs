@@ -14,7 +14,7 @@ use std::thread;
 
 const FRAMES: u32 = 256;
 /// Miri takes a thousand times as long as the machine.
-const ROUNDS: u64 = if cfg!(miri) { 2 } else { 200 };
+const ROUNDS: u64 = if cfg!(miri) { 1 } else { 200 };
 
 fn arena() -> Arena {
     Arena::new(Region::reserve(FRAMES as usize * PAGE_BYTES).unwrap())
