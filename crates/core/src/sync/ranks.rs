@@ -105,6 +105,7 @@ pub(super) use checks::{acquire, release};
 #[cfg(feature = "lock-ranks")]
 mod checks {
     use super::{NAMES, Rank, Unchecked, Waits};
+    use std::cell::Cell;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -127,24 +128,17 @@ mod checks {
     #[cfg(feature = "shuttle")]
     use shuttle::thread_local;
     thread_local! {
-        static NUMBER: u32 = {
-            static NUMBERS: AtomicU32 = AtomicU32::new(1);
-            NUMBERS.fetch_add(1, Relaxed)
-        };
+        /// A bit for each rank that the thread holds, unless threads are known by a number.
+        static RANKS: Cell<u32> = Cell::new(0);
     }
 
     /// Has threads known by what `identify` says, a number above 0 that no two living threads
-    /// share, instead of thread-local storage. Once, before any lock is taken.
+    /// share, instead of by thread-local storage. Once, before any lock is taken.
     pub fn identify_threads(identify: fn() -> u32) {
         let _ = IDENTIFY.set(identify);
     }
 
-    fn entry() -> Option<&'static Held> {
-        let thread = match IDENTIFY.get() {
-            Some(identify) => identify(),
-            // A thread that ends has no number any more, and is not looked at.
-            None => NUMBER.try_with(|number| *number).ok()?,
-        };
+    fn entry(thread: u32) -> Option<&'static Held> {
         let first = thread.wrapping_mul(0x9e37_79b9) as usize;
         let entries = || (first..first + PROBES).map(|index| &HELD[index % THREADS]);
         // While a thread holds a lock it has an entry, which others do not take.
@@ -153,30 +147,39 @@ mod checks {
         entries().find(has).or_else(|| entries().find(takes))
     }
 
+    /// Changes what the calling thread holds.
+    fn change(to: impl FnOnce(u32) -> u32) {
+        let Some(identify) = IDENTIFY.get() else {
+            // A thread that ends has no storage any more, and is not looked at.
+            let _ = RANKS.try_with(|ranks| ranks.set(to(ranks.get())));
+            return;
+        };
+        let Some(held) = entry(identify()) else { return };
+        let ranks = to(held.ranks.load(Relaxed));
+        held.ranks.store(ranks, Relaxed);
+        if ranks == 0 {
+            held.thread.store(0, Relaxed);
+        }
+    }
+
     /// The calling thread takes a lock.
     pub fn acquire<R: Rank>(waits: Waits) {
         if R::PLACE == Unchecked::PLACE {
             return;
         }
-        let Some(held) = entry() else { return };
-        let ranks = held.ranks.load(Relaxed);
-        let highest = ranks.checked_ilog2();
-        if let Some(highest) = highest.filter(|&highest| waits == Waits::Yes && highest >= R::PLACE.into()) {
-            panic!("a lock of rank {} is taken under one of rank {}", R::NAME, NAMES[highest as usize]);
-        }
-        held.ranks.store(ranks | 1 << R::PLACE, Relaxed);
+        change(|ranks| {
+            let highest = ranks.checked_ilog2();
+            if let Some(highest) = highest.filter(|&highest| waits == Waits::Yes && highest >= R::PLACE.into()) {
+                panic!("a lock of rank {} is taken under one of rank {}", R::NAME, NAMES[highest as usize]);
+            }
+            ranks | 1 << R::PLACE
+        });
     }
 
     /// The calling thread lets go of it.
     pub fn release<R: Rank>() {
-        if R::PLACE == Unchecked::PLACE {
-            return;
-        }
-        let Some(held) = entry() else { return };
-        let ranks = held.ranks.load(Relaxed) & !(1 << R::PLACE);
-        held.ranks.store(ranks, Relaxed);
-        if ranks == 0 {
-            held.thread.store(0, Relaxed);
+        if R::PLACE != Unchecked::PLACE {
+            change(|ranks| ranks & !(1 << R::PLACE));
         }
     }
 }
