@@ -4,8 +4,8 @@
 //! allocated does not begin to, which would cost it an arena of its own.
 
 use crate::start::runtime;
-use foliomem_linux::fork_sites;
 use foliomem_linux::cell_list::{Cell, CellList};
+use foliomem_linux::fork_sites;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_int, c_void};
 use std::arch::naked_asm;

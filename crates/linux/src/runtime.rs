@@ -21,8 +21,8 @@
 use crate::adopt::{adopt_growth, adopt_mappings, adopt_part, make_whole};
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
-use crate::companion::{Adoption, Companion, Member, Stacks, Woken};
 use crate::clock::{self, now_ns, timespec};
+use crate::companion::{Adoption, Companion, Member, Stacks, Woken};
 use crate::control::{Configuration, Control, SlotIndex};
 use crate::control_block::{self, ControlBlocks};
 use crate::copies::{self, Copies};
@@ -58,8 +58,8 @@ use foliomem_core::sync::{Mutex, RwLockWriteGuard};
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
-use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Access, Mode, OFlags, access};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
@@ -328,7 +328,8 @@ impl Runtime {
     pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
         let settings = control.configuration();
         let stack = || {
-            let stack = Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
+            let stack =
+                Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
             own.add(stack.start()..stack.start() + stack.len());
             Ok::<_, RuntimeError>(stack)
         };
@@ -446,7 +447,10 @@ impl Runtime {
         }
         control.process(self.budget.slot()).has_ended();
         self.is_off.store(true, Ordering::Release);
-        control.notice(format_args!("process {process} goes on without the limit: {error}", process = process.as_raw_nonzero()));
+        control.notice(format_args!(
+            "process {process} goes on without the limit: {error}",
+            process = process.as_raw_nonzero()
+        ));
     }
 
     /// Whether the process goes on without the agent.

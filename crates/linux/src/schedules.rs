@@ -13,6 +13,7 @@ use crate::ranges::Ranges;
 use crate::still::Still;
 use crate::swap_space::{RowIndex, SwapSpace};
 use crate::trace_ring::TraceRing;
+use crate::word_wait;
 use explorer::explore;
 use foliomem_core::policy::Advice;
 use foliomem_core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -51,7 +52,7 @@ impl Notices {
             if self.tellers.load(SeqCst) == 0 {
                 break;
             }
-            self.still.doze(kicks, LONG);
+            word_wait::wait_for(self.still.kick(), kicks, LONG);
         }
     }
 
@@ -137,7 +138,7 @@ fn everything_is_quiet_while_a_thread_forks() {
                 quiet.store(false, SeqCst);
                 still.finish();
             } else if over.load(SeqCst) == 0 {
-                still.doze(kicks, LONG);
+                word_wait::wait_for(still.kick(), kicks, LONG);
             }
         }
         join([forking, other]);

@@ -121,7 +121,6 @@ impl Still {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::clock::timespec;
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
@@ -140,8 +139,7 @@ mod tests {
                         held.store(false, Ordering::Relaxed);
                         still.finish();
                     } else {
-                        let time = timespec(Duration::from_millis(1));
-                        let _ = futex::wait(still.kick(), futex::Flags::PRIVATE, kicks, Some(&time));
+                        word_wait::wait_for(still.kick(), kicks, Duration::from_millis(1));
                     }
                 }
             });

@@ -414,8 +414,8 @@ mod tests {
         space.discard_left(&file);
         assert_eq!((blocks(), space.undiscarded.0[0].load(Ordering::Relaxed)), (0, 0));
         assert!(space.claim(mine, near) && !space.claim(mine, far));
-        // After an exec.
-        space.begin(me);
+        // A process that ends gives up all that it holds.
+        space.leave(mine);
         let again = space.enter(me).unwrap();
         assert!(space.claim(again, near) && space.claim(again, far));
     }
