@@ -234,6 +234,7 @@ impl Run {
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
         self.peaks.sample(self.control);
+        self.child.reap_adopted();
         if let Some(recorder) = &mut self.recorder {
             recorder.fetch(self.control)?;
         }

@@ -109,18 +109,9 @@ impl Child {
         Ok(if by_process { Event::Signalled(signal) } else { Event::Nothing })
     }
 
-    /// Takes the status of the program, if it has one, and of all adopted processes that have ended.
     fn changed(&self) -> Result<Option<Event>, Errno> {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        let status = loop {
-            match waitpid(None, options) {
-                Ok(Some((pid, status))) if pid == self.pid => break status,
-                Ok(Some(_)) => {}
-                // Nobody is left: the program has ended, and its status was taken before.
-                Ok(None) | Err(Errno::CHILD) => return Ok(None),
-                Err(errno) => return Err(errno),
-            }
-        };
+        let Some((_, status)) = waitpid(Some(self.pid), options)? else { return Ok(None) };
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         if let Some(code) = status.exit_status() {
             return Ok(Some(Event::Ended(code as u8)));
@@ -131,9 +122,20 @@ impl Child {
         Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| Event::Stopped))
     }
 
-    /// Takes the status of adopted processes that have ended, after the program has.
+    /// Takes the statuses of adopted processes that have ended, but not the program's.
     pub fn reap_adopted(&self) {
-        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        loop {
+            // SAFETY: a struct of integers, filled by the call.
+            let pid = unsafe {
+                let mut status: libc::siginfo_t = std::mem::zeroed();
+                let ended = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+                if libc::waitid(libc::P_ALL, 0, &raw mut status, ended) < 0 { 0 } else { status.si_pid() }
+            };
+            match Pid::from_raw(pid).filter(|&pid| pid != self.pid) {
+                Some(pid) => _ = waitpid(Some(pid), WaitOptions::NOHANG),
+                None => return,
+            }
+        }
     }
 
     /// Sends it a signal.

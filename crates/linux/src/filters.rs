@@ -51,9 +51,11 @@ pub enum Call {
     GetRobustList,
     /// Whether the program has disabled huge pages.
     GetThpDisable,
+    /// Whether nobody else uses the memory.
+    Unshare,
 }
 
-const ALL: [Call; 16] = [
+const ALL: [Call; 17] = [
     Call::Setsid,
     Call::Chdir,
     Call::SetName,
@@ -70,6 +72,7 @@ const ALL: [Call; 16] = [
     Call::Readlinkat,
     Call::GetRobustList,
     Call::GetThpDisable,
+    Call::Unshare,
 ];
 
 /// A bit for each call that kills its caller.
@@ -102,6 +105,7 @@ impl Call {
             Call::Munlock => (raw::__NR_munlock, [0; 4]),
             Call::Readlinkat => (raw::__NR_readlinkat, [0; 4]),
             Call::GetRobustList => (raw::__NR_get_robust_list, [0; 4]),
+            Call::Unshare => (raw::__NR_unshare, [raw::CLONE_VM as usize, 0, 0, 0]),
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
         };
         let [a, b, c, d] = arguments;

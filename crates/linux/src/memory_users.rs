@@ -12,7 +12,9 @@
 
 use crate::clock::now_ns;
 use crate::filters::{self, Call};
+use crate::thread;
 use foliomem_core::units::PAGE_BYTES;
+use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Dir, Mode, OFlags, openat};
@@ -92,6 +94,9 @@ fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
 /// Finds another user of the memory, where `last` has left: one of its threads, or another process. `own` are the ids of the
 /// agent's processes, as `proc` numbers them.
 pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<User> {
+    if uses_alone() {
+        return None;
+    }
     let last_pid = last.pid.as_raw_nonzero().get() as u32;
     if let Some(user) = find_thread(proc, ours, last_pid) {
         return Some(user);
@@ -107,9 +112,20 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     })
 }
 
+/// Whether the kernel says that nobody else uses the memory: only a process of one thread is told.
+fn uses_alone() -> bool {
+    let number = raw::__NR_unshare as usize;
+    // SAFETY: succeeds where there is nothing to unshare, and changes nothing.
+    filters::allow(Call::Unshare) && unsafe { thread::syscall3(number, raw::CLONE_VM as usize, 0, 0) } == 0
+}
+
 /// The process `pid` by that of its threads which uses the memory.
 fn find_thread(proc: &OwnedFd, ours: &OwnedFd, pid: u32) -> Option<User> {
     let tasks = ids(proc, format_args!("{pid}/task"));
+    if tasks.len() < 2 {
+        // The thread that the process began with is the only one, and was looked at.
+        return None;
+    }
     tasks.into_iter().find_map(|id| user_if_same(ours, pid, open_in(proc, format_args!("{pid}/task/{id}/statm"))?))
 }
 
