@@ -1,8 +1,9 @@
-//! Where a piece's bytes are: a short list of contiguous stretches of frames.
+//! The place of a piece's bytes: a short list of contiguous fragments of frames.
 //!
-//! A place is looked up only when somebody asks for the stretches: most of what the engine does with a piece needs them not.
+//! A place looks up its fragments only on request: most operations on a piece do not need them.
 //!
-//! No lock: what is looked up does not change as long as the piece is pinned, or its maker's alone.
+//! There is no lock: the fragments are constant while the piece is pinned or only its maker knows
+//! it.
 
 use super::extent::{Extent, MOST_RUNS};
 use super::word::Location;
@@ -11,37 +12,37 @@ use crate::units::{Frame, PAGE_BYTES};
 use std::fmt;
 use std::ops::Deref;
 
-/// Contiguous bytes within contiguous frames.
+/// Contiguous bytes in contiguous frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fragment {
-    /// The frame the offset counts from.
+    /// The frame from which the offset counts.
     pub head: Frame,
-    /// Where the bytes begin; may lie beyond the first frame.
+    /// The start of the bytes; it may lie beyond the first frame.
     pub offset_bytes: u32,
-    /// How many there are.
+    /// The number of bytes.
     pub len_bytes: u32,
 }
 
 impl Fragment {
     const NONE: Fragment = Fragment { head: Frame(0), offset_bytes: 0, len_bytes: 0 };
 
-    /// `len_bytes` bytes from `offset_bytes` after the start of `head`.
+    /// Makes a fragment of `len_bytes` bytes, `offset_bytes` after the start of `head`.
     pub const fn new(head: Frame, offset_bytes: u32, len_bytes: u32) -> Fragment {
         Fragment { head, offset_bytes, len_bytes }
     }
 
-    /// Its first byte, counted from the start of the arena.
+    /// Returns the offset of the first byte from the start of the arena.
     pub const fn start_bytes(&self) -> u64 {
         self.head.0 as u64 * PAGE_BYTES as u64 + self.offset_bytes as u64
     }
 
-    /// The first byte after it.
+    /// Returns the offset of the byte after the fragment from the start of the arena.
     pub const fn end_bytes(&self) -> u64 {
         self.start_bytes() + self.len_bytes as u64
     }
 }
 
-/// Where a piece's bytes are.
+/// The place of a piece's bytes, in memory or in the swap file.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     store: &'a Store,
@@ -49,17 +50,18 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// What is at `location`.
+    /// Makes the place of `location`.
     pub(super) fn new(store: &'a Store, location: Location) -> Place<'a> {
         Place { store, location }
     }
 
-    /// Where in the swap file the bytes are, if they are there.
+    /// Returns the place in the swap file if the bytes are there.
     pub fn in_file(&self) -> Option<FilePlace> {
         self.location.record().map(|record| self.store.file_place(record))
     }
 
-    /// The stretches, in the order of the bytes; none for filled content, and for what is in the swap file.
+    /// Returns the fragments in the order of the bytes; none for filled content and for pieces in
+    /// the swap file.
     pub fn fragments(&self) -> Fragments {
         let (zspages, location) = (&self.store.zspages, self.location);
         let mut fragments = Fragments::NONE;
@@ -70,7 +72,7 @@ impl<'a> Place<'a> {
         if let Some(class) = class {
             let last_byte = u32::from(location.last_byte());
             let start = last_byte - last_byte % class.shape().size_bytes;
-            // Most lie in the first run, which is half of them at least.
+            // Most slots lie in the first run, which has at least half of the frames.
             if let Some(fragment) = extent.in_first_run(start, last_byte + 1) {
                 return Fragments::of(fragment);
             }
@@ -81,7 +83,7 @@ impl<'a> Place<'a> {
         fragments
     }
 
-    /// Length of all of them together.
+    /// Returns the total length of the fragments.
     pub fn len_bytes(&self) -> u32 {
         if !self.location.is_in_memory() {
             return 0;
@@ -94,7 +96,7 @@ impl<'a> Place<'a> {
         all_bytes
     }
 
-    /// The extents of a chain, each with how many bytes of the piece are there.
+    /// Calls `act` with each extent of a chain and the number of the piece's bytes in it.
     fn each_link(&self, mut act: impl FnMut(Extent, u32)) {
         let (zspages, location) = (&self.store.zspages, self.location);
         let mut next = Some(location.zspage());
@@ -113,22 +115,22 @@ impl fmt::Debug for Place<'_> {
     }
 }
 
-/// The stretches that a piece's bytes are in.
+/// The fragments of a piece's bytes.
 #[derive(Clone, Debug)]
 pub struct Fragments(Stretches);
 
-/// By value as long as they are those of one extent: so most pieces' are.
+/// Stored inline for a piece of one extent, as most are.
 #[derive(Clone, Debug)]
 enum Stretches {
     Few([Fragment; MOST_RUNS], u8),
-    /// Of a piece that is a chain of extents.
+    /// The fragments of a chain of extents.
     Many(Vec<Fragment>),
 }
 
 impl Fragments {
     pub(super) const NONE: Fragments = Fragments(Stretches::Few([Fragment::NONE; MOST_RUNS], 0));
 
-    /// All of it is there.
+    /// Makes the list of one fragment.
     #[inline]
     fn of(fragment: Fragment) -> Fragments {
         let mut few = [Fragment::NONE; MOST_RUNS];
@@ -143,7 +145,7 @@ impl Fragments {
         }
     }
 
-    /// Appends a fragment; one that follows the last in memory makes it longer instead.
+    /// Appends a fragment. If it follows the last one in memory, the last one grows instead.
     pub(super) fn push(&mut self, fragment: Fragment) {
         if let Some(last) = self.last_mut()
             && last.end_bytes() == fragment.start_bytes()
