@@ -1,14 +1,16 @@
-//! Every lock and atomic of the engine comes from here, so that a schedule explorer can take their
-//! place: the feature `shuttle` builds the whole crate over shuttle's.
+//! Locks and atomics of the engine. The feature `shuttle` replaces all of them with shuttle's, so
+//! that a schedule explorer controls the whole crate.
 //!
-//! It explores orders of what threads do, not what weaker orderings of memory allow besides. It cannot see a
-//! wait for a lock of `std`: an [`OnceLock`] is made by code that touches nothing of this module.
+//! Shuttle explores interleavings of threads. It does not explore reorderings that weak memory
+//! orderings allow, and it cannot see a wait for a `std` lock, so the code that initialises an
+//! [`OnceLock`] uses nothing of this module.
 //!
-//! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so that no thread can ever
-//! see a half-done change of a thread that panicked.
+//! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so no thread sees the
+//! half-done change of a thread that panicked.
 //!
-//! For an engine that one thread has for itself, the lab's, all of them are cells: the feature `one-thread`, of the package
-//! `foliomem-core-one-thread` alone, which is built of the same source. A crate that depends on that has no other engine.
+//! The feature `one-thread` makes all of them cells, for the lab's engine, which only one thread
+//! uses. The package `foliomem-core-one-thread` builds this source with that feature. A crate that
+//! depends on it has no other engine.
 
 #[cfg(any(feature = "one-thread", test))]
 mod one_thread;
@@ -22,7 +24,7 @@ use threads as kind;
 
 pub use kind::{Mutex, MutexGuard, OnceLock, Shared, atomic, yield_now};
 
-/// Atomics that order nothing, counts and hints: of no interest to a schedule explorer, which leaves them alone.
+/// Atomics that order nothing (counts and hints). The schedule explorer does not control them.
 pub mod unordered {
     #[cfg(feature = "one-thread")]
     pub use super::one_thread::atomic::*;

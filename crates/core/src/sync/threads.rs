@@ -1,10 +1,10 @@
-//! The real locks and atomics, or a schedule explorer's.
+//! The real locks and atomics, or those of the schedule explorer.
 
 #[cfg(not(feature = "shuttle"))]
 pub use std::sync::atomic;
 #[cfg(not(feature = "shuttle"))]
 use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
-/// Lets others run, where what they do is waited for.
+/// Yields the CPU to a thread that the caller waits for.
 #[cfg(not(feature = "shuttle"))]
 pub use std::thread::yield_now;
 
@@ -15,26 +15,26 @@ use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
 #[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
-/// What is made once, by whoever needs it first.
+/// A value that its first user initialises.
 pub use std::sync::OnceLock;
 
-/// What all threads may use at once.
+/// The bound of values shared between threads.
 pub use std::marker::Sync as Shared;
 
 /// A mutual exclusion lock without poisoning.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RawMutex<T>);
 
-/// What a [`Mutex`] hands out while it is held.
+/// The guard of a locked [`Mutex`].
 pub type MutexGuard<'a, T> = RawGuard<'a, T>;
 
 impl<T> Mutex<T> {
-    /// A lock around `value`.
+    /// Makes a lock around `value`.
     pub const fn new(value: T) -> Self {
         Self(RawMutex::new(value))
     }
 
-    /// Waits for the lock.
+    /// Takes the lock; waits while it is held.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -42,7 +42,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
