@@ -1,9 +1,10 @@
-//! Pieces that are taken apart.
+//! Exploding pieces: a piece returns as a whole, in parts.
 //!
-//! Where only parts of folios come back, a piece that was compressed as one stays in the store as long as a single page of it
-//! is out, which is memory that nobody uses; and each of its parts costs the decompression of what is before it. So the
-//! first fault on one, or step of a walk, fetches all that is left of it. The part that is touched goes to the program; the others are staged,
-//! and go out again one by one unless they are touched.
+//! If only parts of folios are fetched, a piece that was compressed as one stays in the store as
+//! long as one of its pages is swapped out: memory that nothing uses. Each of its parts costs the
+//! decompression of everything before it. So the first fault on such a piece, or step of a strided
+//! stream, fetches all that is left of it. The touched part is mapped into the program; the others
+//! are staged, and are swapped out again one by one unless they are touched.
 //!
 //! Locks: as for any fault ([`super::fault`]).
 
@@ -18,40 +19,41 @@ use crate::store::PieceId;
 use crate::units::{FrameRun, Order, PageNumber, Slot};
 use std::ops::Range;
 
-/// The largest piece that is taken apart: 64 KiB. To decompress more takes longer than some faults.
+/// Maximum order of an exploded piece, 64 KiB: decompressing more takes longer than some faults.
 const MOST_ORDER: Order = Order::new(4).unwrap();
 
-/// What is left of a piece, being fetched.
+/// The remaining parts of a piece, being fetched.
 pub(super) struct InParts {
     piece: PieceId,
-    /// Where the whole piece goes.
+    /// The frames for the whole piece.
     run: FrameRun,
-    /// The part that is touched.
+    /// The part with the faulting page.
     touched: FolioName,
     parts: Fetches,
 }
 
 impl InParts {
-    /// What the program gets.
+    /// Returns the part that is mapped into the program.
     pub fn touched(&self) -> FolioName {
         self.touched
     }
 
-    /// Its pages.
+    /// Returns the pages of that part.
     pub fn touched_pages(&self) -> Range<PageNumber> {
         self.touched.head.folio(self.touched.order)
     }
 
-    /// From the first page that is fetched to the last.
+    /// Returns the range from the first fetched page to the last.
     pub fn pages(&self) -> Range<PageNumber> {
         self.parts.first().head..self.parts.end()
     }
 }
 
 impl<M: Machine> Engine<M> {
-    /// Marks what is left of the piece of `page`, which is out, as being fetched, in parts of `order`. `None` where whole folios
-    /// pay, unless the page is wanted `alone`, where the piece is no larger than that, too large, or there is no room for it; or where it
-    /// was moved so that it lies otherwise now.
+    /// Marks the remaining pages of the piece of `page`, which is swapped out, as being fetched, in
+    /// parts of `order`. Returns `None` if whole folios pay (unless `page` is wanted `alone`), if
+    /// the piece is no larger than `order` or too large, if there is no room for it, or if it was
+    /// moved so that its alignment changed.
     pub(super) fn start_taking_apart(
         &self,
         entries: &mut Entries,
@@ -75,7 +77,7 @@ impl<M: Machine> Engine<M> {
         }
         let (run, _) = self.homes.alloc_full(&self.machine, granule, Urgency::Normal).ok()?;
         let (first, first_slot) = (page.head(granule), Slot(slot.0 - index));
-        // A page that has come back may have gone out anew, to its old slot: as another piece.
+        // A page that returned may have been swapped out again to its old slot, as another piece.
         let is_out = |entries: &Entries, mut part: Range<u32>| {
             part.all(|index| {
                 let slot = first_slot.offset(index);
@@ -107,7 +109,8 @@ impl<M: Machine> Engine<M> {
         parts.map(|parts| InParts { piece, run, touched, parts })
     }
 
-    /// Brings the part that is touched into the program, and the others home. The caller wakes who waits.
+    /// Maps the touched part into the program, and stages the others. The caller wakes waiting
+    /// threads.
     pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: &InParts) -> Result<(), Changing> {
         let parts = piece.parts.marked();
         let pinned = self.store.pin(piece.piece);
