@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Maximum number of levels: those of a bitmap of 2^32 bits.
-const MOST_LEVELS: usize = 6;
+const MAX_LEVELS: usize = 6;
 
 /// A bitmap with summaries. Level 0 holds the bits; bit `i` of level `n + 1` is set if word `i` of
 /// level `n` is not zero. The top level is one word.
@@ -23,14 +23,14 @@ struct BitTree {
     /// The words of level 0, then those of the other levels.
     words: Vec<u64>,
     /// The start of each level, and the end of the last.
-    starts: [usize; MOST_LEVELS + 1],
+    starts: [usize; MAX_LEVELS + 1],
     levels: usize,
     ones: u32,
 }
 
 impl BitTree {
     fn new(bits: usize) -> BitTree {
-        let (mut starts, mut levels) = ([0; MOST_LEVELS + 1], 0);
+        let (mut starts, mut levels) = ([0; MAX_LEVELS + 1], 0);
         let mut words = bits;
         while levels == 0 || words > 1 {
             words = words.div_ceil(64).max(1);

@@ -9,8 +9,8 @@
 //! pieces of the store are written there when the store takes too much. A touch of a swapped-out
 //! folio *swaps it in*: whole, or a part if only parts are used ([`crate::locality`]). Its slots
 //! may be kept until it changes ([`crate::swap_cache`]). Every way into the program goes through
-//! `bring_in`, every way out through `stage`, every split through `carve`. A resident folio of
-//! which a part is unmapped or discarded stays together for a while (see `partial`).
+//! `map_in`, every way out through `stage`, every split through `split_borders`. A resident folio
+//! of which a part is unmapped or discarded stays together for a while (see `partial`).
 //!
 //! Any number of threads may call the engine. Long work (compressing, decompressing) runs without a
 //! lock, with its pages marked busy; [`crate::page_table`] says who owns what then. Lock order: one
@@ -19,6 +19,7 @@
 mod backoff;
 mod check;
 mod claims;
+mod explode;
 mod fault;
 mod mapping;
 mod migrate;
@@ -27,7 +28,6 @@ mod reclaim;
 mod recompress;
 mod stage;
 mod store_compaction;
-mod take_apart;
 mod unmanaged;
 mod write_back;
 
@@ -147,7 +147,7 @@ pub struct Engine<M: Machine> {
     probation: Queue,
     active: Queue,
     /// Resident folios with a swap-cache entry that are not active.
-    copied: Queue,
+    cached: Queue,
     /// Folios that could not be unmapped when it was tried.
     unevictable: Queue,
     staged: Queue,
@@ -216,7 +216,7 @@ impl<M: Machine> Engine<M> {
             compactor: Compactor::new(config.compaction),
             probation: Queue::default(),
             active: Queue::default(),
-            copied: Queue::default(),
+            cached: Queue::default(),
             unevictable: Queue::default(),
             staged: Queue::default(),
             deferred: Queue::default(),
@@ -349,8 +349,8 @@ impl<M: Machine> Engine<M> {
             match self.slots.alloc(self.machine.cpu(), order) {
                 Ok(slot) => return Some(slot),
                 Err(NoSlots::Reclaim(slots)) => {
-                    for copy in self.swap_cache.take_overlapping(slots) {
-                        self.free_slots(copy.slot, copy.order.pages());
+                    for entry in self.swap_cache.take_overlapping(slots) {
+                        self.free_slots(entry.slot, entry.order.pages());
                     }
                 }
                 Err(NoSlots::Full) => return None,
@@ -361,16 +361,16 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Drops the swap-cache entry of the folio whose head frame is `head`, if there is one.
-    fn drop_copy(&self, head: Frame) {
-        if let Some(copy) = self.swap_cache.take(head) {
-            self.free_slots(copy.slot, copy.order.pages());
+    fn drop_cache_entry(&self, head: Frame) {
+        if let Some(entry) = self.swap_cache.take(head) {
+            self.free_slots(entry.slot, entry.order.pages());
         }
     }
 
     /// Frees frames that held pages of the program, and the swap-cache entry of the folio that
     /// began there.
     fn free_content(&self, run: FrameRun) {
-        self.drop_copy(run.head);
+        self.drop_cache_entry(run.head);
         self.free_frames_of_content(run);
     }
 

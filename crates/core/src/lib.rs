@@ -16,7 +16,7 @@
 //! | 2 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
 //! | 3 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
 //! | 3 | the swap file's slots, then their [`cluster`] allocator | who has what in the swap file |
-//! | 4 | everything else in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
+//! | 4 | everything else in [`homes`], [`cluster`], [`queue`] | leaves: none takes another |
 #![forbid(unsafe_code)]
 
 pub mod buddy;

@@ -36,19 +36,19 @@ const REGION_PAGES: u64 = 4096;
 const REGIONS: usize = 1024;
 /// Number of windows sampled at a time: few enough that random faults seldom hit one again by
 /// chance.
-const WATCHED: usize = 32;
+const SAMPLED_WINDOWS: usize = 32;
 /// Sampling rates: one fault in 8 starts a sampling window in a region without an estimate, one in
 /// 32 elsewhere. The interval doubles with every second window in a row that confirmed the
-/// estimate, up to [`WATCH_SURE_EVERY`]. (Each page touched in a sampling window costs a fault.)
-const WATCH_FIRST_EVERY: u32 = 8;
-const WATCH_EVERY: u32 = 32;
-const WATCH_SURE_EVERY: u32 = 256;
+/// estimate, up to [`SAMPLE_SURE_EVERY`]. (Each page touched in a sampling window costs a fault.)
+const SAMPLE_FIRST_EVERY: u32 = 8;
+const SAMPLE_EVERY: u32 = 32;
+const SAMPLE_SURE_EVERY: u32 = 256;
 
-const _: () = assert!(WATCH_FIRST_EVERY.is_power_of_two() && WATCH_EVERY.is_power_of_two());
-const _: () = assert!(WATCH_SURE_EVERY.is_power_of_two());
+const _: () = assert!(SAMPLE_FIRST_EVERY.is_power_of_two() && SAMPLE_EVERY.is_power_of_two());
+const _: () = assert!(SAMPLE_SURE_EVERY.is_power_of_two());
 
 /// Number of faults after which a sampling window ends.
-const WATCH_FAULTS: u64 = 256;
+const SAMPLE_FAULTS: u64 = 256;
 /// Cost of a fault and of each page of its folio, which is also swapped out again; only the ratio
 /// matters. (redis with random reads of 4 KiB that span two pages: a fault took 29 µs with parts of
 /// one page, 30 with two, 32 with four while another CPU had time to compress, and 8 more a page
@@ -61,7 +61,7 @@ const FORGET_SHIFT: u32 = 3;
 
 /// The cost estimate of a region, learnt from its sampling windows.
 #[derive(Clone, Copy, Debug, Default)]
-struct Judgement {
+struct CostEstimate {
     /// Moving average of the cost of a window by the order of the parts, in 2^[`FORGET_SHIFT`]ths.
     costs: [u32; PART_ORDERS],
     /// The cheapest order; `None` for whole folios or if there is no estimate. Every fault reads it
@@ -71,7 +71,7 @@ struct Judgement {
     agreed: u8,
 }
 
-impl Judgement {
+impl CostEstimate {
     fn of(touched: u16) -> impl Iterator<Item = u32> {
         // One bit for each part with touched pages, at its first page.
         let mut parts = touched;
@@ -106,14 +106,14 @@ impl Judgement {
 
 /// A sampling window: its faults are served with single pages, to see which pages are touched.
 #[derive(Clone, Copy, Debug)]
-struct Watched {
+struct Sample {
     /// One bit for each touched page; 0 in an unused entry.
     touched: u16,
     /// The number of the fault that started the window.
     since: u64,
 }
 
-const NOT_WATCHED: Watched = Watched { touched: 0, since: 0 };
+const NOT_SAMPLED: Sample = Sample { touched: 0, since: 0 };
 
 /// A window number: 31 bits in a 47-bit address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,12 +132,12 @@ impl Window {
 }
 
 #[derive(Debug)]
-struct Judgements {
-    regions: [Judgement; REGIONS],
-    all: Judgement,
+struct Estimates {
+    regions: [CostEstimate; REGIONS],
+    all: CostEstimate,
     /// The windows being sampled, side by side: every fault searches its own.
-    windows: [Window; WATCHED],
-    watched: [Watched; WATCHED],
+    windows: [Window; SAMPLED_WINDOWS],
+    sampled: [Sample; SAMPLED_WINDOWS],
     oldest: usize,
     /// The entry checked last for its end.
     looked_at: usize,
@@ -162,23 +162,23 @@ pub enum SwapIn {
 #[derive(Debug)]
 pub struct Locality {
     swap_in: SwapIn,
-    judgements: Mutex<Box<Judgements>>,
+    estimates: Mutex<Box<Estimates>>,
 }
 
-impl Default for Judgements {
-    fn default() -> Judgements {
-        let watched = [NOT_WATCHED; WATCHED];
-        let regions = [Judgement::default(); REGIONS];
-        let windows = [Window::NONE; WATCHED];
-        let all = Judgement::default();
-        Judgements { regions, all, windows, watched, oldest: 0, looked_at: 0, random: 1, faults: 0 }
+impl Default for Estimates {
+    fn default() -> Estimates {
+        let sampled = [NOT_SAMPLED; SAMPLED_WINDOWS];
+        let regions = [CostEstimate::default(); REGIONS];
+        let windows = [Window::NONE; SAMPLED_WINDOWS];
+        let all = CostEstimate::default();
+        Estimates { regions, all, windows, sampled, oldest: 0, looked_at: 0, random: 1, faults: 0 }
     }
 }
 
 impl Locality {
     /// Makes an instance without estimates.
     pub fn new(swap_in: SwapIn) -> Locality {
-        Locality { swap_in, judgements: Mutex::default() }
+        Locality { swap_in, estimates: Mutex::default() }
     }
 
     /// Returns the order of the part with which to serve a fault on `page`; `None` for the whole
@@ -186,7 +186,7 @@ impl Locality {
     #[inline]
     pub fn part_for_fault(&self, page: PageNumber, expected: Expected) -> Option<Order> {
         match self.swap_in {
-            SwapIn::Adaptive => self.judgements.lock().part_for_fault(page, expected),
+            SwapIn::Adaptive => self.estimates.lock().part_for_fault(page, expected),
             SwapIn::Whole => None,
             SwapIn::Page => Some(Order::ZERO),
         }
@@ -194,39 +194,39 @@ impl Locality {
 
     /// Returns the end of the window of `page` if it is sampled: pages fetched there before they
     /// are touched would hide touches.
-    pub fn watched_until(&self, page: PageNumber) -> Option<PageNumber> {
-        let is_watched = self.judgements.lock().is_watched(Window::of(page));
-        is_watched.then_some(PageNumber((page.0 / WINDOW_PAGES + 1) * WINDOW_PAGES))
+    pub fn sampled_until(&self, page: PageNumber) -> Option<PageNumber> {
+        let is_sampled = self.estimates.lock().is_sampled(Window::of(page));
+        is_sampled.then_some(PageNumber((page.0 / WINDOW_PAGES + 1) * WINDOW_PAGES))
     }
 
     /// Counts folios fetched ahead of faults: each would have been a fault, so sampling windows age
     /// by them.
     pub fn fetched_ahead(&self, folios: usize) {
         if self.swap_in == SwapIn::Adaptive {
-            self.judgements.lock().faults += folios as u64;
+            self.estimates.lock().faults += folios as u64;
         }
     }
 
     /// Returns the order of the parts that pay around `page`; `None` where whole folios pay.
     pub fn part_order(&self, page: PageNumber) -> Option<Order> {
         match self.swap_in {
-            SwapIn::Adaptive => self.judgements.lock().judgement(page).best,
+            SwapIn::Adaptive => self.estimates.lock().estimate(page).best,
             SwapIn::Whole => None,
             SwapIn::Page => Some(Order::ZERO),
         }
     }
 }
 
-impl Judgements {
+impl Estimates {
     /// Returns the estimate for `page`: that of its region, or else that of the whole program.
-    fn judgement(&mut self, page: PageNumber) -> &mut Judgement {
-        let judgement = &mut self.regions[region(page)];
-        if judgement.is_known() { judgement } else { &mut self.all }
+    fn estimate(&mut self, page: PageNumber) -> &mut CostEstimate {
+        let estimate = &mut self.regions[region(page)];
+        if estimate.is_known() { estimate } else { &mut self.all }
     }
 
-    fn is_watched(&self, window: Window) -> bool {
+    fn is_sampled(&self, window: Window) -> bool {
         // Compares all windows, because the processor compares several at a time then.
-        self.windows.iter().fold(false, |found, &watched| found | (watched == window))
+        self.windows.iter().fold(false, |found, &sampled| found | (sampled == window))
     }
 
     fn part_for_fault(&mut self, page: PageNumber, expected: Expected) -> Option<Order> {
@@ -234,17 +234,17 @@ impl Judgements {
         let touched = 1 << (page.0 % WINDOW_PAGES);
         self.faults += 1;
         // In turn, not by the fault number: that number jumps, and would skip some entries forever.
-        self.looked_at = (self.looked_at + 1) % WATCHED;
+        self.looked_at = (self.looked_at + 1) % SAMPLED_WINDOWS;
         let looked_at = self.looked_at;
-        if self.faults - self.watched[looked_at].since >= WATCH_FAULTS {
-            self.end_watch(looked_at);
+        if self.faults - self.sampled[looked_at].since >= SAMPLE_FAULTS {
+            self.end_sampling(looked_at);
         }
-        if self.is_watched(window)
-            && let Some(index) = self.windows.iter().position(|&watched| watched == window)
+        if self.is_sampled(window)
+            && let Some(index) = self.windows.iter().position(|&sampled| sampled == window)
         {
-            self.watched[index].touched |= touched;
-            if self.watched[index].touched == u16::MAX {
-                self.end_watch(index);
+            self.sampled[index].touched |= touched;
+            if self.sampled[index].touched == u16::MAX {
+                self.end_sampling(index);
             }
             return Some(Order::ZERO);
         }
@@ -255,38 +255,38 @@ impl Judgements {
         self.random ^= self.random << 5;
         // The interval is a power of two: a mask suffices, and a division would take as long as the
         // rest.
-        if self.random & (self.watch_every(page) - 1) != 0 {
-            let judgement = self.judgement(page);
-            return match (expected, judgement.best) {
+        if self.random & (self.sample_every(page) - 1) != 0 {
+            let estimate = self.estimate(page);
+            return match (expected, estimate.best) {
                 (Expected::Stream, Some(_)) => {
-                    judgement.learn(u16::MAX);
+                    estimate.learn(u16::MAX);
                     None
                 }
                 (Expected::Step, _) => Some(Order::ZERO),
                 (_, best) => best,
             };
         }
-        self.end_watch(self.oldest);
+        self.end_sampling(self.oldest);
         self.windows[self.oldest] = window;
-        self.watched[self.oldest] = Watched { touched, since: self.faults };
-        self.oldest = (self.oldest + 1) % WATCHED;
+        self.sampled[self.oldest] = Sample { touched, since: self.faults };
+        self.oldest = (self.oldest + 1) % SAMPLED_WINDOWS;
         Some(Order::ZERO)
     }
 
     /// Returns the sampling interval in faults. A disagreement anywhere shortens it everywhere.
-    fn watch_every(&self, page: PageNumber) -> u32 {
+    fn sample_every(&self, page: PageNumber) -> u32 {
         let region = &self.regions[region(page)];
         let (every, agreed) = if region.is_known() {
-            (WATCH_EVERY, region.agreed.min(self.all.agreed))
+            (SAMPLE_EVERY, region.agreed.min(self.all.agreed))
         } else {
-            (WATCH_FIRST_EVERY, self.all.agreed)
+            (SAMPLE_FIRST_EVERY, self.all.agreed)
         };
-        (every << (agreed / 2).min(8)).min(WATCH_SURE_EVERY)
+        (every << (agreed / 2).min(8)).min(SAMPLE_SURE_EVERY)
     }
 
     /// Ends a sampling window, if there is one, and updates the estimates with it.
-    fn end_watch(&mut self, index: usize) {
-        let seen = std::mem::replace(&mut self.watched[index], NOT_WATCHED);
+    fn end_sampling(&mut self, index: usize) {
+        let seen = std::mem::replace(&mut self.sampled[index], NOT_SAMPLED);
         let window = std::mem::replace(&mut self.windows[index], Window::NONE);
         if seen.touched != 0 {
             self.regions[region(window.first_page())].learn(seen.touched);
@@ -371,22 +371,22 @@ mod tests {
     fn sampling_backs_off_while_windows_agree() {
         let locality = Locality::new(SwapIn::Adaptive);
         // Reads these windows from start to end; returns how many were sampled.
-        let watched = |windows: std::ops::Range<u64>| {
-            let is_watched = |&window: &u64| {
+        let sampled = |windows: std::ops::Range<u64>| {
+            let is_sampled = |&window: &u64| {
                 let page = PageNumber(window * WINDOW_PAGES);
-                let is_watched = locality.part_for_fault(page, Expected::Stream).is_some();
-                if is_watched {
+                let is_sampled = locality.part_for_fault(page, Expected::Stream).is_some();
+                if is_sampled {
                     let rest = 1..WINDOW_PAGES as u32;
                     assert!(
                         rest.map(|n| locality.part_for_fault(page.offset(n), Expected::Stream))
                             .all(|part| part.is_some())
                     );
                 }
-                is_watched
+                is_sampled
             };
-            windows.filter(is_watched).count()
+            windows.filter(is_sampled).count()
         };
-        let (first, later) = (watched(0..500), watched(10_000..20_000));
+        let (first, later) = (sampled(0..500), sampled(10_000..20_000));
         assert!((8..100).contains(&first) && (20..100).contains(&later), "{first} and {later}");
         // A change is still noticed soon.
         let served = served(&locality, 1, 3_000);
@@ -396,15 +396,15 @@ mod tests {
     #[test]
     fn a_sampled_window_is_reported() {
         let locality = Locality::new(SwapIn::Adaptive);
-        let watched = |page: u64| locality.watched_until(PageNumber(page));
+        let sampled = |page: u64| locality.sampled_until(PageNumber(page));
         let begins = |&window: &u64| {
-            assert_eq!(watched(window * WINDOW_PAGES), None);
+            assert_eq!(sampled(window * WINDOW_PAGES), None);
             locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), Expected::Stream).is_some()
         };
         let window = (0..1000).find(begins).expect("one fault in eight starts a sampling window");
         let end = (window + 1) * WINDOW_PAGES;
         assert_eq!(
-            [end - WINDOW_PAGES, end - 1, end].map(watched),
+            [end - WINDOW_PAGES, end - 1, end].map(sampled),
             [Some(PageNumber(end)), Some(PageNumber(end)), None]
         );
     }
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn costs_count_the_touched_parts() {
-        let cost = |touched: u16| Judgement::of(touched).collect::<Vec<_>>();
+        let cost = |touched: u16| CostEstimate::of(touched).collect::<Vec<_>>();
         let fault = |parts: u32, pages: u32| parts * (FAULT_COST + PAGE_COST * pages);
         assert_eq!(cost(0b1), [fault(1, 1), fault(1, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
         assert_eq!(cost(0b110), [fault(2, 1), fault(2, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
@@ -445,7 +445,7 @@ mod tests {
                 |part: usize, order: usize| (part << order..(part + 1) << order).any(|page| touched >> page & 1 != 0);
             let parts = |order: usize| (0..16 >> order).filter(|&part| pages(part, order)).count() as u32;
             let expected = (0..PART_ORDERS).map(|order| parts(order) * (FAULT_COST + PAGE_COST * (1 << order)));
-            assert!(Judgement::of(touched).eq(expected), "{touched:#b}");
+            assert!(CostEstimate::of(touched).eq(expected), "{touched:#b}");
         }
     }
 

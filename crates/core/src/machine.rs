@@ -235,7 +235,7 @@ pub trait Machine: Shared {
     /// `place`.
     fn write_recompressed(&self, worker: &mut Self::Worker, place: &Place<'_>);
 
-    /// Starts writing the pieces of `batch` to their slots of the swap file and returns one seal
+    /// Starts writing the pieces of `batch` to their slots of the swap file and appends one seal
     /// for each, which identifies the piece if the write succeeds. Every seal has its own nonce,
     /// unique in all processes. The worker must have fewer than [`MOST_WRITES`] unfinished writes.
     fn begin_write(&self, worker: &mut Self::Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>);

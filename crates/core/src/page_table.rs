@@ -11,11 +11,13 @@
 //! |---|---|---|
 //! | `None` | none: reads as zeros | first touch, adoption |
 //! | `Resident` | in the program; its home frame is unpopulated and reserved | staging, unmap |
-//! | `Hole` | none; a page of a resident folio with a reserved home frame | first touch, adoption, split |
-//! | `Home` | staged: in the arena, where the program cannot touch it | a fault (second chance), writeback, unmap |
-//! | `Home` + writeback | staged, and a worker reads it: **only that worker frees the frame** | the worker; a fault copies; unmap |
+//! | `Hole` | none; the resident folio keeps its home frame | first touch, adoption, split |
+//! | `Home` | staged: in the arena, out of the program's reach | a fault, writeback, unmap |
+//! | `Home` + writeback | staged; a worker reads it | the worker; a fault copies; unmap |
 //! | `Swapped` | in the store, under its slot | a fault, unmap |
-//! | `Swapped` + fetching | in the store, and a worker reads it: **only that worker frees the slot** | the worker; unmap |
+//! | `Swapped` + fetching | in the store; a worker reads it | the worker; unmap |
+//!
+//! **Only the worker that writes back frees the frame; only the worker that fetches frees the slot.**
 //!
 //! Lock rank 2 (block). A lookup takes no lock. Blocks are never freed.
 

@@ -36,12 +36,12 @@ const STREAM_PAGES: u64 = 32;
 const LARGE_FOLIO_PAGES: u64 = 16;
 /// Maximum distance of a stream's fault from the beginning of its folio. A program with larger gaps
 /// touches few pages of a folio.
-const MOST_GAP_PAGES: u64 = 3;
+const MAX_GAP_PAGES: u64 = 3;
 /// Pages of first touches that make a stream: memory made ahead of a false stream is wasted.
 const NEW_STREAM_PAGES: u64 = 64;
 /// The initial and the maximum readahead window: 128 KiB and 1 MiB.
 const FIRST_WINDOW_PAGES: u32 = 32;
-const MOST_WINDOW_PAGES: u32 = 256;
+const MAX_WINDOW_PAGES: u32 = 256;
 /// Pages that one thread fetches at a time: 256 KiB.
 const CHUNK_PAGES: u32 = 64;
 
@@ -122,7 +122,7 @@ impl Streams {
         let folio_pages = folio.end.0 - folio.start.0;
         // The pages skipped without a fault are resident already.
         let passed_pages = if whole && folio_pages >= LARGE_FOLIO_PAGES { folio_pages } else { 0 };
-        let has_come_to = page.0 - folio.start.0 <= MOST_GAP_PAGES;
+        let has_come_to = page.0 - folio.start.0 <= MAX_GAP_PAGES;
         if has_come_to
             && self.may_be_ahead(folio.start, passed_pages)
             && let Some(index) = self.streams.iter().position(|stream| stream.is_ahead(folio.start, passed_pages))
@@ -132,7 +132,7 @@ impl Streams {
             stream.position = folio.end;
             if is_one(stream) {
                 self.with_window += usize::from(stream.window_pages == 0);
-                stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
+                stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MAX_WINDOW_PAGES);
             }
             stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
             self.changed(index);
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(claimed(&readahead, folio(14).end), 64);
         faulted(&readahead, folio(19), true);
         faulted(&readahead, folio(20), true);
-        assert_eq!(claimed(&readahead, folio(20).end), u64::from(MOST_WINDOW_PAGES));
+        assert_eq!(claimed(&readahead, folio(20).end), u64::from(MAX_WINDOW_PAGES));
     }
 
     #[test]

@@ -66,7 +66,7 @@ use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use extent::Extent;
 use pieces::{PieceRef, Pieces};
-use recompress::Hand;
+use recompress::ClockHand;
 use std::num::NonZeroU32;
 use word::{Location, Mark, PieceWord, ZspageId};
 use zspages::{TakenSlot, Zspages};
@@ -211,7 +211,7 @@ pub struct Store {
     zspages: Zspages,
     gauges: Gauges,
     backing: Option<Backing>,
-    hand: Hand,
+    clock_hand: ClockHand,
     /// The class with which compaction starts next, so that a small budget reaches all classes in
     /// turn.
     next_class: AtomicU32,
@@ -225,7 +225,7 @@ impl Store {
             zspages: Zspages::new(),
             gauges: Gauges::default(),
             backing: None,
-            hand: Hand::default(),
+            clock_hand: ClockHand::default(),
             next_class: AtomicU32::new(0),
         }
     }

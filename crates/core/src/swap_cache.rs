@@ -26,14 +26,14 @@ const SHARDS: u32 = 16;
 const WHOLE: u32 = 1024;
 /// Minimum share of good entries: below it, only the sample is kept.
 const GOOD_ENOUGH: u32 = WHOLE / 4;
-/// Weight of the moving average as a shift: each judged entry replaces 1/2^5 of the share.
+/// Weight of the moving average as a shift: each checked entry replaces 1/2^5 of the share.
 const FORGET_SHIFT: u32 = 5;
 /// Sampling rate while entries do not pay: one entry in 16 is kept.
 const SAMPLE: u32 = 16;
 
 /// A swap-cache entry: the compressed copy of a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SwapCopy {
+pub struct CacheEntry {
     /// The first slot. The entry has as many slots as the folio has pages.
     pub slot: Slot,
     /// The folio's order.
@@ -44,7 +44,7 @@ pub struct SwapCopy {
 
 /// All swap-cache entries.
 pub struct SwapCache {
-    shards: [Mutex<BTreeMap<Frame, SwapCopy>>; SHARDS as usize],
+    shards: [Mutex<BTreeMap<Frame, CacheEntry>>; SHARDS as usize],
     /// The folio's head frame by the entry's first slot. An entry is added here before it is added
     /// to `shards`, and removed after it is removed there. Entries never cross clusters, because
     /// folios' slots are aligned.
@@ -69,7 +69,7 @@ impl Default for SwapCache {
 
 impl SwapCache {
     /// Returns the shard of `head`. Neighbouring blocks of 16 frames have different shards.
-    fn shard(&self, head: Frame) -> &Mutex<BTreeMap<Frame, SwapCopy>> {
+    fn shard(&self, head: Frame) -> &Mutex<BTreeMap<Frame, CacheEntry>> {
         &self.shards[((head.0 >> 4) % SHARDS) as usize]
     }
 
@@ -86,18 +86,18 @@ impl SwapCache {
     }
 
     /// Adds an entry for the folio whose head frame is `head`. The folio's block must be locked.
-    pub fn keep(&self, head: Frame, copy: SwapCopy) {
-        self.pages.fetch_add(u64::from(copy.order.pages()), Relaxed);
-        self.slot_shard(copy.slot).lock().insert(copy.slot, head);
-        let before = self.shard(head).lock().insert(head, copy);
+    pub fn keep(&self, head: Frame, entry: CacheEntry) {
+        self.pages.fetch_add(u64::from(entry.order.pages()), Relaxed);
+        self.slot_shard(entry.slot).lock().insert(entry.slot, head);
+        let before = self.shard(head).lock().insert(head, entry);
         debug_assert!(before.is_none(), "two entries of the folio at {head:?}");
     }
 
     /// Removes and returns the entry of the folio whose head frame is `head`, if there is one.
     #[inline]
-    pub fn take(&self, head: Frame) -> Option<SwapCopy> {
-        let copy = self.shard(head).lock().remove(&head)?;
-        Some(self.taken(copy))
+    pub fn take(&self, head: Frame) -> Option<CacheEntry> {
+        let entry = self.shard(head).lock().remove(&head)?;
+        Some(self.taken(entry))
     }
 
     /// Returns whether the folio whose head frame is `head` has an entry.
@@ -107,14 +107,14 @@ impl SwapCache {
     }
 
     /// Removes and returns any entry.
-    pub fn take_any(&self) -> Option<SwapCopy> {
-        let copy = self.shards.iter().find_map(|shard| shard.lock().pop_first())?.1;
-        Some(self.taken(copy))
+    pub fn take_any(&self) -> Option<CacheEntry> {
+        let entry = self.shards.iter().find_map(|shard| shard.lock().pop_first())?.1;
+        Some(self.taken(entry))
     }
 
     /// Removes and returns all entries that have some of these slots. The slots must be of one
     /// cluster.
-    pub fn take_overlapping(&self, slots: Range<Slot>) -> Vec<SwapCopy> {
+    pub fn take_overlapping(&self, slots: Range<Slot>) -> Vec<CacheEntry> {
         let first_of_cluster = slots.start.cluster().slots().start;
         // An entry that starts before the range may reach into it; only the nearest one can.
         let heads: Vec<(Slot, Frame)> = {
@@ -124,24 +124,25 @@ impl SwapCache {
         };
         let overlapping = |(slot, head): (Slot, Frame)| {
             let mut shard = self.shard(head).lock();
-            let copy =
-                shard.get(&head).filter(|copy| copy.slot == slot && slot.offset(copy.order.pages()) > slots.start)?;
-            let copy = *copy;
+            let entry = shard
+                .get(&head)
+                .filter(|entry| entry.slot == slot && slot.offset(entry.order.pages()) > slots.start)?;
+            let entry = *entry;
             shard.remove(&head);
-            Some(copy)
+            Some(entry)
         };
-        heads.into_iter().filter_map(overlapping).map(|copy| self.taken(copy)).collect()
+        heads.into_iter().filter_map(overlapping).map(|entry| self.taken(entry)).collect()
     }
 
     /// Finishes the removal of an entry from `shards`, before another thread gets its slots.
-    fn taken(&self, copy: SwapCopy) -> SwapCopy {
-        self.pages.fetch_sub(u64::from(copy.order.pages()), Relaxed);
-        self.slot_shard(copy.slot).lock().remove(&copy.slot);
-        copy
+    fn taken(&self, entry: CacheEntry) -> CacheEntry {
+        self.pages.fetch_sub(u64::from(entry.order.pages()), Relaxed);
+        self.slot_shard(entry.slot).lock().remove(&entry.slot);
+        entry
     }
 
     /// Records whether a checked entry was good.
-    pub fn judged(&self, good: bool) {
+    pub fn note_checked(&self, good: bool) {
         let target = if good { WHOLE } else { 0 };
         // Updates lost to concurrent callers do not matter.
         let share = self.good_share.load(Relaxed);
@@ -154,19 +155,19 @@ impl SwapCache {
     }
 
     /// Returns all entries and checks their totals, for the whole-engine check.
-    pub fn copies(&self) -> Vec<(Frame, SwapCopy)> {
+    pub fn entries(&self) -> Vec<(Frame, CacheEntry)> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            all.extend(shard.lock().iter().map(|(&head, &copy)| (head, copy)));
+            all.extend(shard.lock().iter().map(|(&head, &entry)| (head, entry)));
         }
-        let pages: u64 = all.iter().map(|(_, copy)| u64::from(copy.order.pages())).sum();
+        let pages: u64 = all.iter().map(|(_, entry)| u64::from(entry.order.pages())).sum();
         assert_eq!(pages, self.pages(), "pages with an entry");
         let by_slot: usize = self.by_slot.iter().map(|shard| shard.lock().len()).sum();
         assert_eq!(by_slot, all.len(), "entries by slot");
-        for (head, copy) in &all {
-            assert_eq!(self.slot_shard(copy.slot).lock().get(&copy.slot), Some(head), "{copy:?}");
+        for (head, entry) in &all {
+            assert_eq!(self.slot_shard(entry.slot).lock().get(&entry.slot), Some(head), "{entry:?}");
         }
-        assert!(all.iter().all(|(_, copy)| copy.order.bytes() >= PAGE_BYTES));
+        assert!(all.iter().all(|(_, entry)| entry.order.bytes() >= PAGE_BYTES));
         all
     }
 }
@@ -181,9 +182,9 @@ mod tests {
         let order = Order::new(4).unwrap();
         let kept = |cache: &SwapCache| (0..160).filter(|_| cache.wants(order, 10_000)).count();
         assert_eq!(kept(&cache), 160);
-        (0..200).for_each(|_| cache.judged(false));
+        (0..200).for_each(|_| cache.note_checked(false));
         assert_eq!(kept(&cache), 10, "only the sample is kept");
-        (0..200).for_each(|_| cache.judged(true));
+        (0..200).for_each(|_| cache.note_checked(true));
         assert_eq!(kept(&cache), 160);
         assert!(!cache.wants(order, 40_000), "a folio that hardly compresses gets no entry");
     }
@@ -191,11 +192,11 @@ mod tests {
     #[test]
     fn an_entry_is_taken_once() {
         let cache = SwapCache::default();
-        let copy = SwapCopy { slot: Slot(32), order: Order::new(4).unwrap(), hash: 9 };
-        cache.keep(Frame(64), copy);
+        let entry = CacheEntry { slot: Slot(32), order: Order::new(4).unwrap(), hash: 9 };
+        cache.keep(Frame(64), entry);
         assert_eq!(cache.pages(), 16);
-        assert_eq!(cache.copies(), [(Frame(64), copy)]);
-        assert_eq!(cache.take(Frame(64)), Some(copy));
+        assert_eq!(cache.entries(), [(Frame(64), entry)]);
+        assert_eq!(cache.take(Frame(64)), Some(entry));
         assert_eq!(cache.take(Frame(64)), None);
         assert_eq!(cache.take_any(), None);
         assert_eq!(cache.pages(), 0);
@@ -204,13 +205,13 @@ mod tests {
     #[test]
     fn entries_are_taken_by_any_of_their_slots() {
         let cache = SwapCache::default();
-        let copy = |slot| SwapCopy { slot: Slot(slot), order: Order::new(2).unwrap(), hash: 9 };
+        let entry = |slot| CacheEntry { slot: Slot(slot), order: Order::new(2).unwrap(), hash: 9 };
         for slot in [508, 512, 520, 524, 532] {
-            cache.keep(Frame(slot * 64), copy(slot));
+            cache.keep(Frame(slot * 64), entry(slot));
         }
         assert_eq!(cache.take_overlapping(Slot(516)..Slot(520)), []);
-        assert_eq!(cache.take_overlapping(Slot(522)..Slot(525)), [copy(520), copy(524)]);
-        assert_eq!(cache.take_overlapping(Slot(512)..Slot(528)), [copy(512)]);
-        assert_eq!(cache.copies(), [(Frame(508 * 64), copy(508)), (Frame(532 * 64), copy(532))]);
+        assert_eq!(cache.take_overlapping(Slot(522)..Slot(525)), [entry(520), entry(524)]);
+        assert_eq!(cache.take_overlapping(Slot(512)..Slot(528)), [entry(512)]);
+        assert_eq!(cache.entries(), [(Frame(508 * 64), entry(508)), (Frame(532 * 64), entry(532))]);
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! Resident folios are in one of three queues (see [`crate::queue`]). New ones are on *probation*
 //! and are staged first, as long as they are at least 1/[`PROBATION_SHARE`] of all. Active ones are
-//! staged only when few are on probation. Before either, reclaim stages *copied* folios: they came
+//! staged only when few are on probation. Before either, reclaim stages *cached* folios: they came
 //! back from the store, still have a swap-cache entry, and are not active. Most are unchanged
 //! since, so their eviction costs nothing. So a pass over read-only data evicts nothing that must
 //! be compressed, and less of the data that is written once and soon freed is compressed.
@@ -23,10 +23,10 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// touches of 192 MiB, half resident, took 190,000 swap-ins with one queue, 194,000 with 1/2,
 /// 178,000 with 1/4 and 170,000 with 1/8.)
 pub const PROBATION_SHARE: u64 = 8;
-/// Minimum share of the resident pages in the copied queue, as a divisor. (numpy at half its need:
+/// Minimum share of the resident pages in the cached queue, as a divisor. (numpy at half its need:
 /// 24.4 s without the queue, 20.8 s with 1/8, 17.9 s with 1/16, 17.7 s with 1/64; pages out and in
 /// fell from 5.6 and 4.1 million to 4.6 and 3.1, 3.7 and 2.3, 3.3 and 2.1.)
-pub const COPIED_SHARE: u64 = 16;
+pub const CACHED_SHARE: u64 = 16;
 /// Evictions are counted in units of 2^6 pages, so that 16 bits cover 16 GiB. A longer refault
 /// distance wraps and may, rarely, count as a shorter one.
 const UNIT_SHIFT: u32 = 6;

@@ -29,7 +29,7 @@ enum Step {
     NativeTouch { start: u64, pages: u64, value: u64 },
     Write { page: u64, pages: u64, value: u64 },
     Read { page: u64, pages: u64 },
-    Walk { page: u64, step: u64, pages: u64 },
+    Stride { page: u64, step: u64, pages: u64 },
     Reclaim { pages: u64 },
     PageOut { start: u64, pages: u64 },
     Discard { start: u64, pages: u64, every: u64 },
@@ -63,7 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (page.clone(), short.clone(), 0u64..40).prop_map(|(start, pages, value)| Step::NativeTouch { start, pages, value }),
         6 => (page.clone(), short.clone(), 0u64..40).prop_map(|(page, pages, value)| Step::Write { page, pages, value }),
         4 => (page.clone(), short.clone()).prop_map(|(page, pages)| Step::Read { page, pages }),
-        2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Walk { page, step, pages }),
+        2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Stride { page, step, pages }),
         3 => (1u64..300).prop_map(|pages| Step::Reclaim { pages }),
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
         3 => (page.clone(), short.clone(), 1u64..4)
@@ -286,7 +286,7 @@ impl World {
                 }
             }
             Step::Read { page, pages } => self.mapped(page, pages).into_iter().for_each(|page| self.verify(page)),
-            Step::Walk { page, step, pages } => {
+            Step::Stride { page, step, pages } => {
                 (0..pages).map(|n| BASE + page + n * step).for_each(|page| self.verify(page));
             }
             Step::Reclaim { pages } => {
@@ -439,11 +439,11 @@ fn pages_of_a_strided_stream_are_fetched_before_their_touch() {
     world.map(0, PAGES);
     world.run(&Step::Write { page: 0, pages: PAGES, value: 11 });
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + PAGES));
-    world.run(&Step::Walk { page: 3, step: 17, pages: 120 });
+    world.run(&Step::Stride { page: 3, step: 17, pages: 120 });
     let vm = &world.engine.counters().vm;
     assert!(vm.swap_ra.get() >= 110, "{} of 120 pages", vm.swap_ra.get());
-    let brought_in = vm.pswpin.get();
-    assert!(brought_in <= 121, "{brought_in}: pages between the steps or after the mapping were fetched");
+    let mapped_in = vm.pswpin.get();
+    assert!(mapped_in <= 121, "{mapped_in}: pages between the steps or after the mapping were fetched");
     world.check();
 }
 

@@ -21,9 +21,9 @@ pub enum Strategy {
     PerCpuLinear,
     /// Late 2024: a free cluster before nonfull ones, then every fragmented one.
     ClusterLists,
-    /// 2025-08, first patch: a free cluster before nonfull ones, then only the first fragmented one.
+    /// 2025-08, first patch: a free cluster before nonfull ones, then only one fragmented one.
     OneFragment,
-    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then one fragmented one.
+    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then a fragmented one.
     #[default]
     NonfullFirst,
 }

@@ -79,12 +79,16 @@ impl<M: Machine> Engine<M> {
             assert_eq!(covered as usize, with_content.count(), "a page of no folio in {:?}", entries.first());
         }
         assert!(claims.is_empty(), "queued folios are neither resident nor staged: {claims:?}");
-        for (frame, copy) in self.swap_cache.copies() {
-            assert!(heads.get(&frame) == Some(&copy.order), "{copy:?} of {frame:?}, which is {:?}", heads.get(&frame));
-            for index in 0..copy.order.pages() {
-                assert!(slots.insert(copy.slot.offset(index)), "{copy:?} is used twice");
-                self.slot_map.get(copy.slot.offset(index));
-                assert_eq!(self.slots.slot_state(copy.slot.offset(index)), SlotState::CacheOnly, "{copy:?}");
+        for (frame, entry) in self.swap_cache.entries() {
+            assert!(
+                heads.get(&frame) == Some(&entry.order),
+                "{entry:?} of {frame:?}, which is {:?}",
+                heads.get(&frame)
+            );
+            for index in 0..entry.order.pages() {
+                assert!(slots.insert(entry.slot.offset(index)), "{entry:?} is used twice");
+                self.slot_map.get(entry.slot.offset(index));
+                assert_eq!(self.slots.slot_state(entry.slot.offset(index)), SlotState::CacheOnly, "{entry:?}");
             }
         }
         assert_eq!(resident, self.resident_pages(), "resident pages");

@@ -52,7 +52,7 @@ impl<M: Machine> Engine<M> {
     }
 
     pub(super) fn reclaim_queues(&self) -> [&Queue; 5] {
-        [&self.probation, &self.active, &self.copied, &self.unevictable, &self.staged]
+        [&self.probation, &self.active, &self.cached, &self.unevictable, &self.staged]
     }
 
     /// Drops stale claims if there are many, some at a time.

@@ -1,7 +1,7 @@
 //! Faults: first touch, second chance and swap-in.
 
+use super::explode::ExplodedPiece;
 use super::reclaim::Attempt;
-use super::take_apart::InParts;
 use super::{Engine, NoRoom};
 use crate::homes::{Content, NoRun, RESERVE_FRAMES, Urgency};
 use crate::locality::SwapIn;
@@ -10,7 +10,7 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::{Ahead, Expected};
 use crate::stats::FaultKind;
-use crate::swap_cache::SwapCopy;
+use crate::swap_cache::CacheEntry;
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
@@ -97,9 +97,9 @@ impl Tries {
 /// of failures after which reclaim backs off.
 const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
 /// Maximum pauses of a fault while other threads free memory, before it exceeds the limit.
-const MOST_PAUSES: u32 = 8;
+const MAX_PAUSES: u32 = 8;
 /// Maximum pauses if processes share pages: a third of a second.
-const MOST_PAUSES_SHARING: u32 = 600;
+const MAX_PAUSES_SHARING: u32 = 600;
 /// Pages that a fault reclaims at a time: room for a few large folios.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
 /// Pages that a fault reclaims at a time in Linux: room for a large folio after that is luck.
@@ -134,7 +134,7 @@ impl<M: Machine> Engine<M> {
                         tries.reclaims += 1;
                         self.count_direct_reclaim(freed_pages);
                     }
-                    Attempt::Nothing if tries.pauses < MOST_PAUSES && !self.is_unevictable() => {
+                    Attempt::Nothing if tries.pauses < MAX_PAUSES && !self.is_unevictable() => {
                         tries.pauses += 1;
                         self.machine.pause();
                     }
@@ -157,8 +157,8 @@ impl<M: Machine> Engine<M> {
     fn wait_for_others(&self, pauses: &mut u32) {
         while self.machine.is_lately_over() {
             let most = match (self.urgency(), self.machine.shares()) {
-                (Urgency::Reclaim, _) => MOST_PAUSES,
-                (Urgency::Normal, true) => MOST_PAUSES_SHARING,
+                (Urgency::Reclaim, _) => MAX_PAUSES,
+                (Urgency::Normal, true) => MAX_PAUSES_SHARING,
                 (Urgency::Normal, false) => 0,
             };
             if *pauses >= most {
@@ -185,7 +185,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             }
             let attempt = self.try_reclaim(worker, DIRECT_RECLAIM_PAGES);
-            let may_wait = pauses < MOST_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
+            let may_wait = pauses < MAX_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
             if attempt == Attempt::Deferred || !may_wait {
                 return self.machine.charge(pages);
             }
@@ -225,10 +225,10 @@ impl<M: Machine> Engine<M> {
                 let expected = self.readahead.expected(page);
                 let order = self.locality.part_for_fault(page, expected).map_or(order, |part| part.min(order));
                 let head = page.head(order);
-                self.carve(&mut entries, head.folio(order));
+                self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
                 entries.set_active(head, order, true);
-                step(self.bring_in(&mut entries, head), FaultKind::Home, head.folio(order))
+                step(self.map_in(&mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
@@ -236,11 +236,11 @@ impl<M: Machine> Engine<M> {
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
-                Ok(Start::InParts(piece)) => {
+                Ok(Start::ExplodedPiece(piece)) => {
                     self.readahead.faulted(page, piece.touched_pages(), false);
                     drop(entries);
                     drop(steady);
-                    step(self.take_apart(worker, block, &piece), FaultKind::SwapIn, piece.pages())
+                    step(self.explode(worker, block, &piece), FaultKind::SwapIn, piece.pages())
                 }
                 Ok(Start::Folio(fetch)) => {
                     self.readahead.faulted(page, fetch.pages(), fetch.whole);
@@ -251,7 +251,7 @@ impl<M: Machine> Engine<M> {
                 Ok(Start::ArenaFull) => {
                     drop(entries);
                     drop(steady);
-                    self.bring_in_unmanaged(worker, block, page)
+                    self.map_in_unmanaged(worker, block, page)
                 }
                 Err(step) => step,
             },
@@ -290,7 +290,7 @@ impl<M: Machine> Engine<M> {
                     if self.config.make_ahead {
                         self.readahead.touched(pages.clone());
                     }
-                    return step(self.bring_in(entries, head), FaultKind::FirstTouch, pages);
+                    return step(self.map_in(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
@@ -353,7 +353,7 @@ impl<M: Machine> Engine<M> {
     /// Maps in the folio at `head`, which is staged and not under writeback. The caller wakes
     /// waiting threads.
     #[inline]
-    fn bring_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+    fn map_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
         };
@@ -369,7 +369,7 @@ impl<M: Machine> Engine<M> {
                 self.enqueue(&self.staged, entries, head, order);
                 return Err(Changing);
             }
-            Err(Stopped { moved_pages, .. }) => return self.bring_in_pages(entries, head, run, moved_pages),
+            Err(Stopped { moved_pages, .. }) => return self.map_in_pages(entries, head, run, moved_pages),
         }
         Ok(())
     }
@@ -391,14 +391,14 @@ impl<M: Machine> Engine<M> {
         if entries.is_active(head) {
             return &self.active;
         }
-        let is_copied = matches!(entries.get(head), PageState::Resident { frame, .. } if self.swap_cache.has(frame));
-        if is_copied { &self.copied } else { &self.probation }
+        let is_cached = matches!(entries.get(head), PageState::Resident { frame, .. } if self.swap_cache.has(frame));
+        if is_cached { &self.cached } else { &self.probation }
     }
 
     /// Maps in the rest of a folio page by page after only its first `moved_pages` could move;
     /// copies where a move is refused. The caller also wakes threads that wait for a page that
     /// stays staged, so that they retry.
-    fn bring_in_pages(
+    fn map_in_pages(
         &self,
         entries: &mut Entries,
         head: PageNumber,
@@ -407,14 +407,14 @@ impl<M: Machine> Engine<M> {
     ) -> Result<(), Changing> {
         if run.order > Order::ZERO {
             self.counters().of(run.order).split.inc();
-            self.drop_copy(run.head);
+            self.drop_cache_entry(run.head);
         }
         let mut served = Ok(());
         for index in 0..run.frames() {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
             entries.set_unqueued(page);
             entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
-            let outcome = if index < moved_pages { Ok(()) } else { self.bring_in_page(page, part) };
+            let outcome = if index < moved_pages { Ok(()) } else { self.map_in_page(page, part) };
             match outcome {
                 Ok(()) => self.make_resident(entries, page, part.head, Order::ZERO),
                 Err(MoveError::Exists) => {
@@ -434,7 +434,7 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    fn bring_in_page(&self, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
+    fn map_in_page(&self, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
         match self.machine.move_in(part, page) {
             Ok(()) => Ok(()),
             Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
@@ -462,11 +462,11 @@ impl<M: Machine> Engine<M> {
         let part = self.locality.part_for_fault(page, expected);
         let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
         if expected != Expected::Stream
-            && let Some(piece) = self.start_taking_apart(entries, page, orders.highest(), expected == Expected::Step)
+            && let Some(piece) = self.start_explode(entries, page, orders.highest(), expected == Expected::Step)
         {
             let FolioName { head, order } = piece.touched();
             self.note_refault(entries, head, order);
-            return Ok(Start::InParts(Box::new(piece)));
+            return Ok(Start::ExplodedPiece(Box::new(piece)));
         }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
         let run = loop {
@@ -489,7 +489,7 @@ impl<M: Machine> Engine<M> {
         let order = run.order;
         let head = page.head(order);
         if order < whole {
-            self.carve(entries, head.folio(order));
+            self.split_borders(entries, head.folio(order));
         }
         self.note_refault(entries, head, order);
         Ok(Start::Folio(mark_fetching(entries, head, run, part.is_none())))
@@ -526,7 +526,7 @@ impl<M: Machine> Engine<M> {
             one = [Ok(None)];
             &mut one[..]
         } else {
-            many = [Ok(None); MOST_TOGETHER];
+            many = [Ok(None); MAX_TOGETHER];
             &mut many[..fetches.len()]
         };
         for (fetch, fetched) in fetches.iter().zip(&mut *fetched) {
@@ -537,7 +537,7 @@ impl<M: Machine> Engine<M> {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
         let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.iter().copied()), &pages);
-        self.bring_in_fetched(block, fetches, pages, corrupted)
+        self.map_in_fetched(block, fetches, pages, corrupted)
     }
 
     /// Makes the fetched folios staged, and queues those that are not `wanted`. This comes before
@@ -546,7 +546,7 @@ impl<M: Machine> Engine<M> {
     pub(super) fn finish_fetches<'a>(
         &self,
         block: &Block,
-        fetched: impl Iterator<Item = (&'a Fetch, Result<Option<SwapCopy>, Corrupted>)>,
+        fetched: impl Iterator<Item = (&'a Fetch, Result<Option<CacheEntry>, Corrupted>)>,
         wanted: &Range<PageNumber>,
     ) -> Option<Corrupted> {
         let mut entries = block.lock();
@@ -562,11 +562,11 @@ impl<M: Machine> Engine<M> {
 
     /// Queues the staged folios of `pages`.
     fn stage_fetched(&self, entries: &mut Entries, pages: Range<PageNumber>) {
-        each_home(entries, pages, |entries, head, order| self.enqueue(&self.staged, entries, head, order));
+        each_staged(entries, pages, |entries, head, order| self.enqueue(&self.staged, entries, head, order));
     }
 
     /// Maps in the fetched folios of `wanted`; the rest stays staged. Gives up corrupted ones.
-    pub(super) fn bring_in_fetched(
+    pub(super) fn map_in_fetched(
         &self,
         block: &Block,
         fetches: &[Fetch],
@@ -584,13 +584,13 @@ impl<M: Machine> Engine<M> {
         let is_all_wanted = wanted == (first.head..last.pages().end);
         if fetches.len() > 1
             && is_all_wanted
-            && self.bring_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
+            && self.map_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
         {
             return Ok(());
         }
         let mut served = Ok(());
         // The folios there may have changed meanwhile.
-        each_home(&mut entries, wanted.clone(), |entries, head, _| served = self.bring_in(entries, head).and(served));
+        each_staged(&mut entries, wanted.clone(), |entries, head, _| served = self.map_in(entries, head).and(served));
         if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
                 served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
@@ -601,7 +601,7 @@ impl<M: Machine> Engine<M> {
 
     /// Maps in folios of one order that are adjacent, as are their frames, with one move: a move
     /// has a fixed cost. Returns false if some could not move.
-    fn bring_in_together(
+    fn map_in_together(
         &self,
         entries: &mut Entries,
         mut folios: impl Iterator<Item = (PageNumber, FrameRun)> + Clone,
@@ -626,7 +626,7 @@ impl<M: Machine> Engine<M> {
                 moved_pages -= order.pages();
             } else if moved_pages > 0 {
                 // Pages that stay behind because of a mapping change are left to the next fault.
-                let _ = self.bring_in_pages(entries, head, run, moved_pages);
+                let _ = self.map_in_pages(entries, head, run, moved_pages);
             }
             is_moved
         })
@@ -655,7 +655,7 @@ impl<M: Machine> Engine<M> {
     fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {
         let mut page = pages.start;
         while page < pages.end {
-            if let Some(end) = self.locality.watched_until(page) {
+            if let Some(end) = self.locality.sampled_until(page) {
                 page = end;
                 continue;
             }
@@ -670,7 +670,7 @@ impl<M: Machine> Engine<M> {
                 PageState::Swapped { fetching: false, .. } | PageState::Home { writeback: false, .. }
                     if head < page =>
                 {
-                    self.carve(&mut entries, page..head.offset(order.pages()));
+                    self.split_borders(&mut entries, page..head.offset(order.pages()));
                     continue;
                 }
                 PageState::Swapped { fetching: false, .. } => {
@@ -682,7 +682,7 @@ impl<M: Machine> Engine<M> {
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
-                    let _ = self.bring_in(&mut entries, head);
+                    let _ = self.map_in(&mut entries, head);
                     drop(entries);
                     drop(steady);
                     self.machine.wake(head.folio(order));
@@ -722,7 +722,7 @@ impl<M: Machine> Engine<M> {
         let is_new = |&head: &PageNumber| head.head(order) == head && fits(head, order) && !larger(head);
         let end = pages.end.min(entries.end());
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
-        let new = heads.take(MOST_TOGETHER).take_while(is_new).count() as u32 * order.pages();
+        let new = heads.take(MAX_TOGETHER).take_while(is_new).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
         let run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
         self.machine.zero(run);
@@ -734,10 +734,12 @@ impl<M: Machine> Engine<M> {
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
         }
         let made = pages.start..pages.start.offset(run.frames());
-        let are_all_there = self.bring_in_together(&mut entries, folios.clone());
+        let are_all_there = self.map_in_together(&mut entries, folios.clone());
         if !are_all_there {
             // No fault asked for the others.
-            each_home(&mut entries, made.clone(), |entries, head, _| self.drop_folio(entries, head, entries.get(head)));
+            each_staged(&mut entries, made.clone(), |entries, head, _| {
+                self.drop_folio(entries, head, entries.get(head))
+            });
         }
         let is_there =
             |&(head, _): &_| matches!(entries.get(head), PageState::Resident { order: now, .. } if now == order);
@@ -748,7 +750,7 @@ impl<M: Machine> Engine<M> {
     /// Fetches as much with `page` as a fault would, or only the page if `alone`, as far as there
     /// is room now.
     fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber, alone: bool) -> bool {
-        if self.locality.watched_until(page).is_some() {
+        if self.locality.sampled_until(page).is_some() {
             return true;
         }
         let Some(block) = self.table.get(page) else { return false };
@@ -758,17 +760,17 @@ impl<M: Machine> Engine<M> {
         let alone = alone && self.config.swap_in == SwapIn::Adaptive;
         let part = if alone { Order::ZERO } else { self.locality.part_order(page).unwrap_or(MAX_ORDER) };
         let order = self.orders_of_return(page, whole).up_to(part).highest();
-        if let Some(piece) = self.start_taking_apart(&mut entries, page, order, alone) {
+        if let Some(piece) = self.start_explode(&mut entries, page, order, alone) {
             drop(entries);
             drop(steady);
-            let _ = self.take_apart(worker, block, &piece);
+            let _ = self.explode(worker, block, &piece);
             self.came_ahead(1, piece.touched_pages());
             self.machine.wake(piece.pages());
             return true;
         }
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
         let head = page.head(order);
-        self.carve(&mut entries, head.folio(order));
+        self.split_borders(&mut entries, head.folio(order));
         let fetch = mark_fetching(&mut entries, head, run, order == whole);
         drop(entries);
         drop(steady);
@@ -798,15 +800,15 @@ impl<M: Machine> Engine<M> {
         let whole = entries.get(pages.start).order()?;
         let order = self.orders_of_return(pages.start, whole).highest();
         if order < whole {
-            self.carve_to(entries, pages.start, whole, order);
+            self.split_to(entries, pages.start, whole, order);
         }
         let is_alike = |&page: &PageNumber| {
             matches!(entries.get(page), PageState::Swapped { order: now, fetching: false, .. } if now == order)
-                && self.locality.watched_until(page).is_none()
+                && self.locality.sampled_until(page).is_none()
         };
         let end = pages.end.min(entries.end());
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
-        let alike = heads.take(MOST_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
+        let alike = heads.take(MAX_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most > order && most.pages() <= alike);
         let run = match together.into_iter().find_map(|most| self.homes.alloc_ready(most)) {
             Some(run) => run,
@@ -821,7 +823,7 @@ impl<M: Machine> Engine<M> {
 
     /// Decompresses a folio. Its slots cannot be freed meanwhile, because its pages are marked
     /// *fetching*. Returns the swap-cache entry if it is worth keeping.
-    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<SwapCopy>, Corrupted> {
+    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<CacheEntry>, Corrupted> {
         let Fetch { slot, run, whole, .. } = *fetch;
         let may_keep = whole && self.config.keep_copies;
         let (mut done, mut stored_bytes) = (0, 0);
@@ -846,7 +848,7 @@ impl<M: Machine> Engine<M> {
             done += part_order.pages();
         }
         let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
-        Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run) }))
+        Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.machine.hash(run) }))
     }
 
     /// Makes the pages of `fetch` staged if they are still marked for it. Pages of a corrupted
@@ -855,14 +857,14 @@ impl<M: Machine> Engine<M> {
         &self,
         entries: &mut Entries,
         fetch: &Fetch,
-        fetched: Result<Option<SwapCopy>, Corrupted>,
+        fetched: Result<Option<CacheEntry>, Corrupted>,
     ) -> Result<(), Corrupted> {
         let Fetch { head, slot, run, .. } = *fetch;
         let order = run.order;
         self.rmap.set_folio(run, head);
         let whole = (0..order.pages()).all(|index| is_fetched(entries, head.offset(index), slot.offset(index)));
-        let copy = match fetched {
-            Ok(copy) => copy,
+        let entry = match fetched {
+            Ok(entry) => entry,
             Err(corrupted) => {
                 for index in 0..order.pages() {
                     let (page, slot) = (head.offset(index), slot.offset(index));
@@ -877,10 +879,10 @@ impl<M: Machine> Engine<M> {
             }
         };
         self.counters().vm.pswpin.add(u64::from(order.pages()));
-        match copy {
-            Some(copy) if whole => {
+        match entry {
+            Some(entry) if whole => {
                 self.slots.mark_cache_only(slot, order.pages());
-                self.swap_cache.keep(run.head, copy);
+                self.swap_cache.keep(run.head, entry);
             }
             _ => self.free_slots(slot, order.pages()),
         }
@@ -944,7 +946,7 @@ enum Start {
     /// A folio is being fetched.
     Folio(Fetch),
     /// All pages left of a piece are being fetched.
-    InParts(Box<InParts>),
+    ExplodedPiece(Box<ExplodedPiece>),
     /// There is no frame to fetch into.
     ArenaFull,
 }
@@ -967,17 +969,17 @@ impl Fetch {
 }
 
 /// Maximum number of folios mapped in at once.
-const MOST_TOGETHER: usize = 16;
+const MAX_TOGETHER: usize = 16;
 
-/// Up to [`MOST_TOGETHER`] folios that are being fetched.
+/// Up to [`MAX_TOGETHER`] folios that are being fetched.
 pub(super) struct Fetches {
-    fetches: [Fetch; MOST_TOGETHER],
+    fetches: [Fetch; MAX_TOGETHER],
     len: usize,
 }
 
 impl Fetches {
     pub fn of(fetch: Fetch) -> Fetches {
-        Fetches { fetches: [fetch; MOST_TOGETHER], len: 1 }
+        Fetches { fetches: [fetch; MAX_TOGETHER], len: 1 }
     }
 
     pub fn push(&mut self, fetch: Fetch) {
@@ -1008,7 +1010,7 @@ pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameR
 }
 
 /// Calls `act` for each folio that begins in `pages`, is staged, and is not under writeback.
-fn each_home(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMut(&mut Entries, PageNumber, Order)) {
+fn each_staged(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMut(&mut Entries, PageNumber, Order)) {
     let mut page = pages.start;
     while page < pages.end {
         let state = entries.get(page);

@@ -122,7 +122,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             };
             let mut entries = block.lock();
-            self.carve(&mut entries, from..from_end);
+            self.split_borders(&mut entries, from..from_end);
             self.split_partial(&mut entries, page.folio(Order::ZERO));
             let state = entries.get(page);
             let Some(order) = state.order() else {
@@ -136,7 +136,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             }
             if order > most {
-                self.carve_to(&mut entries, page, order, most);
+                self.split_to(&mut entries, page, order, most);
                 continue;
             }
             entries.set_folio(page, order, PageState::None);
@@ -168,7 +168,7 @@ impl<M: Machine> Engine<M> {
     fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
         for border in [pages.start, pages.end] {
             if border.head(MAX_ORDER) == entries.first() && !is_deferrable(entries.get(border)) {
-                self.carve_at(entries, border);
+                self.split_border(entries, border);
             }
         }
         let mut page = pages.start;
@@ -204,7 +204,7 @@ impl<M: Machine> Engine<M> {
                 if hole_pages > 0 {
                     self.counters().of(order).nr_anon_partially_mapped.sub(1);
                 }
-                self.drop_copy(frame);
+                self.drop_cache_entry(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
             }
             PageState::Home { frame, writeback, .. } => {
@@ -245,15 +245,15 @@ impl<M: Machine> Engine<M> {
 
     /// Splits the folios that cross a border of `range`, as little as possible: each rest stays in
     /// the largest naturally aligned folios.
-    pub(super) fn carve(&self, entries: &mut Entries, range: Range<PageNumber>) {
+    pub(super) fn split_borders(&self, entries: &mut Entries, range: Range<PageNumber>) {
         for border in [range.start, range.end] {
             if border.head(MAX_ORDER) == entries.first() {
-                self.carve_at(entries, border);
+                self.split_border(entries, border);
             }
         }
     }
 
-    fn carve_at(&self, entries: &mut Entries, border: PageNumber) {
+    fn split_border(&self, entries: &mut Entries, border: PageNumber) {
         while let Some(order) = entries.get(border).order() {
             let head = border.head(order);
             let Some(lower) = order.lower().filter(|_| head != border) else { break };
@@ -263,15 +263,15 @@ impl<M: Machine> Engine<M> {
             if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
                 self.machine.split_huge(head, border);
             }
-            self.carve_to(entries, head, order, lower);
+            self.split_to(entries, head, order, lower);
         }
     }
 
     /// Splits the folio at `head`, which has no holes, from order `from` into folios of order `to`.
-    pub(super) fn carve_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
+    pub(super) fn split_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
         let state = entries.get(head);
         if let PageState::Resident { frame, .. } | PageState::Home { frame, writeback: false, .. } = state {
-            self.drop_copy(frame);
+            self.drop_cache_entry(frame);
         }
         entries.set_unqueued(head);
         for index in (0..from.pages()).step_by(to.pages() as usize) {

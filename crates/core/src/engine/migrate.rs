@@ -79,7 +79,7 @@ impl<M: Machine> Engine<M> {
 
     /// Moves the staged pages of `from` to `to`, which is unpopulated; returns the number of moved
     /// pages, the first ones.
-    fn move_home(&self, from: FrameRun, to: FrameRun) -> u32 {
+    fn move_staged(&self, from: FrameRun, to: FrameRun) -> u32 {
         let mut moved_pages = 0;
         let mut unshared = false;
         loop {
@@ -100,14 +100,14 @@ impl<M: Machine> Engine<M> {
 
     /// Migrates the staged folio at `head` from `from` to `to`. Returns whether all of it moved.
     fn migrate_staged(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) -> bool {
-        let moved_pages = self.move_home(from, to);
+        let moved_pages = self.move_staged(from, to);
         let order = from.order;
         if moved_pages == from.frames() {
             self.renumber(entries, head, from, to);
             return true;
         }
         if moved_pages > 0 {
-            self.carve_to(entries, head, order, Order::ZERO);
+            self.split_to(entries, head, order, Order::ZERO);
             self.counters().of(order).split.inc();
         }
         for index in 0..from.frames() {
@@ -124,8 +124,8 @@ impl<M: Machine> Engine<M> {
     /// Changes the home frames of the folio at `head` from `from` to `to`. No page may be left in
     /// `from`.
     pub(super) fn renumber(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) {
-        if let Some(copy) = self.swap_cache.take(from.head) {
-            self.swap_cache.keep(to.head, copy);
+        if let Some(entry) = self.swap_cache.take(from.head) {
+            self.swap_cache.keep(to.head, entry);
         }
         self.rmap.set_folio(to, head);
         for index in 0..to.frames() {
@@ -168,7 +168,7 @@ impl<M: Machine> Occupants for Engine<M> {
             // A partially mapped folio is split at its holes; the caller examines the rest again.
             let is_it = now == run && !self.split_partial(entries, head.folio(run.order));
             if is_it {
-                self.carve_to(entries, head, run.order, to);
+                self.split_to(entries, head, run.order, to);
                 self.counters().of(run.order).split.inc();
             }
             is_it
@@ -183,6 +183,6 @@ impl<M: Machine> Occupants for Engine<M> {
 
     fn move_free_page(&self, from: Frame, to: Frame) -> bool {
         let run = |frame| FrameRun::new(frame, Order::ZERO);
-        self.move_home(run(from), run(to)) == 1
+        self.move_staged(run(from), run(to)) == 1
     }
 }

@@ -52,7 +52,7 @@ impl<M: Machine> Engine<M> {
             return;
         }
         if let PageState::Resident { frame, .. } = state {
-            self.drop_copy(frame);
+            self.drop_cache_entry(frame);
         }
         if order == MAX_ORDER {
             self.machine.split_huge(head, if part.start == head { part.end } else { part.start });

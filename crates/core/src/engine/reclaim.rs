@@ -138,10 +138,10 @@ impl<M: Machine> Engine<M> {
                     freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
                     continue;
                 }
-                if self.rescue(target_pages) > 0 {
+                if self.retry_unevictable(target_pages) > 0 {
                     continue;
                 }
-                self.shed_copies();
+                self.drop_swap_cache();
                 freed_bytes += i64::from(self.compact_wasteful_store()) * PAGE_BYTES as i64;
                 break;
             }
@@ -160,7 +160,7 @@ impl<M: Machine> Engine<M> {
                 Some(WrittenBack::NoRoom) if !writing.is_none() => {
                     freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
                 }
-                Some(WrittenBack::NoRoom) if self.split_deferred() || self.shed_copies() > 0 => {}
+                Some(WrittenBack::NoRoom) if self.split_deferred() || self.drop_swap_cache() > 0 => {}
                 Some(WrittenBack::NoRoom) => match self.compact_store(COMPACT_PAGES) {
                     0 => break,
                     frames => freed_bytes += i64::from(frames) * PAGE_BYTES as i64,
@@ -177,11 +177,11 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Drops all swap-cache entries; returns the number of their pages.
-    pub(super) fn shed_copies(&self) -> u64 {
+    pub(super) fn drop_swap_cache(&self) -> u64 {
         let mut pages = 0;
-        while let Some(copy) = self.swap_cache.take_any() {
-            self.free_slots(copy.slot, copy.order.pages());
-            pages += u64::from(copy.order.pages());
+        while let Some(entry) = self.swap_cache.take_any() {
+            self.free_slots(entry.slot, entry.order.pages());
+            pages += u64::from(entry.order.pages());
         }
         pages
     }
@@ -234,7 +234,7 @@ impl<M: Machine> Engine<M> {
             }
         };
         let run = FrameRun::new(frame, order);
-        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_copy(run) {
+        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_entry(run) {
             self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
             (slot, 0)
         } else {
@@ -256,16 +256,16 @@ impl<M: Machine> Engine<M> {
 
     /// Returns the slots that still hold the content of `run`, a folio under writeback.
     #[inline]
-    fn unchanged_copy(&self, run: FrameRun) -> Option<Slot> {
-        let copy = self.swap_cache.take(run.head)?;
-        let good = copy.order == run.order && self.machine.hash(run) == copy.hash;
-        self.swap_cache.judged(good);
+    fn unchanged_entry(&self, run: FrameRun) -> Option<Slot> {
+        let entry = self.swap_cache.take(run.head)?;
+        let good = entry.order == run.order && self.machine.hash(run) == entry.hash;
+        self.swap_cache.note_checked(good);
         if !good {
-            self.free_slots(copy.slot, copy.order.pages());
+            self.free_slots(entry.slot, entry.order.pages());
             return None;
         }
-        self.slots.mark_in_use(copy.slot, copy.order.pages());
-        Some(copy.slot)
+        self.slots.mark_in_use(entry.slot, entry.order.pages());
+        Some(entry.slot)
     }
 
     /// Ends a writeback without contiguous slots, or with none wanted: splits the folio and queues
@@ -277,7 +277,7 @@ impl<M: Machine> Engine<M> {
         }
         let mut entries = block.lock();
         if matches!(entries.get(folio.head), PageState::Home { order, writeback: false, .. } if order == folio.order) {
-            self.carve_to(&mut entries, folio.head, folio.order, Order::ZERO);
+            self.split_to(&mut entries, folio.head, folio.order, Order::ZERO);
             self.counters().of(folio.order).swpout_fallback.inc();
             self.counters().of(folio.order).split.inc();
         }
@@ -362,7 +362,7 @@ impl<M: Machine> Engine<M> {
             }
         }
         drop(entries);
-        // `unchanged_copy` removed the swap-cache entry, good or not.
+        // `unchanged_entry` removed the swap-cache entry, good or not.
         self.free_frames_of_content(run);
         self.staged_pages.fetch_sub(out_pages, Relaxed);
         let vm = &self.counters().vm;

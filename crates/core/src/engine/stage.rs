@@ -11,7 +11,7 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, FrameRun, Order, PageNumber};
-use crate::workingset::{COPIED_SHARE, PROBATION_SHARE};
+use crate::workingset::{CACHED_SHARE, PROBATION_SHARE};
 use std::ops::Range;
 
 /// The result of staging one folio.
@@ -45,7 +45,7 @@ const ROW_PAGES: u32 = 256;
 /// Number of the oldest claims that are searched for them.
 const ROW_CLAIMS: usize = 64;
 /// Number of failed retries of unevictable pages after which no more are tried.
-const RESCUES: usize = 4;
+const MAX_FAILED_RETRIES: usize = 4;
 /// Number of pages not worth waiting for: 256 KiB.
 const FEW_PAGES: u64 = 64;
 
@@ -87,9 +87,9 @@ impl Row {
 impl<M: Machine> Engine<M> {
     /// Stages up to `most_pages` pages of the oldest folios; returns the number of staged pages.
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
-        let mut staged = self.rescue(most_pages);
+        let mut staged = self.retry_unevictable(most_pages);
         let mut pinned = 0;
-        let mut looked_at = self.probation.claims() + self.active.claims() + self.copied.claims();
+        let mut looked_at = self.probation.claims() + self.active.claims() + self.cached.claims();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
             let Some((queue, block, folio)) = self.oldest_resident() else { break };
             looked_at -= 1;
@@ -103,9 +103,9 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Retries some unevictable folios, because no event reports when they become movable.
-    pub(super) fn rescue(&self, most_pages: u64) -> u64 {
+    pub(super) fn retry_unevictable(&self, most_pages: u64) -> u64 {
         let (mut staged, mut refused) = (0, 0);
-        while staged < most_pages && refused < RESCUES {
+        while staged < most_pages && refused < MAX_FAILED_RETRIES {
             let Some((block, folio)) = self.pop_from(&self.unevictable) else { break };
             self.counters().vm.unevictable_pgs_rescued.add(u64::from(folio.order.pages()));
             match self.stage_in(block, folio) {
@@ -119,20 +119,20 @@ impl<M: Machine> Engine<M> {
     /// Returns whether nearly all folios here are known to be unevictable, so that other threads
     /// can free nothing either.
     pub(super) fn is_unevictable(&self) -> bool {
-        let evictable = [&self.probation, &self.active, &self.copied].map(Queue::pages).iter().sum::<u64>();
+        let evictable = [&self.probation, &self.active, &self.cached].map(Queue::pages).iter().sum::<u64>();
         self.staged_pages() == 0 && evictable < FEW_PAGES && self.unevictable.pages() >= FEW_PAGES
     }
 
     /// Pops the resident folio to stage next; returns its queue, its block and its name.
     fn oldest_resident(&self) -> Option<(&Queue, &Block, FolioName)> {
-        let (copied, probation, active) = (self.copied.pages(), self.probation.pages(), self.active.pages());
-        let all = copied + probation + active;
-        let order = if copied * COPIED_SHARE >= all {
-            [&self.copied, &self.probation, &self.active]
+        let (cached, probation, active) = (self.cached.pages(), self.probation.pages(), self.active.pages());
+        let all = cached + probation + active;
+        let order = if cached * CACHED_SHARE >= all {
+            [&self.cached, &self.probation, &self.active]
         } else if probation * PROBATION_SHARE >= all {
-            [&self.probation, &self.active, &self.copied]
+            [&self.probation, &self.active, &self.cached]
         } else {
-            [&self.active, &self.probation, &self.copied]
+            [&self.active, &self.probation, &self.cached]
         };
         order.into_iter().find_map(|queue| self.pop_from(queue).map(|(block, folio)| (queue, block, folio)))
     }
@@ -188,7 +188,7 @@ impl<M: Machine> Engine<M> {
                 last.into_iter().for_each(|folio| row.push(folio));
             }
             while row.folios().len() > 1 {
-                let Some((frame, folios)) = self.common_home(&mut entries, row.folios()) else { break };
+                let Some((frame, folios)) = self.common_frames(&mut entries, row.folios()) else { break };
                 let pages = folios * first.order.pages();
                 let moved = self.machine.move_out(row.folios()[0].head, frame, pages);
                 let mut moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
@@ -220,7 +220,7 @@ impl<M: Machine> Engine<M> {
     /// Returns consecutive home frames for the first of `folios`, which are resident, of one order
     /// and adjacent, and the number of these folios. Assigns new home frames if needed. Returns
     /// `None` if there are none for two.
-    fn common_home(&self, entries: &mut Entries, folios: &[FolioName]) -> Option<(Frame, u32)> {
+    fn common_frames(&self, entries: &mut Entries, folios: &[FolioName]) -> Option<(Frame, u32)> {
         let order = folios[0].order;
         let first = frame_of(entries, folios[0])?;
         let in_line = (0..).step_by(order.pages() as usize).zip(folios);
@@ -322,7 +322,7 @@ impl<M: Machine> Engine<M> {
         if moved_pages == order.pages() {
             return self.make_staged(entries, folio);
         }
-        self.carve_to(entries, head, order, Order::ZERO);
+        self.split_to(entries, head, order, Order::ZERO);
         self.counters().of(order).split.inc();
         for index in 0..moved_pages {
             self.make_staged(entries, FolioName { head: head.offset(index), order: Order::ZERO });
@@ -359,7 +359,7 @@ impl<M: Machine> Engine<M> {
             return Staged::Nothing;
         }
         if order > Order::ZERO {
-            self.carve_to(&mut entries, head, order, Order::ZERO);
+            self.split_to(&mut entries, head, order, Order::ZERO);
             self.counters().of(order).split.inc();
             return Staged::Nothing;
         }

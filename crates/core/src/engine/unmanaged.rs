@@ -33,7 +33,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Maps in `page`, which is swapped out, as an unmanaged page through the spare frame.
-    pub(super) fn bring_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
+    pub(super) fn map_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
         let Some(spare) = self.spare.lock().take() else {
             // Another thread uses the spare frame for a moment.
             sync::yield_now();
@@ -43,10 +43,10 @@ impl<M: Machine> Engine<M> {
         // The charge is for the frame, then for the page in the program.
         self.machine.charge(1);
         self.machine.populate(run);
-        let brought_in = self.copy_in_unmanaged(worker, block, page, run);
+        let mapped_in = self.copy_in_unmanaged(worker, block, page, run);
         self.machine.release(run);
         *self.spare.lock() = Some(spare);
-        match brought_in {
+        match mapped_in {
             Ok(()) => {
                 self.note_unmanaged();
                 Step::Served(Served::Done(FaultKind::SwapIn), page.folio(Order::ZERO))
@@ -96,7 +96,7 @@ impl<M: Machine> Engine<M> {
             return Err(Step::LookAgain);
         }
         let pages = page.folio(Order::ZERO);
-        self.carve(&mut entries, pages.clone());
+        self.split_borders(&mut entries, pages.clone());
         if let Err(corrupted) = read {
             self.counters().vm.store_corrupted.inc();
             let given_up =

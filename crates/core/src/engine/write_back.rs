@@ -67,7 +67,7 @@ impl<M: Machine> Engine<M> {
         let begin = || self.store.begin_write_back(&self.runs(), self.machine.cpu());
         let batch = match begin() {
             // Swap-cache entries are the least useful content of the file.
-            Err(NoBatch::Full) if self.shed_copies() > 0 => begin(),
+            Err(NoBatch::Full) if self.drop_swap_cache() > 0 => begin(),
             begun => begun,
         };
         let batch = match batch {

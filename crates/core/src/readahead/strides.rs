@@ -12,19 +12,19 @@ use super::{LARGE_FOLIO_PAGES, NOWHERE};
 use crate::units::PageNumber;
 
 /// Maximum number of strided streams followed at the same time.
-const WALKS: usize = 8;
+const STRIDED_STREAMS: usize = 8;
 /// Number of equal steps in a row that make a strided stream.
-const WALK_STEPS: u32 = 3;
+const STREAM_STEPS: u32 = 3;
 /// Maximum length of a step: 4 MiB.
-const MOST_STEP_PAGES: u64 = 1024;
+const MAX_STEP_PAGES: u64 = 1024;
 /// Minimum step, in pages, from which the pages between two steps are not worth fetching.
 const FAR_STEP_PAGES: u64 = 8;
 /// Initial and maximum number of steps to fetch ahead.
 const FIRST_WINDOW: u32 = 4;
-const MOST_WINDOW: u32 = 64;
+const MAX_WINDOW: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
-struct Walk {
+struct StridedStream {
     /// The page of the last fault.
     last: PageNumber,
     /// Pages from one fault to the next; 0 after the first fault.
@@ -36,10 +36,10 @@ struct Walk {
     claimed: u32,
 }
 
-impl Walk {
+impl StridedStream {
     /// A stream that may start at `page`.
-    const fn from(page: PageNumber) -> Walk {
-        Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
+    const fn from(page: PageNumber) -> StridedStream {
+        StridedStream { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
     }
 
     /// Returns how many steps away `page` is, if it may be the next fault.
@@ -59,16 +59,16 @@ impl Walk {
 
     /// Returns whether the step to `page` may be the first one of this stream.
     fn may_begin_with(&self, page: PageNumber) -> bool {
-        self.steps < WALK_STEPS
+        self.steps < STREAM_STEPS
             && self.last != page
-            && page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
+            && page.0.wrapping_sub(self.last.0).wrapping_add(MAX_STEP_PAGES) <= 2 * MAX_STEP_PAGES
     }
 
     /// Returns whether only the pages at the steps are used.
     fn is_far(&self) -> bool {
         let step_pages = self.step_pages.unsigned_abs();
         // A program that reads all swapped-out pages also steps from folio to folio.
-        self.steps >= WALK_STEPS && step_pages >= FAR_STEP_PAGES && !step_pages.is_multiple_of(LARGE_FOLIO_PAGES)
+        self.steps >= STREAM_STEPS && step_pages >= FAR_STEP_PAGES && !step_pages.is_multiple_of(LARGE_FOLIO_PAGES)
     }
 
     fn at(&self, steps: u32) -> Option<PageNumber> {
@@ -79,11 +79,11 @@ impl Walk {
 /// The strided streams of one program.
 #[derive(Debug)]
 pub(super) struct Strides {
-    walks: [Walk; WALKS],
+    streams: [StridedStream; STRIDED_STREAMS],
     /// The low bits of each stream's last fault, and of the page one step after it.
-    lasts: [u32; WALKS],
-    nexts: [u32; WALKS],
-    recency: Recency<WALKS>,
+    lasts: [u32; STRIDED_STREAMS],
+    nexts: [u32; STRIDED_STREAMS],
+    recency: Recency<STRIDED_STREAMS>,
     /// Number of streams with enough equal steps; nearly always 0 under random faults.
     followed: usize,
 }
@@ -91,9 +91,9 @@ pub(super) struct Strides {
 impl Default for Strides {
     fn default() -> Strides {
         Strides {
-            walks: [Walk::from(NOWHERE); WALKS],
-            lasts: [NOWHERE.0 as u32; WALKS],
-            nexts: [NOWHERE.0 as u32; WALKS],
+            streams: [StridedStream::from(NOWHERE); STRIDED_STREAMS],
+            lasts: [NOWHERE.0 as u32; STRIDED_STREAMS],
+            nexts: [NOWHERE.0 as u32; STRIDED_STREAMS],
             recency: Recency::NONE,
             followed: 0,
         }
@@ -107,26 +107,26 @@ impl Strides {
         if !self.may_be_step(page) {
             return self.begin(page);
         }
-        let walks = if self.may_continue(page) { &self.walks[..] } else { &[] };
-        let mut walks = walks.iter().enumerate();
-        let continued = walks.find_map(|(index, walk)| walk.steps_to(page).map(|steps| (index, steps)));
+        let streams = if self.may_continue(page) { &self.streams[..] } else { &[] };
+        let mut streams = streams.iter().enumerate();
+        let continued = streams.find_map(|(index, stream)| stream.steps_to(page).map(|steps| (index, steps)));
         if let Some((index, steps)) = continued {
-            let mut walk = self.walks[index];
-            walk.steps += 1;
-            self.followed += usize::from(walk.steps == WALK_STEPS);
-            if walk.steps >= WALK_STEPS {
-                walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
+            let mut stream = self.streams[index];
+            stream.steps += 1;
+            self.followed += usize::from(stream.steps == STREAM_STEPS);
+            if stream.steps >= STREAM_STEPS {
+                stream.window = (stream.window * 2).clamp(FIRST_WINDOW, MAX_WINDOW);
             }
-            (walk.last, walk.claimed) = (page, walk.claimed.saturating_sub(steps));
-            self.set(index, walk);
+            (stream.last, stream.claimed) = (page, stream.claimed.saturating_sub(steps));
+            self.set(index, stream);
             self.recency.used(index);
             return;
         }
         // Of several candidates, the most recently used one.
-        let near = self.recency.latest_first().find(|&index| self.walks[index].may_begin_with(page));
+        let near = self.recency.latest_first().find(|&index| self.streams[index].may_begin_with(page));
         if let Some(index) = near {
-            let step_pages = page.0 as i64 - self.walks[index].last.0 as i64;
-            self.set(index, Walk { step_pages, steps: 1, ..Walk::from(page) });
+            let step_pages = page.0 as i64 - self.streams[index].last.0 as i64;
+            self.set(index, StridedStream { step_pages, steps: 1, ..StridedStream::from(page) });
             self.recency.used(index);
         } else {
             self.begin(page);
@@ -136,8 +136,8 @@ impl Strides {
     /// Returns whether a step of any length may lead to `page`, or several claimed ones. Most
     /// faults are far from all others. The processor compares several small numbers at a time.
     fn may_be_step(&self, page: PageNumber) -> bool {
-        const MOST: u32 = MOST_STEP_PAGES as u32;
-        let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MOST) <= 2 * MOST;
+        const MAX: u32 = MAX_STEP_PAGES as u32;
+        let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MAX) <= 2 * MAX;
         self.follows_any() || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
     }
 
@@ -147,17 +147,17 @@ impl Strides {
         self.follows_any() || self.nexts.iter().fold(false, |found, &next| found | (next == page.0 as u32))
     }
 
-    fn set(&mut self, index: usize, walk: Walk) {
-        self.walks[index] = walk;
-        self.lasts[index] = walk.last.0 as u32;
-        self.nexts[index] = walk.last.0.wrapping_add_signed(walk.step_pages) as u32;
+    fn set(&mut self, index: usize, stream: StridedStream) {
+        self.streams[index] = stream;
+        self.lasts[index] = stream.last.0 as u32;
+        self.nexts[index] = stream.last.0.wrapping_add_signed(stream.step_pages) as u32;
     }
 
     /// Starts a possible stream at `page`.
     fn begin(&mut self, page: PageNumber) {
         let index = self.recency.use_oldest();
-        self.followed -= usize::from(self.walks[index].steps >= WALK_STEPS);
-        self.set(index, Walk::from(page));
+        self.followed -= usize::from(self.streams[index].steps >= STREAM_STEPS);
+        self.set(index, StridedStream::from(page));
     }
 
     /// Returns whether there are streams to fetch ahead for.
@@ -167,7 +167,7 @@ impl Strides {
 
     /// Returns whether `page` is the next step of a stream that does not use the pages around it.
     pub fn is_far_step(&self, page: PageNumber) -> bool {
-        self.follows_any() && self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
+        self.follows_any() && self.streams.iter().any(|stream| stream.is_far() && stream.steps_to(page).is_some())
     }
 
     /// Claims the next page to fetch for the stream that faulted on `page`; the flag says to fetch
@@ -176,9 +176,9 @@ impl Strides {
         if !self.follows_any() {
             return None;
         }
-        let walk = self.walks.iter_mut().find(|walk| walk.last == page && walk.claimed < walk.window)?;
-        walk.claimed += 1;
-        walk.at(walk.claimed).map(|page| (page, walk.is_far()))
+        let stream = self.streams.iter_mut().find(|stream| stream.last == page && stream.claimed < stream.window)?;
+        stream.claimed += 1;
+        stream.at(stream.claimed).map(|page| (page, stream.is_far()))
     }
 }
 
@@ -229,11 +229,11 @@ mod tests {
         for (step_pages, claimed, distance) in
             (-9..10).flat_map(|step| (0..5).flat_map(move |claimed| (-70..70).map(move |far| (step, claimed, far))))
         {
-            let walk = Walk { step_pages, claimed, ..Walk::from(PageNumber(1000)) };
+            let stream = StridedStream { step_pages, claimed, ..StridedStream::from(PageNumber(1000)) };
             let steps = if step_pages != 0 && distance % step_pages == 0 { distance / step_pages } else { 0 };
             let expected = u32::try_from(steps).ok().filter(|steps| (1..=claimed + 1).contains(steps));
             let page = PageNumber((1000 + distance) as u64);
-            assert_eq!(walk.steps_to(page), expected, "{distance} by {step_pages}, {claimed} claimed");
+            assert_eq!(stream.steps_to(page), expected, "{distance} by {step_pages}, {claimed} claimed");
         }
     }
 
@@ -248,18 +248,18 @@ mod tests {
             most = most.max(ahead.len());
             page = ahead.last().unwrap_or(&page) + 3;
         }
-        assert_eq!(most, MOST_WINDOW as usize);
+        assert_eq!(most, MAX_WINDOW as usize);
     }
 
     #[test]
     fn interleaved_strided_streams_are_told_apart() {
         let mut strides = Strides::default();
-        let at = |walk: u64, n: u64| walk * 100_000 + n * (walk + 2);
+        let at = |stream: u64, n: u64| stream * 100_000 + n * (stream + 2);
         for n in 0..4 {
-            (0..WALKS as u64).for_each(|walk| strides.faulted(PageNumber(at(walk, n))));
+            (0..STRIDED_STREAMS as u64).for_each(|stream| strides.faulted(PageNumber(at(stream, n))));
         }
-        for walk in 0..WALKS as u64 {
-            assert_eq!(claimed(&mut strides, at(walk, 3)).len(), FIRST_WINDOW as usize);
+        for stream in 0..STRIDED_STREAMS as u64 {
+            assert_eq!(claimed(&mut strides, at(stream, 3)).len(), FIRST_WINDOW as usize);
         }
     }
 

@@ -38,7 +38,7 @@ const NEAREST: u32 = 978;
 /// anything.
 const FARTHEST: u32 = 952;
 /// Upper bound of the number of classes.
-const MOST_CLASSES: usize = 250;
+const MAX_CLASSES: usize = 250;
 
 /// The layout of a class's zspages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,8 +132,8 @@ const fn next_below(above: Shape) -> Shape {
     }
 }
 
-const CHOSEN: ([Shape; MOST_CLASSES], usize) = {
-    let mut chosen = [Shape::best(LARGEST_SLOT_BYTES); MOST_CLASSES];
+const CHOSEN: ([Shape; MAX_CLASSES], usize) = {
+    let mut chosen = [Shape::best(LARGEST_SLOT_BYTES); MAX_CLASSES];
     let mut count = 1;
     while chosen[count - 1].size_bytes > SMALLEST_SLOT_BYTES {
         chosen[count] = next_below(chosen[count - 1]);

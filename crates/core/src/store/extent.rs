@@ -12,13 +12,13 @@ use super::place::{Fragment, Fragments};
 use crate::units::{Frame, FrameRun, Order, PAGE_BYTES};
 
 /// Maximum number of runs: 15 frames are runs of 8, 4, 2 and 1.
-pub(super) const MOST_RUNS: usize = EXTENT_FRAMES.ilog2() as usize;
+pub(super) const MAX_RUNS: usize = EXTENT_FRAMES.ilog2() as usize;
 
 /// The frames of a zspage or of a chain link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent {
     /// The heads of the runs, largest run first. The remaining elements have no meaning.
-    pub(super) heads: [Frame; MOST_RUNS],
+    pub(super) heads: [Frame; MAX_RUNS],
     /// Number of frames: 1 to [`EXTENT_FRAMES`].
     pub(super) frames: u32,
 }
@@ -31,7 +31,7 @@ impl Extent {
         alloc: impl Fn(Order) -> Option<FrameRun>,
         free: impl Fn(FrameRun),
     ) -> Option<Extent> {
-        let mut extent = Extent { heads: [Frame(0); MOST_RUNS], frames: 0 };
+        let mut extent = Extent { heads: [Frame(0); MAX_RUNS], frames: 0 };
         for (index, order) in orders(frames).enumerate() {
             let Some(run) = alloc(order) else {
                 extent.runs().for_each(free);
@@ -99,7 +99,7 @@ mod tests {
         for frames in 1..=EXTENT_FRAMES {
             let extent = Extent { heads: [Frame(64), Frame(32), Frame(16), Frame(8)], frames };
             assert_eq!(extent.runs().map(FrameRun::frames).sum::<u32>(), frames);
-            assert!(extent.runs().count() <= MOST_RUNS);
+            assert!(extent.runs().count() <= MAX_RUNS);
             assert!(extent.runs().map(FrameRun::frames).is_sorted_by(|a, b| a > b));
             for run in extent.runs() {
                 let last = run.head.offset(run.frames() - 1);

@@ -13,10 +13,13 @@
 //! |---|---|---|---|---|
 //! | `Not` | no | there are none | after a claim | a claim that succeeds, or fails (withheld) |
 //! | `Owned` | yes | free at once | yes | the last free; a fork (lent) |
-//! | `Lent` | yes | stay dead | yes: the child does not know free ones | the last free; becoming the sole holder; in the child (borrowed) |
-//! | `Borrowed` | yes | stay dead | no: allocated slots are dead at once | the last free; becoming the sole holder |
+//! | `Lent` | yes | stay dead | yes | the last free; sole holder; in the child (borrowed) |
+//! | `Borrowed` | yes | stay dead | no | the last free; sole holder |
 //! | `Withheld` | no | there are none | no: another process holds it | a claim that succeeds |
-//! | `Emptied` | yes | there are none | no: it waits for discard | its discard, or an allocation before that |
+//! | `Emptied` | yes | there are none | no: discard first | its discard, or an allocation |
+//!
+//! The child of a fork does not know the free slots of a lent cluster, so the parent may use them. In
+//! the child, slots allocated from a borrowed cluster are dead at once.
 //!
 //! If the file wants discards, a process that is the only holder of an emptied cluster keeps it
 //! until its discard, so that no process writes there meanwhile. After a fork both processes may

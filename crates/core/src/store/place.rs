@@ -5,7 +5,7 @@
 //! There is no lock: the fragments are constant while the piece is pinned or only its maker knows
 //! it.
 
-use super::extent::{Extent, MOST_RUNS};
+use super::extent::{Extent, MAX_RUNS};
 use super::word::Location;
 use super::{FilePlace, Store};
 use crate::units::{Frame, PAGE_BYTES};
@@ -122,18 +122,18 @@ pub struct Fragments(Stretches);
 /// Stored inline for a piece of one extent, as most are.
 #[derive(Clone, Debug)]
 enum Stretches {
-    Few([Fragment; MOST_RUNS], u8),
+    Few([Fragment; MAX_RUNS], u8),
     /// The fragments of a chain of extents.
     Many(Vec<Fragment>),
 }
 
 impl Fragments {
-    pub(super) const NONE: Fragments = Fragments(Stretches::Few([Fragment::NONE; MOST_RUNS], 0));
+    pub(super) const NONE: Fragments = Fragments(Stretches::Few([Fragment::NONE; MAX_RUNS], 0));
 
     /// Makes the list of one fragment.
     #[inline]
     fn of(fragment: Fragment) -> Fragments {
-        let mut few = [Fragment::NONE; MOST_RUNS];
+        let mut few = [Fragment::NONE; MAX_RUNS];
         few[0] = fragment;
         Fragments(Stretches::Few(few, 1))
     }
@@ -154,7 +154,7 @@ impl Fragments {
             return;
         }
         match &mut self.0 {
-            Stretches::Few(few, count) if usize::from(*count) < MOST_RUNS => {
+            Stretches::Few(few, count) if usize::from(*count) < MAX_RUNS => {
                 few[usize::from(*count)] = fragment;
                 *count += 1;
             }

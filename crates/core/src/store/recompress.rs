@@ -15,7 +15,7 @@ use crate::units::PAGE_BYTES;
 
 /// The position of the clock hand.
 #[derive(Debug, Default)]
-pub(super) struct Hand {
+pub(super) struct ClockHand {
     /// Ids up to this were visited in this pass.
     passed: AtomicU32,
     started_ns: AtomicU64,
@@ -44,12 +44,12 @@ impl Store {
     pub fn next_idle(&self, runs: &dyn RunSource, now_ns: u64, idle_ns: u64) -> Result<Option<Pinned<'_>>, PassOver> {
         let used = self.pieces.used();
         let step = |passed: u32| Some(passed + 1).filter(|&next| next <= used);
-        let passed = self.hand.passed.fetch_update(Relaxed, Relaxed, step);
+        let passed = self.clock_hand.passed.fetch_update(Relaxed, Relaxed, step);
         let Some(id) = passed.ok().and_then(|passed| PieceId::new(passed + 1)) else {
-            let started_ns = self.hand.started_ns.load(Relaxed);
+            let started_ns = self.clock_hand.started_ns.load(Relaxed);
             let is_due = now_ns.saturating_sub(started_ns) >= idle_ns;
-            if is_due && self.hand.started_ns.compare_exchange(started_ns, now_ns, Relaxed, Relaxed).is_ok() {
-                self.hand.passed.store(0, Relaxed);
+            if is_due && self.clock_hand.started_ns.compare_exchange(started_ns, now_ns, Relaxed, Relaxed).is_ok() {
+                self.clock_hand.passed.store(0, Relaxed);
             }
             return Err(PassOver);
         };

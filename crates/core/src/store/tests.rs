@@ -185,7 +185,7 @@ impl Model<'_> {
         let info = PieceInfo { len_bytes, granule, raw, checksum: self.inserted * 77, pages: references };
         let Some((id, place)) = self.store.insert(&self.arena, info) else { return };
         assert_eq!(place.len_bytes(), len_bytes);
-        assert!(len_bytes > 64 << 10 || place.fragments().len() <= extent::MOST_RUNS);
+        assert!(len_bytes > 64 << 10 || place.fragments().len() <= extent::MAX_RUNS);
         let content = content_of(self.inserted, len_bytes);
         self.arena.write(&place, &content);
         if sealed {

@@ -2,9 +2,10 @@
 //!
 //! | bits | field | values |
 //! |---|---|---|
-//! | 0..16 | last byte | offset of the piece's last byte in its zspage, or in the last extent of its chain |
+//! | 0..16 | last byte | of the piece, in its zspage or the last extent of its chain |
 //! | 16..40 | zspage | its zspage or first extent |
-//! | 40 | elsewhere | bits 0..32 are the record of a piece in the swap file; all ones in 16..40: [`Location::FILLED`] |
+//! | 40 | elsewhere | bits 0..32 are the record of a piece in the swap file, or all of 16..40 are |
+//! | | | ones: [`Location::FILLED`] |
 //! | 41..51 | references | 0 (free or dying) to 512 |
 //! | 51..55 | granule | order 0..=9 |
 //! | 55 | raw | the bytes are the uncompressed content |

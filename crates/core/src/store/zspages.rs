@@ -20,7 +20,7 @@
 
 use super::PieceId;
 use super::classes::{CLASSES, ClassId, FEW_ZSPAGES};
-use super::extent::{Extent, MOST_RUNS};
+use super::extent::{Extent, MAX_RUNS};
 use super::word::{Location, ZspageId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -43,7 +43,7 @@ const _: () = assert!(EXTENTS < u8::MAX as usize);
 #[derive(Debug, Default)]
 struct Descriptor {
     /// The heads of the runs. The remaining elements have no meaning.
-    heads: [AtomicU32; MOST_RUNS],
+    heads: [AtomicU32; MAX_RUNS],
     /// A [`State`].
     state: AtomicU32,
     /// The index of the zspage's first element.

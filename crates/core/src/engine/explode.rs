@@ -20,10 +20,10 @@ use crate::units::{FrameRun, Order, PageNumber, Slot};
 use std::ops::Range;
 
 /// Maximum order of an exploded piece, 64 KiB: decompressing more takes longer than some faults.
-const MOST_ORDER: Order = Order::new(4).unwrap();
+const MAX_EXPLODED_ORDER: Order = Order::new(4).unwrap();
 
 /// The remaining parts of a piece, being fetched.
-pub(super) struct InParts {
+pub(super) struct ExplodedPiece {
     piece: PieceId,
     /// The frames for the whole piece.
     run: FrameRun,
@@ -32,7 +32,7 @@ pub(super) struct InParts {
     parts: Fetches,
 }
 
-impl InParts {
+impl ExplodedPiece {
     /// Returns the part that is mapped into the program.
     pub fn touched(&self) -> FolioName {
         self.touched
@@ -54,13 +54,13 @@ impl<M: Machine> Engine<M> {
     /// parts of `order`. Returns `None` if whole folios pay (unless `page` is wanted `alone`), if
     /// the piece is no larger than `order` or too large, if there is no room for it, or if it was
     /// moved so that its alignment changed.
-    pub(super) fn start_taking_apart(
+    pub(super) fn start_explode(
         &self,
         entries: &mut Entries,
         page: PageNumber,
         order: Order,
         alone: bool,
-    ) -> Option<InParts> {
+    ) -> Option<ExplodedPiece> {
         if self.config.swap_in != SwapIn::Adaptive {
             return None;
         }
@@ -69,7 +69,7 @@ impl<M: Machine> Engine<M> {
         let granule = self.store.granule_of_bytes(piece)?;
         let index = slot.0 % granule.pages();
         if granule <= order
-            || granule > MOST_ORDER
+            || granule > MAX_EXPLODED_ORDER
             || page != page.head(granule).offset(index)
             || !alone && self.locality.part_order(page).is_none()
         {
@@ -95,7 +95,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             };
             let pages = first.offset(next).folio(order);
-            self.carve(entries, pages.clone());
+            self.split_borders(entries, pages.clone());
             let part = mark_fetching(entries, pages.start, run.part(next, order), false);
             if pages.contains(&page) {
                 touched = FolioName { head: pages.start, order };
@@ -106,12 +106,12 @@ impl<M: Machine> Engine<M> {
             }
             next += order.pages();
         }
-        parts.map(|parts| InParts { piece, run, touched, parts })
+        parts.map(|parts| ExplodedPiece { piece, run, touched, parts })
     }
 
     /// Maps the touched part into the program, and stages the others. The caller wakes waiting
     /// threads.
-    pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: &InParts) -> Result<(), Changing> {
+    pub(super) fn explode(&self, worker: &mut M::Worker, block: &Block, piece: &ExplodedPiece) -> Result<(), Changing> {
         let parts = piece.parts.marked();
         let pinned = self.store.pin(piece.piece);
         let read = self.read_piece(worker, pinned.piece(), 0, piece.run);
@@ -124,6 +124,6 @@ impl<M: Machine> Engine<M> {
         frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
         let fetched = parts.iter().map(|part| (part, read.map(|()| None)));
         let corrupted = self.finish_fetches(block, fetched, &piece.touched_pages());
-        self.bring_in_fetched(block, parts, piece.touched_pages(), corrupted)
+        self.map_in_fetched(block, parts, piece.touched_pages(), corrupted)
     }
 }
