@@ -1,39 +1,39 @@
-//! Free runs that a CPU keeps for itself, as Linux does for orders up to 3 (`PAGE_ALLOC_COSTLY_ORDER`): they do not merge with their
-//! buddies, and compaction cannot move them.
+//! Per-CPU lists of free runs, which Linux keeps for orders up to 3 (`PAGE_ALLOC_COSTLY_ORDER`).
+//! Their runs do not merge with buddies, and compaction cannot move them.
 
 use foliomem_core::homes::Homes;
 use foliomem_core::units::{FrameRun, Order};
 use std::collections::VecDeque;
 
-/// Orders above this one are taken from the buddy allocator itself.
+/// Maximum order of per-CPU lists; higher orders come from the buddy allocator.
 pub const MOST: Order = match Order::new(3) {
     Some(order) => order,
     None => unreachable!(),
 };
 
-/// Of one CPU.
+/// The lists of one CPU.
 #[derive(Clone, Debug, Default)]
 pub struct PerCpu {
     runs: [VecDeque<FrameRun>; MOST.index() + 1],
     frames: u32,
 }
 
-/// How much a CPU keeps at most, and how much it takes or gives back at a time.
+/// Limits of a CPU's lists, in frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeps {
-    /// See the type.
+    /// Maximum number of frames on the lists.
     pub high_frames: u32,
-    /// See the type.
+    /// Frames taken or returned at a time.
     pub batch_frames: u32,
 }
 
 impl PerCpu {
-    /// Free frames that are kept here.
+    /// Returns the number of free frames on the lists.
     pub fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// A run of `order`, from `homes` where none is kept.
+    /// Takes a run of `order`, from `homes` if the list is empty.
     pub fn take(&mut self, homes: &Homes, order: Order, keeps: Keeps) -> Option<FrameRun> {
         if order > MOST {
             return homes.alloc_empty(order);
@@ -51,7 +51,7 @@ impl PerCpu {
         Some(run)
     }
 
-    /// Takes `run` back; where too much is kept, the oldest goes on to `homes`.
+    /// Returns `run` to the lists; if they hold too much, the oldest runs go to `homes`.
     pub fn give(&mut self, homes: &Homes, run: FrameRun, keeps: Keeps) {
         if run.order > MOST {
             return homes.free_empty(run);
@@ -63,7 +63,7 @@ impl PerCpu {
         }
     }
 
-    /// Gives back what is kept beyond `frames`.
+    /// Returns runs to `homes` until at most `frames` are left.
     pub fn drain(&mut self, homes: &Homes, frames: u32) {
         while self.frames > frames {
             for runs in &mut self.runs {
