@@ -17,7 +17,8 @@
 //! | `Swapped` | in the store, under its slot | a fault, unmap |
 //! | `Swapped` + fetching | in the store; a worker reads it | the worker; unmap |
 //!
-//! **Only the worker that writes back frees the frame; only the worker that fetches frees the slot.**
+//! **Only the worker that writes back frees the frame; only the worker that fetches frees the
+//! slot.**
 //!
 //! Lock rank 2 (block). A lookup takes no lock. Blocks are never freed.
 

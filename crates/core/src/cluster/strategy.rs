@@ -23,7 +23,8 @@ pub enum Strategy {
     ClusterLists,
     /// 2025-08, first patch: a free cluster before nonfull ones, then only one fragmented one.
     OneFragment,
-    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then a fragmented one.
+    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then a fragmented
+    /// one.
     #[default]
     NonfullFirst,
 }

@@ -18,8 +18,8 @@
 //! | `Withheld` | no | there are none | no: another process holds it | a claim that succeeds |
 //! | `Emptied` | yes | there are none | no: discard first | its discard, or an allocation |
 //!
-//! The child of a fork does not know the free slots of a lent cluster, so the parent may use them. In
-//! the child, slots allocated from a borrowed cluster are dead at once.
+//! The child of a fork does not know the free slots of a lent cluster, so the parent may use them.
+//! In the child, slots allocated from a borrowed cluster are dead at once.
 //!
 //! If the file wants discards, a process that is the only holder of an emptied cluster keeps it
 //! until its discard, so that no process writes there meanwhile. After a fork both processes may
