@@ -27,8 +27,8 @@ pub const RATIOS: [(usize, f64); 4] = [(4, 2.18), (16, 2.38), (64, 2.51), (2048,
 const CODE: [&str; 5] =
     ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 /// Directories of text.
-/// 1192+: File name extensions of text.
 const TEXT: [&str; 4] = ["/usr/include", "/usr/share/perl", "/usr/lib/python3", "/usr/share/doc"];
+/// File name extensions of text.
 const TEXT_ENDS: [&str; 9] = ["h", "hpp", "py", "pm", "pl", "txt", "md", "html", "xml"];
 
 /// Builds a corpus of exactly `bytes` bytes.

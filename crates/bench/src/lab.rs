@@ -42,10 +42,10 @@ const CASES: [Case; 3] = [
 const REPLAY: &str = "replay";
 /// Settings of the replay. The limit is three quarters of the recorded need: half would not hold
 /// it, because of how well it compresses.
-/// 426+: Pages that the recorded program fills.
-/// 427+: Touches that the recorded program makes.
 const REPLAY_SET: &[(&str, &str)] = &[("machine.limit_mib", "96"), ("machine.sizes_kib", "16+32+64")];
+/// Pages that the recorded program fills.
 const REPLAY_PAGES: u64 = 128 << 8;
+/// Touches that the recorded program makes.
 const REPLAY_TOUCHES: u32 = 400_000;
 
 /// One case, measured: medians over rounds.

@@ -37,12 +37,12 @@ pub const TEMPLATES: &str = include_str!("programs/templates.cpp");
 /// Uses of the templates: about 20 s and half a GiB for the compiler.
 const INSTANCES: usize = 10;
 /// Number of keys in redis.
-/// 710+: Bytes of each value in redis.
-/// 711+: Get requests of redis-benchmark.
-/// 712+: Set requests of redis-benchmark.
 const KEYS: usize = 100_000;
+/// Bytes of each value in redis.
 const VALUE: usize = 4096;
+/// Get requests of redis-benchmark.
 const GETS: usize = 200_000;
+/// Set requests of redis-benchmark.
 const SETS: usize = 20_000;
 /// The kernel's limit for numpy in bytes, the one behind the project's goals.
 const NUMPY_LIMIT: u64 = 300 * MIB;

@@ -11,9 +11,9 @@ use crate::Error;
 /// Commands sent before their answers are read, in one round trip.
 const PIPELINE: usize = 64;
 /// Maximum bytes of a line of an answer; useful lines are shorter.
-const MOST_LINE_BYTES: u64 = 4096;
+const MAX_LINE_BYTES: u64 = 4096;
 /// Maximum bytes of a value; values here have a few KiB.
-const MOST_VALUE_BYTES: usize = 1 << 20;
+const MAX_VALUE_BYTES: usize = 1 << 20;
 /// Time after which a server without an answer counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -90,13 +90,13 @@ impl Client {
 /// Reads one answer: a line, and the value that it announces.
 fn answer(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>, Error> {
     let mut line = String::new();
-    stream.take(MOST_LINE_BYTES).read_line(&mut line).map_err(Error::doing("redis-server"))?;
+    stream.take(MAX_LINE_BYTES).read_line(&mut line).map_err(Error::doing("redis-server"))?;
     let text = line.trim_end();
     let bad = || Error::parse("redis-server", text);
     match text.split_at_checked(1) {
         Some(("$", "-1")) | Some(("+", _)) => Ok(None),
         Some(("$", length)) => {
-            let length = length.parse().ok().filter(|&length| length <= MOST_VALUE_BYTES).ok_or_else(bad)?;
+            let length = length.parse().ok().filter(|&length| length <= MAX_VALUE_BYTES).ok_or_else(bad)?;
             let mut value = vec![0; length + 2];
             stream.read_exact(&mut value).map_err(Error::doing("redis-server"))?;
             if !value.ends_with(b"\r\n") {

@@ -12,7 +12,6 @@
 //!   on the strategy.
 //!
 //! Time is that of all threads together: twice the threads on twice the CPUs take half, at best.
-//! 1625+: Clusters of the device.
 
 use crate::{Error, median};
 use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
@@ -27,12 +26,13 @@ use std::time::{Duration, Instant};
 pub const ORDERS: [u8; 4] = [0, 2, 4, 9];
 /// The default numbers of threads.
 pub const THREADS: [u16; 4] = [1, 2, 4, 8];
+/// Clusters of the device.
 const CLUSTERS: u32 = 512;
 const SLOTS: u32 = CLUSTERS * CLUSTER_SLOTS;
 /// Measurements of a row; the median counts. With [`ROUND`] it bounds the time of 256 rows to a
 /// minute and a half.
-/// 1629+: Duration of one measurement.
 const ROUNDS: usize = 5;
+/// Duration of one measurement.
 const ROUND: Duration = Duration::from_millis(20);
 /// Slots of the pairs between looks at the clock: a pair of order 9 does as much as many pairs of
 /// order 0.

@@ -16,8 +16,6 @@
 //! Each case is measured in a process of its own, in turns: a round of the codec alone on the
 //! corpus in pieces of the granule, one of the runtime, one of the kernel. The first round of each
 //! is a warm-up.
-//! 37+: Bytes of the corpus.
-//! 38+: Measured rounds; the median counts.
 
 use crate::corpus::{self, CorpusFile};
 use crate::kernel_peer::{KernelFigures, KernelPeer};
@@ -39,7 +37,9 @@ use std::time::{Duration, Instant};
 
 /// First argument of the process that measures one size.
 const CHILD_ARG: &str = "--foliomem-swap-child";
+/// Bytes of the corpus.
 const CORPUS_BYTES: usize = 192 << 20;
+/// Measured rounds; the median counts.
 const ROUNDS: usize = 7;
 /// Limit of the run in bytes. It is so high that only the benchmark reclaims memory.
 const LIMIT_BYTES: u64 = 8 << 30;

@@ -9,15 +9,15 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Maximum number of interpreters that are themselves scripts.
-/// 182+: Mode bits of privileged files.
-const MOST_INTERPRETERS: usize = 5;
+const MAX_INTERPRETERS: usize = 5;
+/// Mode bits of privileged files.
 const SETUID_OR_SETGID: u32 = 0o6000;
 
 /// Returns the file that running `program` would execute, if it can load the agent.
 pub fn check(program: &OsStr) -> Result<PathBuf, CliError> {
     let path = find(program)?;
     let mut file = path.clone();
-    for _ in 0..MOST_INTERPRETERS {
+    for _ in 0..MAX_INTERPRETERS {
         match look_at(&file)? {
             Found::Program => return Ok(path),
             Found::Script(interpreter) => file = interpreter,
@@ -111,7 +111,6 @@ fn has_capabilities(path: &Path) -> bool {
 }
 
 /// Numbers of the ELF format (elf(5)).
-/// 287+: Maximum number of segments that are read.
 mod elf {
     pub const MAGIC: &[u8] = b"\x7fELF";
     pub const CLASS_64: u8 = 2;
@@ -119,7 +118,8 @@ mod elf {
     pub const PT_INTERP: u32 = 3;
     pub const PT_NOTE: u32 = 4;
     pub const HEADER_BYTES: usize = 64;
-    pub const MOST_SEGMENTS: u64 = 256;
+    /// Maximum number of segments that are read.
+    pub const MAX_SEGMENTS: u64 = 256;
     pub const SEGMENT_BYTES: u64 = 56;
 }
 
@@ -134,7 +134,7 @@ fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
         return Some(Unfit::Architecture);
     }
     let table = u64::from_le_bytes(start[32..40].try_into().ok()?);
-    let segments = u64::from(half(56)?).min(elf::MOST_SEGMENTS);
+    let segments = u64::from(half(56)?).min(elf::MAX_SEGMENTS);
     let mut is_go = false;
     for index in 0..segments {
         let mut segment = [0u8; elf::SEGMENT_BYTES as usize];

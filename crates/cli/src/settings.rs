@@ -18,17 +18,17 @@ use std::path::{Path, PathBuf};
 /// memory take most of the limit.
 const LEAST_LIMIT_BYTES: u64 = 16 << 20;
 /// Prefix of a limit that is a share of the program's need.
-/// 659+: Largest divisor of such a limit.
 const OF_NEED: &str = "need/";
-const MOST_DIVISOR: u32 = 16;
+/// Largest divisor of such a limit.
+const MAX_DIVISOR: u32 = 16;
 /// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
 /// would be short of memory before it has much.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
 /// Folio sizes beside 4K, of `run` and of replays.
-/// 664+: Codec of `run`.
-/// 665+: Granule of `run`.
 pub const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
+/// Codec of `run`.
 const DEFAULT_CODEC: &str = "lz4";
+/// Granule of `run`.
 const DEFAULT_GRANULE: &str = "64K";
 
 /// Environment variables, by name.
@@ -128,7 +128,7 @@ fn parse_limit(text: &str, memory_bytes: u64) -> Result<Limit, BadValue> {
     let Some(divisor) = text.strip_prefix(OF_NEED) else {
         return Ok(Limit::Bytes(parse_bytes(text, Some(memory_bytes))?));
     };
-    let divisor = divisor.parse().ok().filter(|&divisor: &NonZeroU32| divisor.get() <= MOST_DIVISOR);
+    let divisor = divisor.parse().ok().filter(|&divisor: &NonZeroU32| divisor.get() <= MAX_DIVISOR);
     divisor.map(|divisor| of_need(divisor, memory_bytes)).ok_or_else(|| BadValue::OfNeed(text.to_owned()))
 }
 

@@ -50,8 +50,8 @@ pub fn parse_bytes(text: &str, whole_bytes: Option<u64>) -> Result<u64, SizeErro
         _ => return Err(malformed()),
     };
     let bytes = value * scale;
-    const MOST_BYTES: f64 = (1u64 << 60) as f64;
-    if bytes > MOST_BYTES { Err(SizeError::TooLarge(text.to_owned())) } else { Ok(bytes as u64) }
+    const MAX_BYTES: f64 = (1u64 << 60) as f64;
+    if bytes > MAX_BYTES { Err(SizeError::TooLarge(text.to_owned())) } else { Ok(bytes as u64) }
 }
 
 /// Parses a folio size and returns its order.

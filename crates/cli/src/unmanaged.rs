@@ -10,13 +10,13 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 /// Shortest time between two scans.
-/// 1388+: Divisor of the time that scans may take: a scan of thousands of threads is slow.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// Divisor of the time that scans may take: a scan of thousands of threads is slow.
 const SHARE: u32 = 50;
 /// Divisor of the limit: memory below this share of the limit, or below [`LEAST_BYTES`], causes no
 /// warning.
-/// 1391+: Memory in bytes below which no warning appears.
 const LIMIT_SHARE: u64 = 4;
+/// Memory in bytes below which no warning appears.
 const LEAST_BYTES: u64 = 16 << 20;
 
 /// Scans a run for unmanaged and shared memory, and warns about each at most once.

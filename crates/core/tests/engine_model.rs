@@ -567,12 +567,15 @@ fn unevictable_pages_do_not_count_for_the_protected_minimum() {
         world.engine.reclaim(&mut world.worker, 64);
     }
     world.check();
-    let in_reach = world.engine.resident_pages() + world.engine.staged_pages() - 1024;
-    assert!((100..=128).contains(&in_reach), "{in_reach} movable pages are resident or staged");
+    let resident_or_staged = world.engine.resident_pages() + world.engine.staged_pages() - 1024;
+    assert!((100..=128).contains(&resident_or_staged), "{resident_or_staged} movable pages are resident or staged");
     world.engine.machine().state.lock().refusing.clear();
     while world.engine.reclaim(&mut world.worker, 64) > 0 {}
-    let in_reach = world.engine.resident_pages() + world.engine.staged_pages();
-    assert!((100..=128).contains(&in_reach), "{in_reach} pages are resident or staged once all are movable");
+    let resident_or_staged = world.engine.resident_pages() + world.engine.staged_pages();
+    assert!(
+        (100..=128).contains(&resident_or_staged),
+        "{resident_or_staged} pages are resident or staged once all are movable"
+    );
     world.check();
 }
 
@@ -1255,8 +1258,8 @@ fn fill(world: &mut World, pages: Range<u64>, value: u64) -> i64 {
 }
 
 /// A value that is neither filled nor raw in the double, and compresses well.
-/// 1245+: A value that is raw in the double: a multiple of 7.
 const COMPRESSIBLE: u64 = 11;
+/// A value that is raw in the double: a multiple of 7.
 const INCOMPRESSIBLE: u64 = 7;
 
 #[test]

@@ -89,7 +89,11 @@ impl World {
     /// Changes the mappings as the kernel does and notifies the engine. From the change until a
     /// handler reads the event no page can move, and the thread that made the change waits. The
     /// handler holds off guards while it notifies the engine, but the program continues meanwhile.
-    fn change(self: &Arc<World>, kernel: impl FnOnce(&mut State), hear: impl FnOnce(&Engine<Double>) + Send + 'static) {
+    fn change(
+        self: &Arc<World>,
+        kernel: impl FnOnce(&mut State),
+        notify: impl FnOnce(&Engine<Double>) + Send + 'static,
+    ) {
         {
             let mut state = self.state();
             state.changes += 1;
@@ -108,7 +112,7 @@ impl World {
         }
         let world = Arc::clone(self);
         *self.hearing.lock() = Some(thread::spawn(move || {
-            hear(&world.engine);
+            notify(&world.engine);
             world.state().is_hearing = false;
         }));
     }
@@ -126,8 +130,8 @@ impl World {
         self.verify_accounts();
         assert!(self.state().poisoned.is_empty(), "corrupted");
         for range in [BASE..BASE + MANY_PAGES, ELSEWHERE..ELSEWHERE + PAGES] {
-            let told = numbers(&range);
-            self.change(|state| state.unmap(range), |engine| engine.unmapped(told));
+            let unmapped = numbers(&range);
+            self.change(|state| state.unmap(range), |engine| engine.unmapped(unmapped));
         }
         self.wait_for_hearing();
         self.verify_accounts();
@@ -225,8 +229,8 @@ impl Thread {
 
     fn discard(&mut self, pages: Range<u64>) {
         // The notice precedes the discard.
-        let told = numbers(&pages);
-        self.world.change(|_| {}, |engine| engine.discarded(told));
+        let discarded = numbers(&pages);
+        self.world.change(|_| {}, |engine| engine.discarded(discarded));
         let mut state = self.world.state();
         pages.for_each(|page| state.drop_page(page));
     }
@@ -236,8 +240,8 @@ impl Thread {
     }
 
     fn unmap(&mut self, pages: Range<u64>) {
-        let told = numbers(&pages);
-        self.world.change(|state| state.unmap(pages), |engine| engine.unmapped(told));
+        let unmapped = numbers(&pages);
+        self.world.change(|state| state.unmap(pages), |engine| engine.unmapped(unmapped));
     }
 
     fn remap(&mut self, pages: Range<u64>, to: u64) {

@@ -17,11 +17,11 @@ use std::sync::LazyLock;
 const REFERENCE: &str = include_str!("costs/reference.toml");
 
 /// Maximum cost in nanoseconds: the clock has room for as many such accesses as a run can have.
-const MOST_NS: u32 = 10_000_000;
+const MAX_NS: u32 = 10_000_000;
 /// Bounds of a compression ratio in percent: content never grows, and never shrinks below a
 /// thousandth.
 const LEAST_PERCENT: u32 = 100;
-const MOST_PERCENT: u32 = 100_000;
+const MAX_PERCENT: u32 = 100_000;
 
 /// The content of a file of costs.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -130,15 +130,15 @@ pub struct CodecCosts {
 }
 
 fn ns<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    Within::<0, MOST_NS>::deserialize(from).map(Within::get)
+    Within::<0, MAX_NS>::deserialize(from).map(Within::get)
 }
 
 fn ns_by_order<'de, D: Deserializer<'de>>(from: D) -> Result<[u32; ORDERS], D::Error> {
-    by_order::<D, 0, MOST_NS>(from)
+    by_order::<D, 0, MAX_NS>(from)
 }
 
 fn percent_by_order<'de, D: Deserializer<'de>>(from: D) -> Result<[u32; ORDERS], D::Error> {
-    by_order::<D, LEAST_PERCENT, MOST_PERCENT>(from)
+    by_order::<D, LEAST_PERCENT, MAX_PERCENT>(from)
 }
 
 fn by_order<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(from: D) -> Result<[u32; ORDERS], D::Error> {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     fn page_cache() -> impl Strategy<Value = PageCacheCosts> {
-        prop::array::uniform12(0..=MOST_NS).prop_map(|ns| {
+        prop::array::uniform12(0..=MAX_NS).prop_map(|ns| {
             let [read_page_ns, read_folio_ns, fault_ns, map_folio_ns, insert_folio_ns, free_folio_ns, ..] = ns;
             let [.., free_page_ns, rmap_page_ns, scan_ns, migrate_folio_ns, migrate_page_ns, use_page_ns] = ns;
             PageCacheCosts {
@@ -248,8 +248,8 @@ mod tests {
     }
 
     fn codec() -> impl Strategy<Value = CodecCosts> {
-        let ns = || prop::array::uniform10(0..=MOST_NS);
-        (ns(), ns(), prop::array::uniform10(LEAST_PERCENT..=MOST_PERCENT)).prop_map(
+        let ns = || prop::array::uniform10(0..=MAX_NS);
+        (ns(), ns(), prop::array::uniform10(LEAST_PERCENT..=MAX_PERCENT)).prop_map(
             |(compress_page_ns, decompress_page_ns, ratio_percent)| CodecCosts {
                 compress_page_ns,
                 decompress_page_ns,
@@ -261,7 +261,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_written_table_is_read_back(
-            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MOST_NS), page_cache in page_cache(), lz4 in codec(),
+            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MAX_NS), page_cache in page_cache(), lz4 in codec(),
             zstd in codec()
         ) {
             let [fault_ns, touch_ns, move_ns, move_page_ns, populate_page_ns, zero_page_ns, ..] = ns;

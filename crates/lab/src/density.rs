@@ -13,7 +13,7 @@ use std::ops::Range;
 /// The unit of density: 64 KiB.
 pub const UNIT: Order = Order::new(4).unwrap();
 /// Maximum density: no piece differs more from the table.
-const MOST_PERMILLE: u64 = 50_000;
+const MAX_PERMILLE: u64 = 50_000;
 
 /// A unit with the first piece that was compressed of it.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Density {
     /// Returns the compressed length of a piece, relative to the cost table.
     fn permille_of(&self, order: Order, len_bytes: u32) -> u64 {
         let by_table_bytes = order.bytes() as u64 * 100 / u64::from(self.ratio_percent[order.index()].max(1));
-        (u64::from(len_bytes) * 1000 / by_table_bytes.max(1)).clamp(1, MOST_PERMILLE)
+        (u64::from(len_bytes) * 1000 / by_table_bytes.max(1)).clamp(1, MAX_PERMILLE)
     }
 
     #[inline]
@@ -116,7 +116,7 @@ mod tests {
         learn(3, 4, 0);
         learn(64, 65, u32::MAX);
         assert_eq!(known(&density, [15, 16, 31, 63]), [Some(1), Some(1000), Some(1000), None]);
-        assert_eq!(known(&density, [32, 47, 64, 79]), [1750, 1750, MOST_PERMILLE, MOST_PERMILLE].map(Some));
+        assert_eq!(known(&density, [32, 47, 64, 79]), [1750, 1750, MAX_PERMILLE, MAX_PERMILLE].map(Some));
     }
 
     #[test]

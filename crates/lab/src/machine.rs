@@ -356,20 +356,20 @@ impl LabMachine {
     }
 
     #[inline]
-    fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
+    fn staged(&self, run: FrameRun) -> &[AtomicU32] {
         &self.homes[run.head.0 as usize..(run.head.0 + run.frames()) as usize]
     }
 
     /// Returns the staged content in `run`; `None` for zeros of unknown pages.
     fn content(&self, run: FrameRun) -> Option<HomeContent<'_>> {
-        let homes = self.at_home(run);
+        let homes = self.staged(run);
         let (mut first, mut zeros) = (None, 0);
         for (index, home) in (0..).zip(homes) {
             match home.load(Relaxed) {
                 Home::EMPTY => panic!("{run:?} has no content"),
                 Home::ANY => zeros += 1,
-                at_home => {
-                    let of_run = at_home - Home::FIRST_PAGE - index;
+                staged => {
+                    let of_run = staged - Home::FIRST_PAGE - index;
                     assert!(first.replace(of_run).is_none_or(|first| first == of_run), "{run:?} is of several places");
                 }
             }
@@ -444,7 +444,7 @@ impl Machine for LabMachine {
 
     fn populate(&self, run: FrameRun) {
         self.spend_by_page(0, self.costs.populate_page_ns, run.frames());
-        for home in self.at_home(run) {
+        for home in self.staged(run) {
             assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was populated");
             home.store(Home::ANY, Relaxed);
         }
@@ -453,7 +453,7 @@ impl Machine for LabMachine {
     fn split_huge(&self, _head: PageNumber, _border: PageNumber) {}
 
     fn release(&self, run: FrameRun) {
-        for home in self.at_home(run) {
+        for home in self.staged(run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
             home.store(Home::EMPTY, Relaxed);
         }
@@ -461,7 +461,7 @@ impl Machine for LabMachine {
 
     fn zero(&self, run: FrameRun) {
         self.spend_by_page(0, self.costs.zero_page_ns, run.frames());
-        for home in self.at_home(run) {
+        for home in self.staged(run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
             home.store(Home::ANY, Relaxed);
         }
@@ -479,7 +479,7 @@ impl Machine for LabMachine {
     }
 
     fn copy(&self, from: FrameRun, to: FrameRun) {
-        for (from, to) in self.at_home(from).iter().zip(self.at_home(to)) {
+        for (from, to) in self.staged(from).iter().zip(self.staged(to)) {
             to.store(from.load(Relaxed), Relaxed);
         }
     }
@@ -503,7 +503,7 @@ impl Machine for LabMachine {
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
         let pages = self.pages.folio(to, run.frames());
-        for (number, (home, page)) in (to.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
+        for (number, (home, page)) in (to.0 as u32..).zip(self.staged(run).iter().zip(pages)) {
             let (content, version) = (home.load(Relaxed), page.load(Relaxed));
             let is_right = content == number + Home::FIRST_PAGE || content == Home::ANY && version == 0;
             assert!(is_right, "page {number:x}, version {version:x}, was given the content {content:x}");
@@ -635,7 +635,7 @@ impl Machine for LabMachine {
         if name != 0 && whole && hash_versions(self.pages.folio(PageNumber(first), into.frames())) != hash {
             return Err(Corrupted);
         }
-        for (number, home) in (first as u32 + skip_pages..).zip(self.at_home(into)) {
+        for (number, home) in (first as u32 + skip_pages..).zip(self.staged(into)) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was unpopulated");
             home.store(if name == 0 { Home::ANY } else { number + Home::FIRST_PAGE }, Relaxed);
         }

@@ -30,11 +30,11 @@ const BLOCK_HEADER_BYTES: usize = 16;
 /// Content bytes at which a block is written.
 const BLOCK_BYTES: usize = 64 << 10;
 /// Maximum content bytes of a block that is read: a record has at most 60 bytes.
-const MOST_BLOCK_BYTES: usize = BLOCK_BYTES + 64;
+const MAX_BLOCK_BYTES: usize = BLOCK_BYTES + 64;
 /// The bit of a record whose process differs from the previous one.
 const OTHER_PROCESS: u8 = 0x80;
 /// Upper bound of times: the trace ring stores them in 56 bits.
-const MOST_TIME_US: u64 = 1 << 56;
+const MAX_TIME_US: u64 = 1 << 56;
 
 /// One event of a process of the recorded run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,7 +130,7 @@ impl Before {
             self.process = u32::try_from(take_varint(bytes)?).map_err(|_| "there is no such process")?;
         }
         self.time_us = self.time_us.wrapping_add(unfold(take_varint(bytes)?) as u64);
-        if self.time_us >= MOST_TIME_US {
+        if self.time_us >= MAX_TIME_US {
             return Err("there is no such time");
         }
         let mut numbers = [0; 3];
@@ -277,7 +277,7 @@ impl<R: Read> TraceReader<R> {
         self.read(&mut head)?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
         let (len, stored_len) = (word(0), word(4));
-        if len > MOST_BLOCK_BYTES || stored_len > lz4_flex::block::get_maximum_output_size(len) {
+        if len > MAX_BLOCK_BYTES || stored_len > lz4_flex::block::get_maximum_output_size(len) {
             return Err(self.bad("a block is longer than it can be"));
         }
         let mut hashed = vec![0; 8 + stored_len];
@@ -342,7 +342,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MOST_TIME_US, 0u8..16, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MAX_TIME_US, 0u8..16, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

@@ -29,7 +29,7 @@ pub use vm_scalability::{CacheOutcome, Case, VmScalability};
 const MIB: u32 = 256;
 
 /// Maximum memory of a program, as a multiple of the limit; beyond it the program is out of memory.
-const MOST_LIMITS: u32 = 2;
+const MAX_LIMITS: u32 = 2;
 
 /// A workload and its parameters.
 #[derive(Clone, Debug, Deserialize)]
@@ -89,8 +89,8 @@ impl Workload {
     /// run may take what it took.
     pub fn most_pages(&self, limit_pages: u32) -> u32 {
         match self {
-            Workload::Replay(replay) => (limit_pages * MOST_LIMITS).max(limit_pages + replay.peak_pages()),
-            _ => limit_pages * MOST_LIMITS,
+            Workload::Replay(replay) => (limit_pages * MAX_LIMITS).max(limit_pages + replay.peak_pages()),
+            _ => limit_pages * MAX_LIMITS,
         }
     }
 

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn interleaved_strided_streams_are_told_apart() {
+    fn interleaved_strided_streams_are_distinguished() {
         let mut strides = Strides::default();
         let at = |stream: u64, n: u64| stream * 100_000 + n * (stream + 2);
         for n in 0..4 {

@@ -23,8 +23,8 @@ pub(super) const LARGEST_SLOT_BYTES: u32 = EXTENT_FRAMES * PAGE_BYTES as u32 / 2
 /// The smallest slot in bytes.
 const SMALLEST_SLOT_BYTES: u32 = 32;
 /// Unit of slot sizes in bytes: pieces begin at addresses that are cheap to copy to.
-/// 1069+: Wanted number of slots of a zspage.
 const GRAIN_BYTES: u32 = 16;
+/// Wanted number of slots of a zspage.
 const WANTED_SLOTS: u32 = 16;
 /// Number of zspages below which a class makes small ones, and first borrows slots of its
 /// neighbours.

@@ -2,7 +2,7 @@
 //! free runs, then one try of compaction and reclaim, then failure.
 
 use super::PageCache;
-use super::per_cpu::{Keeps, MOST};
+use super::per_cpu::{Keeps, MAX_CACHED_ORDER};
 use crate::error::LabError;
 use foliomem_core::units::{Frame, FrameRun, Order};
 
@@ -93,7 +93,7 @@ impl PageCache {
     /// Allocates with compaction and reclaim. Costly orders compact first and give up at once while
     /// compaction is deferred.
     fn alloc_slowly(&mut self, order: Order) -> Option<FrameRun> {
-        if order > MOST {
+        if order > MAX_CACHED_ORDER {
             match self.compact(order) {
                 Compacted::Made => return self.take(order),
                 Compacted::Deferred => return None,

@@ -6,7 +6,7 @@ use foliomem_core::units::{FrameRun, Order};
 use std::collections::VecDeque;
 
 /// Maximum order of per-CPU lists; higher orders come from the buddy allocator.
-pub const MOST: Order = match Order::new(3) {
+pub const MAX_CACHED_ORDER: Order = match Order::new(3) {
     Some(order) => order,
     None => unreachable!(),
 };
@@ -14,7 +14,7 @@ pub const MOST: Order = match Order::new(3) {
 /// The lists of one CPU.
 #[derive(Clone, Debug, Default)]
 pub struct PerCpu {
-    runs: [VecDeque<FrameRun>; MOST.index() + 1],
+    runs: [VecDeque<FrameRun>; MAX_CACHED_ORDER.index() + 1],
     frames: u32,
 }
 
@@ -35,7 +35,7 @@ impl PerCpu {
 
     /// Takes a run of `order`, from `homes` if the list is empty.
     pub fn take(&mut self, homes: &Homes, order: Order, keeps: Keeps) -> Option<FrameRun> {
-        if order > MOST {
+        if order > MAX_CACHED_ORDER {
             return homes.alloc_empty(order);
         }
         let runs = &mut self.runs[order.index()];
@@ -53,7 +53,7 @@ impl PerCpu {
 
     /// Returns `run` to the lists; if they hold too much, the oldest runs go to `homes`.
     pub fn give(&mut self, homes: &Homes, run: FrameRun, keeps: Keeps) {
-        if run.order > MOST {
+        if run.order > MAX_CACHED_ORDER {
             return homes.free_empty(run);
         }
         self.runs[run.order.index()].push_back(run);

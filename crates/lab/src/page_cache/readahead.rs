@@ -7,7 +7,7 @@ use foliomem_core::units::Order;
 /// Maximum window, 128 KiB: `VM_READAHEAD_PAGES`.
 pub const WINDOW_PAGES: u32 = 32;
 /// Maximum misses of a mapping before read-around stops: `MMAP_LOTSAMISS`.
-const MOST_MISSES: u32 = 100;
+const MAX_MISSES: u32 = 100;
 /// Growth of a window's folio order.
 const ORDER_STEP: u8 = 2;
 
@@ -123,8 +123,8 @@ impl Readahead {
     /// Returns the window for a touch of page `index` of a mapping, which is not cached; `None` if
     /// reading around did not help recently.
     pub fn missed_mapped(&mut self, index: u32) -> Option<Window> {
-        self.misses = (self.misses + 1).min(MOST_MISSES * 10);
-        if self.misses > MOST_MISSES {
+        self.misses = (self.misses + 1).min(MAX_MISSES * 10);
+        if self.misses > MAX_MISSES {
             return None;
         }
         self.start = index.saturating_sub(WINDOW_PAGES / 2);
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(readahead.missed(6).pages, 4);
         let mut mapped = Readahead::default();
         let around: Vec<bool> = (1..200).map(|at| mapped.missed_mapped(at * 1000).is_some()).collect();
-        assert_eq!(around.iter().filter(|&&around| around).count(), MOST_MISSES as usize);
+        assert_eq!(around.iter().filter(|&&around| around).count(), MAX_MISSES as usize);
         mapped.hit_mapped(500);
         assert_eq!(mapped.missed_mapped(64).map(|window| (window.start, window.order)), Some((48, order(2))));
     }

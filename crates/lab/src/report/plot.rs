@@ -12,8 +12,8 @@ const BOTTOM: f64 = 34.0;
 const LABEL_WIDTH: f64 = 44.0;
 /// Minimum ratio of the largest to the smallest value for a logarithmic axis: a linear one would
 /// put all but the largest into one place.
-/// 483+: Maximum number of values on a logarithmic axis.
 const WIDE_RATIO: f64 = 32.0;
+/// Maximum number of values on a logarithmic axis.
 const FEW: usize = 12;
 
 /// Colours that colour-blind people can distinguish (Okabe and Ito, without yellow and black).
@@ -21,7 +21,7 @@ const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9
 /// Dash patterns that distinguish lines of one colour.
 const DASHES: [&str; 2] = ["none", "6 3"];
 /// Maximum number of series in a plot.
-pub const MOST_SERIES: usize = COLOURS.len() * DASHES.len();
+pub const MAX_SERIES: usize = COLOURS.len() * DASHES.len();
 
 /// The horizontal axis.
 pub enum Axis {
@@ -47,7 +47,7 @@ pub struct Plot {
     pub axis_name: String,
     /// The horizontal axis.
     pub axis: Axis,
-    /// The series, at most [`MOST_SERIES`].
+    /// The series, at most [`MAX_SERIES`].
     pub series: Vec<Series>,
 }
 

@@ -2,7 +2,7 @@
 //! folio size.
 
 use super::markup::Markup;
-use super::plot::{Axis, MOST_SERIES, Plot, Series};
+use super::plot::{Axis, MAX_SERIES, Plot, Series};
 use super::{FIGURES, Figure, label, mib, value};
 use crate::outcome::{Outcome, SizeOutcome};
 use crate::sweep::Run;
@@ -30,7 +30,7 @@ fn split(series: Vec<Series>, plot: impl Fn(Vec<Series>) -> Plot) -> Vec<Plot> {
     let mut series = series.into_iter().peekable();
     let mut plots = Vec::new();
     while series.peek().is_some() {
-        plots.push(plot(series.by_ref().take(MOST_SERIES).collect()));
+        plots.push(plot(series.by_ref().take(MAX_SERIES).collect()));
     }
     plots
 }

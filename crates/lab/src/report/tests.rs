@@ -81,7 +81,7 @@ fn more_runs_than_colours_need_several_plots() {
     let lines = by_round.map(|svg| svg.children().filter(|node| node.has_tag_name("polyline")).count());
     let lines: Vec<usize> = lines.filter(|&lines| lines > 1).collect();
     assert_eq!(lines.iter().sum::<usize>(), 30);
-    assert!(lines.iter().all(|&lines| lines <= plot::MOST_SERIES));
+    assert!(lines.iter().all(|&lines| lines <= plot::MAX_SERIES));
 }
 
 #[test]

@@ -39,13 +39,13 @@ pub enum Figure {
 
 /// Tolerance in percentage points: the test's first rounds differ by this much between strategies
 /// of the published shape.
-/// 1498+: Tolerance of the relative change of swap-outs, in percentage points.
 const ROUND_POINTS: f64 = 10.0;
+/// Tolerance of the relative change of swap-outs, in percentage points.
 const SWPOUT_POINTS: f64 = 5.0;
 /// Tolerance of changes as a factor: figures come from different machines and programs, so only
 /// their changes are comparable.
-/// 1501+: Factor below which a change counts as none.
 const CHANGE_FACTOR: f64 = 4.0;
+/// Factor below which a change counts as none.
 const HARDLY: f64 = 1.2;
 
 /// Returns the folios of a size that were swapped out, and that fell back.

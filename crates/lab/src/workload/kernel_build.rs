@@ -50,7 +50,7 @@ pub struct KernelBuild {
 }
 
 /// Maximum memory of a compiler as a multiple of the median.
-const MOST_TIMES: u32 = 4;
+const MAX_TIMES: u32 = 4;
 /// Single pages of a compiler, of a shell and a driver together, of an assembler, of a `make`.
 const COMPILER_SMALL: u32 = 55;
 const WAITING_SMALL: u32 = 90;
@@ -134,7 +134,7 @@ impl KernelBuild {
     /// Returns the address space of a job: the waiting processes, and the largest compiler after
     /// them.
     fn job_pages(&self) -> u32 {
-        let most = self.compiler(self.compiler_mib.get() * MIB * MOST_TIMES);
+        let most = self.compiler(self.compiler_mib.get() * MIB * MAX_TIMES);
         let pages = Process::address_pages(Self::WAITING) + Process::address_pages(most);
         pages.next_multiple_of(MAX_ORDER.pages())
     }
@@ -178,7 +178,7 @@ impl KernelBuild {
     fn compiler_pages(&self, directory_times: f64, random: &mut Random) -> u32 {
         let median = f64::from(self.compiler_mib.get() * MIB);
         let pages = median * directory_times * lognormal(self.compiler_spread_percent.get(), random);
-        (pages as u32).clamp(MIB, self.compiler_mib.get() * MIB * MOST_TIMES)
+        (pages as u32).clamp(MIB, self.compiler_mib.get() * MIB * MAX_TIMES)
     }
 
     /// Runs the workload.

@@ -41,7 +41,7 @@ use std::sync::Arc;
 type Block = (u32, u64);
 
 /// Maximum number of blocks of a run: 1 TiB.
-const MOST_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
+const MAX_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
 /// Number of events between two counts of the swapped-out pages.
 const NOTE_EVERY: u64 = 4096;
 
@@ -253,7 +253,7 @@ impl Summary {
                 // A real process has no more pages than it had memory; a bad trace must not take
                 // all of ours.
                 let blocks = blocks(range);
-                if (blocks.end - blocks.start) as usize + used.len() > MOST_BLOCKS {
+                if (blocks.end - blocks.start) as usize + used.len() > MAX_BLOCKS {
                     return Err(LabError::TraceTooLarge(path.to_owned()));
                 }
                 used.extend(blocks.map(|block| (process, block)));
@@ -273,7 +273,7 @@ impl Summary {
                 }
                 Event::Unmanaged(pages) => {
                     unmanaged.set(process, pages);
-                    if unmanaged.pages > (MOST_BLOCKS * BLOCK_PAGES) as u64 {
+                    if unmanaged.pages > (MAX_BLOCKS * BLOCK_PAGES) as u64 {
                         return Err(LabError::TraceTooLarge(path.to_owned()));
                     }
                 }
@@ -367,7 +367,7 @@ impl TryFrom<File> for Replay {
 
 /// The resident pages of the recorded run in a block.
 #[derive(Clone, Default)]
-struct InReach {
+struct Resident {
     pages: Bits,
     /// Those that were in use until they were evicted.
     in_use: Bits,
@@ -391,7 +391,7 @@ struct Player<'a> {
     stays: &'a Stays,
     stay: usize,
     /// The resident pages of the recorded run, by place.
-    in_reach: Box<[InReach]>,
+    resident: Box<[Resident]>,
     chance: Chance,
     unmanaged: Unmanaged,
     random: Random,
@@ -427,7 +427,7 @@ impl Replay {
             limited: BTreeSet::new(),
             stays: &self.summary.stays,
             stay: 0,
-            in_reach: vec![InReach::default(); self.summary.places.end().index()].into(),
+            resident: vec![Resident::default(); self.summary.places.end().index()].into(),
             chance: Chance::new(self.summary.places.end().index()),
             unmanaged: Unmanaged::default(),
             random: Random::new(seed),
@@ -530,7 +530,7 @@ impl Player<'_> {
     /// Records that a page, at `here`, was touched by itself while it was not resident in the run.
     /// (The trace has some of these touches twice.)
     fn see(&mut self, process: u32, here: PageNumber, now_us: u64, from_home: bool) {
-        let InReach { pages, .. } = &self.in_reach[Place::of(here).index()];
+        let Resident { pages, .. } = &self.resident[Place::of(here).index()];
         if self.limited.contains(&process) && !is_set(pages, here.index_in_block()) {
             self.chance.touched(here, now_us, from_home);
         }
@@ -557,7 +557,7 @@ impl Player<'_> {
     fn come(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let InReach { pages, in_use } = &mut self.in_reach[place.index()];
+                let Resident { pages, in_use } = &mut self.resident[place.index()];
                 set(pages, part.clone(), true);
                 self.chance.come(place, part.clone());
                 for at in part {
@@ -572,7 +572,7 @@ impl Player<'_> {
     fn go(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let InReach { pages, in_use } = &mut self.in_reach[place.index()];
+                let Resident { pages, in_use } = &mut self.resident[place.index()];
                 set(pages, part.clone(), false);
                 set(in_use, part, false);
             }
@@ -588,10 +588,10 @@ impl Player<'_> {
         }
         for range in self.lab.machine().take_moved_home() {
             for page in (range.start.0..range.end.0).map(PageNumber) {
-                let InReach { pages, in_use } = &mut self.in_reach[Place::of(page).index()];
+                let Resident { pages, in_use } = &mut self.resident[Place::of(page).index()];
                 if is_set(pages, page.index_in_block()) {
                     let soon = set(in_use, at(page), false) > 0;
-                    let wait_us = soon.then(|| self.random.below(2 * self.stays.at_home_us() + 1));
+                    let wait_us = soon.then(|| self.random.below(2 * self.stays.staged_us() + 1));
                     self.chance.expect(page, wait_us, now_us, &mut self.random);
                 }
             }
@@ -831,12 +831,12 @@ mod tests {
         // stays out and compresses to `share` eighths.
         let faults = |share: u64| {
             let half = CHUNKS / 2;
-            let told = (0..CHUNKS).map(move |number| {
+            let compressed = (0..CHUNKS).map(move |number| {
                 let eighths = if number < half { 8 - share } else { share };
                 let len_bytes = (CHUNK_PAGES * PAGE_BYTES as u64 * eighths / 8) as u32;
                 (0, Event::Compressed { pages: chunk(number), len_bytes })
             });
-            replayed("dense", 24, limited(0..CHUNKS, half..CHUNKS).chain(told)).1
+            replayed("dense", 24, limited(0..CHUNKS, half..CHUNKS).chain(compressed)).1
         };
         // The half that stays out takes the room.
         let [worst, even, best] = [1, 4, 7].map(faults);

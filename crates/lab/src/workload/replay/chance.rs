@@ -22,7 +22,7 @@ const TICK_SHIFT: u32 = 4;
 const ENOUGH: u8 = 3;
 /// Maximum age of an estimate, as a multiple of the page's wait: a page unseen for longer may no
 /// longer be in use.
-const MOST_WAITS: u64 = 16;
+const MAX_WAITS: u64 = 16;
 
 /// The estimate for a page; 0 where unknown.
 #[derive(Clone, Copy, Default)]
@@ -106,7 +106,7 @@ impl Chance {
     pub fn expect(&mut self, page: PageNumber, wait_us: Option<u64>, now_us: u64, random: &mut Random) {
         let now = self.tick(now_us);
         let Page { left: seen, wait, touches, .. } = *self.page(page);
-        let may_wait = u64::from(wait) * MOST_WAITS;
+        let may_wait = u64::from(wait) * MAX_WAITS;
         let is_by_chance = touches == ENOUGH && u64::from(now) < u64::from(seen) + may_wait;
         let wait_us = match wait_us {
             Some(wait_us) => wait_us,
@@ -178,7 +178,7 @@ mod tests {
         }
         let mean_us = wait_us(&mut chance, 200_000).unwrap();
         assert!((2800..3600).contains(&mean_us), "{mean_us}");
-        assert_eq!(wait_us(&mut chance, 193_200 + 3200 * (MOST_WAITS + 1)), None, "the estimate is too old");
+        assert_eq!(wait_us(&mut chance, 193_200 + 3200 * (MAX_WAITS + 1)), None, "the estimate is too old");
         chance.forget(place, part);
         assert_eq!(wait_us(&mut chance, 200_000), None, "a stream drops the estimate");
     }

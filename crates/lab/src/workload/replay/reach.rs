@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Maximum time a page is staged, in microseconds: a bad trace may contain any.
-const MOST_HOME_US: u64 = 10_000_000;
+const MAX_HOME_US: u64 = 10_000_000;
 
 /// Whether the page of each stay was in use until the end, one bit for each, in the order in which
 /// stays began: page by page of ranges.
@@ -22,7 +22,7 @@ const MOST_HOME_US: u64 = 10_000_000;
 pub struct Stays {
     bits: Vec<Bits>,
     len: usize,
-    at_home_us: u64,
+    staged_us: u64,
 }
 
 impl Stays {
@@ -51,8 +51,8 @@ impl Stays {
     }
 
     /// Returns the average time for which used pages had been staged when they were touched.
-    pub fn at_home_us(&self) -> u64 {
-        self.at_home_us
+    pub fn staged_us(&self) -> u64 {
+        self.staged_us
     }
 }
 
@@ -101,7 +101,7 @@ impl Reach {
                 if let Some(ended_us) = last.ended_us {
                     self.stays.set(last.count as usize - 1, from_home);
                     last.was_in_use = Some(from_home);
-                    self.home_us += now_us.saturating_sub(ended_us).min(MOST_HOME_US) * u64::from(from_home);
+                    self.home_us += now_us.saturating_sub(ended_us).min(MAX_HOME_US) * u64::from(from_home);
                     self.homecomings += u64::from(from_home);
                 }
                 self.stays.push(last.was_in_use.unwrap_or(true));
@@ -123,7 +123,7 @@ impl Reach {
 
     /// Returns all stays.
     pub fn stays(self) -> Stays {
-        Stays { at_home_us: self.home_us / self.homecomings.max(1), ..self.stays }
+        Stays { staged_us: self.home_us / self.homecomings.max(1), ..self.stays }
     }
 }
 
@@ -159,13 +159,13 @@ mod tests {
     #[test]
     fn the_average_staged_time_is_known() {
         let mut reach = Reach::default();
-        assert_eq!(Reach::default().stays().at_home_us(), 0);
+        assert_eq!(Reach::default().stays().staged_us(), 0);
         reach.begin(0);
         for (now_us, from_home, wait_us) in [(0, false, 0), (1000, true, 30), (2000, false, 900), (3000, true, 50)] {
             reach.go(0, &pages(7, 8), now_us);
             reach.come(0, &pages(7, 8), now_us + wait_us, from_home);
         }
-        assert_eq!(reach.stays().at_home_us(), 40);
+        assert_eq!(reach.stays().staged_us(), 40);
     }
 
     #[test]

@@ -64,9 +64,9 @@ const RANDOM_BY_PAGE: u32 = 8;
 const WORD_BYTES: u64 = 8;
 /// Maximum pages of a file: random touches are this many times [`RANDOM_BY_PAGE`], at most 2^32 in
 /// all.
-const MOST_FILE_PAGES: u64 = (u32::MAX / RANDOM_BY_PAGE) as u64;
+const MAX_FILE_PAGES: u64 = (u32::MAX / RANDOM_BY_PAGE) as u64;
 /// Maximum number of CPUs: a page has one bit for each address space that maps it.
-const MOST_CPUS: u32 = 16;
+const MAX_CPUS: u32 = 16;
 /// Minimum memory for each CPU, so that a task's part of half the memory is at least a block of 2
 /// MiB.
 const LEAST_CPU_PAGES: u32 = 2 * MAX_ORDER.pages();
@@ -200,7 +200,7 @@ impl Run {
         memory_pages: u32,
         seed: u64,
     ) -> Result<Run, LabError> {
-        if cpus > MOST_CPUS || memory_pages < cpus * LEAST_CPU_PAGES {
+        if cpus > MAX_CPUS || memory_pages < cpus * LEAST_CPU_PAGES {
             return Err(LabError::NoSuchMachine { cpus, memory_mib: memory_pages >> 8 });
         }
         let mut run = Run {
@@ -254,7 +254,7 @@ impl Run {
             u64::from(self.memory_pages / 2)
         };
         let pages = all / u64::from(files);
-        pages.min(MOST_FILE_PAGES) as u32 & !(MAX_ORDER.pages() - 1)
+        pages.min(MAX_FILE_PAGES) as u32 & !(MAX_ORDER.pages() - 1)
     }
 
     fn open(&mut self) -> Result<(), LabError> {
