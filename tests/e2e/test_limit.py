@@ -215,7 +215,7 @@ def test_growing_at_the_speed_of_memory(built, arguments, arenas, tmp_path):
         # By its own count, which sees every moment; outside, a sample may be 1.05 times the limit and 16 MiB.
         return got.stats["peak_bytes"] / MIB
 
-    # Now and then sixteen threads outgrew the keeper while it engages (docs/architecture.md, Growth): 3 of 110 runs on one machine, none of 30 since.
+    # Now and then sixteen threads outgrew the keeper while it engages (docs/decisions/0012-pause-growing-threads.md): 3 of 110 runs on one machine, none of 30 since.
     peaks = [peak_mib()]
     if peaks[0] >= 1.5 * 128:
         peaks += [peak_mib(), peak_mib()]

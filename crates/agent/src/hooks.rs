@@ -1,42 +1,52 @@
 //! The functions of the C library that the agent stands before.
 //!
-//! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when they
-//!   make a process that does not share its memory. The child must have its memory registered anew before
-//!   it touches any (`foliomem_linux::fork`).
-//! - `madvise`: what the program says about huge pages is policy for us, and what is to be wiped in the child of a fork is
-//!   wiped in what is out, too. So is what becomes a guard. What is freed lazily is freed at once where memory is short.
-//! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address space that the agent has
-//!   reserved. So it succeeds, and the limit is kept.
-//! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is managed before it is touched, where
-//!   there may be no room for it. They do nothing else: memory is the C library's, or of whichever allocator comes next.
+//! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when
+//!   they make a process that does not share its memory. The child must have its memory registered
+//!   anew before it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
+//!   (`foliomem_linux::fork_sites`) these hooks only jump there; elsewhere they trap the fork
+//!   (`foliomem_linux::clone_trap`).
+//! - `madvise`: what the program says about huge pages is policy for us. What becomes a guard is
+//!   dropped from the store at once. What is freed lazily is freed at once where memory is short.
+//! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address
+//!   space that the agent has reserved. So it succeeds, and the limit is kept.
+//! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is
+//!   managed before it is touched, where there may be no room for it. They do nothing else: memory
+//!   is the C library's, or of whichever allocator comes next.
 //! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
-//! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else (`foliomem_linux::control_block`).
-//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make none of their own, but that threads that begin wait on a futex.
-//! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that others
-//!   may still read must not be used again in place.
+//! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else
+//!   (`foliomem_linux::control_block`).
+//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make
+//!   none of their own, but that threads that begin wait on a futex.
+//! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that
+//!   others may still read must not be used again in place.
 //!
-//! The real functions are looked up once, at start: a lookup may allocate, and allocating may fork. What is called before that, by
-//! constructors and the loader itself, is looked up then; a lookup that succeeds allocates nothing.
+//! - `dl_iterate_phdr`: AddressSanitizer refuses to run where another library comes before it (`crate::objects`).
+//!
+//! Hooks whose names std or a codec calls are never inlined: such a call must not reach the program's function
+//! (`crate::c_library`), nor the hook.
+//!
+//! The real functions are looked up once, at start (`crate::real`).
 
+use crate::c_library::errno;
+use crate::objects::{self, ObjectCallback};
+use crate::real::Real;
 use crate::start::runtime;
 use crate::threads::{self, Entry};
 use foliomem_core::policy::Advice;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::clone_trap::trap_forks;
+use foliomem_linux::fork_sites::{self, COVERED};
 use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::arch::naked_asm;
 
-type Fork = unsafe extern "C" fn() -> pid_t;
-type Forkpty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const libc::termios, *const libc::winsize) -> pid_t;
-type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
 type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, size_t, c_uint) -> ssize_t;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
 type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, i64) -> *mut c_void;
 type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c_int;
+type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
@@ -47,40 +57,10 @@ type PthreadCreate =
 type ThrdCreate = unsafe extern "C" fn(*mut libc::pthread_t, Entry, *mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
-/// The next definition of a function after this library's.
-struct Real(AtomicPtr<c_void>, &'static CStr);
-
-impl Real {
-    const fn new(name: &'static CStr) -> Real {
-        Real(AtomicPtr::new(std::ptr::null_mut()), name)
-    }
-
-    fn resolve(&self) {
-        // SAFETY: a lookup by name; called while the program has one thread.
-        self.0.store(unsafe { libc::dlsym(libc::RTLD_NEXT, self.1.as_ptr()) }, Ordering::Release);
-    }
-
-    /// The function.
-    ///
-    /// # Safety
-    /// `F` is the function's type.
-    unsafe fn get<F: Copy>(&self) -> Option<F> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        let mut function = self.0.load(Ordering::Acquire);
-        if function.is_null() {
-            // Called by a constructor that ran before ours.
-            self.resolve();
-            function = self.0.load(Ordering::Acquire);
-        }
-        // SAFETY: a non-null result of dlsym for a function is a function of its type.
-        (!function.is_null()).then(|| unsafe { std::mem::transmute_copy(&function) })
-    }
-}
-
 /// The table of what the hooks stand before.
 macro_rules! real {
     ($($function:ident = $name:literal),* $(,)?) => {
-        $(static $function: Real = Real::new($name);)*
+        $(static $function: Real = Real::next($name);)*
         const ALL: &[&Real] = &[$(&$function),*];
     };
 }
@@ -111,6 +91,7 @@ real! {
     POSIX_MEMALIGN = c"posix_memalign",
     VALLOC = c"valloc",
     PVALLOC = c"pvalloc",
+    DL_ITERATE_PHDR = c"dl_iterate_phdr",
 }
 
 /// What malloc gives out in smaller pieces comes from a heap, which is managed as it grows; larger ones may be mappings of their own.
@@ -118,8 +99,12 @@ const LARGE_BYTES: usize = 128 << 10;
 
 /// Looks all of them up.
 pub fn resolve() {
-    ALL.iter().for_each(|real| real.resolve());
+    ALL.iter().for_each(|real| _ = real.resolve());
 }
+
+/// `prctl(2)`: Syscall User Dispatch.
+const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
+const PR_SYS_DISPATCH_ON: c_int = 1;
 
 /// Since Linux 6.13.
 const MADV_GUARD_INSTALL: c_int = 102;
@@ -129,7 +114,7 @@ const ADDRESS_SPACE: usize = 1 << 47;
 
 fn missing() -> c_int {
     // SAFETY: errno of the calling thread.
-    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    unsafe { *errno() = libc::ENOSYS };
     -1
 }
 
@@ -141,51 +126,44 @@ fn around_fork<R>(real: impl FnOnce() -> R) -> R {
     }
 }
 
-/// `fork(2)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fork() -> pid_t {
-    // SAFETY: the types match; the contract is the caller's.
-    unsafe { FORK.get::<Fork>().map_or_else(missing, |real| around_fork(|| real())) }
+/// Functions that fork. Where the C library is patched they are its own, and use no more stack.
+macro_rules! forking {
+    ($($(#[$doc:meta])* $function:ident($($argument:ident: $type:ty),*) -> $result:ty = $real:ident, $trapped:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of the C library's function.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $function($($argument: $type),*) -> $result {
+            naked_asm!(
+                "cmp byte ptr [rip + {covered}], 0",
+                "je {trapped}",
+                "jmp qword ptr [rip + {real}]",
+                covered = sym COVERED,
+                trapped = sym $trapped,
+                real = sym $real,
+            )
+        }
+
+        unsafe extern "C" fn $trapped($($argument: $type),*) -> $result {
+            type Function = unsafe extern "C" fn($($type),*) -> $result;
+            // SAFETY: the types match; the contract is the caller's.
+            unsafe { $real.get::<Function>().map_or_else(missing, |real| around_fork(|| real($($argument),*))) }
+        }
+    )*};
 }
 
-/// `_Fork(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> pid_t {
-    // SAFETY: as for `fork`.
-    unsafe { UNDERSCORE_FORK.get::<Fork>().map_or_else(missing, |real| around_fork(|| real())) }
-}
-
-/// `forkpty(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn forkpty(
-    master: *mut c_int,
-    name: *mut c_char,
-    termios: *const libc::termios,
-    size: *const libc::winsize,
-) -> pid_t {
-    // SAFETY: as for `fork`.
-    unsafe { FORKPTY.get::<Forkpty>().map_or_else(missing, |real| around_fork(|| real(master, name, termios, size))) }
-}
-
-/// `daemon(3)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn daemon(keep_directory: c_int, keep_descriptors: c_int) -> c_int {
-    // SAFETY: as for `fork`.
-    unsafe {
-        DAEMON.get::<Daemon>().map_or_else(missing, |real| around_fork(|| real(keep_directory, keep_descriptors)))
-    }
+forking! {
+    /// `fork(2)`.
+    fork() -> pid_t = FORK, fork_trapped;
+    /// `_Fork(3)`.
+    _Fork() -> pid_t = UNDERSCORE_FORK, underscore_fork_trapped;
+    /// `forkpty(3)`.
+    forkpty(master: *mut c_int, name: *mut c_char, termios: *const libc::termios, size: *const libc::winsize) -> pid_t
+        = FORKPTY, forkpty_trapped;
+    /// `daemon(3)`.
+    daemon(keep_directory: c_int, keep_descriptors: c_int) -> c_int = DAEMON, daemon_trapped;
 }
 
 /// `syscall(2)`: calls whose functions have a hook get that.
@@ -193,13 +171,47 @@ pub unsafe extern "C" fn daemon(keep_directory: c_int, keep_descriptors: c_int) 
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+    naked_asm!(
+        "cmp byte ptr [rip + {covered}], 0",
+        "je {hooked}",
+        "cmp rdi, {fork}",
+        "je 2f",
+        "cmp rdi, {clone}",
+        "je 2f",
+        "cmp rdi, {clone3}",
+        "jne {hooked}",
+        "2:",
+        "jmp qword ptr [rip + {real}]",
+        covered = sym COVERED,
+        hooked = sym syscall_hooked,
+        real = sym SYSCALL,
+        fork = const libc::SYS_fork,
+        clone = const libc::SYS_clone,
+        clone3 = const libc::SYS_clone3,
+    )
+}
+
+/// The same, but for forks of a patched C library.
+unsafe extern "C" fn syscall_hooked(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
     // SAFETY: as for `fork`; passing six arguments to a variadic function that reads as many as the
     // call needs is how the C library itself defines it.
     unsafe {
         let Some(real) = SYSCALL.get::<Syscall>() else { return c_long::from(missing()) };
         match number {
             libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3 => around_fork(|| real(number, a, b, c, d, e, f)),
+            libc::SYS_prctl if a == PR_SET_SYSCALL_USER_DISPATCH as usize => {
+                dispatched(b, e, real(number, a, b, c, d, e, f))
+            }
             libc::SYS_seccomp => filtered(real(number, a, b, c, d, e, f)),
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
@@ -231,10 +243,24 @@ fn filtered<R>(result: R) -> R {
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     // SAFETY: as for `syscall`.
     let result = unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
-    if option == libc::PR_SET_SECCOMP { filtered(result) } else { result }
+    match option {
+        libc::PR_SET_SECCOMP => filtered(result),
+        PR_SET_SYSCALL_USER_DISPATCH => dispatched(a, d, result),
+        _ => result,
+    }
+}
+
+/// The program has asked for its system calls to be dispatched, or not to be.
+fn dispatched<R: Into<c_long> + Copy>(mode: usize, selector: usize, result: R) -> R {
+    if result.into() == 0 {
+        let is_on = mode == PR_SYS_DISPATCH_ON as usize && selector != 0;
+        fork_sites::dispatches(is_on.then_some(selector));
+    }
+    result
 }
 
 /// Drops what is in a range of which the program has said that it is of no use any more. Keeps errno.
@@ -243,7 +269,7 @@ fn discard(start: usize, len: usize) {
     if let Some(real) = unsafe { MADVISE.get::<Madvise>() }.filter(|_| runtime().is_some()) {
         // SAFETY: nothing is left there to lose; errno of the calling thread.
         unsafe {
-            let errno = libc::__errno_location();
+            let errno = errno();
             let before = *errno;
             real(std::ptr::with_exposed_provenance_mut(start), len, libc::MADV_DONTNEED);
             *errno = before;
@@ -256,10 +282,6 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
     let advice = match advice {
         libc::MADV_HUGEPAGE => Advice::Huge,
         libc::MADV_NOHUGEPAGE => Advice::NoHuge,
-        libc::MADV_WIPEONFORK => {
-            runtime().into_iter().for_each(Runtime::wipes_on_fork);
-            return result;
-        }
         MADV_GUARD_INSTALL if result.into() == 0 => {
             // The kernel drops what is there without a word to us. Discarding leaves guards as they are.
             discard(start, len);
@@ -275,7 +297,7 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
         _ => return result,
     };
     // SAFETY: errno of the calling thread.
-    let is_taken = result.into() == 0 || unsafe { *libc::__errno_location() } == libc::ENOMEM;
+    let is_taken = result.into() == 0 || unsafe { *errno() } == libc::ENOMEM;
     if let Some(runtime) = runtime().filter(|_| is_taken && len > 0) {
         let end = start.saturating_add(len).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
         runtime.advised(start..end, advice);
@@ -288,6 +310,7 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
     // SAFETY: as for `fork`.
     let result = unsafe { MADVISE.get::<Madvise>().map_or_else(missing, |real| real(start, len, advice)) };
@@ -320,7 +343,27 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub unsafe extern "C" fn clone(
+    entry: CloneEntry,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent_tid: usize,
+    tls: usize,
+    child_tid: usize,
+) -> c_int {
+    naked_asm!(
+        "cmp byte ptr [rip + {covered}], 0",
+        "je {trapped}",
+        "jmp qword ptr [rip + {real}]",
+        covered = sym COVERED,
+        trapped = sym clone_trapped,
+        real = sym CLONE,
+    )
+}
+
+unsafe extern "C" fn clone_trapped(
     entry: CloneEntry,
     stack: *mut c_void,
     flags: c_int,
@@ -442,6 +485,7 @@ fn none() -> *mut c_void {
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn mmap(
     address: *mut c_void,
     bytes: size_t,
@@ -516,7 +560,7 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection:
 /// that are one to the program: then those are made one again.
 fn whole<R>(start: usize, bytes: usize, act: impl Fn() -> R, has_failed: impl Fn(&R) -> bool) -> R {
     // SAFETY: errno of the calling thread.
-    let errno = unsafe { &mut *libc::__errno_location() };
+    let errno = unsafe { &mut *errno() };
     let before = *errno;
     let result = act();
     let range = start..start.saturating_add(bytes);
@@ -555,6 +599,7 @@ pub unsafe extern "C" fn mremap(
 /// # Safety
 /// That of the C library's function.
 #[unsafe(no_mangle)]
+#[inline(never)]
 pub unsafe extern "C" fn mmap64(
     address: *mut c_void,
     bytes: size_t,
@@ -575,6 +620,7 @@ macro_rules! allocating {
         /// # Safety
         /// That of the C library's function.
         #[unsafe(no_mangle)]
+        #[inline(never)]
         pub unsafe extern "C" fn $function($($argument: $type),*) -> *mut c_void {
             type Function = unsafe extern "C" fn($($type),*) -> *mut c_void;
             // SAFETY: as for `fork`.
@@ -616,5 +662,20 @@ pub unsafe extern "C" fn posix_memalign(start: *mut *mut c_void, alignment: size
             got(*start, bytes);
         }
         failed
+    }
+}
+
+/// `dl_iterate_phdr(3)`
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn dl_iterate_phdr(callback: ObjectCallback, argument: *mut c_void) -> c_int {
+    // SAFETY: as for `fork`.
+    unsafe {
+        DL_ITERATE_PHDR
+            .get::<IterateObjects>()
+            .map_or(0, |real| objects::iterate(|callback, argument| real(callback, argument), callback, argument))
     }
 }

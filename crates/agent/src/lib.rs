@@ -8,9 +8,13 @@
 //! Rules for code in this library: no allocation from the program's malloc (see `foliomem_linux::heap`), no
 //! thread-local storage, no output to stdout, `errno` kept, no symbol bound lazily.
 
+mod c_library;
 mod hooks;
+mod objects;
+mod real;
 mod start;
 mod threads;
+mod valgrind;
 
 #[global_allocator]
 static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();

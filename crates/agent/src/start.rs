@@ -1,45 +1,71 @@
 //! Getting started, before the program's own constructors and `main`.
 
-use crate::hooks;
+use crate::{hooks, valgrind};
 use foliomem_linux::control::Control;
+use foliomem_linux::fork_sites;
 use foliomem_linux::heap;
 use foliomem_linux::own::OwnMemory;
 use foliomem_linux::runtime::Runtime;
+use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// The variable that names the control segment.
-const CONTROL_VARIABLE: &CStr = c"FOLIOMEM_CONTROL";
+const CONTROL_VARIABLE: &str = "FOLIOMEM_CONTROL";
 
 static RUNTIME: OnceLock<&'static Runtime> = OnceLock::new();
 
 /// The agent of this process, if it is part of a run.
 pub fn runtime() -> Option<&'static Runtime> {
-    RUNTIME.get().copied()
+    RUNTIME.get().copied().filter(|runtime| !runtime.is_off())
+}
+
+/// What the environment has for `CONTROL_VARIABLE`.
+///
+/// # Safety
+/// `environment` is a list of strings that ends in null and stays as it is.
+unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CStr> {
+    // SAFETY: by the contract.
+    let entries = (0..).map_while(|index| unsafe { (*environment.add(index)).as_ref() });
+    entries.into_iter().find_map(|entry| {
+        // SAFETY: by the contract.
+        let text = unsafe { CStr::from_ptr(entry) }.to_bytes_with_nul();
+        let value = text.strip_prefix(CONTROL_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        CStr::from_bytes_with_nul(value).ok()
+    })
 }
 
 #[used]
 // SAFETY: the section holds pointers to functions of this type, which the loader calls once.
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = constructor;
+static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = constructor;
 
-extern "C" fn constructor() {
+/// The loader passes constructors what `main` gets: a program may have a `getenv` of its own.
+extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, environment: *const *const c_char) {
     hooks::resolve();
-    // SAFETY: the program has one thread yet, so nobody changes the environment.
-    let value = unsafe { libc::getenv(CONTROL_VARIABLE.as_ptr()) };
-    if value.is_null() {
-        return;
-    }
-    // SAFETY: getenv returned a string that ends in zero and stays while nobody changes the environment.
-    let path = unsafe { CStr::from_ptr(value) };
+    // SAFETY: the loader passes the environment; the program has one thread yet, so nobody changes it.
+    let Some(path) = (unsafe { control_path(environment) }) else { return };
     // A process of a run whose supervisor is gone goes on unmanaged: it outlived the run. The supervisor
     // itself notices a program that never says hello.
     let Ok(control) = Control::open(path) else { return };
+    if valgrind::is_running() {
+        // Valgrind makes each access itself, knows no threads but those of the C library, and cannot have its memory moved.
+        control.hello();
+        control.notice(format_args!(
+            "process {} runs inside valgrind, which cannot run the agent: its memory is not managed, the limit \
+             does not hold for it",
+            rustix::process::getpid().as_raw_nonzero()
+        ));
+        return;
+    }
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
     let own = OwnMemory::new(heap::ranges);
     own.add_libraries();
+    // Before any thread of the agent's runs code of the C library.
+    fork_sites::install();
     match Runtime::start(control, slot, own) {
         Ok(runtime) => {
+            fork_sites::activate(runtime);
             let _ = RUNTIME.set(runtime);
             control.hello();
         }

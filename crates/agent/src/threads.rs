@@ -5,6 +5,7 @@
 //! nobody else changes what it reads; what a fork catches there is lost to the child.
 
 use crate::start::runtime;
+use foliomem_linux::fork_sites;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
@@ -35,7 +36,7 @@ fn take() -> *mut Handed {
     let first = SPARE.swap(null_mut(), Ordering::Acquire);
     if first.is_null() {
         // SAFETY: an allocation of the program's.
-        return unsafe { libc::malloc(size_of::<Handed>()).cast() };
+        return unsafe { crate::hooks::malloc(size_of::<Handed>()).cast() };
     }
     // SAFETY: what was in the list is ours.
     let mut rest = unsafe { (*first).next };
@@ -98,6 +99,8 @@ extern "C" fn begun(handed: *mut Handed) -> Beginning {
         give_back(handed);
         beginning
     };
+    // A thread whose control block was here may have ended with its calls dispatched.
+    fork_sites::dispatches(None);
     runtime().into_iter().for_each(Runtime::thread_begins);
     beginning
 }

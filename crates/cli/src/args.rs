@@ -90,7 +90,7 @@ pub struct LabScenarioArgs {
 /// Settings to vary, and the costs.
 #[derive(Debug, clap::Args)]
 pub struct LabVaryArgs {
-    /// Replace a setting of the scenario (docs/lab.md has the keys):
+    /// Replace a setting of the scenario (docs/lab/guide.md has the keys):
     /// swap.strategy=one-fragment,nonfull-first runs both; several of these options run every
     /// combination. Settings that are lists take values joined by +, or nothing:
     /// machine.sizes_kib=,64,64+2048 runs three. codec, granule or strategy without a value runs

@@ -25,6 +25,9 @@ const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the end of a run waits for the companions of processes that have ended, and how often it looks.
+const COMPANIONS_TIMEOUT: Duration = Duration::from_millis(100);
+const COMPANIONS_PAUSE: Duration = Duration::from_micros(500);
 /// The size of a swap file of which none was said, in limits.
 const SWAP_LIMITS: u64 = 8;
 const EXIT_FAILED: u8 = 125;
@@ -79,6 +82,7 @@ pub fn run(
     };
     let stats = settings.stats().map(StatsFile::open).transpose()?;
     let (control, segment) = Control::create(&configuration)?;
+    control.supervise();
     // Kept open to the end of the run: agents open it from here.
     let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit.most_bytes())).transpose()?;
     if let Some(created) = &swap_file {
@@ -105,6 +109,8 @@ pub fn run(
         recorder,
     };
     let code = run.watch()?;
+    control.is_over();
+    run.wait_for_companions();
     run.look()?;
     let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
     let limit_bytes = control.limit_bytes();
@@ -204,9 +210,24 @@ impl Run {
             self.look()?;
             // Not those of the very end: what they held then is told.
             self.control.reap();
+            if let Some(process) = self.control.unattended() {
+                self.control.fail(format_args!(
+                    "the companion process of process {} was killed: stopped, because nothing keeps its limit any more",
+                    process.as_raw_nonzero()
+                ));
+            }
             if self.failure_code().is_some() {
                 self.kill_all();
             }
+        }
+    }
+
+    /// Waits until the companions of processes that have ended have ended, too.
+    fn wait_for_companions(&self) {
+        let until = Instant::now() + COMPANIONS_TIMEOUT;
+        while self.control.has_companion_left() && Instant::now() < until {
+            std::thread::sleep(COMPANIONS_PAUSE);
+            self.child.reap_adopted();
         }
     }
 

@@ -300,7 +300,6 @@ impl<O: Occupants> Compaction<'_, O> {
     /// Moves the free populated frames out of the captured run.
     fn move_free_pages(&self) -> bool {
         while let Some(from) = self.homes.take_captured_page() {
-            let from = FrameRun::new(from, Order::ZERO);
             let Some(to) = self.homes.alloc_target(Order::ZERO, self.largest_target) else {
                 self.homes.free_full(from);
                 return false;
@@ -312,8 +311,7 @@ impl<O: Occupants> Compaction<'_, O> {
                 return false;
             }
             self.counters.pgmigrate_success.inc();
-            self.homes.free_empty(from);
-            self.homes.free_full(to);
+            self.homes.free_moved(from, to);
         }
         true
     }

@@ -26,6 +26,7 @@ mod migrate;
 mod partial;
 mod reclaim;
 mod recompress;
+mod restore;
 mod stage;
 mod store_compaction;
 mod unmanaged;
@@ -44,6 +45,7 @@ use crate::page_table::{PageState, PageTable};
 use crate::queue::Queue;
 use crate::readahead::Readahead;
 use crate::rmap::Rmap;
+use crate::run_tokens::UniqueRun;
 use crate::slot_map::SlotMap;
 use crate::stats::Counters;
 use crate::store::{HolderId, RunSource, Store, StoreStats};
@@ -139,7 +141,7 @@ pub struct Engine<M: Machine> {
     backoff: Backoff,
     /// The arena's last frame, for pages that must pass through the arena when all others are
     /// taken. The lock is held only briefly.
-    spare: Mutex<Option<Frame>>,
+    spare: Mutex<Option<UniqueRun>>,
     table: PageTable,
     homes: Homes,
     rmap: Rmap,
@@ -171,11 +173,11 @@ struct StoreRuns<'a, M: Machine>(&'a Engine<M>, Urgency);
 
 impl<M: Machine> RunSource for StoreRuns<'_, M> {
     fn alloc_run(&self, order: Order) -> Option<FrameRun> {
-        self.0.homes.alloc_full(&self.0.machine, order, self.1).ok().map(|(run, _)| run)
+        self.0.homes.alloc_full(&self.0.machine, order, self.1).ok().map(|(run, _)| run.into_run())
     }
 
     fn free_run(&self, run: FrameRun) {
-        self.0.homes.free_full(run);
+        self.0.homes.free_full(UniqueRun::mint(run));
     }
 
     fn note_holder(&self, run: FrameRun, holder: HolderId) {
@@ -209,7 +211,7 @@ impl<M: Machine> Engine<M> {
         Engine {
             file_pause: AtomicU32::new(0),
             backoff: Backoff::default(),
-            spare: Mutex::new(Some(Frame(managed_frames))),
+            spare: Mutex::new(Some(UniqueRun::mint(FrameRun::new(Frame(managed_frames), Order::ZERO)))),
             table: PageTable::default(),
             homes: Homes::new(managed_frames),
             rmap: Rmap::new(config.arena_frames),
@@ -277,6 +279,11 @@ impl<M: Machine> Engine<M> {
     /// Returns the number of swapped-out pages.
     pub fn swapped_pages(&self) -> u64 {
         u64::from(self.slots.used_slots()).saturating_sub(self.swap_cache.pages())
+    }
+
+    /// Returns whether any content of the program is staged or swapped out.
+    pub fn has_content_out(&self) -> bool {
+        self.staged_pages() + self.swapped_pages() > 0
     }
 
     /// Returns the counters of the slot allocator.
@@ -369,18 +376,18 @@ impl<M: Machine> Engine<M> {
 
     /// Frees frames that held pages of the program, and the swap-cache entry of the folio that
     /// began there.
-    fn free_content(&self, run: FrameRun) {
+    fn free_content(&self, run: UniqueRun) {
         self.drop_cache_entry(run.head);
         self.free_frames_of_content(run);
     }
 
     /// Frees frames that held pages of the program and have no swap-cache entry.
     #[inline]
-    fn free_frames_of_content(&self, run: FrameRun) {
+    fn free_frames_of_content(&self, mut run: UniqueRun) {
         if self.machine.frames_escape() {
-            self.machine.release(run);
+            self.machine.release(run.as_mut());
             self.machine.uncharge(run.frames());
-            self.homes.free_empty(run);
+            self.homes.free_empty(run.into_run());
         } else {
             self.homes.free_full(run);
         }

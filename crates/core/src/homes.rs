@@ -18,6 +18,7 @@
 use crate::buddy::{Buddy, Pick};
 use crate::frame_set::FrameSet;
 use crate::machine::Machine;
+use crate::run_tokens::UniqueRun;
 use crate::sync::Mutex;
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet};
 
@@ -113,6 +114,13 @@ impl Homes {
         Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
     }
 
+    /// Creates an arena whose `frames` frames are all populated, for memory that is an array.
+    pub fn populated(frames: u32) -> Homes {
+        let (mut full, empty) = (Buddy::new(frames), Buddy::new(frames));
+        full.add_free(Frame(0), frames);
+        Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
+    }
+
     /// Returns the number of frames in the arena.
     pub fn frames(&self) -> u32 {
         self.frames
@@ -145,19 +153,19 @@ impl Homes {
         machine: &M,
         order: Order,
         urgency: Urgency,
-    ) -> Result<(FrameRun, Content), NoRun> {
+    ) -> Result<(UniqueRun, Content), NoRun> {
         let kept = if urgency == Urgency::Normal { RESERVE_FRAMES } else { 0 };
         let enough = {
             let mut free = self.free.lock();
             if let Some(run) = free.alloc_ready(order, kept) {
-                return Ok((run, Content::Dirty));
+                return Ok((UniqueRun::mint(run), Content::Dirty));
             }
             free.full.free_frames() >= order.pages() + kept
         };
         if enough {
             let target = self.alloc_empty(order).ok_or(NoRun::Exhausted)?;
             if self.gather(machine, target) {
-                return Ok((target, Content::Dirty));
+                return Ok((UniqueRun::mint(target), Content::Dirty));
             }
         }
         if !machine.try_charge(order.pages()) {
@@ -170,13 +178,14 @@ impl Homes {
             machine.uncharge(order.pages());
             return Err(NoRun::Exhausted);
         };
-        machine.populate(run);
+        let mut run = UniqueRun::mint(run);
+        machine.populate(run.as_mut());
         Ok((run, Content::Zeroed))
     }
 
     /// Allocates a populated run that is free now, for a caller that can use a smaller one instead.
-    pub fn alloc_ready(&self, order: Order) -> Option<FrameRun> {
-        self.free.lock().alloc_ready(order, RESERVE_FRAMES)
+    pub fn alloc_ready(&self, order: Order) -> Option<UniqueRun> {
+        self.free.lock().alloc_ready(order, RESERVE_FRAMES).map(UniqueRun::mint)
     }
 
     /// Allocates an unpopulated run, the target of a move.
@@ -220,8 +229,15 @@ impl Homes {
 
     /// Frees a populated run.
     #[inline]
-    pub fn free_full(&self, run: FrameRun) {
-        self.free.lock().put(run, true);
+    pub fn free_full(&self, run: UniqueRun) {
+        self.free.lock().put(run.into_run(), true);
+    }
+
+    /// The page of `from`, which is free, was moved to `to`: the one is without a page now, the other with one.
+    pub fn free_moved(&self, from: UniqueRun, to: FrameRun) {
+        let mut free = self.free.lock();
+        free.put(from.into_run(), false);
+        free.put(to, true);
     }
 
     /// Frees an unpopulated run.
@@ -259,10 +275,10 @@ impl Homes {
     }
 
     /// Removes a populated frame from the capture, so that the caller can move its page elsewhere.
-    pub fn take_captured_page(&self) -> Option<Frame> {
+    pub fn take_captured_page(&self) -> Option<UniqueRun> {
         let mut free = self.free.lock();
         let capture = free.capture.as_mut()?;
-        capture.full.pop_first().map(|index| capture.run.head.offset(index))
+        capture.full.pop_first().map(|index| UniqueRun::mint(capture.run.part(index, Order::ZERO)))
     }
 
     /// Frees all captured frames. Returns whether they are the whole run, unpopulated.
@@ -301,10 +317,11 @@ impl Homes {
                 largest.into_iter().find_map(|order| free.full.alloc_highest(order, MAX_ORDER))
             };
             let Some(run) = run else { break };
-            machine.release(run);
+            let mut run = UniqueRun::mint(run);
+            machine.release(run.as_mut());
             machine.uncharge(run.frames());
-            self.free_empty(run);
             given += run.frames();
+            self.free_empty(run.into_run());
         }
         given
     }

@@ -34,6 +34,7 @@ pub mod policy;
 pub mod queue;
 pub mod readahead;
 pub mod rmap;
+pub mod run_tokens;
 pub mod slot_map;
 pub mod sparse;
 pub mod stats;

@@ -7,9 +7,14 @@
 //! A [`PageNumber`] addresses a page of the *program*, a [`Frame`] a page of the *arena*. The page
 //! of a frame either lies in the arena at its home frame, or it is mapped into the program; its
 //! home frame is then *unpopulated*.
+//!
+//! A method reads or writes memory only for a token: [`RunRef`] and [`RunMut`] stand for staged
+//! pages, [`Piece`] and [`PlaceMut`] for stored bytes. Safe code cannot hold two tokens for the
+//! same bytes if one of them allows writing, so a machine may turn tokens into slices.
 
+use crate::run_tokens::{RunMut, RunRef};
 use crate::stats::Counters;
-use crate::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use crate::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use crate::sync::Shared;
 use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use std::ops::Range;
@@ -137,15 +142,15 @@ pub trait Machine: Shared {
 
     /// Populates the home frames of `run` with pages of zeros; a run of the highest order becomes
     /// one huge page if the system has one. The frames must be unpopulated and charged.
-    fn populate(&self, run: FrameRun);
+    fn populate(&self, run: RunMut<'_>);
     /// Splits a huge page of the program at `border`, because part of it was unmapped or will be.
     /// The system gets back the unused part. Called under a block lock.
     fn split_huge(&self, head: PageNumber, border: PageNumber);
     /// Releases the pages of `run` to the system; their home frames become unpopulated.
-    fn release(&self, run: FrameRun);
+    fn release(&self, run: RunMut<'_>);
     /// Fills the staged pages of `run` with zeros. Pages of the highest order that are no huge page
     /// are replaced by one if the system has one.
-    fn zero(&self, run: FrameRun);
+    fn zero(&self, run: RunMut<'_>);
     /// A guard that holds off mapping events. The engine moves a page in or out only under this
     /// guard, and takes it before it looks up the page: its knowledge must not be older than the
     /// program's mappings.
@@ -157,9 +162,9 @@ pub trait Machine: Shared {
     fn steady(&self) -> Option<Self::Steady<'_>>;
     /// Returns a hash of the staged content of `run`. Equal contents have equal hashes; two
     /// different contents collide with probability 2^-64.
-    fn hash(&self, run: FrameRun) -> u64;
+    fn hash(&self, run: RunRef<'_>) -> u64;
     /// Copies the pages of `from` over those of `to`, in the arena. Both have the same order.
-    fn copy(&self, from: FrameRun, to: FrameRun);
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>);
     /// Returns whether anything outside the program may still read frames that it owned (a pipe, a
     /// zero-copy socket). If so, a frame must go back to the system before it is used again.
     fn frames_escape(&self) -> bool;
@@ -167,11 +172,21 @@ pub trait Machine: Shared {
     /// called under a block lock.
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped>;
 
-    /// Maps the staged pages of `run` into the program at `to`; wakes nobody. Called under a block
-    /// lock.
+    /// Calls `lost` with each run of `pages` whose content the program has discarded without a
+    /// message. All `pages` are staged or swapped out. [`move_out`](Machine::move_out) leaves a
+    /// mark in place of each page, and a discard removes the mark. Called under a block lock.
+    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>));
+    /// Calls `lost` like [`for_each_lost`](Machine::for_each_lost) and removes the marks of
+    /// `pages`, which are about to be mapped in. Called under a block lock.
+    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>));
+    /// Marks `pages`, which are staged or swapped out, again. Called under a block lock.
+    fn mark(&self, pages: Range<PageNumber>);
+    /// Maps the staged pages of `run` into the program at `to`; wakes nobody. The caller has taken
+    /// the marks of pages that were staged or swapped out; pages that stay staged are marked
+    /// again. Called under a block lock.
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;
-    /// Unmaps `pages` pages of the program from `from` on into the unpopulated frames from `to` on.
-    /// Called under a block lock.
+    /// Unmaps `pages` pages of the program from `from` on into the unpopulated frames from `to` on,
+    /// and leaves a mark in place of each page. Called under a block lock.
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped>;
     /// Copies the staged page of `frame` into the program where a move is refused; wakes nobody.
     /// Called under a block lock.
@@ -182,6 +197,9 @@ pub trait Machine: Shared {
     /// Reports that the arena is full and that nothing in it can be freed: new pages stay
     /// unmanaged. Does not block.
     fn arena_is_full(&self);
+    /// Lets the program write to `pages`, which are resident; a page that is not would lose its
+    /// mark. Called under a block lock.
+    fn unprotect(&self, pages: Range<PageNumber>);
     /// Gives the program its own copy of pages that a fork left shared, if they still exist.
     /// Returns false if that must not be done now. Never called under a lock, because the program
     /// may fault meanwhile.
@@ -211,13 +229,12 @@ pub trait Machine: Shared {
 
     /// Compresses the staged pages of `run` as one piece into the worker's scratch memory. The
     /// program knows them as the pages from `head` on. Called under no lock.
-    fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: FrameRun) -> Compressed;
+    fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: RunRef<'_>) -> Compressed;
     /// Writes the bytes that [`compress`](Machine::compress) left in the scratch memory for `run`
     /// to `place`.
-    fn write_piece(&self, worker: &mut Self::Worker, run: FrameRun, place: &Place<'_>);
-    /// Copies stored bytes of a piece from `from` to `to`, which has the length of `from` and does
-    /// not overlap it.
-    fn copy_piece(&self, from: Fragment, to: Fragment);
+    fn write_piece(&self, worker: &mut Self::Worker, run: RunRef<'_>, place: PlaceMut<'_>);
+    /// Copies stored bytes of a piece from `from` to `to`, which has the length of `from`.
+    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>);
     /// Restores the pages of `piece` from `skip_pages` on into the frames of `into`, as many as
     /// `into` has. Verifies the checksum first.
     fn read_piece(
@@ -225,7 +242,7 @@ pub trait Machine: Shared {
         worker: &mut Self::Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted>;
 
     /// Recompresses `piece`, which is in memory, with the second codec. Returns `None` if that
@@ -233,7 +250,7 @@ pub trait Machine: Shared {
     fn recompress(&self, worker: &mut Self::Worker, piece: &Piece<'_>) -> Option<Recompressed>;
     /// Writes the bytes that [`recompress`](Machine::recompress) left in the scratch memory to
     /// `place`.
-    fn write_recompressed(&self, worker: &mut Self::Worker, place: &Place<'_>);
+    fn write_recompressed(&self, worker: &mut Self::Worker, place: PlaceMut<'_>);
 
     /// Starts writing the pieces of `batch` to their slots of the swap file and appends one seal
     /// for each, which identifies the piece if the write succeeds. Every seal has its own nonce,
@@ -251,7 +268,7 @@ pub trait Machine: Shared {
         piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted>;
     /// Discards a cluster of the swap file that this process holds and no longer needs. Returns
     /// whether the system took it.

@@ -23,8 +23,9 @@
 //! Lock rank 2 (block). A lookup takes no lock. Blocks are never freed.
 
 use crate::queue::{Claim, Ticket};
+use crate::run_tokens::{RunMut, RunRef, SharedRun, UniqueRun};
 use crate::sync::{Mutex, MutexGuard, OnceLock};
-use crate::units::{BLOCK_PAGES, Frame, Order, PageNumber, Slot};
+use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
 
 /// The state of one page.
@@ -237,6 +238,69 @@ impl Entries {
             *entry = Entry(word | entry.0 & kept);
             word = word.wrapping_add(step);
         }
+    }
+
+    /// Returns the right to read the folio at `head` while the block is locked, if it is staged.
+    pub fn home(&self, head: PageNumber) -> Option<RunRef<'_>> {
+        let PageState::Home { frame, order, .. } = self.get(head) else { return None };
+        Some(RunRef::mint(FrameRun::new(frame, order), self))
+    }
+
+    /// Returns the right to write the folio at `head` while the block is locked, if it is staged
+    /// and not under writeback.
+    pub fn home_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
+        let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
+        Some(RunMut::mint(FrameRun::new(frame, order), self))
+    }
+
+    /// Removes the folio at `head` and gives its frames to the caller, if it is staged and not
+    /// under writeback.
+    pub fn take_home(&mut self, head: PageNumber) -> Option<UniqueRun> {
+        let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
+        self.set_folio(head, order, PageState::None);
+        Some(UniqueRun::mint(FrameRun::new(frame, order)))
+    }
+
+    /// Marks the folio of `order` at `head` as under writeback, if it is staged and not under
+    /// writeback yet. Returns the right to read it.
+    pub fn begin_writeback(&mut self, head: PageNumber, order: Order) -> Option<SharedRun> {
+        match self.get(head) {
+            PageState::Home { frame, order: now, writeback: false } if now == order => {
+                self.set_folio(head, order, PageState::Home { frame, order, writeback: true });
+                self.set_unqueued(head);
+                Some(SharedRun::mint(FrameRun::new(frame, order)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether `page` is under writeback and its content is in `frame`.
+    pub fn is_written_back(&self, page: PageNumber, frame: Frame) -> bool {
+        matches!(self.get(page), PageState::Home { frame: now, writeback: true, .. } if now == frame)
+    }
+
+    /// Ends the writeback of `page` without a result. If the content of `page` is still in `part`,
+    /// the page stays staged. Otherwise, the frame belongs to the caller.
+    pub fn cancel_writeback(&mut self, page: PageNumber, part: SharedRun) -> Option<UniqueRun> {
+        let run = part.into_run();
+        match self.get(page) {
+            PageState::Home { frame, order, writeback: true } if frame == run.head => {
+                self.set(page, PageState::Home { frame, order, writeback: false });
+                None
+            }
+            _ => Some(UniqueRun::mint(run)),
+        }
+    }
+
+    /// Ends a successful writeback of the folio at `head` and gives its frames to the caller. No
+    /// page may still have its content in `run`; earlier readers of `run` held the block's lock.
+    pub fn finish_writeback(&mut self, head: PageNumber, run: SharedRun) -> UniqueRun {
+        let run = run.into_run();
+        debug_assert!(
+            (0..run.frames()).all(|index| !self.is_written_back(head.offset(index), run.head.offset(index))),
+            "{run:?} is still in use"
+        );
+        UniqueRun::mint(run)
     }
 
     /// Returns whether the folio at `head` is in a reclaim queue.

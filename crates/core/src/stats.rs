@@ -255,6 +255,9 @@ counters! {
         unevictable_pgs_rescued: count,
         /// Pages taken over from the kernel when the agent adopted their mapping.
         pgadopted: count,
+        /// Swapped-out pages that the program discarded without a message (guards). They read as
+        /// zeros.
+        discarded_unheard: count,
         /// Pages left unmanaged because the arena was full.
         unmanaged_arena_full: count,
         /// Pages the migrate scanner looked at.

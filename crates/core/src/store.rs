@@ -56,7 +56,7 @@ mod zspages;
 pub use backing::{FilePlace, MAX_FILE_PIECE_ORDER, NoBatch, Seal, WriteBatch};
 pub use compact::PieceMover;
 pub use evacuate::HolderId;
-pub use place::{Fragment, Fragments, Place};
+pub use place::{Fragment, FragmentMut, FragmentRef, Fragments, Place, PlaceMut, UniquePlace};
 pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::Shared;
@@ -135,8 +135,9 @@ pub struct PieceInfo {
     pub pages: u16,
 }
 
-/// A stored piece, as [`Store::pin`] returns it.
-#[derive(Clone, Debug)]
+/// A stored piece, as [`Store::pin`] returns it. A borrowed piece is pinned, so its bytes may be
+/// read.
+#[derive(Debug)]
 pub struct Piece<'a> {
     /// The size of the uncompressed content.
     pub granule: Order,
@@ -153,6 +154,21 @@ pub struct Piece<'a> {
     pub references: u16,
     /// The place of the bytes; empty for filled content.
     pub place: Place<'a>,
+}
+
+impl Piece<'_> {
+    /// Returns the piece's only fragment, or `None` if it has several.
+    pub fn only_fragment(&self) -> Option<FragmentRef<'_>> {
+        match *self.place.fragments() {
+            [only] => Some(FragmentRef::of(only, &self.place)),
+            _ => None,
+        }
+    }
+
+    /// Calls `act` with each fragment of the piece, in the order of its bytes.
+    pub fn for_each_fragment(&self, mut act: impl FnMut(FragmentRef<'_>)) {
+        self.place.fragments().iter().for_each(|&fragment| act(FragmentRef::of(fragment, &self.place)));
+    }
 }
 
 /// A piece that stays at its place until [`Store::unpin`] takes it back.
@@ -230,14 +246,14 @@ impl Store {
         }
     }
 
-    /// Allocates room for a piece. The caller writes the bytes to the returned place before any
-    /// other thread learns the id, and then calls [`seal`](Store::seal). Returns `None` if frames
-    /// or ids run out.
+    /// Allocates room for a piece. The caller writes the bytes to the returned place and then calls
+    /// [`seal`](Store::seal), which returns the id: no other thread can read the piece before.
+    /// Returns `None` if frames or ids run out.
     ///
     /// # Panics
     /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.
     #[inline]
-    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<(PieceId, Place<'_>)> {
+    pub fn insert(&self, runs: &dyn RunSource, info: PieceInfo) -> Option<UniquePlace<'_>> {
         let PieceInfo { len_bytes, granule, raw, checksum, pages } = info;
         assert!((1..=granule.bytes() as u32).contains(&len_bytes), "{len_bytes} bytes of a granule {granule:?}");
         assert!((1..=granule.pages()).contains(&u32::from(pages)), "{pages} references to a granule {granule:?}");
@@ -256,16 +272,17 @@ impl Store {
         if raw {
             self.gauges.raw_pages.fetch_add(u64::from(pages), Relaxed);
         }
-        Some((new.id(), place))
+        Some(UniquePlace { place, id: new.id() })
     }
 
     /// Records that the bytes of a piece are written. From now on compaction may move it and
     /// writeback may write it to the swap file. A piece that is not sealed never moves.
     #[inline]
-    pub fn seal(&self, id: PieceId) {
-        let at = self.pieces.at(id);
+    pub fn seal(&self, place: UniquePlace<'_>) -> PieceId {
+        let at = self.pieces.at(place.id);
         at.seal();
         self.note_age(at);
+        place.id
     }
 
     /// Stores content that repeats `word`. Returns `None` if ids run out.

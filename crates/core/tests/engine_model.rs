@@ -33,6 +33,7 @@ enum Step {
     Reclaim { pages: u64 },
     PageOut { start: u64, pages: u64 },
     Discard { start: u64, pages: u64, every: u64 },
+    Guard { start: u64, pages: u64, every: u64 },
     Wait,
     Unmap { start: u64, pages: u64 },
     Remap { from: u64, to: u64, pages: u64 },
@@ -50,6 +51,7 @@ enum Step {
     OthersClaim { cluster: ClusterNumber },
     OthersGo,
     Fork { child: bool },
+    BringAllIn,
     Sizes { policy: SizePolicy },
     Advise { start: u64, pages: u64, advice: Advice },
     Disable { how: Disabled },
@@ -68,6 +70,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
         3 => (page.clone(), short.clone(), 1u64..4)
             .prop_map(|(start, pages, every)| Step::Discard { start, pages, every }),
+        2 => (page.clone(), short.clone(), 1u64..4)
+            .prop_map(|(start, pages, every)| Step::Guard { start, pages, every }),
         1 => Just(Step::Wait),
         2 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::Unmap { start, pages }),
         2 => (page.clone(), page.clone(), 1u64..200).prop_map(|(from, to, pages)| Step::Remap { from, to, pages }),
@@ -85,6 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u32..8).prop_map(|cluster| Step::OthersClaim { cluster: ClusterNumber(cluster) }),
         1 => Just(Step::OthersGo),
         1 => any::<bool>().prop_map(|child| Step::Fork { child }),
+        1 => Just(Step::BringAllIn),
         1 => any::<u32>().prop_map(|bits| Step::Sizes { policy: SizePolicy::from_bits(bits) }),
         2 => (0..PAGES, 1u64..700, prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]))
             .prop_map(|(start, pages, advice)| Step::Advise { start, pages, advice }),
@@ -157,7 +162,14 @@ impl World {
         if !present {
             let before = self.allocated();
             self.engine.machine().state.lock().woken.clear();
-            let served = self.engine.fault(&mut self.worker, PageNumber(page));
+            let unheard = || self.engine.counters().vm.discarded_unheard.get();
+            let before_fault = unheard();
+            let mut served = self.engine.fault(&mut self.worker, PageNumber(page));
+            let is_there = || self.engine.machine().state.lock().program.contains_key(&page);
+            if unheard() > before_fault && !is_there() {
+                // The thread that is woken touches the page once more, and finds nothing there to bring back.
+                served = self.engine.fault(&mut self.worker, PageNumber(page));
+            }
             assert!(matches!(served, Served::Done(_)), "{served:?}");
             assert!(
                 self.engine.machine().state.lock().woken.contains(&page),
@@ -245,6 +257,33 @@ impl World {
         self.engine.tend();
     }
 
+    /// Maps in all content, whatever the limit is: the program continues without the engine.
+    fn bring_all_in(&mut self) {
+        let limit_pages = std::mem::replace(&mut self.engine.machine().state.lock().limit_pages, i64::MAX / 2);
+        self.engine.bring_all_in(&mut self.worker);
+        let lost = {
+            let mut state = self.engine.machine().state.lock();
+            state.limit_pages = limit_pages;
+            for (page, &value) in &self.model {
+                let content = state.program.get(page).copied();
+                assert!(state.poisoned.contains(page) || content.unwrap_or(0) == value, "{page:x}: {content:?}");
+            }
+            std::mem::take(&mut state.poisoned)
+        };
+        lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
+    }
+
+    /// Installs and removes a guard on one page in `every`, without a message. A staged or
+    /// swapped-out page loses its content.
+    fn guard(&mut self, start: u64, pages: u64, every: u64) {
+        let mut state = self.engine.machine().state.lock();
+        for page in (BASE + start..(BASE + start + pages).min(BASE + PAGES)).filter(|page| page.is_multiple_of(every)) {
+            if state.marks.remove(&page) && !state.program.contains_key(&page) {
+                self.model.entry(page).and_modify(|value| *value = 0);
+            }
+        }
+    }
+
     /// Waits until discarded pages are gone or managed again.
     fn wait(&mut self) {
         self.engine.machine().state.lock().now_ns += 2 * GRACE_NS;
@@ -296,6 +335,7 @@ impl World {
                 self.engine.page_out(&mut self.worker, PageNumber(BASE + start)..PageNumber(BASE + start + pages));
             }
             Step::Discard { start, pages, every } => self.discard(start, pages, every),
+            Step::Guard { start, pages, every } => self.guard(start, pages, every),
             Step::Wait => self.wait(),
             Step::Unmap { start, pages } => self.unmap(start, pages),
             Step::Remap { from, to, pages } => self.remap(from, to, pages),
@@ -344,6 +384,7 @@ impl World {
             }
             Step::Disable { how } => self.engine.machine().state.lock().disabled = how,
             Step::OthersGo => self.engine.machine().state.lock().foreign_clusters.clear(),
+            Step::BringAllIn => self.bring_all_in(),
             Step::Fork { child } => {
                 self.engine.lend_file();
                 if child {
@@ -431,6 +472,28 @@ fn a_folio_is_swapped_out_and_in_whole() {
     assert_eq!(world.engine.counters().of(order).swpin.get(), 32);
     assert_eq!(world.engine.counters().vm.pswpin.get(), 512);
     world.check();
+}
+
+#[test]
+fn content_that_a_guard_discarded_does_not_return() {
+    // The cases are folios, single pages, and content that is dropped before a fork.
+    for (sizes, forks) in [(1 << 4, false), (1 << 0, false), (1 << 4, true)] {
+        let mut world = World::new(sizes, 4, 4000, 64);
+        fill(&mut world, 0..512, COMPRESSIBLE);
+        world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
+        world.guard(0, 512, 4);
+        let unheard = |world: &World| world.engine.counters().vm.discarded_unheard.get();
+        if forks {
+            world.engine.drop_all_lost();
+            assert_eq!(world.engine.swapped_pages(), 384);
+            // The child has no marks.
+            world.engine.machine().state.lock().marks.clear();
+            world.engine.mark_all();
+        }
+        (0..512).for_each(|page| world.verify(BASE + page));
+        assert_eq!(unheard(&world), if forks { 0 } else { 128 });
+        world.check();
+    }
 }
 
 #[test]

@@ -9,7 +9,9 @@
 mod schedules;
 
 use foliomem_core::buddy::Buddy;
-use foliomem_core::store::{Fragment, HolderId, Piece, PieceId, PieceInfo, PieceMover, Place, RunSource, Store};
+use foliomem_core::store::{
+    Fragment, FragmentMut, FragmentRef, HolderId, Piece, PieceId, PieceInfo, PieceMover, Place, RunSource, Store,
+};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{Frame, FrameRun, Order, PAGE_BYTES};
 use schedules::explore;
@@ -84,7 +86,7 @@ impl RunSource for Arena {
 }
 
 impl PieceMover for Arena {
-    fn copy(&self, from: Fragment, to: Fragment) {
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         assert_eq!(from.len_bytes, to.len_bytes);
         let grain = |byte: u64| byte as usize / GRAIN_BYTES;
         let (first, end) = (grain(from.start_bytes()), grain(from.end_bytes() - 1) + 1);
@@ -111,10 +113,9 @@ impl World {
     fn insert(&self, len_bytes: u32, content: u64) -> PieceId {
         let granule = Order::from_bytes(u64::from(len_bytes.next_power_of_two()).max(2 * PAGE_BYTES as u64)).unwrap();
         let info = PieceInfo { len_bytes, granule, raw: false, checksum: content, pages: 2 };
-        let (id, place) = self.store.insert(&self.arena, info).expect("frames for the piece");
+        let place = self.store.insert(&self.arena, info).expect("frames for the piece");
         self.arena.write(&place, content);
-        self.store.seal(id);
-        id
+        self.store.seal(place)
     }
 
     fn verify(&self, id: PieceId, content: u64) {
@@ -137,8 +138,8 @@ impl World {
                 let (content, len_bytes) = (pinned.piece().checksum, pinned.piece().place.len_bytes() / 2);
                 assert!(!pinned.piece().recompressed && self.store.is_smaller(&pinned, len_bytes));
                 match self.store.new_place(&self.arena, &pinned, len_bytes) {
-                    Some((to, place)) => {
-                        self.arena.write(&place, content + RECOMPRESSED);
+                    Some(mut to) => {
+                        self.arena.write(&to.as_mut(), content + RECOMPRESSED);
                         self.store.replace(&self.arena, pinned, to, content + RECOMPRESSED);
                     }
                     None => self.store.unpin(&self.arena, pinned),

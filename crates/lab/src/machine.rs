@@ -14,8 +14,9 @@
 use crate::costs::{CodecCosts, Costs};
 use crate::density::Density;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
+use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use foliomem_core::units::{
@@ -442,9 +443,9 @@ impl Machine for LabMachine {
         &self.counters
     }
 
-    fn populate(&self, run: FrameRun) {
+    fn populate(&self, run: RunMut<'_>) {
         self.spend_by_page(0, self.costs.populate_page_ns, run.frames());
-        for home in self.staged(run) {
+        for home in self.staged(*run) {
             assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was populated");
             home.store(Home::ANY, Relaxed);
         }
@@ -452,16 +453,16 @@ impl Machine for LabMachine {
 
     fn split_huge(&self, _head: PageNumber, _border: PageNumber) {}
 
-    fn release(&self, run: FrameRun) {
-        for home in self.staged(run) {
+    fn release(&self, run: RunMut<'_>) {
+        for home in self.staged(*run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
             home.store(Home::EMPTY, Relaxed);
         }
     }
 
-    fn zero(&self, run: FrameRun) {
+    fn zero(&self, run: RunMut<'_>) {
         self.spend_by_page(0, self.costs.zero_page_ns, run.frames());
-        for home in self.staged(run) {
+        for home in self.staged(*run) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
             home.store(Home::ANY, Relaxed);
         }
@@ -473,13 +474,13 @@ impl Machine for LabMachine {
         Some(())
     }
 
-    fn hash(&self, run: FrameRun) -> u64 {
+    fn hash(&self, run: RunRef<'_>) -> u64 {
         self.spend_by_page(0, self.costs.hash_page_ns, run.frames());
-        self.content(run).map_or(0, |content| content.name())
+        self.content(*run).map_or(0, |content| content.name())
     }
 
-    fn copy(&self, from: FrameRun, to: FrameRun) {
-        for (from, to) in self.staged(from).iter().zip(self.staged(to)) {
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
+        for (from, to) in self.staged(*from).iter().zip(self.staged(*to)) {
             to.store(from.load(Relaxed), Relaxed);
         }
     }
@@ -499,6 +500,12 @@ impl Machine for LabMachine {
         }
         Ok(())
     }
+
+    fn for_each_lost(&self, _pages: Range<PageNumber>, _lost: &mut dyn FnMut(Range<PageNumber>)) {}
+
+    fn take_marks(&self, _pages: Range<PageNumber>, _lost: &mut dyn FnMut(Range<PageNumber>)) {}
+
+    fn mark(&self, _pages: Range<PageNumber>) {}
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
@@ -539,6 +546,8 @@ impl Machine for LabMachine {
     }
 
     fn arena_is_full(&self) {}
+
+    fn unprotect(&self, _pages: Range<PageNumber>) {}
 
     fn unshare(&self, _pages: Range<PageNumber>) -> bool {
         true
@@ -587,8 +596,8 @@ impl Machine for LabMachine {
     }
 
     #[inline]
-    fn compress(&self, _worker: &mut (), _head: PageNumber, run: FrameRun) -> Compressed {
-        let content = self.content(run);
+    fn compress(&self, _worker: &mut (), _head: PageNumber, run: RunRef<'_>) -> Compressed {
+        let content = self.content(*run);
         let name = content.as_ref().map_or(0, HomeContent::name);
         let Some(codec) = self.codec() else {
             // A repeated word is only detected, which costs as much as a hash.
@@ -605,9 +614,9 @@ impl Machine for LabMachine {
         Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
     }
 
-    fn write_piece(&self, _worker: &mut (), _run: FrameRun, _place: &Place<'_>) {}
+    fn write_piece(&self, _worker: &mut (), _run: RunRef<'_>, _place: PlaceMut<'_>) {}
 
-    fn copy_piece(&self, from: Fragment, _to: Fragment) {
+    fn copy_piece(&self, from: FragmentRef<'_>, _to: FragmentMut<'_>) {
         self.spend(u64::from(self.costs.copy_page_ns) * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
     }
 
@@ -617,7 +626,7 @@ impl Machine for LabMachine {
         _worker: &mut (),
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         match self.codec() {
             // Everything before the part is decompressed, too.
@@ -635,7 +644,7 @@ impl Machine for LabMachine {
         if name != 0 && whole && hash_versions(self.pages.folio(PageNumber(first), into.frames())) != hash {
             return Err(Corrupted);
         }
-        for (number, home) in (first as u32 + skip_pages..).zip(self.staged(into)) {
+        for (number, home) in (first as u32 + skip_pages..).zip(self.staged(*into)) {
             assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was unpopulated");
             home.store(if name == 0 { Home::ANY } else { number + Home::FIRST_PAGE }, Relaxed);
         }
@@ -646,7 +655,7 @@ impl Machine for LabMachine {
         unreachable!("there is no second codec")
     }
 
-    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: &Place<'_>) {}
+    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: PlaceMut<'_>) {}
 
     fn begin_write(&self, _: &mut (), _: &WriteBatch<'_>, _: &mut Vec<Seal>) {
         unreachable!("there is no swap file")
@@ -658,7 +667,7 @@ impl Machine for LabMachine {
 
     fn swap_file_full(&self) {}
 
-    fn read_back(&self, _: &mut (), _: &Piece<'_>, _: &FilePlace, _: u32, _: FrameRun) -> Result<(), Corrupted> {
+    fn read_back(&self, _: &mut (), _: &Piece<'_>, _: &FilePlace, _: u32, _: RunMut<'_>) -> Result<(), Corrupted> {
         Err(Corrupted)
     }
 
@@ -680,21 +689,23 @@ impl Machine for LabMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foliomem_core::homes::{Homes, Urgency};
+    use foliomem_core::run_tokens::UniqueRun;
     use foliomem_core::store::{RunSource, Store as PieceStore};
 
-    const RUN: FrameRun = FrameRun::new(Frame(16), Order::ZERO);
     const PAGE: PageNumber = PageNumber(7);
 
-    /// Returns a machine with one written and staged page, and the name of its content.
-    fn machine() -> (LabMachine, u64) {
+    /// Returns a machine with one written and staged page, the page's run, and the name of its
+    /// content.
+    fn machine() -> (LabMachine, UniqueRun, u64) {
         let content = Content { store: Store::Outside, filled: false };
         let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::reference());
-        machine.populate(RUN);
-        assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
+        let (run, _) = Homes::new(64).alloc_full(&machine, Order::ZERO, Urgency::Normal).unwrap();
+        assert_eq!(machine.move_in(*run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, RUN.head, RUN.frames()), Ok(()));
-        let name = machine.hash(RUN);
-        (machine, name)
+        assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
+        let name = machine.hash(run.as_ref());
+        (machine, run, name)
     }
 
     struct NoFrames;
@@ -706,31 +717,31 @@ mod tests {
         fn free_run(&self, _run: FrameRun) {}
     }
 
-    fn read(machine: &LabMachine, name: u64) -> Result<(), Corrupted> {
+    fn read(machine: &LabMachine, run: &mut UniqueRun, name: u64) -> Result<(), Corrupted> {
         let store = PieceStore::new(1);
         let id = store.insert_filled(name, Order::ZERO, 1).unwrap();
         let pinned = store.pin(id);
-        let read = machine.read_piece(&mut (), pinned.piece(), 0, RUN);
+        let read = machine.read_piece(&mut (), pinned.piece(), 0, run.as_mut());
         store.unpin(&NoFrames, pinned);
         read
     }
 
     #[test]
     fn wrong_content_is_detected() {
-        let (machine, name) = machine();
-        assert_eq!(machine.compress(&mut (), PageNumber(0), RUN), Compressed::Filled(name));
-        assert_eq!(read(&machine, name), Ok(()));
-        assert_eq!(read(&machine, name ^ 1), Err(Corrupted));
-        assert_eq!(machine.move_in(RUN, PAGE), Ok(()));
+        let (machine, mut run, name) = machine();
+        assert_eq!(machine.compress(&mut (), PageNumber(0), run.as_ref()), Compressed::Filled(name));
+        assert_eq!(read(&machine, &mut run, name), Ok(()));
+        assert_eq!(read(&machine, &mut run, name ^ 1), Err(Corrupted));
+        assert_eq!(machine.move_in(*run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, RUN.head, RUN.frames()), Ok(()));
-        assert_eq!(read(&machine, name), Err(Corrupted), "the page was written since");
+        assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
+        assert_eq!(read(&machine, &mut run, name), Err(Corrupted), "the page was written since");
     }
 
     #[test]
     #[should_panic(expected = "was given the content")]
     fn a_page_is_not_given_the_content_of_another() {
-        let (machine, _) = machine();
-        let _ = machine.move_in(RUN, PageNumber(8));
+        let (machine, run, _) = machine();
+        let _ = machine.move_in(*run, PageNumber(8));
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! Lock order: what waits, then the lock of the ranges.
 
+use crate::filters;
 use crate::ranges::Ranges;
 use foliomem_core::policy::{Advice, Disabled};
 use foliomem_core::sync::Mutex;
@@ -26,7 +27,8 @@ const CALLS: usize = 256;
 pub fn disabled() -> Disabled {
     /// Except where it has asked for them (Linux 6.18).
     const EXCEPT_ADVISED: i32 = 1 << 1;
-    if !rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
+    let is_known = filters::allow(filters::Call::GetThpDisable);
+    if !is_known || !rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
         return Disabled::No;
     }
     // SAFETY: takes numbers, changes nothing, and has just succeeded, so that it leaves errno alone.

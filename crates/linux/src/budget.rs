@@ -16,6 +16,7 @@ use crate::pagemap;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
+use rustix::process::Pid;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
@@ -38,6 +39,9 @@ pub struct Budget {
     control: &'static Control,
     slot: ForkCell<SlotIndex>,
     statm: ForkCell<Option<OwnedFd>>,
+    /// The program's process, and its `/proc/PID/stat`.
+    program: ForkCell<Option<Pid>>,
+    stat: ForkCell<Option<OwnedFd>>,
     own_pages: AtomicI64,
     shared_pages: AtomicI64,
     /// Minor faults of the process when that was measured.
@@ -51,6 +55,7 @@ pub struct Budget {
     sampled_ns: AtomicU64,
     /// When the tolerance was first exceeded; 0 while it is not.
     over_since_ns: AtomicU64,
+    is_detached: AtomicBool,
 }
 
 impl Budget {
@@ -60,6 +65,8 @@ impl Budget {
             control,
             slot: ForkCell::new(slot),
             statm: ForkCell::new(None),
+            program: ForkCell::new(None),
+            stat: ForkCell::new(None),
             own_pages: AtomicI64::new(0),
             shared_pages: AtomicI64::new(0),
             shared_at_faults: AtomicI64::new(0),
@@ -69,19 +76,38 @@ impl Budget {
             unmanaged_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
             over_since_ns: AtomicU64::new(0),
+            is_detached: AtomicBool::new(false),
         }
     }
 
-    /// Sets what belongs to this process: its slot and its `/proc/self/statm`.
+    /// Sets what belongs to this process: its slot, the `statm` of its memory, the program's process and that one's `stat`, where /proc
+    /// shows it.
     ///
     /// # Safety
     /// No other thread of this process uses the budget.
-    pub unsafe fn arm(&self, slot: SlotIndex, statm: OwnedFd) {
+    pub unsafe fn arm(&self, slot: SlotIndex, statm: OwnedFd, program: Pid, stat: Option<OwnedFd>) {
         // SAFETY: by the contract.
         unsafe {
             self.slot.replace_forgetting(slot);
             self.statm.replace_forgetting(Some(statm));
+            self.program.replace_forgetting(Some(program));
+            self.stat.replace_forgetting(stat);
         }
+    }
+
+    /// Whether the process that this is the budget of has a slot of its own.
+    pub fn has_own_slot(&self) -> bool {
+        self.program.is_some_and(|program| self.control.is_of(*self.slot, program))
+    }
+
+    /// The program's process.
+    pub fn program(&self) -> Option<Pid> {
+        *self.program
+    }
+
+    /// Minor faults of the program so far, of all its threads.
+    fn minor_faults(&self) -> i64 {
+        self.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0)
     }
 
     /// Writing to a shared page makes it one's own, which shows as a minor fault only: each since sharing was measured
@@ -91,7 +117,7 @@ impl Budget {
         if shared == 0 {
             return 0;
         }
-        (shared - (minor_faults() - self.shared_at_faults.load(Relaxed)).max(0)).max(0)
+        (shared - (self.minor_faults() - self.shared_at_faults.load(Relaxed)).max(0)).max(0)
     }
 
     /// Whether it is armed: in the child of a fork it is the parent's.
@@ -170,7 +196,7 @@ impl Budget {
     /// The process has just forked, or been forked: half of it is the other's, until that is measured.
     pub fn forked(&self) {
         self.set_shared_pages(self.still_shared_pages() + self.own_pages() / 2);
-        self.forked_at_faults.store(minor_faults(), Relaxed);
+        self.forked_at_faults.store(self.minor_faults(), Relaxed);
         self.shares.store(true, Relaxed);
         self.sample();
     }
@@ -182,7 +208,7 @@ impl Budget {
 
     /// Pages the process has made its own since the fork, at most.
     pub fn copied_pages(&self) -> i64 {
-        minor_faults() - self.forked_at_faults.load(Relaxed)
+        self.minor_faults() - self.forked_at_faults.load(Relaxed)
     }
 
     /// Whether other processes may share pages of this one.
@@ -192,13 +218,21 @@ impl Budget {
 
     /// Says how many pages of the resident size are other processes', too, in proportion.
     pub fn set_shared_pages(&self, pages: i64) {
-        self.shared_at_faults.store(minor_faults(), Relaxed);
+        self.shared_at_faults.store(self.minor_faults(), Relaxed);
         self.shared_pages.store(pages, Relaxed);
         self.shares.store(pages > 0, Relaxed);
     }
 
+    /// From here on the process is not in the limit.
+    pub fn detach(&self) {
+        self.is_detached.store(true, Relaxed);
+    }
+
     /// Takes `pages` unless that would exceed the limit.
     pub fn try_charge(&self, pages: u32) -> bool {
+        if self.is_detached.load(Relaxed) {
+            return true;
+        }
         let pages = i64::from(pages);
         if self.room_pages() < pages && now_ns().saturating_sub(self.sampled_ns.load(Relaxed)) > STALE_NS {
             self.sample();
@@ -262,14 +296,4 @@ impl Budget {
 /// Publishes `pages`, if the word still says what it did before.
 fn publish(word: &AtomicU64, before_bytes: u64, pages: i64) -> bool {
     word.compare_exchange(before_bytes, pages as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok()
-}
-
-/// Minor faults of this process so far.
-fn minor_faults() -> i64 {
-    // SAFETY: a struct of integers, filled by the call.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage.ru_minflt
-    }
 }

@@ -59,6 +59,8 @@ impl Child {
             (OwnedFd::from_raw_fd(fd), before)
         };
         let supervisor = rustix::process::getpid();
+        // Companions are nobody's children that the program might wait for: they become ours.
+        rustix::process::set_child_subreaper(Some(supervisor))?;
         // SAFETY: only system calls, which are safe after a fork.
         unsafe {
             command.pre_exec(move || {
@@ -107,9 +109,18 @@ impl Child {
         Ok(if by_process { Event::Signalled(signal) } else { Event::Nothing })
     }
 
+    /// Takes the status of the program, if it has one, and of all adopted processes that have ended.
     fn changed(&self) -> Result<Option<Event>, Errno> {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        let Some((_, status)) = waitpid(Some(self.pid), options)? else { return Ok(None) };
+        let status = loop {
+            match waitpid(None, options) {
+                Ok(Some((pid, status))) if pid == self.pid => break status,
+                Ok(Some(_)) => {}
+                // Nobody is left: the program has ended, and its status was taken before.
+                Ok(None) | Err(Errno::CHILD) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+        };
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         if let Some(code) = status.exit_status() {
             return Ok(Some(Event::Ended(code as u8)));
@@ -118,6 +129,11 @@ impl Child {
             return Ok(Some(Event::Ended(128 + signal as u8)));
         }
         Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| Event::Stopped))
+    }
+
+    /// Takes the status of adopted processes that have ended, after the program has.
+    pub fn reap_adopted(&self) {
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
     }
 
     /// Sends it a signal.

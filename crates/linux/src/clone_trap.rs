@@ -1,40 +1,30 @@
-//! Running hooks exactly around the system call that forks, wherever in the C library it is made.
+//! Running hooks exactly around the system call that forks, where the C library is not patched.
 //!
-//! `pthread_atfork` is too early and too late: between its handlers and the system call the C library
-//! touches the program's heap, which the child cannot do before its memory is registered anew. So while a
-//! function that forks runs, its system calls are dispatched to a SIGSYS handler (Syscall User Dispatch,
-//! Linux 5.11, prctl(2)), which makes them in its stead. The one that forks is made on a stack of the
-//! agent, between the hooks, with all signals blocked: nothing there touches memory of the program, and the
-//! kernel is not asked to either (thread ids are stored afterwards). The trap ends with the fork; the
-//! kernel does not pass it on to the child.
+//! This is what is left where [`crate::fork_sites`] does not recognise the C library or the CPU, or
+//! cannot write code. It sees the forks only of functions that the agent stands before, and takes
+//! stack of the program's.
 //!
-//! A handler registered with `pthread_atfork` that itself starts a thread or a program ends the trap
-//! early: then the child of the fork is not managed, and stops with SIGSEGV at managed memory rather than
-//! read wrong data there.
+//! `pthread_atfork` is too early and too late: between its handlers and the system call the C
+//! library touches the program's heap, which the child cannot do before its memory is registered
+//! anew. So while a function that forks runs, its system calls are dispatched to a SIGSYS handler
+//! (Syscall User Dispatch, Linux 5.11, prctl(2)), which makes them in its stead. The one that forks
+//! is made on a stack of the agent, between the hooks, with all signals blocked: nothing there
+//! touches memory of the program, and the kernel is not asked to either (thread ids are stored
+//! afterwards). The trap ends with the fork; the kernel does not pass it on to the child.
+//!
+//! A handler registered with `pthread_atfork` that itself starts a thread or a program ends the
+//! trap early: then the child of the fork is not managed, and stops with SIGSEGV at managed memory
+//! rather than read wrong data there.
 //!
 //! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
 
 use crate::control_block::{self, BLOCK_PAGES};
-use crate::region::Region;
+use crate::fork_call::{CallKind, ForkCall, ForkHooks};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::{PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, PR_SYS_DISPATCH_ON};
 use std::arch::{global_asm, naked_asm};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
-
-/// What runs around the system call. Nothing here may touch memory of the program between `before` and
-/// the end of `parent_after` or `child_after`, so neither may lie there what has the hooks: a thread's stack does.
-pub trait ForkHooks {
-    /// A stack for the hooks. One thread at a time uses it.
-    fn stack(&self) -> &Region;
-    /// Before the fork. The pages in `needed` are those of the calling thread's control block, where the kernel writes whenever
-    /// it likes (rseq(2)): they must be present from here on.
-    fn before(&'static self, needed: [usize; BLOCK_PAGES]);
-    /// In the parent, after the fork or the failure of it. From here on they may be elsewhere again.
-    fn parent_after(&'static self, forked: bool);
-    /// In the child, whose only thread is the calling one.
-    fn child_after(&'static self);
-}
 
 /// Threads that fork at the same time; more wait.
 const TRAPS: usize = 16;
@@ -287,8 +277,9 @@ extern "C" fn on_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         raw::__NR_fork | raw::__NR_clone | raw::__NR_clone3 | raw::__NR_vfork => {
             match ForkCall::read(number, arguments) {
-                Some(call) => return fork_and_disarm(trap, &mut registers, call),
-                None => return let_through(trap, &mut registers),
+                CallKind::Fork(call) => return fork_and_disarm(trap, &mut registers, call),
+                CallKind::Other => return let_through(trap, &mut registers),
+                CallKind::Invalid(errno) => registers.set(libc::REG_RAX, -errno.raw_os_error() as isize as usize),
             }
         }
         _ => {
@@ -363,102 +354,6 @@ fn emulate_sigprocmask(trap: &Trap, registers: &mut Registers<'_>, arguments: [u
     0
 }
 
-/// A fork, its arguments in the form of clone3.
-#[derive(Clone, Copy)]
-struct ForkCall {
-    /// `clone` or `clone3`: where one is forbidden the program has chosen the other.
-    number: u32,
-    arguments: raw::clone_args,
-    /// Thread ids the caller wants, for `arguments.set_tid`.
-    wanted_tids: [i32; MOST_TIDS],
-    parent_tid: usize,
-    child_tid: usize,
-    pidfd_target: usize,
-    /// Stack pointer of the child, 0 for the caller's.
-    stack: usize,
-    pidfd: i32,
-    result: isize,
-}
-
-/// Levels of pid namespaces that Linux has.
-const MOST_TIDS: usize = 32;
-
-impl ForkCall {
-    /// Reads the arguments; `None` where the child would share our memory.
-    fn read(number: u32, [a, b, c, d, e, _]: [usize; 6]) -> Option<ForkCall> {
-        // SAFETY: a struct of integers.
-        let mut arguments: raw::clone_args = unsafe { std::mem::zeroed() };
-        match number {
-            raw::__NR_vfork => return None,
-            raw::__NR_fork => arguments.exit_signal = libc::SIGCHLD as u64,
-            raw::__NR_clone3 => {
-                let len = b.min(size_of::<raw::clone_args>());
-                // SAFETY: the program passes that many bytes of arguments to its own system call.
-                unsafe {
-                    let source = std::ptr::with_exposed_provenance::<u8>(a);
-                    std::ptr::copy_nonoverlapping(source, (&raw mut arguments).cast::<u8>(), len);
-                }
-            }
-            _ => {
-                // clone(flags, stack, parent_tid, child_tid, tls)
-                const SIGNAL_MASK: u64 = 0xff;
-                arguments.flags = a as u64 & !SIGNAL_MASK;
-                arguments.exit_signal = a as u64 & SIGNAL_MASK;
-                arguments.stack = b as u64;
-                arguments.parent_tid = c as u64;
-                arguments.pidfd = c as u64;
-                arguments.child_tid = d as u64;
-                arguments.tls = e as u64;
-            }
-        }
-        if arguments.flags & u64::from(raw::CLONE_VM) != 0 {
-            return None;
-        }
-        let has = |flag: u32| arguments.flags & u64::from(flag) != 0;
-        let address = |wanted: bool, address: u64| if wanted { address as usize } else { 0 };
-        let mut call = ForkCall {
-            number: if number == raw::__NR_clone3 { number } else { raw::__NR_clone },
-            wanted_tids: [0; MOST_TIDS],
-            parent_tid: address(has(raw::CLONE_PARENT_SETTID), arguments.parent_tid),
-            child_tid: address(has(raw::CLONE_CHILD_SETTID), arguments.child_tid),
-            pidfd_target: address(has(raw::CLONE_PIDFD), arguments.pidfd),
-            stack: (arguments.stack + arguments.stack_size) as usize,
-            pidfd: -1,
-            result: 0,
-            arguments,
-        };
-        let tids = (call.arguments.set_tid_size as usize).min(MOST_TIDS);
-        if tids > 0 {
-            // SAFETY: as above.
-            unsafe {
-                let source = std::ptr::with_exposed_provenance::<i32>(call.arguments.set_tid as usize);
-                std::ptr::copy_nonoverlapping(source, call.wanted_tids.as_mut_ptr(), tids);
-            }
-        }
-        // What the kernel would write to the program's memory is written by us, afterwards.
-        call.arguments.flags &= !u64::from(raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_SETTID);
-        call.arguments.stack = 0;
-        call.arguments.stack_size = 0;
-        Some(call)
-    }
-
-    /// Writes what the kernel would have written, in parent and child.
-    fn write_results(&self) {
-        let write = |target: usize, value: i32| {
-            if target != 0 {
-                // SAFETY: the program asked its own system call to write there.
-                unsafe { std::ptr::with_exposed_provenance_mut::<i32>(target).write_unaligned(value) };
-            }
-        };
-        if self.result == 0 {
-            write(self.child_tid, rustix::thread::gettid().as_raw_nonzero().get());
-        } else if self.result > 0 {
-            write(self.parent_tid, self.result as i32);
-            write(self.pidfd_target, self.pidfd);
-        }
-    }
-}
-
 /// What is done on the agent's stack.
 struct OnStack {
     call: ForkCall,
@@ -478,46 +373,26 @@ fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: For
     // function reads and writes `on_stack` only while the program's memory may be touched.
     unsafe { call_on_stack(stack.start() + stack.len(), fork_between_hooks, argument) };
     let call = on_stack.call;
-    if call.result == 0 {
+    if call.result() == 0 {
         // Only this thread has come along, and no dispatching.
         for other in ALL_TRAPS.iter().filter(|other| !std::ptr::eq(*other, trap)) {
             other.thread.store(0, Ordering::Relaxed);
         }
         disposition.traps = 1;
-        if call.stack != 0 {
-            registers.set(libc::REG_RSP, call.stack);
+        if let Some(stack) = call.child_stack() {
+            registers.set(libc::REG_RSP, stack);
         }
     }
     end_trap(trap, registers, &mut disposition);
     call.write_results();
-    registers.set(libc::REG_RAX, call.result as usize);
+    registers.set(libc::REG_RAX, call.result() as usize);
 }
 
 extern "C" fn fork_between_hooks(on_stack: *mut u8) {
     let on_stack = on_stack.cast::<OnStack>();
     // SAFETY: `fork_and_disarm` passes it. A copy, because the original lies in the program's memory.
     let (mut call, hooks, needed) = unsafe { ((*on_stack).call, (*on_stack).hooks, (*on_stack).needed) };
-    call.arguments.pidfd = (&raw mut call.pidfd).expose_provenance() as u64;
-    call.arguments.set_tid = call.wanted_tids.as_ptr().expose_provenance() as u64;
-    if call.arguments.set_tid_size == 0 {
-        call.arguments.set_tid = 0;
-    }
-    if call.pidfd_target == 0 {
-        call.arguments.pidfd = 0;
-    }
-    let all = &call.arguments;
-    let arguments = if call.number == raw::__NR_clone3 {
-        [std::ptr::from_ref(all).expose_provenance(), size_of::<raw::clone_args>(), 0, 0, 0, 0]
-    } else {
-        [all.flags | all.exit_signal, 0, all.pidfd, all.child_tid, all.tls, 0].map(|word| word as usize)
-    };
-    hooks.before(needed);
-    // SAFETY: a fork: the child has its own copy of everything, and goes on from here.
-    call.result = unsafe { undispatched(call.number, arguments) };
-    match call.result {
-        0 => hooks.child_after(),
-        result => hooks.parent_after(result > 0),
-    }
+    call.make(hooks, needed, undispatched);
     // SAFETY: as above; faults of the program are served again.
     unsafe { (*on_stack).call = call };
 }
@@ -531,6 +406,7 @@ unsafe extern "C" fn call_on_stack(top: usize, function: extern "C" fn(*mut u8),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::Region;
     use std::sync::OnceLock;
 
     /// Counts, in memory that parent and child share.

@@ -5,10 +5,9 @@
 //! the counters of every process. A process can be killed at any instruction: everything is atomics, no
 //! state needs two writes, and the only lock (of the totals) names its owner so that it can be broken.
 //!
-//! A slot belongs to the process whose pid it holds. A process that execs claims its own slot again; the
-//! slots of processes that are gone are folded into the totals by the supervisor, or by whoever needs one. What a process
-//! takes is not counted from the moment on at which it ends (`death`), though its slot, like its pid, may
-//! stay for long.
+//! A slot belongs to one memory: to the process whose pid it holds, until that ends or executes another program, which claims a slot of its
+//! own. The companion marks the end (`death`), and the kernel does so where it was killed: what the process takes is not counted from
+//! then on. The supervisor, or another process that needs a slot, folds the counters of ended processes into the totals.
 
 use crate::codec::{Codec, ZSTD_MAX_LEVEL};
 use crate::death;
@@ -31,7 +30,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 9;
+const VERSION: u64 = 10;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -56,6 +55,11 @@ const MOST_LOOKS: u32 = 16;
 
 /// Nobody makes it smaller: who has it mapped would get SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
+
+/// The companion ends by itself.
+const ENDING: u32 = 1;
+/// It writes to its slot no more.
+const ENDED: u32 = 2;
 
 /// Evict as much as possible, all the time.
 const FLAG_TORTURE: u32 = 1 << 0;
@@ -206,6 +210,12 @@ struct Header {
     notices: [Message; MOST_NOTICES],
     /// Pid of who holds the totals' lock, 0 for nobody.
     totals_owner: AtomicU32,
+    /// Held by the supervisor: marked when it ends.
+    supervisor: AtomicU32,
+    /// 1 once the supervisor has ended the run.
+    is_over: AtomicU32,
+    /// The inode of the supervisor's pid namespace; 0 where that is unknown.
+    pid_namespace: AtomicU64,
 }
 
 /// One process.
@@ -215,6 +225,8 @@ pub struct ProcessSlot {
     pid: AtomicU32,
     /// Held by its keeper: marked when it ends.
     pub keeper: AtomicU32,
+    /// [`ENDING`] and [`ENDED`] once its companion ends by itself.
+    ended: AtomicU32,
     /// Anonymous memory the process takes, at most: what it may have stopped sharing since that was measured
     /// counts as its own.
     pub anon_bytes: AtomicU64,
@@ -227,6 +239,25 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
+    /// The process takes nothing from here on, and the slot may be used again.
+    pub fn has_ended(&self) {
+        // Release pairs with the acquire in `unattended`: the mark is not a killed companion's.
+        self.ended.store(ENDING, Ordering::Release);
+        self.anon_bytes.store(0, Ordering::Relaxed);
+        self.measured_bytes.store(0, Ordering::Relaxed);
+        death::mark(&self.keeper);
+        // Release pairs with the acquire in `is_gone`: nothing is written here after the slot is used again.
+        self.ended.store(ENDED, Ordering::Release);
+    }
+
+    /// Whether the process and its companion have ended.
+    fn is_gone(&self) -> bool {
+        let pid = self.pid.load(Ordering::Acquire);
+        let companion = self.keeper.load(Ordering::Relaxed);
+        let has_companion = companion != 0 && !death::is_marked(&self.keeper) && is_alive(companion);
+        pid != 0 && (self.ended.load(Ordering::Acquire) == ENDED || !is_alive(pid) && !has_companion)
+    }
+
     /// In the child of a fork, which has claimed this slot: half of what the parent takes is the child's, until both have
     /// looked; at no time is it counted twice.
     pub fn inherit(&self, parent: &ProcessSlot) {
@@ -384,6 +415,45 @@ impl Control {
         &self.swap
     }
 
+    /// The supervisor's thread that runs for as long as the supervisor: the run is abandoned if it ends before [`Control::is_over`].
+    pub fn supervise(&'static self) {
+        let notice = Box::leak(Box::<death::DeathNotice>::default());
+        notice.leave(&self.header.supervisor);
+        self.header.pid_namespace.store(own_pid_namespace(), Ordering::Relaxed);
+    }
+
+    /// The supervisor has seen the run to its end. Processes that are left go on by themselves.
+    pub fn is_over(&self) {
+        self.header.is_over.store(1, Ordering::Release);
+    }
+
+    /// Whether the supervisor was killed.
+    pub fn is_abandoned(&self) -> bool {
+        death::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether the caller is in another pid namespace than the supervisor.
+    pub fn is_other_pid_namespace(&self) -> bool {
+        let (theirs, own) = (self.header.pid_namespace.load(Ordering::Relaxed), own_pid_namespace());
+        theirs != 0 && own != 0 && theirs != own
+    }
+
+    /// Whether a companion has not ended yet though its program has.
+    pub fn has_companion_left(&self) -> bool {
+        self.living().any(|process| !is_alive(process.pid.load(Ordering::Relaxed)))
+    }
+
+    /// A process whose companion was killed, if there is one: nothing keeps its limit any more.
+    pub fn unattended(&self) -> Option<Pid> {
+        let is_unattended = |&slot: &SlotIndex| {
+            let (process, pid) = (self.process(slot), self.pid(slot));
+            let is_marked = pid != 0 && death::is_marked(&process.keeper);
+            // The kernel marks the word of a companion that ends by itself, too.
+            is_marked && process.ended.load(Ordering::Acquire) == 0 && is_running(pid)
+        };
+        self.slots().find(is_unattended).and_then(|slot| Pid::from_raw(self.pid(slot) as i32))
+    }
+
     /// An agent is at work.
     pub fn hello(&self) {
         self.header.hellos.fetch_add(1, Ordering::Relaxed);
@@ -441,17 +511,14 @@ impl Control {
         self.header.limit_exceeded.load(Ordering::Relaxed) != 0
     }
 
-    /// Claims a slot for process `pid`: its own if it had one (it has exec'ed), else a free one, else that
-    /// of a process that is gone.
+    /// Claims a slot for process `pid`: a free one, else that of a process that is gone.
     pub fn claim_slot(&self, pid: Pid) -> Result<SlotIndex, ControlError> {
         let pid = pid.as_raw_nonzero().get() as u32;
-        if let Some(own) = self.slots().find(|&slot| self.pid(slot) == pid) {
-            self.retire(own, pid);
-            return Ok(own);
-        }
+        // Before an exec it had another one, which its companion still uses.
+        let is_new = self.slots().all(|slot| self.pid(slot) != pid);
         loop {
             if let Some(slot) = self.slots().find(|&slot| self.try_claim(slot, 0, pid)) {
-                self.header.processes.fetch_add(1, Ordering::Relaxed);
+                self.header.processes.fetch_add(is_new.into(), Ordering::Relaxed);
                 return Ok(slot);
             }
             // One more, which whoever looks for one may find.
@@ -474,14 +541,10 @@ impl Control {
 
     /// Folds the slots of processes that are gone into the totals, and frees them; returns how many.
     pub fn reap(&self) -> usize {
-        let dead = |&slot: &SlotIndex| {
-            let pid = self.pid(slot);
-            pid != 0 && !is_alive(pid)
-        };
-        let gone: Vec<SlotIndex> = self.slots().filter(dead).collect();
+        let gone: Vec<SlotIndex> = self.slots().filter(|&slot| self.process(slot).is_gone()).collect();
         for &slot in &gone {
             let pid = self.pid(slot);
-            if pid != 0 && !is_alive(pid) {
+            if self.process(slot).is_gone() {
                 self.retire(slot, pid);
                 let _ = self.try_claim(slot, pid, 0);
             }
@@ -503,6 +566,7 @@ impl Control {
         let process = self.process(slot);
         if self.pid(slot) == pid {
             process.keeper.store(0, Ordering::Relaxed);
+            process.ended.store(0, Ordering::Relaxed);
             process.anon_bytes.store(0, Ordering::Relaxed);
             process.measured_bytes.store(0, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
@@ -625,6 +689,18 @@ impl Control {
 pub(crate) fn is_alive(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
     rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
+}
+
+/// Whether there is a process of this number that has not ended.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state: Option<char> = crate::pagemap::stat_field(&stat, 3);
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// The inode of the caller's pid namespace; 0 where /proc does not show it.
+fn own_pid_namespace() -> u64 {
+    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
 /// No codec's.
@@ -859,9 +935,14 @@ mod tests {
         assert_eq!(control.reap(), 1);
         assert_eq!(control.tree_anon_bytes(), (0, 1));
         assert_eq!(control.sum().vm.pgfault.get(), 7);
-        // An exec claims the same slot again, and what was counted before it is kept.
-        assert_eq!(control.claim_slot(me).unwrap(), mine);
+        // After an exec the memory before it has its slot until its companion ends.
+        let next = control.claim_slot(me).unwrap();
+        assert_ne!(next, mine);
+        assert_eq!((control.reap(), control.processes_seen()), (0, 2));
+        control.process(mine).has_ended();
+        assert_eq!(control.reap(), 1);
         assert_eq!(control.sum().vm.pgfault.get(), 7);
+        assert_eq!(control.claim_slot(me).unwrap(), mine);
         assert_eq!(control.process(mine).counters.vm.pgfault.get(), 0);
     }
 }

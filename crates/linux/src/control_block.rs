@@ -12,6 +12,7 @@
 //! They are known until a thread of that id is no more, which is looked up when twice as many are known as the last time.
 //! Only the keeper changes them, while it holds the mappings: who moves a page out looks in the same hold. One leaf lock.
 
+use crate::filters::{self, Call};
 use crate::thread::syscall3;
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
@@ -57,8 +58,22 @@ pub fn own_thread() -> Pid {
     Pid::from_raw(!(clock >> 3)).filter(|_| failed == 0).unwrap_or_else(rustix::thread::gettid)
 }
 
+/// Where the calling thread's id is in its control block, and the id: the kernel clears it there when the thread ends or
+/// executes another program. `None` where the C library keeps it elsewhere.
+pub fn own_id_word() -> Option<(usize, u32)> {
+    let (start, id) = (own().start, rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    let words = (start..start + ENDS_WITH_BYTES).step_by(size_of::<u32>());
+    // SAFETY: the block is the calling thread's, aligned, and longer.
+    let holds_id =
+        |&address: &usize| unsafe { std::ptr::with_exposed_provenance::<u32>(address).read_volatile() } == id;
+    words.filter(holds_id).map(|address| (address, id)).next()
+}
+
 /// What the kernel uses of the control block of `thread` when that ends, if it has one. (Not all of the block: glibc keeps the id right below the list.)
 pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
+    if !filters::allow(Call::GetRobustList) {
+        return None;
+    }
     let (mut list, mut list_bytes) = (0usize, 0usize);
     // SAFETY: writes to the two variables.
     let result = unsafe {
@@ -156,6 +171,7 @@ mod tests {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<i32>(block.start), BLOCK_BYTES / 4 - 128)
         };
         assert!(words.contains(&id));
+        assert_eq!(own_id_word().map(|(_, id)| id), Some(id as u32));
     }
 
     #[test]

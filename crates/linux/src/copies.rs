@@ -13,7 +13,9 @@
 
 use crate::budget::Budget;
 use crate::machine::LinuxMachine;
-use crate::uffd::MoveError;
+use crate::ranges::pages;
+use crate::uffd::{MoveError, Userfaultfd};
+use foliomem_core::engine::Engine;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -36,30 +38,34 @@ impl Copies {
     }
 
     /// The keeper: watches copies where they do not fit, until nothing is shared any more.
-    pub(crate) fn look(&self, budget: &Budget, machine: &LinuxMachine) {
+    pub(crate) fn look(&self, budget: &Budget, engine: &Engine<LinuxMachine>) {
         let are_watched = self.are_watched.load(Relaxed);
         if !budget.shares() {
             if are_watched {
-                each(machine, |start, len| machine.descriptors().program.unprotect(start, len));
+                each(engine, Userfaultfd::unprotect);
                 self.are_watched.store(false, Relaxed);
             }
             return;
         }
         let may_not_fit = budget.room_pages() < budget.own_pages() + budget.shared_pages();
         if !are_watched && may_not_fit && budget.copied_pages() > BEGUN_PAGES {
-            let done = each(machine, |start, len| machine.descriptors().program.protect(start, len));
+            let done = each(engine, Userfaultfd::protect);
             // A change of mappings that was under way is over by the next look.
             self.are_watched.store(done, Relaxed);
         }
     }
 }
 
-/// Does something to all that is managed and may be protected; whether no change of mappings was in the way.
-fn each(machine: &LinuxMachine, act: impl Fn(usize, usize) -> Result<(), MoveError>) -> bool {
+/// Does something to all that is resident and may be protected; whether no change of mappings was in the way. What is swapped
+/// out has marks that are to stay ([`crate::marks`]).
+fn each(engine: &Engine<LinuxMachine>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
     let mut done = true;
-    for range in machine.protectable() {
-        // What is not as it is known to be is being unmapped.
-        done &= act(range.start, range.len()) != Err(MoveError::Again);
+    for range in engine.machine().protectable() {
+        engine.for_each_resident(pages(&range), |run| {
+            let (start, end) = (run.start.address() as usize, run.end.address() as usize);
+            // What is not as it is known to be is being unmapped.
+            done &= act(&engine.machine().descriptors().program, start, end - start) != Err(MoveError::Again);
+        });
     }
     done
 }

@@ -1,6 +1,8 @@
 //! How many CPUs there are, and whether somebody waits for one: `/proc/loadavg` tells how many threads of the machine run or want to.
 
+use crate::filters::{self, Call};
 use rustix::fd::AsFd;
+use rustix::thread::CpuSet;
 
 /// Whether more threads want a CPU, the caller's own included, than there are for this process. So it is said where that cannot
 /// be known.
@@ -12,7 +14,13 @@ pub fn is_contended(loadavg: impl AsFd) -> bool {
 
 /// How many CPUs this process may use; 0 where that cannot be known.
 pub fn cpus() -> u32 {
-    rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count())
+    allowed_cpus().count()
+}
+
+/// The CPUs that the calling thread may use; none where that cannot be known.
+pub fn allowed_cpus() -> CpuSet {
+    let asked = filters::allow(Call::SchedGetaffinity).then(|| rustix::thread::sched_getaffinity(None));
+    asked.and_then(Result::ok).unwrap_or_default()
 }
 
 /// The number before the slash: `0.20 0.18 0.12 1/80 11206`.

@@ -21,6 +21,7 @@ pub struct DeathNotice {
     next: AtomicUsize,
 }
 
+const FUTEX_OWNER_DIED: u32 = 1 << 30;
 const HEAD_BYTES: usize = 3 * size_of::<usize>();
 
 impl DeathNotice {
@@ -36,9 +37,13 @@ impl DeathNotice {
     }
 }
 
+/// Marks `word` as the kernel does.
+pub fn mark(word: &AtomicU32) {
+    word.fetch_or(FUTEX_OWNER_DIED, Ordering::Relaxed);
+}
+
 /// Whether the thread that held `word` has ended.
 pub fn is_marked(word: &AtomicU32) -> bool {
-    const FUTEX_OWNER_DIED: u32 = 1 << 30;
     word.load(Ordering::Relaxed) & FUTEX_OWNER_DIED != 0
 }
 

@@ -8,8 +8,8 @@
 //!
 //! Everything here runs on the agent's memory only, and takes no lock that another thread may hold.
 
-use crate::clone_trap::ForkHooks;
 use crate::control_block::BLOCK_PAGES;
+use crate::fork_call::ForkHooks;
 use crate::region::Region;
 use crate::runtime::Runtime;
 
@@ -41,8 +41,8 @@ impl ForkHooks for Runtime {
         self.gate.reset();
         self.still.reset();
         self.growth.reset();
-        if let Err(error) = self.start_keeper() {
-            self.fail(&error);
+        if let Err(error) = self.start_childs_companion() {
+            self.go_on_alone(&error);
         }
         self.hand_over.finish();
         self.proc_over.finish();

@@ -11,8 +11,6 @@ use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// `PIDFD_THREAD`: a pidfd of a thread.
-const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(linux_raw_sys::general::O_EXCL);
 const NONE: RawFd = -1;
 
 /// See the module.
@@ -26,9 +24,9 @@ impl Default for HandOver {
 }
 
 impl HandOver {
-    /// The forking thread, before the fork: takes `descriptor` from the table of `thread`, if the system allows that.
-    pub fn take(&self, thread: Pid, descriptor: RawFd) {
-        let Ok(pidfd) = pidfd_open(thread, THREAD) else { return };
+    /// The forking thread, before the fork: takes `descriptor` from the table of `process`, if the system allows that.
+    pub fn take(&self, process: Pid, descriptor: RawFd) {
+        let Ok(pidfd) = pidfd_open(process, PidfdFlags::empty()) else { return };
         if let Ok(file) = pidfd_getfd(&pidfd, descriptor, PidfdGetfdFlags::empty()) {
             self.0.store(file.into_raw_fd(), Ordering::Relaxed);
         }

@@ -6,17 +6,20 @@
 //! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages holds for
 //! reading. So no page is ever moved out of, or into, a mapping that has taken the place of the one the engine knows.
 //!
-//! An empty home is never touched: whoever reads or writes arena memory holds a run that the engine says
-//! is full. After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
+//! An empty home is never touched: whoever reads or writes arena memory has a token of it ([`crate::arena`]). After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
 
 use crate::advice::{self, Advices};
+use crate::arena::Arena;
 use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::control_block::ControlBlocks;
+use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
+use crate::lenders::Lenders;
 use crate::maps;
+use crate::marks::Marks;
 use crate::pagemap;
 use crate::ranges::{self, Ranges};
 use crate::region::Region;
@@ -28,17 +31,18 @@ use crate::tracer::Tracer;
 use crate::uffd::{self, Userfaultfd};
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::policy::{Advice, Disabled};
+use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
-use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -138,7 +142,7 @@ impl Swap {
 
 /// See the module.
 pub struct LinuxMachine {
-    arena: Region,
+    arena: Arena,
     descriptors: ForkCell<Descriptors>,
     budget: &'static Budget,
     ranges: Ranges,
@@ -149,31 +153,36 @@ pub struct LinuxMachine {
     is_unsharing: AtomicBool,
     /// Runs of the highest order to be populated without asking for a huge page.
     huge_pause: AtomicU32,
-    escaping: &'static AtomicBool,
+    lenders: &'static Lenders,
     control_blocks: &'static ControlBlocks,
     /// Those of all workers.
     dictionaries: Arc<Dictionaries>,
+    marks: Marks,
     /// Addresses whose mappings may have grown, which the kernel does not tell of.
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
     mappings: RwLock<Changes>,
     swap: Option<Swap>,
     tracer: &'static Tracer,
+    /// See [`LinuxMachine::detach`].
+    is_detached: AtomicBool,
+    detached_swap_file: AtomicI32,
 }
 
 impl LinuxMachine {
     /// A machine over `arena`, which is registered here.
-    /// `escaping` says whether the program hands pages to the kernel by reference.
+    /// `lenders` tells whether the program hands pages to the kernel by reference.
     pub(crate) fn new(
         arena: Region,
         descriptors: Descriptors,
         budget: &'static Budget,
-        escaping: &'static AtomicBool,
+        lenders: &'static Lenders,
         control_blocks: &'static ControlBlocks,
         tracer: &'static Tracer,
     ) -> Result<LinuxMachine, uffd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
         let _ = arena.allow_huge(0, arena.len(), false);
+        let marks = Marks::new(&arena);
         descriptors.program.register(arena.start(), arena.len(), uffd::Mode::Destination)?;
         let space = budget.control().swap();
         let pid = std::process::id();
@@ -186,7 +195,7 @@ impl LinuxMachine {
             pid: AtomicU32::new(pid),
         });
         Ok(LinuxMachine {
-            arena,
+            arena: Arena::new(arena),
             descriptors: ForkCell::new(descriptors),
             budget,
             ranges: Ranges::default(),
@@ -194,13 +203,16 @@ impl LinuxMachine {
             advices: Advices::default(),
             is_unsharing: AtomicBool::new(false),
             huge_pause: AtomicU32::new(0),
-            escaping,
+            lenders,
             control_blocks,
             dictionaries: Arc::default(),
+            marks,
             may_have_grown: Mutex::default(),
             mappings: RwLock::default(),
             swap,
             tracer,
+            is_detached: AtomicBool::new(false),
+            detached_swap_file: AtomicI32::new(-1),
         })
     }
 
@@ -268,12 +280,19 @@ impl LinuxMachine {
     /// The program has unmapped `range`. Called under the lock of the mappings.
     pub fn unmapped(&self, range: Range<usize>) {
         self.ranges.remove(range.clone());
+        self.marks.forget(range.clone());
         self.registered.remove(range);
+    }
+
+    /// The program has discarded the content of `range`. Called under the lock of the mappings.
+    pub fn discarded(&self, range: Range<usize>) {
+        self.marks.forget(range);
     }
 
     /// The program has moved `from` to what starts at `to`. Called under the lock of the mappings.
     pub fn moved(&self, from: Range<usize>, to: usize) {
         self.registered.relocate(from.clone(), to);
+        self.marks.relocate(from.clone(), to);
         self.ranges.relocate(from, to);
     }
 
@@ -375,6 +394,11 @@ impl LinuxMachine {
         swap.child_row.store(row.map_or(NO_ROW, RowIndex::get), Ordering::Relaxed);
     }
 
+    /// The process ends: it holds nothing of the swap file any more.
+    pub fn leave_swap_file(&self) {
+        self.swap.iter().for_each(|swap| swap.space.leave(swap.row()));
+    }
+
     /// The swap file, in the table of the agent's threads.
     pub fn swap_file_descriptor(&self) -> Option<RawFd> {
         self.swap_file().map(|(_, file)| file.as_raw_fd())
@@ -416,8 +440,15 @@ impl LinuxMachine {
         }
     }
 
-    fn swap_file(&self) -> Option<(&Swap, &OwnedFd)> {
-        self.swap.as_ref().zip(self.descriptors().swap_file.as_ref())
+    fn swap_file(&self) -> Option<(&Swap, BorrowedFd<'_>)> {
+        let file = if self.is_detached() {
+            let number = self.detached_swap_file.load(Ordering::Relaxed);
+            // SAFETY: the caller of `detach` keeps it open until everything is read.
+            (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
+        } else {
+            self.descriptors().swap_file.as_ref().map(AsFd::as_fd)
+        };
+        self.swap.as_ref().zip(file)
     }
 
     /// In the child of a fork: registers everything anew with userfaultfds of its own.
@@ -466,10 +497,10 @@ impl LinuxMachine {
     /// Keeps those of `pages` where they are that are managed: they are fetched, and locked in memory. Or lets them
     /// go again. (A child of a fork starts without locks.)
     pub fn hold_in_place(&self, pages: &[usize], hold: bool) {
+        if !filters::allow(if hold { Call::Mlock } else { Call::Munlock }) {
+            return;
+        }
         for &page in pages.iter().filter(|&&page| self.ranges.containing(page).is_some()) {
-            if hold {
-                let _ = self.descriptors().program.unprotect(page, PAGE_BYTES);
-            }
             let start = std::ptr::with_exposed_provenance_mut(page);
             // SAFETY: changes no content. Where locking is forbidden, the page is in all likelihood there: its
             // thread has just used it.
@@ -499,6 +530,14 @@ impl LinuxMachine {
         populated
     }
 
+    /// Discards memory of the arena as a guard does, without a message to wait for: half the price of
+    /// [`unregistered`](Self::unregistered), and no other thread waits for it.
+    fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
+        // Of a huge page nothing goes back as long as it is one.
+        let _ = self.arena.split_huge(offset, len);
+        self.arena.guard(offset, len).is_ok() && self.arena.unguard(offset, len).is_ok()
+    }
+
     /// Does something that would be told to us of registered memory, and wait until we have heard of it.
     fn unregistered(&self, run: FrameRun, act: impl FnOnce() -> Result<(), Errno>) -> bool {
         let (start, len, uffd) = (self.home(run), run.order.bytes(), &self.descriptors().program);
@@ -512,17 +551,42 @@ impl LinuxMachine {
         self.arena.start() + run.head.0 as usize * PAGE_BYTES
     }
 
-    /// The bytes of a full run.
-    #[expect(clippy::mut_from_ref, reason = "frames are handed out exclusively by the engine")]
-    fn bytes(&self, run: FrameRun) -> &mut [u8] {
-        // SAFETY: the engine gives a full run to one worker at a time, which alone reads and writes it;
-        // runs lie in the arena, which is mapped as long as the machine lives.
-        unsafe { self.arena.slice_mut(run.head.0 as usize * PAGE_BYTES, run.order.bytes()) }
+    /// From here on what comes in is copied by the calling thread, without a userfaultfd, and the budget does not count.
+    /// `swap_file` is the number of the swap file in this thread's descriptor table.
+    ///
+    /// # Safety
+    /// The calling thread is the only one that uses the memory. Nothing moves out from here on.
+    pub unsafe fn detach(&self, swap_file: Option<RawFd>) {
+        self.is_detached.store(true, Ordering::Relaxed);
+        self.budget.detach();
+        self.detached_swap_file.store(swap_file.unwrap_or(-1), Ordering::Relaxed);
+    }
+
+    fn is_detached(&self) -> bool {
+        self.is_detached.load(Ordering::Relaxed)
+    }
+
+    /// Gives all frames back to the system; the arena has no content that counts any more.
+    pub fn give_arena_back(&self) {
+        // A failure leaves them.
+        let _ = self.arena.discard(0, self.arena.len());
+    }
+
+    /// Copies pages of the arena to the program, of whose memory the calling thread is the only user.
+    fn copy_detached(&self, to: usize, from: usize, len: usize) {
+        let target: *mut u8 = std::ptr::with_exposed_provenance_mut(to);
+        // SAFETY: the source is a run of the arena that the engine holds. The target is managed memory of the program, mapped
+        // readable and writable in this process (`detach`), and nobody else runs here.
+        unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(from), target, len) };
     }
 
     /// Moves `pages` pages and reports progress the engine's way.
     fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
+        if self.is_detached() {
+            self.copy_detached(to, from, len);
+            return Ok(());
+        }
         let mut moved = 0;
         while moved < len {
             let before = moved;
@@ -544,36 +608,32 @@ impl LinuxMachine {
         Ok(())
     }
 
-    /// Gives the stored bytes of a piece as one slice.
-    fn gather<'a>(&'a self, gathered: &'a mut [u8], place: &Place<'_>) -> &'a [u8] {
-        let fragments = place.fragments();
-        if let [only] = &*fragments {
-            return self.fragment(only);
-        }
-        let mut filled = 0;
-        for fragment in &*fragments {
-            let bytes = self.fragment(fragment);
-            gathered[filled..filled + bytes.len()].copy_from_slice(bytes);
-            filled += bytes.len();
-        }
-        &gathered[..filled]
-    }
-
-    /// Puts `bytes` where the stored bytes of a piece are to be.
-    fn scatter(&self, mut bytes: &[u8], place: &Place<'_>) {
-        for fragment in &*place.fragments() {
-            let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
-            self.fragment(fragment).copy_from_slice(now);
-            bytes = rest;
+    /// Marks `pages`, which have moved to `home`. A huge page that has moved as one is to return as one, which the page table that
+    /// holds marks prevents.
+    fn mark_moved(&self, pages: Range<PageNumber>, home: usize) {
+        let is_block = pages.end.0 - pages.start.0 == u64::from(MAX_ORDER.pages());
+        if is_block && pagemap::is_huge(&self.descriptors().pagemap, home) {
+            self.marks.leave_out(addresses(&pages));
+        } else {
+            self.marks.set(&self.descriptors().program, addresses(&pages));
         }
     }
 
-    #[expect(clippy::mut_from_ref, reason = "the store hands out places exclusively")]
-    fn fragment(&self, fragment: &Fragment) -> &mut [u8] {
-        let offset = fragment.head.0 as usize * PAGE_BYTES + fragment.offset_bytes as usize;
-        // SAFETY: the store gives a place to one piece at a time, in runs the engine gave it; a piece is
-        // written before it is published and pinned while it is read.
-        unsafe { self.arena.slice_mut(offset, fragment.len_bytes as usize) }
+    /// Fills the absent `page` by `fill`, which the kernel refuses where there is a mark: that is removed before.
+    fn unmarked(
+        &self,
+        page: PageNumber,
+        fill: impl Fn(&Userfaultfd, usize) -> Result<(), uffd::MoveError>,
+    ) -> Result<(), MoveError> {
+        let Descriptors { program, pagemap, .. } = self.descriptors();
+        let range = addresses(&page.folio(Order::ZERO));
+        match fill(program, range.start) {
+            Err(uffd::MoveError::Exists) if self.marks.clear_stale(program, pagemap, range.clone()) => {
+                fill(program, range.start)
+            }
+            filled => filled,
+        }
+        .map_err(move_error)
     }
 }
 
@@ -641,6 +701,10 @@ fn address(page: PageNumber) -> usize {
     page.address() as usize
 }
 
+fn addresses(pages: &Range<PageNumber>) -> Range<usize> {
+    address(pages.start)..address(pages.end)
+}
+
 fn page_range(pages: &Range<PageNumber>) -> (usize, usize) {
     (address(pages.start), (pages.end.0 - pages.start.0) as usize * PAGE_BYTES)
 }
@@ -682,8 +746,8 @@ impl Machine for LinuxMachine {
         self.budget.counters()
     }
 
-    fn populate(&self, run: FrameRun) {
-        if run.order == MAX_ORDER && self.populate_huge(run) {
+    fn populate(&self, run: RunMut<'_>) {
+        if run.order == MAX_ORDER && self.populate_huge(*run) {
             return;
         }
         // A failure (the machine itself is out of memory) shows when the pages are touched.
@@ -698,9 +762,12 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn release(&self, run: FrameRun) {
+    fn release(&self, run: RunMut<'_>) {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
-        let released = self.unregistered(run, || {
+        if run.order < MAX_ORDER && self.marks.can_guard() && self.discard_by_guard(offset, len) {
+            return;
+        }
+        let released = self.unregistered(*run, || {
             if run.order < MAX_ORDER {
                 // Of a huge page nothing goes back as long as it is one.
                 let _ = self.arena.split_huge(offset, len);
@@ -712,23 +779,23 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn zero(&self, run: FrameRun) {
-        let may_be_huge = run.order == MAX_ORDER && !pagemap::is_huge(&self.descriptors().pagemap, self.home(run));
-        if !may_be_huge || !self.populate_huge(run) {
-            self.bytes(run).fill(0);
+    fn zero(&self, run: RunMut<'_>) {
+        let may_be_huge = run.order == MAX_ORDER && !pagemap::is_huge(&self.descriptors().pagemap, self.home(*run));
+        if !may_be_huge || !self.populate_huge(*run) {
+            self.arena.bytes_mut(run).fill(0);
         }
     }
 
-    fn hash(&self, run: FrameRun) -> u64 {
-        checksum(self.bytes(run))
+    fn hash(&self, run: RunRef<'_>) -> u64 {
+        checksum(self.arena.bytes(run))
     }
 
-    fn copy(&self, from: FrameRun, to: FrameRun) {
-        self.bytes(to).copy_from_slice(self.bytes(from));
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
+        self.arena.bytes_mut(to).copy_from_slice(self.arena.bytes(from));
     }
 
     fn frames_escape(&self) -> bool {
-        self.escaping.load(Ordering::Relaxed)
+        self.lenders.may_have_lent()
     }
 
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
@@ -736,8 +803,43 @@ impl Machine for LinuxMachine {
         self.move_pages(home(to), home(from), pages)
     }
 
+    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if self.is_detached() {
+            // A fork copies no marks; lost content was dropped before it.
+            return;
+        }
+        self.marks.check(&self.descriptors().pagemap, addresses(&pages), &mut |run| lost(ranges::pages(&run)));
+    }
+
+    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if self.is_detached() {
+            return;
+        }
+        let Descriptors { program, pagemap, .. } = self.descriptors();
+        self.marks.take(program, pagemap, addresses(&pages), &mut |run| lost(ranges::pages(&run)));
+    }
+
+    fn mark(&self, pages: Range<PageNumber>) {
+        if self.is_detached() {
+            return;
+        }
+        self.marks.set(&self.descriptors().program, addresses(&pages));
+    }
+
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        self.move_pages(address(to), self.home(run), run.frames())
+        let Err(Stopped { moved_pages, error }) = self.move_pages(address(to), self.home(run), run.frames()) else {
+            return Ok(());
+        };
+        let rest = |moved_pages| address(to.offset(moved_pages))..address(to.offset(run.frames()));
+        let Descriptors { program, pagemap, .. } = self.descriptors();
+        let mut stopped = Stopped { moved_pages, error };
+        if error == MoveError::Exists && self.marks.clear_stale(program, pagemap, rest(moved_pages)) {
+            let (from, pages) = (self.home(run) + moved_pages as usize * PAGE_BYTES, run.frames() - moved_pages);
+            let Err(again) = self.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
+            stopped = Stopped { moved_pages: moved_pages + again.moved_pages, ..again };
+        }
+        self.marks.set(program, rest(stopped.moved_pages));
+        Err(stopped)
     }
 
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
@@ -749,18 +851,26 @@ impl Machine for LinuxMachine {
             moved => moved,
         };
         let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
+        self.mark_moved(from..from.offset(moved_pages), home);
         self.tracer.staged(self.budget, from..from.offset(moved_pages));
         moved
     }
 
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
         let from = self.home(FrameRun::new(frame, Order::ZERO));
+        if self.is_detached() {
+            self.copy_detached(address(to), from, PAGE_BYTES);
+            return Ok(());
+        }
         // SAFETY: the frame is full and ours; the kernel checks the destination.
         unsafe { self.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
     }
 
     fn zero_in(&self, to: PageNumber) -> Result<(), MoveError> {
-        self.descriptors().program.zero(address(to)).map_err(move_error)
+        if self.is_detached() {
+            return Ok(());
+        }
+        self.unmarked(to, |program, page| program.zero(page))
     }
 
     fn arena_is_full(&self) {
@@ -774,12 +884,20 @@ impl Machine for LinuxMachine {
         }
     }
 
+    fn unprotect(&self, pages: Range<PageNumber>) {
+        if self.is_detached() {
+            return;
+        }
+        let (start, len) = page_range(&pages);
+        // Where a change of mappings is in the way, a write faults, and it is asked for again.
+        let _ = self.descriptors().program.unprotect(start, len);
+    }
+
     fn unshare(&self, pages: Range<PageNumber>) -> bool {
         if !self.try_hold_unsharing() {
             return false;
         }
         let (start, len) = page_range(&pages);
-        let _ = self.descriptors().program.unprotect(start, len);
         own_alone(start, len);
         self.release_unsharing();
         true
@@ -809,7 +927,14 @@ impl Machine for LinuxMachine {
     }
 
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
-        self.descriptors().program.poison(address(page), PAGE_BYTES).map_err(move_error)?;
+        if self.is_detached() {
+            // The next best.
+            let start = std::ptr::with_exposed_provenance_mut(address(page));
+            // SAFETY: the page has no content that counts.
+            let _ = unsafe { rustix::mm::mprotect(start, PAGE_BYTES, rustix::mm::MprotectFlags::empty()) };
+        } else {
+            self.unmarked(page, |program, page| program.poison(page, PAGE_BYTES))?;
+        }
         // Page by page it would drown what else there is to say; all are counted.
         self.tell_last(
             Event::Lost,
@@ -836,8 +961,8 @@ impl Machine for LinuxMachine {
         }
     }
 
-    fn compress(&self, worker: &mut Worker, head: PageNumber, run: FrameRun) -> Compressed {
-        let content = &*self.bytes(run);
+    fn compress(&self, worker: &mut Worker, head: PageNumber, run: RunRef<'_>) -> Compressed {
+        let content = self.arena.bytes(run);
         let compressed = if let Some(word) = fill_word(content) {
             Compressed::Filled(word)
         } else if let Some(len) = worker.compressor.compress(content, &mut worker.scratch[..content.len()]) {
@@ -851,13 +976,14 @@ impl Machine for LinuxMachine {
         compressed
     }
 
-    fn write_piece(&self, worker: &mut Worker, run: FrameRun, place: &Place<'_>) {
-        let bytes = if worker.filled_bytes == 0 { &*self.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
-        self.scatter(bytes, place);
+    fn write_piece(&self, worker: &mut Worker, run: RunRef<'_>, place: PlaceMut<'_>) {
+        let bytes =
+            if worker.filled_bytes == 0 { self.arena.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
+        self.arena.scatter(bytes, place);
     }
 
-    fn copy_piece(&self, from: Fragment, to: Fragment) {
-        self.fragment(&to).copy_from_slice(self.fragment(&from));
+    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+        self.arena.copy_stored(from, to);
     }
 
     fn read_piece(
@@ -865,28 +991,28 @@ impl Machine for LinuxMachine {
         worker: &mut Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
-        let target = self.bytes(into);
+        let target = self.arena.bytes_mut(into);
         if let Some(word) = piece.filled {
             target.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
             return Ok(());
         }
-        let stored = self.gather(&mut worker.gathered, &piece.place);
+        let stored = self.arena.gather(&mut worker.gathered, piece);
         restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, target)
     }
 
     fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
         let content = &mut worker.scratch[..piece.granule.bytes()];
-        let stored = self.gather(&mut worker.gathered, &piece.place);
+        let stored = self.arena.gather(&mut worker.gathered, piece);
         restore(&mut worker.decompressors, &mut [], piece, stored, 0, content).ok()?;
         let len = worker.recompressor.as_mut()?.compress(content, &mut worker.gathered)?;
         worker.filled_bytes = len;
         Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: &Place<'_>) {
-        self.scatter(&worker.gathered[..worker.filled_bytes], place);
+    fn write_recompressed(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+        self.arena.scatter(&worker.gathered[..worker.filled_bytes], place);
     }
 
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
@@ -895,20 +1021,15 @@ impl Machine for LinuxMachine {
         let fill = |bytes: &mut [u8]| {
             let (piece, start_bytes) = pieces.next()?;
             let start = start_bytes as usize;
-            let mut end = start;
-            for fragment in &*piece.place.fragments() {
-                let len = fragment.len_bytes as usize;
-                bytes[end..end + len].copy_from_slice(self.fragment(fragment));
-                end += len;
-            }
-            Some(start..end)
+            let len = self.arena.copy_out(piece, &mut bytes[start..]);
+            Some(start..start + len)
         };
-        worker.writer.begin(&swap.file, file, (batch.first(), batch.slots()), fill, seals);
+        worker.writer.begin(&swap.file, &file, (batch.first(), batch.slots()), fill, seals);
     }
 
     fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
         let (swap, file) = self.swap_file().ok_or(NotWritten)?;
-        let by_ring_slots = worker.writer.finish(file).map_err(|error| {
+        let by_ring_slots = worker.writer.finish(&file).map_err(|error| {
             self.tell(swap, Event::Write, format_args!("cannot write to the swap file: {error}: going on without it"));
             NotWritten
         })?;
@@ -928,20 +1049,20 @@ impl Machine for LinuxMachine {
         piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
-        let stored = swap.file.read(file, &mut worker.reading, place).map_err(|error| {
+        let stored = swap.file.read(&file, &mut worker.reading, place).map_err(|error| {
             self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;
-        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.bytes(into))
+        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.arena.bytes_mut(into))
     }
 
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
         let Some((swap, file)) = self.swap_file() else { return false };
         swap.space.discarded(cluster);
-        swap_discard::discard(file, swap.space.discard(), cluster).is_ok()
+        swap_discard::discard(&file, swap.space.discard(), cluster).is_ok()
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {

@@ -9,14 +9,45 @@ use rustix::ioctl::{Opcode, opcode};
 use std::ops::Range;
 
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_HUGE: u64 = 1 << 6;
+/// Since Linux 6.15.
+const PAGE_IS_GUARD: u64 = 1 << 8;
 /// Ranges fetched by one call.
 const BATCH: usize = 64;
 
+/// What a page table entry holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// Nothing.
+    Empty,
+    /// A page, or an entry of the kernel's own swap.
+    Content,
+    /// A write-protection marker and nothing else; or a write-protected entry of the kernel's own swap.
+    Marked,
+    /// A guard (`MADV_GUARD_INSTALL`). Linux before 6.15 shows content instead.
+    Guard,
+}
+
+impl Entry {
+    /// From the file's entry: bit 63 is set where there is a page, 62 where there is an entry of the kernel's own, 58 where
+    /// that is a guard, 57 where it is write-protected with userfaultfd.
+    fn of(bits: u64) -> Entry {
+        let is_set = |bit: u32| bits >> bit & 1 == 1;
+        match () {
+            () if is_set(63) => Entry::Content,
+            () if is_set(58) => Entry::Guard,
+            () if !is_set(62) => Entry::Empty,
+            () if is_set(57) => Entry::Marked,
+            () => Entry::Content,
+        }
+    }
+}
+
 /// Calls `found` with every maximal run of pages between `start` and `end` (page aligned) that has
-/// content: a page, or an entry of the kernel's own swap. In ascending order.
+/// content: a page, or an entry of the kernel's own swap. Markers and guards are none. In ascending order.
 pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
     let fd = pagemap.as_fd();
     let mut from = start;
@@ -34,15 +65,19 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
             category_inverted: 0,
             category_mask: 0,
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-            return_mask: PAGE_IS_PRESENT,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_WRITTEN | PAGE_IS_GUARD,
         };
         // SAFETY: takes a pm_scan_arg and fills at most `vec_len` regions, which live through the call.
         let Ok(count) = (unsafe { raw_ioctl::call(fd, PAGEMAP_SCAN, &mut scan) }) else {
-            // No memory for its answer, say; what is there must be known all the same.
+            // Linux before 6.15 knows no guards, or there is no memory for its answer.
             return present_by_entries(fd, from, end, found);
         };
         let mut joined: Option<Range<usize>> = None;
-        for region in &regions[..count as usize] {
+        let has_content = |region: &&raw::page_region| {
+            let is = |category| region.categories & category != 0;
+            is(PAGE_IS_PRESENT) || is(PAGE_IS_WRITTEN) && !is(PAGE_IS_GUARD)
+        };
+        for region in regions[..count as usize].iter().filter(has_content) {
             // Present and swapped neighbours come apart: they are one run here.
             match &mut joined {
                 Some(run) if run.end == region.start as usize => run.end = region.end as usize,
@@ -95,31 +130,41 @@ pub fn moved_bytes(pagemap: impl AsFd, to: usize, from: usize, len: usize) -> us
     (0..len).step_by(PAGE_BYTES).take_while(has_moved).count() * PAGE_BYTES
 }
 
-/// The same from the file's entries: bit 63 present, bit 62 swapped.
+/// The same as [`present`] from the file's entries.
 fn present_by_entries(fd: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
+    each_run(fd, start..end, &mut |run, entry| {
+        if entry == Entry::Content {
+            found(run);
+        }
+    });
+}
+
+/// Calls `found` with every maximal run of alike entries in `range`, in ascending order.
+pub fn each_run(pagemap: impl AsFd, range: Range<usize>, found: &mut dyn FnMut(Range<usize>, Entry)) {
     const ENTRIES: usize = 512;
-    let fd = fd.as_fd();
-    let mut run: Option<Range<usize>> = None;
-    let mut page = start;
-    while page < end {
+    let fd = pagemap.as_fd();
+    let mut run: Option<(Range<usize>, Entry)> = None;
+    let mut page = range.start;
+    while page < range.end {
         let mut bytes = [0u8; ENTRIES * 8];
-        let wanted = ((end - page) / PAGE_BYTES).min(ENTRIES) * 8;
+        let wanted = ((range.end - page) / PAGE_BYTES).min(ENTRIES) * 8;
         let Ok(read) = rustix::io::pread(fd, &mut bytes[..wanted], (page / PAGE_BYTES * 8) as u64) else { break };
         if read < 8 {
             break;
         }
-        for entry in bytes[..read].as_chunks::<8>().0 {
-            let there = u64::from_ne_bytes(*entry) >> 62 != 0;
+        for bits in bytes[..read].as_chunks::<8>().0 {
+            let entry = Entry::of(u64::from_ne_bytes(*bits));
             match &mut run {
-                Some(run) if there => run.end = page + PAGE_BYTES,
-                Some(_) => run.take().into_iter().for_each(&mut *found),
-                None if there => run = Some(page..page + PAGE_BYTES),
-                None => {}
+                Some((run, alike)) if *alike == entry => run.end = page + PAGE_BYTES,
+                other => {
+                    let before = other.replace((page..page + PAGE_BYTES, entry));
+                    before.into_iter().for_each(|(run, entry)| found(run, entry));
+                }
             }
             page += PAGE_BYTES;
         }
     }
-    run.into_iter().for_each(found);
+    run.into_iter().for_each(|(run, entry)| found(run, entry));
 }
 
 /// Anonymous resident pages of the process whose `statm` this is: resident less shared.
@@ -133,6 +178,20 @@ fn anon_resident(statm: &[u8]) -> u64 {
     let mut numbers = statm.split(|&byte| byte == b' ').map(number);
     let (_size, resident, shared) = (numbers.next(), numbers.next(), numbers.next());
     resident.unwrap_or(0).saturating_sub(shared.unwrap_or(0))
+}
+
+/// Minor faults of the process whose `stat` this is, of all its threads.
+pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
+    let mut text = [0u8; 1024];
+    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
+    stat_field(&text[..read], 10)
+}
+
+/// Field number `field`, from 3 on, of `/proc/PID/stat`. The second, in brackets, may hold anything.
+pub(crate) fn stat_field<T: std::str::FromStr>(stat: &[u8], field: usize) -> Option<T> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let text = stat[end + 1..].split(|&byte| byte == b' ').nth(field - 2)?;
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
 /// Of the anonymous resident pages, how many are other processes' in proportion: `Anonymous` less
@@ -205,5 +264,22 @@ mod tests {
         assert_eq!(moved(), 2);
         to.populate(2 * PAGE_BYTES, 4 * PAGE_BYTES).unwrap();
         assert_eq!(moved(), 3, "what is in both places has not moved");
+    }
+
+    #[test]
+    fn a_guard_is_no_content() {
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let region = Region::reserve(4 * PAGE_BYTES).unwrap();
+        region.populate(0, 3 * PAGE_BYTES).unwrap();
+        if region.guard(PAGE_BYTES, PAGE_BYTES).is_err() {
+            return;
+        }
+        let page = |index: usize| region.start() + index * PAGE_BYTES;
+        let (mut found, mut entries) = (Vec::new(), Vec::new());
+        present(&pagemap, page(0), page(4), &mut |run| found.push(run));
+        assert_eq!(found, [page(0)..page(1), page(2)..page(3)]);
+        each_run(&pagemap, page(0)..page(4), &mut |run, entry| entries.push((run, entry)));
+        let runs = [Entry::Content, Entry::Guard, Entry::Content, Entry::Empty];
+        assert_eq!(entries, (0..4).map(|index| (page(index)..page(index + 1), runs[index])).collect::<Vec<_>>());
     }
 }

@@ -21,6 +21,8 @@
 //! No lock: where they are is written by the follower, and taken back by anybody.
 
 use crate::clock::now_ns;
+use crate::cpu_load;
+use crate::filters::{self, Call};
 use crate::region::Region;
 use foliomem_core::units::{Order, PAGE_BYTES};
 use rustix::fd::OwnedFd;
@@ -283,7 +285,7 @@ pub(crate) struct Place {
 impl Place {
     /// Of the calling thread, which may be wherever it may now.
     pub fn here() -> Place {
-        Place { all: rustix::thread::sched_getaffinity(None).unwrap_or_default(), seen: None }
+        Place { all: cpu_load::allowed_cpus(), seen: None }
     }
 
     /// Goes where the others are together, or back.
@@ -330,13 +332,18 @@ pub(crate) fn run_on(cpu: u32) {
 
 /// CPUs that went away leave it where it is.
 fn set_affinity(cpus: &CpuSet) {
-    let _ = rustix::thread::sched_setaffinity(None, cpus);
+    if filters::allow(Call::SchedSetaffinity) {
+        let _ = rustix::thread::sched_setaffinity(None, cpus);
+    }
 }
 
 /// Makes a thread of this process SCHED_IDLE, or normal again. It keeps its nice value.
 fn set_idle(thread: u32, idle: bool) {
     let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
     let parameters = libc::sched_param { sched_priority: 0 };
+    if !filters::allow(Call::SchedSetscheduler) {
+        return;
+    }
     // SAFETY: reads the parameters; where it is refused, or the thread has ended, nothing changes.
     unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &raw const parameters) };
 }
@@ -345,16 +352,14 @@ fn open_stat(thread: u32) -> Option<OwnedFd> {
     let thread = Pid::from_raw(thread as i32)?;
     let mut path = [0u8; 64];
     let mut rest = &mut path[..63];
-    std::io::Write::write_fmt(&mut rest, format_args!("/proc/self/task/{}/stat", thread.as_raw_nonzero())).ok()?;
+    std::io::Write::write_fmt(&mut rest, format_args!("/proc/{}/stat", thread.as_raw_nonzero())).ok()?;
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// The 39th field of `/proc/PID/stat`. The second, in brackets, may hold anything.
+/// The CPU a thread ran on last, as of its `/proc/PID/stat`.
 fn processor(stat: &[u8]) -> Option<u32> {
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    let field = stat[end + 1..].split(|&byte| byte == b' ').nth(37)?;
-    std::str::from_utf8(field).ok()?.trim().parse().ok()
+    crate::pagemap::stat_field(stat, 39)
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ fn try_move() -> Result<(), String> {
         }
     }
     // SAFETY: as above; the page has come back.
-    let content = unsafe { one.slice_mut(0, PAGE_BYTES) };
+    let content = unsafe { one.slice(0, PAGE_BYTES) };
     if content.iter().all(|&byte| byte == MARK) { Ok(()) } else { Err("the content was lost".to_owned()) }
 }
 

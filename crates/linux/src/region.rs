@@ -1,7 +1,10 @@
 //! A reserved range of our own address space: the arena, or a thread's stack.
 
+use crate::thread::syscall3;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise};
+#[cfg(not(miri))]
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Regions start at a multiple of this, so that order-9 runs are aligned.
 const ALIGN_BYTES: usize = 2 << 20;
@@ -15,6 +18,7 @@ pub struct Region {
 
 impl Region {
     /// Reserves `len` bytes, rounded up to pages, aligned to 2 MiB.
+    #[cfg(not(miri))]
     pub fn reserve(len: usize) -> Result<Region, Errno> {
         let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
         let wide = len + ALIGN_BYTES;
@@ -29,6 +33,16 @@ impl Region {
             }
         }
         Ok(Region { start, len })
+    }
+
+    /// The same in memory of the allocator: miri knows no other.
+    #[cfg(miri)]
+    pub fn reserve(len: usize) -> Result<Region, Errno> {
+        let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
+        let layout = std::alloc::Layout::from_size_align(len, ALIGN_BYTES).map_err(|_| Errno::INVAL)?;
+        // SAFETY: `len` is not 0: nobody reserves nothing.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        if start.is_null() { Err(Errno::NOMEM) } else { Ok(Region { start: start.expose_provenance(), len }) }
     }
 
     /// Its first address.
@@ -66,6 +80,13 @@ impl Region {
         unsafe { madvise(self.pointer(offset, len).cast(), len, advice) }
     }
 
+    fn set_guard(&self, offset: usize, len: usize, advice: u32) -> Result<(), Errno> {
+        let start = self.pointer(offset, len).addr();
+        // SAFETY: the range is ours; either advice drops content or keeps it, as the callers document. rustix has no name for them.
+        let result = unsafe { syscall3(libc::SYS_madvise as usize, start, len, advice as usize) };
+        if result == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(-result as i32)) }
+    }
+
     /// Gives every page of the range a frame of its own, as writing to it would.
     pub fn populate(&self, offset: usize, len: usize) -> Result<(), Errno> {
         self.advise(offset, len, Advice::LinuxPopulateWrite)
@@ -76,13 +97,32 @@ impl Region {
         self.advise(offset, len, Advice::LinuxDontNeed)
     }
 
+    /// Makes any access to the range fail, and drops its content (`MADV_GUARD_INSTALL`, Linux 6.13).
+    pub fn guard(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.set_guard(offset, len, linux_raw_sys::general::MADV_GUARD_INSTALL)
+    }
+
+    /// The reverse: the range reads as zeros.
+    pub fn unguard(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        self.set_guard(offset, len, linux_raw_sys::general::MADV_GUARD_REMOVE)
+    }
+
     /// All of it. (Shared access to a region is unsafe, so nobody else has a part of it now.)
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: mapped memory of this region, exclusive because `self` is.
         unsafe { self.slice_mut(0, self.len) }
     }
 
-    /// The bytes of a range.
+    /// The bytes of a range, to read.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    pub unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: mapped memory of this region, written by nobody by the contract.
+        unsafe { std::slice::from_raw_parts(self.pointer(offset, len), len) }
+    }
+
+    /// The bytes of a range, to write.
     ///
     /// # Safety
     /// Nobody else reads or writes them while the slice lives.
@@ -94,8 +134,18 @@ impl Region {
 }
 
 impl Drop for Region {
+    #[cfg(not(miri))]
     fn drop(&mut self) {
         // SAFETY: the region is ours and nobody has a reference into it any more. A failure leaks it.
         let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.len) };
+    }
+
+    #[cfg(miri)]
+    fn drop(&mut self) {
+        let Ok(layout) = std::alloc::Layout::from_size_align(self.len, ALIGN_BYTES) else {
+            unreachable!("as reserved")
+        };
+        // SAFETY: as above; allocated with this layout.
+        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(self.start), layout) };
     }
 }

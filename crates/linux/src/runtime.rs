@@ -22,17 +22,21 @@ use crate::adopt::{adopt_growth, adopt_mappings, adopt_part, make_whole};
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
 use crate::clock::{self, now_ns, timespec};
+use crate::companion::{Adoption, Companion, Member, Stacks, Woken};
 use crate::control::{Configuration, Control, SlotIndex};
 use crate::control_block::{self, ControlBlocks};
 use crate::copies::{self, Copies};
 use crate::cpu_load;
 use crate::death::DeathNotice;
+use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::growth::{Growth, Told, What};
 use crate::hand_over::HandOver;
+use crate::lenders::{Lenders, Table};
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
+use crate::memory_users::{self, User};
 use crate::own::OwnMemory;
 use crate::pagemap;
 use crate::placement::{APART_AFTER_STARVING_NS, APART_WHILE_GROWING_NS, Follower, Place, Placement, Standby};
@@ -41,7 +45,7 @@ use crate::region::Region;
 use crate::sizing;
 use crate::still::Still;
 use crate::swap_space::Event;
-use crate::thread::{self, ThreadSpec};
+use crate::thread::{self, Kind, Spec};
 use crate::tracer::Tracer;
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use crate::why::Why;
@@ -53,11 +57,13 @@ use foliomem_core::sync::Mutex;
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Access, Mode, OFlags, access};
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use rustix::thread::futex;
+use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, RwLockWriteGuard};
@@ -80,6 +86,15 @@ pub enum RuntimeError {
     /// A thread.
     #[error("cannot start a thread: {}", Why(*.0))]
     Thread(Errno),
+    /// The companion process.
+    #[error("cannot start the companion process: {}", Why(*.0))]
+    Companion(Errno),
+    /// It was killed.
+    #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]
+    CompanionKilled,
+    /// It has said why.
+    #[error("the companion process could not start")]
+    CompanionFailed,
     /// What a child of a fork has in the swap file is out of its reach.
     #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", Why(*.0))]
     SwapFile(Errno),
@@ -115,10 +130,19 @@ const HEARD_AT_ONCE: usize = 8;
 /// A thread that begins tells so again, so often and so far apart, where many do at once or the keeper has got no CPU for a tenth of a second.
 const MOST_TELLINGS: u32 = 20_000;
 const TELLING_PAUSE: Duration = Duration::from_millis(1);
+/// How often it is looked whether anybody uses the memory still, where nothing tells.
+const USERS_INTERVAL_NS: u64 = 20_000_000;
+/// The companion's answer to whoever started it; 0 before.
+const READY: u32 = 1;
+const FAILED: u32 = 2;
+/// From the clearing of the exit word to the end of its thread.
+const EXIT_PAUSE: Duration = Duration::from_micros(200);
+/// How often a thread that waits for the companion looks whether it is still there.
+const READY_PAUSE: Duration = Duration::from_millis(20);
 /// How often the kernel is asked for the shared part of the memory, which it walks for the answer.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
-/// The keeper's priority: it works for some microseconds at a time.
-const KEEPER_NICE: i32 = -20;
+/// The monitor's priority: it works for some microseconds at a time.
+const MONITOR_NICE: i32 = -20;
 /// The keeper's shortest and longest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
@@ -195,6 +219,7 @@ struct ProcFiles {
     /// `/proc`: the program may change its root.
     proc: OwnedFd,
     smaps_rollup: OwnedFd,
+    statm: OwnedFd,
     /// If pieces are recompressed.
     loadavg: Option<OwnedFd>,
 }
@@ -209,8 +234,7 @@ pub struct Runtime {
     pub(crate) hand_over: HandOver,
     /// `/proc`, while a fork goes on, where the child could not find it.
     pub(crate) proc_over: HandOver,
-    /// The keeper's thread, in whose table these are.
-    keeper: AtomicI32,
+    pub(crate) companion: Companion,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
     pub(crate) engaged: OnceLock<Engaged>,
@@ -222,17 +246,19 @@ pub struct Runtime {
     ready: AtomicU32,
     /// Where the hooks of a fork run.
     pub(crate) fork_stack: Region,
-    stacks: Mutex<Vec<Region>>,
+    stacks: Mutex<Vec<WorkerStack>>,
     stacks_used: AtomicU32,
     keeper_slot: AtomicU32,
     /// What somebody waits to see moved out.
     page_out_parts: Mutex<PageOutParts>,
     page_outs_wanted: AtomicU32,
     page_outs_done: AtomicU32,
-    escaping: AtomicBool,
-    /// See [`Runtime::wipes_on_fork`].
-    wipes_on_fork: AtomicBool,
+    lenders: Lenders,
     said_unlocked: AtomicBool,
+    /// The process is the child of a fork.
+    is_child: AtomicBool,
+    /// It goes on without the agent.
+    is_off: AtomicBool,
     /// See [`Runtime::is_filtered`].
     is_filtered: AtomicBool,
     manage_now: AtomicBool,
@@ -249,6 +275,13 @@ pub struct Runtime {
     /// When `measure_shared` is to do so again.
     shared_due_ns: AtomicU64,
     pub(crate) tracer: Tracer,
+}
+
+/// Where a worker runs, and its thread's id.
+#[derive(Debug)]
+struct WorkerStack {
+    region: Region,
+    id: &'static AtomicU32,
 }
 
 /// A range that is moved out part by part, by as many reclaimers as there are.
@@ -293,10 +326,14 @@ impl Runtime {
     /// is ready.
     pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
         let settings = control.configuration();
-        control.swap().begin(std::process::id());
-        let fork_stack =
-            Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
-        own.add(fork_stack.start()..fork_stack.start() + fork_stack.len());
+        let stack = || {
+            let stack =
+                Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
+            own.add(stack.start()..stack.start() + stack.len());
+            Ok::<_, RuntimeError>(stack)
+        };
+        let fork_stack = stack()?;
+        let stacks = Stacks { companion: stack()?, intermediate: stack()?, guard: stack()? };
         let budget = Budget::new(control, slot);
         let runtime = Box::leak(Box::new(Runtime {
             tracer: Tracer::new(settings.records),
@@ -307,7 +344,7 @@ impl Runtime {
             growth: Growth::new(budget.limit_pages()),
             hand_over: HandOver::default(),
             proc_over: HandOver::default(),
-            keeper: AtomicI32::new(0),
+            companion: Companion::new(stacks),
             budget,
             own,
             engaged: OnceLock::new(),
@@ -321,9 +358,10 @@ impl Runtime {
             page_out_parts: Mutex::new(PageOutParts { rest: 0..0, under_way: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
-            escaping: AtomicBool::new(false),
-            wipes_on_fork: AtomicBool::new(false),
+            lenders: Lenders::default(),
             said_unlocked: AtomicBool::new(false),
+            is_child: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
             is_filtered: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             managing: AtomicU32::new(0),
@@ -335,24 +373,93 @@ impl Runtime {
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
         }));
-        runtime.start_keeper()?;
+        if control.is_other_pid_namespace() {
+            runtime.companion.set_nested();
+        }
+        let adopts = rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some());
+        runtime.start_companion(if adopts { Adoption::ByProgram } else { Adoption::ByOthers })?;
         Ok(runtime)
     }
 
-    /// Starts the keeper and waits for its hello.
-    pub(crate) fn start_keeper(&'static self) -> Result<(), RuntimeError> {
+    /// Starts the companion, and waits until its monitor is ready.
+    pub(crate) fn start_companion(&'static self, adoption: Adoption) -> Result<(), RuntimeError> {
         self.ready.store(0, Ordering::Relaxed);
         self.stacks_used.store(0, Ordering::Relaxed);
         let argument = std::ptr::from_ref(self).cast_mut().cast();
-        self.spawn(keeper_entry, argument, None, false)?;
-        while self.ready.load(Ordering::Acquire) == 0 {
-            let _ = futex::wait(&self.ready, futex::Flags::PRIVATE, 0, None);
+        // SAFETY: the runtime lives as long as the memory; only the thread that starts it, or has forked, is here.
+        unsafe { self.companion.start(monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
+        loop {
+            match self.ready.load(Ordering::Acquire) {
+                READY => return Ok(()),
+                FAILED => return Err(RuntimeError::CompanionFailed),
+                _ if self.companion.process().is_none() => return Err(RuntimeError::CompanionKilled),
+                _ => {}
+            }
+            let _ = futex::wait(&self.ready, futex::Flags::PRIVATE, 0, Some(&timespec(READY_PAUSE)));
         }
-        Ok(())
+    }
+
+    /// In the child of a fork: starts its companion. If a filter for system calls kills that, it is started without the calls
+    /// that do.
+    pub(crate) fn start_childs_companion(&'static self) -> Result<(), RuntimeError> {
+        match self.start_companion(Adoption::ByOthers) {
+            Err(RuntimeError::CompanionKilled) if filters::rehearse(&self.companion) => {
+                self.start_companion(Adoption::ByOthers)
+            }
+            started => started,
+        }
+    }
+
+    /// The companion says whether it can work.
+    fn be_ready(&self, state: u32) {
+        self.ready.store(state, Ordering::Release);
+        let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
+    }
+
+    /// The companion cannot work: a program that has just been started is not to go on, a child of a fork is.
+    fn explain(&self, error: &RuntimeError) {
+        let (control, process) = (self.budget.control(), self.companion.program().as_raw_nonzero());
+        if self.is_child.load(Ordering::Relaxed) {
+            control.notice(format_args!("process {process} cannot have a companion: {error}"));
+        } else {
+            control.fail(format_args!("{error}"));
+        }
+    }
+
+    /// In the child of a fork, which has no companion: brings all its memory back, and goes on without the agent and without
+    /// the limit.
+    pub(crate) fn go_on_alone(&self, error: &RuntimeError) {
+        let (control, process) = (self.budget.control(), rustix::process::getpid());
+        if let Some(engaged) = self.engaged.get() {
+            let machine = engaged.engine.machine();
+            if engaged.engine.file_slots() > 0 && self.hand_over.descriptor().is_none() {
+                self.fail_in_program(&RuntimeError::SwapFile(Errno::NOENT));
+            }
+            // SAFETY: the companion has ended, and only this thread has come along in the fork.
+            unsafe { machine.detach(self.hand_over.descriptor()) };
+            if let Ok(maps) = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+                self.forget_unmapped(engaged, &maps);
+            }
+            engaged.engine.bring_all_in(&mut machine.worker(self.settings.codec, self.settings.recompress));
+            machine.leave_swap_file();
+            machine.give_arena_back();
+        }
+        control.process(self.budget.slot()).has_ended();
+        self.is_off.store(true, Ordering::Release);
+        control.notice(format_args!(
+            "process {process} goes on without the limit: {error}",
+            process = process.as_raw_nonzero()
+        ));
+    }
+
+    /// Whether the process goes on without the agent.
+    pub fn is_off(&self) -> bool {
+        self.is_off.load(Ordering::Acquire)
     }
 
     /// In the child of a fork: the slot the keeper is to use.
     pub(crate) fn set_keeper_slot(&self, slot: SlotIndex) {
+        self.is_child.store(true, Ordering::Relaxed);
         self.keeper_slot.store(slot.get(), Ordering::Relaxed);
     }
 
@@ -363,34 +470,29 @@ impl Runtime {
         Ok(region)
     }
 
-    fn spawn(
-        &self,
-        entry: extern "C" fn(*mut u8),
-        argument: *mut u8,
-        cpu: Option<usize>,
-        share_files: bool,
-    ) -> Result<(), RuntimeError> {
+    fn spawn(&self, entry: extern "C" fn(*mut u8), argument: *mut u8, cpu: Option<usize>) -> Result<(), RuntimeError> {
         let index = self.stacks_used.fetch_add(1, Ordering::Relaxed) as usize;
         let mut stacks = self.stacks.lock();
         if index == stacks.len() {
-            stacks.push(self.reserve(STACK_BYTES)?);
+            stacks.push(WorkerStack { region: self.reserve(STACK_BYTES)?, id: Box::leak(Box::default()) });
         }
-        let spec = ThreadSpec { stack: &stacks[index], share_files, cpu };
-        // SAFETY: the stack lives as long as the process and belongs to this thread alone: in the child
+        let WorkerStack { region, id } = &stacks[index];
+        let spec = Spec { kind: Kind::Thread, stack: region, cpu, id };
+        // SAFETY: the stack lives as long as the memory and belongs to this thread alone: in the child
         // of a fork the parent's threads do not exist, and their stacks are used again from the first on.
-        unsafe { thread::spawn(&spec, entry, argument) }.map_err(RuntimeError::Thread)
+        unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
     }
 
     /// The forking thread, while everything is still: takes along what the child could not open.
     pub(crate) fn take_descriptors(&self) {
-        let Some(keeper) = Pid::from_raw(self.keeper.load(Ordering::Relaxed)) else { unreachable!("it is still") };
+        let Some(companion) = self.companion.process() else { return };
         let is_hidden = || access("/proc/self/statm", Access::EXISTS).is_err();
         if let Some(files) = self.files.as_ref().filter(|_| is_hidden()) {
-            self.proc_over.take(keeper, files.proc.as_raw_fd());
+            self.proc_over.take(companion, files.proc.as_raw_fd());
         }
         let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
         if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
-            self.hand_over.take(keeper, file);
+            self.hand_over.take(companion, file);
         }
     }
 
@@ -498,11 +600,6 @@ impl Runtime {
         self.is_filtered.store(true, Ordering::Relaxed);
     }
 
-    /// The program has advised that children of forks find zeros in some mapping.
-    pub fn wipes_on_fork(&self) {
-        self.wipes_on_fork.store(true, Ordering::Relaxed);
-    }
-
     /// The program wants all of its memory locked, which is not done: says so once in a process.
     pub fn wants_all_locked(&self) {
         if !self.said_unlocked.swap(true, Ordering::Relaxed) {
@@ -515,11 +612,18 @@ impl Runtime {
 
     /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
     pub fn pages_escape(&self) {
-        self.escaping.store(true, Ordering::Relaxed);
+        self.lenders.found();
     }
 
-    /// Stops the program: it may have memory that nobody can give back to it any more.
+    /// The companion stops the program: it may have memory that nobody can give back to it any more.
     pub(crate) fn fail(&self, error: &RuntimeError) -> ! {
+        self.budget.control().fail(format_args!("{error}"));
+        self.stop_program();
+        self.end();
+    }
+
+    /// The program's own thread stops it, likewise.
+    pub(crate) fn fail_in_program(&self, error: &RuntimeError) -> ! {
         self.budget.control().fail(format_args!("{error}"));
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         loop {
@@ -538,23 +642,31 @@ impl Runtime {
 
     // ---- the keeper ----
 
-    fn keep(&'static self) -> ! {
-        self.nice.store(rustix::process::getpriority_process(None).unwrap_or(0), Ordering::Relaxed);
-        be_nice(KEEPER_NICE);
-        let started = self.prepare_keeper();
-        if let Err(error) = started {
-            self.fail(&error);
-        }
-        self.ready.store(1, Ordering::Release);
-        let _ = futex::wake(&self.ready, futex::Flags::PRIVATE, 1);
+    fn monitor(&'static self) -> ! {
+        let nice = filters::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
+        self.nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
+        be_nice(MONITOR_NICE);
+        let mut user = match self.prepare_monitor() {
+            Ok(user) => user,
+            Err(error) => {
+                self.explain(&error);
+                self.be_ready(FAILED);
+                self.end();
+            }
+        };
+        self.be_ready(READY);
         let (mut looks, mut place) = (Looks::default(), Place::here());
-        let mut due_ns = 0;
+        let (mut due_ns, mut users_due_ns) = (0, 0);
         loop {
             place.settle(&self.placement);
             let kicks = self.still.kicks();
             if self.still.is_requested() {
                 self.hold_still();
                 due_ns = 0;
+            }
+            if now_ns() >= users_due_ns {
+                self.look_for_users(&mut user);
+                users_due_ns = now_ns() + USERS_INTERVAL_NS;
             }
             {
                 let _inside = self.gate.enter();
@@ -571,7 +683,13 @@ impl Runtime {
             if self.growth.is_told() {
                 continue;
             }
-            self.still.doze(kicks, Duration::from_nanos(due_ns.saturating_sub(now_ns())));
+            let until_ns = due_ns.min(users_due_ns);
+            let time = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
+            if self.companion.doze(self.still.kick(), kicks, time) == Woken::Exit {
+                // The program executes another one, or its first thread ends: maybe not at this very moment.
+                clock::sleep(EXIT_PAUSE);
+                users_due_ns = 0;
+            }
         }
     }
 
@@ -634,9 +752,12 @@ impl Runtime {
     }
 
     /// The same of all threads that there are.
-    fn keep_control_blocks(&self) -> Result<(), RuntimeError> {
-        let tasks = self.open("self/task")?;
-        let entries = rustix::fs::Dir::read_from(&tasks).map_err(|errno| RuntimeError::Proc("self/task", errno))?;
+    fn keep_control_blocks(&self) {
+        let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
+        let path = format_args!("{}/task", self.companion.program().as_raw_nonzero());
+        // Where there is none, the program has just ended.
+        let Some(tasks) = memory_users::open_in(&files.proc, path) else { return };
+        let Ok(entries) = rustix::fs::Dir::read_from(&tasks) else { return };
         for entry in entries.flatten() {
             // Others are `.` and `..`.
             let id = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
@@ -644,17 +765,16 @@ impl Runtime {
                 self.keep_control_block(&block, id);
             }
         }
-        Ok(())
     }
 
     /// From now on nobody moves the control block of `thread` out, or protects it.
     fn keep_control_block(&self, block: &Range<usize>, thread: Pid) {
-        let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
+        let engine = self.engaged.get().map(|engaged| &engaged.engine);
         // Who is moving something out has looked before.
-        let _held = machine.map(LinuxMachine::hold_mappings);
+        let _held = engine.map(|engine| engine.machine().hold_mappings());
         self.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
         for page in control_block::pages(block) {
-            let _ = machine.map(|machine| machine.descriptors().program.unprotect(page, PAGE_BYTES));
+            engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         }
     }
 
@@ -666,15 +786,19 @@ impl Runtime {
         self.placement.come_apart(APART_WHILE_GROWING_NS);
         if let Some(engaged) = self.engaged.get() {
             // Handlers fetch them. What is not managed by now is not moved out before everything goes on.
+            needed.iter().for_each(|&page| engaged.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
             engaged.engine.machine().hold_in_place(&needed, true);
             engaged.engine.machine().hold_unsharing();
         }
         self.gate.close();
+        // The child may keep open what the parent closes.
+        self.lenders.look();
         let mut faults = Pending::default();
         if let Some(engaged) = self.engaged.get() {
             // What is left of a mapping that grew and was then unmapped in part is found like a new one.
             adopt_mappings(self, engaged);
             drop(self.hear_changes(engaged, &mut faults));
+            engaged.engine.drop_all_lost();
             engaged.engine.machine().allow_forks(true);
             engaged.engine.lend_file();
             engaged.engine.machine().share_swap_file();
@@ -716,10 +840,11 @@ impl Runtime {
         }
     }
 
-    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. Only the kernel knows what that
-    /// is, and it takes long to say.
+    /// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. The program may have advised
+    /// that by an inline system call, so only the kernel knows what it is. What was resident is known to be absent; to ask
+    /// about the rest takes about as long as the kernel takes to copy the page tables.
     fn forget_wiped(&self, engaged: &Engaged) -> Result<(), RuntimeError> {
-        if self.wipes_on_fork.load(Ordering::Relaxed) {
+        if engaged.engine.has_content_out() {
             maps::for_each_flagged(&self.open("self/smaps")?, &mut |range, flags| {
                 if flags.split(|&byte| byte == b' ').any(|flag| flag == b"wf") {
                     engaged.engine.unmapped(pages(&range));
@@ -731,8 +856,7 @@ impl Runtime {
 
     /// Opens what this process's agent needs; in the child of a fork of an engaged parent, takes over
     /// the engine.
-    fn prepare_keeper(&'static self) -> Result<(), RuntimeError> {
-        self.keeper.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+    fn prepare_monitor(&'static self) -> Result<User, RuntimeError> {
         // The table is a copy of the program's: none of its descriptors may be kept open here.
         thread::close_descriptors_but([self.hand_over.descriptor(), self.proc_over.descriptor()]);
         // SAFETY: there is one only while whoever has forked waits for this keeper, which takes it once.
@@ -741,23 +865,32 @@ impl Runtime {
         let statm = open_in(&proc, "self/statm")?;
         let Some(slot) = SlotIndex::new(self.keeper_slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
         let control = self.budget.control();
-        if control.is_of(slot, rustix::process::getpid()) {
-            self.death.leave(&control.process(slot).keeper);
+        self.companion.note_number(Member::Companion, memory_users::own_number(&proc));
+        let program = self.companion.program();
+        let user = User::open(&proc, program).map_err(|errno| RuntimeError::Proc("PID", errno))?;
+        let stat = memory_users::open_in(&proc, format_args!("{}/stat", program.as_raw_nonzero()));
+        if control.is_of(slot, program) {
+            if filters::allow(Call::SetRobustList) {
+                self.death.leave(&control.process(slot).keeper);
+            }
         }
         let files = ProcFiles {
             smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
+            statm: open_in(&proc, "self/statm")?,
             loadavg: self.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
             proc,
         };
+        let table = Table::open(&files.proc, program);
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
+            self.lenders.arm(table);
             self.files.replace_forgetting(Some(files));
             if self.budget.is_armed() {
-                self.budget.arm(slot, statm);
-                self.control_blocks.forked(self.still.needed(), rustix::process::getpid());
+                self.budget.arm(slot, statm, program, stat);
+                self.control_blocks.forked(self.still.needed(), program);
                 self.forked();
             } else {
-                self.budget.arm(slot, statm);
+                self.budget.arm(slot, statm, program, stat);
                 self.budget.sample();
             }
         }
@@ -771,10 +904,12 @@ impl Runtime {
             self.forget_wiped(engaged)?;
             // SAFETY: as above.
             unsafe { engaged.engine.machine().rearm(descriptors)? };
+            engaged.engine.mark_all();
             engaged.engine.machine().allow_forks(false);
+            self.start_guard()?;
             self.start_workers()?;
         }
-        Ok(())
+        Ok(user)
     }
 
     /// In the child of a fork: what the parent had in the swap file is the child's, too.
@@ -825,6 +960,7 @@ impl Runtime {
     fn tick(&'static self, looks: &mut Looks) -> Option<Duration> {
         self.measure_shared(looks);
         self.budget.sample();
+        self.lenders.may_have_lent();
         looks.see((self.budget.own_pages(), self.budget.room_pages(), self.budget.counters().vm.pgfault.get()));
         let Some(engaged) = self.engaged.get() else {
             let room = self.budget.room_pages();
@@ -842,7 +978,7 @@ impl Runtime {
         };
         let engine = &engaged.engine;
         self.settle_limit(engine);
-        self.copies.look(&self.budget, engine.machine());
+        self.copies.look(&self.budget, engine);
         if self.placement.cpu().is_some() && is_stuck_hearing(engine.machine()) {
             // The program that a change has just been read of keeps the follower from its CPU, and grows.
             self.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -934,7 +1070,7 @@ impl Runtime {
             arena,
             self.open_descriptors()?,
             &self.budget,
-            &self.escaping,
+            &self.lenders,
             &self.control_blocks,
             &self.tracer,
         )?;
@@ -963,8 +1099,10 @@ impl Runtime {
         if self.engaged.set(engaged).is_err() {
             unreachable!("only the keeper engages");
         }
+        // From here on something may be swapped out.
+        self.start_guard()?;
         // Those that begin from now on tell that.
-        self.keep_control_blocks()?;
+        self.keep_control_blocks();
         self.start_workers()?;
         if let Some(engaged) = self.engaged.get() {
             // From now on what the program says about its mappings is heard; what it has said before is looked up.
@@ -975,6 +1113,88 @@ impl Runtime {
         self.managing.store(1, Ordering::Release);
         let _ = futex::wake(&self.managing, futex::Flags::PRIVATE, i32::MAX as u32);
         Ok(())
+    }
+
+    // ---- the end ----
+
+    /// Ends the companion if nobody uses the memory any more, and the program if its supervisor was killed.
+    fn look_for_users(&'static self, user: &mut User) {
+        let Some(files) = &*self.files else { return };
+        if !user.remains(&files.statm) {
+            match memory_users::find(&files.proc, &files.statm, user, &self.companion.numbers()) {
+                Some(other) => *user = other,
+                None => self.end(),
+            }
+            // It has been cleared, and tells nothing more.
+            self.companion.forget_exit_word();
+        }
+        if self.budget.control().is_abandoned() {
+            self.stop_program();
+            self.end();
+        }
+        if self.engaged.get().is_some() && self.companion.guard().is_none() {
+            // Somebody has killed it. Another one is tried at the next look where there can be none now.
+            let _ = self.start_guard();
+        }
+    }
+
+    /// Kills all that use the memory, and waits for their end: what they read after the companion's would be zeros.
+    fn stop_program(&self) {
+        let Some(files) = &*self.files else { return };
+        let Ok(mut user) = User::open(&files.proc, self.companion.program()) else { return };
+        loop {
+            user.kill();
+            match memory_users::find(&files.proc, &files.statm, &user, &self.companion.numbers()) {
+                Some(other) => user = other,
+                None => return,
+            }
+        }
+    }
+
+    /// Ends the companion and its guard. Nobody else uses the memory.
+    fn end(&self) -> ! {
+        self.companion.is_ending();
+        // Nobody uses the swap file from here on, so what it holds there can be given up.
+        self.gate.close();
+        if let Some(engaged) = self.engaged.get() {
+            engaged.engine.machine().leave_swap_file();
+        }
+        let control = self.budget.control();
+        if control.is_of(self.budget.slot(), self.companion.program()) {
+            control.process(self.budget.slot()).has_ended();
+        }
+        thread::exit_process(0)
+    }
+
+    fn start_guard(&'static self) -> Result<(), RuntimeError> {
+        let argument = std::ptr::from_ref(self).cast_mut().cast();
+        // SAFETY: the runtime lives as long as the memory; only the monitor starts the guard, where there is none.
+        unsafe { self.companion.start_guard(guard_entry, argument) }.map_err(RuntimeError::Companion)
+    }
+
+    /// The guard: waits until the companion ends. If that was killed, the program must not go on: its swapped-out memory is
+    /// lost, and would read as zeros when the last userfaultfd is closed.
+    fn guard(&self) -> ! {
+        if let Some(files) = &*self.files {
+            self.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
+        }
+        let Some(companion) = self.companion.process() else { self.stop_lost_program() };
+        let Ok(pidfd) = pidfd_open(companion, PidfdFlags::empty()) else { self.stop_lost_program() };
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+        if !self.companion.ends_by_itself() {
+            self.stop_lost_program();
+        }
+        thread::exit_process(0)
+    }
+
+    fn stop_lost_program(&self) -> ! {
+        self.budget.control().fail(format_args!(
+            "the companion process of process {} was killed: stopped, because only that can bring back swapped-out memory",
+            self.companion.program().as_raw_nonzero()
+        ));
+        self.stop_program();
+        thread::exit_process(0)
     }
 
     // ---- the reclaimers ----
@@ -1083,7 +1303,7 @@ impl Runtime {
 
     fn start_workers(&'static self) -> Result<(), RuntimeError> {
         // Torture is for everything at once, and never lets a follower have its CPU.
-        self.placement.begin(be_nice(KEEPER_NICE) && !self.settings.torture);
+        self.placement.begin(be_nice(MONITOR_NICE) && !self.settings.torture);
         self.parked.store(0, Ordering::Relaxed);
         let cpus = handler_cpus();
         for (index, &cpu) in cpus.iter().enumerate() {
@@ -1091,14 +1311,14 @@ impl Runtime {
             let measured = measures.then(|| self.reserve(PAGE_BYTES)).transpose()?;
             let handlers = cpus.len() as u32;
             let start = Box::leak(Box::new(HandlerStart { runtime: self, index, cpu, handlers, measured }));
-            self.spawn(handler_entry, std::ptr::from_mut(start).cast(), Some(cpu), true)?;
+            self.spawn(handler_entry, std::ptr::from_mut(start).cast(), Some(cpu))?;
         }
         let reclaimers = match self.settings.reclaimers {
             0 => cpus.len().div_ceil(CPUS_PER_RECLAIMER),
             some => some as usize,
         };
         for _ in 0..reclaimers {
-            self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None, true)?;
+            self.spawn(reclaimer_entry, std::ptr::from_ref(self).cast_mut().cast(), None)?;
         }
         Ok(())
     }
@@ -1271,8 +1491,7 @@ impl Runtime {
         let started_ns = now_ns();
         let block = copies::block(machine, page);
         engaged.engine.charge_copies(worker, (block.len() / PAGE_BYTES) as u32);
-        // Where a change of mappings is in the way, the program asks again.
-        let _ = machine.descriptors().program.unprotect(block.start, block.len());
+        engaged.engine.unprotect(pages(&block));
         self.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
         self.budget.counters().vm.pgfault.inc();
         machine.wake(pages(&block));
@@ -1342,7 +1561,10 @@ impl Runtime {
             Change::Remap { from, to } => TraceEvent::Remap(pages(from), page(*to)),
         });
         match change {
-            Change::Discard(range) => engine.discarded(pages(&range)),
+            Change::Discard(range) => {
+                engine.machine().discarded(range.clone());
+                engine.discarded(pages(&range));
+            }
             Change::Unmap(range) => {
                 self.growth.unmapped(&range);
                 engine.machine().unmapped(range.clone());
@@ -1404,7 +1626,7 @@ fn open_in(proc: &OwnedFd, path: &'static str) -> Result<OwnedFd, RuntimeError> 
 /// The CPUs handlers run on. Two at least, on one CPU if need be: one may have to hear what the other
 /// waits for.
 fn handler_cpus() -> Vec<usize> {
-    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let allowed = cpu_load::allowed_cpus();
     let mut cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(MOST_HANDLERS).collect();
     if cpus.len() < 2 {
@@ -1413,10 +1635,32 @@ fn handler_cpus() -> Vec<usize> {
     cpus
 }
 
-extern "C" fn keeper_entry(argument: *mut u8) {
-    // SAFETY: `start_keeper` passes the runtime, which lives as long as the process.
+extern "C" fn monitor_entry(argument: *mut u8) {
+    // SAFETY: `start_companion` passes the runtime, which lives as long as the memory.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
-    runtime.keep();
+    // Not the program's session, terminal or directory. Where a filter forbids a call, it goes on as it is.
+    filters::answer_filters();
+    if filters::allow(Call::Setsid) {
+        let _ = rustix::process::setsid();
+    }
+    if filters::allow(Call::Chdir) {
+        let _ = rustix::process::chdir(c"/");
+    }
+    be_called(c"foliomem");
+    runtime.monitor();
+}
+
+extern "C" fn guard_entry(argument: *mut u8) {
+    // SAFETY: `start_guard` passes the runtime, which lives as long as the memory.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    be_called(c"foliomem-guard");
+    runtime.guard();
+}
+
+fn be_called(name: &CStr) {
+    if filters::allow(Call::SetName) {
+        let _ = rustix::thread::set_name(name);
+    }
 }
 
 extern "C" fn reclaimer_entry(argument: *mut u8) {
@@ -1429,7 +1673,7 @@ extern "C" fn reclaimer_entry(argument: *mut u8) {
 /// Sets the caller's priority; whether it may. On a busy machine a program grows by a hundred MiB while the keeper waits for
 /// a CPU; where it may not be preferred, it waits.
 fn be_nice(nice: i32) -> bool {
-    rustix::process::setpriority_process(None, nice).is_ok()
+    filters::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
 }
 
 extern "C" fn handler_entry(argument: *mut u8) {

@@ -12,7 +12,6 @@
 //! The forking thread waits for nothing else of the agent's: at every return from a system call the kernel may touch
 //! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
 
-use crate::clock::timespec;
 use crate::control_block::BLOCK_PAGES;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -66,10 +65,9 @@ impl Still {
         self.kick.load(Ordering::Acquire)
     }
 
-    /// The keeper: sleeps until there is a request after `kicks`, or for `most`.
-    pub fn doze(&self, kicks: u32, most: std::time::Duration) {
-        let time = timespec(most);
-        let _ = futex::wait(&self.kick, futex::Flags::PRIVATE, kicks, Some(&time));
+    /// The word that changes with each request.
+    pub fn kick(&self) -> &AtomicU32 {
+        &self.kick
     }
 
     /// The keeper: whether somebody wants to fork.
@@ -113,6 +111,7 @@ impl Still {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::timespec;
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
@@ -131,7 +130,8 @@ mod tests {
                         held.store(false, Ordering::Relaxed);
                         still.finish();
                     } else {
-                        still.doze(kicks, Duration::from_millis(1));
+                        let time = timespec(Duration::from_millis(1));
+                        let _ = futex::wait(still.kick(), futex::Flags::PRIVATE, kicks, Some(&time));
                     }
                 }
             });

@@ -4,18 +4,18 @@ use crate::raw_ioctl;
 use crate::swap_file::{CLUSTER_BYTES, offset_of};
 use foliomem_core::cluster::Discard;
 use foliomem_core::units::ClusterNumber;
-use rustix::fd::OwnedFd;
+use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 /// How `file` is discarded, which is tried on its first cluster: there is nothing yet.
-pub fn probe(file: &OwnedFd, is_device: bool) -> Discard {
+pub fn probe(file: impl AsFd, is_device: bool) -> Discard {
     let wanted = if is_device { Discard::ForDevice } else { Discard::ForRoom };
     if discard(file, wanted, ClusterNumber(0)).is_ok() { wanted } else { Discard::Never }
 }
 
 /// Discards a cluster, in the way that [`probe`] has found. What is there afterwards is anybody's guess.
-pub fn discard(file: &OwnedFd, how: Discard, cluster: ClusterNumber) -> Result<(), Errno> {
+pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<(), Errno> {
     let start = offset_of(cluster.slots().start);
     match how {
         Discard::Never => Err(Errno::OPNOTSUPP),
@@ -44,7 +44,7 @@ mod tests {
         let all = vec![7u8; 3 * CLUSTER_BYTES as usize];
         file.write_all_at(&all, 0).unwrap();
         file.sync_all().unwrap();
-        let file = OwnedFd::from(file);
+        let file = std::os::fd::OwnedFd::from(file);
         let before = fstat(&file).unwrap();
         assert!(discard(&file, Discard::Never, ClusterNumber(1)).is_err());
         assert!(discard(&file, Discard::ForDevice, ClusterNumber(1)).is_err(), "it is no device");
@@ -58,7 +58,7 @@ mod tests {
         }
         // A file that may not be written wants none.
         ftruncate(&file, 0).unwrap();
-        let read_only = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let read_only = std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         assert_eq!(
             [probe(&file, false), probe(&read_only, false), probe(&file, true)],
             [Discard::ForRoom, Discard::Never, Discard::Never]

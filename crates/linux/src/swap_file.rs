@@ -22,7 +22,7 @@ use foliomem_core::cluster::Discard;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
 use foliomem_core::units::{CLUSTER_SLOTS, PAGE_BYTES, Slot};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
@@ -63,7 +63,7 @@ pub trait BlockFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno>;
 }
 
-impl BlockFile for OwnedFd {
+impl BlockFile for BorrowedFd<'_> {
     fn ring(&self) -> Option<Box<dyn Ring>> {
         // A write to a file mostly allocates blocks. That waits, so that io_uring leaves it to a thread of the kernel, which
         // needs a CPU first: on a busy machine that takes longer than writing it.
@@ -389,7 +389,7 @@ fn go_direct(file: OwnedFd) -> (OwnedFd, bool) {
 
 fn can_read(file: &OwnedFd) -> bool {
     let mut buffer = SlotBuffer::default();
-    read_least(file, buffer.slots(1), PAGE_BYTES, 0).is_ok()
+    read_least(&file.as_fd(), buffer.slots(1), PAGE_BYTES, 0).is_ok()
 }
 
 /// Opens the file that another process has open as `descriptor`, if it is the one with this device and number.

@@ -191,18 +191,6 @@ impl SwapSpace {
         self.claim_row(u64::from(pid))
     }
 
-    /// Process `pid` has just begun, perhaps by exec: what it was before has nothing in the file any more.
-    pub fn begin(&self, pid: u32) {
-        if self.clusters() == 0 {
-            return;
-        }
-        for row in self.rows() {
-            if self.owner(row).load(Ordering::Acquire) == u64::from(pid) {
-                self.leave(row);
-            }
-        }
-    }
-
     /// Counts down what the row holds, and frees it.
     pub fn leave(&self, row: RowIndex) {
         for (index, word) in self.held(row).iter().enumerate().take(self.words()) {

@@ -1,18 +1,25 @@
-//! The agent's threads: made by a raw `clone`, unknown to the C library.
+//! Threads and processes of the agent: made by a raw `clone`, unknown to the C library.
 //!
-//! Such a thread shares the program's memory and ends with it, but has
+//! All of them share the program's memory. A [`Kind::Thread`] belongs to the caller's thread group; a
+//! [`Kind::Process`] is a process of its own: it shares the memory and nothing else, so the program neither
+//! sees nor counts it. Each has
 //! - a stack from a [`Region`] of ours, and a thread control block of our own at its top: functions of the C
-//!   library that only use initial-exec storage (errno) work, as `fs` points to zeroed space;
-//! - if asked for, a descriptor table of its own: what the agent opens the program neither sees nor closes;
-//! - all signals blocked, from its first instruction on: signals are the program's.
+//!   library that only use a little initial-exec storage work, as `fs` points to zeroed space; errno is our own, as
+//!   the C library's lies behind what the program and its libraries have there (ThreadSanitizer: 0.7 MiB);
+//! - all signals blocked from its first instruction on, but SIGSYS, by which filters for system calls answer
+//!   ([`crate::filters`]).
 //!
-//! It must never end, block on a lock of the C library, or use thread-local storage of a library that was
-//! loaded later.
+//! It must never block on a lock of the C library, or use thread-local storage of a library that was loaded
+//! later.
 
+use crate::filters::{self, Call};
 use crate::region::Region;
+use linux_raw_sys::general as raw;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use rustix::process::Pid;
 use std::arch::{asm, naked_asm};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Space below the thread pointer for initial-exec thread-local storage. The C library itself has 0.3 KiB;
 /// the static block of a process is rarely above 4 KiB (glibc's reserve for late libraries is 1.7 KiB).
@@ -22,26 +29,69 @@ const TCB_BYTES: usize = 8 << 10;
 /// Offset of the stack protector's canary in the control block, by the x86-64 ABI.
 const CANARY_OFFSET: usize = 0x28;
 
-const CLONE_VM: u64 = 0x100;
-const CLONE_FS: u64 = 0x200;
-const CLONE_FILES: u64 = 0x400;
-const CLONE_SIGHAND: u64 = 0x800;
-const CLONE_THREAD: u64 = 0x1_0000;
-const CLONE_SYSVSEM: u64 = 0x4_0000;
-const CLONE_SETTLS: u64 = 0x8_0000;
+/// Offset in the control block of what is a pointer, to the dynamic thread vector, for threads of the C library.
+const MARK_OFFSET: usize = 8;
+/// What is there instead for threads of the agent: no pointer, as it is odd.
+const MARK: usize = 0x666f_6c69_6f6d_656d | 1;
 
-/// How to make a thread.
-#[derive(Debug)]
-pub struct ThreadSpec<'a> {
-    /// Its stack, which no other living thread uses.
-    pub stack: &'a Region,
-    /// Share the descriptor table of the caller, instead of starting with a copy of it.
-    pub share_files: bool,
-    /// Run on this CPU only.
-    pub cpu: Option<usize>,
+/// Where a thread of the agent has its errno; `None` for all others.
+pub fn own_errno() -> Option<*mut i32> {
+    let (thread_pointer, mark): (usize, usize);
+    // SAFETY: the x86-64 ABI keeps the address of the control block in its first word; the second one belongs to the
+    // C library.
+    unsafe {
+        asm!("mov {}, fs:[0]", "mov {}, fs:[{}]", out(reg) thread_pointer, out(reg) mark, const MARK_OFFSET,
+            options(nostack, readonly));
+    }
+    // `spawn` has left room below the control block.
+    (mark == MARK).then(|| std::ptr::with_exposed_provenance_mut(thread_pointer - size_of::<usize>()))
 }
 
-/// What the new thread finds on top of its stack.
+/// A thread of the caller's thread group, with the caller's descriptors, directories and signal handlers.
+const THREAD_FLAGS: u32 =
+    raw::CLONE_THREAD | raw::CLONE_SIGHAND | raw::CLONE_FILES | raw::CLONE_FS | raw::CLONE_SYSVSEM;
+/// What all have in common: the memory, a thread pointer, and a word that tells when they have ended.
+const COMMON_FLAGS: u32 = raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_CLEARTID;
+
+/// What is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A thread of the caller's group.
+    Thread,
+    /// A process with copies of the caller's descriptors, directories and signal handlers. Its end sends no signal,
+    /// and only a wait with `__WALL` or `__WCLONE` reports it. A tracer of the caller does not trace it.
+    Process,
+    /// The same, with the caller's descriptors themselves.
+    ProcessOfSameFiles,
+}
+
+impl Kind {
+    fn flags(self) -> u32 {
+        // The low byte, the signal that the end of a process sends to its parent, stays 0.
+        COMMON_FLAGS
+            | match self {
+                Kind::Thread => THREAD_FLAGS,
+                Kind::Process => raw::CLONE_UNTRACED,
+                Kind::ProcessOfSameFiles => raw::CLONE_UNTRACED | raw::CLONE_FILES,
+            }
+    }
+}
+
+/// How to make one.
+#[derive(Debug)]
+pub struct Spec<'a> {
+    /// What to make.
+    pub kind: Kind,
+    /// Its stack, which no other living thread uses.
+    pub stack: &'a Region,
+    /// Run on this CPU only.
+    pub cpu: Option<usize>,
+    /// The kernel writes its id here before [`spawn`] returns, clears the word when it ends, and wakes those who
+    /// wait there by a futex (not a private one).
+    pub id: &'a AtomicU32,
+}
+
+/// What it finds on top of its stack.
 #[repr(C)]
 struct Start {
     entry: extern "C" fn(*mut u8),
@@ -50,11 +100,11 @@ struct Start {
     cpu: isize,
 }
 
-/// Starts a thread in `entry`, which must not return.
+/// Starts a thread or process in `entry`, which must not return, and returns its id.
 ///
 /// # Safety
-/// The stack outlives the thread and is its own; `entry` may be called with `argument` on it.
-pub unsafe fn spawn(spec: &ThreadSpec<'_>, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<(), Errno> {
+/// The stack and the word outlive it, and the stack is its own; `entry` may be called with `argument` on it.
+pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<Pid, Errno> {
     let top = spec.stack.start() + spec.stack.len();
     let thread_pointer = top - TCB_BYTES;
     let start = (thread_pointer - TLS_BYTES - size_of::<Start>()) & !15;
@@ -65,19 +115,59 @@ pub unsafe fn spawn(spec: &ThreadSpec<'_>, entry: extern "C" fn(*mut u8), argume
         tls.write_bytes(0, TLS_BYTES + TCB_BYTES);
         let control = std::ptr::with_exposed_provenance_mut::<usize>(thread_pointer);
         control.write(thread_pointer);
+        control.byte_add(MARK_OFFSET).write(MARK);
         control.add(2).write(thread_pointer);
         let canary: usize;
         asm!("mov {}, fs:[{}]", out(reg) canary, const CANARY_OFFSET, options(nostack, readonly));
         control.byte_add(CANARY_OFFSET).write(canary);
         std::ptr::with_exposed_provenance_mut::<Start>(start).write(Start { entry, argument, cpu });
     }
-    let files = if spec.share_files { CLONE_FILES } else { 0 };
-    let flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS | files;
     let unblocked = block_signals();
     // SAFETY: by the contract; the stack holds a `Start` at its top.
-    let result = unsafe { raw_clone(flags, start, thread_pointer) };
+    let result = unsafe { raw_clone(u64::from(spec.kind.flags()), start, thread_pointer, spec.id.as_ptr()) };
     restore_signals(unblocked);
-    if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(()) }
+    match Pid::from_raw(result.max(0) as i32) {
+        Some(id) => Ok(id),
+        None => Err(Errno::from_raw_os_error(-result as i32)),
+    }
+}
+
+/// Ends the calling thread, and its process if it is the last one there.
+pub fn exit_thread() -> ! {
+    exit_by(raw::__NR_exit, 0)
+}
+
+/// Ends the calling process.
+pub fn exit_process(code: u8) -> ! {
+    exit_by(raw::__NR_exit_group, code)
+}
+
+fn exit_by(number: u32, code: u8) -> ! {
+    loop {
+        // SAFETY: takes a number, and does not return.
+        unsafe { syscall3(number as usize, code.into(), 0, 0) };
+    }
+}
+
+/// Waits until the process `id`, a child of the caller's that ends by itself, has ended, and takes its status.
+/// Returns when its word is cleared even where a filter forbids the wait.
+pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
+    loop {
+        let number = raw::__NR_wait4 as usize;
+        // SAFETY: asks for no status.
+        let waited = unsafe { syscall4(number, id.as_raw_nonzero().get() as usize, 0, raw::__WALL as usize, 0) };
+        if waited != -(Errno::INTR.raw_os_error() as isize) {
+            break;
+        }
+    }
+    loop {
+        let now = word.load(Ordering::Acquire);
+        if now == 0 {
+            return;
+        }
+        // The kernel wakes by the shared kind of futex.
+        let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), now, None);
+    }
 }
 
 /// Closes every descriptor but those `kept` of the calling thread's table, which must be its own.
@@ -107,13 +197,13 @@ pub unsafe fn set_robust_list(head: usize, bytes: usize) {
 }
 
 #[unsafe(naked)]
-unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize) -> isize {
+unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize, id: *mut u32) -> isize {
     // clone(flags=rdi, stack=rsi, parent_tid=rdx, child_tid=r10, tls=r8): the child wakes with rax = 0 on its
     // stack, where `Start` lies, aligned to 16.
     naked_asm!(
         "mov r8, rdx",
-        "xor edx, edx",
-        "xor r10d, r10d",
+        "mov rdx, rcx",
+        "mov r10, rcx",
         "mov eax, 56",
         "syscall",
         "test rax, rax",
@@ -131,7 +221,7 @@ unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize) 
 extern "C" fn enter(start: *const Start) {
     // SAFETY: `raw_clone` passes the top of the stack, where `spawn` has put it.
     let Start { entry, argument, cpu } = unsafe { start.read() };
-    if cpu >= 0 {
+    if cpu >= 0 && filters::allow(Call::SchedSetaffinity) {
         let mut cpus = rustix::thread::CpuSet::new();
         cpus.set(cpu as usize);
         // A CPU that went away leaves the thread where it is.
@@ -140,10 +230,10 @@ extern "C" fn enter(start: *const Start) {
     entry(argument);
 }
 
-/// Blocks all signals of the calling thread; returns which were blocked before.
-pub fn block_signals() -> u64 {
-    let (all, mut before) = (u64::MAX, 0u64);
-    sigprocmask(&raw const all, &raw mut before);
+/// Blocks all signals of the calling thread but SIGSYS; returns which were blocked before.
+fn block_signals() -> u64 {
+    let (most, mut before) = (!(1u64 << (raw::SIGSYS - 1)), 0u64);
+    sigprocmask(&raw const most, &raw mut before);
     before
 }
 
@@ -175,14 +265,23 @@ pub(crate) unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> is
     unsafe { syscall4(number, a, b, c, 0) }
 }
 
-unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
+pub(crate) unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
+    // SAFETY: by the contract of the callers.
+    unsafe { syscall5(number, [a, b, c, d, 0]) }
+}
+
+/// The same with five arguments.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn syscall5(number: usize, [a, b, c, d, e]: [usize; 5]) -> isize {
     let result;
     // SAFETY: the x86-64 system call convention; what the call does is the callers' contract.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
@@ -194,40 +293,56 @@ unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: usize) -> isi
 mod tests {
     use super::*;
     use rustix::thread::futex;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     static STATE: AtomicU32 = AtomicU32::new(0);
-    static THREAD: AtomicU32 = AtomicU32::new(0);
 
-    fn wait_for(value: u32) {
-        while STATE.load(Ordering::Acquire) != value {
+    fn wait_while(word: &AtomicU32, value: u32) {
+        while word.load(Ordering::Acquire) == value {
             std::thread::yield_now();
         }
     }
 
-    extern "C" fn body(argument: *mut u8) {
+    fn stack() -> &'static Region {
+        Box::leak(Box::new(Region::reserve(512 << 10).unwrap()))
+    }
+
+    extern "C" fn waits(argument: *mut u8) {
         assert_eq!(argument.addr(), 42);
         close_descriptors_but([]);
-        THREAD.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
         STATE.store(1, Ordering::Release);
-        loop {
+        while STATE.load(Ordering::Acquire) == 1 {
             let _ = futex::wait(&STATE, futex::Flags::PRIVATE, 1, None);
         }
+        exit_thread();
     }
 
     #[test]
-    fn a_thread_runs_and_its_descriptors_are_its_own() {
+    fn a_process_shares_memory_and_nothing_else() {
+        static ID: AtomicU32 = AtomicU32::new(0);
         let file = std::fs::File::open("/proc/self/status").unwrap();
-        let stack = Box::leak(Box::new(Region::reserve(512 << 10).unwrap()));
-        let spec = ThreadSpec { stack, share_files: false, cpu: Some(0) };
-        // SAFETY: the stack is leaked, so it outlives the thread.
-        unsafe { spawn(&spec, body, std::ptr::without_provenance_mut(42)) }.unwrap();
-        wait_for(1);
-        // Ours are still open after the thread has closed all of its own.
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let before = threads();
+        let spec = Spec { kind: Kind::Process, stack: stack(), cpu: Some(0), id: &ID };
+        // SAFETY: the stack is leaked and the word static, so they outlive the process.
+        let id = unsafe { spawn(&spec, waits, std::ptr::without_provenance_mut(42)) }.unwrap();
+        assert_eq!(ID.load(Ordering::Relaxed), id.as_raw_nonzero().get() as u32);
+        wait_while(&STATE, 0);
+        // Ours are still open after the process has closed all of its own.
         assert!(file.metadata().is_ok());
-        let status = format!("/proc/self/task/{}/status", THREAD.load(Ordering::Relaxed));
-        let status = std::fs::read_to_string(status).unwrap();
+        assert_eq!(threads(), before);
+        let status = std::fs::read_to_string(format!("/proc/{}/status", id.as_raw_nonzero())).unwrap();
         let blocked = status.lines().find(|line| line.starts_with("SigBlk:")).unwrap();
-        assert!(blocked.to_lowercase().contains("fffffff"), "all its signals are blocked: {blocked}");
+        assert!(blocked.to_lowercase().contains("fbfeff"), "all its signals but SIGSYS are blocked: {blocked}");
+        let mut status = 0;
+        // SAFETY: writes to the variable.
+        let waited = unsafe { libc::waitpid(id.as_raw_nonzero().get(), &raw mut status, libc::WNOHANG) };
+        assert_eq!(waited, -1, "an ordinary wait does not know it");
+        STATE.store(2, Ordering::Release);
+        let _ = futex::wake(&STATE, futex::Flags::PRIVATE, 1);
+        wait_for_exit(id, &ID);
+        assert_eq!(ID.load(Ordering::Relaxed), 0);
+        // SAFETY: as above.
+        let waited = unsafe { libc::waitpid(id.as_raw_nonzero().get(), &raw mut status, libc::__WALL) };
+        assert_eq!(waited, -1, "nothing is left of it");
     }
 }

@@ -58,6 +58,10 @@ pub(crate) struct Tracer {
     lost: Mutex<u64>,
 }
 
+fn program_pid(budget: &Budget) -> u32 {
+    budget.program().map_or(0, |program| program.as_raw_nonzero().get() as u32)
+}
+
 impl Tracer {
     pub fn new(is_on: bool) -> Tracer {
         Tracer {
@@ -75,7 +79,7 @@ impl Tracer {
 
     /// The process begins, or goes on as the child of a fork.
     pub fn started(&self, budget: &Budget) {
-        self.tell(budget, || Event::Start { pid: std::process::id() });
+        self.tell(budget, || Event::Start { pid: program_pid(budget) });
         *self.unmanaged.lock() = Unmanaged::default();
         self.told_limit_pages.store(0, Ordering::Relaxed);
         self.limit(budget);
@@ -103,7 +107,7 @@ impl Tracer {
 
     /// Tells of something. Called inside the gate, or by the keeper, and under no leaf lock but maybe a block.
     pub fn tell(&self, budget: &Budget, event: impl FnOnce() -> Event) {
-        if !self.is_on || !budget.control().is_of(budget.slot(), rustix::process::getpid()) {
+        if !self.is_on || !budget.has_own_slot() {
             return;
         }
         // Made before the lock is taken, for it may look something up in the engine.

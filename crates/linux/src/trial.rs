@@ -87,7 +87,7 @@ impl Trial {
             scope.spawn(move || {
                 run_on(cpu);
                 // SAFETY: mapped memory of this one, which nobody writes; each page is there when the access goes on.
-                let content = unsafe { trial.program.slice_mut(0, trial.program.len()) };
+                let content = unsafe { trial.program.slice(0, trial.program.len()) };
                 std::hint::black_box(content.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, byte| sum ^ byte));
             });
             handler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -165,7 +165,8 @@ impl Userfaultfd {
     pub fn open(want: Features) -> Result<Userfaultfd, UffdError> {
         let fd = open_device().or_else(open_syscall)?;
         let events = raw::UFFD_FEATURE_EVENT_REMAP | raw::UFFD_FEATURE_EVENT_REMOVE | raw::UFFD_FEATURE_EVENT_UNMAP;
-        let features = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | if want.events { events } else { 0 };
+        let always = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | raw::UFFD_FEATURE_WP_UNPOPULATED;
+        let features = always | if want.events { events } else { 0 };
         let mut api = raw::uffdio_api { api: API, features: u64::from(features), ioctls: 0 };
         // SAFETY: UFFDIO_API takes a uffdio_api and touches nothing else.
         unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }.map_err(|errno| match errno {
@@ -237,12 +238,13 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Makes writes to the pages of a range that are there raise faults. Nothing else changes.
+    /// Makes writes to the pages of a range that are there raise faults, and marks those that are not there
+    /// ([`crate::marks`]).
     pub fn protect(&self, start: usize, len: usize) -> Result<(), MoveError> {
         self.write_protect(start, len, WRITE_PROTECT_MODE_WP)
     }
 
-    /// The reverse; wakes nobody.
+    /// The reverse, for both; wakes nobody. Pages that are swapped out must keep their marks.
     pub fn unprotect(&self, start: usize, len: usize) -> Result<(), MoveError> {
         self.write_protect(start, len, WRITE_PROTECT_MODE_DONTWAKE)
     }

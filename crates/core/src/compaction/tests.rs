@@ -1,6 +1,7 @@
 //! Tests of the compactor: its occupants are entries of a map, checked against a naive model.
 
 use super::*;
+use crate::run_tokens::UniqueRun;
 use crate::stats::Counters;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +47,7 @@ impl World {
         notes.pinned.remove(&run.head.0);
         if leaves_pages {
             notes.full.extend(run.head.0..run.head.0 + run.frames());
-            self.homes.free_full(run);
+            self.homes.free_full(UniqueRun::mint(run));
         } else {
             self.homes.free_empty(run);
         }

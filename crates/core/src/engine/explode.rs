@@ -15,18 +15,21 @@ use crate::locality::SwapIn;
 use crate::machine::Machine;
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
+use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
-use crate::units::{FrameRun, Order, PageNumber, Slot};
+use crate::units::{Order, PageNumber, Slot};
 use std::ops::Range;
 
 /// Maximum order of an exploded piece, 64 KiB: decompressing more takes longer than some faults.
 const MAX_EXPLODED_ORDER: Order = Order::new(4).unwrap();
+/// Maximum number of pages of an exploded piece.
+const MAX_EXPLODED_PAGES: usize = MAX_EXPLODED_ORDER.pages() as usize;
 
 /// The remaining parts of a piece, being fetched.
 pub(super) struct ExplodedPiece {
     piece: PieceId,
     /// The frames for the whole piece.
-    run: FrameRun,
+    run: UniqueRun,
     /// The part with the faulting page.
     touched: FolioName,
     parts: Fetches,
@@ -111,19 +114,33 @@ impl<M: Machine> Engine<M> {
 
     /// Maps the touched part into the program, and stages the others. The caller wakes waiting
     /// threads.
-    pub(super) fn explode(&self, worker: &mut M::Worker, block: &Block, piece: &ExplodedPiece) -> Result<(), Changing> {
-        let parts = piece.parts.marked();
+    pub(super) fn explode(&self, worker: &mut M::Worker, block: &Block, piece: ExplodedPiece) -> Result<(), Changing> {
+        let (parts, touched_pages) = (piece.parts.marked(), piece.touched_pages());
+        let mut run = piece.run;
+        let (piece_head, piece_end) = (run.head, run.head.offset(run.frames()));
         let pinned = self.store.pin(piece.piece);
-        let read = self.read_piece(worker, pinned.piece(), 0, piece.run);
+        let read = self.read_piece(worker, pinned.piece(), 0, run.as_mut());
         self.store.unpin(&self.runs(), pinned);
         if read.is_err() {
             self.counters().vm.store_corrupted.inc();
         }
-        let is_wanted = |frame: FrameRun| parts.iter().any(|part| part.run.contains(frame));
-        let frames = (0..piece.run.frames()).map(|index| piece.run.part(index, Order::ZERO));
-        frames.filter(|&frame| !is_wanted(frame)).for_each(|frame| self.free_content(frame));
-        let fetched = parts.iter().map(|part| (part, read.map(|()| None)));
-        let corrupted = self.finish_fetches(block, fetched, &piece.touched_pages());
-        self.map_in_fetched(block, parts, piece.touched_pages(), corrupted)
+        // The loops free the frames of pages that are not fetched.
+        let (mut frames, mut next) = (run.split(), piece_head);
+        let runs: [Option<UniqueRun>; MAX_EXPLODED_PAGES] = std::array::from_fn(|index| {
+            let part = parts.get(index)?;
+            while next < part.run.head {
+                self.free_content(frames.take(Order::ZERO));
+                next = next.offset(1);
+            }
+            next = next.offset(part.run.frames());
+            Some(frames.take(part.run.order))
+        });
+        while next < piece_end {
+            self.free_content(frames.take(Order::ZERO));
+            next = next.offset(1);
+        }
+        let fetched = parts.iter().zip(runs.into_iter().flatten()).map(|(part, run)| (part, run, read.map(|()| None)));
+        let corrupted = self.finish_fetches(block, fetched, &touched_pages);
+        self.map_in_fetched(block, parts, touched_pages, corrupted)
     }
 }

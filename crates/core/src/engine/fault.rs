@@ -9,6 +9,7 @@ use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::{Ahead, Expected};
+use crate::run_tokens::{RunMut, UniqueRun};
 use crate::stats::FaultKind;
 use crate::swap_cache::CacheEntry;
 use crate::sync;
@@ -240,13 +241,14 @@ impl<M: Machine> Engine<M> {
                     self.readahead.faulted(page, piece.touched_pages(), false);
                     drop(entries);
                     drop(steady);
-                    step(self.explode(worker, block, &piece), FaultKind::SwapIn, piece.pages())
+                    let pages = piece.pages();
+                    step(self.explode(worker, block, *piece), FaultKind::SwapIn, pages)
                 }
-                Ok(Start::Folio(fetch)) => {
+                Ok(Start::Folio(fetch, run)) => {
                     self.readahead.faulted(page, fetch.pages(), fetch.whole);
                     drop(entries);
                     drop(steady);
-                    step(self.swap_in(worker, block, &[fetch]), FaultKind::SwapIn, fetch.pages())
+                    step(self.swap_in(worker, block, &[fetch], run), FaultKind::SwapIn, fetch.pages())
                 }
                 Ok(Start::ArenaFull) => {
                     drop(entries);
@@ -274,13 +276,14 @@ impl<M: Machine> Engine<M> {
             }
             let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
             match self.homes.alloc_full(&self.machine, order, urgency) {
-                Ok((run, content)) => {
+                Ok((mut run, content)) => {
                     if content == Content::Dirty {
-                        self.machine.zero(run);
+                        self.machine.zero(run.as_mut());
                     }
                     if is_hole {
                         return self.heal(entries, head, run);
                     }
+                    let run = run.into_run();
                     let state = PageState::Home { frame: run.head, order, writeback: false };
                     self.rmap.set_folio(run, head);
                     entries.set_folio(head, order, state);
@@ -290,7 +293,7 @@ impl<M: Machine> Engine<M> {
                     if self.config.make_ahead {
                         self.readahead.touched(pages.clone());
                     }
-                    return step(self.map_in(entries, head), FaultKind::FirstTouch, pages);
+                    return step(self.map_in_valid(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
@@ -318,18 +321,18 @@ impl<M: Machine> Engine<M> {
 
     /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. The holes have
     /// their own home frames.
-    fn heal(&self, entries: &mut Entries, head: PageNumber, run: FrameRun) -> Step {
+    fn heal(&self, entries: &mut Entries, head: PageNumber, run: UniqueRun) -> Step {
         let pages = head.folio(run.order);
-        let moved = self.machine.move_in(run, head);
+        let moved = self.machine.move_in(*run, head);
         let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| run.frames());
         self.fill_holes(entries, head..head.offset(moved_pages));
         let Err(stopped) = moved else {
-            self.homes.free_empty(run);
+            self.homes.free_empty(run.into_run());
             return Step::Served(Served::Done(FaultKind::FirstTouch), pages);
         };
-        let (gone, left) = (0..moved_pages, moved_pages..run.frames());
-        gone.for_each(|index| self.homes.free_empty(run.part(index, Order::ZERO)));
-        left.for_each(|index| self.homes.free_full(run.part(index, Order::ZERO)));
+        for (index, part) in (0..).zip(run.into_parts(Order::ZERO)) {
+            if index < moved_pages { self.homes.free_empty(part.into_run()) } else { self.homes.free_full(part) }
+        }
         if stopped.error == MoveError::Changing {
             return Step::Served(Served::Again, pages);
         }
@@ -342,18 +345,47 @@ impl<M: Machine> Engine<M> {
     /// Gives a folio under writeback other frames with a copy of its content; the compressing
     /// worker frees the old ones. Returns false if no frames are available.
     fn copy_from_writeback(&self, entries: &mut Entries, head: PageNumber, order: Order) -> bool {
-        let PageState::Home { frame, .. } = entries.get(head) else { unreachable!("a folio at home") };
-        let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
-        self.machine.copy(FrameRun::new(frame, order), run);
+        let Ok((mut run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
+        let Some(from) = entries.home(head) else { unreachable!("{head:?} is at home") };
+        self.machine.copy(from, run.as_mut());
+        let run = run.into_run();
         self.rmap.set_folio(run, head);
         entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
         true
     }
 
-    /// Maps in the folio at `head`, which is staged and not under writeback. The caller wakes
-    /// waiting threads.
+    /// Maps in the folio at `head`, which is staged and not under writeback. Drops the pages that
+    /// the program discarded meanwhile. The caller wakes waiting threads.
     #[inline]
     fn map_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+        let Some(order) = entries.get(head).order() else { unreachable!("{head:?} is staged") };
+        if !self.drop_lost(entries, head.folio(order)) {
+            return self.map_in_valid(entries, head);
+        }
+        let mut served = Ok(());
+        each_staged(entries, head.folio(order), |entries, head, _| {
+            served = self.map_in_valid(entries, head).and(served);
+        });
+        served
+    }
+
+    /// Drops those pages of `range` that the program has discarded without a message. All pages of
+    /// `range` are staged and about to be mapped in. Returns whether any page was dropped.
+    #[inline]
+    fn drop_lost(&self, entries: &mut Entries, range: Range<PageNumber>) -> bool {
+        let mut has_lost = false;
+        self.machine.take_marks(range, &mut |lost| {
+            has_lost = true;
+            self.counters().vm.discarded_unheard.add(lost.end.0 - lost.start.0);
+            self.drop_pages(entries, lost);
+        });
+        has_lost
+    }
+
+    /// Maps in the folio at `head`, which is staged and not under writeback. The program has
+    /// discarded none of its pages, or the folio is new.
+    #[inline]
+    fn map_in_valid(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
         };
@@ -414,14 +446,13 @@ impl<M: Machine> Engine<M> {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
             entries.set_unqueued(page);
             entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
-            let outcome = if index < moved_pages { Ok(()) } else { self.map_in_page(page, part) };
+            let outcome = if index < moved_pages { Ok(()) } else { self.map_in_page(entries, page, part) };
             match outcome {
                 Ok(()) => self.make_resident(entries, page, part.head, Order::ZERO),
                 Err(MoveError::Exists) => {
                     // The program has a newer page there.
                     self.staged_pages.fetch_sub(1, Relaxed);
-                    entries.set(page, PageState::None);
-                    self.free_content(part);
+                    entries.take_home(page).into_iter().for_each(|part| self.free_content(part));
                 }
                 Err(error) => {
                     self.enqueue(&self.staged, entries, page, Order::ZERO);
@@ -434,12 +465,12 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    fn map_in_page(&self, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
+    fn map_in_page(&self, entries: &mut Entries, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
         match self.machine.move_in(part, page) {
             Ok(()) => Ok(()),
             Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
                 self.machine.copy_in(part.head, page)?;
-                self.machine.release(part);
+                entries.home_mut(page).into_iter().for_each(|part| self.machine.release(part));
                 Ok(())
             }
             Err(stopped) => Err(stopped.error),
@@ -492,7 +523,7 @@ impl<M: Machine> Engine<M> {
             self.split_borders(entries, head.folio(order));
         }
         self.note_refault(entries, head, order);
-        Ok(Start::Folio(mark_fetching(entries, head, run, part.is_none())))
+        Ok(Start::Folio(mark_fetching(entries, head, *run, part.is_none()), run))
     }
 
     /// Records a refault of the folio at `head`, which is swapped out. After a short refault
@@ -516,10 +547,16 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Swaps in the marked folios: one, or several of one order in a row, to frames in a row. The
-    /// caller wakes waiting threads, also for pages that no longer belong here, so that they fault
-    /// again.
-    fn swap_in(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) -> Result<(), Changing> {
+    /// Swaps in the marked folios: one, or several of one order in a row, to frames in a row, which
+    /// are `run`. The caller wakes waiting threads, also for pages that no longer belong here, so
+    /// that they fault again.
+    fn swap_in(
+        &self,
+        worker: &mut M::Worker,
+        block: &Block,
+        fetches: &[Fetch],
+        mut run: UniqueRun,
+    ) -> Result<(), Changing> {
         // Most calls have one folio, and an array for many takes longer to initialise than to use.
         let (mut one, mut many);
         let fetched = if fetches.len() == 1 {
@@ -530,13 +567,16 @@ impl<M: Machine> Engine<M> {
             &mut many[..fetches.len()]
         };
         for (fetch, fetched) in fetches.iter().zip(&mut *fetched) {
-            *fetched = self.fetch(worker, fetch);
+            *fetched = self.fetch(worker, fetch, run.part_mut(fetch.run));
         }
         let failed = fetched.iter().filter(|fetched| fetched.is_err()).count();
         self.counters().vm.store_corrupted.add(failed as u64);
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
-        let corrupted = self.finish_fetches(block, fetches.iter().zip(fetched.iter().copied()), &pages);
+        let mut parts = run.split();
+        let fetched = fetches.iter().zip(fetched.iter());
+        let fetched = fetched.map(|(fetch, fetched)| (fetch, parts.take(fetch.run.order), *fetched));
+        let corrupted = self.finish_fetches(block, fetched, &pages);
         self.map_in_fetched(block, fetches, pages, corrupted)
     }
 
@@ -546,13 +586,13 @@ impl<M: Machine> Engine<M> {
     pub(super) fn finish_fetches<'a>(
         &self,
         block: &Block,
-        fetched: impl Iterator<Item = (&'a Fetch, Result<Option<CacheEntry>, Corrupted>)>,
+        fetched: impl Iterator<Item = (&'a Fetch, UniqueRun, Result<Option<CacheEntry>, Corrupted>)>,
         wanted: &Range<PageNumber>,
     ) -> Option<Corrupted> {
         let mut entries = block.lock();
         let mut corrupted = None;
-        for (fetch, fetched) in fetched {
-            corrupted = self.finish_fetch(&mut entries, fetch, fetched).err().or(corrupted);
+        for (fetch, run, fetched) in fetched {
+            corrupted = self.finish_fetch(&mut entries, fetch, run, fetched).err().or(corrupted);
             if !wanted.contains(&fetch.head) {
                 self.stage_fetched(&mut entries, fetch.pages());
             }
@@ -581,16 +621,20 @@ impl<M: Machine> Engine<M> {
             self.stage_fetched(&mut entries, wanted);
             return Err(Changing);
         }
-        let is_all_wanted = wanted == (first.head..last.pages().end);
-        if fetches.len() > 1
-            && is_all_wanted
+        // `map_in` looks for discarded pages itself if there is one folio.
+        let are_together = fetches.len() > 1 && wanted == (first.head..last.pages().end);
+        if are_together
+            && !self.drop_lost(&mut entries, wanted.clone())
             && self.map_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
         {
             return Ok(());
         }
         let mut served = Ok(());
         // The folios there may have changed meanwhile.
-        each_staged(&mut entries, wanted.clone(), |entries, head, _| served = self.map_in(entries, head).and(served));
+        each_staged(&mut entries, wanted.clone(), |entries, head, _| {
+            let mapped_in = if are_together { self.map_in_valid(entries, head) } else { self.map_in(entries, head) };
+            served = mapped_in.and(served);
+        });
         if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
                 served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
@@ -674,11 +718,11 @@ impl<M: Machine> Engine<M> {
                     continue;
                 }
                 PageState::Swapped { fetching: false, .. } => {
-                    let Some(fetches) = self.mark_next(&mut entries, head..pages.end) else { return false };
+                    let Some((fetches, run)) = self.mark_next(&mut entries, head..pages.end) else { return false };
                     drop(entries);
                     drop(steady);
                     page = fetches.end();
-                    self.swap_in_ahead(worker, block, fetches.marked());
+                    self.swap_in_ahead(worker, block, fetches.marked(), run);
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
@@ -724,8 +768,9 @@ impl<M: Machine> Engine<M> {
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
         let new = heads.take(MAX_TOGETHER).take_while(is_new).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
-        let run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
-        self.machine.zero(run);
+        let mut run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
+        self.machine.zero(run.as_mut());
+        let run = run.into_run();
         let folios = (0..run.frames()).step_by(order.pages() as usize);
         let folios = folios.map(|index| (pages.start.offset(index), run.part(index, order)));
         for (head, run) in folios.clone() {
@@ -763,27 +808,28 @@ impl<M: Machine> Engine<M> {
         if let Some(piece) = self.start_explode(&mut entries, page, order, alone) {
             drop(entries);
             drop(steady);
-            let _ = self.explode(worker, block, &piece);
-            self.came_ahead(1, piece.touched_pages());
-            self.machine.wake(piece.pages());
+            let (touched_pages, pages) = (piece.touched_pages(), piece.pages());
+            let _ = self.explode(worker, block, piece);
+            self.came_ahead(1, touched_pages);
+            self.machine.wake(pages);
             return true;
         }
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
         let head = page.head(order);
         self.split_borders(&mut entries, head.folio(order));
-        let fetch = mark_fetching(&mut entries, head, run, order == whole);
+        let fetch = mark_fetching(&mut entries, head, *run, order == whole);
         drop(entries);
         drop(steady);
-        self.swap_in_ahead(worker, block, &[fetch]);
+        self.swap_in_ahead(worker, block, &[fetch], run);
         true
     }
 
-    /// Swaps in folios ahead of faults. A thread that faults on them meanwhile waits; if they
-    /// cannot be fetched, it faults again.
-    fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch]) {
+    /// Swaps in folios ahead of faults, to frames in a row, which are `run`. A thread that faults
+    /// on them meanwhile waits; if they cannot be fetched, it faults again.
+    fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch], run: UniqueRun) {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
-        let _ = self.swap_in(worker, block, fetches);
+        let _ = self.swap_in(worker, block, fetches, run);
         self.came_ahead(fetches.len(), pages.clone());
         self.machine.wake(pages);
     }
@@ -796,7 +842,7 @@ impl<M: Machine> Engine<M> {
 
     /// Marks the first folio of `pages`, which is swapped out, as being fetched, and as many folios
     /// of its order behind it as fit into one run. Returns `None` if there is no room.
-    fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<Fetches> {
+    fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<(Fetches, UniqueRun)> {
         let whole = entries.get(pages.start).order()?;
         let order = self.orders_of_return(pages.start, whole).highest();
         if order < whole {
@@ -818,13 +864,18 @@ impl<M: Machine> Engine<M> {
         for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
             fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order), true));
         }
-        Some(fetches)
+        Some((fetches, run))
     }
 
     /// Decompresses a folio. Its slots cannot be freed meanwhile, because its pages are marked
     /// *fetching*. Returns the swap-cache entry if it is worth keeping.
-    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch) -> Result<Option<CacheEntry>, Corrupted> {
-        let Fetch { slot, run, whole, .. } = *fetch;
+    fn fetch(
+        &self,
+        worker: &mut M::Worker,
+        fetch: &Fetch,
+        mut run: RunMut<'_>,
+    ) -> Result<Option<CacheEntry>, Corrupted> {
+        let Fetch { slot, whole, .. } = *fetch;
         let may_keep = whole && self.config.keep_copies;
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
@@ -848,7 +899,7 @@ impl<M: Machine> Engine<M> {
             done += part_order.pages();
         }
         let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
-        Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.machine.hash(run) }))
+        Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.machine.hash(run.as_ref()) }))
     }
 
     /// Makes the pages of `fetch` staged if they are still marked for it. Pages of a corrupted
@@ -857,11 +908,12 @@ impl<M: Machine> Engine<M> {
         &self,
         entries: &mut Entries,
         fetch: &Fetch,
+        run: UniqueRun,
         fetched: Result<Option<CacheEntry>, Corrupted>,
     ) -> Result<(), Corrupted> {
-        let Fetch { head, slot, run, .. } = *fetch;
+        let Fetch { head, slot, .. } = *fetch;
         let order = run.order;
-        self.rmap.set_folio(run, head);
+        self.rmap.set_folio(*run, head);
         let whole = (0..order.pages()).all(|index| is_fetched(entries, head.offset(index), slot.offset(index)));
         let entry = match fetched {
             Ok(entry) => entry,
@@ -887,16 +939,18 @@ impl<M: Machine> Engine<M> {
             _ => self.free_slots(slot, order.pages()),
         }
         if whole {
-            entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
+            let frame = run.into_run().head;
+            entries.set_folio(head, order, PageState::Home { frame, order, writeback: false });
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
             self.counters().of(order).swpin.inc();
             return Ok(());
         }
         // A part of the folio was unmapped or discarded meanwhile.
-        for index in 0..order.pages() {
-            let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
+        for (index, part) in (0..).zip(run.into_parts(Order::ZERO)) {
+            let page = head.offset(index);
             if is_fetched(entries, page, slot.offset(index)) {
-                entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
+                let frame = part.into_run().head;
+                entries.set(page, PageState::Home { frame, order: Order::ZERO, writeback: false });
                 self.staged_pages.fetch_add(1, Relaxed);
             } else {
                 self.free_content(part);
@@ -943,8 +997,8 @@ pub(super) fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<P
 
 /// The start of a swap-in.
 enum Start {
-    /// A folio is being fetched.
-    Folio(Fetch),
+    /// A folio is being fetched into the frames of the run.
+    Folio(Fetch, UniqueRun),
     /// All pages left of a piece are being fetched.
     ExplodedPiece(Box<ExplodedPiece>),
     /// There is no frame to fetch into.

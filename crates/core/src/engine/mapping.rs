@@ -104,6 +104,45 @@ impl<M: Machine> Engine<M> {
         self.discards.add(range, self.machine.now_ns());
     }
 
+    /// Drops all swapped-out content that the program has discarded without a message. No other
+    /// call may be in progress: in the child of a fork, missing marks do not mean discarded pages.
+    pub fn drop_all_lost(&self) {
+        self.for_each_out(|entries, pages| {
+            let mut lost = Vec::new();
+            self.machine.for_each_lost(pages, &mut |run| lost.push(run));
+            lost.into_iter().for_each(|run| self.drop_pages(entries, run));
+        });
+    }
+
+    /// Marks all staged and swapped-out pages, in the child of a fork.
+    pub fn mark_all(&self) {
+        self.for_each_out(|_, pages| self.machine.mark(pages));
+    }
+
+    /// Calls `act` with each run of staged and swapped-out pages of one block.
+    fn for_each_out(&self, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
+        let is_out = |state: PageState| matches!(state, PageState::Home { .. } | PageState::Swapped { .. });
+        self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), is_out, &mut act));
+    }
+
+    /// Lets the program write to the resident pages of `range`.
+    pub fn unprotect(&self, range: Range<PageNumber>) {
+        self.for_each_resident(range, |run| self.machine.unprotect(run));
+    }
+
+    /// Calls `act` with each run of resident pages of `range` in one block, under the block's lock.
+    pub fn for_each_resident(&self, range: Range<PageNumber>, mut act: impl FnMut(Range<PageNumber>)) {
+        let is_resident = |state: PageState| matches!(state, PageState::Resident { .. });
+        self.in_blocks(range, |entries, part| {
+            for_each_run(entries, is_resident, &mut |_: &mut Entries, run: Range<PageNumber>| {
+                let run = run.start.max(part.start)..run.end.min(part.end);
+                if run.start < run.end {
+                    act(run);
+                }
+            });
+        });
+    }
+
     /// Moves the state of `pages` pages from `from` to `to`, where nothing is managed yet (mremap).
     pub fn remapped(&self, from: PageNumber, to: PageNumber, pages: u32) {
         let (from_end, to_end) = (from.offset(pages), to.offset(pages));
@@ -165,7 +204,7 @@ impl<M: Machine> Engine<M> {
 
     /// Drops `pages`, which are of one block. A resident folio that loses a part stays together for
     /// now.
-    fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
+    pub(super) fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
         for border in [pages.start, pages.end] {
             if border.head(MAX_ORDER) == entries.first() && !is_deferrable(entries.get(border)) {
                 self.split_border(entries, border);
@@ -194,7 +233,10 @@ impl<M: Machine> Engine<M> {
     pub(super) fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
         let Some(order) = state.order() else { return };
         let hole_pages = entries.holes(head, order);
-        entries.set_folio(head, order, PageState::None);
+        let home = entries.take_home(head);
+        if home.is_none() {
+            entries.set_folio(head, order, PageState::None);
+        }
         let pages = u64::from(order.pages());
         match state {
             PageState::None => {}
@@ -207,11 +249,9 @@ impl<M: Machine> Engine<M> {
                 self.drop_cache_entry(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
             }
-            PageState::Home { frame, writeback, .. } => {
+            PageState::Home { .. } => {
                 self.staged_pages.fetch_sub(pages, Relaxed);
-                if !writeback {
-                    self.free_content(FrameRun::new(frame, order));
-                }
+                home.into_iter().for_each(|run| self.free_content(run));
             }
             PageState::Swapped { slot, fetching, .. } => {
                 if !fetching {
@@ -287,6 +327,26 @@ impl<M: Machine> Engine<M> {
         if matches!(state, PageState::Resident { .. }) {
             self.counters().of(from).nr_anon.sub(1);
             self.counters().of(to).nr_anon.add(u64::from(from.pages() / to.pages()));
+        }
+    }
+}
+
+/// Calls `act` with every run of pages in the block whose state is as wanted.
+fn for_each_run(
+    entries: &mut Entries,
+    is_wanted: impl Fn(PageState) -> bool,
+    act: &mut impl FnMut(&mut Entries, Range<PageNumber>),
+) {
+    let (mut page, end) = (entries.first(), entries.end());
+    while page < end {
+        let start = page;
+        while page < end && is_wanted(entries.get(page)) {
+            page = page.offset(1);
+        }
+        if start < page {
+            act(entries, start..page);
+        } else {
+            page = page.offset(1);
         }
     }
 }

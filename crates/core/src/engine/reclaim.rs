@@ -6,9 +6,10 @@ use crate::homes::Urgency;
 use crate::machine::{Compressed, Machine};
 use crate::page_table::{Block, PageState};
 use crate::queue::FolioName;
+use crate::run_tokens::{RunRef, SharedRun};
 use crate::store::PieceInfo;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
+use crate::units::{MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// Number of folios that reclaim tries in vain to stage before it gives up: the rest is probably
@@ -222,19 +223,8 @@ impl<M: Machine> Engine<M> {
     /// Compresses one staged folio of `block` into the store and frees its frames.
     fn write_back(&self, worker: &mut M::Worker, block: &Block, folio: FolioName) -> WrittenBack {
         let FolioName { head, order } = folio;
-        let frame = {
-            let mut entries = block.lock();
-            match entries.get(head) {
-                PageState::Home { frame, order: now, writeback: false } if now == order => {
-                    entries.set_folio(head, order, PageState::Home { frame, order, writeback: true });
-                    entries.set_unqueued(head);
-                    frame
-                }
-                _ => return WrittenBack::Nothing,
-            }
-        };
-        let run = FrameRun::new(frame, order);
-        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_entry(run) {
+        let Some(run) = block.lock().begin_writeback(head, order) else { return WrittenBack::Nothing };
+        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_entry(run.as_ref()) {
             self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
             (slot, 0)
         } else {
@@ -242,7 +232,7 @@ impl<M: Machine> Engine<M> {
             let Some(slot) = whole.then(|| self.alloc_slots(order)).flatten() else {
                 return self.write_back_in_parts(block, folio, run);
             };
-            let Some(stored_bytes) = self.compress_folio(worker, folio, run, slot) else {
+            let Some(stored_bytes) = self.compress_folio(worker, folio, run.as_ref(), slot) else {
                 self.undo_writeback(block, folio, run);
                 return WrittenBack::NoRoom;
             };
@@ -256,7 +246,7 @@ impl<M: Machine> Engine<M> {
 
     /// Returns the slots that still hold the content of `run`, a folio under writeback.
     #[inline]
-    fn unchanged_entry(&self, run: FrameRun) -> Option<Slot> {
+    fn unchanged_entry(&self, run: RunRef<'_>) -> Option<Slot> {
         let entry = self.swap_cache.take(run.head)?;
         let good = entry.order == run.order && self.machine.hash(run) == entry.hash;
         self.swap_cache.note_checked(good);
@@ -270,7 +260,7 @@ impl<M: Machine> Engine<M> {
 
     /// Ends a writeback without contiguous slots, or with none wanted: splits the folio and queues
     /// its pages.
-    fn write_back_in_parts(&self, block: &Block, folio: FolioName, run: FrameRun) -> WrittenBack {
+    fn write_back_in_parts(&self, block: &Block, folio: FolioName, run: SharedRun) -> WrittenBack {
         self.undo_writeback(block, folio, run);
         if folio.order == Order::ZERO {
             return WrittenBack::NoRoom;
@@ -286,19 +276,16 @@ impl<M: Machine> Engine<M> {
 
     /// Removes the writeback mark from the pages that are still there, and frees the frames of the
     /// others.
-    fn undo_writeback(&self, block: &Block, folio: FolioName, run: FrameRun) {
+    fn undo_writeback(&self, block: &Block, folio: FolioName, run: SharedRun) {
         let mut entries = block.lock();
-        for index in 0..run.frames() {
+        for (index, part) in (0..).zip(run.into_pages()) {
             let page = folio.head.offset(index);
-            let frame = run.head.offset(index);
-            match entries.get(page) {
-                PageState::Home { frame: now, order, writeback: true } if now == frame => {
-                    entries.set(page, PageState::Home { frame, order, writeback: false });
-                    if page.head(order) == page {
-                        self.enqueue(&self.staged, &mut entries, page, order);
-                    }
-                }
-                _ => self.free_content(run.part(index, Order::ZERO)),
+            if let Some(left) = entries.cancel_writeback(page, part) {
+                self.free_content(left);
+            } else if let PageState::Home { order, .. } = entries.get(page)
+                && page.head(order) == page
+            {
+                self.enqueue(&self.staged, &mut entries, page, order);
             }
         }
     }
@@ -306,7 +293,7 @@ impl<M: Machine> Engine<M> {
     /// Stores the content of `run`, which belongs to `folio`, under the slots from `slot` on, piece
     /// by piece. Returns the number of stored bytes; on failure the slots are free again.
     #[inline]
-    fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: FrameRun, slot: Slot) -> Option<u64> {
+    fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: RunRef<'_>, slot: Slot) -> Option<u64> {
         let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
         let granule = self.config.granule.min(run.order).min(part).min(self.largest_piece());
         let (mut done, mut stored_bytes) = (0, 0);
@@ -316,11 +303,10 @@ impl<M: Machine> Engine<M> {
                 Compressed::Filled(word) => self.store.insert_filled(word, granule, granule.pages() as u16),
                 Compressed::Bytes { len_bytes, raw, checksum } => {
                     let info = PieceInfo { len_bytes, granule, raw, checksum, pages: granule.pages() as u16 };
-                    self.store.insert(&self.runs(), info).map(|(piece, place)| {
-                        self.machine.write_piece(worker, part, &place);
-                        self.store.seal(piece);
+                    self.store.insert(&self.runs(), info).map(|mut place| {
+                        self.machine.write_piece(worker, part, place.as_mut());
                         stored_bytes += u64::from(len_bytes);
-                        piece
+                        self.store.seal(place)
                     })
                 }
             };
@@ -340,7 +326,7 @@ impl<M: Machine> Engine<M> {
         &self,
         block: &Block,
         folio: FolioName,
-        run: FrameRun,
+        run: SharedRun,
         slot: Slot,
         stored_bytes: u64,
     ) -> WrittenBack {
@@ -361,13 +347,15 @@ impl<M: Machine> Engine<M> {
                 _ => self.free_slots(slot.offset(index), 1),
             }
         }
+        let run = entries.finish_writeback(head, run);
         drop(entries);
+        let pages = run.frames();
         // `unchanged_entry` removed the swap-cache entry, good or not.
         self.free_frames_of_content(run);
         self.staged_pages.fetch_sub(out_pages, Relaxed);
         let vm = &self.counters().vm;
         vm.pswpout.add(out_pages);
-        if out_pages == u64::from(run.frames()) {
+        if out_pages == u64::from(pages) {
             self.counters().of(order).swpout.inc();
         }
         WrittenBack::Freed { pages: out_pages, bytes: out_pages as i64 * PAGE_BYTES as i64 - stored_bytes as i64 }

@@ -53,10 +53,10 @@ impl<M: Machine> Engine<M> {
         let Some(made) = smaller.filter(|made| self.store.is_smaller(&pinned, made.len_bytes)) else {
             return self.store.settle(&runs, pinned);
         };
-        let Some((to, place)) = self.store.new_place(&runs, &pinned, made.len_bytes) else {
+        let Some(mut to) = self.store.new_place(&runs, &pinned, made.len_bytes) else {
             return self.store.unpin(&runs, pinned);
         };
-        self.machine.write_recompressed(worker, &place);
+        self.machine.write_recompressed(worker, to.as_mut());
         let saved_bytes = self.store.replace(&runs, pinned, to, made.checksum);
         if saved_bytes > 0 {
             counters.recompressed.inc();

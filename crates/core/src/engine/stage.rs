@@ -248,6 +248,7 @@ impl<M: Machine> Engine<M> {
             Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
                 // The page is shared since a fork, or pinned. Only a shared page can be unshared.
+                self.unprotect(folio.head.folio(folio.order));
                 if !self.machine.unshare(folio.head.folio(folio.order)) {
                     return self.stage_later(block, folio);
                 }

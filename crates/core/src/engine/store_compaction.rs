@@ -8,7 +8,7 @@
 
 use super::Engine;
 use crate::machine::Machine;
-use crate::store::{Fragment, PieceMover};
+use crate::store::{FragmentMut, FragmentRef, PieceMover};
 
 /// Waste of the store, in percent of its memory, above which compaction has something to gain.
 /// Waste is all memory except the compressed bytes; slot sizes, slack and metadata alone are 5 to 8
@@ -25,7 +25,7 @@ const STEP_PAGES: u32 = 64;
 pub(super) struct Mover<'a, M: Machine>(pub(super) &'a M);
 
 impl<M: Machine> PieceMover for Mover<'_, M> {
-    fn copy(&self, from: Fragment, to: Fragment) {
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         self.0.copy_piece(from, to);
     }
 }

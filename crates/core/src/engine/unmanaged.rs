@@ -6,6 +6,7 @@ use super::Engine;
 use super::fault::{Changing, Fetch, Served, Step, step};
 use crate::machine::{Corrupted, Machine, MoveError};
 use crate::page_table::{Block, PageState};
+use crate::run_tokens::UniqueRun;
 use crate::stats::FaultKind;
 use crate::store::PieceId;
 use crate::sync;
@@ -34,17 +35,16 @@ impl<M: Machine> Engine<M> {
 
     /// Maps in `page`, which is swapped out, as an unmanaged page through the spare frame.
     pub(super) fn map_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
-        let Some(spare) = self.spare.lock().take() else {
+        let Some(mut spare) = self.spare.lock().take() else {
             // Another thread uses the spare frame for a moment.
             sync::yield_now();
             return Step::LookAgain;
         };
-        let run = FrameRun::new(spare, Order::ZERO);
         // The charge is for the frame, then for the page in the program.
         self.machine.charge(1);
-        self.machine.populate(run);
-        let mapped_in = self.copy_in_unmanaged(worker, block, page, run);
-        self.machine.release(run);
+        self.machine.populate(spare.as_mut());
+        let mapped_in = self.copy_in_unmanaged(worker, block, page, &mut spare);
+        self.machine.release(spare.as_mut());
         *self.spare.lock() = Some(spare);
         match mapped_in {
             Ok(()) => {
@@ -63,7 +63,7 @@ impl<M: Machine> Engine<M> {
         worker: &mut M::Worker,
         block: &Block,
         page: PageNumber,
-        run: FrameRun,
+        run: &mut UniqueRun,
     ) -> Result<(), Step> {
         // Other threads may fetch or drop the page meanwhile. While its piece is pinned, any slot
         // that names the piece has the content read here, whatever happened to the slot.
@@ -73,8 +73,8 @@ impl<M: Machine> Engine<M> {
             (slot, self.store.pin(self.slot_map.get(slot)))
         };
         let skip_pages = slot.0 % pinned.piece().granule.pages();
-        let read = self.read_piece(worker, pinned.piece(), skip_pages, run);
-        let settled = self.settle_unmanaged(block, page, (slot, pinned.id()), run, read);
+        let read = self.read_piece(worker, pinned.piece(), skip_pages, run.as_mut());
+        let settled = self.settle_unmanaged(block, page, (slot, pinned.id()), **run, read);
         self.store.unpin(&self.runs(), pinned);
         settled
     }
@@ -102,6 +102,13 @@ impl<M: Machine> Engine<M> {
             let given_up =
                 self.give_up_corrupted(&mut entries, &Fetch { head: page, slot, run, whole: false }, corrupted);
             return Err(step(given_up, FaultKind::SwapIn, pages));
+        }
+        let mut is_lost = false;
+        self.machine.for_each_lost(pages.clone(), &mut |_| is_lost = true);
+        if is_lost {
+            entries.set(page, PageState::None);
+            self.free_slots(slot, 1);
+            return Err(Step::LookAgain);
         }
         let copied = self.machine.copy_in(run.head, page);
         match copied {

@@ -8,9 +8,10 @@
 use super::Engine;
 use crate::homes::Urgency;
 use crate::machine::{Corrupted, Machine};
+use crate::run_tokens::RunMut;
 use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{CLUSTER_SLOTS, FrameRun, MAX_ORDER, Order};
+use crate::units::{CLUSTER_SLOTS, MAX_ORDER, Order};
 
 /// Number of checks that skip the file after it was full or failed: a full file is tried again now
 /// and then, without slowing down the rest.
@@ -107,7 +108,7 @@ impl<M: Machine> Engine<M> {
         worker: &mut M::Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let Some(place) = piece.place.in_file() else {
             return self.machine.read_piece(worker, piece, skip_pages, into);

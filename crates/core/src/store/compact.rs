@@ -8,7 +8,7 @@
 
 use super::classes::{CLASSES, ClassId};
 use super::evacuate::copy;
-use super::place::Fragment;
+use super::place::{FragmentMut, FragmentRef, PlaceMut};
 use super::word::{Location, ZspageId};
 use super::{PieceId, RunSource, Store};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -16,8 +16,8 @@ use crate::units::PAGE_BYTES;
 
 /// The copier of pieces' bytes for compaction. Called with no lock of the store held.
 pub trait PieceMover {
-    /// Copies the bytes at `from` to `to`, which has the length of `from` and does not overlap it.
-    fn copy(&self, from: Fragment, to: Fragment);
+    /// Copies the bytes at `from` to `to`, which has the length of `from`.
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>);
 }
 
 impl Store {
@@ -102,7 +102,7 @@ impl Store {
         };
         let len_less_one = u32::from(location.last_byte()) - from.1 * size_bytes;
         let to = Location::new(zspage, (slot * size_bytes + len_less_one) as u16);
-        copy(mover, self.place_of(location), self.place_of(to));
+        copy(mover, &self.place_of(location), PlaceMut::of(self.place_of(to)));
         let switched = at.switch(to).is_some();
         self.vacate(runs, if switched { location } else { to });
         if !switched {

@@ -6,7 +6,7 @@
 //! start of the chain.
 
 use super::compact::PieceMover;
-use super::place::{Fragment, Place};
+use super::place::{Fragment, FragmentMut, FragmentRef, Place, PlaceMut};
 use super::word::ZspageId;
 use super::{RunSource, Store};
 use crate::units::{Frame, FrameRun};
@@ -85,7 +85,7 @@ impl Store {
             self.unpin_at(runs, at);
             return false;
         };
-        copy(mover, self.place_of(from), self.place_of(to));
+        copy(mover, &self.place_of(from), PlaceMut::of(self.place_of(to)));
         let switched = at.switch(to).is_some();
         self.vacate(runs, if switched { from } else { to });
         if !switched {
@@ -95,8 +95,9 @@ impl Store {
     }
 }
 
-/// Copies the bytes at `from` to `to`, whose fragments may have other boundaries.
-pub(super) fn copy(mover: &dyn PieceMover, from: Place<'_>, to: Place<'_>) {
+/// Copies the bytes at `from` to `to`, whose fragments may have other boundaries. The caller has
+/// pinned the piece at `from`.
+pub(super) fn copy(mover: &dyn PieceMover, from: &Place<'_>, mut to: PlaceMut<'_>) {
     let targets = to.fragments();
     let mut targets = targets.iter().copied();
     let mut target = targets.next();
@@ -105,7 +106,8 @@ pub(super) fn copy(mover: &dyn PieceMover, from: Place<'_>, to: Place<'_>) {
         while rest.len_bytes > 0 {
             let Some(room) = target else { unreachable!("{to:?} is as long as {from:?}") };
             let len_bytes = rest.len_bytes.min(room.len_bytes);
-            mover.copy(Fragment { len_bytes, ..rest }, Fragment { len_bytes, ..room });
+            let source = FragmentRef::of(Fragment { len_bytes, ..rest }, from);
+            mover.copy(source, FragmentMut::of(Fragment { len_bytes, ..room }, &mut to));
             let after = |of: Fragment| Fragment::new(of.head, of.offset_bytes + len_bytes, of.len_bytes - len_bytes);
             rest = after(rest);
             target = if room.len_bytes == len_bytes { targets.next() } else { Some(after(room)) };

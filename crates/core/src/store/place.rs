@@ -7,9 +7,10 @@
 
 use super::extent::{Extent, MAX_RUNS};
 use super::word::Location;
-use super::{FilePlace, Store};
+use super::{FilePlace, PieceId, Store};
 use crate::units::{Frame, PAGE_BYTES};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 
 /// Contiguous bytes in contiguous frames.
@@ -39,6 +40,100 @@ impl Fragment {
     /// Returns the offset of the byte after the fragment from the start of the arena.
     pub const fn end_bytes(&self) -> u64 {
         self.start_bytes() + self.len_bytes as u64
+    }
+}
+
+/// The right to read one fragment for a while.
+#[derive(Clone, Copy, Debug)]
+pub struct FragmentRef<'a>(Fragment, PhantomData<&'a [u8]>);
+
+/// The right to write one fragment for a while.
+#[derive(Debug)]
+pub struct FragmentMut<'a>(Fragment, PhantomData<&'a mut [u8]>);
+
+impl FragmentRef<'_> {
+    /// Returns the right to read `fragment` of `_place`, the place of a pinned piece: nobody writes
+    /// its bytes while the place is borrowed.
+    pub(super) fn of<'a>(fragment: Fragment, _place: &'a Place<'_>) -> FragmentRef<'a> {
+        FragmentRef(fragment, PhantomData)
+    }
+}
+
+impl FragmentMut<'_> {
+    /// Returns the right to write `fragment` of `_place`. The caller asks for one fragment at a
+    /// time, or for fragments that do not overlap.
+    pub(super) fn of<'a>(fragment: Fragment, _place: &'a mut PlaceMut<'_>) -> FragmentMut<'a> {
+        FragmentMut(fragment, PhantomData)
+    }
+}
+
+impl Deref for FragmentRef<'_> {
+    type Target = Fragment;
+
+    fn deref(&self) -> &Fragment {
+        &self.0
+    }
+}
+
+impl Deref for FragmentMut<'_> {
+    type Target = Fragment;
+
+    fn deref(&self) -> &Fragment {
+        &self.0
+    }
+}
+
+/// The place of a piece that is being written. No other thread knows the piece before it is sealed.
+#[must_use = "the piece is never moved nor written back unless it is sealed"]
+pub struct UniquePlace<'a> {
+    pub(super) place: Place<'a>,
+    pub(super) id: PieceId,
+}
+
+impl UniquePlace<'_> {
+    /// Returns the right to write the place.
+    pub fn as_mut(&mut self) -> PlaceMut<'_> {
+        PlaceMut::of(self.place)
+    }
+}
+
+impl<'a> Deref for UniquePlace<'a> {
+    type Target = Place<'a>;
+
+    fn deref(&self) -> &Place<'a> {
+        &self.place
+    }
+}
+
+impl fmt::Debug for UniquePlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:?}", self.id, self.place)
+    }
+}
+
+/// The right to write a place for a while.
+#[derive(Debug)]
+pub struct PlaceMut<'a>(Place<'a>);
+
+impl<'a> PlaceMut<'a> {
+    /// Returns the right to write `place`. Only the caller may use the place during the loan.
+    pub(super) fn of(place: Place<'a>) -> PlaceMut<'a> {
+        PlaceMut(place)
+    }
+
+    /// Calls `act` with each fragment, in the order of the bytes.
+    pub fn for_each_fragment(&mut self, mut act: impl FnMut(FragmentMut<'_>)) {
+        for &fragment in &*self.0.fragments() {
+            act(FragmentMut::of(fragment, self));
+        }
+    }
+}
+
+impl<'a> Deref for PlaceMut<'a> {
+    type Target = Place<'a>;
+
+    fn deref(&self) -> &Place<'a> {
+        &self.0
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::classes::class_of;
 use super::word::{Location, Mark};
-use super::{PieceId, Pinned, Place, RunSource, Store};
+use super::{PieceId, Pinned, Place, PlaceMut, RunSource, Store};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::units::PAGE_BYTES;
 
@@ -25,10 +25,21 @@ pub(super) struct ClockHand {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PassOver;
 
-/// An allocated place for a recompressed piece.
+/// An allocated place for a recompressed piece. No other thread knows the place before
+/// [`Store::replace`] switches the piece to it.
 #[must_use = "its frames are taken until it is handed back"]
 #[derive(Debug)]
-pub struct NewPlace(Location);
+pub struct NewPlace<'a> {
+    location: Location,
+    place: Place<'a>,
+}
+
+impl NewPlace<'_> {
+    /// The right to write it.
+    pub fn as_mut(&mut self) -> PlaceMut<'_> {
+        PlaceMut::of(self.place)
+    }
+}
 
 /// Returns the bytes that a piece of `len_bytes` occupies in its zspage or extents.
 fn taken_bytes(len_bytes: u32) -> u32 {
@@ -88,25 +99,20 @@ impl Store {
     }
 
     /// Allocates a place for `len_bytes` of a piece.
-    pub fn new_place(
-        &self,
-        runs: &dyn RunSource,
-        pinned: &Pinned<'_>,
-        len_bytes: u32,
-    ) -> Option<(NewPlace, Place<'_>)> {
+    pub fn new_place(&self, runs: &dyn RunSource, pinned: &Pinned<'_>, len_bytes: u32) -> Option<NewPlace<'_>> {
         let location = self.find_room(runs, pinned.id(), len_bytes)?;
-        Some((NewPlace(location), self.place_of(location)))
+        Some(NewPlace { location, place: self.place_of(location) })
     }
 
     /// Switches a piece to `to`, compressed by the second codec. If another thread pins it at this
     /// moment, it stays as it is. Returns the number of bytes saved.
-    pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned<'_>, to: NewPlace, checksum: u64) -> u64 {
+    pub fn replace(&self, runs: &dyn RunSource, pinned: Pinned<'_>, to: NewPlace<'_>, checksum: u64) -> u64 {
         let (at, from) = (pinned.at, &pinned.piece);
         let old = at.load().location();
         // Read before the old place can be freed.
-        let (old_bytes, new_bytes) = (from.place.len_bytes(), self.place_of(to.0).len_bytes());
-        let Some(word) = at.replace(to.0, checksum) else {
-            self.vacate(runs, to.0);
+        let (old_bytes, new_bytes) = (from.place.len_bytes(), to.place.len_bytes());
+        let Some(word) = at.replace(to.location, checksum) else {
+            self.vacate(runs, to.location);
             self.unpin(runs, pinned);
             return 0;
         };

@@ -89,7 +89,7 @@ impl RunSource for Arena {
 }
 
 impl PieceMover for Arena {
-    fn copy(&self, from: Fragment, to: Fragment) {
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
         let mut bytes = self.bytes.lock();
@@ -183,13 +183,14 @@ impl Model<'_> {
         let references = pages.clamp(1, granule.pages() as u16);
         self.inserted += 1;
         let info = PieceInfo { len_bytes, granule, raw, checksum: self.inserted * 77, pages: references };
-        let Some((id, place)) = self.store.insert(&self.arena, info) else { return };
+        let Some(place) = self.store.insert(&self.arena, info) else { return };
+        let id = place.id;
         assert_eq!(place.len_bytes(), len_bytes);
         assert!(len_bytes > 64 << 10 || place.fragments().len() <= extent::MAX_RUNS);
         let content = content_of(self.inserted, len_bytes);
         self.arena.write(&place, &content);
         if sealed {
-            self.store.seal(id);
+            self.store.seal(place);
         }
         let before = self.live.insert(id, Expected { info, filled: None, content, references, sealed });
         assert!(before.is_none(), "{id:?} names two pieces");
@@ -357,9 +358,8 @@ impl Filling {
     fn insert(&mut self) {
         let (len_bytes, raw) = realistic_len(&mut self.random, self.granule);
         let info = PieceInfo { len_bytes, granule: self.granule, raw, checksum: 0, pages: 1 };
-        let (id, _) = self.store.insert(&self.arena, info).expect("an arena that is large enough");
-        self.store.seal(id);
-        self.pieces.push(id);
+        let place = self.store.insert(&self.arena, info).expect("an arena that is large enough");
+        self.pieces.push(self.store.seal(place));
     }
 
     fn release_one(&mut self) {
@@ -433,10 +433,10 @@ fn a_raw_2_mib_piece_needs_no_run_above_order_4() {
     }
     let store = Store::new(10);
     let info = PieceInfo { len_bytes: 2 << 20, granule: MAX_ORDER, raw: true, checksum: 5, pages: 512 };
-    let (id, place) = store.insert(&arena, info).unwrap();
+    let place = store.insert(&arena, info).unwrap();
     assert_eq!(place.fragments().len(), 32);
     assert_eq!(store.stats().huge_pages, 512);
-    store.release(&arena, id, 512);
+    store.release(&arena, place.id, 512);
     store.check();
     assert_eq!(arena.held_frames(), 1024);
 }
@@ -446,7 +446,7 @@ fn adjacent_extents_are_one_fragment() {
     let arena = Arena::new(2048);
     let store = Store::new(10);
     let info = PieceInfo { len_bytes: 1_000_000, granule: MAX_ORDER, raw: false, checksum: 5, pages: 512 };
-    let (_, place) = store.insert(&arena, info).unwrap();
+    let place = store.insert(&arena, info).unwrap();
     assert_eq!(*place.fragments(), [Fragment::new(Frame(0), 0, 1_000_000)]);
     assert_eq!(store.held_frames(), 245);
 }
@@ -458,11 +458,11 @@ fn a_failed_insert_leaves_nothing_behind() {
     let info = |len_bytes| PieceInfo { len_bytes, granule: MAX_ORDER, raw: false, checksum: 0, pages: 1 };
     assert!(store.insert(&arena, info(300 << 10)).is_none(), "there are no frames");
     assert_eq!(arena.held_frames(), 0);
-    let (first, _) = store.insert(&arena, info(100)).unwrap();
+    let first = store.insert(&arena, info(100)).unwrap();
     assert!(store.insert_filled(7, Order::ZERO, 1).is_some());
     assert!(store.insert(&arena, info(100)).is_none(), "there are no ids");
     assert_eq!(store.insert_filled(7, Order::ZERO, 1), None);
-    store.release(&arena, first, 1);
+    store.release(&arena, first.id, 1);
     assert!(store.insert(&arena, info(100)).is_some());
     store.check();
 }
@@ -471,8 +471,9 @@ fn a_failed_insert_leaves_nothing_behind() {
 fn a_piece_released_while_pinned_is_freed_by_the_unpin() {
     let (arena, store) = (Arena::new(64), Store::new(2));
     let info = PieceInfo { len_bytes: 40_000, granule: Order::new(4).unwrap(), raw: false, checksum: 9, pages: 16 };
-    let (id, place) = store.insert(&arena, info).unwrap();
+    let place = store.insert(&arena, info).unwrap();
     arena.write(&place, &content_of(1, 40_000));
+    let id = store.seal(place);
     let (first, second) = (store.pin(id), store.pin(id));
     store.release(&arena, id, 16);
     store.unpin(&arena, first);
@@ -495,11 +496,19 @@ fn pinning_a_freed_piece_is_refused() {
 fn pinned_and_unsealed_pieces_stay_where_they_are() {
     let (arena, store) = (Arena::new(1024), Store::new(1000));
     let info = PieceInfo { len_bytes: 2048, granule: Order::ZERO, raw: false, checksum: 0, pages: 1 };
-    let ids: Vec<_> = (0..200).map(|_| store.insert(&arena, info).unwrap().0).collect();
-    let kept: Vec<_> = ids.chunks(2).map(|pair| (store.release(&arena, pair[0], 1), pair[1]).1).collect();
+    let mut kept: Vec<_> = (0..200).map(|_| store.insert(&arena, info).unwrap()).collect();
+    let mut index = 0;
+    kept.retain(|place| {
+        index += 1;
+        let is_kept = index % 2 == 0;
+        if !is_kept {
+            store.release(&arena, place.id, 1);
+        }
+        is_kept
+    });
     let held = store.held_frames();
     assert_eq!(store.compact(&arena, &arena, u32::MAX), 0, "no piece is sealed");
-    kept.iter().for_each(|&id| store.seal(id));
+    let kept: Vec<_> = kept.into_iter().map(|place| store.seal(place)).collect();
     let pinned: Vec<_> = kept.iter().map(|&id| store.pin(id)).collect();
     assert_eq!(store.compact(&arena, &arena, u32::MAX), 0, "every piece is pinned");
     for (id, pinned) in kept.iter().zip(pinned) {
@@ -522,7 +531,7 @@ struct Overtaken<'a> {
 impl RunSource for Overtaken<'_> {
     fn alloc_run(&self, order: Order) -> Option<FrameRun> {
         let run = self.arena.alloc_run(order);
-        self.others.lock().extend(self.store.insert(self.arena, self.info).map(|(id, _)| id));
+        self.others.lock().extend(self.store.insert(self.arena, self.info).map(|place| self.store.seal(place)));
         run
     }
 
@@ -536,7 +545,7 @@ fn two_zspages_opened_at_the_same_time_are_both_used() {
     let (arena, store) = (Arena::without_bytes(64), Store::new(8));
     let info = PieceInfo { len_bytes: 1000, granule: Order::ZERO, raw: false, checksum: 0, pages: 1 };
     let overtaken = Overtaken { arena: &arena, store: &store, info, others: Mutex::default() };
-    let (id, _) = store.insert(&overtaken, info).unwrap();
+    let id = store.seal(store.insert(&overtaken, info).unwrap());
     store.check();
     store.release(&arena, id, 1);
     overtaken.others.lock().iter().for_each(|&other| store.release(&arena, other, 1));

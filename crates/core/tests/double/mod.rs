@@ -7,8 +7,9 @@ use foliomem_core::machine::{
     Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped,
 };
 use foliomem_core::policy::{Advice, Disabled, SizePolicy};
+use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
-use foliomem_core::store::{FilePlace, Fragment, Piece, Place, Seal, WriteBatch};
+use foliomem_core::store::{FilePlace, Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, PageNumber, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -78,6 +79,8 @@ pub struct State {
     pub charged: i64,
     /// The limit in pages.
     pub limit_pages: i64,
+    /// Marks in place of pages that were unmapped into the arena.
+    pub marks: BTreeSet<u64>,
     /// Whether a frame must go back to the system before it is used again.
     pub frames_escape: bool,
     /// Whether the engine reported that the arena is full.
@@ -105,6 +108,7 @@ pub struct State {
 impl State {
     /// Frees a page of the program, as the kernel does.
     pub fn drop_page(&mut self, page: u64) {
+        self.marks.remove(&page);
         if self.program.remove(&page).is_some() {
             self.charged -= 1;
         }
@@ -127,6 +131,9 @@ impl State {
             self.mappings.push((mapping.start - from.start + to..mapping.end - from.start + to, advice));
         }
         for (page, new) in from.zip(to..) {
+            if self.marks.remove(&page) {
+                self.marks.insert(new);
+            }
             if let Some(content) = self.program.remove(&page) {
                 self.program.insert(new, content);
             }
@@ -244,9 +251,9 @@ impl Machine for Double {
         &self.counters
     }
 
-    fn populate(&self, run: FrameRun) {
+    fn populate(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
-        for frame in frames(run) {
+        for frame in frames(*run) {
             assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was populated");
         }
     }
@@ -255,16 +262,16 @@ impl Machine for Double {
         assert!(head < border && border < head.offset(MAX_ORDER.pages()) && head.head(MAX_ORDER) == head);
     }
 
-    fn release(&self, run: FrameRun) {
+    fn release(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
-        for frame in frames(run) {
+        for frame in frames(*run) {
             assert!(state.homes.remove(&frame).is_some(), "frame {frame:x} was unpopulated");
         }
     }
 
-    fn zero(&self, run: FrameRun) {
+    fn zero(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
-        for frame in frames(run) {
+        for frame in frames(*run) {
             *state.homes.get_mut(&frame).expect("a populated frame") = 0;
         }
     }
@@ -280,14 +287,14 @@ impl Machine for Double {
         Some(Steady(self))
     }
 
-    fn hash(&self, run: FrameRun) -> u64 {
+    fn hash(&self, run: RunRef<'_>) -> u64 {
         let state = self.state.lock();
-        checksum(&frames(run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
+        checksum(&frames(*run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
     }
 
-    fn copy(&self, from: FrameRun, to: FrameRun) {
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
         let mut state = self.state.lock();
-        for (from, to) in frames(from).zip(frames(to)) {
+        for (from, to) in frames(*from).zip(frames(*to)) {
             let content = state.homes[&from];
             *state.homes.get_mut(&to).expect("a populated frame") = content;
         }
@@ -307,25 +314,46 @@ impl Machine for Double {
         Ok(())
     }
 
+    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        let missing: Vec<u64> = {
+            let state = self.state.lock();
+            (pages.start.0..pages.end.0).filter(|page| !state.marks.contains(page)).collect()
+        };
+        missing.into_iter().for_each(|page| lost(PageNumber(page)..PageNumber(page + 1)));
+    }
+
+    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        self.for_each_lost(pages.clone(), lost);
+        let mut state = self.state.lock();
+        if state.changes == 0 {
+            state.marks.retain(|page| !(pages.start.0..pages.end.0).contains(page));
+        }
+    }
+
+    fn mark(&self, pages: Range<PageNumber>) {
+        self.state.lock().marks.extend(pages.start.0..pages.end.0);
+    }
+
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         let mut state = self.state.lock();
         for (index, frame) in frames(run).enumerate() {
             let page = to.0 + index as u64;
-            let stop = |error| Err(Stopped { moved_pages: index as u32, error });
-            if state.changes > 0 {
-                return stop(MoveError::Changing);
-            }
-            if state.mapping(page).is_none() {
-                return stop(MoveError::Gone);
-            }
-            if state.refusing.contains(&page) {
-                return stop(MoveError::Refused);
-            }
-            if state.program.contains_key(&page) {
-                return stop(MoveError::Exists);
-            }
-            let Some(content) = state.homes.remove(&frame) else { return stop(MoveError::Absent) };
-            state.program.insert(page, content);
+            let error = match () {
+                () if state.changes > 0 => MoveError::Changing,
+                () if state.mapping(page).is_none() => MoveError::Gone,
+                () if state.refusing.contains(&page) => MoveError::Refused,
+                () if state.program.contains_key(&page) => MoveError::Exists,
+                () => match state.homes.remove(&frame) {
+                    Some(content) => {
+                        state.marks.remove(&page);
+                        state.program.insert(page, content);
+                        continue;
+                    }
+                    None => MoveError::Absent,
+                },
+            };
+            state.marks.extend(page..to.0 + u64::from(run.frames()));
+            return Err(Stopped { moved_pages: index as u32, error });
         }
         Ok(())
     }
@@ -344,6 +372,7 @@ impl Machine for Double {
             }
             let Some(content) = state.program.remove(&page) else { return stop(MoveError::Absent) };
             assert!(state.homes.insert(frame, content).is_none(), "frame {frame:x} was populated");
+            state.marks.insert(page);
         }
         Ok(())
     }
@@ -360,6 +389,7 @@ impl Machine for Double {
             return Err(MoveError::Exists);
         }
         let content = state.homes[&frame.0];
+        state.marks.remove(&to.0);
         state.program.insert(to.0, content);
         Ok(())
     }
@@ -369,6 +399,7 @@ impl Machine for Double {
         if state.changes > 0 {
             return Err(MoveError::Changing);
         }
+        state.marks.remove(&to.0);
         if state.program.insert(to.0, 0).is_some() {
             panic!("{to:?} has content");
         }
@@ -378,6 +409,8 @@ impl Machine for Double {
     fn arena_is_full(&self) {
         self.state.lock().arena_is_full = true;
     }
+
+    fn unprotect(&self, _pages: Range<PageNumber>) {}
 
     fn unshare(&self, pages: Range<PageNumber>) -> bool {
         let mut state = self.state.lock();
@@ -434,11 +467,11 @@ impl Machine for Double {
         }
     }
 
-    fn compress(&self, worker: &mut Worker, _head: PageNumber, run: FrameRun) -> Compressed {
+    fn compress(&self, worker: &mut Worker, _head: PageNumber, run: RunRef<'_>) -> Compressed {
         self.state.lock().compressions += 1;
         // Page by page, which takes long: no other thread may use these frames meanwhile.
         worker.words.clear();
-        worker.words.extend(frames(run).map(|frame| self.state.lock().homes[&frame]));
+        worker.words.extend(frames(*run).map(|frame| self.state.lock().homes[&frame]));
         if worker.words.iter().all(|&word| word == worker.words[0]) && worker.words[0].is_multiple_of(5) {
             return Compressed::Filled(worker.words[0]);
         }
@@ -448,19 +481,19 @@ impl Machine for Double {
         Compressed::Bytes { len_bytes, raw, checksum: checksum(&worker.words) }
     }
 
-    fn write_piece(&self, worker: &mut Worker, _run: FrameRun, place: &Place<'_>) {
-        self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
+    fn write_piece(&self, worker: &mut Worker, _run: RunRef<'_>, place: PlaceMut<'_>) {
+        self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
     }
 
-    fn copy_piece(&self, from: Fragment, to: Fragment) {
-        let key = |fragment: Fragment| (fragment.head.0, fragment.offset_bytes);
+    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+        let key = |fragment: &Fragment| (fragment.head.0, fragment.offset_bytes);
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
         let mut state = self.state.lock();
         // The bytes at `from` stay: a reader may have started. A piece is stored under the place of
         // its first fragment.
-        if let Some(content) = state.pieces.get(&key(from)).cloned() {
-            state.pieces.insert(key(to), content);
+        if let Some(content) = state.pieces.get(&key(&from)).cloned() {
+            state.pieces.insert(key(&to), content);
         }
     }
 
@@ -469,7 +502,7 @@ impl Machine for Double {
         worker: &mut Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         if std::mem::take(&mut self.state.lock().corrupt_next) {
             return Err(Corrupted);
@@ -485,7 +518,7 @@ impl Machine for Double {
                 worker.decode(piece);
             }
         }
-        for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
+        for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
             *self.state.lock().homes.get_mut(&frame).expect("a populated frame") = *word;
         }
         Ok(())
@@ -503,8 +536,8 @@ impl Machine for Double {
         Some(Recompressed { len_bytes: piece.place.len_bytes() * 3 / 4, checksum: checksum(&worker.words) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: &Place<'_>) {
-        self.state.lock().pieces.insert(Double::place_key(place), worker.words.clone());
+    fn write_recompressed(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+        self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
     }
 
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
@@ -549,7 +582,7 @@ impl Machine for Double {
         piece: &Piece<'_>,
         place: &FilePlace,
         skip_pages: u32,
-        into: FrameRun,
+        into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let mut state = self.state.lock();
         if state.failing_reads > 0 {
@@ -561,7 +594,7 @@ impl Machine for Double {
         assert_eq!(checksum(&content), piece.checksum);
         worker.words = content;
         worker.decode(piece);
-        for (frame, word) in frames(into).zip(&worker.words[skip_pages as usize..]) {
+        for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
             *state.homes.get_mut(&frame).expect("a populated frame") = *word;
         }
         Ok(())

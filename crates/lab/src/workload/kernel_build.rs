@@ -2,9 +2,9 @@
 //! jobs run one compiler after another. A shell and a driver wait for each compiler; an assembler
 //! and an object checker follow it.
 //!
-//! The model is fitted to a build of Linux 6.1 (docs/lab.md has the figures). Long-lived memory is
-//! a small part of it, but it matters for single pages in swap: each `make` stays until its
-//! directory is built, and files stay until the end.
+//! The model is fitted to a build of Linux 6.1 (docs/lab/models.md has the figures). Long-lived
+//! memory is a small part of it, but it matters for single pages in swap: each `make` stays until
+//! its directory is built, and files stay until the end.
 
 use super::process::{Kind, Process, SLICE_NS};
 use super::tmpfs::{Files, pages_of_kib};

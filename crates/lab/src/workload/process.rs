@@ -1,8 +1,8 @@
 //! A computing process: its memory grows, and parts of it are touched again, until it exits.
 //!
 //! The model is fitted to gcc 12's `cc1` on C files of Linux, sampled by `/proc/PID/smaps` and
-//! `clear_refs` every 50 ms of its CPU time (docs/lab.md has the figures): how mappings grow, what
-//! is referenced again, how fast.
+//! `clear_refs` every 50 ms of its CPU time (docs/lab/models.md has the figures): how mappings
+//! grow, what is referenced again, how fast.
 //! - The heap grows by `brk` in steps of 33 pages. A folio must lie inside the mapping when it is
 //!   first touched, so the steps leave single pages.
 //! - The rest, gcc's collector, maps 2 MiB at a time. Linux searches for room from the top down,

@@ -1,0 +1,253 @@
+//! All of them but the memory functions.
+
+use super::errno;
+use crate::real::Real;
+use libc::{c_char, c_int, c_long, c_void, size_t};
+use std::alloc::{GlobalAlloc, Layout};
+use std::arch::global_asm;
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU64;
+
+/// Defines hidden functions that jump to functions of this file.
+macro_rules! hidden {
+    ($($name:literal = $function:ident;)*) => {$(
+        global_asm!(
+            concat!(".globl ", $name), concat!(".hidden ", $name), concat!(".type ", $name, ", @function"),
+            concat!($name, ":"), "jmp {function}", function = sym $function,
+        );
+    )*};
+}
+
+/// Defines hidden functions that make the system call of this number, with up to six arguments.
+macro_rules! system_calls {
+    ($($name:literal = $number:expr;)*) => {$(
+        global_asm!(
+            concat!(".globl ", $name), concat!(".hidden ", $name), concat!(".type ", $name, ", @function"),
+            concat!($name, ":"),
+            "mov eax, {number}", "mov r10, rcx", "syscall", "cmp rax, -4096", "ja 2f", "ret",
+            "2:", "mov rdi, rax", "jmp {failed}",
+            number = const $number, failed = sym failed,
+        );
+    )*};
+}
+
+system_calls! {
+    "read" = libc::SYS_read;
+    "write" = libc::SYS_write;
+    "writev" = libc::SYS_writev;
+    "open64" = libc::SYS_open;
+    "close" = libc::SYS_close;
+    "lseek64" = libc::SYS_lseek;
+    "stat64" = libc::SYS_stat;
+    "fstat64" = libc::SYS_fstat;
+    "statx" = libc::SYS_statx;
+    "readlink" = libc::SYS_readlink;
+    "munmap" = libc::SYS_munmap;
+    "getpid" = libc::SYS_getpid;
+    "gettid" = libc::SYS_gettid;
+    "getrusage" = libc::SYS_getrusage;
+    "sched_yield" = libc::SYS_sched_yield;
+    "sched_setscheduler" = libc::SYS_sched_setscheduler;
+    "__wrap_prctl" = libc::SYS_prctl;
+    "__wrap_mmap" = libc::SYS_mmap;
+    "__wrap_mmap64" = libc::SYS_mmap;
+    "__wrap_madvise" = libc::SYS_madvise;
+}
+
+// `long syscall(long number, ...)`, with up to six arguments.
+global_asm!(
+    ".globl __wrap_syscall", ".hidden __wrap_syscall", ".type __wrap_syscall, @function",
+    "__wrap_syscall:",
+    "mov rax, rdi", "mov rdi, rsi", "mov rsi, rdx", "mov rdx, rcx", "mov r10, r8", "mov r8, r9", "mov r9, [rsp + 8]",
+    "syscall", "cmp rax, -4096", "ja 2f", "ret",
+    "2:", "mov rdi, rax", "jmp {failed}",
+    failed = sym failed,
+);
+
+// glibc's `pthread_self`: the second word of a thread control block that is not 0 is its own address, as the ABI has it.
+global_asm!(
+    ".globl pthread_self",
+    ".hidden pthread_self",
+    ".type pthread_self, @function",
+    "pthread_self:",
+    "mov rax, fs:[16]",
+    "ret",
+);
+
+// Tracing functions of zstd: weak in the codec, so a program that traces its own zstd would be called. 0 means: not traced.
+global_asm!(
+    ".irp name, ZSTD_trace_compress_begin, ZSTD_trace_compress_end, ZSTD_trace_decompress_begin, ZSTD_trace_decompress_end",
+    ".globl \\name",
+    ".hidden \\name",
+    ".type \\name, @function",
+    "\\name:",
+    ".endr",
+    "xor eax, eax",
+    "ret",
+);
+
+hidden! {
+    "__errno_location" = errno;
+    "pthread_getcpuclockid" = thread_clock;
+    "__wrap_dl_iterate_phdr" = iterate_objects;
+    "__wrap_malloc" = allocate;
+    "__wrap_calloc" = allocate_zeroed;
+    "__wrap_realloc" = reallocate;
+    "free" = deallocate;
+    "abort" = abort;
+    "getenv" = no_variable;
+    "getcwd" = no_path;
+    "realpath" = no_path;
+    "pthread_key_create" = no_key;
+    "pthread_key_delete" = no_key;
+    "pthread_setspecific" = no_key;
+    "__cxa_thread_atexit_impl" = forget_destructor;
+    "__tls_get_addr" = thread_local_address;
+}
+
+static PTHREAD_GETCPUCLOCKID: Real = Real::c_library(c"pthread_getcpuclockid");
+static DL_ITERATE_PHDR: Real = Real::c_library(c"dl_iterate_phdr");
+
+type ThreadClock = unsafe extern "C" fn(libc::pthread_t, *mut libc::clockid_t) -> c_int;
+type ObjectCallback = unsafe extern "C" fn(*mut libc::dl_phdr_info, size_t, *mut c_void) -> c_int;
+type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
+
+/// Stores the error that a system call has returned; what C functions return then.
+extern "C" fn failed(result: c_long) -> c_long {
+    // SAFETY: errno of the calling thread.
+    unsafe { *errno() = -result as c_int };
+    -1
+}
+
+/// `pthread_getcpuclockid(3)`
+unsafe extern "C" fn thread_clock(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int {
+    // SAFETY: the type matches; the contract is the caller's.
+    unsafe { PTHREAD_GETCPUCLOCKID.get::<ThreadClock>().map_or(libc::ENOSYS, |real| real(thread, clock)) }
+}
+
+/// `dl_iterate_phdr(3)`
+unsafe extern "C" fn iterate_objects(callback: ObjectCallback, argument: *mut c_void) -> c_int {
+    // SAFETY: the type matches; the contract is the caller's.
+    unsafe { DL_ITERATE_PHDR.get::<IterateObjects>().map_or(0, |real| real(callback, argument)) }
+}
+
+/// What lies before each allocation: its size, and padding.
+const HEADER_BYTES: usize = 16;
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.checked_add(HEADER_BYTES)?, HEADER_BYTES).ok()
+}
+
+/// `malloc(3)` for code inside the agent.
+extern "C" fn allocate(bytes: size_t) -> *mut c_void {
+    allocate_zeroed(1, bytes)
+}
+
+/// `calloc(3)` for code inside the agent.
+extern "C" fn allocate_zeroed(count: size_t, bytes: size_t) -> *mut c_void {
+    let Some((bytes, layout)) = count.checked_mul(bytes).and_then(|bytes| Some((bytes, layout(bytes)?))) else {
+        return null_mut();
+    };
+    // SAFETY: the layout is not empty; the header fits.
+    unsafe {
+        let start = crate::HEAP.alloc_zeroed(layout);
+        if start.is_null() {
+            return null_mut();
+        }
+        start.cast::<usize>().write(bytes);
+        start.add(HEADER_BYTES).cast()
+    }
+}
+
+/// `realloc(3)` for code inside the agent.
+///
+/// # Safety
+/// `old` is null, or an allocation of the functions above.
+unsafe extern "C" fn reallocate(old: *mut c_void, bytes: size_t) -> *mut c_void {
+    let new = allocate(bytes);
+    if !old.is_null() && !new.is_null() {
+        // SAFETY: by the contract; the header of an allocation has its size.
+        unsafe {
+            let old_bytes = old.byte_sub(HEADER_BYTES).cast::<usize>().read();
+            new.cast::<u8>().copy_from_nonoverlapping(old.cast(), old_bytes.min(bytes));
+            deallocate(old);
+        }
+    }
+    new
+}
+
+/// `free(3)` for code inside the agent.
+///
+/// # Safety
+/// That of `reallocate`.
+unsafe extern "C" fn deallocate(old: *mut c_void) {
+    if old.is_null() {
+        return;
+    }
+    // SAFETY: by the contract; the header of an allocation has its size.
+    unsafe {
+        let start = old.byte_sub(HEADER_BYTES);
+        if let Some(layout) = layout(start.cast::<usize>().read()) {
+            crate::HEAP.dealloc(start.cast(), layout);
+        }
+    }
+}
+
+/// `abort(3)`: ends the process by SIGABRT. A handler of the program's does not run on a thread that the program does not know.
+extern "C" fn abort() -> ! {
+    use rustix::process::{Signal, getpid};
+    let default = [0usize; 4];
+    // SAFETY: rt_sigaction reads the four words of a `struct sigaction` (SIG_DFL, no flags), the process is to end.
+    unsafe {
+        std::arch::asm!(
+            "syscall", inlateout("rax") libc::SYS_rt_sigaction => _, in("rdi") libc::SIGABRT, in("rsi") default.as_ptr(),
+            in("rdx") 0, in("r10") 8, lateout("rcx") _, lateout("r11") _, options(nostack),
+        );
+    }
+    let _ = rustix::process::kill_process(getpid(), Signal::ABORT);
+    foliomem_linux::thread::restore_signals(0);
+    loop {
+        rustix::thread::sched_yield();
+    }
+}
+
+/// `getenv(3)`: std asks for RUST_BACKTRACE. A backtrace would read files and allocate in the middle of a foreign program.
+extern "C" fn no_variable(_name: *const c_char) -> *mut c_char {
+    null_mut()
+}
+
+/// Functions that return a path, for backtraces.
+extern "C" fn no_path() -> *mut c_char {
+    failed(-c_long::from(libc::ENOSYS));
+    null_mut()
+}
+
+/// Keys of thread-specific data: nothing of the agent is destroyed when a thread ends.
+extern "C" fn no_key() -> c_int {
+    libc::EAGAIN
+}
+
+/// Registers a destructor of a thread-local variable: the same.
+extern "C" fn forget_destructor() -> c_int {
+    0
+}
+
+/// What the linker passes to `__tls_get_addr`.
+#[repr(C)]
+struct ThreadLocal {
+    _module: usize,
+    offset: usize,
+}
+
+/// Room for the thread-local variables of std: counts of panics, and the calling thread's name.
+const THREAD_LOCAL_BYTES: usize = 1024;
+
+/// `__tls_get_addr`: one set of variables for all threads. The loader's function needs a thread that the C library knows, and only a
+/// panic, which aborts, gets here. All start as zeros but the list of destructors, which `forget_destructor` keeps unused.
+extern "C" fn thread_local_address(variable: &ThreadLocal) -> *mut c_void {
+    static VARIABLES: [AtomicU64; THREAD_LOCAL_BYTES / 8] = [const { AtomicU64::new(0) }; THREAD_LOCAL_BYTES / 8];
+    if variable.offset >= THREAD_LOCAL_BYTES {
+        abort();
+    }
+    VARIABLES[0].as_ptr().wrapping_byte_add(variable.offset).cast()
+}

@@ -1,0 +1,265 @@
+//! Descriptors through which pages leave the program by reference.
+//!
+//! `vmsplice(2)`, `MSG_ZEROCOPY` and zero-copy sends of an io_uring keep references to the program's pages. Such a page moves
+//! like any other, and no interface of the kernel tells that somebody still reads it (Linux 6.18: nothing but its reference
+//! count does, and no operation that leaves an anonymous page where it is depends on that). If its frame were used again in
+//! place, the reader would get other content. A page that goes back to the system is safe: the reader's reference keeps it.
+//!
+//! The system calls cannot be seen where the program makes them inline. What can be seen is that the process *has* the
+//! descriptor they need: a pipe open for writing, an io_uring, or a socket with `SO_ZEROCOPY`. From the first that is found
+//! on, no frame is used again in place, for the rest of the process's life: another process may hold the pages long after the
+//! descriptor is closed, and can pass them on (`tee(2)`, `splice(2)`).
+//!
+//! Looks: before a frame of the program's is used again, unless the last look was less than [`LOOK_INTERVAL_NS`] ago and as
+//! many descriptors were open; at each fork; and by the keeper. A descriptor that is made, used, passed on and closed between
+//! two looks is missed.
+//!
+//! A frame that goes back costs 0.4 us for each page, and the next one 1.3 us (Linux 6.18, 2 CPUs).
+
+use crate::clock::now_ns;
+use crate::filters::{self, Call};
+use crate::fork_cell::ForkCell;
+use crate::memory_users;
+use crate::thread::syscall5;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{AtFlags, FileType, Mode, RawDir, SeekFrom, fstat, readlinkat_raw, seek, statat};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The shortest time between two looks at as many descriptors.
+const LOOK_INTERVAL_NS: u64 = 1_000_000;
+/// Looks take one part of so many of the time, at most.
+const LOOK_SHARE: u64 = 64;
+
+/// The descriptors of the program, as the agent sees them.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// `/proc/PID/fd` of the program. `None` where the kernel refuses it: then there may be anything.
+    directory: Option<OwnedFd>,
+    /// The program. `None` where the kernel refuses it.
+    process: Option<OwnedFd>,
+}
+
+impl Table {
+    /// The table of the process `pid`, which `proc` shows.
+    pub(crate) fn open(proc: &OwnedFd, pid: Pid) -> Table {
+        let directory = memory_users::open_directory_in(proc, format_args!("{}/fd", pid.as_raw_nonzero()));
+        let process = filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty()));
+        Table { directory, process: process.and_then(Result::ok) }
+    }
+
+    /// How many are open, on Linux 6.2 and later.
+    fn open_descriptors(&self) -> u64 {
+        self.directory.as_ref().and_then(|directory| fstat(directory).ok()).map_or(0, |stat| stat.st_size as u64)
+    }
+
+    /// Whether one of them lends pages. An error counts as yes.
+    fn lends(&self) -> bool {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let Some(directory) = self.directory.as_ref().filter(|directory| seek(directory, SeekFrom::Start(0)).is_ok())
+        else {
+            return true;
+        };
+        let mut entries = RawDir::new(directory, &mut buffer);
+        let mut seen = 0;
+        while let Some(entry) = entries.next() {
+            let Ok(entry) = entry else { return true };
+            let name = entry.file_name();
+            if name.to_bytes().first().is_some_and(u8::is_ascii_digit) {
+                seen += 1;
+                if self.is_lender(directory, name) {
+                    return true;
+                }
+            }
+        }
+        // The table of a thread group whose first thread has ended looks empty.
+        seen == 0
+    }
+
+    fn is_lender(&self, directory: &OwnedFd, name: &CStr) -> bool {
+        let mut link = [MaybeUninit::uninit(); 64];
+        let Ok((target, _)) = readlinkat_raw(directory, name, &mut link[..]) else {
+            // Closed meanwhile.
+            return false;
+        };
+        match &*target {
+            target if target.starts_with(b"pipe:") => is_written(directory, name),
+            target if target.starts_with(b"socket:") => self.sends_by_reference(name),
+            target if target.starts_with(b"anon_inode:") => target.ends_with(b"[io_uring]"),
+            // A named pipe.
+            target if target.starts_with(b"/") => {
+                let is_pipe = statat(directory, name, AtFlags::empty())
+                    .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+                is_pipe && is_written(directory, name)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a socket has `SO_ZEROCOPY`. Where the kernel does not let us ask, it counts as yes.
+    fn sends_by_reference(&self, name: &CStr) -> bool {
+        let number = name.to_str().ok().and_then(|name| name.parse().ok());
+        let (Some(process), Some(number)) = (&self.process, number) else { return true };
+        match pidfd_getfd(process, number, PidfdGetfdFlags::empty()) {
+            Ok(socket) => has_zerocopy(&socket),
+            Err(Errno::BADF) => false,
+            Err(_) => true,
+        }
+    }
+}
+
+/// The mode of the link tells how the descriptor was opened.
+fn is_written(directory: &OwnedFd, name: &CStr) -> bool {
+    let link = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    link.is_ok_and(|link| Mode::from_raw_mode(link.st_mode).contains(Mode::WUSR))
+}
+
+fn has_zerocopy(socket: &OwnedFd) -> bool {
+    let (mut value, mut len) = (0i32, size_of::<i32>() as u32);
+    // SAFETY: getsockopt fills `value`, of the length that it is told.
+    let result = unsafe {
+        syscall5(
+            libc::SYS_getsockopt as usize,
+            [
+                socket.as_raw_fd() as usize,
+                libc::SOL_SOCKET as usize,
+                libc::SO_ZEROCOPY as usize,
+                (&raw mut value).expose_provenance(),
+                (&raw mut len).expose_provenance(),
+            ],
+        )
+    };
+    // Sockets of most families know no such option.
+    result == 0 && value != 0
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Lenders {
+    are_found: AtomicBool,
+    is_looking: AtomicBool,
+    /// When the next look is due, and how many descriptors the last one saw.
+    due_ns: AtomicU64,
+    seen: AtomicU64,
+    table: ForkCell<Option<Table>>,
+}
+
+impl Default for Lenders {
+    fn default() -> Lenders {
+        Lenders {
+            are_found: AtomicBool::new(false),
+            is_looking: AtomicBool::new(false),
+            due_ns: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            table: ForkCell::new(None),
+        }
+    }
+}
+
+impl Lenders {
+    /// The program's descriptors are to be found here.
+    ///
+    /// # Safety
+    /// No other thread looks meanwhile.
+    pub(crate) unsafe fn arm(&self, table: Table) {
+        self.is_looking.store(false, Ordering::Relaxed);
+        self.due_ns.store(0, Ordering::Relaxed);
+        // SAFETY: by the contract. What was there is the parent's.
+        unsafe { self.table.replace_forgetting(Some(table)) };
+    }
+
+    /// The program lends pages.
+    pub(crate) fn found(&self) {
+        self.are_found.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the program may have lent pages. Looks if a look is due.
+    #[inline]
+    pub(crate) fn may_have_lent(&self) -> bool {
+        self.are_found.load(Ordering::Relaxed) || self.is_due() && self.look()
+    }
+
+    fn is_due(&self) -> bool {
+        now_ns() >= self.due_ns.load(Ordering::Relaxed)
+            || (*self.table).as_ref().is_none_or(|table| table.open_descriptors() != self.seen.load(Ordering::Relaxed))
+    }
+
+    /// Looks, whether a look is due or not. Somebody who comes meanwhile is told that the program may have lent pages.
+    pub(crate) fn look(&self) -> bool {
+        let Some(table) = &*self.table else { return true };
+        if self.are_found.load(Ordering::Relaxed) || self.is_looking.swap(true, Ordering::Acquire) {
+            return true;
+        }
+        let (started_ns, seen) = (now_ns(), table.open_descriptors());
+        let lends = table.lends();
+        if lends {
+            self.found();
+        }
+        self.seen.store(seen, Ordering::Relaxed);
+        let took_ns = now_ns() - started_ns;
+        self.due_ns.store(started_ns + LOOK_INTERVAL_NS.max(took_ns * LOOK_SHARE), Ordering::Relaxed);
+        self.is_looking.store(false, Ordering::Release);
+        lends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{OFlags, openat};
+    use rustix::process::getpid;
+    use std::ffi::CString;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::unix::net::UnixStream;
+
+    fn lends(descriptor: &impl AsRawFd) -> bool {
+        let proc = openat(rustix::fs::CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let table = Table::open(&proc, getpid());
+        table.is_lender(table.directory.as_ref().unwrap(), &CString::new(descriptor.as_raw_fd().to_string()).unwrap())
+    }
+
+    fn ask_for_zerocopy(socket: &impl AsRawFd) -> bool {
+        let one = 1i32;
+        // SAFETY: setsockopt reads an int.
+        let result = unsafe {
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, (&raw const one).cast(), 4)
+        };
+        result == 0
+    }
+
+    #[test]
+    fn a_pipe_lends_where_it_is_open_for_writing() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert!(!lends(&reader) && lends(&writer));
+    }
+
+    #[test]
+    fn a_socket_lends_once_it_sends_without_copies() {
+        let (tcp, udp) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert!(!lends(&tcp) && !lends(&udp));
+        assert!(ask_for_zerocopy(&tcp) && ask_for_zerocopy(&udp));
+        assert!(lends(&tcp) && lends(&udp));
+    }
+
+    #[test]
+    fn files_and_sockets_within_the_machine_lend_nothing() {
+        let (file, (one, other)) = (std::fs::File::open("/proc/self/maps").unwrap(), UnixStream::pair().unwrap());
+        assert!(!lends(&file) && !lends(&one) && !lends(&other));
+    }
+
+    #[test]
+    fn what_was_found_is_remembered_after_it_is_closed() {
+        let proc = openat(rustix::fs::CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let lenders = Lenders::default();
+        assert!(lenders.may_have_lent(), "nobody knows before the table is open");
+        // SAFETY: nobody else looks.
+        unsafe { lenders.arm(Table::open(&proc, getpid())) };
+        let pipe = std::io::pipe().unwrap();
+        assert!(lenders.look());
+        drop(pipe);
+        assert!(lenders.may_have_lent());
+    }
+}

@@ -1,0 +1,268 @@
+//! The dynamic loader's list of objects, and the functions they define, without a call to the loader.
+//!
+//! A program may define `dlsym` or `dl_iterate_phdr` itself, so the agent reads the list that the loader keeps for debuggers. The
+//! list only grows at its end while the program starts, and the loader's order is the order of symbol lookup. Objects that are
+//! loaded later stand at the end; every function that the agent looks for is found before them.
+
+use std::ffi::{CStr, c_char};
+
+const DT_NULL: i64 = 0;
+const DT_HASH: i64 = 4;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_SONAME: i64 = 14;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+const DT_VERSYM: i64 = 0x6fff_fff0;
+/// The bit of a symbol's version that says: not the default one.
+const VERSION_HIDDEN: u16 = 0x8000;
+const TYPE_NONE: u8 = 0;
+const TYPE_FUNCTION: u8 = 2;
+const TYPE_INDIRECT_FUNCTION: u8 = 10;
+
+/// `Elf64_Dyn`
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: usize,
+}
+
+/// `Elf64_Sym`
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: usize,
+    bytes: u64,
+}
+
+/// `struct link_map`, as far as it is public.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const Dynamic,
+    next: *const LinkMap,
+    previous: *const LinkMap,
+}
+
+/// `struct r_debug`, as far as every version has it.
+#[repr(C)]
+struct LoaderDebug {
+    version: i32,
+    map: *const LinkMap,
+}
+
+unsafe extern "C" {
+    static _r_debug: LoaderDebug;
+    /// The dynamic section of the object that this code is linked into; the linker defines it in each.
+    static _DYNAMIC: Dynamic;
+}
+
+/// An object of the loader's list.
+#[derive(Clone, Copy)]
+struct Object(&'static LinkMap);
+
+/// The objects of the base name space, in the order of lookup.
+fn objects() -> impl Iterator<Item = Object> {
+    // SAFETY: the loader sets the list up before it relocates this object, and keeps entries of objects in use.
+    let first = unsafe { _r_debug.map.as_ref() };
+    // SAFETY: as above; `next` is written when an entry is complete.
+    std::iter::successors(first, |map| unsafe { map.next.as_ref() }).map(Object)
+}
+
+impl Object {
+    /// The value of a dynamic entry.
+    fn entry(self, wanted: i64) -> Option<usize> {
+        let mut at = self.0.dynamic;
+        // SAFETY: a dynamic section ends in DT_NULL.
+        unsafe {
+            while !at.is_null() && (*at).tag != DT_NULL {
+                if (*at).tag == wanted {
+                    return Some((*at).value);
+                }
+                at = at.add(1);
+            }
+        }
+        None
+    }
+
+    /// The table that a dynamic entry refers to. The loader adds the base to such entries in place, except where the section
+    /// is read-only.
+    fn table<T>(self, wanted: i64) -> Option<*const T> {
+        let value = self.entry(wanted)?;
+        let address = if value < self.0.base { value + self.0.base } else { value };
+        Some(std::ptr::with_exposed_provenance(address))
+    }
+
+    fn is_named(self, name: &CStr) -> bool {
+        let strings = self.table::<c_char>(DT_STRTAB).zip(self.entry(DT_SONAME));
+        // SAFETY: the entry is the offset of a string in the table.
+        strings.is_some_and(|(strings, offset)| unsafe { CStr::from_ptr(strings.add(offset)) } == name)
+    }
+
+    fn is_own(self) -> bool {
+        std::ptr::eq(self.0.dynamic, &raw const _DYNAMIC)
+    }
+
+    /// The address of the default version of a function, if the object defines it.
+    fn function(self, name: &CStr) -> Option<usize> {
+        let symbols = self.table::<Symbol>(DT_SYMTAB)?;
+        let strings = self.table::<c_char>(DT_STRTAB)?;
+        let versions = self.table::<u16>(DT_VERSYM);
+        let is_wanted = |index: usize| {
+            // SAFETY: the hash table holds indices of the symbol table, which has one version for each symbol if any.
+            unsafe {
+                let symbol = &*symbols.add(index);
+                let kind = symbol.info & 15;
+                symbol.section != 0
+                    && matches!(kind, TYPE_NONE | TYPE_FUNCTION | TYPE_INDIRECT_FUNCTION)
+                    && versions.is_none_or(|versions| *versions.add(index) & VERSION_HIDDEN == 0)
+                    && CStr::from_ptr(strings.add(symbol.name as usize)) == name
+            }
+        };
+        let index = match self.table::<u32>(DT_GNU_HASH) {
+            // SAFETY: the entry refers to a table of this kind.
+            Some(table) => unsafe { find_gnu(table, name, is_wanted) },
+            // SAFETY: as above.
+            None => unsafe { find_old(self.table::<u32>(DT_HASH)?, name, is_wanted) },
+        }?;
+        // SAFETY: `is_wanted` has accepted it.
+        let symbol = unsafe { &*symbols.add(index) };
+        let address = self.0.base + symbol.value;
+        if symbol.info & 15 != TYPE_INDIRECT_FUNCTION {
+            return Some(address);
+        }
+        // SAFETY: the value of such a symbol is a function without arguments that returns the address.
+        let resolver: extern "C" fn() -> usize = unsafe { std::mem::transmute(address) };
+        Some(resolver())
+    }
+}
+
+/// Looks a name up in a DT_GNU_HASH table; its Bloom filter only saves time.
+///
+/// # Safety
+/// `table` is such a table.
+unsafe fn find_gnu(table: *const u32, name: &CStr, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
+    let hash = name.to_bytes().iter().fold(5381u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(byte.into()));
+    // SAFETY: the layout of the table; a bucket's chain ends with an odd word.
+    unsafe {
+        let [buckets, first, bloom_words] = [0, 1, 2].map(|at| *table.add(at) as usize);
+        let bucket_table = table.add(4 + bloom_words * 2);
+        let chains = bucket_table.add(buckets);
+        let mut index = *bucket_table.add(hash as usize % buckets.max(1)) as usize;
+        if buckets == 0 || index < first {
+            return None;
+        }
+        loop {
+            let word = *chains.add(index - first);
+            if word | 1 == hash | 1 && is_wanted(index) {
+                return Some(index);
+            }
+            if word & 1 != 0 {
+                return None;
+            }
+            index += 1;
+        }
+    }
+}
+
+/// Looks a name up in a DT_HASH table.
+///
+/// # Safety
+/// `table` is such a table.
+unsafe fn find_old(table: *const u32, name: &CStr, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
+    let hash = name.to_bytes().iter().fold(0u32, |hash, &byte| {
+        let hash = (hash << 4).wrapping_add(byte.into());
+        let high = hash & 0xf000_0000;
+        (hash ^ (high >> 24)) & !high
+    });
+    // SAFETY: the layout of the table; chains end with 0.
+    unsafe {
+        let buckets = *table as usize;
+        if buckets == 0 {
+            return None;
+        }
+        let chains = table.add(2 + buckets);
+        let first = *table.add(2 + hash as usize % buckets) as usize;
+        let mut chain = std::iter::successors(Some(first), |&index| Some(*chains.add(index) as usize));
+        chain.by_ref().take_while(|&index| index != 0).find(|&index| is_wanted(index))
+    }
+}
+
+/// The definition of a function that comes after those of this object, as `dlsym(RTLD_NEXT)` finds it.
+pub fn next_function(name: &CStr) -> Option<usize> {
+    objects().skip_while(|object| !object.is_own()).skip(1).find_map(|object| object.function(name))
+}
+
+/// The C library's own definition of a function, whoever else defines it.
+pub fn c_library_function(name: &CStr) -> Option<usize> {
+    objects().find(|object| object.is_named(c"libc.so.6")).and_then(|object| object.function(name))
+}
+
+/// Whether an object's file name begins with one of `names`.
+pub fn is_any_named(names: &[&[u8]]) -> bool {
+    objects().any(|object| {
+        // SAFETY: the loader's names end in zero.
+        let path = if object.0.name.is_null() { c"" } else { unsafe { CStr::from_ptr(object.0.name) } };
+        let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        names.iter().any(|wanted| name.starts_with(wanted))
+    })
+}
+
+/// Whether the object that is loaded at `base` is the one that this code is part of.
+pub fn holds_own_code(base: usize) -> bool {
+    objects().any(|object| object.is_own() && object.0.base == base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&CStr; 8] =
+        [c"fork", c"malloc", c"mmap64", c"pthread_create", c"memcpy", c"__errno_location", c"dlsym", c"posix_memalign"];
+
+    fn by_loader(name: &CStr) -> usize {
+        // SAFETY: a lookup by name.
+        unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }.addr()
+    }
+
+    #[test]
+    fn functions_are_those_the_loader_finds() {
+        for name in NAMES {
+            assert_eq!(next_function(name), Some(by_loader(name)), "{name:?}");
+            assert_eq!(c_library_function(name), Some(by_loader(name)), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_functions_are_not_found() {
+        assert_eq!(next_function(c"foliomem_no_such_function"), None);
+        assert_eq!(c_library_function(c"foliomem_no_such_function"), None);
+    }
+
+    #[test]
+    fn both_kinds_of_hash_table_find_the_same() {
+        let libc = objects().find(|object| object.is_named(c"libc.so.6")).unwrap();
+        // The vDSO has the old kind, or both.
+        let old = objects().filter(|object| object.entry(DT_HASH).is_some()).count();
+        assert!(libc.entry(DT_GNU_HASH).is_some() && old <= objects().count());
+        for object in objects().filter(|object| object.entry(DT_GNU_HASH).is_some()) {
+            let Some(table) = object.table::<u32>(DT_HASH) else { continue };
+            let strings = object.table::<c_char>(DT_STRTAB).unwrap();
+            let symbols = object.table::<Symbol>(DT_SYMTAB).unwrap();
+            // SAFETY: the second word of the table is the number of symbols.
+            let count = unsafe { *table.add(1) } as usize;
+            for index in 1..count {
+                // SAFETY: as `Object::function` reads them.
+                unsafe {
+                    let name = CStr::from_ptr(strings.add((*symbols.add(index)).name as usize));
+                    if (*symbols.add(index)).section != 0 {
+                        assert_eq!(find_old(table, name, |found| found == index), Some(index), "{name:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+// Guards, given without the C library: what they cover reads as zeros once they are removed, wherever its content was.
+// Usage: guards inline|pidfd swift|slow|threads
+//   swift: installed and removed at once, between two touches of the page
+//   slow: everything is swapped out once more while they stand
+//   threads: swift, while another thread reads all that lies between
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define PAGE 4096UL
+#define PAGES (24UL << 8)
+#define PRESSURE_PAGES (160UL << 8)
+#define INSTALL 102
+#define REMOVE 103
+
+static const char *way;
+static char *memory;
+static sigjmp_buf back;
+static volatile int is_over;
+
+static long inline_call(long number, long a, long b, long c, long d, long e) {
+    long result;
+    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e;
+    __asm__ volatile("syscall" : "=a"(result) : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+static void advise(char *at, size_t bytes, int advice) {
+    long result;
+    if (!strcmp(way, "pidfd")) {
+        static int self;
+        if (!self) self = inline_call(SYS_pidfd_open, getpid(), 0, 0, 0, 0);
+        struct iovec vector = { at, bytes };
+        result = inline_call(SYS_process_madvise, self, (long)&vector, 1, advice, 0);
+        result = result == (long)bytes ? 0 : result < 0 ? result : -EIO;
+    } else {
+        result = inline_call(SYS_madvise, (long)at, bytes, advice, 0, 0);
+    }
+    if (result) {
+        printf("SKIP no guards: %s\n", strerror(-result));
+        exit(0);
+    }
+}
+
+static uint64_t word(uint64_t page, uint64_t salt) {
+    return (page + 1) * 0x9E3779B97F4A7C15ull ^ salt * 0xD1B54A32D192ED03ull;
+}
+
+static void fill(char *at, size_t pages, uint64_t salt) {
+    for (size_t page = 0; page < pages; page++)
+        for (size_t index = 0; index < 512; index++) ((uint64_t *)(at + page * PAGE))[index] = word(page, salt) + (index & 15);
+}
+
+static void press(void) {
+    static char *at;
+    if (!at) at = mmap(NULL, PRESSURE_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    fill(at, PRESSURE_PAGES, 99);
+}
+
+static int is_guarded(size_t page) { return page % 5 == 1 || page % 64 > 56; }
+
+static int holds(size_t page, uint64_t salt) {
+    volatile uint64_t *at = (uint64_t *)(memory + page * PAGE);
+    for (size_t index = 0; index < 512; index++)
+        if (at[index] != (salt ? word(page, salt) + (index & 15) : 0)) return 0;
+    return 1;
+}
+
+static void caught(int signal) {
+    (void)signal;
+    siglongjmp(back, 1);
+}
+
+static void *read_between(void *wrong) {
+    unsigned state = 7;
+    while (!is_over) {
+        state = state * 1664525 + 1013904223;
+        size_t page = (state >> 8) % PAGES;
+        if (!is_guarded(page) && !holds(page, 6)) ++*(size_t *)wrong;
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    way = argc > 1 ? argv[1] : "inline";
+    const char *how = argc > 2 ? argv[2] : "swift";
+    volatile size_t passed = 0, stale = 0;
+    size_t wrong = 0;
+    memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct sigaction action = { .sa_handler = caught, .sa_flags = SA_NODEFER };
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+    for (int round = 0; round < 2; round++) {
+        fill(memory, PAGES, 6);
+        press();
+        pthread_t reader;
+        is_over = 0;
+        if (!strcmp(how, "threads")) pthread_create(&reader, NULL, read_between, &wrong);
+        for (size_t page = 0; page < PAGES; page++) {
+            if (!is_guarded(page)) continue;
+            advise(memory + page * PAGE, PAGE, INSTALL);
+            if (strcmp(how, "slow")) advise(memory + page * PAGE, PAGE, REMOVE);
+        }
+        if (!strcmp(how, "slow")) {
+            press();
+            for (volatile size_t page = 0; page < PAGES; page++) {
+                if (!is_guarded(page) || sigsetjmp(back, 1)) continue;
+                *(volatile char *)(memory + page * PAGE);
+                passed++;
+            }
+            advise(memory, PAGES * PAGE, REMOVE);
+        }
+        for (size_t page = 0; page < PAGES; page++) {
+            if (holds(page, is_guarded(page) ? 0 : 6)) continue;
+            if (is_guarded(page)) stale++; else wrong++;
+        }
+        is_over = 1;
+        if (!strcmp(how, "threads")) pthread_join(reader, NULL);
+    }
+    printf("%zu guards could be read, %zu pages had content behind them, %zu others were wrong\n", passed, stale, wrong);
+    return passed || stale || wrong;
+}
