@@ -28,7 +28,7 @@ pub use variant::{UnknownVariant, Variant};
 
 use crate::homes::Homes;
 use crate::stats::VmCounters;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, ranks};
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order};
 
 /// A movable occupant of frames that are not free.
@@ -113,7 +113,7 @@ struct Scanners {
 #[derive(Debug)]
 pub struct Compactor {
     variant: Variant,
-    scanners: Mutex<Scanners>,
+    scanners: Mutex<Scanners, ranks::Compaction>,
 }
 
 impl Compactor {

@@ -44,7 +44,7 @@ impl<W: WordWait> Gate<W> {
                 now = self.word.load(Ordering::Relaxed);
                 continue;
             }
-            // Acquire pairs with the release in `open`: this thread sees the changes of the closing
+            // Acquire pairs with the Release in `open`: this thread sees the changes of the closing
             // thread.
             match self.word.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Inside(self),
@@ -54,7 +54,7 @@ impl<W: WordWait> Gate<W> {
     }
 
     fn leave(&self) {
-        // Release pairs with the acquire in `close`: the closing thread sees the changes made
+        // Release pairs with the Acquire in `close`: the closing thread sees the changes made
         // inside.
         if self.word.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
             self.waiting.wake_all(&self.word);
@@ -63,15 +63,18 @@ impl<W: WordWait> Gate<W> {
 
     /// Closes the gate and waits until no thread is inside. One thread at a time may close it.
     pub fn close(&self) {
+        // Acquire pairs with the Release in `leave`.
         let mut now = self.word.fetch_or(CLOSED, Ordering::Acquire) | CLOSED;
         while now != CLOSED {
             self.waiting.wait(&self.word, now);
+            // Acquire pairs with the Release in `leave`.
             now = self.word.load(Ordering::Acquire);
         }
     }
 
     /// Opens the gate.
     pub fn open(&self) {
+        // Release pairs with the Acquire in `enter`.
         self.word.fetch_and(!CLOSED, Ordering::Release);
         self.waiting.wake_all(&self.word);
     }
@@ -79,7 +82,8 @@ impl<W: WordWait> Gate<W> {
     /// Opens the gate in a fork's child, where only the caller exists. No thread is inside there,
     /// whatever the word was at the fork.
     pub fn reset(&self) {
-        self.word.store(0, Ordering::Release);
+        // Relaxed, because starting a thread orders this store before the thread's first step.
+        self.word.store(0, Ordering::Relaxed);
     }
 }
 

@@ -233,7 +233,8 @@ impl Homes {
         self.free.lock().put(run.into_run(), true);
     }
 
-    /// The page of `from`, which is free, was moved to `to`: the one is without a page now, the other with one.
+    /// Frees both runs after the pages of `from` were moved to `to`: `from` is unpopulated now and
+    /// `to` is populated.
     pub fn free_moved(&self, from: UniqueRun, to: FrameRun) {
         let mut free = self.free.lock();
         free.put(from.into_run(), false);

@@ -24,7 +24,7 @@
 
 use crate::queue::{Claim, Ticket};
 use crate::run_tokens::{RunMut, RunRef, SharedRun, UniqueRun};
-use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::sync::{Mutex, MutexGuard, OnceLock, ranks};
 use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
 
@@ -241,21 +241,21 @@ impl Entries {
     }
 
     /// Returns the right to read the folio at `head` while the block is locked, if it is staged.
-    pub fn home(&self, head: PageNumber) -> Option<RunRef<'_>> {
+    pub fn staged(&self, head: PageNumber) -> Option<RunRef<'_>> {
         let PageState::Home { frame, order, .. } = self.get(head) else { return None };
         Some(RunRef::mint(FrameRun::new(frame, order), self))
     }
 
     /// Returns the right to write the folio at `head` while the block is locked, if it is staged
     /// and not under writeback.
-    pub fn home_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
+    pub fn staged_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
         let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
         Some(RunMut::mint(FrameRun::new(frame, order), self))
     }
 
     /// Removes the folio at `head` and gives its frames to the caller, if it is staged and not
     /// under writeback.
-    pub fn take_home(&mut self, head: PageNumber) -> Option<UniqueRun> {
+    pub fn take_staged(&mut self, head: PageNumber) -> Option<UniqueRun> {
         let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
         self.set_folio(head, order, PageState::None);
         Some(UniqueRun::mint(FrameRun::new(frame, order)))
@@ -396,11 +396,11 @@ impl Entries {
 }
 
 /// 2 MiB of managed address space.
-pub struct Block(Mutex<Box<Entries>>);
+pub struct Block(Mutex<Box<Entries>, ranks::Block>);
 
 impl Block {
     /// Takes the block's lock.
-    pub fn lock(&self) -> MutexGuard<'_, Box<Entries>> {
+    pub fn lock(&self) -> MutexGuard<'_, Box<Entries>, ranks::Block> {
         self.0.lock()
     }
 }

@@ -167,7 +167,7 @@ impl World {
             let mut served = self.engine.fault(&mut self.worker, PageNumber(page));
             let is_there = || self.engine.machine().state.lock().program.contains_key(&page);
             if unheard() > before_fault && !is_there() {
-                // The thread that is woken touches the page once more, and finds nothing there to bring back.
+                // The woken thread faults again and finds no content to map in.
                 served = self.engine.fault(&mut self.worker, PageNumber(page));
             }
             assert!(matches!(served, Served::Done(_)), "{served:?}");

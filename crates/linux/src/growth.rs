@@ -24,19 +24,23 @@
 //! | left | nobody waits | the keeper: free |
 //!
 //! Futex words, without locks: a thread of the program may be anywhere when another one forks.
+//!
+//! Orderings: a slot's `state` carries the rest of the slot. Each change of it releases what its
+//! maker has written and acquires what the one before has: told to looked at (the range), looked at
+//! to answered (what was registered), free to taken (that the one before has read it). `held`
+//! releases, when it becomes 0, what its holders did to `wait_while_held`.
 
-use crate::clock::{now_ns, timespec};
+use crate::word_wait::{self, ALL, now_ns};
+use foliomem_core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use foliomem_core::units::PAGE_BYTES;
 use rustix::process::Pid;
-use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Nobody waits longer for the keeper: in the child of a fork there may be none yet.
 const MOST_NS: u64 = 100_000_000;
 /// Threads that can wait at a time. Others go on at once.
-const SLOTS: usize = 64;
+const SLOTS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 /// Much is this share of the limit (1/2^n), and this at least: so much may pass after something new was found, and so much of
 /// the heap need not be managed.
 const MUCH_SHIFT: u32 = 6;
@@ -99,6 +103,7 @@ struct Slot {
 
 impl Slot {
     fn change(&self, from: u32, to: u32) -> bool {
+        // AcqRel pairs with itself, and with the Release stores to `state` in `tell` and `answer`.
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
@@ -122,7 +127,6 @@ pub struct Growth {
     heap_end: AtomicUsize,
     /// What ends so far above this is told of: from there on the heap is to be managed.
     border: AtomicUsize,
-    reach: AtomicUsize,
     /// How many hold all others: not 0 while they are held.
     held: AtomicU32,
 }
@@ -133,6 +137,8 @@ pub struct Held<'a>(&'a Growth);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        // AcqRel: the last holder has seen what the others did. Pairs with itself, and with the
+        // Acquire in `wait_while_held`.
         if self.0.held.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.release();
         }
@@ -155,8 +161,9 @@ impl Told<'_> {
     /// The keeper: the thread may go on.
     pub fn answer(self) {
         if self.slot.change(LOOKED_AT, ANSWERED) {
-            let _ = futex::wake(&self.slot.state, futex::Flags::PRIVATE, 1);
+            word_wait::wake(&self.slot.state, 1);
         } else {
+            // Release pairs with the AcqRel in `change`, when another thread takes the slot.
             self.slot.state.store(FREE, Ordering::Release);
         }
     }
@@ -175,7 +182,6 @@ impl Growth {
             pass_pages: AtomicI64::new(0),
             heap_end: AtomicUsize::new(NO_HEAP),
             border: AtomicUsize::new(NO_HEAP),
-            reach: AtomicUsize::new(HEAP_REACH_BYTES),
             held: AtomicU32::new(0),
         }
     }
@@ -198,7 +204,8 @@ impl Growth {
     /// or anywhere while all are held.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
-        end.wrapping_sub(self.border.load(Ordering::Relaxed)) < self.reach.load(Ordering::Relaxed)
+        self.held.load(Ordering::Relaxed) != 0
+            || end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES
     }
 
     /// Whether the keeper need not look at `range`, which a thread has got, going by what it has found lately.
@@ -211,23 +218,22 @@ impl Growth {
 
     /// Holds all who allocate, until the returned guard is gone. For threads of the agent.
     pub fn hold(&self) -> Held<'_> {
+        // Relaxed: a thread that sees it late allocates once more before it waits.
         self.held.fetch_add(1, Ordering::Relaxed);
-        self.reach.store(usize::MAX, Ordering::Release);
         Held(self)
     }
 
     fn release(&self) {
-        self.reach.store(HEAP_REACH_BYTES, Ordering::Relaxed);
-        let _ = futex::wake(&self.held, futex::Flags::PRIVATE, i32::MAX as u32);
+        word_wait::wake(&self.held, ALL);
     }
 
     /// A thread has got something; returns when nobody is held.
     pub fn wait_while_held(&self) {
+        // Acquire pairs with the AcqRel in the drop of `Held`.
         let held = self.held.load(Ordering::Acquire);
         if held != 0 {
             // Woken by the wrong one, it goes on.
-            let most = timespec(Duration::from_nanos(MOST_NS));
-            let _ = futex::wait(&self.held, futex::Flags::PRIVATE, held, Some(&most));
+            word_wait::wait_for(&self.held, held, Duration::from_nanos(MOST_NS));
         }
     }
 
@@ -262,12 +268,15 @@ impl Growth {
         slot.start.store(range.start, Ordering::Relaxed);
         slot.end.store(range.end, Ordering::Relaxed);
         slot.finds.store(self.finds.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Release pairs with the AcqRel of `next`, which reads the range.
         slot.state.store(TOLD, Ordering::Release);
         wake();
         let until_ns = now_ns() + MOST_NS;
         loop {
+            // Acquire pairs with the AcqRel of `answer`: what the keeper has done is seen.
             let state = slot.state.load(Ordering::Acquire);
             if state == ANSWERED {
+                // Release pairs with the AcqRel with which the next thread takes the slot.
                 slot.state.store(FREE, Ordering::Release);
                 return true;
             }
@@ -279,8 +288,7 @@ impl Growth {
                 }
                 continue;
             }
-            let _ =
-                futex::wait(&slot.state, futex::Flags::PRIVATE, state, Some(&timespec(Duration::from_nanos(left_ns))));
+            word_wait::wait_for(&slot.state, state, Duration::from_nanos(left_ns));
         }
     }
 
@@ -299,7 +307,8 @@ impl Growth {
 
     /// The keeper: whether somebody waits for it to look.
     pub fn is_told(&self) -> bool {
-        self.slots.iter().any(|slot| slot.state.load(Ordering::Acquire) == TOLD)
+        // Relaxed: `next` acquires what was told.
+        self.slots.iter().any(|slot| slot.state.load(Ordering::Relaxed) == TOLD)
     }
 
     /// The keeper has found something new, whoever asked.
@@ -326,6 +335,12 @@ impl Growth {
         self.pass_pages.store(self.limit_pages.load(Ordering::Relaxed) >> shift, Ordering::Relaxed);
     }
 
+    /// Whether no slot is in use.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE)
+    }
+
     /// In the child of a fork, where nobody waits.
     pub fn reset(&self) {
         self.slots.iter().for_each(|slot| slot.state.store(FREE, Ordering::Relaxed));
@@ -335,7 +350,7 @@ impl Growth {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 
@@ -374,7 +389,7 @@ mod tests {
             // A test's keeper may starve, too.
             assert!(heard.iter().all(|&heard| heard > 100), "{heard:?}");
         });
-        assert!(growth.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+        assert!(growth.is_idle());
     }
 
     #[test]
@@ -422,7 +437,7 @@ mod tests {
             teller.join().unwrap();
             told.answer();
         });
-        assert!(growth.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+        assert!(growth.is_idle());
     }
 
     #[test]

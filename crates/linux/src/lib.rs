@@ -8,6 +8,7 @@ pub mod adopt;
 mod advice;
 mod arena;
 pub mod budget;
+pub mod cell_list;
 mod changes;
 pub mod child;
 pub mod clock;
@@ -60,3 +61,7 @@ pub mod trial;
 pub mod uffd;
 mod uring;
 mod why;
+mod word_wait;
+
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;

@@ -9,12 +9,16 @@
 //!
 //! One thread forks at a time (`crate::clone_trap`). A futex word.
 //!
+//! Orderings: `state` hands everything over, in both directions: each change releases what its
+//! maker did before, each look acquires it. `kick` orders nothing but itself: who has seen a kick
+//! looks at `state`.
+//!
 //! The forking thread waits for nothing else of the agent's: at every return from a system call the kernel may touch
 //! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
 
 use crate::control_block::BLOCK_PAGES;
-use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::word_wait::{self, ALL};
+use foliomem_core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 const IDLE: u32 = 0;
 const WANTED: u32 = 1;
@@ -46,8 +50,9 @@ impl Still {
 
     /// Anybody: the keeper is to look around now.
     pub fn wake_keeper(&self) {
+        // Release pairs with the Acquire in `kicks`: what the keeper is to look at is there.
         self.kick.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
+        word_wait::wake(&self.kick, 1);
     }
 
     /// The forking thread, in the parent: lets things go on.
@@ -62,6 +67,7 @@ impl Still {
 
     /// The keeper: a number that changes with the next request.
     pub fn kicks(&self) -> u32 {
+        // Acquire pairs with the Release in `wake_keeper`.
         self.kick.load(Ordering::Acquire)
     }
 
@@ -72,6 +78,7 @@ impl Still {
 
     /// The keeper: whether somebody wants to fork.
     pub fn is_requested(&self) -> bool {
+        // Acquire pairs with the Release in `change` of `request`: the needed pages.
         self.state.load(Ordering::Acquire) == WANTED
     }
 
@@ -84,6 +91,7 @@ impl Still {
     pub fn hold(&self) -> bool {
         self.change(STILL);
         self.wait_while(&[STILL]);
+        // Acquire pairs with the Release in `change` of `release`.
         self.state.load(Ordering::Acquire) == OVER
     }
 
@@ -93,25 +101,26 @@ impl Still {
     }
 
     fn change(&self, to: u32) {
+        // Release pairs with the Acquire in `wait_while`, `is_requested` and `hold`.
         self.state.store(to, Ordering::Release);
-        let _ = futex::wake(&self.state, futex::Flags::PRIVATE, i32::MAX as u32);
+        word_wait::wake(&self.state, ALL);
     }
 
     fn wait_while(&self, states: &[u32]) {
         loop {
+            // Acquire pairs with the Release in `change`: what the other side did before.
             let now = self.state.load(Ordering::Acquire);
             if !states.contains(&now) {
                 return;
             }
-            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, now, None);
+            word_wait::wait(&self.state, now);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::clock::timespec;
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
@@ -130,8 +139,7 @@ mod tests {
                         held.store(false, Ordering::Relaxed);
                         still.finish();
                     } else {
-                        let time = timespec(Duration::from_millis(1));
-                        let _ = futex::wait(still.kick(), futex::Flags::PRIVATE, kicks, Some(&time));
+                        word_wait::wait_for(still.kick(), kicks, Duration::from_millis(1));
                     }
                 }
             });

@@ -13,7 +13,7 @@ use crate::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, ranks::SlotSpare};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, ORDERS, Order, SlotIndex};
 
 /// A CPU's current cluster for an order, and the slot at which to continue.
@@ -45,11 +45,11 @@ pub(super) struct PerCpu {
     /// Allocations from the current cluster or a spare, which take no list lock.
     hits: [AtomicU64; ORDERS],
     freed_slots: AtomicU64,
-    spares: Mutex<[Option<ClusterNumber>; ORDERS]>,
+    spares: Mutex<[Option<ClusterNumber>; ORDERS], SlotSpare>,
 }
 
 impl PerCpu {
-    pub fn spares(&self) -> MutexGuard<'_, [Option<ClusterNumber>; ORDERS]> {
+    pub fn spares(&self) -> MutexGuard<'_, [Option<ClusterNumber>; ORDERS], SlotSpare> {
         self.spares.lock()
     }
 
@@ -66,11 +66,13 @@ impl PerCpu {
     }
 
     pub fn count_freed(&self, slots: u32) {
-        // Pairs with the acquire load: every slot counted as freed is also counted as allocated.
+        // Release pairs with the Acquire in `freed_slots`: every slot counted as freed is also
+        // counted as allocated.
         self.freed_slots.fetch_add(slots.into(), Release);
     }
 
     pub fn freed_slots(&self) -> u64 {
+        // Acquire pairs with the Release in `count_freed`.
         self.freed_slots.load(Acquire)
     }
 

@@ -12,6 +12,7 @@ use super::lists::{Lists, Place};
 use super::table::Cluster;
 use super::{NoSlots, SwapClusters};
 use crate::sync::MutexGuard;
+use crate::sync::ranks::{SlotCluster, SlotLists};
 use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
 
@@ -26,9 +27,9 @@ pub(super) enum Tries {
 
 /// A locked view of one list. All lists stay locked with it.
 pub(super) struct Look<'a> {
-    pub lists: MutexGuard<'a, Lists>,
+    pub lists: MutexGuard<'a, Lists, SlotLists>,
     /// The first cluster of the list that no other thread has locked.
-    pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster>)>,
+    pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>,
     /// A cluster that was skipped because it was locked.
     pub contended: Option<ClusterNumber>,
 }
@@ -249,7 +250,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn look_at(&mut self, place: Place) -> (MutexGuard<'a, Lists>, Option<(ClusterNumber, MutexGuard<'a, Cluster>)>) {
+    fn look_at(
+        &mut self,
+        place: Place,
+    ) -> (MutexGuard<'a, Lists, SlotLists>, Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>) {
         let Look { lists, first, contended } = self.clusters.look_at(place);
         self.contended = self.contended.or(contended);
         self.moves.get_or_insert(lists.moves());

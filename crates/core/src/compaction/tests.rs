@@ -6,6 +6,9 @@ use crate::stats::Counters;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A lock of the tests, outside the lock order.
+type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
+
 /// The folios by their first frame; some are pinned.
 #[derive(Default)]
 struct Notes {

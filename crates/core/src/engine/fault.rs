@@ -346,7 +346,7 @@ impl<M: Machine> Engine<M> {
     /// worker frees the old ones. Returns false if no frames are available.
     fn copy_from_writeback(&self, entries: &mut Entries, head: PageNumber, order: Order) -> bool {
         let Ok((mut run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
-        let Some(from) = entries.home(head) else { unreachable!("{head:?} is at home") };
+        let Some(from) = entries.staged(head) else { unreachable!("{head:?} is staged") };
         self.machine.copy(from, run.as_mut());
         let run = run.into_run();
         self.rmap.set_folio(run, head);
@@ -452,7 +452,7 @@ impl<M: Machine> Engine<M> {
                 Err(MoveError::Exists) => {
                     // The program has a newer page there.
                     self.staged_pages.fetch_sub(1, Relaxed);
-                    entries.take_home(page).into_iter().for_each(|part| self.free_content(part));
+                    entries.take_staged(page).into_iter().for_each(|part| self.free_content(part));
                 }
                 Err(error) => {
                     self.enqueue(&self.staged, entries, page, Order::ZERO);
@@ -470,7 +470,7 @@ impl<M: Machine> Engine<M> {
             Ok(()) => Ok(()),
             Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
                 self.machine.copy_in(part.head, page)?;
-                entries.home_mut(page).into_iter().for_each(|part| self.machine.release(part));
+                entries.staged_mut(page).into_iter().for_each(|part| self.machine.release(part));
                 Ok(())
             }
             Err(stopped) => Err(stopped.error),

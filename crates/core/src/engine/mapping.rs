@@ -233,8 +233,8 @@ impl<M: Machine> Engine<M> {
     pub(super) fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
         let Some(order) = state.order() else { return };
         let hole_pages = entries.holes(head, order);
-        let home = entries.take_home(head);
-        if home.is_none() {
+        let staged = entries.take_staged(head);
+        if staged.is_none() {
             entries.set_folio(head, order, PageState::None);
         }
         let pages = u64::from(order.pages());
@@ -251,7 +251,7 @@ impl<M: Machine> Engine<M> {
             }
             PageState::Home { .. } => {
                 self.staged_pages.fetch_sub(pages, Relaxed);
-                home.into_iter().for_each(|run| self.free_content(run));
+                staged.into_iter().for_each(|run| self.free_content(run));
             }
             PageState::Swapped { slot, fetching, .. } => {
                 if !fetching {
@@ -331,7 +331,7 @@ impl<M: Machine> Engine<M> {
     }
 }
 
-/// Calls `act` with every run of pages in the block whose state is as wanted.
+/// Calls `act` with each run of pages of the block whose state satisfies `is_wanted`.
 fn for_each_run(
     entries: &mut Entries,
     is_wanted: impl Fn(PageState) -> bool,

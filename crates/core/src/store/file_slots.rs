@@ -33,7 +33,7 @@
 
 use super::RunSource;
 use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, ranks};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
 
@@ -85,7 +85,7 @@ struct Space {
 pub(super) struct FileSlots {
     slots: SwapClusters,
     wants_discard: bool,
-    space: Mutex<Space>,
+    space: Mutex<Space, ranks::FileSlots>,
 }
 
 impl std::fmt::Debug for FileSlots {
@@ -318,6 +318,9 @@ mod tests {
 
     const CLUSTERS: u32 = 4;
 
+    /// A lock of the tests, outside the lock order.
+    type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
+
     /// The clusters that this process and all others hold.
     #[derive(Default)]
     struct Others {
@@ -333,7 +336,8 @@ mod tests {
         fn free_run(&self, _run: FrameRun) {}
 
         fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
-            !self.theirs.lock().contains(&cluster) && self.ours.lock().insert(cluster)
+            let is_theirs = self.theirs.lock().contains(&cluster);
+            !is_theirs && self.ours.lock().insert(cluster)
         }
 
         fn release_cluster(&self, cluster: ClusterNumber) {

@@ -35,7 +35,7 @@ pub struct NewPlace<'a> {
 }
 
 impl NewPlace<'_> {
-    /// The right to write it.
+    /// Returns the right to write the place.
     pub fn as_mut(&mut self) -> PlaceMut<'_> {
         PlaceMut::of(self.place)
     }

@@ -2,10 +2,12 @@
 //! piece.
 
 use super::*;
-use crate::sync::Mutex;
 use crate::units::{Frame, MAX_ORDER};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+
+/// A lock of the tests, outside the lock order.
+type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
 
 /// The frames, and which of them the store holds.
 struct Arena {

@@ -24,7 +24,7 @@ use super::extent::{Extent, MAX_RUNS};
 use super::word::{Location, ZspageId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, ranks::StoreClass};
 use crate::units::{Frame, PAGE_BYTES};
 
 /// No zspage.
@@ -215,7 +215,7 @@ pub(super) struct Zspages {
     used_descriptors: AtomicU32,
     used_elements: AtomicU32,
     /// One for each class, and one for extents.
-    classes: Box<[Mutex<Class>]>,
+    classes: Box<[Mutex<Class, StoreClass>]>,
 }
 
 impl Zspages {
@@ -288,7 +288,7 @@ impl Zspages {
 
     /// Allocates a descriptor for a class: a spare one, or a new one with elements for `slots`
     /// slots.
-    fn new_descriptor(&self, guard: &mut MutexGuard<'_, Class>, slots: u32) -> Option<ZspageId> {
+    fn new_descriptor(&self, guard: &mut MutexGuard<'_, Class, StoreClass>, slots: u32) -> Option<ZspageId> {
         if guard.spare != NIL {
             let zspage = ZspageId::new(guard.spare);
             guard.spare = self.descriptor(zspage).next.load(Relaxed);
@@ -302,7 +302,7 @@ impl Zspages {
         Some(zspage)
     }
 
-    fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) {
+    fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class, StoreClass>, zspage: ZspageId, state: State) {
         let descriptor = self.descriptor(zspage);
         descriptor.set_state(state.spare());
         descriptor.next.store(guard.spare, Relaxed);
@@ -428,7 +428,7 @@ impl Zspages {
     /// Takes an empty zspage out of use and returns its frames.
     fn close(
         &self,
-        guard: &mut MutexGuard<'_, Class>,
+        guard: &mut MutexGuard<'_, Class, StoreClass>,
         zspage: ZspageId,
         descriptor: &Descriptor,
         state: State,

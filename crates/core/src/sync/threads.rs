@@ -3,7 +3,7 @@
 #[cfg(not(feature = "shuttle"))]
 pub use std::sync::atomic;
 #[cfg(not(feature = "shuttle"))]
-use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+use std::sync::{Mutex as RawMutex, RwLock as RawRwLock};
 /// Yields the CPU to a thread that the caller waits for.
 #[cfg(not(feature = "shuttle"))]
 pub use std::thread::yield_now;
@@ -11,7 +11,7 @@ pub use std::thread::yield_now;
 #[cfg(feature = "shuttle")]
 pub use shuttle::sync::atomic;
 #[cfg(feature = "shuttle")]
-use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+use shuttle::sync::{Mutex as RawMutex, RwLock as RawRwLock};
 #[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
@@ -25,8 +25,13 @@ pub use std::marker::Sync as Shared;
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RawMutex<T>);
 
-/// The guard of a locked [`Mutex`].
-pub type MutexGuard<'a, T> = RawGuard<'a, T>;
+/// The guards of held locks.
+#[cfg(not(feature = "shuttle"))]
+pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+/// The guards of held locks.
+#[cfg(feature = "shuttle")]
+pub use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 impl<T> Mutex<T> {
     /// Makes a lock around `value`.
@@ -49,5 +54,32 @@ impl<T> Mutex<T> {
             Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(std::sync::TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+/// A lock that several threads hold for reading, or one for writing, without poisoning.
+#[derive(Debug, Default)]
+pub struct RwLock<T>(RawRwLock<T>);
+
+impl<T> RwLock<T> {
+    /// Takes the lock for reading; waits while a thread writes.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        match self.0.read() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Takes the lock for writing; waits while another thread holds it.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        match self.0.write() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Returns whether a thread holds the lock for writing at this moment.
+    pub fn is_written(&self) -> bool {
+        self.0.try_read().is_err()
     }
 }
