@@ -25,11 +25,16 @@ pub(super) enum Tries {
     All,
 }
 
+/// The locked lists.
+type LockedLists<'a> = MutexGuard<'a, Lists, SlotLists>;
+/// A locked cluster and its number.
+type LockedCluster<'a> = (ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>);
+
 /// A locked view of one list. All lists stay locked with it.
 pub(super) struct Look<'a> {
-    pub lists: MutexGuard<'a, Lists, SlotLists>,
+    pub lists: LockedLists<'a>,
     /// The first cluster of the list that no other thread has locked.
-    pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>,
+    pub first: Option<LockedCluster<'a>>,
     /// A cluster that was skipped because it was locked.
     pub contended: Option<ClusterNumber>,
 }
@@ -250,10 +255,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn look_at(
-        &mut self,
-        place: Place,
-    ) -> (MutexGuard<'a, Lists, SlotLists>, Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>) {
+    fn look_at(&mut self, place: Place) -> (LockedLists<'a>, Option<LockedCluster<'a>>) {
         let Look { lists, first, contended } = self.clusters.look_at(place);
         self.contended = self.contended.or(contended);
         self.moves.get_or_insert(lists.moves());

@@ -129,7 +129,7 @@ mod checks {
     use shuttle::thread_local;
     thread_local! {
         /// A bit for each rank that the thread holds. Unused if numbers identify threads.
-        static RANKS: Cell<u32> = Cell::new(0);
+        static RANKS: Cell<u32> = const { Cell::new(0) };
     }
 
     /// Makes `identify` identify threads, instead of thread-local storage. It must return a number
