@@ -127,7 +127,7 @@ fn adopt(
     runtime: &Runtime,
     engaged: &Engaged,
     held: Held<'_>,
-    Found { parts, reserves, others }: Found,
+    Found { mut parts, reserves, others }: Found,
     told: impl FnOnce(),
 ) -> bool {
     if parts.is_empty() && reserves.is_empty() && others.is_empty() {
@@ -140,10 +140,10 @@ fn adopt(
     let machine = engaged.engine.machine();
     {
         let _hearing = runtime.hear_changes(engaged, &mut pending);
-        for range in &parts {
-            // A failure leaves the range to the next look.
-            let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
-        }
+        // The program may have registered a part with a userfaultfd of its own, which serves it. Another failure leaves the
+        // range to the next look.
+        let program = &machine.descriptors().program;
+        parts.retain(|range| program.register(range.start, range.end - range.start, uffd::Mode::Faults).is_ok());
         reserves.into_iter().for_each(|range| machine.reserve(range));
         others.into_iter().for_each(|range| machine.let_go(range));
     }

@@ -424,7 +424,7 @@ impl Control {
     /// The supervisor's thread that runs for as long as the supervisor: the run is abandoned if it ends before [`Control::is_over`].
     pub fn supervise(&'static self) {
         let notice = Box::leak(Box::<death::DeathNotice>::default());
-        notice.leave(&self.header.supervisor);
+        notice.leave(&self.header.supervisor, rustix::thread::gettid());
         self.header.pid_namespace.store(own_pid_namespace(), Ordering::Relaxed);
     }
 
@@ -708,8 +708,10 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 
 /// Whether there is a process of this number that has not ended.
 fn is_running(pid: u32) -> bool {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state: Option<char> = crate::pagemap::stat_field(&stat, 3);
+    let mut text = [0u8; 1024];
+    let file = rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let read = file.and_then(|file| rustix::io::read(&file, &mut text)).unwrap_or(0);
+    let state: Option<char> = crate::pagemap::stat_field(&text[..read], 3);
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
@@ -895,7 +897,7 @@ mod tests {
         let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
         me.anon_bytes.store(4096, Ordering::Relaxed);
         let notice: &'static death::DeathNotice = Box::leak(Box::default());
-        std::thread::spawn(|| notice.leave(&me.keeper)).join().unwrap();
+        std::thread::spawn(|| notice.leave(&me.keeper, rustix::thread::gettid())).join().unwrap();
         assert_eq!(control.tree_anon_bytes(), (0, 0));
         assert_eq!(control.reap(), 0);
     }

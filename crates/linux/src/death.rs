@@ -6,6 +6,7 @@
 //! is never marked.
 
 use crate::thread;
+use rustix::process::Pid;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// `struct robust_list_head` and the one element of its list.
@@ -25,13 +26,13 @@ const FUTEX_OWNER_DIED: u32 = 1 << 30;
 const HEAD_BYTES: usize = 3 * size_of::<usize>();
 
 impl DeathNotice {
-    /// Has `word` marked when the calling thread ends, which has no other such list.
-    pub fn leave(&'static self, word: &'static AtomicU32) {
+    /// Has `word` marked when the calling thread ends, which has no other such list. Its id is `thread`.
+    pub fn leave(&'static self, word: &'static AtomicU32, thread: Pid) {
         let element = (&raw const self.next).expose_provenance();
         self.first.store(element, Ordering::Relaxed);
         self.offset.store((&raw const *word).expose_provenance().wrapping_sub(element), Ordering::Relaxed);
         self.next.store((&raw const *self).expose_provenance(), Ordering::Relaxed);
-        word.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+        word.store(thread.as_raw_nonzero().get() as u32, Ordering::Relaxed);
         // SAFETY: the list and the word live for ever, and are as set_robust_list(2) wants them.
         unsafe { thread::set_robust_list((&raw const *self).expose_provenance(), HEAD_BYTES) };
     }
@@ -56,7 +57,7 @@ mod tests {
         let (notice, word): (&'static DeathNotice, &'static AtomicU32) =
             (Box::leak(Box::default()), Box::leak(Box::default()));
         let thread = std::thread::spawn(move || {
-            notice.leave(word);
+            notice.leave(word, rustix::thread::gettid());
             assert!(!is_marked(word) && word.load(Ordering::Relaxed) > 0);
         });
         thread.join().unwrap();

@@ -872,8 +872,11 @@ impl Runtime {
         let program = self.companion.program();
         let user = User::open(&proc, program).map_err(|errno| RuntimeError::Proc("PID", errno))?;
         let stat = memory_users::open_in(&proc, format_args!("{}/stat", program.as_raw_nonzero()));
-        if control.is_of(slot, program) && filters::allow(Call::SetRobustList) {
-            self.death.leave(&control.process(slot).keeper);
+        if control.is_of(slot, program) {
+            // Not what `gettid` says: a filter may answer that.
+            if let Some(companion) = self.companion.process().filter(|_| filters::allow(Call::SetRobustList)) {
+                self.death.leave(&control.process(slot).keeper, companion);
+            }
         }
         let files = ProcFiles {
             smaps_rollup: open_in(&proc, "self/smaps_rollup")?,

@@ -273,13 +273,14 @@ impl Userfaultfd {
         answer == Err(Errno::AGAIN)
     }
 
-    /// Whether the page at `address` is known to be registered: not while a change of mappings is under way. The
-    /// kernel refuses to continue a fault of private memory otherwise than one of memory that is not registered.
+    /// Whether the page at `address` is known to be registered with this userfaultfd: not while a change of mappings is under
+    /// way. The kernel refuses to continue a fault of private memory otherwise than one of memory that is not registered. It
+    /// does so whoever has registered it, but lets nobody else register it again.
     pub fn is_registered(&self, address: usize) -> bool {
         let mut request = raw::uffdio_continue { range: range(address, PAGE_BYTES), mode: 0, mapped: 0 };
         // SAFETY: takes a uffdio_continue; refused in any case.
         let answer = unsafe { raw_ioctl::call(&self.0, CONTINUE, &mut request) };
-        answer == Err(Errno::INVAL)
+        answer == Err(Errno::INVAL) && self.register(address, PAGE_BYTES, Mode::Faults).is_ok()
     }
 
     /// Waits until there may be something to read.
