@@ -17,6 +17,7 @@ demo: build
 
 lint:
 	cargo fmt --check
+	cargo xtask tidy
 	cargo clippy --workspace --all-targets -- -D warnings
 
 test: build lint

@@ -1,9 +1,10 @@
-//! Access patterns: which folio sizes pay for which, and how the kernel's zram swap does.
+//! Times access patterns by folio size, next to the kernel's zram swap.
 //!
-//! A program touches pages of its memory in one pattern at a memory limit of a share of what it needs. foliomem runs with
-//! its default sizes, where it finds out by itself what pays, and with each fixed size; the kernel with single pages
-//! and with 64K mTHP, of which the faster counts. The comparison is at equal *total* memory, as in
-//! [`crate::programs`]: the kernel's group gets the share, foliomem the share and what zram took at its peak.
+//! A program touches pages of its memory in one pattern, under a memory limit that is a share of
+//! its need. foliomem runs with its default sizes, which adapt to the pattern, and with each fixed
+//! size. The kernel runs with single pages and with 64K mTHP; the faster setting counts. The
+//! comparison is at equal *total* memory, as in [`crate::programs`]: the kernel's group gets the
+//! share, foliomem gets the share plus zram's memory at its peak.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,33 +19,33 @@ use crate::corpus::CorpusFile;
 use crate::kernel::{self, Group, run as run_command};
 use crate::{Error, MIB, corpus, median};
 
-/// What the program needs.
+/// Memory need of the program, in MiB.
 pub const NEED_MIB: u64 = 192;
-/// Limits, per cent of the need.
+/// Memory limits, in per cent of the need.
 pub const LIMITS: [u64; 3] = [75, 50, 25];
-/// Touches that are timed, for each page of the need.
+/// Timed touches for each page of the need.
 const TOUCHES_PER_PAGE: u64 = 2;
-/// Real data the pages are made of.
+/// Bytes of real data that fill the pages.
 const CORPUS_BYTES: usize = 48 << 20;
 /// Folio sizes of the kernel's runs, in KiB.
 const KERNEL_SIZES_KIB: [u64; 2] = [4, 64];
 
-/// In which order pages are touched.
+/// The order of the touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// One after the other.
+    /// One page after the other.
     Sequential,
-    /// Every 17th, from the next beginning each time.
+    /// Every 17th page; each sweep begins one page further.
     Strided,
-    /// Few pages often: Zipf's law with a skew of 0.99; popular pages are no neighbours.
+    /// Few pages often: Zipf's law with a skew of 0.99. Popular pages are not neighbours.
     Zipf,
     /// Uniformly at random.
     Random,
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Self; 4] = [Self::Sequential, Self::Strided, Self::Zipf, Self::Random];
 }
 
@@ -68,7 +69,7 @@ impl FromStr for Pattern {
     }
 }
 
-/// foliomem's settings: the default, then fixed sizes, as `--sizes` takes them.
+/// foliomem's settings: the default, then fixed sizes as arguments of `--sizes`.
 pub const SETTINGS: [(&str, Option<&str>); 6] = [
     ("default", None),
     ("4K", Some("none")),
@@ -78,24 +79,25 @@ pub const SETTINGS: [(&str, Option<&str>); 6] = [
     ("2M", Some("2M")),
 ];
 
-/// One line of the benchmark.
+/// One row of the benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// The pattern.
     pub pattern: Pattern,
     /// The kernel's limit in per cent of the need.
     pub limit_percent: u64,
-    /// What both had in total: foliomem's limit.
+    /// The total memory of both, which is foliomem's limit.
     pub total_mib: u64,
     /// foliomem's folio sizes.
     pub setting: &'static str,
-    /// Seconds under foliomem, median.
+    /// Median seconds under foliomem.
     pub seconds: f64,
-    /// Seconds under the kernel's faster setting, median; none where it cannot be measured, or was killed each time.
+    /// Median seconds under the kernel's faster setting. `None` if the kernel cannot be measured or
+    /// every run was killed.
     pub kernel_seconds: Option<f64>,
 }
 
-/// What to run.
+/// The selection of runs.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The `foliomem` executable, which must begin with [`crate::enter_if_asked`].
@@ -104,16 +106,17 @@ pub struct Options {
     pub patterns: Vec<Pattern>,
     /// Limits in per cent of the need.
     pub limits: Vec<u64>,
-    /// Whether to run the kernel. Without it foliomem gets the share alone.
+    /// Whether to run the kernel. Without the kernel, foliomem gets the share alone.
     pub kernel: bool,
-    /// Runs of each, of which the median counts.
+    /// Runs of each setting; the median counts.
     pub runs: usize,
 }
 
-/// Runs the benchmark; `progress` sees each row when it is made.
+/// Runs the benchmark and calls `progress` with each row.
 ///
 /// # Errors
-/// A step failed, a program read something else than it had written, or the machine's settings could not be restored.
+/// Fails if a step fails, if a program reads wrong content, or if the machine's settings cannot be
+/// restored.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
     let file = CorpusFile::new(&corpus::build(CORPUS_BYTES))?;
     let mut rows = Vec::new();
@@ -134,13 +137,14 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Runs of one pattern at one limit: all settings take turns, and the kernel's, so that a machine that is busier for a
-/// while is so for all.
+/// The runs of one pattern at one limit. All settings, the kernel's too, take turns, so that a busy
+/// period of the machine affects all of them.
 #[derive(Debug, Default)]
 struct Rounds {
-    /// By setting.
+    /// Seconds by setting.
     seconds: [Vec<f64>; SETTINGS.len()],
-    /// By size. The kernel's group limit kills programs though swap is free: those runs do not count.
+    /// Seconds by folio size. The kernel kills programs at the group limit although swap is free:
+    /// those runs do not count.
     kernel_seconds: [Vec<f64>; KERNEL_SIZES_KIB.len()],
     total_mib: u64,
 }
@@ -150,7 +154,7 @@ impl Rounds {
         let mut rounds = Rounds { total_mib: group_mib, ..Rounds::default() };
         for round in 0..options.runs {
             let peer = if options.kernel { rounds.kernel(options, child, group_mib)? } else { None };
-            // All of foliomem's runs have the same limit.
+            // All runs of foliomem have one limit.
             if let Some(peer) = peer.filter(|_| round == 0) {
                 rounds.total_mib = peer.total_mib;
             }
@@ -165,7 +169,7 @@ impl Rounds {
         Ok(rounds)
     }
 
-    /// One run of each of the kernel's settings; the faster of those that ended.
+    /// Runs each of the kernel's settings once and returns the faster run that ended.
     fn kernel(&mut self, options: &Options, child: &[OsString], group_mib: u64) -> Result<Option<Peer>, Error> {
         let mut best: Option<Peer> = None;
         for (size_kib, all) in KERNEL_SIZES_KIB.into_iter().zip(&mut self.kernel_seconds) {
@@ -182,21 +186,21 @@ impl Rounds {
         Ok(best)
     }
 
-    /// The median of the kernel's faster setting.
+    /// Returns the median of the kernel's faster setting.
     fn kernel_seconds(&self) -> Option<f64> {
         let ended = self.kernel_seconds.iter().filter(|all| !all.is_empty());
         ended.map(|all| median(all)).min_by(f64::total_cmp)
     }
 }
 
-/// A run of the kernel.
+/// One run under the kernel.
 #[derive(Debug, Clone, Copy)]
 struct Peer {
     seconds: f64,
     total_mib: u64,
 }
 
-/// Runs the child in `command` to its end.
+/// Runs the child in `command` to its end and returns its seconds.
 fn seconds(command: &mut Command) -> Result<f64, Error> {
     let text = run_command(command)?;
     let run: Run = serde_json::from_str(text.trim()).map_err(|_| Error::parse("the measured program", &text))?;
@@ -208,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_are_called_what_they_are_written_as() {
+    fn patterns_parse_back_from_their_names() {
         for pattern in Pattern::ALL {
             assert_eq!(pattern.to_string().parse::<Pattern>().unwrap(), pattern);
             assert_eq!(serde_json::json!(pattern), serde_json::json!(pattern.to_string()));
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_kernel_counts_by_its_median_and_none_where_all_were_killed() {
+    fn the_kernel_figure_is_the_faster_median_or_none_if_all_runs_were_killed() {
         let rounds = |kernel_seconds| Rounds { kernel_seconds, ..Rounds::default() };
         assert_eq!(rounds([vec![3.0, 1.0, 2.0], vec![1.5, 9.0, 4.0]]).kernel_seconds(), Some(2.0));
         assert_eq!(rounds([vec![], vec![1.5]]).kernel_seconds(), Some(1.5));
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_the_names_the_readers_of_json_expect() {
+    fn json_rows_keep_their_field_names() {
         let (pattern, setting) = (Pattern::Zipf, "64K");
         let row = Row { pattern, limit_percent: 50, total_mib: 110, setting, seconds: 2.5, kernel_seconds: None };
         let json = r#"{"pattern":"zipf","limit_percent":50,"total_mib":110,"setting":"64K","seconds":2.5,"kernel_seconds":null}"#;

@@ -1,5 +1,5 @@
-//! The child of [`crate::access`]: a program that touches its memory in one pattern while a clock runs, and verifies
-//! every page it touches.
+//! The child of [`crate::access`]: a program that touches its memory in one pattern while a clock
+//! runs, and verifies every touched page.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,35 +9,37 @@ use serde::{Deserialize, Serialize};
 use crate::access::Pattern;
 use crate::{Error, MIB};
 
-/// The first argument that makes a binary this child.
+/// First argument that makes a binary this child.
 const CHILD_ARG: &str = "__access-child";
-/// The unit of a touch.
+/// Bytes of a page, the unit of a touch.
 const PAGE: usize = 4096;
-/// Real data in each page; the rest repeats it. Pages compress to a fifth or so, as those of many programs do, and fit
-/// into a quarter of their size.
+/// Bytes of real data in each page; the rest repeats them. Pages compress to about a fifth, as
+/// those of many programs do, and fit into a quarter of their size.
 const REAL: usize = 1024;
-/// Every eighth touch writes.
+/// Touches for each write.
 const WRITE_EVERY: u64 = 8;
-/// Pages between two touches of the strided pattern: more than a folio of 64 KiB, and prime, so that all pages come up.
+/// Pages between two touches of the strided pattern. It is larger than a folio of 64 KiB, and
+/// prime, so that the pattern reaches every page.
 const STRIDE: u64 = 17;
-/// Skew of the Zipf pattern: YCSB's.
+/// Skew of the Zipf pattern, which is YCSB's.
 const SKEW: f64 = 0.99;
 
-/// What one run showed.
+/// The result of one run.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Run {
-    /// Seconds the touches took, without filling and warming up.
+    /// Seconds of the timed touches, without filling and warm-up.
     pub seconds: f64,
 }
 
-/// The arguments that make the child measure.
+/// Returns the arguments that start the child.
 #[must_use]
 pub fn arguments(pattern: Pattern, need_mib: u64, touches: u64, corpus: &Path) -> Vec<std::ffi::OsString> {
     let texts = [CHILD_ARG.to_owned(), pattern.to_string(), need_mib.to_string(), touches.to_string()];
     texts.into_iter().map(Into::into).chain([corpus.into()]).collect()
 }
 
-/// To be called first thing in `main`: if this process was started as the child, does its work and ends it.
+/// Call this first in `main`: if this process was started as the child, it does the child's work
+/// and exits.
 pub fn enter_if_asked() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [child, pattern, need_mib, touches, corpus] = &args[..] else { return };
@@ -78,10 +80,10 @@ fn run(pattern: Pattern, need_mib: u64, touches: u64, corpus: &Path) -> Result<R
     Ok(Run { seconds: clock.elapsed().as_secs_f64() })
 }
 
-/// The memory that is touched, and what it must hold.
+/// The touched memory and its expected content.
 struct Memory {
     bytes: Vec<u8>,
-    /// How often each page was written.
+    /// Number of writes to each page.
     writes: Vec<u32>,
     touches: u64,
 }
@@ -108,7 +110,8 @@ impl Memory {
         self.writes.len() as u64
     }
 
-    /// Reads a word of every cache line of the page, checks what is known of it, and sometimes writes.
+    /// Reads a byte of every cache line of the page, verifies its number and write count, and
+    /// writes on every [`WRITE_EVERY`]th touch.
     fn touch(&mut self, number: u64) -> Result<(), Error> {
         let page = &mut self.bytes[number as usize * PAGE..][..PAGE];
         let writes = &mut self.writes[number as usize];
@@ -126,13 +129,13 @@ impl Memory {
     }
 }
 
-/// The order in which pages are touched: the same in every run.
+/// The order of the touches, which is equal in every run.
 struct Order {
     pattern: Pattern,
     pages: u64,
     at: u64,
     seed: u64,
-    /// For Zipf: the share of touches of the first pages, cumulated.
+    /// Cumulated weights of the pages by rank, for Zipf.
     cumulated: Vec<f64>,
 }
 
@@ -150,7 +153,7 @@ impl Order {
     fn next(&mut self) -> u64 {
         match self.pattern {
             Pattern::Sequential => self.at = (self.at + 1) % self.pages,
-            // One sweep ends beside where it began; so the next one touches the pages beside.
+            // Each sweep ends next to its beginning, so the next sweep touches the next pages.
             Pattern::Strided => {
                 self.at += STRIDE;
                 if self.at >= self.pages {
@@ -162,14 +165,14 @@ impl Order {
                 let total = self.cumulated.last().copied().unwrap_or(0.0);
                 let wanted = (self.random() >> 11) as f64 / (1u64 << 53) as f64 * total;
                 let rank = self.cumulated.partition_point(|&share| share < wanted) as u64;
-                // Popular pages are not neighbours.
+                // The multiplication scatters popular pages.
                 self.at = rank.wrapping_mul(2_654_435_761) % self.pages;
             }
         }
         self.at
     }
 
-    /// splitmix64.
+    /// Returns the next number of splitmix64.
     fn random(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.seed;
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn regular_patterns_come_to_every_page() {
+    fn regular_patterns_touch_every_page() {
         for pattern in [Pattern::Sequential, Pattern::Strided] {
             let counts = counts(pattern, 1000, 3000);
             assert_eq!(counts.len(), 1000, "{pattern}");
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn irregular_patterns_are_as_skewed_as_they_say() {
+    fn irregular_patterns_have_their_skew() {
         let uniform = counts(Pattern::Random, 1000, 100_000);
         assert!(uniform.values().all(|count| (50..=160).contains(count)));
         let mut zipf: Vec<u64> = counts(Pattern::Zipf, 1000, 100_000).into_values().collect();
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_lost_a_write_is_noticed() {
+    fn a_lost_write_is_reported() {
         let mut memory = Memory::filled(1, &[7; 4096]).unwrap();
         (0..64).for_each(|page| memory.touch(page).unwrap());
         memory.bytes[7 * PAGE + 8] ^= 1;

@@ -1,6 +1,8 @@
-//! `foliomem lab calibrate`: what things cost on this machine, as a table for the lab.
+//! `foliomem lab calibrate`: measures the costs of this machine, as a table for the lab.
 //!
-//! Each figure is the median of [`ROUNDS`] rounds, in each of which everything is measured once, in turns, by the time that CPUs worked for it. Memory is more than the caches hold, as what goes out is; the codecs work on the corpus of `bench swap`.
+//! Each figure is the median of [`ROUNDS`] rounds. Each round measures everything once, in turns,
+//! in CPU time. Memory exceeds the caches, as memory that is swapped out does. The codecs work on
+//! the corpus of `bench swap`.
 
 mod page_cache;
 
@@ -16,19 +18,20 @@ use page_cache::PageCache;
 use std::hint::black_box;
 
 const ROUNDS: usize = 11;
-/// What the codecs work on.
+/// Bytes of the corpus for the codecs.
 const CORPUS_BYTES: usize = 16 << 20;
-/// What is touched, zeroed, hashed and copied.
+/// Bytes that are touched, zeroed, hashed and copied.
 const MEMORY_BYTES: usize = 64 << 20;
-/// What moves, and what is faulted on.
+/// Bytes that are moved and faulted in.
 const MOVED_BYTES: usize = 32 << 20;
-/// The largest folio by default: in such pieces memory is got, zeroed, hashed, copied and moved.
+/// The largest folio by default. Memory is mapped, zeroed, hashed, copied and moved in pieces of
+/// this size.
 const FOLIO: Order = Order::new(4).unwrap();
-/// Clusters without room that are looked through, again and again.
+/// Full clusters that the measurement scans repeatedly.
 const CLUSTERS: u32 = 1024;
 const LOOKS: u32 = 50;
 
-/// One figure, round by round.
+/// One figure of every round.
 type Samples = Vec<f64>;
 
 #[derive(Default)]
@@ -53,10 +56,10 @@ struct CodecSamples {
     ratio: [Samples; ORDERS],
 }
 
-/// Measures; `progress` is told how many rounds are done, of how many.
+/// Measures and calls `progress` with the number of finished rounds and of all rounds.
 ///
 /// # Errors
-/// There is no userfaultfd here, or no memory.
+/// Fails without userfaultfd or without memory.
 pub fn run(progress: &mut dyn FnMut(usize, usize)) -> Result<CostTable, Error> {
     let data = corpus::build(CORPUS_BYTES);
     let mut measured = Measured::default();
@@ -72,7 +75,7 @@ pub fn run(progress: &mut dyn FnMut(usize, usize)) -> Result<CostTable, Error> {
     Ok(CostTable { measured_on: this_machine(), costs: measured.costs(&page_cache) })
 }
 
-/// zstd at its default level.
+/// Returns zstd at its default level.
 fn zstd() -> Codec {
     match "zstd".parse() {
         Ok(codec) => codec,
@@ -80,7 +83,7 @@ fn zstd() -> Codec {
     }
 }
 
-/// This machine in a line.
+/// Describes this machine in one line.
 fn this_machine() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/cpuinfo");
@@ -90,14 +93,14 @@ fn this_machine() -> String {
     format!("{}, {cpus} CPUs, Linux {}", model.unwrap_or("unknown CPU"), read("/proc/sys/kernel/osrelease").trim())
 }
 
-/// Nanoseconds of each of `times` by `act`, which does them all.
+/// Returns the nanoseconds of each of `times` operations, all of which `act` performs.
 fn ns_each(times: usize, act: impl FnOnce()) -> f64 {
     let started = cpu_time::process();
     act();
     (cpu_time::process() - started).as_nanos() as f64 / times as f64
 }
 
-/// What the pages' figures are measured on.
+/// The memory and files for the figures of pages.
 struct Machine {
     trial: Trial,
     memory: Region,
@@ -165,12 +168,13 @@ impl Machine {
     }
 }
 
-/// A cluster that is looked through in vain: all of them have single slots in use, so that none has room for a folio.
+/// Measures the scan of a cluster that has no room for a folio: every folio's range of its slots
+/// has one slot in use.
 fn cluster_ns() -> Result<f64, Error> {
     let device = SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, discard: Discard::Never };
     let (swap, cpu) = (SwapClusters::new(device, 1, Strategy::ClusterLists), CpuNumber(0));
     while let Ok(slot) = swap.alloc(cpu, FOLIO) {
-        // Of each folio's slots one stays in use.
+        // One slot of each folio stays in use.
         swap.free(cpu, slot.offset(1), FOLIO.pages() - 1);
     }
     let before = swap.counters().clusters_scanned;
@@ -214,7 +218,8 @@ impl Measured {
         let (page, folio) = (median(&self.move_page), median(&self.move_folio));
         let each = (folio - page).max(0.0) / f64::from(FOLIO.pages() - 1);
         Costs {
-            // What serving it takes here is the move of a page, which goes back with all others.
+            // Serving the fault here moves one page in (`page`); the page moves back together with
+            // all others (`each`).
             fault_ns: whole((median(&self.fault) - page - each).max(0.0)),
             touch_ns: whole(median(&self.touch)),
             move_ns: whole((page - each).max(0.0)),
@@ -236,17 +241,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looking_through_clusters_takes_time() {
+    fn scanning_clusters_takes_time() {
         let ns = cluster_ns().unwrap();
         assert!((1.0..100_000.0).contains(&ns), "{ns}");
     }
 
     #[test]
-    fn a_round_gives_a_table_that_the_lab_reads() {
+    fn the_lab_reads_the_table_of_a_round() {
         let mut measured = Measured::default();
         match Machine::new() {
             Ok(mut machine) => machine.measure(&mut measured).unwrap(),
-            // Without userfaultfd, as others than root may find it.
+            // Without root, userfaultfd may be refused.
             Err(error) => return assert!(error.to_string().contains("userfaultfd"), "{error}"),
         }
         let mut page_cache = PageCache::new();
@@ -256,8 +261,8 @@ mod tests {
         measured.zstd.measure(&data, zstd());
         let table = CostTable { measured_on: this_machine(), costs: measured.costs(&page_cache) };
         let costs = &table.costs;
-        // Which of them is larger is the machine's, and with the other tests' threads in it anything at all: what is a
-        // difference of two figures can be none.
+        // The other tests' threads disturb the measurement, so a figure that is a difference of two
+        // others may be zero.
         assert!(costs.populate_page_ns > 0 && costs.copy_page_ns > 0 && costs.zero_page_ns > 0, "{costs:?}");
         for codec in [&costs.lz4, &costs.zstd] {
             assert!(codec.compress_page_ns.iter().chain(&codec.decompress_page_ns).all(|ns| *ns > 0), "{costs:?}");

@@ -1,13 +1,16 @@
-//! `foliomem bench compact`: what it takes to make a run of frames where none is free, by variant of compaction and order.
+//! `foliomem bench compact`: the cost of making a run of frames if none is free, by compaction
+//! variant and order.
 //!
-//! An arena of 256 MiB is filled with folios of all orders, each order about as many pages as any other. Small folios (up to 32 KiB)
-//! chosen at random are freed until a quarter is free, and as much is freed and filled again several times, so that what is free is
-//! scattered. Of every thousand pages one, a folio of its own, is pinned. Then runs are asked for, until half of what was free is given away. A
-//! request for which a run is free costs nothing and is not counted; one that nothing could satisfy (`World::is_possible`) ends
-//! it.
+//! An arena of 256 MiB is filled with folios of all orders; each order has about as many pages as
+//! any other. Small folios (up to 32 KiB), chosen at random, are freed until a quarter is free.
+//! Freeing and refilling then repeats, so that free frames are scattered. One page in a thousand, a
+//! folio of its own, is pinned. Then runs are requested until half of the free frames are in use. A
+//! request that a free run satisfies costs nothing and is not counted. A request that no compaction
+//! could satisfy (`World::is_possible`) ends the measurement.
 //!
-//! The compactor is the engine's ([`foliomem_core::compaction`]), the frames are only noted: moving one costs what noting its new
-//! home costs, which is all the engine does for a folio in the program. The same seed is used for all variants.
+//! The compactor is the engine's ([`foliomem_core::compaction`]). The frames exist only as notes:
+//! moving one costs as much as noting its new frame, which is all that the engine does for a
+//! resident folio. All variants use one seed.
 
 use crate::Error;
 use foliomem_core::compaction::{Compactor, Occupant, Occupants, Variant};
@@ -22,35 +25,35 @@ use std::time::{Duration, Instant};
 pub const ORDERS: [u8; 2] = [4, 9];
 const FRAMES: u32 = 65536;
 const FREE_FRAMES: u32 = FRAMES / 4;
-/// Times an eighth of that is freed and filled again.
+/// Number of times that an eighth of the free frames is freed and refilled.
 const CHURNS: u32 = 16;
 const PINNED_PAGES: u32 = FRAMES / 1000;
-/// The largest folios that are freed.
+/// Order of the largest folios that are freed.
 const SMALL: Order = match Order::new(3) {
     Some(order) => order,
     None => unreachable!(),
 };
-/// Arenas of a row, each from another seed.
+/// Arenas of a row; each has its own seed.
 const ROUNDS: u64 = 8;
 
 /// One variant and order, measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// As on the command line.
+    /// The variant, as on the command line.
     pub variant: String,
-    /// Of the runs asked for.
+    /// Order of the requested runs.
     pub order: u8,
-    /// Compactions that made a run, by all. A run was possible in each.
+    /// Share of the compactions that made a run. A run was possible in each.
     pub success_rate: f64,
-    /// Pages moved by all compactions, by those that made a run; none where none did.
+    /// Pages moved by all compactions for each run made; `None` without a run.
     pub moved_pages_per_success: Option<f64>,
-    /// The same of their time.
+    /// Microseconds of all compactions for each run made; `None` without a run.
     pub us_per_success: Option<f64>,
-    /// Folios split for it, as pages.
+    /// Pages of folios split by all compactions, for each run made; `None` without a run.
     pub split_pages_per_success: Option<f64>,
 }
 
-/// What to measure: all combinations.
+/// The combinations to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Variants.
@@ -59,10 +62,10 @@ pub struct Options {
     pub orders: Vec<Order>,
 }
 
-/// Measures; `progress` sees each row when it is made.
+/// Measures and calls `progress` with each row.
 ///
 /// # Errors
-/// The frames do not add up afterwards.
+/// Fails if the frame counts are wrong afterwards.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
     for &order in &options.orders {
@@ -75,7 +78,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Numbers that are random enough: xorshift.
+/// A xorshift generator; its numbers are random enough here.
 struct Random(u64);
 
 impl Random {
@@ -90,21 +93,22 @@ impl Random {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u32
     }
 
-    /// An order of `most` at most: each half as often as the one below, so that there are as many pages of each.
+    /// Returns an order of `most` or less. Each order is half as likely as the one below, so every
+    /// order gets as many pages.
     fn order(&mut self, most: Order) -> Order {
         let drawn = Order::all().nth(self.next().trailing_zeros() as usize);
         drawn.filter(|&order| order <= most).unwrap_or(Order::ZERO)
     }
 }
 
-/// What is in a frame.
+/// The content of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Note {
     Free,
     Folio { run: FrameRun, pinned: bool },
 }
 
-/// What was done to the notes.
+/// The operations on the notes.
 struct Notes {
     frames: Vec<Note>,
     split_pages: u64,
@@ -147,14 +151,14 @@ impl World {
         world
     }
 
-    /// Takes a free run of `order` for a folio.
+    /// Allocates a free run of `order` for a folio.
     fn take(&self, order: Order) -> bool {
         let Some(run) = self.homes.alloc_empty(order) else { return false };
         self.notes.borrow_mut().note(run, Note::Folio { run, pinned: false });
         true
     }
 
-    /// Fills with folios of up to `most` until `frames` are free.
+    /// Fills the arena with folios of up to `most` until `frames` are free.
     fn fill_to(&mut self, frames: u32, most: Order) {
         while self.homes.empty_frames() > frames {
             let wanted = self.random.order(most);
@@ -176,8 +180,8 @@ impl World {
         }
     }
 
-    /// Whether enough unpinned frames exist: there is a naturally aligned run in which nothing is pinned or as large as what is
-    /// wanted, and for all that is in it there is room elsewhere.
+    /// Returns whether compaction can make a run of `order`: a naturally aligned run has nothing
+    /// pinned and no folio of `order` or above, and its folios fit elsewhere.
     fn is_possible(&self, order: Order) -> bool {
         let notes = self.notes.borrow();
         let free = self.homes.empty_frames();
@@ -276,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_full_variant_always_succeeds_and_moves_least() {
+    fn the_full_variant_always_succeeds_and_moves_the_fewest_pages() {
         for order in ORDERS.map(|order| Order::new(order).unwrap()) {
             let rows: Vec<Row> = Variant::ALL.iter().map(|&variant| measure(variant, order).unwrap()).collect();
             let (full, older) = rows.split_last().unwrap();

@@ -1,33 +1,37 @@
-//! The data that is swapped in measurements: what programs really hold, mixed.
+//! The data that measurements swap: a mix of content of real programs.
 //!
-//! 64 KiB blocks, in turn: machine code and data of the executables and libraries found here; text (headers, scripts)
-//! found here; JSON records; measurements as `f64`; a heap of small objects full of pointers. The last three are
-//! generated, so that a machine without the files still has a corpus. The same machine gives the same bytes each time;
-//! another machine gives other files, hence slightly other ratios: compare figures of one run with each other only.
+//! The corpus consists of 64 KiB blocks, in turn: machine code and data of installed executables
+//! and libraries; installed text (headers, scripts); JSON records; measurements as `f64`; a heap of
+//! small objects full of pointers. The last three are generated, so that a machine without the
+//! files still has a corpus. One machine gives equal bytes each time. Another machine has other
+//! files, hence slightly other ratios: compare only figures of one run.
 //!
-//! Ratio with lz4 on Debian 12 (raw codec, no allocator's waste): see [`RATIOS`].
+//! [`RATIOS`] has the ratios with lz4 on Debian 12 (the codec alone, without an allocator's waste).
 //!
-//! No page is filled with one byte: the kernel and foliomem store such pages for nothing, which would flatter both.
+//! No page is filled with one byte: the kernel and foliomem store such pages for nothing, which
+//! would flatter both.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// The unit of mixing.
+/// Bytes of one kind of data before the next.
 pub const BLOCK: usize = 64 << 10;
 
-/// `(granule KiB, ratio)` of 256 MiB with lz4 at its default level, as measured on Debian 12 with python3, g++ and redis.
+/// `(granule KiB, ratio)` of 256 MiB with lz4 at its default level, measured on Debian 12 with
+/// python3, g++ and redis.
 pub const RATIOS: [(usize, f64); 4] = [(4, 2.18), (16, 2.38), (64, 2.51), (2048, 2.49)];
 
-/// Where executables and libraries are.
+/// Directories of executables and libraries.
 const CODE: [&str; 5] =
     ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-/// Where text is, and what its names end with.
+/// Directories of text.
 const TEXT: [&str; 4] = ["/usr/include", "/usr/share/perl", "/usr/lib/python3", "/usr/share/doc"];
+/// File name extensions of text.
 const TEXT_ENDS: [&str; 9] = ["h", "hpp", "py", "pm", "pl", "txt", "md", "html", "xml"];
 
-/// A corpus of exactly `bytes` bytes.
+/// Builds a corpus of exactly `bytes` bytes.
 #[must_use]
 pub fn build(bytes: usize) -> Vec<u8> {
     let share = bytes / 5 + BLOCK;
@@ -50,14 +54,14 @@ pub fn build(bytes: usize) -> Vec<u8> {
     corpus
 }
 
-/// The pages of some files, given out in turn and again from the first.
+/// The pages of some files, returned in turn and again from the first.
 struct Files {
     pages: Vec<u8>,
     next: usize,
 }
 
 impl Files {
-    /// Reads files below `dirs`, in the order of their names, until `enough` bytes are there.
+    /// Reads files below `dirs`, in the order of their names, up to `enough` bytes.
     fn read(dirs: &[PathBuf], enough: usize, wanted: fn(&Path, &[u8]) -> bool) -> Self {
         let mut pages = Vec::new();
         for dir in dirs {
@@ -82,9 +86,10 @@ impl Files {
     }
 }
 
-/// Deepest directory looked at; a guard against loops, deeper than any of the places goes.
+/// Deepest directory level that is searched. It guards against loops and is deeper than any of the
+/// directories.
 const DEPTH: u32 = 8;
-/// Of one file no more than this, so that no single program makes up the corpus.
+/// Maximum bytes of one file, so that no single program makes up the corpus.
 const PER_FILE: usize = 4 << 20;
 
 fn read_below(dir: &Path, enough: usize, wanted: fn(&Path, &[u8]) -> bool, pages: &mut Vec<u8>, depth: u32) {
@@ -117,7 +122,8 @@ fn is_text(path: &Path, data: &[u8]) -> bool {
     path.extension().is_some_and(|e| TEXT_ENDS.iter().any(|t| e == *t)) && data.len() >= 4096
 }
 
-/// A small generator (xorshift64*): the corpus must be the same in every version of every crate.
+/// A xorshift64* generator. It is here because the corpus must not change with the version of a
+/// crate.
 struct Chance(u64);
 
 impl Chance {
@@ -133,7 +139,8 @@ impl Chance {
     }
 }
 
-/// Readings of a 12-bit converter around a slow drift, as the `f64` a program computes with.
+/// Adds readings of a 12-bit converter around a slow drift, as the `f64` that a program computes
+/// with.
 fn measurements(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
     let mut level = 1024 + chance.below(2048);
     while corpus.len() < end {
@@ -143,7 +150,8 @@ fn measurements(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
     }
 }
 
-/// Objects as a dynamic language lays them out: a type, a count, pointers to neighbours, small numbers, short text.
+/// Adds objects as a dynamic language lays them out: a type, a count, pointers to neighbours, small
+/// numbers, short text.
 fn heap(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
     let base = 0x7F3A_0000_0000 + (chance.below(1 << 16) << 16);
     let types: [u64; 6] = std::array::from_fn(|i| 0x5581_2C40_0000 + 0x1A0 * i as u64);
@@ -174,7 +182,7 @@ fn heap(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
     }
 }
 
-/// Records as a service logs or stores them.
+/// Adds records as a service logs or stores them.
 fn json(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
     const NAMES: [&str; 8] = ["ada", "grace", "edsger", "barbara", "donald", "margaret", "niklaus", "frances"];
     const STATES: [&str; 4] = ["new", "active", "suspended", "closed"];
@@ -201,22 +209,22 @@ fn json(corpus: &mut Vec<u8>, end: usize, chance: &mut Chance) {
     }
 }
 
-/// A corpus as a file for a child, removed on drop.
+/// A corpus as a file for a child. Dropping it removes the file.
 #[derive(Debug)]
 pub struct CorpusFile(PathBuf);
 
 impl CorpusFile {
-    /// Writes it.
+    /// Writes the file.
     ///
     /// # Errors
-    /// The temporary directory cannot be written to.
+    /// Fails if the temporary directory is not writable.
     pub fn new(corpus: &[u8]) -> Result<Self, Error> {
         let file = Self(std::env::temp_dir().join(format!("foliomem-corpus-{}", std::process::id())));
         std::fs::write(&file.0, corpus).map_err(Error::at(&file.0))?;
         Ok(file)
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -225,7 +233,7 @@ impl CorpusFile {
 
 impl Drop for CorpusFile {
     fn drop(&mut self) {
-        // Left behind in the temporary directory at worst.
+        // If this fails, the file stays in the temporary directory.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -235,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_twice_and_of_the_size_asked_for() {
+    fn builds_are_equal_and_have_the_requested_size() {
         for bytes in [0, 1, 4096, 5 * BLOCK + 17, 40 * BLOCK] {
             let corpus = build(bytes);
             assert_eq!(corpus.len(), bytes);
@@ -244,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn no_page_is_of_one_byte() {
+    fn no_page_is_filled_with_one_byte() {
         assert!(build(100 * BLOCK).chunks(4096).all(|page| page.iter().any(|b| *b != page[0])));
     }
 
     #[test]
-    fn places_without_files_give_a_corpus_too() {
+    fn missing_directories_still_give_a_corpus() {
         let nowhere = Files::read(&[PathBuf::from("/no/such/place")], BLOCK, is_text);
         assert!(!nowhere.any());
     }

@@ -1,14 +1,14 @@
-//! Time that CPUs have worked: what others do on the machine does not count.
+//! CPU time: the load of other processes does not count.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// Of the calling thread.
+/// Returns the CPU time of the calling thread.
 pub fn thread() -> Duration {
     of(ClockId::ThreadCPUTime)
 }
 
-/// Of all threads of this process.
+/// Returns the CPU time of all threads of this process.
 pub fn process() -> Duration {
     of(ClockId::ProcessCPUTime)
 }
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeping_takes_none_and_working_does() {
+    fn only_work_takes_cpu_time() {
         let (before, all) = (thread(), process());
         std::thread::sleep(Duration::from_millis(50));
         assert!(thread() - before < Duration::from_millis(40));

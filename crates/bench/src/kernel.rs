@@ -1,8 +1,9 @@
-//! The kernel's own swap, set up for a measurement: zram with lz4, one mTHP size, a memory control group.
+//! Sets up the kernel's own swap for a measurement: zram with lz4, one mTHP size, a memory control
+//! group.
 //!
-//! Everything changed is recorded in an [`Undo`] before it is changed. The device is the first zram device that is not
-//! in use, or a new one; the control group is of version 1 or 2, as found. What is *not* touched: the machine's other
-//! swap devices (ours has the highest priority), swappiness, and khugepaged.
+//! Every change is recorded in an [`Undo`] before it is made. The device is the first unused zram
+//! device, or a new one. The control group is of version 1 or 2, as found. *Not* changed: the
+//! machine's other swap devices (this one has the highest priority), swappiness, and khugepaged.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +11,7 @@ use std::process::Command;
 use crate::undo::{Undo, quote};
 use crate::{Error, MIB};
 
-/// Where the machine's settings are: `/`, or a directory that looks like it, in tests.
+/// The root of the machine's settings: `/`, or a similar directory in tests.
 #[derive(Debug, Clone)]
 pub struct Root(PathBuf);
 
@@ -21,7 +22,7 @@ impl Default for Root {
 }
 
 impl Root {
-    /// Settings below `dir` instead of `/`.
+    /// Uses settings below `dir` instead of `/`.
     #[must_use]
     pub fn at(dir: &Path) -> Self {
         Self(dir.to_owned())
@@ -35,23 +36,24 @@ impl Root {
         self.path("sys/kernel/mm/transparent_hugepage")
     }
 
-    /// The directory of one mTHP size's controls and counters; none for 4K, which is no mTHP size.
+    /// Returns the directory of one mTHP size's controls and counters; `None` for 4K, which is no
+    /// mTHP size.
     #[must_use]
     pub fn mthp(&self, size_kib: u64) -> Option<PathBuf> {
         (size_kib > 4).then(|| self.thp().join(format!("hugepages-{size_kib}kB")))
     }
 }
 
-/// zram's account of itself (`mm_stat`), in bytes.
+/// zram's counters (`mm_stat`), in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MmStat {
-    /// Uncompressed size of what is stored.
+    /// Uncompressed size of the stored pages.
     pub orig_data_size: u64,
-    /// Compressed size of what is stored.
+    /// Compressed size of the stored pages.
     pub compr_data_size: u64,
-    /// Memory taken for it, with the allocator's waste.
+    /// Memory of the stored pages, with the allocator's waste.
     pub mem_used_total: u64,
-    /// The most memory ever taken.
+    /// Peak of the memory in use.
     pub mem_used_max: u64,
 }
 
@@ -59,7 +61,7 @@ impl MmStat {
     /// Reads a device's `mm_stat` file.
     ///
     /// # Errors
-    /// There is no such file, or it has too few fields.
+    /// Fails if the file does not exist or has too few fields.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = read(path)?;
         Self::parse(&text).ok_or_else(|| Error::parse(path.display().to_string(), &text))
@@ -76,16 +78,17 @@ impl MmStat {
     }
 }
 
-/// Which memory gets folios of the size that is set up.
+/// The memory that gets folios of the size that is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Folios {
-    /// All of the machine.
+    /// All memory of the machine.
     Everywhere,
-    /// What asks for it with `MADV_HUGEPAGE`.
+    /// Only memory with `MADV_HUGEPAGE`.
     WhereAdvised,
 }
 
-/// The machine with zram swap and one folio size; as it was again when dropped, or when this process dies.
+/// The machine with zram swap and one folio size. Its settings are restored on drop, and when this
+/// process dies.
 #[derive(Debug)]
 pub struct KernelSwap {
     undo: Undo,
@@ -95,11 +98,11 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    /// Sets up zram swap with lz4 and folios of `size_kib` (4: single pages only).
-    /// `None` where that cannot be: not root, no zram, or the kernel knows no folios of this size.
+    /// Sets up zram swap with lz4 and folios of `size_kib` (4: single pages only). Returns `None`
+    /// if that is impossible: not root, no zram, or a kernel without folios of this size.
     ///
     /// # Errors
-    /// A step failed though it should work here. Whatever was changed until then is restored.
+    /// Fails if a step fails that should work here. All changes until then are restored.
     pub fn set_up(root: &Root, size_kib: u64, folios: Folios) -> Result<Option<Self>, Error> {
         let zram = root.path("sys/class/zram-control").is_dir() || root.path("sys/block/zram0").is_dir();
         let known = root.mthp(size_kib).is_none_or(|dir| dir.join("enabled").is_file());
@@ -108,25 +111,25 @@ impl KernelSwap {
         }
         let mut undo = Undo::new()?;
         set_folio_size(root, size_kib, folios, &mut undo)?;
-        // No readahead: what one sets for zram, and the kernel's best. Synchronous swap-in of a slot with one owner does
-        // not look at it.
+        // No readahead: the usual setting for zram, and the kernel's fastest. Synchronous swap-in
+        // of a slot with one owner ignores it.
         set_plain(&root.path("proc/sys/vm/page-cluster"), "0", &mut undo)?;
         let Some(device) = set_up_zram(root, &mut undo)? else { return Ok(None) };
         let mm_stat = root.path(&format!("sys/block/{device}/mm_stat"));
         Ok(Some(Self { undo, mm_stat, groups: 0, root: root.clone() }))
     }
 
-    /// Where the device accounts for itself.
+    /// Returns the path of the device's `mm_stat`.
     #[must_use]
     pub fn mm_stat_path(&self) -> &Path {
         &self.mm_stat
     }
 
-    /// A new control group whose memory, swap not counted, is limited to `limit` bytes.
-    /// `None` if no memory controller can be used here.
+    /// Creates a control group that limits memory, without swap, to `limit` bytes. Returns `None`
+    /// if no memory controller is usable here.
     ///
     /// # Errors
-    /// The group cannot be made or does not take the limit.
+    /// Fails if the group cannot be created or refuses the limit.
     pub fn group(&mut self, limit: u64) -> Result<Option<Group>, Error> {
         self.groups += 1;
         let name = format!("foliomem-bench-{}-{}", std::process::id(), self.groups);
@@ -142,20 +145,22 @@ impl KernelSwap {
         Ok(Some(Group { dir, peak_file }))
     }
 
-    /// Restores everything now, and says whether that worked; dropping does the same silently but for a message.
+    /// Restores everything now and returns whether that worked. A drop restores everything too, but
+    /// only prints a message on failure.
     ///
     /// # Errors
-    /// [`Error::NotRestored`].
+    /// Fails with [`Error::NotRestored`].
     pub fn restore(self) -> Result<(), Error> {
         self.undo.restore()
     }
 }
 
-/// Runs `measure` in a new group of `limit` bytes over a new swap device, whose peaks are then its own. Returns what it
-/// does and both peaks together, in bytes; `None` where such a group cannot be.
+/// Runs `measure` in a new group of `limit` bytes over a new swap device, so that both peaks belong
+/// to `measure` alone. Returns its result and the sum of both peaks in bytes; `None` if such a
+/// group is impossible here.
 ///
 /// # Errors
-/// Those of `measure`, or something cannot be set up, read or restored.
+/// Fails if `measure` fails, or if something cannot be set up, read or restored.
 pub fn in_group<T>(
     size_kib: u64,
     limit: u64,
@@ -169,7 +174,7 @@ pub fn in_group<T>(
     Ok(Some((measured, total)))
 }
 
-/// A memory control group, removed with its [`KernelSwap`].
+/// A memory control group. The [`KernelSwap`] that made it removes it.
 #[derive(Debug)]
 pub struct Group {
     dir: PathBuf,
@@ -177,8 +182,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// `command`'s program and arguments as a new command that runs inside the group.
-    /// Environment and working directory are the caller's to set anew.
+    /// Returns a command that runs the program and arguments of `command` inside the group. The
+    /// caller sets environment and working directory again.
     #[must_use]
     pub fn inside(&self, command: &Command) -> Command {
         let mut shell = Command::new("sh");
@@ -187,16 +192,16 @@ impl Group {
         shell
     }
 
-    /// The most memory, in bytes, the group ever had charged, swap not counted.
+    /// Returns the peak of the group's charged memory in bytes, without swap.
     ///
     /// # Errors
-    /// The kernel gives no such figure.
+    /// Fails if the kernel has no such figure.
     pub fn peak(&self) -> Result<u64, Error> {
         read_number(&self.dir.join(self.peak_file))
     }
 }
 
-/// Directory, limit file and peak file of a memory control group, by the version found.
+/// Returns directory, limit file and peak file of a memory control group, for the version found.
 fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static str, &'static str)> {
     let v1 = root.path("sys/fs/cgroup/memory");
     if v1.join("memory.limit_in_bytes").is_file() || v1.join("memory.usage_in_bytes").is_file() {
@@ -207,7 +212,7 @@ fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static str, &'stat
     controllers.split_whitespace().any(|c| c == "memory").then(|| (v2.join(name), "memory.max", "memory.peak"))
 }
 
-/// Enables folios of `size_kib`, and no other size.
+/// Enables folios of `size_kib` and disables all other sizes.
 fn set_folio_size(root: &Root, size_kib: u64, folios: Folios, undo: &mut Undo) -> Result<(), Error> {
     let wanted = root.mthp(size_kib);
     let enabled = match folios {
@@ -217,7 +222,7 @@ fn set_folio_size(root: &Root, size_kib: u64, folios: Folios, undo: &mut Undo) -
     let thp = root.thp();
     let Ok(entries) = std::fs::read_dir(&thp) else { return Ok(()) };
     let mut sizes: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-    // Sizes that only files can have (8K) come without `enabled`.
+    // Sizes that only files can have (8K) have no `enabled` file.
     sizes.retain(|dir| dir.to_string_lossy().contains("/hugepages-") && dir.join("enabled").exists());
     sizes.sort();
     for dir in sizes {
@@ -229,7 +234,7 @@ fn set_folio_size(root: &Root, size_kib: u64, folios: Folios, undo: &mut Undo) -
     Ok(())
 }
 
-/// Makes a free zram device a swap device; its name.
+/// Makes a free zram device a swap device and returns its name.
 fn set_up_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     let Some(device) = free_zram(root, undo)? else { return Ok(None) };
     let sys = root.path(&format!("sys/block/{device}"));
@@ -240,7 +245,7 @@ fn set_up_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     undo.write(&algorithm, "lz4", before)?;
     let (reset, size) = (sys.join("reset"), sys.join("disksize"));
     let (r, s) = (quote(&reset.to_string_lossy()), quote(&size.to_string_lossy()));
-    // Whoever watches new block devices may hold it open for a moment: EBUSY.
+    // A watcher of new block devices may hold the device open for a moment (EBUSY).
     undo.push(&format!(
         "for i in 1 2 3 4 5 6 7 8 9 10; do printf 1 > {r} && break; sleep 0.3; done; [ \"$(cat {s})\" = 0 ]"
     ))?;
@@ -251,7 +256,7 @@ fn set_up_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     Ok(Some(device))
 }
 
-/// The first zram device without a size, or a new one.
+/// Returns the first zram device without a size, or a new one.
 fn free_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     let block = root.path("sys/block");
     let mut devices: Vec<String> = std::fs::read_dir(&block)
@@ -273,7 +278,7 @@ fn free_zram(root: &Root, undo: &mut Undo) -> Result<Option<String>, Error> {
     Ok(Some(format!("zram{number}")))
 }
 
-/// Writes a setting that reads as it is written. Nothing to do where it does not exist.
+/// Writes a setting whose file reads as it is written. Does nothing if the file does not exist.
 fn set_plain(path: &Path, value: &str, undo: &mut Undo) -> Result<(), Error> {
     if !path.exists() {
         return Ok(());
@@ -282,24 +287,24 @@ fn set_plain(path: &Path, value: &str, undo: &mut Undo) -> Result<(), Error> {
     undo.write(path, value, before.trim())
 }
 
-/// The choice in brackets: `always [never]`; a file of one word is that word.
+/// Returns the choice in brackets, `never` of `always [never]`. A file of one word is that word.
 fn chosen(text: &str) -> Option<&str> {
     let bracketed = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word);
     bracketed.or_else(|| Some(text.trim()).filter(|t| !t.is_empty() && !t.contains(char::is_whitespace)))
 }
 
-/// The whole file as text.
+/// Reads the whole file as text.
 pub(crate) fn read(path: &Path) -> Result<String, Error> {
     std::fs::read_to_string(path).map_err(Error::at(path))
 }
 
-/// The file's only number.
+/// Reads the file's only number.
 pub(crate) fn read_number(path: &Path) -> Result<u64, Error> {
     let text = read(path)?;
     text.trim().parse().map_err(|_| Error::parse(path.display().to_string(), &text))
 }
 
-/// Runs a command to its end, silently.
+/// Runs a command to its end and returns its stdout.
 pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
     let shown = format!("{command:?}");
     let output = command.output().map_err(Error::doing(&shown))?;
@@ -309,14 +314,15 @@ pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
     Err(Error::Command { command: shown, said: said(&output.status, &output.stderr) })
 }
 
-/// An exit status and the last lines of stderr in one line.
+/// Formats an exit status and the last lines of stderr in one line.
 pub(crate) fn said(status: &std::process::ExitStatus, stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let lines: Vec<&str> = text.lines().collect();
     format!("{status}: {}", lines[lines.len().saturating_sub(3)..].join(" / "))
 }
 
-/// A zram device large enough that no measurement here fills it. It takes memory only for what it stores.
+/// Bytes of the zram device, so large that no measurement fills it. It takes memory only for its
+/// content.
 const DISK_BYTES: u64 = 6 * 1024 * MIB;
 
 #[cfg(test)]
@@ -324,7 +330,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A tree that looks like the machine's settings.
+    /// Creates a directory tree like the machine's settings.
     fn fake(name: &str) -> (PathBuf, Root) {
         let dir = std::env::temp_dir().join(format!("foliomem-kernel-{}-{name}", std::process::id()));
         for (size, text) in [
@@ -350,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_is_enabled_and_all_are_restored() {
+    fn one_size_is_enabled_and_all_sizes_are_restored() {
         let (dir, root) = fake("sizes");
         {
             let mut undo = Undo::new().unwrap();
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_only_means_every_size_off() {
+    fn single_pages_disable_every_size() {
         let (dir, root) = fake("pages");
         let mut undo = Undo::new().unwrap();
         set_folio_size(&root, 4, Folios::WhereAdvised, &mut undo).unwrap();
@@ -379,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_in_use_is_left_alone_and_a_new_one_removed() {
+    fn a_device_in_use_stays_and_a_new_one_is_removed() {
         let (dir, root) = fake("zram");
         let mut undo = Undo::new().unwrap();
         assert_eq!(free_zram(&root, &mut undo).unwrap(), None, "no hot_add here");
@@ -397,9 +403,9 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_fails_half_way_leaves_nothing_behind() {
+    fn a_failure_half_way_restores_everything() {
         let (dir, root) = fake("half");
-        // Sorted as names: 16kB and 2048kB are changed before 64kB turns out unreadable.
+        // In the order of names, 16kB and 2048kB are changed before the unreadable 64kB.
         std::fs::write(root.mthp(64).unwrap().join("enabled"), "what is this").unwrap();
         {
             let mut undo = Undo::new().unwrap();
@@ -411,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn chosen_values() {
+    fn the_choice_is_in_brackets() {
         assert_eq!(chosen("lzo-rle [lz4] zstd"), Some("lz4"));
         assert_eq!(chosen("3\n"), Some("3"));
         assert_eq!(chosen("a b"), None);
@@ -420,7 +426,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn mm_stat_is_read_as_it_is_written(fields: [u64; 5], more in 0usize..5) {
+        fn mm_stat_parses_back(fields: [u64; 5], more in 0usize..5) {
             let [orig_data_size, compr_data_size, mem_used_total, limit, mem_used_max] = fields;
             let text = format!("{orig_data_size:>8} {compr_data_size} {mem_used_total} {limit} {mem_used_max}");
             let stat = MmStat { orig_data_size, compr_data_size, mem_used_total, mem_used_max };
@@ -428,7 +434,7 @@ mod tests {
         }
 
         #[test]
-        fn no_file_of_the_kernels_is_too_strange(noise in prop::collection::vec(any::<u8>(), 0..80), text in "[0-9 a\\[\\]\n.-]{0,60}") {
+        fn strange_kernel_files_are_errors_that_name_the_file(noise in prop::collection::vec(any::<u8>(), 0..80), text in "[0-9 a\\[\\]\n.-]{0,60}") {
             let path = std::env::temp_dir().join(format!("foliomem-strange-{}", std::process::id()));
             for content in [&noise[..], text.as_bytes()] {
                 std::fs::write(&path, content).unwrap();
@@ -445,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn mm_stat_fields() {
+    fn mm_stat_fields_are_read_by_position() {
         let path = std::env::temp_dir().join(format!("foliomem-mm-stat-{}", std::process::id()));
         std::fs::write(&path, "  8192  100  4096  0  5000  0  0  0  0\n").unwrap();
         let stat = MmStat { orig_data_size: 8192, compr_data_size: 100, mem_used_total: 4096, mem_used_max: 5000 };

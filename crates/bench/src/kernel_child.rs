@@ -1,7 +1,9 @@
-//! The child of [`crate::kernel_peer`]: a mapping that the kernel swaps out and in while a clock runs.
+//! The child of [`crate::kernel_peer`]: a mapping that the kernel swaps out and in while a clock
+//! runs.
 //!
-//! A process of its own, so that only this memory gets the folio size under test and nothing of it outlives a round.
-//! The one module of this crate with `unsafe`: a raw mapping, filled, advised and read.
+//! It is a process of its own, so that only this memory gets the folio size under test and no
+//! memory outlives a round. This is the one module of the crate with `unsafe`: it maps, fills,
+//! advises and reads raw memory.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,36 +17,38 @@ use crate::kernel::{MmStat, read, read_number};
 use crate::rounds::serve;
 use crate::tree::status_bytes;
 
-/// The first argument that makes a binary this child.
+/// First argument that makes a binary this child.
 pub const CHILD_ARG: &str = "__kernel-child";
 
-/// Folios are naturally aligned and at most this large, so a mapping aligned to it can hold any of them.
+/// Alignment of the mapping in bytes. Folios are naturally aligned and at most this large, so the
+/// mapping can hold any of them.
 const ALIGN: usize = 2 << 20;
-/// The unit of a touch.
+/// Bytes of a page, the unit of a touch.
 const PAGE: usize = 4096;
 
-/// What one round showed.
+/// The result of one round.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Round {
-    /// Bytes that were out after `MADV_PAGEOUT`.
+    /// Bytes in swap after `MADV_PAGEOUT`.
     pub out_bytes: u64,
-    /// Seconds `MADV_PAGEOUT` took.
+    /// Seconds of `MADV_PAGEOUT`.
     pub out_seconds: f64,
-    /// Seconds the sequential touch took.
+    /// Seconds of the sequential touch.
     pub in_seconds: f64,
-    /// Bytes that went out in whole folios of the size.
+    /// Bytes swapped out in whole folios of the size.
     pub whole_out_bytes: u64,
-    /// Bytes that came in as whole folios of the size.
+    /// Bytes swapped in as whole folios of the size.
     pub whole_in_bytes: u64,
-    /// zram's account while all was out.
+    /// zram's uncompressed bytes while all memory was swapped out.
     pub orig_data_size: u64,
-    /// Likewise.
+    /// zram's compressed bytes while all memory was swapped out.
     pub compr_data_size: u64,
-    /// Likewise.
+    /// zram's memory in bytes while all memory was swapped out.
     pub mem_used_total: u64,
 }
 
-/// To be called first thing in `main`: if this process was started as the child, does its work and ends it.
+/// Call this first in `main`: if this process was started as the child, it does the child's work
+/// and exits.
 pub fn enter_if_asked() {
     let mut args = std::env::args().skip(1);
     if args.next().as_deref() == Some(CHILD_ARG) {
@@ -53,7 +57,7 @@ pub fn enter_if_asked() {
     }
 }
 
-/// The child's whole work: `args` are those of [`arguments`]; each answer is a [`Round`].
+/// Does the child's work: `args` are those of [`arguments`]; each answer is a [`Round`].
 #[must_use]
 pub fn kernel_child(args: &[String]) -> ExitCode {
     let work = |(size_kib, [corpus, mthp, mm_stat]): (u64, [PathBuf; 3])| {
@@ -69,8 +73,8 @@ pub fn kernel_child(args: &[String]) -> ExitCode {
     }
 }
 
-/// The arguments that make the child measure: [`CHILD_ARG`], folio size in KiB, the corpus as a file, the directory of
-/// the size's controls (not looked at for 4K) and zram's `mm_stat`.
+/// Returns the arguments that start the child: [`CHILD_ARG`], folio size in KiB, the corpus as a
+/// file, the directory of the size's controls (unused for 4K) and zram's `mm_stat`.
 #[must_use]
 pub fn arguments(size_kib: u64, corpus: &Path, mthp: &Path, mm_stat: &Path) -> Vec<std::ffi::OsString> {
     vec![CHILD_ARG.into(), size_kib.to_string().into(), corpus.into(), mthp.into(), mm_stat.into()]
@@ -114,11 +118,11 @@ fn round(size_kib: u64, corpus: &[u8], mthp: Option<&PathBuf>, mm_stat: &Path) -
     })
 }
 
-/// The kernel's counters that tell how memory went out and in.
+/// The kernel's counters of swap-out and swap-in.
 struct Counters {
     swpout: u64,
     swpin: u64,
-    /// Bytes of this process that are in swap.
+    /// Bytes of this process in swap.
     swapped: u64,
 }
 
@@ -133,7 +137,7 @@ impl Counters {
     }
 }
 
-/// What [`Mapping::touch`] returns for a mapping filled with `corpus`.
+/// Returns the result of [`Mapping::touch`] for a mapping filled with `corpus`.
 fn first_bytes(corpus: &[u8]) -> u64 {
     corpus.iter().step_by(PAGE).map(|b| u64::from(*b)).sum()
 }
@@ -149,7 +153,7 @@ struct Mapping {
 impl Mapping {
     fn new(bytes: usize) -> Result<Self, Error> {
         let mapped = bytes + ALIGN;
-        // SAFETY: no address is asked for, so the mapping takes nothing that exists.
+        // SAFETY: no address is requested, so the mapping replaces no other mapping.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -169,8 +173,9 @@ impl Mapping {
 
     fn fill(&self, corpus: &[u8]) {
         assert_eq!(corpus.len(), self.bytes);
-        // SAFETY: `data..data + bytes` lies in the mapping (ALIGN bytes were added for the alignment), which is
-        // writable, ours alone, and cannot overlap a slice of another allocation.
+        // SAFETY: `data..data + bytes` lies in the mapping, which has ALIGN bytes more for the
+        // alignment. The mapping is writable, belongs to this value alone, and overlaps no other
+        // allocation.
         unsafe { std::ptr::copy_nonoverlapping(corpus.as_ptr(), self.data, self.bytes) }
     }
 
@@ -180,26 +185,27 @@ impl Mapping {
         done.map_err(|e| Error::doing("MADV_PAGEOUT")(e.into()))
     }
 
-    /// Reads one byte of each page, in order; their sum.
+    /// Reads one byte of each page in order and returns their sum.
     fn touch(&self) -> u64 {
         let mut sum = 0;
         for offset in (0..self.bytes).step_by(PAGE) {
-            // SAFETY: `offset < bytes`, inside the mapping, initialised by `fill`. Volatile: the read is the point.
+            // SAFETY: `offset < bytes` is inside the mapping, which `fill` initialised. The read is
+            // volatile because it must happen.
             sum += u64::from(unsafe { self.data.add(offset).read_volatile() });
         }
         sum
     }
 
     fn equals(&self, corpus: &[u8]) -> bool {
-        // SAFETY: the range lies in the mapping, was initialised by `fill`, and nobody writes to it.
+        // SAFETY: the range lies in the mapping, `fill` initialised it, and no thread writes to it.
         unsafe { std::slice::from_raw_parts(self.data, self.bytes) == corpus }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; no reference into it outlives `self`.
-        // Failing would only leave it mapped in a process about to end.
+        // SAFETY: this is exactly the mapping of `new`; no reference into it outlives `self`. A
+        // failure would only leave it mapped in a process that exits soon.
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
 }
@@ -209,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_is_aligned_and_holds_what_it_was_filled_with() {
+    fn a_mapping_is_aligned_and_keeps_its_content() {
         let corpus: Vec<u8> = (0..(3 << 20)).map(|i: u32| (i / 4096) as u8).collect();
         let mapping = Mapping::new(corpus.len()).unwrap();
         assert_eq!(mapping.data as usize % ALIGN, 0);
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_come_back() {
+    fn arguments_parse_back() {
         let [a, b, c] = ["/a", "/b c", "/d"].map(Path::new);
         let args: Vec<String> = arguments(64, a, b, c).into_iter().skip(1).map(|s| s.into_string().unwrap()).collect();
         assert_eq!(parse(&args).unwrap(), (64, [a, b, c].map(Path::to_owned)));

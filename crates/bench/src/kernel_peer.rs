@@ -1,9 +1,11 @@
-//! The kernel's zram swap (lz4) with folios of one size, measured as foliomem's own swap is.
+//! Measures the kernel's zram swap (lz4) with folios of one size, as [`crate::swap`] measures
+//! foliomem's.
 //!
-//! One round: a fresh anonymous mapping is filled from the corpus, so that it consists of folios of the size; the clock
-//! runs over `MADV_PAGEOUT` of all of it, then over a sequential touch of all of it. The first round warms zram's
-//! allocator up and is not counted. Rates are medians over the rounds, in MB/s (10^6 bytes of uncompressed data).
-//! A round whose memory did not go out in whole folios of the size is not counted either: its figures would be of another size.
+//! One round fills a fresh anonymous mapping from the corpus, so that it consists of folios of the
+//! size. The clock runs over `MADV_PAGEOUT` of all of it, then over a sequential touch of all of
+//! it. The first round warms zram's allocator up and is not counted. Rates are medians over the
+//! rounds, in MB/s (10^6 bytes of uncompressed data). A round whose memory was not swapped out in
+//! whole folios of the size is not counted either: its figures would belong to another size.
 
 use std::process::Command;
 
@@ -15,28 +17,29 @@ use crate::kernel_child::{Round, arguments};
 use crate::rounds::Rounds;
 use crate::{Error, median};
 
-/// A round counts if this share of the memory went out whole. The rest is what the kernel's own noise (a page in a
-/// per-CPU list when the advice came) splits.
+/// Share of the memory that must be swapped out in whole folios for a round to count. The kernel's
+/// own noise splits the rest, for example a page in a per-CPU list at the time of the advice.
 const WHOLE: f64 = 0.95;
 
 /// The kernel's figures for one folio size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct KernelFigures {
-    /// Swap-out, MB/s.
+    /// Swap-out rate, in MB/s.
     pub out_mb_s: f64,
-    /// Swap-in by sequential touch, MB/s.
+    /// Swap-in rate of a sequential touch, in MB/s.
     pub in_mb_s: f64,
-    /// Uncompressed over compressed size.
+    /// Uncompressed size divided by compressed size.
     pub ratio: f64,
-    /// Uncompressed size over the memory zram took for it, its allocator's waste included.
+    /// Uncompressed size divided by zram's memory, with its allocator's waste.
     pub memory_ratio: f64,
-    /// Share of the memory that went out in whole folios of the size (1 for 4K).
+    /// Share of the memory that was swapped out in whole folios of the size (1 for 4K).
     pub whole_out: f64,
-    /// Share that came in as whole folios of the size (1 for 4K). Linux 6.18 never swaps 2M in whole.
+    /// Share of the memory that was swapped in as whole folios of the size (1 for 4K). Linux 6.18
+    /// never swaps in a whole 2M folio.
     pub whole_in: f64,
 }
 
-/// The kernel's swap with folios of one size, set up.
+/// The kernel's swap with folios of one size, set up and ready.
 #[derive(Debug)]
 pub struct KernelPeer {
     size_kib: u64,
@@ -47,13 +50,14 @@ pub struct KernelPeer {
 
 impl KernelPeer {
     /// Sets up swap with folios of `size_kib` (4: single pages) for the content of `corpus`.
-    /// `None` where it cannot be measured: not root, no zram, or no folios of this size in this kernel.
+    /// Returns `None` if the kernel cannot be measured: not root, no zram, or no folios of this
+    /// size.
     ///
     /// The running binary is started again as a child; its `main` must begin with
     /// [`crate::kernel_child::enter_if_asked`].
     ///
     /// # Errors
-    /// A step failed.
+    /// Fails if a step fails.
     pub fn start(corpus: &CorpusFile, size_kib: u64) -> Result<Option<Self>, Error> {
         let root = Root::default();
         let Some(swap) = KernelSwap::set_up(&root, size_kib, Folios::WhereAdvised)? else { return Ok(None) };
@@ -64,20 +68,20 @@ impl KernelPeer {
         Ok(Some(Self { size_kib, swap, rounds, seen: Vec::new() }))
     }
 
-    /// Measures once more.
+    /// Measures one more round.
     ///
     /// # Errors
-    /// The child failed.
+    /// Fails if the child failed.
     pub fn round(&mut self) -> Result<(), Error> {
         let round = self.rounds.next()?;
         self.seen.push(round);
         Ok(())
     }
 
-    /// Of the rounds since the last call. The first is not counted.
+    /// Returns the figures of the rounds since the last call. The first round is not counted.
     ///
     /// # Errors
-    /// [`Error::NotWhole`].
+    /// Fails with [`Error::NotWhole`].
     pub fn figures(&mut self) -> Result<KernelFigures, Error> {
         let rounds = std::mem::take(&mut self.seen);
         summary(self.size_kib, rounds.get(1..).unwrap_or_default())
@@ -86,14 +90,14 @@ impl KernelPeer {
     /// Restores the machine's settings.
     ///
     /// # Errors
-    /// [`Error::NotRestored`].
+    /// Fails with [`Error::NotRestored`].
     pub fn restore(self) -> Result<(), Error> {
         drop(self.rounds);
         self.swap.restore()
     }
 }
 
-/// Medians over the rounds that count.
+/// Returns the medians over the rounds that count.
 fn summary(size_kib: u64, rounds: &[Round]) -> Result<KernelFigures, Error> {
     let share = |part: u64, r: &Round| if size_kib == 4 { 1.0 } else { ratio(part, r.out_bytes) };
     let counted: Vec<&Round> = rounds.iter().filter(|r| share(r.whole_out_bytes, r) >= WHOLE).collect();
@@ -134,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_of_the_rounds_that_went_out_whole() {
+    fn figures_are_medians_of_the_rounds_with_whole_folios() {
         let mut rounds: Vec<Round> = (1..=7).map(|s| round(f64::from(s), 100_000_000)).collect();
         rounds[6] = round(1000.0, 10_000_000);
         let figures = summary(64, &rounds).unwrap();
@@ -143,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn split_folios_are_no_figures_of_their_size_but_pages_have_none() {
+    fn split_folios_give_no_figures_but_single_pages_do() {
         let rounds = vec![round(1.0, 0); 7];
         assert!(matches!(summary(64, &rounds), Err(Error::NotWhole { size_kib: 64, percent: 0 })));
         assert_eq!(summary(4, &rounds).unwrap().in_mb_s, 200.0);

@@ -1,8 +1,9 @@
-//! `foliomem bench lab`: how fast the lab simulates, and how much memory that takes.
+//! `foliomem bench lab`: measures the speed and the memory of the lab's simulations.
 //!
-//! Each case runs in a process of its own, in several rounds, of which the medians count, in time that a CPU worked for it.
-//! *Page events* are pages that came or went. Memory is the most that the process had beyond what it had before, without
-//! its program, by the pages that are in memory or out at a time: most of it is the engine's.
+//! Each case runs in a process of its own, in several rounds, and the median of their CPU time
+//! counts. *Page events* are swapped-in and swapped-out pages. Memory is the peak of the process
+//! beyond its memory at the start, without its executable's pages, divided by the simulated pages
+//! in memory and swapped out: most of it is the engine's.
 
 use crate::rounds::{Rounds, serve};
 use crate::{Error, cpu_time, median};
@@ -18,14 +19,14 @@ use std::process::Command;
 /// First argument of the process that measures one case.
 const CHILD_ARG: &str = "--foliomem-lab-child";
 
-/// A shipped scenario with settings that let it take some seconds.
+/// A shipped scenario with settings under which it takes some seconds.
 struct Case {
     scenario: &'static str,
     set: &'static [(&'static str, &'static str)],
 }
 
-/// The usual ones: an eighth of `usemem`, as `lab seeds` runs it; all of the swap allocator test; a twelfth of a build,
-/// in a small tree.
+/// The shipped cases: an eighth of `usemem`, as `lab seeds` runs it; the whole swap allocator test;
+/// a twelfth of a build, in a small tree.
 const CASES: [Case; 3] = [
     Case {
         scenario: "usemem",
@@ -37,29 +38,32 @@ const CASES: [Case; 3] = [
         set: &[("workload.kernel-build.units", "200"), ("workload.kernel-build.tree_mib", "64")],
     },
 ];
-/// A recorded run.
+/// Name of the case that replays a recorded run.
 const REPLAY: &str = "replay";
-/// It may take three quarters of what it had: as well as it compresses, half does not hold it.
+/// Settings of the replay. The limit is three quarters of the recorded need: half would not hold
+/// it, because of how well it compresses.
 const REPLAY_SET: &[(&str, &str)] = &[("machine.limit_mib", "96"), ("machine.sizes_kib", "16+32+64")];
+/// Pages that the recorded program fills.
 const REPLAY_PAGES: u64 = 128 << 8;
+/// Touches that the recorded program makes.
 const REPLAY_TOUCHES: u32 = 400_000;
 
 /// One case, measured: medians over rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// Name of the case.
     pub scenario: String,
-    /// Pages that came or went.
+    /// Number of pages swapped in or out.
     pub page_events: u64,
-    /// CPU time of one run, with what is set up for it.
+    /// CPU seconds of one run, with its set-up.
     pub seconds: f64,
-    /// Both together.
+    /// Page events for each CPU second.
     pub events_per_s: f64,
-    /// Memory for each simulated page.
+    /// Bytes of memory for each simulated page.
     pub bytes_per_page: f64,
 }
 
-/// What one round shows; see [`Row`].
+/// The result of one round; [`Row`] explains the fields.
 #[derive(Debug, Serialize, Deserialize)]
 struct Round {
     page_events: u64,
@@ -67,10 +71,10 @@ struct Round {
     bytes_per_page: f64,
 }
 
-/// Measures with `runs` runs of each; `progress` sees each row when it is made.
+/// Measures `runs` runs of each case and calls `progress` with each row.
 ///
 /// # Errors
-/// A process fails.
+/// Fails if a process fails.
 pub fn run(runs: usize, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
     let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
     let trace = TraceFile::new()?;
@@ -93,7 +97,8 @@ pub fn run(runs: usize, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Erro
     Ok(rows)
 }
 
-/// To be called first thing in `main`: if this process was started to measure one case, does so and ends.
+/// Call this first in `main`: if this process was started to measure one case, it measures and
+/// exits.
 pub fn enter_if_asked() {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(CHILD_ARG) {
@@ -114,7 +119,7 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::WrongResult(error.to_string())
 }
 
-/// The scenario of that name, or of the trace.
+/// Returns the shipped scenario `name`, or the replay of `trace`.
 fn scenario(name: &str, trace: &Path) -> Result<Scenario, Error> {
     let (text, set) = match CASES.iter().find(|case| case.scenario == name) {
         Some(case) => (shipped::find(name).map(|shipped| shipped.text.to_owned()), case.set),
@@ -136,7 +141,7 @@ fn round(scenario: &Scenario, before: Memory) -> Result<Round, Error> {
     Ok(Round { page_events: outcome.page_events, seconds, bytes_per_page })
 }
 
-/// Memory of this process: now, the most it ever had, and what of it now are pages of files.
+/// Memory of this process: resident now, its peak, and the file pages among the resident ones.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     all_kib: u64,
@@ -157,7 +162,8 @@ impl Memory {
     }
 }
 
-/// The trace of a program that fills some memory and touches pages of it at random; removed on drop.
+/// The trace of a program that fills memory and touches its pages at random. Dropping it removes
+/// the file.
 struct TraceFile(PathBuf);
 
 impl TraceFile {
@@ -170,7 +176,7 @@ impl TraceFile {
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
-        // Left behind in the temporary directory at worst.
+        // If this fails, the file stays in the temporary directory.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -197,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_is_a_scenario_and_the_trace_can_be_replayed() {
+    fn every_case_parses_and_the_trace_replays() {
         let trace = TraceFile::new().unwrap();
         for case in CASES {
             scenario(case.scenario, &trace.0).unwrap();

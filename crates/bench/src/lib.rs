@@ -1,18 +1,19 @@
-//! Measurements of foliomem and of its peers: real data, the kernel's own zram swap, and real programs.
+//! Measures foliomem and its peers: real data, the kernel's own zram swap, and real programs.
 //!
 //! - [`swap`] measures foliomem's own swap;
-//! - [`slots`] measures how swap slots are found, in this process alone;
-//! - [`compact`] measures how runs of frames are made, in this process alone;
+//! - [`slots`] measures the allocation of swap slots, in this process alone;
+//! - [`compact`] measures the making of runs of frames, in this process alone;
 //! - [`corpus`] builds the data that is swapped;
-//! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as foliomem;
+//! - [`kernel_peer`] measures the kernel's zram swap with folios of one size, in the same run as
+//!   foliomem;
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
-//! - [`calibrate`] measures what the lab reckons with;
-//! - [`lab`] measures how fast the lab simulates;
-//! - [`programs`] times real programs without a limit, under the kernel's limit, and under foliomem's;
-//! - [`kernel`] changes the machine for the kernel's turn, [`undo`] changes it back whatever happens.
+//! - [`calibrate`] measures the costs that the lab charges;
+//! - [`lab`] measures the speed of the lab's simulations;
+//! - [`programs`] times real programs without a limit, under the kernel's limit, and under
+//!   foliomem's;
+//! - [`kernel`] changes the machine for the kernel's turn, and [`undo`] restores it in every case.
 //!
-//! A binary that uses [`kernel_peer`] must give way to its child first thing in `main`:
-//! see [`enter_if_asked`].
+//! The `main` of a binary that uses [`kernel_peer`] must begin with [`enter_if_asked`].
 #![deny(unsafe_code)]
 
 pub mod access;
@@ -38,8 +39,8 @@ pub mod undo;
 
 pub use error::Error;
 
-/// To be called first thing in `main`: where this process was started by a measurement as its child, does the
-/// child's work and ends the process.
+/// Call this first in `main`: if a measurement started this process as its child, it does the
+/// child's work and exits.
 pub fn enter_if_asked() {
     kernel_child::enter_if_asked();
     access_child::enter_if_asked();
@@ -47,10 +48,11 @@ pub fn enter_if_asked() {
     swap::enter_if_asked();
 }
 
-/// Bytes in a mebibyte, the unit of every limit and peak here.
+/// Bytes of a mebibyte, the unit of every limit and peak here.
 pub const MIB: u64 = 1 << 20;
 
-/// The middle value of `values` (the mean of the two middle ones for an even number); 0 for none.
+/// Returns the median of `values` (the mean of the two middle values for an even number); 0 without
+/// values.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -68,7 +70,7 @@ mod tests {
     use super::median;
 
     #[test]
-    fn median_of_odd_even_and_none() {
+    fn the_median_of_odd_even_and_no_values() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[]), 0.0);

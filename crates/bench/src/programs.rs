@@ -1,17 +1,19 @@
-//! Real programs, timed without a limit, under the kernel's limit with zram swap, and under foliomem's limit.
+//! Times real programs without a limit, under the kernel's limit with zram swap, and under
+//! foliomem's limit.
 //!
-//! The comparison is at equal *total* memory. A run under the kernel's limit M costs M plus what zram took at its peak
-//! (`mem_used_max`); foliomem's limit, which covers everything, is that sum of the kernel's *faster* setting. M is raised until the
-//! program survives in one of them.
+//! The comparison is at equal *total* memory. A run under the kernel's limit M costs M plus zram's
+//! memory at its peak (`mem_used_max`). foliomem's limit, which covers everything, is that sum for
+//! the kernel's *faster* setting. M is raised until the program survives in one of the settings.
 //!
-//! Every run's result is compared with the first one without a limit: the numpy program's checksum, each value in
-//! redis, the compiler's object file byte by byte.
+//! Every run's result is compared with that of the first run without a limit: the numpy program's
+//! checksum, each value in redis, the compiler's object file byte by byte.
 //!
 //! - *numpy*: [`ARRAYS`], 1 GiB of arrays and their temporaries.
-//! - *redis*: 100,000 values of 4 KiB from the [`crate::corpus`] are loaded; redis-benchmark gets 200,000 and sets 20,000
-//!   random ones; all are read back. redis-benchmark alone would store the *same* value under each key, which no
-//!   two real data sets do, and which any codec that sees more than one value at a time compresses to nothing.
-//!   `disable-thp no` in every setting, else redis would turn the kernel's mTHP off for itself.
+//! - *redis*: 100,000 values of 4 KiB from the [`crate::corpus`] are loaded; redis-benchmark gets
+//!   200,000 and sets 20,000 random ones; all are read back. redis-benchmark alone would store
+//!   *one* value under every key. No real data set does that, and a codec that sees several values
+//!   at a time compresses it to nothing. Every setting has `disable-thp no`, because redis would
+//!   otherwise turn the kernel's mTHP off for itself.
 //! - *compile*: `g++ -O2` of a generated file of templates, [`TEMPLATES`].
 
 use std::ffi::OsString;
@@ -30,25 +32,30 @@ use crate::{Error, MIB, corpus, median};
 
 /// The numpy program.
 pub const ARRAYS: &str = include_str!("programs/arrays.py");
-/// The head of the C++ program; [`INSTANCES`] uses of its templates follow.
+/// The head of the C++ program. [`INSTANCES`] uses of its templates follow.
 pub const TEMPLATES: &str = include_str!("programs/templates.cpp");
-/// Uses of the templates: some 20 s and half a GiB of compiler.
+/// Uses of the templates: about 20 s and half a GiB for the compiler.
 const INSTANCES: usize = 10;
-/// Keys in redis, their values' size, and redis-benchmark's requests.
+/// Number of keys in redis.
 const KEYS: usize = 100_000;
+/// Bytes of each value in redis.
 const VALUE: usize = 4096;
+/// Get requests of redis-benchmark.
 const GETS: usize = 200_000;
+/// Set requests of redis-benchmark.
 const SETS: usize = 20_000;
-/// The kernel's limit for numpy: that of the figures the project's goals were set by.
+/// The kernel's limit for numpy in bytes, the one behind the project's goals.
 const NUMPY_LIMIT: u64 = 300 * MIB;
-/// The kernel's limit for the others, of their peak without a limit: about half of it must be swapped.
+/// The kernel's limit for the other programs, in per cent of their peak without a limit. About half
+/// of the peak must be swapped.
 const LIMIT_PERCENT: u64 = 45;
-/// Where the kernel kills a program in every run of both settings, there is nothing to compare with: it gets a quarter more, so often at
-/// most.
+/// Maximum number of times that the kernel's limit grows by a quarter. If the kernel kills a
+/// program in every run of both settings, there is nothing to compare with.
 const RAISES: usize = 3;
-/// A setting whose first run took longer is not run again: noise of a second no longer matters.
+/// Seconds of a first run beyond which the setting is not run again: noise of a second does not
+/// matter then.
 const LONG: f64 = 45.0;
-/// A run longer than this hangs; it is ended and its result is wrong.
+/// Longest run. A longer run hangs: it is ended and its result is wrong.
 const HANGS: Duration = Duration::from_secs(900);
 
 /// A program to time.
@@ -57,22 +64,22 @@ const HANGS: Duration = Duration::from_secs(900);
 pub enum Program {
     /// Python with numpy: `FOLIOMEM_PYTHON`, or `python3`.
     Numpy,
-    /// redis-server under redis-benchmark.
+    /// redis-server, driven by redis-benchmark.
     Redis,
     /// g++.
     Compile,
 }
 
 impl Program {
-    /// All of them.
+    /// All programs.
     pub const ALL: [Self; 3] = [Self::Numpy, Self::Redis, Self::Compile];
 }
 
-/// What memory a program gets, and from whom.
+/// The memory limit of a run and its enforcer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
-    /// All it wants, the machine as found.
+    /// No limit, the machine as found.
     None,
     /// A control group with zram swap, single pages only.
     #[serde(rename = "kernel-4k")]
@@ -80,74 +87,77 @@ pub enum Setting {
     /// A control group with zram swap, 64K mTHP.
     #[serde(rename = "kernel-64k")]
     Kernel64k,
-    /// foliomem, with the total of the kernel's faster setting.
+    /// foliomem, with the total of the kernel's faster setting as the limit.
     Foliomem,
-    /// foliomem with a limit far above need.
+    /// foliomem with a limit far above the need.
     FoliomemUnpressed,
 }
 
-/// One line of the benchmark.
+/// One row of the benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// The program.
     pub program: Program,
-    /// Its setting.
+    /// The setting of the run.
     pub setting: Setting,
     /// The limit: the control group's for the kernel, `--limit` for foliomem.
     pub limit_mib: Option<f64>,
-    /// Peak of the total: anonymous memory (none), group and zram (kernel), foliomem's own count (foliomem).
-    /// 0 where a run failed before it could be told.
+    /// Peak of the total: anonymous memory (none), group and zram (kernel), foliomem's own count
+    /// (foliomem). 0 if a run failed before the peak was known.
     pub total_peak_mib: f64,
-    /// Wall clock, median over the runs that ended well. If none did (the kernel may kill a program at its limit), the time
-    /// until they failed: to be compared with nothing.
+    /// Median wall clock seconds over the runs that ended well. If no run did (the kernel may kill
+    /// a program at its limit), the seconds until the failure, which are not comparable with
+    /// anything.
     pub seconds: f64,
-    /// Every run's result was that of the first run without a limit.
+    /// Whether every run's result equals that of the first run without a limit.
     pub result_ok: bool,
-    /// How many runs had that result.
+    /// Number of runs with that result.
     pub right_runs: usize,
-    /// How many there were.
+    /// Number of runs.
     pub runs: usize,
 }
 
-/// What to run.
+/// The selection of runs.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The `foliomem` executable; without it only the kernel's settings are run.
+    /// The `foliomem` executable. Without it, only the kernel's settings are run.
     pub foliomem: Option<PathBuf>,
     /// The programs.
     pub programs: Vec<Program>,
-    /// Whether to run the kernel's settings. Without them foliomem gets the limit the kernel's group would have had.
+    /// Whether to run the kernel's settings. Without them, foliomem gets the limit that the
+    /// kernel's group would have.
     pub kernel: bool,
-    /// Runs per setting; long ones are run once.
+    /// Runs of each setting; long ones run once.
     pub runs: usize,
 }
 
 impl Options {
-    /// All programs and settings, three runs each.
+    /// Selects all programs and settings, with three runs each.
     #[must_use]
     pub fn new(foliomem: Option<PathBuf>) -> Self {
         Self { foliomem, programs: Program::ALL.to_vec(), kernel: true, runs: 3 }
     }
 }
 
-/// The benchmark's outcome.
+/// The result of the benchmark.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// All rows, in the order of [`Program`] and [`Setting`].
     pub rows: Vec<Row>,
-    /// What could not be run here and why, one line each.
+    /// The settings that could not be run and the reasons, one line each.
     pub skipped: Vec<String>,
 }
 
-/// Runs the benchmark; `progress` sees each row when it is made.
+/// Runs the benchmark and calls `progress` with each row.
 ///
 /// # Errors
-/// The machine does not do as asked. A program that is missing is skipped; one that fails is a row that is not ok.
+/// Fails if the machine cannot be set up. A missing program is skipped; a failing one is a row that
+/// is not ok.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, Error> {
     let mut report = Report::default();
     let mut options = options.clone();
     if let Some(exe) = &mut options.foliomem {
-        // The programs run in directories of their own.
+        // The programs run in directories of their own, so the path must be absolute.
         *exe = exe.canonicalize().map_err(Error::at(exe))?;
     }
     let values = if options.programs.contains(&Program::Redis) { corpus::build(KEYS * VALUE) } else { Vec::new() };
@@ -164,13 +174,13 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, 
 /// One run of a program.
 struct Outcome {
     seconds: f64,
-    /// What the program computed; none if it failed.
+    /// The program's result; `None` if it failed.
     answer: Option<Vec<u8>>,
-    /// Total bytes at the peak.
+    /// Peak of the total memory in bytes.
     peak: u64,
 }
 
-/// How a program is started.
+/// The way to start a program.
 #[derive(Clone, Copy)]
 enum Launch<'a> {
     Plain,
@@ -178,18 +188,18 @@ enum Launch<'a> {
     Foliomem { exe: &'a Path, limit: u64 },
 }
 
-/// A program ready to run in its own directory.
+/// A program that is ready to run in its own directory.
 struct Bench<'a> {
     program: Program,
     dir: &'a Path,
     command: (OsString, Vec<OsString>),
     values: &'a [u8],
-    /// What redis-benchmark sets keys to.
+    /// The value that redis-benchmark sets keys to.
     payload: Vec<u8>,
 }
 
 impl<'a> Bench<'a> {
-    /// Writes the program's input; or says why it cannot be run here.
+    /// Writes the program's input, or returns the reason why the program cannot run here.
     fn prepare(program: Program, dir: &'a Path, values: &'a [u8]) -> Result<Result<Self, String>, Error> {
         let put = |name: &str, text: &str| {
             let path = dir.join(name);
@@ -234,7 +244,7 @@ impl<'a> Bench<'a> {
         Ok(Ok(Self { program, dir, command, values, payload: payload() }))
     }
 
-    /// All settings of this program.
+    /// Runs all settings of this program.
     fn settings(&self, options: &Options, progress: &mut dyn FnMut(&Row), report: &mut Report) -> Result<(), Error> {
         let first = self.once(Launch::Plain)?;
         let Some(answer) = first.answer.clone() else {
@@ -244,7 +254,7 @@ impl<'a> Bench<'a> {
         let (need, first_seconds) = (first.peak, first.seconds);
         let limit = if self.program == Program::Numpy { NUMPY_LIMIT } else { need * LIMIT_PERCENT / 100 };
         let mut add = |setting, limit: Option<u64>, runs: &[Outcome]| {
-            // A run that died early is not a fast run.
+            // The time of a run that died early does not count.
             let ended: Vec<&Outcome> = runs.iter().filter(|r| r.answer.is_some()).collect();
             let counted = if ended.is_empty() { runs.iter().collect() } else { ended };
             let figure = |of: &dyn Fn(&Outcome) -> f64| median(&counted.iter().map(|r| of(r)).collect::<Vec<_>>());
@@ -264,7 +274,8 @@ impl<'a> Bench<'a> {
             row
         };
 
-        // In turns, so that a slow minute of the machine falls on both alike: they are compared to a few per cent.
+        // The settings take turns, so that a slow minute of the machine affects both. They are
+        // compared to a few per cent.
         let mut plain = vec![first];
         let mut unpressed = Vec::new();
         let ample = need * 3 + 1024 * MIB;
@@ -311,7 +322,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs under the kernel's limit. `None` where that cannot be.
+    /// Runs under the kernel's limit. Returns `None` if that is impossible here.
     fn under_kernel(&self, size_kib: u64, limit: u64, runs: usize) -> Result<Option<Vec<Outcome>>, Error> {
         let mut possible = true;
         let outcomes = repeat(runs, || {
@@ -326,11 +337,11 @@ impl<'a> Bench<'a> {
         Ok(possible.then_some(outcomes))
     }
 
-    /// One run.
+    /// Runs the program once.
     fn once(&self, launch: Launch) -> Result<Outcome, Error> {
         let stats = self.dir.join("stats.json");
         for stale in ["stats.json", "templates.o", "redis.sock"] {
-            // Mostly not there.
+            // The file usually does not exist.
             let _ = std::fs::remove_file(self.dir.join(stale));
         }
         let clock = Instant::now();
@@ -362,7 +373,7 @@ impl<'a> Bench<'a> {
         Ok(Outcome { seconds, answer, peak })
     }
 
-    /// The command that starts the program under `launch`.
+    /// Returns the command that starts the program under `launch`.
     fn launched(&self, launch: Launch, stats: &Path) -> Command {
         let mut plain = Command::new(&self.command.0);
         plain.args(&self.command.1);
@@ -378,7 +389,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Loads, benchmarks and reads back a running server; then ends it. A server that fails is no error but no answer.
+    /// Loads, benchmarks and reads back a running server, then ends it. If the server fails, there
+    /// is no answer, but also no error.
     fn drive_redis(&self, server: &mut Running) -> Result<(f64, Option<Vec<u8>>), Error> {
         let socket = self.dir.join("redis.sock");
         let patience = Instant::now();
@@ -420,7 +432,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// A program that runs; ended when dropped.
+/// A running program. Dropping it ends the program.
 struct Running {
     child: Child,
 }
@@ -441,7 +453,7 @@ impl Running {
         Ok(self.child.try_wait().map_err(Error::doing("waiting for a program"))?.is_some())
     }
 
-    /// Waits for the end; whether it was a good one.
+    /// Waits for the end of the program and returns whether it succeeded.
     fn wait(&mut self, patience: Duration) -> Result<bool, Error> {
         let clock = Instant::now();
         while clock.elapsed() < patience {
@@ -456,7 +468,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // First so that foliomem can pass it on; by force when that does not help.
+        // SIGTERM comes first so that foliomem can forward it; SIGKILL follows if the program does
+        // not end.
         if self.ended().unwrap_or(true) {
             return;
         }
@@ -470,7 +483,7 @@ impl Drop for Running {
     }
 }
 
-/// A directory for one program's files, removed on drop.
+/// A directory for one program's files. Dropping it removes them.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
@@ -483,12 +496,12 @@ impl WorkDir {
 
 impl Drop for WorkDir {
     fn drop(&mut self) {
-        // Left behind in the temporary directory at worst.
+        // If this fails, the directory stays in the temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Runs `once` as often as its length allows.
+/// Repeats `once` as often as its duration allows.
 fn repeat(runs: usize, mut once: impl FnMut() -> Result<Outcome, Error>) -> Result<Vec<Outcome>, Error> {
     let mut outcomes = vec![once()?];
     while outcomes.len() < repeats(runs, outcomes[0].seconds) {
@@ -497,18 +510,19 @@ fn repeat(runs: usize, mut once: impl FnMut() -> Result<Outcome, Error>) -> Resu
     Ok(outcomes)
 }
 
-/// How often a setting is run whose first run took `seconds`.
+/// Returns the number of runs of a setting whose first run took `seconds`.
 fn repeats(runs: usize, seconds: f64) -> usize {
     if seconds > LONG { 1 } else { runs.max(1) }
 }
 
-/// The C++ program.
+/// Returns the source of the C++ program.
 fn cpp() -> String {
     let uses: String = (1..=INSTANCES).map(|i| format!("  out += work<{i}>(s);\n")).collect();
     format!("{TEMPLATES}\nstd::string all(long s) {{\n  std::string out;\n{uses}  return out;\n}}\n")
 }
 
-/// The value redis-benchmark sets keys to (its `genBenchmarkRandomData`: the same in each run).
+/// Returns the value that redis-benchmark sets keys to (its `genBenchmarkRandomData`, which is
+/// deterministic).
 fn payload() -> Vec<u8> {
     let mut state: u32 = 1234;
     let next = |_| {
@@ -518,7 +532,7 @@ fn payload() -> Vec<u8> {
     (0..VALUE).map(next).collect()
 }
 
-/// foliomem's own count of its tree's peak.
+/// Returns foliomem's own count of the peak of its process tree.
 fn peak_bytes(stats: &Path) -> Option<u64> {
     let json: serde_json::Value = serde_json::from_str(&read(stats).ok()?).ok()?;
     json.get("peak_bytes")?.as_u64()
@@ -533,7 +547,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_have_the_names_the_readers_of_json_expect() {
+    fn json_rows_keep_their_field_names() {
         let row = Row {
             program: Program::Compile,
             setting: Setting::Kernel64k,
@@ -550,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn long_settings_run_once() {
+    fn slow_settings_run_once() {
         let mut count = 0;
         let run = |seconds| Outcome { seconds, answer: None, peak: 0 };
         assert_eq!(repeat(3, || Ok(run(LONG + 1.0))).unwrap().len(), 1);
@@ -567,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_outlives_its_run_is_ended() {
+    fn a_dropped_program_is_ended() {
         let dir = WorkDir::new().unwrap();
         let mut command = Command::new("sleep");
         command.arg("600");

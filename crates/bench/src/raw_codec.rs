@@ -1,4 +1,4 @@
-//! A codec alone, on data in pieces of one size.
+//! Measures a codec alone, on data in pieces of one size.
 
 use foliomem_core::units::{MAX_ORDER, Order};
 use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 const _: () = assert!(MAX_ORDER.bytes() <= PIECE_MAX_BYTES);
 
-/// What it took, and what it came to.
+/// The sizes and times of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCodec {
     /// Bytes of whole pieces.
     pub original_bytes: usize,
-    /// What is to be stored of them.
+    /// Bytes that would be stored for those pieces.
     pub stored_bytes: usize,
-    /// Compressing all of it.
+    /// Time to compress all pieces.
     pub compress: Duration,
-    /// Decompressing it, or copying what did not compress.
+    /// Time to decompress all pieces, or to copy those that did not compress.
     pub decompress: Duration,
 }
 
-/// Compresses and decompresses `data` in pieces of `piece`, by the time that `clock` shows.
+/// Compresses and decompresses `data` in pieces of `piece`, in the time of `clock`.
 #[must_use]
 pub fn measure(data: &[u8], piece: Order, codec: Codec, clock: impl Fn() -> Duration) -> RawCodec {
     let dictionaries = Arc::default();
@@ -61,7 +61,7 @@ mod tests {
     use crate::cpu_time;
 
     #[test]
-    fn what_does_not_compress_is_stored_as_it_is() {
+    fn incompressible_pieces_are_stored_uncompressed() {
         let piece = Order::new(2).unwrap();
         let mut chance = 1u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {

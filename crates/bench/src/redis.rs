@@ -1,4 +1,5 @@
-//! A client of redis-server over its Unix socket: enough to fill it with real data and to read every value back.
+//! A client of redis-server over its Unix socket. It fills the server with real data and reads
+//! every value back.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -7,16 +8,16 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// Commands sent before their answers are read: one round trip for that many.
+/// Commands sent before their answers are read, in one round trip.
 const PIPELINE: usize = 64;
-/// No line of an answer that is of use is longer.
-const MOST_LINE_BYTES: u64 = 4096;
-/// No value is: those that are set are a few KiB.
-const MOST_VALUE_BYTES: usize = 1 << 20;
-/// An answer later than this is none: the server hangs.
+/// Maximum bytes of a line of an answer; useful lines are shorter.
+const MAX_LINE_BYTES: u64 = 4096;
+/// Maximum bytes of a value; values here have a few KiB.
+const MAX_VALUE_BYTES: usize = 1 << 20;
+/// Time after which a server without an answer counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A connection.
+/// A connection to a server.
 pub(crate) struct Client {
     stream: BufReader<UnixStream>,
 }
@@ -32,7 +33,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Sets `keys` keys, named as redis-benchmark names them, to the values `value` gives.
+    /// Sets `keys` keys, named as redis-benchmark names them, to the values of `value`.
     pub(crate) fn fill<'a>(&mut self, keys: usize, value: impl Fn(usize) -> &'a [u8]) -> Result<(), Error> {
         for first in (0..keys).step_by(PIPELINE) {
             let batch = first..keys.min(first + PIPELINE);
@@ -47,7 +48,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads all keys back; how many values `right` accepts.
+    /// Reads all keys back and counts the values that `right` accepts.
     pub(crate) fn count_right(&mut self, keys: usize, right: impl Fn(usize, &[u8]) -> bool) -> Result<usize, Error> {
         let mut count = 0;
         for first in (0..keys).step_by(PIPELINE) {
@@ -61,7 +62,7 @@ impl Client {
         Ok(count)
     }
 
-    /// Ends the server without saving.
+    /// Stops the server without saving.
     pub(crate) fn shut_down(mut self) -> Result<(), Error> {
         self.send(&[[b"SHUTDOWN".as_slice(), b"NOSAVE"]])
     }
@@ -80,22 +81,22 @@ impl Client {
         self.stream.get_mut().write_all(&bytes).map_err(Error::doing("redis-server"))
     }
 
-    /// The next answer: a value, or none for a plain "OK" or a missing key.
+    /// Returns the next answer: a value, or `None` for a plain "OK" or a missing key.
     fn answer(&mut self) -> Result<Option<Vec<u8>>, Error> {
         answer(&mut self.stream)
     }
 }
 
-/// Reads one answer: a line, and the value it announces.
+/// Reads one answer: a line, and the value that it announces.
 fn answer(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>, Error> {
     let mut line = String::new();
-    stream.take(MOST_LINE_BYTES).read_line(&mut line).map_err(Error::doing("redis-server"))?;
+    stream.take(MAX_LINE_BYTES).read_line(&mut line).map_err(Error::doing("redis-server"))?;
     let text = line.trim_end();
     let bad = || Error::parse("redis-server", text);
     match text.split_at_checked(1) {
         Some(("$", "-1")) | Some(("+", _)) => Ok(None),
         Some(("$", length)) => {
-            let length = length.parse().ok().filter(|&length| length <= MOST_VALUE_BYTES).ok_or_else(bad)?;
+            let length = length.parse().ok().filter(|&length| length <= MAX_VALUE_BYTES).ok_or_else(bad)?;
             let mut value = vec![0; length + 2];
             stream.read_exact(&mut value).map_err(Error::doing("redis-server"))?;
             if !value.ends_with(b"\r\n") {
@@ -108,7 +109,7 @@ fn answer(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>, Error> {
     }
 }
 
-/// The name redis-benchmark gives its `i`-th random key.
+/// Returns the name that redis-benchmark gives its `i`-th random key.
 fn key(i: usize) -> String {
     format!("key:{i:012}")
 }
@@ -120,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answers_come_one_after_the_other(values in prop::collection::vec(prop::option::of(prop::collection::vec(any::<u8>(), 0..300)), 0..8)) {
+        fn answers_parse_one_after_another(values in prop::collection::vec(prop::option::of(prop::collection::vec(any::<u8>(), 0..300)), 0..8)) {
             let mut sent = Vec::new();
             for value in &values {
                 match value {
@@ -140,7 +141,7 @@ mod tests {
         }
 
         #[test]
-        fn no_answer_is_too_strange(noise in prop::collection::vec(any::<u8>(), 0..100), length in "[-+0-9]{0,22}", tail in ".{0,20}") {
+        fn strange_answers_are_errors_that_name_the_server(noise in prop::collection::vec(any::<u8>(), 0..100), length in "[-+0-9]{0,22}", tail in ".{0,20}") {
             for text in [&noise[..], format!("${length}\r\n{tail}").as_bytes(), &[b'x'; 10_000]] {
                 if let Err(error) = answer(&mut &text[..]) {
                     prop_assert!(error.to_string().starts_with("redis-server: "), "{error}");

@@ -1,7 +1,8 @@
-//! Processes that each measure one round when they are asked, so that what is compared takes turns: the speed of a
-//! machine that others share changes within seconds.
+//! Starts processes that each measure one round on request, so that the compared measurements take
+//! turns. The speed of a shared machine changes within seconds.
 //!
-//! The parent writes a line to the child's stdin for each round and gets a line of JSON on its stdout.
+//! The parent writes a line to the child's stdin for each round and reads a line of JSON from its
+//! stdout.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -12,7 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::Error;
 use crate::kernel::said;
 
-/// A child that measures; killed when dropped.
+/// A measuring child. Dropping it kills the child.
 #[derive(Debug)]
 pub struct Rounds {
     shown: String,
@@ -22,10 +23,10 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Starts the child, whose work is [`serve`].
+    /// Starts the child, which runs [`serve`].
     ///
     /// # Errors
-    /// It cannot be started.
+    /// Fails if the child cannot be started.
     pub fn start(command: &mut Command) -> Result<Self, Error> {
         let shown = format!("{command:?}");
         let mut child = command
@@ -40,10 +41,10 @@ impl Rounds {
         Ok(Self { shown, child, ask, answers: BufReader::new(answers) })
     }
 
-    /// The next round's figures.
+    /// Requests and returns the next round's figures.
     ///
     /// # Errors
-    /// The child has ended, or answers something else.
+    /// Fails if the child has ended, or if its answer has another form.
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         let mut line = String::new();
         let asked = self.ask.write_all(b"\n").and_then(|()| self.answers.read_line(&mut line));
@@ -65,16 +66,16 @@ impl Rounds {
 
 impl Drop for Rounds {
     fn drop(&mut self) {
-        // It has ended, or ends now.
+        // The child has ended, or ends now.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The child's side: a round for each line on stdin, until that ends.
+/// Serves a round for each line on stdin, until stdin ends. This is the child's side.
 ///
 /// # Errors
-/// That of a round, or the parent's pipes fail.
+/// Fails if a round fails or if the parent's pipes fail.
 pub fn serve<T: Serialize>(mut round: impl FnMut() -> Result<T, Error>) -> Result<(), Error> {
     for line in std::io::stdin().lines() {
         line.map_err(Error::doing("the parent's pipe"))?;
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_has_its_answer_and_the_last_words_are_kept() {
+    fn each_round_has_its_answer_and_the_error_quotes_stderr() {
         let mut rounds = shell("read a; echo 1; read a; echo 2; read a; echo ouch >&2; exit 3");
         assert_eq!([rounds.next::<u32>().unwrap(), rounds.next().unwrap()], [1, 2]);
         let ended = rounds.next::<u32>().unwrap_err().to_string();
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_none_is_an_error() {
+    fn a_malformed_answer_is_an_error() {
         assert!(matches!(shell("read a; echo one").next::<u32>(), Err(Error::Parse { .. })));
     }
 }

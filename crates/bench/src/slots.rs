@@ -1,14 +1,17 @@
-//! `foliomem bench slots`: what it costs to find swap slots, by strategy, order, threads and how full the device is.
+//! `foliomem bench slots`: measures the allocation of swap slots by strategy, order, number of
+//! threads and fill level.
 //!
-//! A device of 1 GiB of slots is filled, then each thread, as a CPU of its own, gives slots back and allocates as many:
-//! a *pair*. It is filled
-//! - *empty*: not at all; a pair is one allocation and its release;
-//! - *half* and *99%* with folios of the order; a pair frees a folio chosen at random and allocates one;
-//! - *fragmented*: to 7/8 with folios; of what is freed half is folios and half single slots from anywhere, as after
-//!   swap-in page by page, and where no folio's slots are to be had, single ones are allocated, as the engine does. What
-//!   is measured is the state this comes to, which depends on the strategy.
+//! A device of 1 GiB of slots is filled. Then each thread, as a CPU of its own, repeats *pairs* of
+//! one release and one allocation. The fill levels are
+//! - *empty*: no slot in use; a pair is one allocation and its release;
+//! - *half* and *99%*, with folios of the order; a pair frees a folio chosen at random and
+//!   allocates one;
+//! - *fragmented*: 7/8, with folios; half of the releases are folios and half are single slots from
+//!   anywhere, as after swap-in page by page. If no range for a folio is free, single slots are
+//!   allocated, as the engine does. The measured state is the steady state of this, which depends
+//!   on the strategy.
 //!
-//! Time is of all threads together: with twice the threads on as many CPUs it is half, at best.
+//! Time is that of all threads together: twice the threads on twice the CPUs take half, at best.
 
 use crate::{Error, median};
 use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
@@ -23,31 +26,35 @@ use std::time::{Duration, Instant};
 pub const ORDERS: [u8; 4] = [0, 2, 4, 9];
 /// The default numbers of threads.
 pub const THREADS: [u16; 4] = [1, 2, 4, 8];
+/// Clusters of the device.
 const CLUSTERS: u32 = 512;
 const SLOTS: u32 = CLUSTERS * CLUSTER_SLOTS;
-/// Measurements of a row, of which the median counts, and how long each is: 256 rows are to take a minute and a half.
+/// Measurements of a row; the median counts. With [`ROUND`] it bounds the time of 256 rows to a
+/// minute and a half.
 const ROUNDS: usize = 5;
+/// Duration of one measurement.
 const ROUND: Duration = Duration::from_millis(20);
-/// Pairs between looks at the clock, in slots: a pair of order 9 is as much as many of order 0.
+/// Slots of the pairs between looks at the clock: a pair of order 9 does as much as many pairs of
+/// order 0.
 const BATCH_SLOTS: u32 = 2048;
 
-/// How full the device is.
+/// The fill level of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fill {
-    /// Not at all.
+    /// No slot in use.
     Empty,
-    /// Half.
+    /// Half of the slots in use.
     Half,
-    /// To 99%.
+    /// 99% of the slots in use.
     #[serde(rename = "99%")]
     Nearly,
-    /// To 7/8, and not by whole folios.
+    /// 7/8 of the slots in use, not only by whole folios.
     Fragmented,
 }
 
 impl Fill {
-    /// All of them.
+    /// All fill levels.
     pub const ALL: [Fill; 4] = [Fill::Empty, Fill::Half, Fill::Nearly, Fill::Fragmented];
 
     fn slots(self) -> u32 {
@@ -74,37 +81,37 @@ impl fmt::Display for Fill {
 /// One combination, measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// As on the command line.
+    /// The strategy, as on the command line.
     pub strategy: String,
-    /// Of the folios.
+    /// Order of the folios.
     pub order: u8,
-    /// How many work at once, each as a CPU of its own.
+    /// Number of concurrent threads, each as a CPU of its own.
     pub threads: u16,
-    /// How full the device is.
+    /// Fill level of the device.
     pub fill: Fill,
-    /// Elapsed time by pairs of all threads.
+    /// Elapsed nanoseconds divided by the pairs of all threads.
     pub ns_per_pair: f64,
-    /// Clusters looked through by allocations of any order.
+    /// Clusters scanned for each allocation of any order.
     pub clusters_scanned_per_alloc: f64,
-    /// Allocations of folios that got no slots, by all.
+    /// Share of the allocations of folios that got no range of slots.
     pub fallback_rate: f64,
 }
 
-/// What to measure: all combinations.
+/// The combinations to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Strategies.
+    /// Strategies to measure.
     pub strategies: Vec<Strategy>,
-    /// Folio orders.
+    /// Folio orders to measure.
     pub orders: Vec<Order>,
-    /// Numbers of threads, none of them 0.
+    /// Numbers of threads to measure, each at least 1.
     pub threads: Vec<u16>,
 }
 
-/// Measures; `progress` sees each row when it is made.
+/// Measures and calls `progress` with each row.
 ///
 /// # Errors
-/// The allocator does not add up afterwards.
+/// Fails if the allocator's slot count is wrong afterwards.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
     for fill in Fill::ALL {
@@ -121,7 +128,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Numbers that are random enough, and cost two nanoseconds: xorshift.
+/// A xorshift generator. Its numbers are random enough here and take two nanoseconds.
 struct Random(u64);
 
 impl Random {
@@ -133,19 +140,19 @@ impl Random {
     }
 }
 
-/// What one thread holds.
+/// The slots of one thread.
 struct Thread<'a> {
     swap: &'a SwapClusters,
     cpu: CpuNumber,
     order: Order,
     folios: Vec<Slot>,
-    /// Slots that are not, or no longer, of a whole folio.
+    /// Slots that do not belong, or no longer belong, to a whole folio.
     singles: Vec<Slot>,
     random: Random,
 }
 
 impl Thread<'_> {
-    /// Allocates a folio's slots, in one or one by one.
+    /// Allocates the slots of a folio, as one range or one by one.
     fn alloc(&mut self) {
         if let Ok(slot) = self.swap.alloc(self.cpu, self.order) {
             self.folios.push(slot);
@@ -162,7 +169,7 @@ impl Thread<'_> {
         }
     }
 
-    /// A folio's worth of slots, each from anywhere.
+    /// Frees as many slots as a folio has, each from anywhere.
     fn free_singles(&mut self) {
         let pages = self.order.pages() as usize;
         for _ in 0..pages {
@@ -202,7 +209,7 @@ impl Thread<'_> {
         }
     }
 
-    /// Pairs until somebody says stop; returns how many.
+    /// Repeats pairs until `stop` is set; returns their number.
     fn work(&mut self, fill: Fill, stop: &AtomicBool, until: Instant) -> u64 {
         let batch = (BATCH_SLOTS / self.order.pages()).max(1);
         let mut pairs = 0;
@@ -233,7 +240,7 @@ fn measure(strategy: Strategy, order: Order, threads: u16, fill: Fill) -> Result
         workers[index % usize::from(threads)].alloc();
     }
     if fill == Fill::Fragmented {
-        // Until every slot was given back and allocated twice, on average.
+        // On average, every slot is freed and allocated twice.
         for index in 0..(2 * SLOTS / order.pages()) as usize {
             workers[index % usize::from(threads)].pair(fill);
         }
@@ -266,7 +273,7 @@ fn measure(strategy: Strategy, order: Order, threads: u16, fill: Fill) -> Result
     })
 }
 
-/// Lets all threads work for a while; returns the time a pair took.
+/// Runs all threads for one round; returns the nanoseconds of a pair.
 fn round(workers: &mut [Thread], fill: Fill) -> f64 {
     let (stop, start) = (AtomicBool::new(false), Barrier::new(workers.len()));
     let (stop, start) = (&stop, &start);
@@ -296,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fill_is_measured() {
+    fn every_fill_level_is_measured() {
         for fill in Fill::ALL {
             let order = Order::new(4).unwrap();
             let row = measure(Strategy::default(), order, 2, fill).unwrap();

@@ -1,17 +1,21 @@
-//! `foliomem bench swap`: how fast folios of one size go out and come in, and how small they get, by codec, granule and
-//! number of threads.
+//! `foliomem bench swap`: measures swap-out speed, swap-in speed and compression ratio for folios
+//! of one size, by codec, granule and number of threads.
 //!
-//! What is measured is the runtime as it works in a program: this process maps memory, fills it with the corpus, lets
-//! a [`Runtime`] manage it, and times
-//! - *out*: its reclaimers stage and compress all of it ([`Runtime::page_out`]), as `MADV_PAGEOUT` does in the kernel;
-//! - *in*: each thread reads a byte of every page of its part, in order; every fault goes the whole way through userfaultfd.
+//! The benchmark measures the runtime as it works in a program. This process maps memory, fills it
+//! with the corpus, lets a [`Runtime`] manage it, and times
+//! - *out*: the runtime's reclaimers stage and compress all of it ([`Runtime::page_out`]), as
+//!   `MADV_PAGEOUT` does in the kernel;
+//! - *in*: each thread reads a byte of every page of its part, in order; every fault goes the whole
+//!   way through userfaultfd.
 //!
-//! With N threads there are N reclaimers and N threads that read; handlers are one for each CPU always, and read ahead. The
-//! kernel is measured with one thread, and stands in the rows of one thread.
+//! With N threads there are N reclaimers and N reading threads. There is always one handler for
+//! each CPU, and handlers read ahead. The kernel is measured with one thread, and its figures stand
+//! in the rows of one thread.
 //!
-//! Every round changes every page first, so that nothing is saved by copies that are still good. Each case is
-//! measured in a process of its own, in turns: a round of the codec alone on the same data in pieces of the granule, one of
-//! the runtime, one of the kernel. The first of each warms up.
+//! Every round changes every page first, so that no swap-cache entry is still valid and saves work.
+//! Each case is measured in a process of its own, in turns: a round of the codec alone on the
+//! corpus in pieces of the granule, one of the runtime, one of the kernel. The first round of each
+//! is a warm-up.
 
 use crate::corpus::{self, CorpusFile};
 use crate::kernel_peer::{KernelFigures, KernelPeer};
@@ -33,9 +37,11 @@ use std::time::{Duration, Instant};
 
 /// First argument of the process that measures one size.
 const CHILD_ARG: &str = "--foliomem-swap-child";
+/// Bytes of the corpus.
 const CORPUS_BYTES: usize = 192 << 20;
+/// Measured rounds; the median counts.
 const ROUNDS: usize = 7;
-/// The limit is far away: nothing is reclaimed but by the benchmark.
+/// Limit of the run in bytes. It is so high that only the benchmark reclaims memory.
 const LIMIT_BYTES: u64 = 8 << 30;
 /// The default sizes to measure, in KiB.
 pub const SIZES_KIB: [u32; 5] = [4, 16, 64, 256, 2048];
@@ -43,39 +49,39 @@ pub const SIZES_KIB: [u32; 5] = [4, 16, 64, 256, 2048];
 /// One size, measured: medians over rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Folio size.
+    /// Folio size in KiB.
     pub size_kib: u32,
     /// Codec, as on the command line.
     pub codec: String,
-    /// The most that is compressed as one piece.
+    /// Size in KiB of the largest piece that is compressed as one.
     pub granule_kib: u32,
-    /// Threads that compress, or touch.
+    /// Number of compressing threads, and of touching threads.
     pub threads: u32,
-    /// Swap-out, 10^6 bytes of content a second.
+    /// Swap-out rate, in 10^6 bytes of content a second.
     pub out_mb_s: f64,
-    /// Swap-in.
+    /// Swap-in rate, in 10^6 bytes of content a second.
     pub in_mb_s: f64,
-    /// Content by compressed bytes.
+    /// Content bytes divided by compressed bytes.
     pub ratio: f64,
-    /// Content by memory of the store, waste and metadata included.
+    /// Content bytes divided by the store's memory, which includes waste and metadata.
     pub memory_ratio: f64,
-    /// Memory of the store, waste and metadata included, by compressed bytes: 1.05 wastes 5%.
+    /// The store's memory, with waste and metadata, divided by compressed bytes: 1.05 wastes 5%.
     pub waste: f64,
-    /// The codec alone.
+    /// Compression rate of the codec alone, in 10^6 bytes a second.
     pub raw_out_mb_s: f64,
-    /// The codec alone.
+    /// Decompression rate of the codec alone, in 10^6 bytes a second.
     pub raw_in_mb_s: f64,
-    /// The kernel's zram swap with folios of this size; none where it cannot be measured.
+    /// Swap-out rate of the kernel's zram swap with folios of this size; `None` if unmeasured.
     pub kernel_out_mb_s: Option<f64>,
-    /// Likewise.
+    /// Swap-in rate of the kernel's zram swap; `None` if unmeasured.
     pub kernel_in_mb_s: Option<f64>,
-    /// Likewise.
+    /// Compression ratio of the kernel's zram swap; `None` if unmeasured.
     pub kernel_ratio: Option<f64>,
-    /// Likewise.
+    /// Content bytes divided by zram's memory; `None` if unmeasured.
     pub kernel_memory_ratio: Option<f64>,
 }
 
-/// What one round shows; see [`Row`].
+/// The result of one round; [`Row`] explains the fields.
 #[derive(Debug, Serialize, Deserialize)]
 struct Round {
     out_mb_s: f64,
@@ -87,25 +93,26 @@ struct Round {
     raw_in_mb_s: f64,
 }
 
-/// What to measure.
+/// The combinations to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Folio sizes.
+    /// Folio sizes to measure.
     pub sizes: Vec<Order>,
-    /// The codecs.
+    /// Codecs to measure.
     pub codecs: Vec<Codec>,
-    /// The granules, for folios that are larger.
+    /// Granules to measure, for folios that are larger.
     pub granules: Vec<Order>,
-    /// How many threads.
+    /// Numbers of threads to measure.
     pub threads: Vec<u32>,
     /// Whether to measure the kernel, too.
     pub kernel: bool,
 }
 
-/// Measures; `progress` sees each row when it is made, and what could not be measured is told in `skipped`.
+/// Measures and calls `progress` with each row. Returns the rows, and a line for each figure that
+/// could not be measured.
 ///
 /// # Errors
-/// A step failed, or the machine's settings could not be restored.
+/// Fails if a step fails or if the machine's settings cannot be restored.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<(Vec<Row>, Vec<String>), Error> {
     let own = std::env::current_exe().map_err(Error::doing("the path of this program"))?;
     let corpus = options.kernel.then(|| CorpusFile::new(&corpus::build(CORPUS_BYTES))).transpose()?;
@@ -141,7 +148,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<(Vec<Row
 }
 
 impl Options {
-    /// What is measured for folios of `size`, in an order that puts next to each other what is to be compared.
+    /// Returns the cases for folios of `size`, in an order that puts comparable cases next to each
+    /// other.
     fn cases(&self, size: Order) -> Vec<Case> {
         let mut cases = Vec::new();
         for &codec in &self.codecs {
@@ -158,7 +166,7 @@ impl Options {
     }
 }
 
-/// What one row is about.
+/// The combination that one row measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Case {
     size: Order,
@@ -174,7 +182,7 @@ impl Case {
         Rounds::start(Command::new(own).arg(CHILD_ARG).args(arguments))
     }
 
-    /// The medians.
+    /// Returns the row with the medians of `rounds`.
     fn row(&self, rounds: &[Round]) -> Row {
         let over = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
         Row {
@@ -212,7 +220,8 @@ impl Row {
     }
 }
 
-/// To be called first thing in `main`: if this process was started to measure one size, does so and ends.
+/// Call this first in `main`: if this process was started to measure one size, it measures and
+/// exits.
 pub fn enter_if_asked() {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(CHILD_ARG) {
@@ -249,7 +258,7 @@ fn measure(case: Case) -> Result<(), Error> {
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;
     let slot = control.claim_slot(rustix::process::getpid()).map_err(|e| failed("control segment", e.to_string()))?;
     let own = OwnMemory::new(heap::ranges);
-    // No other memory is the runtime's to manage.
+    // The runtime must not manage any other memory.
     own.add(0..range.start);
     own.add(range.end..usize::MAX);
     let runtime = Runtime::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
@@ -289,7 +298,7 @@ fn measure(case: Case) -> Result<(), Error> {
     })
 }
 
-/// Reads a byte of every page, `threads` parts at once.
+/// Reads a byte of every page, in `threads` parts at once.
 fn touch_every_page(content: &[u8], threads: u32) {
     let part_bytes = (content.len() / threads as usize).next_multiple_of(MAX_ORDER.bytes());
     std::thread::scope(|scope| {
@@ -302,7 +311,7 @@ fn touch_every_page(content: &[u8], threads: u32) {
     });
 }
 
-/// Changes a byte of every page, so that no copy of it is good any more.
+/// Changes a byte of every page, so that no swap-cache entry of it stays valid.
 fn change_every_page(content: &mut [u8], value: u8) {
     content.iter_mut().skip(PAGE_BYTES / 2).step_by(PAGE_BYTES).for_each(|byte| *byte = value);
 }
@@ -311,9 +320,9 @@ fn mb_s(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / 1e6 / time.as_secs_f64()
 }
 
-/// The codec alone, on a part of `data` in pieces.
+/// Returns the speeds of the codec alone, on a part of `data` in pieces of the granule.
 fn raw_speeds(data: &[u8], granule: Order, codec: Codec) -> (f64, f64) {
-    /// A quarter of the corpus says as much.
+    /// Divisor of the corpus: a quarter of it gives as good a figure.
     const SHARE: usize = 4;
     let started = Instant::now();
     let raw = raw_codec::measure(&data[..data.len() / SHARE], granule, codec, || started.elapsed());

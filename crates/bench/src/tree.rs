@@ -1,4 +1,4 @@
-//! Anonymous memory of a running process tree, sampled.
+//! Samples the anonymous memory of a running process tree.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Short against the seconds a program runs; one sample costs some 50 us a process.
+/// Interval of the samples. It is short against the seconds of a run; one sample takes about 50 us
+/// for each process.
 const EVERY: Duration = Duration::from_millis(20);
 
-/// Samples the resident anonymous memory of a tree until stopped. Pages shared after `fork` count once per process.
+/// Samples the resident anonymous memory of a tree until stopped. Pages shared after `fork` count
+/// once for each process.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     stop: Arc<AtomicBool>,
@@ -23,7 +25,7 @@ impl Sampler {
         let (stop, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, highest) = (Arc::clone(&stop), Arc::clone(&peak));
         let thread = std::thread::spawn(move || {
-            // Relaxed: one flag and one number that order nothing else; `join` orders the last sample.
+            // Relaxed: the flag and the number order nothing else; `join` orders the last sample.
             while !stopped.load(Ordering::Relaxed) {
                 highest.fetch_max(anonymous(pid), Ordering::Relaxed);
                 std::thread::sleep(EVERY);
@@ -41,7 +43,7 @@ impl Sampler {
     fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, the samples until then stand.
+            // The thread does not panic; if it did, its samples until then would stand.
             let _ = thread.join();
         }
     }
@@ -53,7 +55,8 @@ impl Drop for Sampler {
     }
 }
 
-/// Resident anonymous bytes of `pid` and all below it, now; 0 for what is gone.
+/// Returns the resident anonymous bytes of `pid` and all its descendants; processes that have
+/// exited count 0.
 fn anonymous(pid: u32) -> u64 {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let status = std::fs::read_to_string(dir.join("status")).unwrap_or_default();
@@ -66,7 +69,7 @@ fn anonymous(pid: u32) -> u64 {
     own.unwrap_or(0) + children.into_iter().map(anonymous).sum::<u64>()
 }
 
-/// What the line `name` of a `/proc/PID/status` says, in bytes.
+/// Returns the value of the line `name` of a `/proc/PID/status`, in bytes.
 pub(crate) fn status_bytes(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -79,14 +82,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_status_is_read_as_it_is_written(kib in 0u64..1 << 50, before in "[A-Za-z]{1,8}:\t[a-z0-9 ]{0,20}\n") {
+        fn a_status_line_parses_back(kib in 0u64..1 << 50, before in "[A-Za-z]{1,8}:\t[a-z0-9 ]{0,20}\n") {
             let status = format!("{before}VmSwap:\t{kib:>8} kB\nThreads:\t1\n");
             prop_assert_eq!(status_bytes(&status, "VmSwap:"), Some(kib * 1024));
             prop_assert_eq!(status_bytes(&status, "RssAnon:"), None);
         }
 
         #[test]
-        fn no_status_is_too_strange(noise: String, digits in "[0-9]{0,25}") {
+        fn strange_statuses_do_not_panic(noise: String, digits in "[0-9]{0,25}") {
             status_bytes(&noise, "VmSwap:");
             status_bytes(&format!("VmSwap:{noise}"), "VmSwap:");
             let bytes = status_bytes(&format!("VmSwap: {digits} kB"), "VmSwap:");
@@ -96,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_this_process_and_its_children() {
+    fn a_sample_counts_the_process_and_its_children() {
         let own = anonymous(std::process::id());
         assert!(own > 0);
         let memory = vec![1_u8; 64 << 20];

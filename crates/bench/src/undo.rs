@@ -1,11 +1,13 @@
-//! Putting the machine back as it was found, also after Ctrl-C, `kill -9` or a panic that aborts.
+//! Restores the machine's settings, also after Ctrl-C, `kill -9` or a panic that aborts.
 //!
-//! Representation: a list of shell lines, each of which undoes one change. A line is handed over *before* its change is
-//! made, so every line must be harmless when its change did not happen. The lines are kept by a *guardian*: a `sh` in a
-//! process group of its own that reads them from a pipe and runs them, last one first, when the pipe closes. It closes
-//! when [`Undo`] is dropped, and equally when this process dies in any way.
+//! Representation: a list of shell lines, each of which undoes one change. A line is added *before*
+//! its change is made, so every line must be harmless if its change did not happen. A *guardian*
+//! keeps the lines: a `sh` in a process group of its own reads them from a pipe and runs them, last
+//! one first, when the pipe closes. The pipe closes when [`Undo`] is dropped, and when this process
+//! dies in any way.
 //!
-//! `Drop` alone would not do: the release profile aborts on panic and no signal runs destructors.
+//! `Drop` alone does not suffice: the release profile aborts on panic, and no signal runs
+//! destructors.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -14,7 +16,8 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Error;
 
-/// Reads lines until the pipe closes, then runs them in reverse; exit 1 if one failed.
+/// Shell script that reads lines until the pipe closes, then runs them last one first. It exits
+/// with 1 if one failed.
 const GUARDIAN: &str = r#"trap '' INT TERM HUP QUIT TSTP
 undo=
 while IFS= read -r line; do undo="{ $line; } || rc=1
@@ -23,19 +26,19 @@ rc=0
 eval "$undo"
 exit $rc"#;
 
-/// A list of changes to take back. Taken back on [`Undo::restore`], on drop, and when the process dies.
+/// A list of changes to undo on [`Undo::restore`], on drop, and when the process dies.
 #[derive(Debug)]
 pub struct Undo {
     guardian: Option<Child>,
-    /// The same lines, in the order given: what is left to do by hand if the guardian fails.
+    /// The guardian's lines, in order: if the guardian fails, a user must run them by hand.
     lines: Vec<String>,
 }
 
 impl Undo {
-    /// Starts the guardian, with nothing to undo yet.
+    /// Starts the guardian without any line.
     ///
     /// # Errors
-    /// No shell could be started.
+    /// Fails if no shell can be started.
     pub fn new() -> Result<Self, Error> {
         let guardian = Command::new("sh")
             .args(["-c", GUARDIAN])
@@ -49,10 +52,11 @@ impl Undo {
         Ok(Self { guardian: Some(guardian), lines: Vec::new() })
     }
 
-    /// Adds a line of shell that undoes a change about to be made. It must not hold a newline.
+    /// Adds a line of shell that undoes a change about to be made. The line must not contain a
+    /// newline.
     ///
     /// # Errors
-    /// The guardian is gone: then the change must not be made.
+    /// Fails if the guardian is gone: then the change must not be made.
     pub fn push(&mut self, line: &str) -> Result<(), Error> {
         assert!(!line.contains('\n'), "one undo, one line: {line:?}");
         let stdin = self.guardian.as_mut().and_then(|g| g.stdin.as_mut());
@@ -62,19 +66,19 @@ impl Undo {
         Ok(())
     }
 
-    /// Writes `value` to the file `path`, to be undone by writing `before`.
+    /// Writes `value` to the file `path`. The undo writes `before`.
     ///
     /// # Errors
-    /// The file does not take the value. The undo is recorded all the same.
+    /// Fails if the file refuses the value. The undo is recorded even then.
     pub fn write(&mut self, path: &Path, value: &str, before: &str) -> Result<(), Error> {
         self.push(&format!("printf %s {} > {}", quote(before), quote(&path.to_string_lossy())))?;
         std::fs::write(path, value).map_err(Error::at(path))
     }
 
-    /// Takes everything back now and says whether that worked.
+    /// Undoes everything now and returns whether that worked.
     ///
     /// # Errors
-    /// [`Error::NotRestored`] with the lines, last first, if one of them failed.
+    /// Fails with [`Error::NotRestored`] and the lines, last first, if one of them failed.
     pub fn restore(mut self) -> Result<(), Error> {
         self.run()
     }
@@ -100,7 +104,7 @@ impl Drop for Undo {
     }
 }
 
-/// `text` as one word of shell.
+/// Quotes `text` as one word of shell.
 #[must_use]
 pub fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn undoes_in_reverse_on_drop() {
+    fn a_drop_undoes_changes_last_one_first() {
         let dir = scratch("reverse");
         let file = dir.join("it's a file");
         std::fs::write(&file, "first").unwrap();
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_does_not_stop_the_others_and_is_reported() {
+    fn a_failed_undo_does_not_stop_the_others_and_is_reported() {
         let dir = scratch("failure");
         let file = dir.join("a");
         std::fs::write(&file, "before").unwrap();
@@ -145,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_early_error_restores_too() {
+    fn an_early_error_restores_everything() {
         let dir = scratch("error");
         let file = dir.join("a");
         std::fs::write(&file, "before").unwrap();

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line. The doc comments here are the help texts.
 
 use crate::settings::DEFAULT_SIZES;
 use crate::vary::Varied;
@@ -6,7 +6,8 @@ use clap::builder::styling::Styles;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Runs programs inside a memory budget: what they have not used for a while is compressed.
+/// Runs programs inside a memory limit: memory that a program has not used for a while is
+/// compressed.
 #[derive(Debug, clap::Parser)]
 #[command(name = "foliomem", version, styles = Styles::plain(), subcommand_required = true)]
 pub struct Args {
@@ -14,54 +15,55 @@ pub struct Args {
     pub command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Run a program inside a memory limit.
     Run(RunArgs),
-    /// Run a program as `run` does, and record which memory it uses, for `lab replay`.
+    /// Run a program as `run` does, and record its memory use for `lab replay`.
     Record(RecordArgs),
     /// Look at a run, and change it, while it goes on.
     Ctl(CtlArgs),
-    /// Say what this machine allows, and what to do about what is missing.
+    /// Check what this machine allows, and print how to fix what is missing.
     Doctor,
-    /// Measure foliomem: its swap, its parts, real programs; as root also the kernel's zram swap (what that changes in the machine is
-    /// restored).
+    /// Measure foliomem: its swap, its parts, real programs; as root also the kernel's zram swap
+    /// (all changes of the machine are restored).
     Bench {
         #[command(subcommand)]
         what: BenchCommand,
     },
     /// Try policies on a simulated machine of any size, with the engine that manages real programs.
     Lab {
-        /// What to do.
+        /// The command of the lab.
         #[command(subcommand)]
         what: LabCommand,
     },
 }
 
-/// What the lab is to do.
+/// The commands of the lab.
 #[derive(Debug, clap::Subcommand)]
 pub enum LabCommand {
-    /// The scenarios that come with foliomem.
+    /// List the scenarios that come with foliomem.
     List,
     /// Run a scenario, or many that differ in some settings.
     Run(LabRunArgs),
-    /// Run what `record` has recorded once more, at another limit and with other settings.
+    /// Replay a recorded run at another limit and with other settings.
     Replay(LabReplayArgs),
-    /// As `run`, on the machines of a Ray cluster: needs `foliomem_lab`, a Python package.
+    /// Run a scenario, as `run` does, on the machines of a Ray cluster: needs `foliomem_lab`, a
+    /// Python package.
     Sweep(LabSweepArgs),
-    /// Write what `record` has recorded as a table: a Parquet file with a row for each event.
+    /// Write a recorded run as a table: a Parquet file with a row for each event.
     Export(LabExportArgs),
-    /// Published results beside the lab's; all of them take some 15 minutes of CPU.
+    /// Compare published results with the lab's; all of them take some 15 minutes of CPU.
     Seeds(LabSeedsArgs),
-    /// Measure what things cost on this machine: a file for --costs of `run`, `replay` and `sweep`.
+    /// Measure the costs of this machine: writes a file for --costs of `run`, `replay` and `sweep`.
     Calibrate(LabCalibrateArgs),
 }
 
 /// Options of `lab calibrate`.
 #[derive(Debug, clap::Args)]
 pub struct LabCalibrateArgs {
-    /// Where the costs go. [default: stdout]
+    /// File for the costs. [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -75,7 +77,7 @@ pub struct LabRunArgs {
     pub runs: LabRunsArgs,
 }
 
-/// What is to be run.
+/// The scenario to run.
 #[derive(Debug, clap::Args)]
 pub struct LabScenarioArgs {
     /// A scenario file, or the name of one that `lab list` prints.
@@ -85,46 +87,48 @@ pub struct LabScenarioArgs {
     pub varied: LabVaryArgs,
 }
 
-/// What is set, and what things cost.
+/// Settings to vary, and the costs.
 #[derive(Debug, clap::Args)]
 pub struct LabVaryArgs {
-    /// Replace a setting of the scenario (docs/lab/guide.md has the keys): swap.strategy=one-fragment,nonfull-first runs both; several of
-    /// these run every combination. Settings that are lists take values joined by +, or nothing: machine.sizes_kib=,64,64+2048 runs
-    /// three. codec, granule or strategy without a value: all there are.
+    /// Replace a setting of the scenario (docs/lab/guide.md has the keys):
+    /// swap.strategy=one-fragment,nonfull-first runs both; several of these options run every
+    /// combination. Settings that are lists take values joined by +, or nothing:
+    /// machine.sizes_kib=,64,64+2048 runs three. codec, granule or strategy without a value runs
+    /// all values.
     #[arg(long, visible_alias = "set", value_name = "KEY=VALUE,...")]
     pub vary: Vec<Varied>,
-    /// What things cost, as `lab calibrate` has written it. [default: those of the reference machine]
+    /// Cost table that `lab calibrate` has written. [default: that of the reference machine]
     #[arg(long, value_name = "FILE")]
     pub costs: Option<PathBuf>,
 }
 
 impl LabVaryArgs {
-    /// Settings and values, of all of these options.
+    /// Returns the settings and values of all `--vary` options.
     pub fn settings(&self) -> Vec<(String, Vec<String>)> {
         Varied::all(&self.vary)
     }
 }
 
-/// What `lab run` and `lab replay` have in common.
+/// Options that `lab run` and `lab replay` share.
 #[derive(Debug, clap::Args)]
 pub struct LabRunsArgs {
     #[command(flatten)]
     pub files: LabFilesArgs,
-    /// Threads that run them. [default: one for each CPU]
+    /// Threads for the runs. [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 }
 
-/// Where runs are written to beside the terminal.
+/// Files for the results, beside the terminal.
 #[derive(Debug, clap::Args)]
 pub struct LabFilesArgs {
     /// Write the runs as a JSON array to FILE; "-" for stdout, without the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the runs as a page with tables and plots, which needs nothing else.
+    /// Write the runs as a self-contained page with tables and plots.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Write the runs as a Parquet file: a row for each, a column for each setting and result.
+    /// Write the runs as a Parquet file: a row for each run, a column for each setting and result.
     #[arg(long, value_name = "FILE")]
     pub parquet: Option<PathBuf>,
 }
@@ -132,7 +136,8 @@ pub struct LabFilesArgs {
 /// Options of `lab sweep`.
 #[derive(Debug, clap::Args)]
 pub struct LabSweepArgs {
-    /// The cluster, as ray.init has it: HOST:PORT of its head, ray://HOST:PORT, or auto for the one this machine belongs to.
+    /// The cluster, as ray.init takes it: HOST:PORT of its head, ray://HOST:PORT, or auto for this
+    /// machine's cluster.
     #[arg(long, value_name = "ADDRESS")]
     pub ray: String,
     #[command(flatten)]
@@ -144,10 +149,10 @@ pub struct LabSweepArgs {
 /// Options of `lab export`.
 #[derive(Debug, clap::Args)]
 pub struct LabExportArgs {
-    /// What `record` has written.
+    /// The trace that `record` has written.
     #[arg(value_name = "TRACE")]
     pub trace: PathBuf,
-    /// Where the table goes.
+    /// File for the table.
     #[arg(short, long, value_name = "FILE.parquet")]
     pub output: PathBuf,
 }
@@ -155,10 +160,10 @@ pub struct LabExportArgs {
 /// Options of `lab replay`.
 #[derive(Debug, clap::Args)]
 pub struct LabReplayArgs {
-    /// What `record` has written.
+    /// The trace that `record` has written.
     #[arg(value_name = "FILE")]
     pub trace: PathBuf,
-    /// What the program may take: sizes, or shares of the most it had: 75%,50%,300M.
+    /// Memory limits: sizes, or shares of the peak of the recorded run: 75%,50%,300M.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50%")]
     pub limit: Vec<String>,
     /// Folio sizes beside 4K: 64K, or 16K,64K,2M; "none" for 4K alone.
@@ -173,13 +178,14 @@ pub struct LabReplayArgs {
 /// Options of `lab seeds`.
 #[derive(Debug, clap::Args)]
 pub struct LabSeedsArgs {
-    /// Only rows whose series, table, workload, configuration or metric has TEXT in it: "patch 2", usemem, "sys time".
+    /// Only rows whose series, table, workload, configuration or metric contains TEXT: "patch 2",
+    /// usemem, "sys time".
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub only: String,
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
-    /// Threads that run them. [default: one for each CPU]
+    /// Threads for the runs. [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 }
@@ -187,61 +193,64 @@ pub struct LabSeedsArgs {
 /// Options of `ctl`.
 #[derive(Debug, clap::Args)]
 pub struct CtlArgs {
-    /// Any process of the run, or the foliomem that runs it. What is changed goes for the whole run.
+    /// Any process of the run, or the foliomem that runs it. Changes apply to the whole run.
     #[arg(value_name = "PID")]
     pub pid: u32,
     #[command(subcommand)]
     pub what: CtlCommand,
 }
 
-/// What to look at, or change.
+/// The settings of a run.
 #[derive(Debug, clap::Subcommand)]
 pub enum CtlCommand {
-    /// The folio sizes that are used from now on; without LIST, print which are.
+    /// Set the folio sizes that are used from now on; without LIST, print them.
     Sizes {
-        /// As --sizes of `run`, but sizes that are not named stay as they are: 64K=never,2M=madvise. "none" for none but
-        /// those named behind it.
+        /// As --sizes of `run`, but sizes that are not named stay as they are:
+        /// 64K=never,2M=madvise. "none" disables all sizes but those named after it.
         #[arg(value_name = "LIST")]
         list: Option<String>,
     },
 }
 
-/// What to measure.
+/// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 pub enum BenchCommand {
     /// Swap-out and swap-in speed and compression ratio by folio size, codec, granule and threads.
     Swap(BenchSwapArgs),
-    /// How swap slots are found: time, clusters looked through and fallbacks by strategy, order, threads and fill.
+    /// Allocation of swap slots: time, scanned clusters and fallbacks by strategy, order, threads
+    /// and fill level.
     Slots(BenchSlotsArgs),
-    /// How runs of frames are made where none is free: success, pages moved and time by variant of compaction and order.
+    /// Compaction: success, pages moved and time of making a run of frames, by compaction variant
+    /// and order.
     Compact(BenchCompactArgs),
-    /// Real programs: without a limit, under the kernel's, and under foliomem's with the same total.
+    /// Real programs: without a limit, under the kernel's, and under foliomem's with equal total.
     Programs(BenchProgramsArgs),
-    /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at the same total.
+    /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an
+    /// equal total.
     Access(BenchAccessArgs),
-    /// How fast the lab simulates, and how much memory it takes for each simulated page.
+    /// Speed of the lab's simulations, and its memory for each simulated page.
     Lab(BenchLabArgs),
 }
 
 /// Options of `bench swap`.
 #[derive(Debug, clap::Args)]
 pub struct BenchSwapArgs {
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
     /// Folio sizes. [default: 4K,16K,64K,256K,2M]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
-    /// How memory is compressed, as of `run`, such as lz4,zstd:5,zstd+dict.
+    /// Codecs, as --codec of `run`, such as lz4,zstd:5,zstd+dict.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lz4")]
     pub codec: Vec<String>,
-    /// The most that is compressed as one piece, 4K to 2M, such as 4K,16K,64K.
+    /// Sizes of the largest piece that is compressed as one, 4K to 2M, such as 4K,16K,64K.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64K")]
     pub granule: Vec<String>,
-    /// Threads that compress, and as many that touch, such as 1,2.
+    /// Numbers of compressing threads, and of touching threads, such as 1,2.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: Vec<u32>,
-    /// Leave the kernel out.
+    /// Do not measure the kernel.
     #[arg(long)]
     pub no_kernel: bool,
 }
@@ -249,7 +258,7 @@ pub struct BenchSwapArgs {
 /// Options of `bench slots`.
 #[derive(Debug, clap::Args)]
 pub struct BenchSlotsArgs {
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
     /// Only these: per-cpu-linear, cluster-lists, one-fragment, nonfull-first.
@@ -266,7 +275,7 @@ pub struct BenchSlotsArgs {
 /// Options of `bench compact`.
 #[derive(Debug, clap::Args)]
 pub struct BenchCompactArgs {
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
     /// Only these: split-folios, migrate-whole, +free-split, +sort-sources.
@@ -280,16 +289,17 @@ pub struct BenchCompactArgs {
 /// Options of `bench programs`.
 #[derive(Debug, clap::Args)]
 pub struct BenchProgramsArgs {
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
     /// Only these: numpy, redis, compile.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Runs of each, of which the median counts; what takes longer than 45 s runs once.
+    /// Runs of each setting, of which the median counts; a setting that takes longer than 45 s runs
+    /// once.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
-    /// Leave the kernel out.
+    /// Do not measure the kernel.
     #[arg(long)]
     pub no_kernel: bool,
 }
@@ -297,7 +307,7 @@ pub struct BenchProgramsArgs {
 /// Options of `bench access`.
 #[derive(Debug, clap::Args)]
 pub struct BenchAccessArgs {
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
     /// Only these: sequential, strided, zipf, random.
@@ -307,10 +317,10 @@ pub struct BenchAccessArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::access::LIMITS,
           value_parser = clap::value_parser!(u64).range(10..=100))]
     pub limits: Vec<u64>,
-    /// Runs of each, of which the median counts.
+    /// Runs of each setting, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
-    /// Leave the kernel out.
+    /// Do not measure the kernel.
     #[arg(long)]
     pub no_kernel: bool,
 }
@@ -318,10 +328,10 @@ pub struct BenchAccessArgs {
 /// Options of `bench lab`.
 #[derive(Debug, clap::Args)]
 pub struct BenchLabArgs {
-    /// Rows as a JSON array.
+    /// Print rows as a JSON array.
     #[arg(long)]
     pub json: bool,
-    /// Runs of each, of which the median counts.
+    /// Runs of each case, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
 }
@@ -329,55 +339,62 @@ pub struct BenchLabArgs {
 /// Options of `record`.
 #[derive(Debug, clap::Args)]
 pub struct RecordArgs {
-    /// Where the trace goes.
+    /// File for the trace.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     #[command(flatten)]
     pub run: RunArgs,
 }
 
-/// Options of `run`. Each but --config and --print-config can also come from a variable (FOLIOMEM_LIMIT,
-/// FOLIOMEM_SIZES, ...) or from the configuration file, in this order of precedence.
+/// Options of `run`. Each but --config and --print-config can also come from a variable
+/// (FOLIOMEM_LIMIT, FOLIOMEM_SIZES, ...) or from the configuration file, in this order of
+/// precedence.
 #[derive(Debug, Default, clap::Args)]
 pub struct RunArgs {
-    /// What the program and its children may take together: 512M, 2G, 25% (of RAM, or of the container's memory), at least
-    /// 16M; or need/2: half of the most that they have needed so far, compressed or not, and at least 64M. `run` needs it, here, as
-    /// FOLIOMEM_LIMIT or in the file. [default of `record`: need/2]
+    /// Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the
+    /// container's memory), at least 16M; or need/2: half of their peak need so far, as if
+    /// uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file.
+    /// [default of `record`: need/2]
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<String>,
-    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel:
-    /// 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) is what inherit refers to. [default: 16K,32K,64K,256K]
+    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a
+    /// value, as in the kernel: 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) sets
+    /// the value that sizes inherit. [default: 16K,32K,64K,256K]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
-    /// How memory is compressed: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small
-    /// pieces with a dictionary of the program's own content. [default: lz4]
+    /// Codec of the compressed memory: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with
+    /// +dict, which compresses small pieces with a dictionary of the program's own content.
+    /// [default: lz4]
     #[arg(long, value_name = "CODEC")]
     pub codec: Option<String>,
-    /// Compress what has not been touched for some seconds again, as long as CPUs are idle: zstd or zstd:LEVEL. [default: not]
+    /// While CPUs are idle, compress memory that has not been touched for some seconds again: zstd
+    /// or zstd:LEVEL. [default: not]
     #[arg(long, value_name = "CODEC")]
     pub recompress: Option<String>,
-    /// The most that is compressed as one piece, 4K to 2M. [default: 64K]
+    /// Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]
     #[arg(long, value_name = "SIZE")]
     pub granule: Option<String>,
-    /// Where what does not fit into the limit even compressed goes, encrypted: a file that does not exist yet and vanishes
-    /// with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times
-    /// the limit, but at most half of what is free]
+    /// Encrypted swap for memory that does not fit into the limit even compressed: a file that does
+    /// not exist yet and vanishes with the run, or a block device that nothing else uses, whose
+    /// content is lost. [default size of a file: 8 times the limit, but at most half of the free
+    /// space]
     #[arg(long, value_name = "FILE[:SIZE]")]
     pub swap: Option<String>,
-    /// Stop the program (exit code 137) when its data does not compress into the limit, instead of going over it.
+    /// Stop the program (exit code 137) if its data does not compress into the limit, instead of
+    /// exceeding the limit.
     #[arg(long)]
     pub hard: bool,
     /// Write counters as JSON to FILE at exit; "-" for stderr.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<String>,
-    /// No summary at exit.
+    /// Print no summary at exit.
     #[arg(long)]
     pub quiet: bool,
     /// Read settings from this TOML file. [default: $FOLIOMEM_CONFIG, then foliomem/config.toml in
     /// $XDG_CONFIG_HOME or ~/.config]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print the settings and where each comes from, and run nothing.
+    /// Print the settings and their origins, and run nothing.
     #[arg(long)]
     pub print_config: bool,
     /// The program and its arguments.

@@ -12,7 +12,7 @@ use foliomem_core::compaction::Variant;
 use foliomem_core::units::Order;
 use foliomem_linux::codec::UnknownCodec;
 
-/// Runs what is asked for; returns the exit code.
+/// Runs the requested benchmark; returns the exit code.
 pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
     match what {
         BenchCommand::Swap(args) => bench_swap(args),
@@ -30,7 +30,7 @@ fn setting<T>(name: &'static str, value: Result<T, impl Into<BadValue>>) -> Resu
 
 fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CliError> {
     let sizes = match &args.sizes {
-        // 4K is always part of a set of folio sizes, but is measured only if it is named.
+        // 4K is part of every set of folio sizes, but is measured only if it is named.
         Some(list) => {
             let set = setting("sizes", parse_orders(list))?;
             let has_single_pages = list.split(',').any(|size| parse_order(size) == Ok(Order::ZERO));

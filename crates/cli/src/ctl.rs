@@ -1,11 +1,11 @@
-//! `foliomem ctl`: looks at a run, and changes it, while it goes on.
+//! `foliomem ctl`: shows and changes a run while it goes on.
 
 use crate::args::{CtlArgs, CtlCommand};
 use crate::error::{BadValue, CliError};
 use crate::policy::{change_policy, show_policy};
 use foliomem_linux::find;
 
-/// Does what was asked of the run that a process belongs to.
+/// Performs the command on the run that a process belongs to.
 pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
     let control = find::run_of(args.pid)?;
     match &args.what {
@@ -16,7 +16,7 @@ pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
                 origin: "command line".to_owned(),
                 source: BadValue::Size(source),
             };
-            // Whether a list is right does not depend on what it changes.
+            // Whether a list is valid does not depend on the policy that it changes.
             change_policy(control.sizes(), list).map_err(bad)?;
             control.change_sizes(|sizes| change_policy(sizes, list).unwrap_or(sizes));
         }

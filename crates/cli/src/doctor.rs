@@ -1,9 +1,9 @@
-//! `foliomem doctor`: one line for each check, and what to do about what is missing.
+//! `foliomem doctor`: prints one line for each check, and how to fix what is missing.
 
 use crate::supervise;
 use foliomem_linux::probe::{self, Finding, State};
 
-/// Tells all findings; returns the exit code: 0 only if `run` will work.
+/// Prints all findings; returns the exit code, which is 0 only if `run` will work.
 pub fn doctor() -> u8 {
     let mut findings = probe::check_all();
     findings.push(agent());

@@ -1,4 +1,4 @@
-//! Why foliomem could not do what was asked: what failed, on what, and what to do.
+//! The errors of the command: each says what failed, on what, and what to do.
 
 use crate::size::SizeError;
 use foliomem_core::cluster::UnknownStrategy;
@@ -11,13 +11,13 @@ use foliomem_linux::uffd::UffdError;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// The command's one error type.
+/// The one error type of the command.
 #[derive(Debug, Error)]
 pub enum CliError {
-    /// A program is needed.
+    /// The command line names no program.
     #[error("no program given: foliomem run --limit 1G -- PROGRAM [ARGUMENTS]")]
     NoProgram,
-    /// A limit is needed.
+    /// No limit is set.
     #[error(
         "no limit given: use --limit SIZE (512M, 2G, 25%, need/2), FOLIOMEM_LIMIT or `limit` in the configuration file"
     )]
@@ -25,30 +25,30 @@ pub enum CliError {
     /// The limit is too small.
     #[error("the limit of {given_kib}K is too small: at least {least_mib}M are needed")]
     LimitTooSmall {
-        /// What was asked for.
+        /// The requested limit in KiB.
         given_kib: u64,
-        /// What works.
+        /// The smallest limit in MiB.
         least_mib: u64,
     },
-    /// A setting has a value that is not one.
+    /// A setting has an invalid value.
     #[error("{name} (from {origin}): {source}")]
     Setting {
-        /// The setting.
+        /// Name of the setting.
         name: &'static str,
-        /// Where the value comes from.
+        /// Origin of the value.
         origin: String,
-        /// What is wrong with it.
+        /// The reason why the value is invalid.
         source: BadValue,
     },
-    /// The configuration file.
+    /// The configuration file cannot be read or parsed.
     #[error("cannot read the configuration file {path}: {why}")]
     Config {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system or the parser says.
+        /// Message of the system or the parser.
         why: String,
     },
-    /// The program is not there.
+    /// The program does not exist.
     #[error("{0}: no such program")]
     NotFound(String),
     /// The program cannot be executed.
@@ -57,62 +57,62 @@ pub enum CliError {
     /// The program cannot be managed.
     #[error("{0}: {1}")]
     Unfit(PathBuf, Unfit),
-    /// The agent is not where it should be.
+    /// The agent's library does not exist.
     #[error("the agent is missing: {0} must lie beside foliomem")]
     NoAgent(PathBuf),
-    /// The agent lies where the loader cannot be told to find it.
+    /// The path of the agent's library cannot be passed to the loader.
     #[error("the agent's path {0} contains a space or a colon, which LD_PRELOAD cannot hold: move foliomem elsewhere")]
     AgentPath(PathBuf),
-    /// No userfaultfd.
+    /// userfaultfd is not usable.
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
-    /// The control segment.
+    /// The control segment cannot be set up.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// No run to speak to.
+    /// The process belongs to no run.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// The swap file.
+    /// The swap file cannot be created.
     #[error(transparent)]
     SwapFile(#[from] CreateError),
-    /// A system call of the supervisor.
+    /// A system call of the supervisor failed.
     #[error("cannot {0}: {1}")]
     System(&'static str, std::io::Error),
-    /// A measurement.
+    /// A measurement failed.
     #[error(transparent)]
     Bench(#[from] foliomem_bench::Error),
-    /// A simulation.
+    /// A simulation failed.
     #[error(transparent)]
     Lab(#[from] foliomem_lab::error::LabError),
-    /// The runs of the lab could not be written.
+    /// The results of the lab could not be written.
     #[error("cannot write the runs to {0}: {1}")]
     Runs(PathBuf, std::io::Error),
     /// A file of costs could not be written.
     #[error("cannot write the costs to {0}: {1}")]
     Costs(PathBuf, std::io::Error),
-    /// What runs the lab on a cluster cannot be started.
+    /// Python, which runs the lab on a cluster, cannot be started.
     #[error(
         "cannot start {python} for Ray: {error}. Set FOLIOMEM_PYTHON to a Python with the packages foliomem_lab \
          (python/foliomem_lab of the sources) and ray"
     )]
     NoPython {
-        /// What was started.
+        /// The command that was started.
         python: String,
-        /// What the system says.
+        /// Message of the system.
         error: std::io::Error,
     },
-    /// There are no runs of a cluster.
+    /// A cluster returned no runs.
     #[error("no runs by the Ray cluster {address}: {why}")]
     Ray {
-        /// As on the command line.
+        /// The cluster's address, as on the command line.
         address: String,
-        /// What is known of it.
+        /// The reason, as far as it is known.
         why: String,
     },
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),
-    /// There is no such program or pattern to measure.
+    /// The named program or pattern does not exist.
     #[error("{0:?} is none of what is measured: {1}")]
     NoSuchBenchmark(String, &'static str),
     /// The statistics could not be written.
@@ -120,57 +120,57 @@ pub enum CliError {
     Stats(String, std::io::Error),
 }
 
-/// What is wrong with the value of a setting.
+/// The reason why the value of a setting is invalid.
 #[derive(Debug, Error)]
 pub enum BadValue {
-    /// Not a size.
+    /// The value is not a size.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// Not a codec.
+    /// The value is not a codec.
     #[error(transparent)]
     Codec(#[from] UnknownCodec),
-    /// Not a share of what is needed.
+    /// The value is not a share of the need.
     #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
     OfNeed(String),
-    /// Not a codec for recompression.
+    /// The value is not a codec for recompression.
     #[error("{0:?} is no codec to recompress with: use zstd or zstd:LEVEL with a level from 1 to 19")]
     Recompress(String),
-    /// Not a strategy.
+    /// The value is not a cluster strategy.
     #[error(transparent)]
     Strategy(#[from] UnknownStrategy),
-    /// A variant of compaction.
+    /// The value is not a compaction variant.
     #[error(transparent)]
     Variant(#[from] UnknownVariant),
-    /// Not a file with or without a size.
+    /// The value is not a file with an optional size.
     #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]
     SwapFile(String),
-    /// Not yes or no.
+    /// The value is neither yes nor no.
     #[error("{0:?} is neither yes nor no: use 1 or 0")]
     Flag(String),
 }
 
-/// Why a program cannot be managed.
+/// The reason why a program cannot be managed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Unfit {
-    /// No dynamic loader that would load the agent.
+    /// The program has no dynamic loader that would load the agent.
     #[error("is statically linked: foliomem can only run dynamically linked programs")]
     Static,
-    /// A Go program of the usual kind.
+    /// The program is a Go program without cgo, which is static.
     #[error("is a Go program built without cgo, hence statically linked: build it with CGO_ENABLED=1")]
     GoWithoutCgo,
     /// The loader ignores LD_PRELOAD.
     #[error("is setuid, setgid or has file capabilities: the loader refuses to load the agent into it")]
     Privileged,
-    /// Another C library.
+    /// The program uses another C library.
     #[error("is linked with musl: foliomem needs a program for glibc")]
     Musl,
-    /// Another architecture.
+    /// The program is for another architecture.
     #[error("is not a program for 64-bit x86 Linux")]
     Architecture,
 }
 
 impl CliError {
-    /// The exit code it comes to.
+    /// Returns the exit code for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::NoProgram | CliError::NoLimit => 2,

@@ -1,4 +1,4 @@
-//! `foliomem lab`: runs scenarios and prints what they come to.
+//! `foliomem lab`: runs scenarios and prints their results.
 
 mod files;
 mod ray;
@@ -25,7 +25,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Does what is asked for; returns the exit code.
+/// Runs the requested command; returns the exit code.
 pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
     match what {
         LabCommand::List => list(),
@@ -44,7 +44,7 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
 
 fn calibrate(args: &LabCalibrateArgs) -> Result<u8, CliError> {
     let unwritable = |path: &Path, error| CliError::Costs(path.to_owned(), error);
-    // What cannot be written to is better known at once.
+    // Creates the file first, so that an unwritable path fails before the measurement.
     let file = match &args.output {
         Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
         None => None,
@@ -138,7 +138,7 @@ fn export(args: &LabExportArgs) -> Result<u8, CliError> {
     Ok(0)
 }
 
-/// A limit that is less than another by no more than 1/2^4 is nearly as much.
+/// Shift of the tolerance: a limit within 1/2^4 of the recorded one counts as equal.
 const NEARLY_SHIFT: u32 = 4;
 
 fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {

@@ -1,13 +1,15 @@
 //! The `foliomem` command.
 //!
-//! `args` is the command line, `settings` what it comes to together with the environment and the
-//! configuration file, `preflight` refuses programs that cannot be run, `supervise` runs one, `report`
-//! says how it went, `record` writes down which memory it used, `ctl` changes a run, `bench` measures, `lab` simulates, `doctor` says whether it can work
-//! at all.
+//! - `args` is the command line;
+//! - `settings` resolves it together with the environment and the configuration file;
+//! - `preflight` refuses programs that cannot be managed;
+//! - `supervise` runs a program, `report` prints the result, `record` writes its memory use to a
+//!   trace;
+//! - `ctl` changes a run, `bench` measures, `lab` simulates, `doctor` checks the machine.
 //!
-//! Exit codes of `run`: the program's, 128 + n after signal n; 125 when foliomem itself fails, 126 for a
-//! program that cannot be executed, 127 for one that is not found, 2 for a wrong command line, 137 when a
-//! hard limit stopped the program.
+//! Exit codes of `run`: the program's, 128 + n after signal n; 125 if foliomem itself fails, 126
+//! for a program that cannot be executed, 127 for a program that does not exist, 2 for a wrong
+//! command line, 137 if a hard limit stopped the program.
 
 #![forbid(unsafe_code)]
 
@@ -36,7 +38,8 @@ use settings::Settings;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The runtime's threads, which `bench swap` has in this process, must not use the C library's.
+/// The heap of this process. The threads of the runtime, which `bench swap` starts in this process,
+/// must not use the C library's heap.
 #[global_allocator]
 static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
 
@@ -63,7 +66,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help as it is; what is wrong with a command line in one line.
+/// Prints help as it is, and an error of the command line in one line.
 fn complain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         print!("{error}");

@@ -1,8 +1,8 @@
-//! How much memory there is to take a share of.
+//! Memory of this machine, for limits that are a share of it.
 
 use std::fs;
 
-/// What this machine, or the memory group we are in, has.
+/// Returns the memory of this machine, or of this process's memory group if it has less.
 pub fn total_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let ram_bytes = system.totalram * u64::from(system.mem_unit);

@@ -1,13 +1,14 @@
-//! The size policy as people write it, `16K,64K=madvise,2M=inherit,enabled=always`, and as the kernel shows it.
+//! The size policy as people write it, `16K,64K=madvise,2M=inherit,enabled=always`, and as the
+//! kernel shows it.
 
 use crate::size::{SizeError, format_order, parse_order};
 use foliomem_core::policy::{Enabled, SizePolicy};
 use foliomem_core::units::Order;
 use std::fmt::Write;
 
-/// The name of the top-level value, as in /sys/kernel/mm/transparent_hugepage.
+/// Name of the top-level value, as in /sys/kernel/mm/transparent_hugepage.
 const TOP_LEVEL: &str = "enabled";
-/// In the kernel's order.
+/// Values and their names, in the kernel's order.
 const VALUES: [(Enabled, &str); 4] = [
     (Enabled::Always, "always"),
     (Enabled::Inherit, "inherit"),
@@ -15,7 +16,8 @@ const VALUES: [(Enabled, &str); 4] = [
     (Enabled::Never, "never"),
 ];
 
-/// What a run starts from: no size, and where sizes inherit, what most kernels have.
+/// Returns the policy that a list changes: no size, and `madvise` for sizes that inherit, as in
+/// most kernels.
 pub fn initial() -> SizePolicy {
     SizePolicy::NONE.with_top_level(Enabled::Madvise)
 }
@@ -25,8 +27,8 @@ fn parse_value(text: &str) -> Result<Enabled, SizeError> {
     found.map(|&(value, _)| value).ok_or_else(|| SizeError::NotEnabled(text.to_owned()))
 }
 
-/// `policy` after the changes that a list says, one after the other: `SIZE` for always, `SIZE=VALUE`, `enabled=VALUE` for
-/// what sizes inherit, `none` for no size at all.
+/// Returns `policy` after the changes of a list, applied in order: `SIZE` for always, `SIZE=VALUE`,
+/// `enabled=VALUE` for sizes that inherit, `none` to disable every size.
 pub fn change_policy(policy: SizePolicy, text: &str) -> Result<SizePolicy, SizeError> {
     text.split(',').try_fold(policy, |policy, item| {
         let (name, value) = match item.split_once('=') {
@@ -52,7 +54,7 @@ fn name(enabled: Enabled) -> &'static str {
     VALUES.iter().find(|(value, _)| *value == enabled).map_or("", |(_, name)| name)
 }
 
-/// As [`change_policy`] reads it for a run.
+/// Formats a policy as a list that turns [`initial`] into it through [`change_policy`].
 pub fn format_policy(policy: SizePolicy) -> String {
     let size = |order| match policy.size(order) {
         Enabled::Never => None,
@@ -69,7 +71,7 @@ pub fn format_policy(policy: SizePolicy) -> String {
     items.join(",")
 }
 
-/// A line for each control, with what holds in brackets.
+/// Formats a policy as one line for each control, with its value in brackets.
 pub fn show_policy(policy: SizePolicy) -> String {
     let mut text = String::new();
     let mut line = |name: &str, holds: Enabled, values: &[(Enabled, &str)]| {
@@ -97,7 +99,7 @@ mod tests {
         (any::<u32>(), top).prop_map(|(bits, top)| SizePolicy::from_bits(bits).with_top_level(top))
     }
 
-    /// Lists that are nearly right, and others.
+    /// Generates lists that are nearly valid, and others.
     fn lists() -> impl Strategy<Value = String> {
         let item =
             "(none|enabled|4K|8k|16K|64 K|2M|3M|[0-9]{0,3}[KMG%]?)(=( ?(always|inherit|madvise|never|maybe) ?|=)?)?";
@@ -110,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_formatted_is_read_again(policy in any_policy(), before in any_policy()) {
+        fn a_formatted_policy_parses_back(policy in any_policy(), before in any_policy()) {
             let text = format_policy(policy);
             prop_assert_eq!(change_policy(initial(), &text), Ok(policy), "{}", text);
             let all = format!("none,enabled=madvise,{text}");
@@ -118,7 +120,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_list_is_refused_with_what_is_wrong(policy in any_policy(), text in lists()) {
+        fn a_refusal_quotes_the_invalid_part(policy in any_policy(), text in lists()) {
             if let Err(error) = change_policy(policy, &text) {
                 let said = error.to_string();
                 let parts = text.split([',', '=']).chain(text.split(',')).chain(text.split(',').filter_map(|item| item.split_once('=').map(|(_, value)| value)));
@@ -128,7 +130,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_not_named_stays(policy in any_policy(), order in 1u8..10, value in 0usize..4) {
+        fn sizes_that_a_list_does_not_name_stay(policy in any_policy(), order in 1u8..10, value in 0usize..4) {
             let order = Order::new(order).unwrap();
             let (enabled, name) = VALUES[value];
             let changed = change_policy(policy, &format!("{}={name}", format_order(order)));
@@ -136,7 +138,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_shown_has_one_value_in_brackets(policy in any_policy()) {
+        fn each_line_shown_has_one_value_in_brackets(policy in any_policy()) {
             let shown = show_policy(policy);
             prop_assert_eq!(shown.lines().count(), 10);
             let items: Vec<String> = shown.lines().map(|line| {
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_as_people_write_them() {
+    fn lists_may_have_spaces_and_small_letters() {
         let read = |text| change_policy(initial(), text).map(format_policy);
         assert_eq!(read("64K, 16k").unwrap(), "16K,64K");
         assert_eq!(read("2M=inherit,64K=madvise,enabled=always").unwrap(), "64K=madvise,2M=inherit,enabled=always");

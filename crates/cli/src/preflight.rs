@@ -1,4 +1,4 @@
-//! Finds the program and refuses what the agent cannot be loaded into, before anything is started.
+//! Finds the program, and refuses programs that cannot load the agent, before anything is started.
 
 use crate::error::{CliError, Unfit};
 use std::ffi::{OsStr, OsString};
@@ -8,15 +8,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Scripts that are interpreted by scripts.
-const MOST_INTERPRETERS: usize = 5;
+/// Maximum number of interpreters that are themselves scripts.
+const MAX_INTERPRETERS: usize = 5;
+/// Mode bits of privileged files.
 const SETUID_OR_SETGID: u32 = 0o6000;
 
-/// The file that running `program` would execute, if the agent can be loaded into it.
+/// Returns the file that running `program` would execute, if it can load the agent.
 pub fn check(program: &OsStr) -> Result<PathBuf, CliError> {
     let path = find(program)?;
     let mut file = path.clone();
-    for _ in 0..MOST_INTERPRETERS {
+    for _ in 0..MAX_INTERPRETERS {
         match look_at(&file)? {
             Found::Program => return Ok(path),
             Found::Script(interpreter) => file = interpreter,
@@ -25,7 +26,7 @@ pub fn check(program: &OsStr) -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
-/// Looks for the program as execvp(3) does.
+/// Searches for the program as execvp(3) does.
 fn find(program: &OsStr) -> Result<PathBuf, CliError> {
     let name = program.to_string_lossy().into_owned();
     if program.as_bytes().contains(&b'/') {
@@ -66,7 +67,8 @@ enum Found {
     Script(PathBuf),
 }
 
-/// What kind of program a file is. One that may be executed but not read is taken to be fit.
+/// Returns the kind of a file. A file that may be executed but not read counts as a manageable
+/// program.
 fn look_at(path: &Path) -> Result<Found, CliError> {
     let unfit = |why| Err(CliError::Unfit(path.to_owned(), why));
     if let Ok(metadata) = fs::metadata(path)
@@ -88,7 +90,7 @@ fn look_at(path: &Path) -> Result<Found, CliError> {
     }
 }
 
-/// The interpreter that a script's first line names.
+/// Returns the interpreter that a script's first line names.
 fn interpreter(line: &[u8]) -> Option<PathBuf> {
     let line = line.split(|&byte| byte == b'\n').next()?;
     let words: Vec<&[u8]> = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
@@ -100,7 +102,8 @@ fn interpreter(line: &[u8]) -> Option<PathBuf> {
     path.exists().then(|| path.to_owned())
 }
 
-/// File capabilities make the loader ignore LD_PRELOAD, unless the user has them anyway.
+/// Returns whether the file has capabilities that make the loader ignore LD_PRELOAD. Root has them
+/// anyway, so its loader does not ignore it.
 fn has_capabilities(path: &Path) -> bool {
     let mut value = [0u8; 64];
     let found = rustix::fs::getxattr(path, c"security.capability", &mut value).is_ok();
@@ -115,11 +118,13 @@ mod elf {
     pub const PT_INTERP: u32 = 3;
     pub const PT_NOTE: u32 = 4;
     pub const HEADER_BYTES: usize = 64;
-    pub const MOST_SEGMENTS: u64 = 256;
+    /// Maximum number of segments that are read.
+    pub const MAX_SEGMENTS: u64 = 256;
     pub const SEGMENT_BYTES: u64 = 56;
 }
 
-/// Why an ELF file is unfit; `None` for what is fit, or no ELF file at all (the kernel will say so).
+/// Returns the reason why an ELF file cannot load the agent. Returns `None` for a manageable file
+/// and for any other file, which the kernel will refuse.
 fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
     if !start.starts_with(elf::MAGIC) {
         return None;
@@ -129,7 +134,7 @@ fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
         return Some(Unfit::Architecture);
     }
     let table = u64::from_le_bytes(start[32..40].try_into().ok()?);
-    let segments = u64::from(half(56)?).min(elf::MOST_SEGMENTS);
+    let segments = u64::from(half(56)?).min(elf::MAX_SEGMENTS);
     let mut is_go = false;
     for index in 0..segments {
         let mut segment = [0u8; elf::SEGMENT_BYTES as usize];
@@ -164,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_first_line_is_too_strange(
+        fn strange_first_lines_name_existing_interpreters(
             words in prop::collection::vec(
                 prop_oneof![
                     prop::sample::select(vec!["/usr/bin/env", "env", "-S", "A=b", "sh", "/bin/sh", " ", "\t"])
@@ -180,7 +185,7 @@ mod tests {
         }
 
         #[test]
-        fn no_elf_file_is_too_strange(
+        fn strange_elf_files_do_not_panic(
             table: [u8; 8],
             segments: u16,
             kind in 0u32..8,
@@ -216,7 +221,7 @@ mod tests {
         outcome
     }
 
-    /// An ELF file with one segment.
+    /// Builds an ELF file with one segment.
     fn elf(class: u8, machine: u16, kind: u32, content: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 120];
         bytes[..4].copy_from_slice(elf::MAGIC);
@@ -232,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_agent_cannot_be_loaded_into_is_refused() {
+    fn programs_that_cannot_load_the_agent_are_refused() {
         let unfit = |content: &[u8]| match outcome(content, 0o755) {
             Err(CliError::Unfit(_, why)) => Some(why),
             Ok(_) => None,
@@ -253,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_is_too_strange() {
+    fn damaged_files_do_not_panic() {
         let whole = elf(2, 62, elf::PT_NOTE, b"\x04\0\0\0Go\0\0");
         for len in 0..whole.len() {
             let _ = outcome(&whole[..len], 0o755);

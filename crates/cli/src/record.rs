@@ -1,4 +1,4 @@
-//! `foliomem record`: fetches what the agents of a run tell of their processes, and writes it to a trace.
+//! `foliomem record`: fetches the events of a run from its agents, and writes them to a trace.
 
 use crate::error::CliError;
 use crate::size::format_mib;
@@ -6,22 +6,22 @@ use foliomem_lab::trace::{Event, Record, TraceWriter};
 use foliomem_linux::control::Control;
 use std::path::{Path, PathBuf};
 
-/// See the module.
+/// Writes the trace of a run.
 pub struct Recorder {
     path: PathBuf,
     writer: TraceWriter,
-    /// The process that a slot is of, by slot.
+    /// Number of the process that uses a slot, by slot.
     processes: Vec<Option<u32>>,
     started: u32,
     events: u64,
     lost: u64,
     last_us: u64,
-    /// Fetched, and not written yet.
+    /// Records that are fetched but not yet written.
     fetched: Vec<Record>,
 }
 
 impl Recorder {
-    /// Writes to a new file at `path`.
+    /// Creates a trace at `path`.
     pub fn create(path: &Path) -> Result<Recorder, CliError> {
         let writer = TraceWriter::create(path).map_err(|error| CliError::Trace(path.to_owned(), error))?;
         Ok(Recorder {
@@ -36,7 +36,7 @@ impl Recorder {
         })
     }
 
-    /// Fetches what there is, and writes it in the order in which it happened.
+    /// Fetches all new events, and writes them in the order of their times.
     pub fn fetch(&mut self, control: &Control) -> Result<(), CliError> {
         for (slot, lives) in control.each_slot() {
             let index = slot.get() as usize;
@@ -78,7 +78,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the file; returns a line about it.
+    /// Finishes the file and returns a summary line.
     pub fn finish(self) -> Result<String, CliError> {
         let bytes = self.writer.finish().map_err(|error| CliError::Trace(self.path.clone(), error))?;
         let lost = if self.lost > 0 { format!(", {} lost", self.lost) } else { String::new() };

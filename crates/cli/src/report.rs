@@ -1,4 +1,4 @@
-//! What a run came to: a line for people, JSON with the kernel's names for programs.
+//! The result of a run: a line for people, JSON with the kernel's names for programs.
 
 use crate::size::format_mib;
 use foliomem_core::stats::{Counters, FaultKind, Histogram};
@@ -7,44 +7,44 @@ use foliomem_linux::control::Control;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// The most that was taken, in bytes.
+/// Peaks of a run in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Peaks {
-    /// By the tree of processes.
+    /// Peak of the memory of the process tree.
     pub taken_bytes: u64,
-    /// What it would have taken without compression.
+    /// Peak of the memory that the tree would have taken without compression.
     pub needed_bytes: u64,
 }
 
 impl Peaks {
-    /// Looks at the sizes as they are now.
+    /// Raises the peaks to the present sizes.
     pub fn sample(&mut self, control: &Control) {
         self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes());
         self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes());
     }
 }
 
-/// A run that has ended.
+/// The report of a run that has ended.
 pub struct Report {
-    /// Its control segment.
+    /// Control segment of the run.
     pub control: &'static Control,
-    /// Its limit in the end.
+    /// Limit at the end of the run, in bytes.
     pub limit_bytes: u64,
-    /// Size of its swap file; 0 where it has none.
+    /// Bytes of the swap file; 0 without one.
     pub swap_bytes: u64,
-    /// The most it took.
+    /// Peaks of the run.
     pub peaks: Peaks,
-    /// How long it ran.
+    /// Duration of the run.
     pub elapsed: Duration,
 }
 
 impl Report {
-    /// Why the agent has ended the run, if it has.
+    /// Returns the message of an agent that stopped the run, if one did.
     pub fn failure(&self) -> Option<String> {
         self.control.failure().map(|line| line.trim().to_owned())
     }
 
-    /// One line.
+    /// Returns the summary in one line.
     pub fn summary(&self) -> String {
         let counters = self.control.sum();
         let lost_ns: u64 = FaultKind::ALL.iter().map(|&kind| counters.faults(kind).sum_ns.get()).sum();
@@ -60,7 +60,7 @@ impl Report {
         )
     }
 
-    /// Everything.
+    /// Returns all figures as JSON.
     pub fn json(&self) -> Value {
         let counters = self.control.sum();
         let mut map = Map::new();

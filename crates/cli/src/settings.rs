@@ -1,4 +1,5 @@
-//! What a run is to do: command line over environment over file over default.
+//! The settings of a run. The command line overrides the environment, which overrides the
+//! configuration file, which overrides the defaults.
 
 use crate::args::RunArgs;
 use crate::error::{BadValue, CliError};
@@ -13,22 +14,27 @@ use std::fmt::{self, Write};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-/// The least limit: below, the floor of pages in reach and the agent's own memory are most of it.
+/// Smallest limit in bytes. Below it, the protected minimum of resident pages and the agent's own
+/// memory take most of the limit.
 const LEAST_LIMIT_BYTES: u64 = 16 << 20;
-/// What a limit begins with that is a share of what the program needs, and into how many parts that is divided at most.
+/// Prefix of a limit that is a share of the program's need.
 const OF_NEED: &str = "need/";
-const MOST_DIVISOR: u32 = 16;
-/// What such a limit begins with: with less a program that grows would be short of memory before it has much.
+/// Largest divisor of such a limit.
+const MAX_DIVISOR: u32 = 16;
+/// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
+/// would be short of memory before it has much.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
 /// Folio sizes beside 4K, of `run` and of replays.
 pub const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
+/// Codec of `run`.
 const DEFAULT_CODEC: &str = "lz4";
+/// Granule of `run`.
 const DEFAULT_GRANULE: &str = "64K";
 
-/// The variables of the environment that may concern us.
+/// Environment variables, by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// The process's environment, as far as it is text.
+/// Returns the variables of this process whose names and values are text.
 pub fn environment() -> Environment {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -36,7 +42,7 @@ pub fn environment() -> Environment {
     std::env::vars_os().filter_map(text).collect()
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Origin {
     CommandLine,
@@ -72,18 +78,19 @@ struct File {
     torture: Option<bool>,
 }
 
-/// Where the swap file is to be.
+/// The setting of the swap file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SwapSetting {
     /// The file, or a block device.
     pub path: PathBuf,
-    /// How large, if that was said.
+    /// The size in bytes, if the setting has one.
     pub bytes: Option<u64>,
 }
 
 impl SwapSetting {
-    /// `FILE[:SIZE]`. What follows the last colon is part of the name where it does not begin as a size does, or where
-    /// that is the name of something: devices have names such as `pci-0000:00:01.0`.
+    /// Parses `FILE[:SIZE]`. The text after the last colon is part of the name if it does not begin
+    /// like a size, or if the whole text names an existing file: devices have names such as
+    /// `pci-0000:00:01.0`.
     fn parse(text: &str) -> Result<SwapSetting, BadValue> {
         let (path, bytes) = match text.rsplit_once(':') {
             Some((path, size))
@@ -109,19 +116,19 @@ impl fmt::Display for SwapSetting {
     }
 }
 
-/// A value and where it comes from.
+/// A value and its origin.
 #[derive(Clone, Debug)]
 struct Set<T> {
     value: T,
     origin: Origin,
 }
 
-/// A size, a share of `memory_bytes`, or `need/N`.
+/// Parses a size, a share of `memory_bytes`, or `need/N`.
 fn parse_limit(text: &str, memory_bytes: u64) -> Result<Limit, BadValue> {
     let Some(divisor) = text.strip_prefix(OF_NEED) else {
         return Ok(Limit::Bytes(parse_bytes(text, Some(memory_bytes))?));
     };
-    let divisor = divisor.parse().ok().filter(|&divisor: &NonZeroU32| divisor.get() <= MOST_DIVISOR);
+    let divisor = divisor.parse().ok().filter(|&divisor: &NonZeroU32| divisor.get() <= MAX_DIVISOR);
     divisor.map(|divisor| of_need(divisor, memory_bytes)).ok_or_else(|| BadValue::OfNeed(text.to_owned()))
 }
 
@@ -136,7 +143,7 @@ fn format_limit(limit: Limit) -> String {
     }
 }
 
-/// What a run is to do.
+/// The settings of a run, each with its origin.
 #[derive(Debug)]
 pub struct Settings {
     limit: Option<Set<Limit>>,
@@ -152,7 +159,7 @@ pub struct Settings {
     torture: Set<bool>,
 }
 
-/// Looks values up in all places, in order.
+/// Looks values up on the command line, in the environment and in the file, in this order.
 struct Lookup<'a> {
     environment: &'a Environment,
     file: PathBuf,
@@ -199,7 +206,7 @@ fn or_default(found: Option<Set<String>>, default: &str) -> Set<String> {
     found.unwrap_or_else(|| Set { value: default.to_owned(), origin: Origin::Default })
 }
 
-/// The configuration file and whether it was asked for.
+/// Returns the path of the configuration file, and whether the user named it.
 fn config_path(args: &RunArgs, environment: &Environment) -> Option<(PathBuf, bool)> {
     let named = args.config.clone().or_else(|| environment.get("FOLIOMEM_CONFIG").map(PathBuf::from));
     if let Some(path) = named {
@@ -219,7 +226,7 @@ fn read_file(path: &Path, required: bool) -> Result<File, CliError> {
     }
 }
 
-/// `zstd[:LEVEL]`.
+/// Parses `zstd[:LEVEL]`.
 fn parse_recompress(text: &str) -> Result<Codec, BadValue> {
     match text.parse() {
         Ok(codec @ Codec::Zstd { dictionary: false, .. }) => Ok(codec),
@@ -228,7 +235,7 @@ fn parse_recompress(text: &str) -> Result<Codec, BadValue> {
 }
 
 impl Settings {
-    /// Puts everything together; a share as the limit is of `memory_bytes`.
+    /// Resolves all settings. A limit in per cent is a share of `memory_bytes`.
     pub fn resolve(args: &RunArgs, environment: &Environment, memory_bytes: u64) -> Result<Settings, CliError> {
         let (path, file) = match config_path(args, environment) {
             Some((path, required)) => (path.clone(), read_file(&path, required)?),
@@ -257,7 +264,7 @@ impl Settings {
         })
     }
 
-    /// The limit, which must be given and large enough.
+    /// Returns the limit. Fails if it is missing or too small.
     pub fn limit(&self) -> Result<Limit, CliError> {
         match self.limit.as_ref().ok_or(CliError::NoLimit)?.value {
             Limit::Bytes(bytes) if bytes < LEAST_LIMIT_BYTES => {
@@ -267,58 +274,58 @@ impl Settings {
         }
     }
 
-    /// The same of a run that is recorded; where none is given it is half of what the program needs.
+    /// Returns the limit of a recorded run, which is half of the program's need by default.
     pub fn recorded_limit(&self) -> Result<Limit, CliError> {
         const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
         if self.limit.is_some() { self.limit() } else { Ok(of_need(HALF, self.memory_bytes)) }
     }
 
-    /// Which folio sizes there may be.
+    /// Returns the policy of folio sizes.
     pub fn sizes(&self) -> SizePolicy {
         self.sizes.value
     }
 
-    /// How memory is compressed.
+    /// Returns the codec.
     pub fn codec(&self) -> Codec {
         self.codec.value
     }
 
-    /// How idle memory is compressed again.
+    /// Returns the codec that compresses idle memory again.
     pub fn recompress(&self) -> Option<Codec> {
         self.recompress.as_ref().map(|recompress| recompress.value)
     }
 
-    /// The most that is compressed as one piece.
+    /// Returns the largest piece that is compressed as one.
     pub fn granule(&self) -> Order {
         self.granule.value
     }
 
-    /// Where what does not fit into the limit goes.
+    /// Returns the swap file for memory that does not fit into the limit.
     pub fn swap(&self) -> Option<&SwapSetting> {
         self.swap.as_ref().map(|swap| &swap.value)
     }
 
-    /// Stop the program rather than exceed the limit.
+    /// Returns whether the program is stopped rather than allowed to exceed the limit.
     pub fn hard(&self) -> bool {
         self.hard.value
     }
 
-    /// Where counters go.
+    /// Returns the file for the counters.
     pub fn stats(&self) -> Option<&str> {
         self.stats.as_ref().map(|stats| stats.value.as_str())
     }
 
-    /// No summary.
+    /// Returns whether the summary is omitted.
     pub fn quiet(&self) -> bool {
         self.quiet.value
     }
 
-    /// Evict as much as possible, all the time.
+    /// Returns whether the run evicts as much as possible, all the time.
     pub fn torture(&self) -> bool {
         self.torture.value
     }
 
-    /// All settings, as lines of TOML, each with its origin.
+    /// Formats all settings as lines of TOML, each with its origin.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         let mut line = |name: &str, value: String, origin: &Origin| {
@@ -354,7 +361,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A directory of its own for a test, gone with it.
+    /// A directory for one test. Dropping it removes the directory.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -373,7 +380,7 @@ mod tests {
 
     const NAMES: [&str; 9] = ["limit", "sizes", "codec", "recompress", "granule", "hard", "stats", "quiet", "torture"];
 
-    /// A value for the setting `name`: most often a right one, else any.
+    /// Generates a value for the setting `name`, most often a valid one.
     fn value_of(name: &'static str) -> BoxedStrategy<String> {
         let right = match name {
             "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%|need/[1-9]",
@@ -397,7 +404,7 @@ mod tests {
         prop::collection::vec(pair, 0..4).prop_map(|pairs| pairs.into_iter().collect())
     }
 
-    /// What every refusal must do: name the setting, or the file.
+    /// Returns whether an error names the setting or the file, as every refusal must.
     fn names_what_failed(error: &CliError, path: &Path) -> bool {
         let text = error.to_string();
         match error {
@@ -414,7 +421,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_set_is_refused_by_name_or_described_so_that_it_can_be_read_again(
+        fn settings_are_refused_by_name_or_their_description_parses_back(
             flags in settings(),
             variables in settings(),
             strings in settings(),
@@ -460,7 +467,7 @@ mod tests {
         }
 
         #[test]
-        fn no_file_is_too_strange(
+        fn strange_files_are_refused_by_name(
             noise in prop::collection::vec(any::<u8>(), 0..200),
             values in settings(),
             at in any::<prop::sample::Index>(),
@@ -483,7 +490,7 @@ mod tests {
         }
 
         #[test]
-        fn no_command_line_is_too_strange(
+        fn strange_command_lines_do_not_panic(
             words in prop::collection::vec(
                 prop_oneof![
                     prop::sample::select(vec!["run", "doctor", "bench", "swap", "--limit", "--limit=1G", "--hard", "--", "sh"])
@@ -502,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_wins_over_variables_over_the_file_over_defaults() {
+    fn the_command_line_overrides_variables_the_file_and_defaults() {
         let directory = std::env::temp_dir().join(format!("foliomem-settings-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("config.toml");
@@ -524,7 +531,7 @@ mod tests {
         for origin in ["command line", "FOLIOMEM_LIMIT", "config.toml", "default"] {
             assert!(described.contains(origin), "{described}");
         }
-        // What is described can be read back.
+        // The description parses back.
         std::fs::write(&path, &described).unwrap();
         let again =
             Settings::resolve(&RunArgs::default(), &environment(&[("FOLIOMEM_CONFIG", path.to_str().unwrap())]), 1);
@@ -533,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swap_file_has_a_name_and_perhaps_a_size() {
+    fn a_swap_file_has_a_name_and_an_optional_size() {
         let parse = |text: &str| SwapSetting::parse(text).map(|swap| (swap.path.display().to_string(), swap.bytes));
         assert_eq!(parse("/x/swap").unwrap(), ("/x/swap".to_owned(), None));
         assert_eq!(parse("/x/swap:4G").unwrap(), ("/x/swap".to_owned(), Some(4 << 30)));
@@ -549,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_may_be_a_share_of_what_is_needed() {
+    fn a_limit_may_be_a_share_of_the_need() {
         let settings = |limit: Option<&str>| {
             let args = RunArgs { limit: limit.map(str::to_owned), ..RunArgs::default() };
             Settings::resolve(&args, &Environment::new(), 1 << 30)
@@ -568,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_say_what_and_where() {
+    fn errors_of_bad_values_name_setting_and_origin() {
         let none = Environment::new();
         let error = |args: RunArgs, variables: &Environment| {
             Settings::resolve(&args, variables, 1 << 30).and_then(|s| s.limit()).unwrap_err().to_string()

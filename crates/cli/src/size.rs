@@ -3,33 +3,33 @@
 use foliomem_core::units::{Order, OrderSet};
 use thiserror::Error;
 
-/// Not a size.
+/// The reason why a text is not a size.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum SizeError {
-    /// Not a number with a unit.
+    /// The text is not a number with a unit.
     #[error("{0:?} is not a size: use a number with K, M, G or T, such as 512M")]
     Malformed(String),
-    /// More than there can be.
+    /// The size exceeds the largest supported one.
     #[error("{0:?} is too large")]
     TooLarge(String),
-    /// Percent where bytes are needed.
+    /// The text has per cent, but bytes are required.
     #[error("{0:?}: a share of memory is not possible here")]
     Percent(String),
-    /// Not a folio size.
+    /// The size is not a folio size.
     #[error("{0:?} is not a folio size: use 4K, 8K, 16K, 32K, 64K, 128K, 256K, 512K, 1M or 2M")]
     NotFolio(String),
-    /// Not a value of a control.
+    /// The value is not one of a control.
     #[error("{0:?} is none of always, inherit, madvise and never")]
     NotEnabled(String),
     /// The top-level value cannot inherit.
     #[error("{0:?}: there is nothing to inherit from: use always, madvise or never")]
     Inherits(String),
-    /// Single pages cannot be had seldom.
+    /// Single pages cannot be disabled or restricted.
     #[error("{0:?}: pages of 4K are there always")]
     Base(String),
 }
 
-/// Bytes that `text` says; percent are of `whole_bytes`, if that makes sense.
+/// Parses a number of bytes. Per cent are a share of `whole_bytes`, if there is one.
 pub fn parse_bytes(text: &str, whole_bytes: Option<u64>) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(text.to_owned());
     let trimmed = text.trim();
@@ -50,28 +50,28 @@ pub fn parse_bytes(text: &str, whole_bytes: Option<u64>) -> Result<u64, SizeErro
         _ => return Err(malformed()),
     };
     let bytes = value * scale;
-    const MOST_BYTES: f64 = (1u64 << 60) as f64;
-    if bytes > MOST_BYTES { Err(SizeError::TooLarge(text.to_owned())) } else { Ok(bytes as u64) }
+    const MAX_BYTES: f64 = (1u64 << 60) as f64;
+    if bytes > MAX_BYTES { Err(SizeError::TooLarge(text.to_owned())) } else { Ok(bytes as u64) }
 }
 
-/// The order of folios of the size that `text` says.
+/// Parses a folio size and returns its order.
 pub fn parse_order(text: &str) -> Result<Order, SizeError> {
     let bytes = parse_bytes(text, None)?;
     Order::from_bytes(bytes).ok_or_else(|| SizeError::NotFolio(text.to_owned()))
 }
 
-/// The orders that a list such as `16K,64K` says.
+/// Parses a list of folio sizes such as `16K,64K`.
 pub fn parse_orders(text: &str) -> Result<OrderSet, SizeError> {
     text.split(',').try_fold(OrderSet::EMPTY, |set, size| Ok(set.with(parse_order(size)?)))
 }
 
-/// As `parse_order` reads it.
+/// Formats the folio size of `order` as [`parse_order`] reads it.
 pub fn format_order(order: Order) -> String {
     let kib = order.kib();
     if kib >= 1024 { format!("{}M", kib / 1024) } else { format!("{kib}K") }
 }
 
-/// Mebibytes for people, with a digit where it matters.
+/// Formats bytes as mebibytes for people, with a decimal below 10 MiB.
 pub fn format_mib(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 10.0 { format!("{mib:.1} MiB") } else { format!("{mib:.0} MiB") }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Texts that are nearly sizes, and others.
+    /// Generates texts that are nearly sizes, and others.
     fn texts() -> impl Strategy<Value = String> {
         prop_oneof![
             2 => r"[ ]?[0-9]{0,22}[.]?[0-9]{0,3}[ ]?([KMGTkmgt]?(i?[Bb])?|%)",
@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_no_size_is_refused_with_what_it_was(text in texts(), whole: u64, percent: bool) {
+        fn a_refusal_quotes_the_text(text in texts(), whole: u64, percent: bool) {
             let said = format!("{text:?}");
             if let Err(error) = parse_bytes(&text, percent.then_some(whole)) {
                 prop_assert!(error.to_string().contains(&said), "{error}");
@@ -108,21 +108,21 @@ mod tests {
         }
 
         #[test]
-        fn a_number_with_a_unit_is_so_many_of_it(number in 0u64..1 << 20, unit in 0u32..5, share in 0u64..=100) {
+        fn a_number_is_multiplied_by_its_unit(number in 0u64..1 << 20, unit in 0u32..5, share in 0u64..=100) {
             let text = format!("{number}{}", ["", "k", "MiB", " G", "TB"][unit as usize]);
             prop_assert_eq!(parse_bytes(&text, None), Ok(number << (10 * unit)));
             prop_assert_eq!(parse_bytes(&format!("{share}%"), Some(100 * number)), Ok(share * number));
         }
 
         #[test]
-        fn what_is_formatted_is_read_again(order in 0u8..10) {
+        fn a_formatted_order_parses_back(order in 0u8..10) {
             let order = Order::new(order).unwrap();
             prop_assert_eq!(parse_order(&format_order(order)), Ok(order));
         }
     }
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_may_have_fractions_spaces_and_small_letters() {
         let bytes = |text| parse_bytes(text, Some(1000)).unwrap();
         assert_eq!(bytes("4096"), 4096);
         assert_eq!(bytes("64k"), 64 << 10);

@@ -25,8 +25,9 @@ const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the end of a run waits for the companions of processes that have ended, and how often it looks.
+/// Maximum time that the end of a run waits for companions of ended processes.
 const COMPANIONS_TIMEOUT: Duration = Duration::from_millis(100);
+/// Time between two checks for such companions.
 const COMPANIONS_PAUSE: Duration = Duration::from_micros(500);
 /// The size of a swap file of which none was said, in limits.
 const SWAP_LIMITS: u64 = 8;
@@ -222,7 +223,7 @@ impl Run {
         }
     }
 
-    /// Waits until the companions of processes that have ended have ended, too.
+    /// Waits until the companions of all ended processes have ended.
     fn wait_for_companions(&self) {
         let until = Instant::now() + COMPANIONS_TIMEOUT;
         while self.control.has_companion_left() && Instant::now() < until {

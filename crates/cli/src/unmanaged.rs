@@ -1,7 +1,7 @@
-//! Finds memory of a run that the limit does not hold for, and says so: it would be missing in all figures without a word.
+//! Finds memory of a run outside the limit, and warns about it: all figures would silently omit it.
 //!
-//! - A child can get away from the agent: it is static, its parent has cleared its environment, or it finds neither agent nor
-//!   control segment where it is (another root directory, another process namespace).
+//! - A child can escape the agent: it is static, its parent cleared its environment, or its root
+//!   directory or process namespace has neither agent nor control segment.
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC.
 
 use crate::size::format_mib;
@@ -9,14 +9,17 @@ use rustix::process::Pid;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// How often it looks, at most, and which part of the time that may take: with thousands of threads it takes long.
+/// Shortest time between two scans.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// Divisor of the time that scans may take: a scan of thousands of threads is slow.
 const SHARE: u32 = 50;
-/// What is worth a word: this share of the limit, and 16 MiB.
+/// Divisor of the limit: memory below this share of the limit, or below [`LEAST_BYTES`], causes no
+/// warning.
 const LIMIT_SHARE: u64 = 4;
+/// Memory in bytes below which no warning appears.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// Looks now and then; says each of both once.
+/// Scans a run for unmanaged and shared memory, and warns about each at most once.
 pub struct Lookout {
     due: Instant,
     least_bytes: u64,
@@ -25,13 +28,13 @@ pub struct Lookout {
 }
 
 impl Lookout {
-    /// The first look is due soon.
+    /// Creates a lookout whose first scan is due after [`INTERVAL`].
     pub fn new(limit_bytes: u64) -> Lookout {
         let least_bytes = LEAST_BYTES.max(limit_bytes / LIMIT_SHARE);
         Lookout { due: Instant::now() + INTERVAL, least_bytes, said_unmanaged: false, said_shared: false }
     }
 
-    /// Looks at `program` and its descendants, if it is time to.
+    /// Scans `program` and its descendants, if a scan is due.
     pub fn look(&mut self, program: Pid) {
         let started = Instant::now();
         if self.said_unmanaged && self.said_shared || started < self.due {
@@ -69,8 +72,9 @@ impl Lookout {
         }
     }
 
-    /// Asked of who takes much, which is looked at once more: between that and its maps, who shared its parent's memory (`vfork`) may
-    /// have become a program that has hardly begun.
+    /// Returns whether a process with much memory runs without the agent. It reads the memory again
+    /// after the maps: a process that shared its parent's memory (`vfork`) may have executed a
+    /// small program in between.
     fn is_unmanaged(&self, pid: u32) -> bool {
         !has_segment(pid) && bytes(&status(pid), "RssAnon:") >= self.least_bytes
     }
@@ -84,14 +88,15 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// What a line of `/proc/PID/status` says.
+/// Returns the value of a line of `/proc/PID/status` in bytes.
 fn bytes(status: &str, name: &str) -> u64 {
     let kib = field(status, name).and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok());
     kib.unwrap_or(0) << 10
 }
 
-/// Whether it has a control segment: also who has just been forked and is about to enter itself there, who shares its parent's
-/// memory (`vfork`), and what is of a run inside the run, which has a limit of its own.
+/// Returns whether the process maps a control segment. So do a process that was just forked and is
+/// about to register itself there, a process that shares its parent's memory (`vfork`), and a
+/// process of a nested run, which has a limit of its own.
 fn has_segment(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/memfd:foliomem-control"))
 }

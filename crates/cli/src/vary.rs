@@ -1,8 +1,8 @@
-//! `--vary` of the lab: settings and the values to run them with.
+//! `--vary` of the lab: settings and their values.
 
 use std::str::FromStr;
 
-/// What is often varied, by a word: its key, and all that is worth a try.
+/// Words for settings that are often varied, with the key and all useful values.
 const WORDS: [(&str, &str, &[&str]); 3] = [
     ("codec", "swap.store", &["lz4", "zstd"]),
     ("granule", "swap.granule_kib", &["4", "16", "64"]),
@@ -14,7 +14,7 @@ const WORDS: [(&str, &str, &[&str]); 3] = [
 pub struct Varied(Vec<(String, Vec<String>)>);
 
 impl Varied {
-    /// Those of several options.
+    /// Returns the settings of several options.
     pub fn all(of: &[Varied]) -> Vec<(String, Vec<String>)> {
         of.iter().flat_map(|varied| varied.0.iter().cloned()).collect()
     }
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_has_values_or_a_word() {
+    fn an_option_is_a_key_with_values_or_known_words() {
         let owned = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
         assert_eq!(varied("a.b=1,,x"), [("a.b".to_owned(), owned(&["1", "", "x"]))]);
         let [codec, granule] = &varied("codec,granule")[..] else { panic!("two settings") };
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_for_what_a_scenario_knows() {
+    fn words_stand_for_valid_settings_of_a_scenario() {
         let text = shipped::find("kernel-build-64k").unwrap().text;
         for (key, values) in varied("codec,granule,strategy") {
             for value in values {

@@ -1,36 +1,36 @@
 //! A buddy allocator over frame numbers.
 //!
-//! Per order one bitmap of naturally aligned runs: bit `i` of order `k` is 1 when the run of frames
-//! `i*2^k .. (i+1)*2^k` is free *at that order*. A frame is free at one order only, the largest at which
-//! its whole run is free: buddies are always merged. Above each bitmap stand summaries, one bit for each
-//! word below that is not zero, so the lowest or highest free run is found in one step a level (four levels
-//! reach 2^24 runs, five all 2^32 frames). All bits of all orders are two a frame: 0.25 bytes, and
-//! untouched parts of a large arena cost nothing.
+//! Each order has one bitmap of naturally aligned runs: bit `i` of order `k` is 1 when the run of
+//! frames `i*2^k .. (i+1)*2^k` is free *at that order*. A frame is free at one order only, the
+//! largest at which its whole run is free: buddies are always merged. Above each bitmap are
+//! summaries with one bit for each nonzero word below, so a search for the lowest or highest free
+//! run takes one step a level (four levels cover 2^24 runs, five all 2^32 frames). All bits of all
+//! orders are two a frame, 0.25 bytes; untouched parts of a large arena cost nothing.
 //!
-//! No lock: the owner wraps it in one.
+//! There is no lock: the owner provides one.
 
 use crate::frame_set::FrameSet;
 use crate::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Levels of a bitmap of 2^32 bits.
-const MOST_LEVELS: usize = 6;
+/// Maximum number of levels: those of a bitmap of 2^32 bits.
+const MAX_LEVELS: usize = 6;
 
-/// A bitmap with summaries: level 0 holds the bits, bit `i` of level `n + 1` says that word `i` of
+/// A bitmap with summaries. Level 0 holds the bits; bit `i` of level `n + 1` is set if word `i` of
 /// level `n` is not zero. The top level is one word.
 struct BitTree {
-    /// Level 0 and behind it the others.
+    /// The words of level 0, then those of the other levels.
     words: Vec<u64>,
-    /// Where each level begins, and the last one ends.
-    starts: [usize; MOST_LEVELS + 1],
+    /// The start of each level, and the end of the last.
+    starts: [usize; MAX_LEVELS + 1],
     levels: usize,
     ones: u32,
 }
 
 impl BitTree {
     fn new(bits: usize) -> BitTree {
-        let (mut starts, mut levels) = ([0; MOST_LEVELS + 1], 0);
+        let (mut starts, mut levels) = ([0; MAX_LEVELS + 1], 0);
         let mut words = bits;
         while levels == 0 || words > 1 {
             words = words.div_ceil(64).max(1);
@@ -103,7 +103,7 @@ impl BitTree {
         self.ones_in(0..self.level(0).len() * 64)
     }
 
-    /// The ones of `bits`.
+    /// Iterates over the set bits of `bits`.
     fn ones_in(&self, bits: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         let words = bits.start / 64..bits.end.div_ceil(64).min(self.level(0).len());
         words.flat_map(move |index| {
@@ -135,39 +135,39 @@ impl BitTree {
     }
 }
 
-/// Which of the free runs of an order is given out first.
+/// The choice among the free runs of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Pick {
-    /// The lowest, so that what is free gathers above it.
+    /// The lowest run first, so that free frames gather above it.
     #[default]
     Lowest,
-    /// The one that became free last: Linux's free lists are stacks.
+    /// The most recently freed run first: Linux's free lists are stacks.
     LastFreed,
 }
 
-/// Runs of an order in the order they became free, by their bits. Old entries, of runs that are not free any more or became free
-/// again since, are among them.
+/// The runs of an order, as bits, in the order in which they became free. Stale entries remain
+/// among them: runs that are used again or were freed again since.
 type Stack = Vec<u32>;
 
-/// So many entries more than there are free runs are kept before old ones are thrown away.
+/// Maximum number of entries beyond twice the free runs before stale ones are removed.
 const SPARE_ENTRIES: usize = 1024;
 
-/// The allocator.
+/// A buddy allocator for one range of frames.
 pub struct Buddy {
     frames: u32,
     free: [BitTree; ORDERS],
     free_frames: u32,
-    /// Only for [`Pick::LastFreed`]: every free run has an entry.
+    /// The stacks of [`Pick::LastFreed`]; every free run has an entry.
     stacks: Option<Box<[Stack; ORDERS]>>,
 }
 
 impl Buddy {
-    /// An allocator for frames `0..frames`, none of which is free yet.
+    /// Makes an allocator for frames `0..frames`; none of them is free yet.
     pub fn new(frames: u32) -> Buddy {
         Buddy::with_pick(frames, Pick::default())
     }
 
-    /// The same, which gives out first what `pick` says.
+    /// Makes an allocator that chooses among free runs as `pick` says.
     pub fn with_pick(frames: u32, pick: Pick) -> Buddy {
         let tree = |order: usize| BitTree::new((frames >> order) as usize + 1);
         let stacks = (pick == Pick::LastFreed).then(Box::default);
@@ -187,7 +187,7 @@ impl Buddy {
         }
     }
 
-    /// The run of exactly `order` that is given out first.
+    /// Returns the bit of the run of exactly `order` that is allocated next.
     #[inline]
     fn pick(&mut self, order: usize) -> Option<usize> {
         let free = &self.free[order];
@@ -210,7 +210,7 @@ impl Buddy {
         (run.head.0 >> run.order.get()) as usize
     }
 
-    /// Makes `frames` frames from `head` on free, which were not.
+    /// Makes the `frames` frames from `head` on free. They must not be free yet.
     pub fn add_free(&mut self, head: Frame, frames: u32) {
         let (mut at, end) = (head.0, head.0 + frames);
         while at < end {
@@ -220,13 +220,14 @@ impl Buddy {
         }
     }
 
-    /// The free run of exactly or more than `order` that is given out first ([`Pick`]), split down to it.
+    /// Allocates a run of `order`; splits a larger one if needed. [`Pick`] chooses the run.
     #[inline]
     pub fn alloc(&mut self, order: Order) -> Option<FrameRun> {
         self.alloc_by(order, MAX_ORDER, Buddy::pick, 0)
     }
 
-    /// The top of the highest free run of `order` or, where there is none, of the next larger order up to `most`.
+    /// Allocates the top of the highest free run of `order`, or else of the next larger order up to
+    /// `most`.
     pub fn alloc_highest(&mut self, order: Order, most: Order) -> Option<FrameRun> {
         self.alloc_by(order, most, |buddy, from| buddy.free[from].highest(), 1)
     }
@@ -249,7 +250,7 @@ impl Buddy {
         Some(Self::run(bit, order))
     }
 
-    /// Takes this very run, if all of it is free.
+    /// Allocates exactly `run` if all of it is free. Returns whether it was.
     pub fn alloc_at(&mut self, run: FrameRun) -> bool {
         let Some(holder) = self.holder(run.head).filter(|holder| holder.order >= run.order) else { return false };
         self.free[holder.order.index()].clear(Self::bit(holder));
@@ -261,7 +262,7 @@ impl Buddy {
         true
     }
 
-    /// Takes a run back and merges it with its free buddies.
+    /// Frees a run and merges it with its free buddies.
     #[inline]
     pub fn free(&mut self, run: FrameRun) {
         debug_assert!(run.head.0 + run.frames() <= self.frames, "{run:?} beyond {} frames", self.frames);
@@ -278,7 +279,7 @@ impl Buddy {
         self.set(order.index(), bit);
     }
 
-    /// The free runs within `run` that are smaller than it.
+    /// Iterates over the free runs within `run` that are smaller than it.
     fn parts_in(&self, run: FrameRun) -> impl Iterator<Item = FrameRun> + '_ {
         Order::all().filter(move |&order| order < run.order).flat_map(move |order| {
             let bits = (run.head.0 >> order.get()) as usize..((run.head.0 + run.frames()) >> order.get()) as usize;
@@ -286,7 +287,7 @@ impl Buddy {
         })
     }
 
-    /// Which frames of `run` are free.
+    /// Returns the free frames of `run`.
     pub fn free_in(&self, run: FrameRun) -> FrameSet {
         let mut free = FrameSet::default();
         if self.holder(run.head).is_some_and(|holder| holder.order >= run.order) {
@@ -297,7 +298,7 @@ impl Buddy {
         free
     }
 
-    /// Takes every frame of `run` that is free; returns which were.
+    /// Allocates every free frame of `run` and returns them.
     pub fn take_in(&mut self, run: FrameRun) -> FrameSet {
         let taken = self.free_in(run);
         if !self.alloc_at(run) {
@@ -310,45 +311,46 @@ impl Buddy {
         taken
     }
 
-    /// The free run that holds `frame`.
+    /// Returns the free run that contains `frame`.
     fn holder(&self, frame: Frame) -> Option<FrameRun> {
         Order::all()
             .find(|order| self.free[order.index()].get((frame.0 >> order.get()) as usize))
             .map(|order| Self::run((frame.0 >> order.get()) as usize, order))
     }
 
-    /// Free frames.
+    /// Returns the number of free frames.
     pub fn free_frames(&self) -> u32 {
         self.free_frames
     }
 
-    /// Free runs of exactly `order`.
+    /// Returns the number of free runs of exactly `order`.
     pub fn free_runs(&self, order: Order) -> u32 {
         self.free[order.index()].ones
     }
 
-    /// Free frames in runs of `order` at most.
+    /// Returns the number of free frames in runs of at most `order`.
     pub fn free_frames_up_to(&self, order: Order) -> u32 {
         Order::all().filter(|&at| at <= order).map(|at| self.free_runs(at) * at.pages()).sum()
     }
 
-    /// Whether `frame` is free.
+    /// Returns whether `frame` is free.
     pub fn is_free(&self, frame: Frame) -> bool {
         self.holder(frame).is_some()
     }
 
-    /// Whether a run of `order` can be had.
+    /// Returns whether a run of `order` can be allocated.
     pub fn can_alloc(&self, order: Order) -> bool {
         Order::all().any(|free| free >= order && self.free_runs(free) > 0)
     }
 
-    /// The free runs of exactly `order`, ascending.
+    /// Iterates over the free runs of exactly `order`, ascending.
     pub fn iter_free(&self, order: Order) -> impl Iterator<Item = FrameRun> + '_ {
         let tree = &self.free[order.index()];
         tree.iter().take(tree.ones as usize).map(move |bit| Self::run(bit, order))
     }
 
-    /// Walks the whole structure: summaries, totals, no frame free at two orders, buddies merged.
+    /// Checks the whole structure: summaries, totals, that no frame is free at two orders, and that
+    /// buddies are merged.
     pub fn check(&self) {
         let mut total = 0;
         for order in Order::all() {
@@ -397,7 +399,8 @@ mod tests {
         run.head.0..run.head.0 + run.frames()
     }
 
-    /// Whether the model has a free naturally aligned run that is not part of one of more than `most`.
+    /// Returns whether the model has a free naturally aligned run of `order` that is not part of a
+    /// free run above `most`.
     fn model_has(free: &BTreeSet<u32>, frames: u32, order: Order, most: Order) -> bool {
         let is_free = |head: u32, order: Order| {
             let head = head & !(order.pages() - 1);
@@ -414,7 +417,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(100))]
         #[test]
-        fn it_gives_out_what_a_set_of_frames_has(
+        fn allocations_match_a_set_of_frames(
             frames in 1u32..3000, is_stack in any::<bool>(), steps in prop::collection::vec(step(), 1..120)
         ) {
             let mut buddy = Buddy::with_pick(frames, if is_stack { Pick::LastFreed } else { Pick::Lowest });
@@ -475,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_free_last_is_given_out_first_or_what_is_lowest() {
+    fn pick_selects_the_last_freed_or_the_lowest_run() {
         for (pick, order) in [(Pick::LastFreed, [4, 8, 2]), (Pick::Lowest, [2, 4, 8])] {
             let mut buddy = Buddy::with_pick(16, pick);
             buddy.add_free(Frame(0), 16);
@@ -486,11 +489,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_does_not_keep_what_it_does_not_need() {
+    fn stale_stack_entries_are_removed() {
         let mut buddy = Buddy::with_pick(64, Pick::LastFreed);
         buddy.add_free(Frame(0), 64);
         for _ in 0..100_000 {
-            // What is taken from below leaves its entries.
+            // An allocation from the top leaves its stack entry behind.
             let run = buddy.alloc_highest(Order::ZERO, MAX_ORDER).unwrap();
             buddy.free(run);
         }

@@ -1,26 +1,30 @@
 //! The swap cluster allocator: contiguous, naturally aligned slots for folios of any order.
 //!
-//! The device is cut into clusters of 512 slots. A cluster is *free*, or serves one order, taken from its
-//! first allocation until its last slot is freed. One that is partly used is on exactly one list (`lists`):
-//! *nonfull* of its order (a slot was freed since it was last tried) or *frag* of its order (tried); a full one is on
-//! a list only if the swap cache has some of it. A CPU's current cluster is on frag or nonfull like any other, the CPU only
-//! remembers where it was (`current`). One that was full until a slot was freed may be a *spare* of the CPU that freed
-//! it, on no list: there that CPU allocates next, and others when they find no room on lists. Source: `mm/swapfile.c` of
-//! Linux 6.18 and the cluster series of 2024 and 2025.
+//! The device is divided into clusters of 512 slots. A cluster is *free*, or serves one order from
+//! its first allocation until its last slot is freed. A partly used cluster is on exactly one list
+//! (`lists`): *nonfull* of its order (a slot was freed since it was last tried) or *frag* of its
+//! order (it was tried). A full cluster is on a list only if the swap cache holds some of its
+//! slots. A CPU's current cluster stays on its list; the CPU only remembers its position
+//! (`current`). A cluster that was full until a slot was freed may become a *spare* of the CPU that
+//! freed the slot, on no list: that CPU allocates there next, and others when they find no room on
+//! the lists. Source: `mm/swapfile.c` of Linux 6.18 and the cluster series of 2024 and 2025.
 //!
-//! Allocation tries the CPU's current cluster, then what its [`Strategy`] says (`search` has the steps).
-//! Order 9 needs a free cluster. Slots that only the swap cache refers to are *cache-only*: a search that finds
-//! no room answers with a range of them to give back ([`NoSlots::Reclaim`]), so that nobody is called
-//! under a lock. On a device that wants discard a freed cluster is first queued for it (`discard`).
+//! Allocation tries the CPU's current cluster, then the steps of its [`Strategy`] (`search` has the
+//! steps). Order 9 needs a free cluster. Slots that only the swap cache uses are *cache-only*: a
+//! search that finds no room returns a range of them for the caller to free ([`NoSlots::Reclaim`]),
+//! so that no callback runs under a lock. On a device that wants discard, a freed cluster is first
+//! queued for it (`discard`).
 //!
-//! Slots are bits (`bits`), 1 = used; looking through a cluster takes eight words. Clusters never used cost
-//! nothing, others 208 bytes: 0.01% of what they hold.
+//! Slots are bits (`bits`), 1 = used; scanning a cluster takes eight words. Clusters never used
+//! cost nothing, others 208 bytes: 0.01% of the memory they hold.
 //!
-//! Locks: one for each CPU's spares, one for each cluster and one for all lists, in this order; whoever holds a later one only
-//! *tries* earlier ones, and nobody holds two clusters'. A cluster comes to a list or leaves it while its lock and that of the lists
-//! are held, so that either shows where it is. Other per-CPU state has no lock. A call that allocates takes the lock of
-//! its CPU's current cluster or spare, and that of the lists only where those have no room, or to move one: with a CPU number
-//! for each thread, threads meet there and at clusters they free into.
+//! Locks: one for each CPU's spares, one for each cluster and one for all lists, in this order. The
+//! holder of a later lock only *tries* earlier ones, and no thread holds two cluster locks. A
+//! cluster joins or leaves a list only under its own lock and the list lock, so either lock
+//! suffices to read where it is. Other per-CPU state has no lock. An allocation takes the lock of
+//! its CPU's current cluster or spare, and the list lock only if those have no room or to move a
+//! cluster. With one CPU number for each thread, threads meet only there and at clusters that they
+//! free into.
 
 mod bits;
 mod check;
@@ -46,24 +50,25 @@ use strategy::Policy;
 use table::{Cluster, ClusterTable};
 use thiserror::Error;
 
-/// Whether a cluster is to be discarded before it is used again (the kernel's `SWP_PAGE_DISCARD`).
+/// When a cluster is discarded before it is used again (the kernel's `SWP_PAGE_DISCARD`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Discard {
-    /// No.
+    /// Clusters are not discarded.
     #[default]
     Never,
-    /// It is, so that its room is somebody else's until then. The less is in use the better.
+    /// Discarded so that others can use its room until then. The fewer clusters are in use, the
+    /// better.
     ForRoom,
-    /// It is, so that the device need not keep what is there. Such a device prefers writes to be spread.
+    /// Discarded so that the device need not keep the content. Such a device prefers spread writes.
     ForDevice,
 }
 
-/// What slots are allocated on.
+/// The device whose slots are allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapDevice {
-    /// Its slots; whole clusters of them are used.
+    /// Number of slots; only whole clusters are used.
     pub slots: u32,
-    /// Whether it wants discards.
+    /// When the device wants discards.
     pub discard: Discard,
 }
 
@@ -73,47 +78,48 @@ impl SwapDevice {
     }
 }
 
-/// Why an allocation got no slots.
+/// The reason why an allocation got no slots.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum NoSlots {
-    /// These slots are free or cache-only. Free those that still are, and try again.
+    /// These slots are free or cache-only. The caller frees those that still are cache-only and
+    /// retries.
     #[error("no room unless the cached slots {0:?} are given back")]
     Reclaim(Range<Slot>),
-    /// Free clusters wait to be discarded. See to that, and try again.
+    /// Free clusters wait for discard. The caller discards one and retries.
     #[error("no room until freed clusters are discarded")]
     Discard,
-    /// There is no room.
+    /// The device is full.
     #[error("no room")]
     Full,
 }
 
-/// What a slot is used for.
+/// The use of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotState {
-    /// Anybody may get it.
+    /// The slot is free.
     Free,
-    /// It belongs to whoever allocated it.
+    /// The slot belongs to the caller that allocated it.
     InUse,
-    /// Likewise, but only the swap cache refers to it.
+    /// The slot is allocated, but only the swap cache refers to it.
     CacheOnly,
 }
 
-/// What the allocator has done.
+/// Counters of the allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SlotCounters {
-    /// Allocations that got their slots, by order.
+    /// Successful allocations by order.
     pub allocs: [u64; ORDERS],
-    /// Allocations that got none, by order.
+    /// Failed allocations by order.
     pub fallbacks: [u64; ORDERS],
-    /// Clusters whose slots were looked through.
+    /// Clusters whose slots were scanned.
     pub clusters_scanned: u64,
     /// Slots that order 0 took from clusters of higher orders.
     pub stolen: u64,
-    /// Those of `fallbacks` that were told to reclaim cache-only slots, or to discard, and try again.
+    /// Those of `fallbacks` whose caller must reclaim cache-only slots, or discard, and retry.
     pub reclaims: u64,
 }
 
-/// See the module.
+/// The slot allocator of one device.
 pub struct SwapClusters {
     device: SwapDevice,
     policy: &'static dyn Policy,
@@ -123,7 +129,7 @@ pub struct SwapClusters {
 }
 
 impl SwapClusters {
-    /// An allocator for the slots of `device` and `cpus` CPUs.
+    /// Makes an allocator for the slots of `device` and `cpus` CPUs.
     pub fn new(device: SwapDevice, cpus: u16, strategy: Strategy) -> SwapClusters {
         SwapClusters {
             device,
@@ -134,21 +140,23 @@ impl SwapClusters {
         }
     }
 
-    /// Slots of the device, whole clusters.
+    /// Returns the number of slots in whole clusters.
     pub fn slots(&self) -> u32 {
         self.table.len() * CLUSTER_SLOTS
     }
 
-    /// Whether clusters are discarded before they are used again.
+    /// Returns whether clusters are discarded before they are used again.
     pub fn wants_discard(&self) -> bool {
         self.device.wants_discard()
     }
 
-    /// 2^order contiguous slots, naturally aligned; `cpu` is where the caller runs, modulo the CPUs there are.
+    /// Allocates 2^order contiguous, naturally aligned slots. `cpu` is the caller's CPU, modulo the
+    /// number of CPUs.
     ///
     /// # Errors
-    /// There is no room that this strategy finds. Order 0 finds whatever is free all the while it looks, except that
-    /// [`Strategy::PerCpuLinear`] may miss slots freed and allocated by others meanwhile.
+    /// This strategy finds no room. Order 0 finds every slot that is free during the whole search,
+    /// except that [`Strategy::PerCpuLinear`] may miss slots that others free and allocate
+    /// meanwhile.
     #[inline]
     pub fn alloc(&self, cpu: CpuNumber, order: Order) -> Result<Slot, NoSlots> {
         let cpu = self.cpu(cpu);
@@ -170,8 +178,8 @@ impl SwapClusters {
         }
     }
 
-    /// Frees `slots` slots from `first` on, in use or cache-only, in one pass (`swap_entries_free`); `cpu` as for
-    /// [`alloc`](Self::alloc).
+    /// Frees `slots` slots from `first` on, in use or cache-only, in one pass
+    /// (`swap_entries_free`). `cpu` is the caller's CPU, as for [`alloc`](Self::alloc).
     ///
     /// # Panics
     /// If one of them is free.
@@ -202,7 +210,7 @@ impl SwapClusters {
         self.per_cpu.get(cpu).unwrap_or_else(|| &self.per_cpu[cpu % self.per_cpu.len()])
     }
 
-    /// Whether CPUs have spares: not where writes are to be spread.
+    /// Returns whether CPUs keep spares. They do not where writes are spread.
     fn has_spares(&self) -> bool {
         self.policy.keeps_spares() && !self.spreads_writes()
     }
@@ -211,8 +219,8 @@ impl SwapClusters {
         self.device.discard == Discard::ForDevice
     }
 
-    /// Says that only the swap cache refers to `slots` slots from `first` on, which are in use: they may be asked for
-    /// by [`NoSlots::Reclaim`] (the kernel's `SWAP_HAS_CACHE` with a count of 0).
+    /// Marks `slots` slots from `first` on, which must be in use, as cache-only. A search may then
+    /// return them in [`NoSlots::Reclaim`] (the kernel's `SWAP_HAS_CACHE` with a count of 0).
     ///
     /// # Panics
     /// If one of them is not in use.
@@ -223,7 +231,7 @@ impl SwapClusters {
         });
     }
 
-    /// Says that `slots` slots from `first` on, which are cache-only, are referred to again.
+    /// Marks `slots` slots from `first` on, which must be cache-only, as in use again.
     ///
     /// # Panics
     /// If one of them is not cache-only.
@@ -234,28 +242,30 @@ impl SwapClusters {
         });
     }
 
-    /// Slots in use or cache-only; what threads allocate meanwhile may be counted or not.
+    /// Returns the number of slots in use or cache-only. Concurrent allocations may be counted or
+    /// not.
     pub fn used_slots(&self) -> u32 {
-        // In this order: what is seen as freed is seen as allocated.
+        // Freed slots are read first, so that every slot counted as freed is also counted as
+        // allocated.
         let freed: u64 = self.per_cpu.iter().map(PerCpu::freed_slots).sum();
         let allocs = Order::all().zip(self.counters().allocs);
         let allocated: u64 = allocs.map(|(order, allocs)| allocs << order.get()).sum();
         (allocated - freed) as u32
     }
 
-    /// What it has done.
+    /// Returns the counters of the allocator.
     pub fn counters(&self) -> SlotCounters {
         let mut all = self.lists.lock().counters;
         self.per_cpu.iter().for_each(|cpu| cpu.add_to(&mut all));
         all
     }
 
-    /// [`SlotCounters::clusters_scanned`], without adding up what CPUs count for themselves.
+    /// Returns [`SlotCounters::clusters_scanned`] without adding up the per-CPU counters.
     pub fn clusters_scanned(&self) -> u64 {
         self.lists.lock().counters.clusters_scanned
     }
 
-    /// Calls `act` with each cluster that has some of the slots, locked, and which of the slots these are.
+    /// Calls `act` with each cluster of these slots, locked, and with its part of the slots.
     #[inline]
     fn each_cluster(&self, first: Slot, slots: u32, mut act: impl FnMut(ClusterNumber, &mut Cluster, Range<Slot>)) {
         let (mut at, end) = (first, first.offset(slots));
@@ -267,7 +277,7 @@ impl SwapClusters {
         }
     }
 
-    /// The first cluster at `place` that can be had, locked.
+    /// Returns the first cluster at `place` whose lock is free, locked.
     fn look_at(&self, place: Place) -> Look<'_> {
         let mut lists = self.lists.lock();
         let mut contended = None;
@@ -285,7 +295,7 @@ impl SwapClusters {
         Look { lists, first, contended }
     }
 
-    /// Moves a cluster, which the caller has locked, to where it belongs, unless it is there.
+    /// Moves a cluster, which the caller has locked, to `to` unless it is there.
     #[inline]
     fn relocate(&self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
         if cluster.place != to {

@@ -1,20 +1,23 @@
-//! Compaction: makes a free run of a wanted order by moving what lies in its way.
+//! Compaction: makes a free run of a wanted order by moving its occupants elsewhere.
 //!
-//! Two scanners, as in `mm/compaction.c` of Linux. The *migrate scanner* goes over the arena from low frames, a block of the
-//! wanted order at a time. Where all that is in a block can be moved, the block's free frames are captured and its
-//! occupants moved one by one; what they leave is captured, too, so that nobody else gets it meanwhile. The *free scanner*
-//! finds the places they go to: the highest free run of the order that is needed, of those that are free per order in the
-//! buddy allocator. What variants of it there have been is in [`Variant`].
+//! There are two scanners, as in `mm/compaction.c` of Linux. The *migrate scanner* goes over the
+//! arena from low frames, one block of the wanted order at a time. If all occupants of a block can
+//! be moved, it captures the block's free frames and moves the occupants one by one; the frames
+//! that they leave are captured, too, so that no other caller gets them. The *free scanner* finds
+//! the targets: the highest free run of the needed order, from the free runs that the buddy
+//! allocator keeps by order. [`Variant`] lists its historical variants.
 //!
-//! Departures: nothing goes where a run of the wanted order is free: one would be made and another one lost, for ever. A block
-//! with something that cannot be moved is left before anything in it was moved. The scanners need
-//! not stop where they meet: what is captured is no place to go to either, and each block is looked at once.
+//! Departures from Linux: nothing moves to where a run of the wanted order is free, because that
+//! would make one run and lose another, forever. A block with an immovable occupant is left before
+//! anything in it moves. The scanners need not stop where they meet: captured frames are no
+//! targets, and each block is visited once.
 //!
-//! Free pages at home in the block are moved out of it like its occupants, so that what comes of it is a run of empty homes: what
-//! allocation lacks when it fails though enough frames are free. (Of the arena's frames three quarters are empty: there is
-//! always room to move to.)
+//! Free populated frames of the block are moved out of it like its occupants, so that the result is
+//! an unpopulated run: what an allocation lacks when it fails although enough frames are free.
+//! (Three quarters of the arena's frames are unpopulated: there are always targets.)
 //!
-//! Lock rank 1: one lock, held while the compactor works. Whoever waits for it holds no other.
+//! Lock rank 1: one lock, held while the compactor works. A thread that waits for it holds no other
+//! lock.
 
 mod variant;
 
@@ -28,12 +31,12 @@ use crate::stats::VmCounters;
 use crate::sync::{Mutex, ranks};
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order};
 
-/// What is in frames that are not free, and can be moved.
+/// A movable occupant of frames that are not free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Occupant {
-    /// A folio, resident or at home.
+    /// A folio, resident or staged.
     Folio(FrameRun),
-    /// Part of the store, which finds itself other frames.
+    /// A part of the store, which finds other frames by itself.
     Store(FrameRun),
 }
 
@@ -45,34 +48,35 @@ impl Occupant {
     }
 }
 
-/// Who knows what is in frames, and how to move it.
+/// The owner of the occupants: it knows what is in a frame and how to move it.
 pub trait Occupants {
-    /// What is in `frame`, which is not free; `None` where it cannot be moved.
+    /// Returns the occupant of `frame`, which is not free, or `None` if it cannot be moved.
     fn occupant(&self, frame: Frame) -> Option<Occupant>;
-    /// Moves the folio in `from` to `to`, a run without pages, and frees what it leaves. Where it cannot, `to` is free
-    /// again, as far as the folio is not there.
+    /// Moves the folio in `from` to `to`, an unpopulated run, and frees the frames that it leaves.
+    /// On failure, the frames of `to` that the folio does not use are free again.
     fn migrate(&self, from: FrameRun, to: FrameRun) -> bool;
-    /// Splits the folio in `run` into folios of `to`.
+    /// Splits the folio in `run` into folios of order `to`.
     fn split(&self, run: FrameRun, to: Order) -> bool;
-    /// Has the store leave the frames of one of its parts, whose first frame is `head`.
+    /// Makes the store leave the frames of the part whose first frame is `head`.
     fn evacuate(&self, head: Frame) -> bool;
-    /// Moves the page at home in `from`, which is free, to `to`, which is empty.
+    /// Moves the page of `from`, a free populated frame, to `to`, an unpopulated frame.
     fn move_free_page(&self, from: Frame, to: Frame) -> bool;
 }
 
-/// Free runs of an order around which compaction looks before it goes over the whole arena.
+/// Maximum number of free runs of each order whose blocks are tried before the whole arena.
 const FAST_RUNS: usize = 64;
 
-/// Failures after which compaction is tried for one in 2^this requests only, as `COMPACT_MAX_DEFER_SHIFT` of Linux.
+/// Maximum deferral as a shift: after failures, one request in 2^6 is tried, as
+/// `COMPACT_MAX_DEFER_SHIFT` of Linux.
 const MAX_DEFER_SHIFT: u32 = 6;
 
-/// Compaction that has failed is not tried again at once: what was in its way is still there.
+/// Deferral after failed compaction: an immediate retry would meet the same obstacles.
 #[derive(Debug)]
 struct Deferral {
-    /// Requests since the last failure.
+    /// Number of requests since the last failure.
     considered: u32,
     shift: u32,
-    /// The lowest order that has failed.
+    /// The lowest order that failed.
     failed: Option<Order>,
 }
 
@@ -100,12 +104,12 @@ impl Deferral {
 
 #[derive(Debug)]
 struct Scanners {
-    /// Where the migrate scanner goes on.
+    /// The frame at which the migrate scanner continues.
     migrate: Frame,
     deferral: Deferral,
 }
 
-/// See the module.
+/// The compactor of one arena.
 #[derive(Debug)]
 pub struct Compactor {
     variant: Variant,
@@ -113,23 +117,24 @@ pub struct Compactor {
 }
 
 impl Compactor {
-    /// One that works as `variant`.
+    /// Makes a compactor that works as `variant`.
     pub fn new(variant: Variant) -> Compactor {
         let deferral = Deferral { considered: 0, shift: 0, failed: None };
         Compactor { variant, scanners: Mutex::new(Scanners { migrate: Frame(0), deferral }) }
     }
 
-    /// Whether a request is better not made: it has failed too often lately. To be asked once for each.
+    /// Returns whether a request is deferred because compaction failed recently. Call it once for
+    /// each request.
     pub fn defers(&self, order: Order) -> bool {
         self.scanners.lock().deferral.defers(order)
     }
 
-    /// Makes a free run of `order` without pages. Called with no lock held.
+    /// Makes a free unpopulated run of `order`. Called with no lock held.
     pub fn compact(&self, homes: &Homes, occupants: &impl Occupants, counters: &VmCounters, order: Order) -> bool {
         order.lower().is_some_and(|most| self.make(homes, occupants, counters, order, most))
     }
 
-    /// The same at the expense of other runs, for tests: much is moved and nothing gained.
+    /// Makes a free run at the expense of other runs, for tests: it moves much and gains nothing.
     pub fn churn(&self, homes: &Homes, occupants: &impl Occupants, counters: &VmCounters, order: Order) -> bool {
         self.make(homes, occupants, counters, order, MAX_ORDER)
     }
@@ -151,19 +156,20 @@ impl Compactor {
     }
 }
 
-/// One request.
+/// One request for a run.
 struct Compaction<'a, O> {
     homes: &'a Homes,
     occupants: &'a O,
     counters: &'a VmCounters,
     order: Order,
-    /// The largest free runs that something may be moved to.
+    /// The largest order of free runs that may become targets.
     largest_target: Order,
     variant: Variant,
 }
 
 impl<O: Occupants> Compaction<'_, O> {
-    /// Looks at each block once, from `migrate` on; at some of those with the largest free runs before.
+    /// Tries each block once, starting at `migrate`; tries some blocks with the largest free runs
+    /// first.
     fn scan(&self, migrate: &mut Frame) -> bool {
         if self.variant.policy().looks_where_most_is_free() && self.scan_free() {
             return true;
@@ -181,8 +187,9 @@ impl<O: Occupants> Compaction<'_, O> {
         false
     }
 
-    /// Tries the blocks around free runs, the largest runs first: the larger they are, the less is left to move. As
-    /// `fast_find_migrateblock` of Linux, it looks at a few of each order, because there may be millions.
+    /// Tries the blocks around free runs, the largest runs first: the larger the run, the less is
+    /// left to move. It tries only a few of each order, because there may be millions, as
+    /// `fast_find_migrateblock` of Linux does.
     fn scan_free(&self) -> bool {
         let mut runs = [Frame(0); FAST_RUNS];
         let lower = Order::all().rev().filter(|&order| order < self.order);
@@ -197,7 +204,7 @@ impl<O: Occupants> Compaction<'_, O> {
         })
     }
 
-    /// Frees `block`, if all that is in it can be moved.
+    /// Frees `block` if all its occupants can be moved.
     fn clear(&self, block: FrameRun) -> bool {
         let Some((sources, pages)) = self.isolate(block) else { return false };
         self.homes.capture(block);
@@ -208,8 +215,8 @@ impl<O: Occupants> Compaction<'_, O> {
         self.homes.release_captured()
     }
 
-    /// What is to be moved out of `block`, and how many pages of that are in it; `None` if something in it cannot be, or there
-    /// is nothing to gain.
+    /// Returns the occupants to move out of `block` and the number of their pages in it. Returns
+    /// `None` if one cannot be moved or there is nothing to gain.
     fn isolate(&self, block: FrameRun) -> Option<(Vec<Occupant>, u32)> {
         let policy = self.variant.policy();
         let (full, empty) = self.homes.free_in(block);
@@ -233,7 +240,7 @@ impl<O: Occupants> Compaction<'_, O> {
             let run = occupant.run();
             let end = (run.head.0 + run.frames()).min(block.head.0 + block.frames());
             let pages = end - (block.head.0 + index);
-            // As Linux counts: all pages of what was looked at.
+            // Counts all pages of the occupant, as Linux does.
             self.counters.compact_migrate_scanned.add(u64::from(pages - 1));
             to_move_pages += pages;
             index += pages;
@@ -244,7 +251,7 @@ impl<O: Occupants> Compaction<'_, O> {
         Some((sources, to_move_pages - full.len()))
     }
 
-    /// Moves all of `sources` out of `block`, if it can.
+    /// Moves all of `sources` out of `block`. Returns whether all could be moved.
     fn migrate(&self, block: FrameRun, mut sources: Vec<Occupant>) -> bool {
         let policy = self.variant.policy();
         policy.arrange(&mut sources);
@@ -283,14 +290,14 @@ impl<O: Occupants> Compaction<'_, O> {
         true
     }
 
-    /// Splits a source into others, of which those in `block` are to be moved next.
+    /// Splits a source; its parts in `block` are moved next.
     fn split(&self, run: FrameRun, to: Order, block: FrameRun, sources: &mut Vec<Occupant>) -> bool {
         let parts = (0..run.frames()).step_by(to.pages() as usize).map(|index| run.part(index, to));
         sources.extend(parts.rev().filter(|part| block.contains(*part)).map(Occupant::Folio));
         self.occupants.split(run, to)
     }
 
-    /// Moves the free pages out of the captured run.
+    /// Moves the free populated frames out of the captured run.
     fn move_free_pages(&self) -> bool {
         while let Some(from) = self.homes.take_captured_page() {
             let Some(to) = self.homes.alloc_target(Order::ZERO, self.largest_target) else {

@@ -1,33 +1,35 @@
-//! Ranges that the program has discarded a moment ago.
+//! Ranges that the program discarded recently.
 //!
-//! The kernel tells of a discard (MADV_DONTNEED, MADV_FREE) before it drops the pages. Until the program's
-//! thread has dropped them, they must not be moved: they would come back from where they were moved to. How long
-//! that takes nobody says, so a discarded range is left alone for [`GRACE_NS`]. What is still there then
-//! (MADV_FREE leaves pages until the kernel wants them) may be managed again.
+//! The kernel reports a discard (MADV_DONTNEED, MADV_FREE) before it drops the pages. The agent
+//! must not move those pages until the program's thread dropped them: they would return with their
+//! old content. The kernel does not report when that is done, so the agent leaves a discarded range
+//! alone for [`GRACE_NS`]. Pages that remain after that (MADV_FREE leaves pages until the kernel
+//! wants them) may be managed again.
 //!
-//! Disjoint intervals by their start, each with the time of its last discard. Lock: one leaf lock.
+//! The set holds disjoint intervals by their start, each with the time of its last discard. Lock:
+//! one leaf lock.
 
 use crate::sync::Mutex;
 use crate::units::PageNumber;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// By then, a program that was about to discard pages has done so.
+/// Time in nanoseconds after which a program that reported a discard has dropped the pages.
 pub const GRACE_NS: u64 = 2_000_000_000;
 
 #[derive(Debug, Default)]
 struct Intervals {
     by_start: BTreeMap<PageNumber, (PageNumber, u64)>,
-    /// No interval is due before.
+    /// No interval is due before this time.
     next_due_ns: u64,
 }
 
-/// See the module.
+/// The set of recently discarded ranges.
 #[derive(Debug, Default)]
 pub struct Discards(Mutex<Intervals>);
 
 impl Intervals {
-    /// The intervals that overlap `range`, by start.
+    /// Returns the intervals that overlap `range`, by start.
     fn overlapping(&self, range: &Range<PageNumber>) -> Vec<(Range<PageNumber>, u64)> {
         let before = self.by_start.range(..range.start).next_back();
         let inside = self.by_start.range(range.clone());
@@ -37,7 +39,7 @@ impl Intervals {
 }
 
 impl Discards {
-    /// The program discards `range` now.
+    /// Records that the program discards `range` now.
     pub fn add(&self, range: Range<PageNumber>, now_ns: u64) {
         let mut intervals = self.0.lock();
         for (old, since_ns) in intervals.overlapping(&range) {
@@ -52,7 +54,7 @@ impl Discards {
         intervals.by_start.insert(range.start, (range.end, now_ns));
     }
 
-    /// The parts of `range` that were not discarded a moment ago.
+    /// Returns the parts of `range` that were not discarded recently.
     pub fn outside(&self, range: Range<PageNumber>) -> Vec<Range<PageNumber>> {
         let mut parts = Vec::new();
         let mut start = range.start;
@@ -68,7 +70,7 @@ impl Discards {
         parts
     }
 
-    /// Takes out what was discarded long enough ago.
+    /// Removes and returns the ranges whose grace time is over.
     pub fn take_due(&self, now_ns: u64) -> Vec<Range<PageNumber>> {
         let mut intervals = self.0.lock();
         if now_ns < intervals.next_due_ns || intervals.by_start.is_empty() {
@@ -79,7 +81,7 @@ impl Discards {
         let (taken, kept): (Vec<_>, Vec<_>) = all.into_iter().partition(|&(_, (_, since_ns))| due(since_ns));
         let oldest_ns = kept.iter().map(|&(_, (_, since_ns))| since_ns).min().unwrap_or(now_ns);
         intervals.by_start = kept.into_iter().collect();
-        // Looking through all of them is not for every moment.
+        // A full search is expensive, so at least an eighth of the grace time lies between two.
         intervals.next_due_ns = (oldest_ns + GRACE_NS).max(now_ns + GRACE_NS / 8);
         taken.into_iter().map(|(start, (end, _))| start..end).collect()
     }
@@ -92,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_knows_what_a_map_of_pages_knows(
+        fn discards_match_a_map_of_pages(
             steps in prop::collection::vec((0u64..60, 1u64..20, 0u64..GRACE_NS), 1..40)
         ) {
             let (discards, mut model, mut now_ns) = (Discards::default(), BTreeMap::new(), 0);

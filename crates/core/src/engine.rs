@@ -1,24 +1,25 @@
-//! The memory manager: faults, reclaim and mapping changes over one program's memory.
+//! The engine: faults, reclaim and mapping changes over one program's memory.
 //!
-//! A page's life: first touch or adoption makes it part of a *resident* folio, the youngest of those on
-//! probation. Reclaim *stages* the oldest folios: their pages move home, out of the program's reach.
-//! A staged folio that is touched moves straight back (second chance), and is active from then on, as one is that was
-//! out for a short time only ([`crate::workingset`]); one that is not is *written
-//! back*: compressed piece by piece into the store under consecutive swap slots, its frames free for
-//! others. Where there is a swap file, the oldest pieces of the store are in turn written there when the store
-//! takes too much. Touching it then *swaps it in*: whole, or a part of it where that is all that is used
-//! ([`crate::locality`]); its slots may be kept until it is changed
-//! ([`crate::swap_cache`]). Every way into the program goes through
-//! `bring_in`, every way out through `stage`, every split through `carve`.
-//! A resident folio of which a part is unmapped or discarded stays together for a while (see `partial`).
+//! A page's life: its first touch or its adoption makes it part of a *resident* folio, the youngest
+//! one on probation. Reclaim *stages* the oldest folios: their pages move into the arena, out of
+//! the program's reach. If the program touches a staged folio, it is mapped in again (second
+//! chance) and is active from then on, as is one that returns after a short refault distance
+//! ([`crate::workingset`]). Otherwise it is *written back*: compressed piece by piece into the
+//! store under consecutive swap slots, and its frames are free. If there is a swap file, the oldest
+//! pieces of the store are written there when the store takes too much. A touch of a swapped-out
+//! folio *swaps it in*: whole, or a part if only parts are used ([`crate::locality`]). Its slots
+//! may be kept until it changes ([`crate::swap_cache`]). Every way into the program goes through
+//! `map_in`, every way out through `stage`, every split through `split_borders`. A resident folio
+//! of which a part is unmapped or discarded stays together for a while (see `partial`).
 //!
-//! Any number of threads may call in. Long work (compressing, decompressing) is done without a lock,
-//! its pages marked busy; see [`crate::page_table`] for who owns what then. Lock order: one block, then
-//! leaves (homes, queues, slots, store). Never two blocks.
+//! Any number of threads may call the engine. Long work (compressing, decompressing) runs without a
+//! lock, with its pages marked busy; [`crate::page_table`] says who owns what then. Lock order: one
+//! block, then leaves (free frames, queues, slots, store). No thread holds two block locks.
 
 mod backoff;
 mod check;
 mod claims;
+mod explode;
 mod fault;
 mod mapping;
 mod migrate;
@@ -28,7 +29,6 @@ mod recompress;
 mod restore;
 mod stage;
 mod store_compaction;
-mod take_apart;
 mod unmanaged;
 mod write_back;
 
@@ -56,82 +56,91 @@ use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, PageNumber, 
 use crate::workingset::Workingset;
 use backoff::Backoff;
 
-/// How an engine is set up.
+/// The configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// The largest piece that is compressed as one.
+    /// The maximum order of a piece.
     pub granule: Order,
-    /// Frames in the arena, at least one. Only what is used costs memory.
+    /// Number of frames of the arena, at least one. Only used frames cost memory.
     pub arena_frames: u32,
-    /// Slots of the swap device. Only what is used costs memory.
+    /// Number of slots of the swap device. Only used slots cost memory.
     pub swap_slots: u32,
-    /// How slots are found.
+    /// The strategy of the slot allocator.
     pub strategy: Strategy,
-    /// How much of a folio a fault brings back.
+    /// How much of a folio a fault maps in.
     pub swap_in: SwapIn,
     /// What a fault does when the limit leaves no room for a large folio.
     pub no_room: NoRoom,
-    /// Folio sizes that go out whole. Others are split before they do (Linux before 6.10: all but 2 MiB).
+    /// Folio sizes that are swapped out whole. Others are split first (Linux before 6.10: all but 2
+    /// MiB).
     pub whole_out: OrderSet,
-    /// Keep the slots of what was swapped in, while that pays. (For synchronous devices the kernel frees them at once.)
+    /// Whether to keep the slots of swapped-in folios while that pays. (For synchronous devices the
+    /// kernel frees them at once.)
     pub keep_copies: bool,
-    /// Make new memory before it is touched, where it is touched in order. Nobody knows then when it is touched first.
+    /// Whether to make new memory before it is touched, where the program touches it in order. Its
+    /// first touches are then not seen.
     pub make_ahead: bool,
-    /// How runs of frames are made where there are none.
+    /// How runs of frames are made by compaction.
     pub compaction: Variant,
-    /// CPUs that allocate slots.
+    /// Number of CPUs that allocate slots.
     pub cpus: u16,
-    /// Pages the program keeps in reach whatever the limit says: where the data do not compress into the
-    /// limit, going over it beats moving the last pages in and out for ever. To begin with ([`Engine::limit_is`]).
+    /// The initial protected minimum in pages: resident pages that reclaim leaves to the program,
+    /// whatever the limit says. If the data do not compress into the limit, exceeding it is better
+    /// than swapping the last pages forever. [`Engine::limit_is`] changes it.
     pub floor_pages: u64,
     /// The swap file behind the store, if there is one.
     pub backing: Option<BackingConfig>,
-    /// How long a piece has been in the store, at least, before a slower codec is tried on it; `None` if there is none.
+    /// Minimum time in the store before a piece is recompressed with a slower codec; `None` if
+    /// there is none.
     pub recompress_idle_ns: Option<u64>,
 }
 
 /// What a fault does when the limit leaves no room for a large folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum NoRoom {
-    /// Makes room, and takes a smaller one only if that does not help.
+    /// The fault reclaims, and takes a smaller folio only if that does not help.
     #[default]
     Reclaim,
-    /// Takes a smaller one at once, and makes room for single pages only: Linux by default (`GFP_TRANSHUGE_LIGHT`).
+    /// The fault takes a smaller folio at once, and reclaims only for single pages: Linux by
+    /// default (`GFP_TRANSHUGE_LIGHT`).
     FallBack,
 }
 
-/// Times an allocation of slots is tried again after copies have given up theirs. Each time some are there to be
-/// given up, or were taken by somebody else just now, so that a few are enough.
+/// Maximum attempts to allocate slots after swap-cache entries gave up theirs. Each retry means
+/// that entries could be dropped, or that another thread just took the freed slots, so a few
+/// suffice.
 const SLOT_TRIES: u32 = 4;
 
-/// The swap file behind the store.
+/// The configuration of the swap file behind the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BackingConfig {
-    /// Its slots, in whole clusters.
+    /// Number of slots of the file, in whole clusters.
     pub slots: u32,
-    /// Whether clusters of it are discarded when they are free.
+    /// Whether free clusters of the file are discarded.
     pub discard: Discard,
-    /// What the store may take before its oldest pieces are written to the file, to begin with ([`Engine::limit_is`]).
+    /// The initial maximum of the store's pages in memory, beyond which its oldest pieces go to the
+    /// file. [`Engine::limit_is`] changes it.
     pub store_pages: u32,
 }
 
-/// Part of the content (1/2^5) that is kept staged while there is pressure: enough that a folio in use
-/// is touched before it is written back, little enough that the touches cost little.
+/// Share of the content kept staged under pressure, as a shift (1/2^5): enough that a used folio is
+/// touched before its writeback, and little enough that those touches cost little.
 const STAGED_SHARE_SHIFT: u32 = 5;
-/// Never fewer staged pages than this: 1 MiB.
+/// Minimum number of staged pages under pressure: 1 MiB.
 const STAGED_MIN_PAGES: u64 = 256;
 
 /// The memory manager of one program.
 pub struct Engine<M: Machine> {
     machine: M,
     config: EngineConfig,
-    /// See [`Engine::limit_is`].
+    /// The protected minimum, which [`Engine::limit_is`] sets.
     floor_pages: AtomicU64,
     store_pages: AtomicU32,
-    /// Looks at the store that leave the file alone, because it was full or failed.
+    /// Number of checks that still skip the file, because it was full or failed.
     file_pause: AtomicU32,
     backoff: Backoff,
-    /// The arena's last frame, for what has to pass through it when all others are taken. Nobody holds the lock for long.
+    /// The arena's last frame, for pages that must pass through the arena when all others are
+    /// taken. The lock is held only briefly.
     spare: Mutex<Option<UniqueRun>>,
     table: PageTable,
     homes: Homes,
@@ -139,9 +148,9 @@ pub struct Engine<M: Machine> {
     compactor: Compactor,
     probation: Queue,
     active: Queue,
-    /// Neither, and with a compressed copy.
-    copied: Queue,
-    /// What could not be moved when it was tried.
+    /// Resident folios with a swap-cache entry that are not active.
+    cached: Queue,
+    /// Folios that could not be unmapped when it was tried.
     unevictable: Queue,
     staged: Queue,
     /// The blocks with partially mapped folios.
@@ -158,8 +167,8 @@ pub struct Engine<M: Machine> {
     staged_pages: AtomicU64,
 }
 
-/// The engine's frames as the store's memory. The store grows only while something larger is written
-/// back, so it may take the reserve; for compaction it may not.
+/// The engine's frames as the store's memory. The store grows only while something larger is
+/// written back, so it may use the reserve; for compaction it may not.
 struct StoreRuns<'a, M: Machine>(&'a Engine<M>, Urgency);
 
 impl<M: Machine> RunSource for StoreRuns<'_, M> {
@@ -189,7 +198,7 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
 }
 
 impl<M: Machine> Engine<M> {
-    /// A manager of `machine` that manages nothing yet.
+    /// Makes an engine for `machine` that manages nothing yet.
     pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
         let clusters = |slots, discard| SwapClusters::new(SwapDevice { slots, discard }, config.cpus, config.strategy);
         let store = match config.backing {
@@ -209,7 +218,7 @@ impl<M: Machine> Engine<M> {
             compactor: Compactor::new(config.compaction),
             probation: Queue::default(),
             active: Queue::default(),
-            copied: Queue::default(),
+            cached: Queue::default(),
             unevictable: Queue::default(),
             staged: Queue::default(),
             deferred: Queue::default(),
@@ -230,63 +239,64 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// The machine it manages.
+    /// Returns the machine.
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// How it was set up.
+    /// Returns the configuration.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Its counters.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         self.machine.counters()
     }
 
-    /// Pages in the program.
+    /// Returns the number of resident pages.
     pub fn resident_pages(&self) -> u64 {
         self.resident_pages.load(Relaxed)
     }
 
-    /// Pages staged at home.
+    /// Returns the number of staged pages.
     pub fn staged_pages(&self) -> u64 {
         self.staged_pages.load(Relaxed)
     }
 
-    /// Pages of memory that it knows of: in the program, and frames that are full or charged.
+    /// Returns the pages of memory that the engine accounts for: resident and staged pages, free
+    /// populated frames, and the store's frames.
     pub fn held_pages(&self) -> u64 {
         let frames = self.free_frames() + self.store.held_frames();
         self.resident_pages() + self.staged_pages() + u64::from(frames)
     }
 
-    /// Free frames that need no charge.
+    /// Returns the number of free populated frames, which need no charge.
     pub fn free_frames(&self) -> u32 {
         self.homes.full_frames()
     }
 
-    /// Pages in the store.
+    /// Returns the number of swapped-out pages.
     pub fn swapped_pages(&self) -> u64 {
         u64::from(self.slots.used_slots()).saturating_sub(self.swap_cache.pages())
     }
 
-    /// Whether any content of the program is at home or in the store.
+    /// Returns whether any content of the program is staged or swapped out.
     pub fn has_content_out(&self) -> bool {
         self.staged_pages() + self.swapped_pages() > 0
     }
 
-    /// What the slot allocator has done.
+    /// Returns the counters of the slot allocator.
     pub fn slot_counters(&self) -> SlotCounters {
         self.slots.counters()
     }
 
-    /// Of that, the clusters whose slots were looked through.
+    /// Returns only the counter of scanned clusters.
     pub fn clusters_scanned(&self) -> u64 {
         self.slots.clusters_scanned()
     }
 
-    /// What the store holds.
+    /// Returns the statistics of the store.
     pub fn store_stats(&self) -> StoreStats {
         self.store.stats()
     }
@@ -305,27 +315,28 @@ impl<M: Machine> Engine<M> {
         self.counters().vm.nr_swapcached.set(self.swap_cache.pages());
     }
 
-    /// The limit is another now: what the program keeps in reach, and what the store may take, is this
+    /// Sets the protected minimum and the store's maximum after a change of the limit
     /// ([`EngineConfig::floor_pages`], [`BackingConfig::store_pages`]).
     pub fn limit_is(&self, floor_pages: u64, store_pages: u32) {
         self.floor_pages.store(floor_pages, Relaxed);
         self.store_pages.store(store_pages, Relaxed);
     }
 
-    /// The order of the folio around `page`, if it has content.
+    /// Returns the order of the folio of `page`, if the page has content.
     pub fn order_of(&self, page: PageNumber) -> Option<Order> {
         self.table.get(page)?.lock().get(page).order()
     }
 
-    /// Whether `page` is in the program.
+    /// Returns whether `page` is resident.
     pub fn is_resident(&self, page: PageNumber) -> bool {
         self.table.get(page).is_some_and(|block| matches!(block.lock().get(page), PageState::Resident { .. }))
     }
 
-    /// How badly a fault may want frames.
+    /// Returns the urgency with which a fault may allocate frames.
     #[inline]
     fn urgency(&self) -> Urgency {
-        // What cannot be moved is no part of what is kept in reach: all the rest would be moved in and out in turn.
+        // Unevictable pages are no part of the protected minimum: otherwise the rest would be
+        // swapped in and out in turn.
         let floor_pages = self.floor_pages.load(Relaxed) + self.unevictable.pages();
         if self.resident_pages() + self.staged_pages() < floor_pages { Urgency::Reclaim } else { Urgency::Normal }
     }
@@ -338,38 +349,39 @@ impl<M: Machine> Engine<M> {
         StoreRuns(self, Urgency::Reclaim)
     }
 
-    /// 2^order contiguous slots, for which compressed copies of what is in the program may have to go.
+    /// Allocates 2^order contiguous slots; drops swap-cache entries if they are needed for that.
     #[inline]
     fn alloc_slots(&self, order: Order) -> Option<Slot> {
         for _ in 0..SLOT_TRIES {
             match self.slots.alloc(self.machine.cpu(), order) {
                 Ok(slot) => return Some(slot),
                 Err(NoSlots::Reclaim(slots)) => {
-                    for copy in self.swap_cache.take_overlapping(slots) {
-                        self.free_slots(copy.slot, copy.order.pages());
+                    for entry in self.swap_cache.take_overlapping(slots) {
+                        self.free_slots(entry.slot, entry.order.pages());
                     }
                 }
                 Err(NoSlots::Full) => return None,
-                Err(NoSlots::Discard) => unreachable!("the store wants no discard"),
+                Err(NoSlots::Discard) => unreachable!("the store's device has no discard"),
             }
         }
         None
     }
 
-    /// Frees the compressed copy of the folio whose head frame is `head`, if there is one.
-    fn drop_copy(&self, head: Frame) {
-        if let Some(copy) = self.swap_cache.take(head) {
-            self.free_slots(copy.slot, copy.order.pages());
+    /// Drops the swap-cache entry of the folio whose head frame is `head`, if there is one.
+    fn drop_cache_entry(&self, head: Frame) {
+        if let Some(entry) = self.swap_cache.take(head) {
+            self.free_slots(entry.slot, entry.order.pages());
         }
     }
 
-    /// Frees frames that held pages of the program, and a compressed copy of the folio that began there.
+    /// Frees frames that held pages of the program, and the swap-cache entry of the folio that
+    /// began there.
     fn free_content(&self, run: UniqueRun) {
-        self.drop_copy(run.head);
+        self.drop_cache_entry(run.head);
         self.free_frames_of_content(run);
     }
 
-    /// The same where there is no copy.
+    /// Frees frames that held pages of the program and have no swap-cache entry.
     #[inline]
     fn free_frames_of_content(&self, mut run: UniqueRun) {
         if self.machine.frames_escape() {

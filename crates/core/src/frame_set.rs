@@ -1,15 +1,16 @@
-//! A set of the frames of one naturally aligned run, of the highest order at most: a bit for each, by its place in the run.
+//! A set of frames of one naturally aligned run of at most the highest order: one bit for each
+//! index in the run.
 
 use crate::units::{BLOCK_PAGES, FrameRun, Order};
 
 const WORD_BITS: u32 = u64::BITS;
 
-/// See the module.
+/// A bitmap of the frames of one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FrameSet([u64; BLOCK_PAGES / WORD_BITS as usize]);
 
 impl FrameSet {
-    /// Adds the 2^order frames from place `index` on, a multiple of 2^order.
+    /// Adds the 2^order frames from `index` on. `index` must be a multiple of 2^order.
     pub fn insert(&mut self, index: u32, order: Order) {
         debug_assert!(index.is_multiple_of(order.pages()));
         let first = (index / WORD_BITS) as usize;
@@ -20,12 +21,12 @@ impl FrameSet {
         }
     }
 
-    /// Whether the frame at place `index` is in it.
+    /// Returns whether the set contains the frame at `index`.
     pub fn contains(&self, index: u32) -> bool {
         self.0[(index / WORD_BITS) as usize] >> (index % WORD_BITS) & 1 == 1
     }
 
-    /// Takes the first frame out; returns its place.
+    /// Removes the first frame and returns its index.
     pub fn pop_first(&mut self) -> Option<u32> {
         let (word, bits) = (0..).zip(&mut self.0).find(|(_, bits)| **bits != 0)?;
         let bit = bits.trailing_zeros();
@@ -33,17 +34,17 @@ impl FrameSet {
         Some(word * WORD_BITS + bit)
     }
 
-    /// How many frames are in it.
+    /// Returns the number of frames in the set.
     pub fn len(&self) -> u32 {
         self.0.iter().map(|bits| bits.count_ones()).sum()
     }
 
-    /// Whether it has none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         *self == FrameSet::default()
     }
 
-    /// Whether every frame of `run` is in it, the run it is a set of.
+    /// Returns whether the set contains every frame of `run`. The set must be one of `run`.
     pub fn covers(&self, run: FrameRun) -> bool {
         self.len() == run.frames()
     }

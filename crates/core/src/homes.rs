@@ -1,18 +1,19 @@
-//! The arena's free frames: which homes are free, and whether a page lies there.
+//! The arena's free frames: which are free, and which of them are populated.
 //!
-//! A frame is *full* when a page of the budget lies at its home and *empty* when none does. Free frames
-//! of the two kinds are kept in a buddy allocator each, because they serve different needs: zeroing and
-//! decompressing want full frames, moving pages out of the program wants empty ones. The arena has far
-//! more frames than the budget has pages, so empty runs of every order are practically always there;
-//! full runs may be scattered, and are then *gathered*: free pages are moved, not copied, to an empty run, in runs as large
-//! as there are.
-//! Where there is none, [`crate::compaction`] makes one. What is free or becomes free in the run that it works on
-//! is *captured*: nobody else gets it.
+//! A frame is *populated* when a page of the budget lies at it in the arena, else *unpopulated*.
+//! Free frames of the two kinds have one buddy allocator each, because they serve different needs:
+//! zeroing and decompressing need populated frames, unmapping pages of the program needs
+//! unpopulated ones. The arena has far more frames than the budget has pages, so unpopulated runs
+//! of every order are practically always free. Populated runs may be scattered; then free pages are
+//! *gathered*: moved, not copied, to an unpopulated run, in runs as large as there are. If no
+//! unpopulated run is free, [`crate::compaction`] makes one. Frames of the run under compaction
+//! that are free or become free are *captured*: no other caller gets them.
 //!
-//! Identity: every frame is free full, free empty, captured, reserved by a resident folio, held by a folio at
-//! home, held by the store, or held by the worker that allocated it.
+//! Identity: every frame is free and populated, free and unpopulated, captured, reserved by a
+//! resident folio, held by a staged folio, held by the store, or held by the worker that allocated
+//! it.
 //!
-//! Lock: one leaf lock, never held while the machine is called.
+//! Lock: one leaf lock, never held during a call to the machine.
 
 use crate::buddy::{Buddy, Pick};
 use crate::frame_set::FrameSet;
@@ -21,38 +22,39 @@ use crate::run_tokens::UniqueRun;
 use crate::sync::Mutex;
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet};
 
-/// Full frames kept back for reclaim, which needs some to free others: four runs of the store's usual
-/// largest order (4).
+/// Populated frames reserved for reclaim, which needs some to free others: four runs of order 4,
+/// the store's usual largest.
 pub const RESERVE_FRAMES: u32 = 64;
 
-/// What lies in a run that was just allocated.
+/// The content of a newly allocated run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Anything.
+    /// Arbitrary content.
     Dirty,
     /// Zeros.
     Zeroed,
 }
 
-/// Why a run could not be had.
+/// The reason why no run could be allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRun {
-    /// The limit forbids it: reclaim may help.
+    /// The limit forbids it. Reclaim may help.
     OverLimit,
-    /// No run of that order is left in the arena: compaction may help.
+    /// The arena has no run of that order. Compaction may help.
     Exhausted,
 }
 
-/// How badly a run is wanted.
+/// The urgency of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
-    /// Stays within the limit and leaves the reserve alone.
+    /// Stays within the limit and does not use the reserve.
     Normal,
-    /// For reclaim itself and for what cannot be refused: takes the reserve, then exceeds the limit.
+    /// For reclaim itself and for allocations that must succeed: uses the reserve, then exceeds the
+    /// limit.
     Reclaim,
 }
 
-/// The free frames of a run that is being compacted.
+/// The free frames of the run under compaction.
 #[derive(Clone, Copy, Debug)]
 struct Capture {
     run: FrameRun,
@@ -67,7 +69,7 @@ struct Free {
 }
 
 impl Free {
-    /// A full run, if so many pages are left afterwards.
+    /// Allocates a populated run if at least `kept_pages` free pages remain after that.
     #[inline]
     fn alloc_ready(&mut self, order: Order, kept_pages: u32) -> Option<FrameRun> {
         if self.full.free_frames() < order.pages() + kept_pages {
@@ -76,7 +78,7 @@ impl Free {
         self.full.alloc(order)
     }
 
-    /// Frees a run whose pages are at home, or not.
+    /// Frees a run whose frames are populated or not.
     fn put(&mut self, run: FrameRun, is_full: bool) {
         match &mut self.capture {
             Some(capture) if capture.run.contains(run) => {
@@ -84,7 +86,7 @@ impl Free {
                 set.insert(run.head.0 - capture.run.head.0, run.order);
             }
             Some(capture) if run.contains(capture.run) => {
-                let Some(half) = run.order.lower() else { unreachable!("it is larger than another") };
+                let Some(half) = run.order.lower() else { unreachable!("the run is larger than the captured one") };
                 [0, half.pages()].into_iter().for_each(|index| self.put(run.part(index, half), is_full));
             }
             _ if is_full => self.full.free(run),
@@ -93,59 +95,59 @@ impl Free {
     }
 }
 
-/// The free frames of the arena.
+/// The allocator of the arena's frames.
 pub struct Homes {
     free: Mutex<Free>,
     frames: u32,
 }
 
 impl Homes {
-    /// An arena of `frames` empty frames.
+    /// Makes an arena of `frames` unpopulated frames.
     pub fn new(frames: u32) -> Homes {
         Homes::with_pick(frames, Pick::default())
     }
 
-    /// The same, of whose empty runs the one is given out first that `pick` says.
+    /// Makes an arena that chooses among unpopulated runs as `pick` says.
     pub fn with_pick(frames: u32, pick: Pick) -> Homes {
         let (full, mut empty) = (Buddy::new(frames), Buddy::with_pick(frames, pick));
         empty.add_free(Frame(0), frames);
         Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
     }
 
-    /// An arena whose `frames` frames all have a page from the start, where memory is an ordinary
-    /// array.
+    /// Creates an arena whose `frames` frames are all populated, for memory that is an array.
     pub fn populated(frames: u32) -> Homes {
         let (mut full, empty) = (Buddy::new(frames), Buddy::new(frames));
         full.add_free(Frame(0), frames);
         Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
     }
 
-    /// Frames in the arena.
+    /// Returns the number of frames in the arena.
     pub fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// Free frames with a page at home.
+    /// Returns the number of free populated frames.
     pub fn full_frames(&self) -> u32 {
         self.free.lock().full.free_frames()
     }
 
-    /// Free frames without one.
+    /// Returns the number of free unpopulated frames.
     pub fn empty_frames(&self) -> u32 {
         self.free.lock().empty.free_frames()
     }
 
-    /// Those of them in runs of `order` at most.
+    /// Returns the number of free unpopulated frames in runs of at most `order`.
     pub fn empty_frames_up_to(&self, order: Order) -> u32 {
         self.free.lock().empty.free_frames_up_to(order)
     }
 
-    /// Free runs of exactly `order` without pages.
+    /// Returns the number of free unpopulated runs of exactly `order`.
     pub fn empty_runs(&self, order: Order) -> u32 {
         self.free.lock().empty.free_runs(order)
     }
 
-    /// A run with pages at home.
+    /// Allocates a populated run: a free one, one gathered from free pages, or a new one that is
+    /// charged to the budget.
     pub fn alloc_full<M: Machine>(
         &self,
         machine: &M,
@@ -181,18 +183,19 @@ impl Homes {
         Ok((run, Content::Zeroed))
     }
 
-    /// A run with pages at home that lies ready, for who can do with a smaller one.
+    /// Allocates a populated run that is free now, for a caller that can use a smaller one instead.
     pub fn alloc_ready(&self, order: Order) -> Option<UniqueRun> {
         self.free.lock().alloc_ready(order, RESERVE_FRAMES).map(UniqueRun::mint)
     }
 
-    /// A run without pages at home, to move pages into.
+    /// Allocates an unpopulated run, the target of a move.
     pub fn alloc_empty(&self, order: Order) -> Option<FrameRun> {
         self.free.lock().empty.alloc(order)
     }
 
-    /// Makes a full run of scattered free pages by moving them together to `target`, an empty one; on failure all of it is
-    /// free again. One move per page at worst costs less than compressing anything to make room.
+    /// Makes `target`, an unpopulated run, populated by moving scattered free pages to it. On
+    /// failure all frames are free again. Even one move a page costs less than compressing anything
+    /// to make room.
     fn gather<M: Machine>(&self, machine: &M, target: FrameRun) -> bool {
         let mut gathered = 0;
         while gathered < target.frames() {
@@ -217,51 +220,54 @@ impl Homes {
         gathered == target.frames()
     }
 
-    /// Takes back the first `pages` frames of `run`, which are full or not, and the others, which are the opposite.
+    /// Frees every frame of `run`. The first `pages` frames are populated if `are_full`, the others
+    /// if not.
     fn free_each(&self, run: FrameRun, pages: u32, are_full: bool) {
         let mut free = self.free.lock();
         (0..run.frames()).for_each(|index| free.put(run.part(index, Order::ZERO), (index < pages) == are_full));
     }
 
-    /// Takes back a run with pages at home.
+    /// Frees a populated run.
     #[inline]
     pub fn free_full(&self, run: UniqueRun) {
         self.free.lock().put(run.into_run(), true);
     }
 
-    /// The page of `from`, which is free, was moved to `to`: the one is without a page now, the
-    /// other with one.
+    /// Frees both runs after the pages of `from` were moved to `to`: `from` is unpopulated now and
+    /// `to` is populated.
     pub fn free_moved(&self, from: UniqueRun, to: FrameRun) {
         let mut free = self.free.lock();
         free.put(from.into_run(), false);
         free.put(to, true);
     }
 
-    /// Takes back a run without pages at home.
+    /// Frees an unpopulated run.
     pub fn free_empty(&self, run: FrameRun) {
         self.free.lock().put(run, false);
     }
 
-    /// A run without pages at home for compaction to move something to: the highest one of `order`, or else the top of one of
-    /// the next larger order there is up to `most`.
+    /// Allocates an unpopulated run as a target for compaction: the highest of `order`, or else the
+    /// top of one of the next larger order up to `most`.
     pub fn alloc_target(&self, order: Order, most: Order) -> Option<FrameRun> {
         self.free.lock().empty.alloc_highest(order, most)
     }
 
-    /// Which frames of `run` are free: those with a page at home, and those without.
+    /// Returns the free frames of `run`: the populated and the unpopulated ones.
     pub fn free_in(&self, run: FrameRun) -> (FrameSet, FrameSet) {
         let free = self.free.lock();
         (free.full.free_in(run), free.empty.free_in(run))
     }
 
-    /// Fills `heads` with the first frames of the lowest free runs of exactly `order` without pages; returns how many there are.
+    /// Fills `heads` with the first frames of the lowest free unpopulated runs of exactly `order`;
+    /// returns their number.
     pub fn first_empty(&self, order: Order, heads: &mut [Frame]) -> usize {
         let free = self.free.lock();
         let found = free.empty.iter_free(order).zip(&mut *heads).map(|(run, head)| *head = run.head);
         found.count()
     }
 
-    /// From now on nobody gets what is free or becomes free in `run`. One run at a time.
+    /// Captures the frames of `run` that are free or become free. One run at a time may be
+    /// captured.
     pub fn capture(&self, run: FrameRun) {
         let mut free = self.free.lock();
         debug_assert!(free.capture.is_none(), "two compactions at a time");
@@ -269,14 +275,14 @@ impl Homes {
         free.capture = Some(Capture { run, full, empty });
     }
 
-    /// Takes a page out of the captured run, for moving it elsewhere.
+    /// Removes a populated frame from the capture, so that the caller can move its page elsewhere.
     pub fn take_captured_page(&self) -> Option<UniqueRun> {
         let mut free = self.free.lock();
         let capture = free.capture.as_mut()?;
         capture.full.pop_first().map(|index| UniqueRun::mint(capture.run.part(index, Order::ZERO)))
     }
 
-    /// Everybody may have what was captured. Whether that is the whole run, without pages at home.
+    /// Frees all captured frames. Returns whether they are the whole run, unpopulated.
     pub fn release_captured(&self) -> bool {
         let mut free = self.free.lock();
         let Some(mut capture) = free.capture.take() else { return false };
@@ -293,15 +299,15 @@ impl Homes {
         false
     }
 
-    /// How much of the free frames without pages is of no use for `order`, in percent.
+    /// Returns the percentage of free unpopulated frames that lie in runs smaller than `order`.
     pub fn fragmentation_percent(&self, order: Order) -> u32 {
         let free = self.free.lock();
         let useless = order.lower().map_or(0, |below| free.empty.free_frames_up_to(below));
         (u64::from(useless) * 100 / u64::from(free.empty.free_frames().max(1))) as u32
     }
 
-    /// Gives free pages back to the system, in runs of `least` or more, until at most `keep_frames` are left or
-    /// `most_frames` are given; returns how many were.
+    /// Releases free pages to the system in runs of at least order `least`, until `keep_frames` are
+    /// left or `most_frames` are released. Returns the number of released frames.
     pub fn shrink<M: Machine>(&self, machine: &M, keep_frames: u32, most_frames: u32, least: Order) -> u32 {
         let mut given = 0;
         while given < most_frames {
@@ -321,13 +327,13 @@ impl Homes {
         given
     }
 
-    /// Whether `frame` is free, of either kind; for the whole-engine check.
+    /// Returns whether `frame` is free, populated or not; for the whole-engine check.
     pub fn is_free(&self, frame: Frame) -> bool {
         let free = self.free.lock();
         free.full.is_free(frame) || free.empty.is_free(frame)
     }
 
-    /// Walks both allocators.
+    /// Checks both allocators.
     pub fn check(&self) {
         let free = self.free.lock();
         free.full.check();
@@ -336,7 +342,7 @@ impl Homes {
             for run in free.full.iter_free(order) {
                 assert!(
                     (0..run.frames()).all(|index| !free.empty.is_free(run.head.offset(index))),
-                    "{run:?} is free both full and empty"
+                    "{run:?} is free both populated and unpopulated"
                 );
             }
         }

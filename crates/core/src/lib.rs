@@ -1,13 +1,14 @@
 //! The foliomem memory manager: pure logic over a small [`machine::Machine`].
 //!
-//! Nothing here knows a syscall, a pointer or a thread: the same code manages the memory of a real
-//! program (crate `foliomem-linux`) and of a simulated machine. Words are the kernel's: a *page* is
-//! 4 KiB, a *folio* is a naturally aligned run of `2^order` pages, a *frame* is a page of physical
-//! budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster* is 512 slots.
+//! The crate knows no system call, pointer or thread. The crate `foliomem-linux` runs it over the
+//! memory of a real program; tests and the lab run it over a simulated machine. The words are the
+//! kernel's: a *page* is 4 KiB, a *folio* is a naturally aligned run of `2^order` pages, a *frame*
+//! is a page of physical budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster*
+//! is 512 slots.
 //!
 //! # Lock order
-//! Each lock has a rank, and a thread takes locks in ascending order: the table is in
-//! [`sync::ranks`], and tests check it.
+//! Each lock has a rank, and a thread takes locks in ascending order. The table is in
+//! [`sync::ranks`], and tests check the order.
 #![forbid(unsafe_code)]
 
 pub mod buddy;

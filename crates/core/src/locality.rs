@@ -1,73 +1,79 @@
-//! How much of a folio to bring back for a fault, and how much to compress as one.
+//! Locality: how much of a folio a fault maps in, and how much of it is compressed as one piece.
 //!
-//! A large folio is worth fetching whole where the program goes on to touch the rest of it, and costs many times a
-//! page where it does not. Nobody tells which pages are touched once they are in reach, so it is tried: now and then all
-//! faults in one window of [`WINDOW_PAGES`] are served with single pages, and so show which of its pages are touched
-//! within a short time. What serving them with parts of each order would have cost is known then; the cheapest order
-//! is used until that changes. Counted by region, because a program's heap and its arrays are used differently; where
-//! nothing is known of a region, what is known of all goes for it. To watch a window that is touched all over costs 16 faults
-//! for one, so the longer windows have shown the same, the fewer are watched: all of a stream's faults, at one in 32, took a
-//! seventh of its time.
+//! Fetching a large folio whole pays where the program then touches the rest of it; where it does
+//! not, it costs many times a page. The kernel does not report touches of resident pages, so the
+//! module samples: now and then, all faults in one *sampling window* of [`WINDOW_PAGES`] are served
+//! with single pages, which shows what pages of the window the program touches within a short time.
+//! From that follows the cost that parts of each order would have had. The cheapest order is used
+//! until the estimate changes. Estimates are kept by region, because a program uses its heap and
+//! its arrays differently; a region without an estimate uses that of the whole program. Sampling a
+//! fully used window costs 16 faults instead of one, so the sampling rate backs off while windows
+//! agree: at one window in 32, sampling took a seventh of a stream's time.
 //!
-//! A stream of faults may touch one page of each folio only, so its windows are watched, too, and nothing is fetched
-//! ahead there. Where parts pay already, it is a stream only if it goes on from part to part, and so touches everything.
+//! A stream of faults may touch only one page of each folio, so its windows are sampled, too, and
+//! nothing is fetched ahead there. Where parts pay already, faults count as a stream only if they
+//! continue from part to part, and so touch everything.
 //!
-//! Where parts pay, folios are compressed part by part, too: a part of a larger piece costs the decompression of what is
-//! before it, and leaves the memory of the whole piece in use. And what is fetched by parts is worth its place in
-//! memory more than a compressed copy is ([`crate::swap_cache`]).
+//! Where parts pay, folios are also compressed part by part: a part of a larger piece costs the
+//! decompression of everything before it, and keeps the memory of the whole piece in use. Pages
+//! fetched by parts deserve their memory more than a swap-cache entry does ([`crate::swap_cache`]).
 //!
-//! Lock: one leaf lock, held for a look at a few words.
+//! Lock: one leaf lock, held while a few words are read.
 
 use crate::readahead::Expected;
 use crate::sync::Mutex;
 use crate::units::{Order, PageNumber};
 use std::cmp::Reverse;
 
-/// What is watched as one: 64 KiB. Also the largest part that is told from the whole.
+/// Order of a sampling window, 64 KiB: also the largest part that is distinguished from the whole
+/// folio.
 const WINDOW_ORDER: Order = Order::new(4).unwrap();
 const WINDOW_PAGES: u64 = 16;
 const PART_ORDERS: usize = WINDOW_ORDER.index() + 1;
-/// What is judged as one: 16 MiB.
+/// Pages of a region with its own cost estimate: 16 MiB.
 const REGION_PAGES: u64 = 4096;
-/// Regions that are told apart; beyond that, some share a judgement.
+/// Number of cost estimates; regions beyond that share one.
 const REGIONS: usize = 1024;
-/// Windows that are watched: few enough that random faults seldom meet one again by chance.
-const WATCHED: usize = 32;
-/// One fault in so many on average begins to watch its window: where nothing is known, and where something is; twice
-/// as many with every second window in a row that has shown what was known, at most [`WATCH_SURE_EVERY`]. (Each page that is
-/// touched in such a window is a fault.)
-const WATCH_FIRST_EVERY: u32 = 8;
-const WATCH_EVERY: u32 = 32;
-const WATCH_SURE_EVERY: u32 = 256;
+/// Number of windows sampled at a time: few enough that random faults seldom hit one again by
+/// chance.
+const SAMPLED_WINDOWS: usize = 32;
+/// Sampling rates: one fault in 8 starts a sampling window in a region without an estimate, one in
+/// 32 elsewhere. The interval doubles with every second window in a row that confirmed the
+/// estimate, up to [`SAMPLE_SURE_EVERY`]. (Each page touched in a sampling window costs a fault.)
+const SAMPLE_FIRST_EVERY: u32 = 8;
+const SAMPLE_EVERY: u32 = 32;
+const SAMPLE_SURE_EVERY: u32 = 256;
 
-const _: () = assert!(WATCH_FIRST_EVERY.is_power_of_two() && WATCH_EVERY.is_power_of_two());
-const _: () = assert!(WATCH_SURE_EVERY.is_power_of_two());
+const _: () = assert!(SAMPLE_FIRST_EVERY.is_power_of_two() && SAMPLE_EVERY.is_power_of_two());
+const _: () = assert!(SAMPLE_SURE_EVERY.is_power_of_two());
 
-/// Faults after which a window has shown what it will.
-const WATCH_FAULTS: u64 = 256;
-/// What a fault costs, and each page of its folio, which is also to go out again: in µs, but only the ratio counts. (redis under
-/// random reads of 4 KiB that lie across two pages, by the order of all parts: 29 µs a fault of one page, 30 of two, 32 of four,
-/// while another CPU has time to compress; 8 more a page while it has not. With 2 a page, twice as many pages came in
-/// under uniformly random touches as were touched, and under Zipf's law.)
+/// Number of faults after which a sampling window ends.
+const SAMPLE_FAULTS: u64 = 256;
+/// Cost of a fault and of each page of its folio, which is also swapped out again; only the ratio
+/// matters. (redis with random reads of 4 KiB that span two pages: a fault took 29 µs with parts of
+/// one page, 30 with two, 32 with four while another CPU had time to compress, and 8 more a page
+/// while it had not. With 2 a page, twice as many pages were fetched under uniformly random touches
+/// as were touched, and under Zipf's law.)
 const FAULT_COST: u32 = 32;
 const PAGE_COST: u32 = 4;
-/// A judgement forgets 1/2^3 with each window.
+/// Weight of the moving average as a shift: each window replaces 1/2^3 of an estimate.
 const FORGET_SHIFT: u32 = 3;
 
-/// What a region's windows have shown.
+/// The cost estimate of a region, learnt from its sampling windows.
 #[derive(Clone, Copy, Debug, Default)]
-struct Judgement {
-    /// What a window's faults would have cost by the order of the parts, in 2^[`FORGET_SHIFT`]ths of their moving average.
+struct CostEstimate {
+    /// Moving average of the cost of a window by the order of the parts, in 2^[`FORGET_SHIFT`]ths.
     costs: [u32; PART_ORDERS],
-    /// The cheapest order; `None` for the whole, also while nothing is known. Every fault asks, and few change it.
+    /// The cheapest order; `None` for whole folios or if there is no estimate. Every fault reads it
+    /// and few change it.
     best: Option<Order>,
-    /// Windows in a row for which that was cheapest.
+    /// Number of windows in a row that confirmed `best`.
     agreed: u8,
 }
 
-impl Judgement {
+impl CostEstimate {
     fn of(touched: u16) -> impl Iterator<Item = u32> {
-        // A bit for each part that has touched pages, at its first page.
+        // One bit for each part with touched pages, at its first page.
         let mut parts = touched;
         (0..PART_ORDERS).map(move |order| {
             let part_pages = 1u32 << order;
@@ -86,7 +92,8 @@ impl Judgement {
         self.best = best;
     }
 
-    /// The order of the least of `costs`, the largest where it is several; `None` for the whole.
+    /// Returns the cheapest order of `costs`, the largest if several are; `None` for the whole
+    /// folio.
     fn cheapest(costs: impl IntoIterator<Item = u32>) -> Option<Order> {
         let cheapest = Order::all().zip(costs).min_by_key(|&(order, cost)| (cost, Reverse(order)));
         cheapest.map(|(order, _)| order).filter(|&order| order < WINDOW_ORDER)
@@ -97,18 +104,18 @@ impl Judgement {
     }
 }
 
-/// A window whose faults are served with single pages, to see which are touched.
+/// A sampling window: its faults are served with single pages, to see which pages are touched.
 #[derive(Clone, Copy, Debug)]
-struct Watched {
-    /// Bit for page; none of a window that has been learnt from, or never was one.
+struct Sample {
+    /// One bit for each touched page; 0 in an unused entry.
     touched: u16,
-    /// The number of the fault that it began with.
+    /// The number of the fault that started the window.
     since: u64,
 }
 
-const NOT_WATCHED: Watched = Watched { touched: 0, since: 0 };
+const NOT_SAMPLED: Sample = Sample { touched: 0, since: 0 };
 
-/// The number of a window: 31 bits in a 47-bit address space.
+/// A window number: 31 bits in a 47-bit address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Window(u32);
 
@@ -125,156 +132,161 @@ impl Window {
 }
 
 #[derive(Debug)]
-struct Judgements {
-    regions: [Judgement; REGIONS],
-    all: Judgement,
-    /// Which windows are watched, side by side: every fault looks for its own.
-    windows: [Window; WATCHED],
-    watched: [Watched; WATCHED],
+struct Estimates {
+    regions: [CostEstimate; REGIONS],
+    all: CostEstimate,
+    /// The windows being sampled, side by side: every fault searches its own.
+    windows: [Window; SAMPLED_WINDOWS],
+    sampled: [Sample; SAMPLED_WINDOWS],
     oldest: usize,
-    /// Which of them was looked at last, whether it has shown what it will.
+    /// The entry checked last for its end.
     looked_at: usize,
     random: u32,
-    /// Faults so far, and folios that came without one.
+    /// Number of faults, plus folios fetched without one.
     faults: u64,
 }
 
-/// How much of a folio a fault brings back.
+/// How much of a folio a fault maps in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SwapIn {
-    /// What would have cost least lately.
+    /// The part that would have cost least recently.
     #[default]
     Adaptive,
-    /// All of it, if its size is enabled, or else the page: Linux since 6.12.
+    /// The whole folio if its size is enabled, else the page: Linux since 6.12.
     Whole,
-    /// The page: Linux before.
+    /// The page only: Linux before 6.12.
     Page,
 }
 
-/// See the module.
+/// The cost estimates and sampling windows of one program.
 #[derive(Debug)]
 pub struct Locality {
     swap_in: SwapIn,
-    judgements: Mutex<Box<Judgements>>,
+    estimates: Mutex<Box<Estimates>>,
 }
 
-impl Default for Judgements {
-    fn default() -> Judgements {
-        let watched = [NOT_WATCHED; WATCHED];
-        let regions = [Judgement::default(); REGIONS];
-        let windows = [Window::NONE; WATCHED];
-        let all = Judgement::default();
-        Judgements { regions, all, windows, watched, oldest: 0, looked_at: 0, random: 1, faults: 0 }
+impl Default for Estimates {
+    fn default() -> Estimates {
+        let sampled = [NOT_SAMPLED; SAMPLED_WINDOWS];
+        let regions = [CostEstimate::default(); REGIONS];
+        let windows = [Window::NONE; SAMPLED_WINDOWS];
+        let all = CostEstimate::default();
+        Estimates { regions, all, windows, sampled, oldest: 0, looked_at: 0, random: 1, faults: 0 }
     }
 }
 
 impl Locality {
-    /// Knows nothing yet.
+    /// Makes an instance without estimates.
     pub fn new(swap_in: SwapIn) -> Locality {
-        Locality { swap_in, judgements: Mutex::default() }
+        Locality { swap_in, estimates: Mutex::default() }
     }
 
-    /// The order of the part that a fault on `page` is to be served with; `None` for the whole folio.
+    /// Returns the order of the part with which to serve a fault on `page`; `None` for the whole
+    /// folio.
     #[inline]
     pub fn part_for_fault(&self, page: PageNumber, expected: Expected) -> Option<Order> {
         match self.swap_in {
-            SwapIn::Adaptive => self.judgements.lock().part_for_fault(page, expected),
+            SwapIn::Adaptive => self.estimates.lock().part_for_fault(page, expected),
             SwapIn::Whole => None,
             SwapIn::Page => Some(Order::ZERO),
         }
     }
 
-    /// Where the window of `page` ends if it is watched: what is fetched there before it is touched shows nothing.
-    pub fn watched_until(&self, page: PageNumber) -> Option<PageNumber> {
-        let is_watched = self.judgements.lock().is_watched(Window::of(page));
-        is_watched.then_some(PageNumber((page.0 / WINDOW_PAGES + 1) * WINDOW_PAGES))
+    /// Returns the end of the window of `page` if it is sampled: pages fetched there before they
+    /// are touched would hide touches.
+    pub fn sampled_until(&self, page: PageNumber) -> Option<PageNumber> {
+        let is_sampled = self.estimates.lock().is_sampled(Window::of(page));
+        is_sampled.then_some(PageNumber((page.0 / WINDOW_PAGES + 1) * WINDOW_PAGES))
     }
 
-    /// So many folios were fetched ahead of faults, each of which would have been one: windows that are watched grow old by them, too.
+    /// Counts folios fetched ahead of faults: each would have been a fault, so sampling windows age
+    /// by them.
     pub fn fetched_ahead(&self, folios: usize) {
         if self.swap_in == SwapIn::Adaptive {
-            self.judgements.lock().faults += folios as u64;
+            self.estimates.lock().faults += folios as u64;
         }
     }
 
-    /// The order of the parts that pay around `page`; `None` where whole folios do.
+    /// Returns the order of the parts that pay around `page`; `None` where whole folios pay.
     pub fn part_order(&self, page: PageNumber) -> Option<Order> {
         match self.swap_in {
-            SwapIn::Adaptive => self.judgements.lock().judgement(page).best,
+            SwapIn::Adaptive => self.estimates.lock().estimate(page).best,
             SwapIn::Whole => None,
             SwapIn::Page => Some(Order::ZERO),
         }
     }
 }
 
-impl Judgements {
-    /// What is known of the surroundings of `page`.
-    fn judgement(&mut self, page: PageNumber) -> &mut Judgement {
-        let judgement = &mut self.regions[region(page)];
-        if judgement.is_known() { judgement } else { &mut self.all }
+impl Estimates {
+    /// Returns the estimate for `page`: that of its region, or else that of the whole program.
+    fn estimate(&mut self, page: PageNumber) -> &mut CostEstimate {
+        let estimate = &mut self.regions[region(page)];
+        if estimate.is_known() { estimate } else { &mut self.all }
     }
 
-    fn is_watched(&self, window: Window) -> bool {
-        // All of them, as several are compared at a time then.
-        self.windows.iter().fold(false, |found, &watched| found | (watched == window))
+    fn is_sampled(&self, window: Window) -> bool {
+        // Compares all windows, because the processor compares several at a time then.
+        self.windows.iter().fold(false, |found, &sampled| found | (sampled == window))
     }
 
     fn part_for_fault(&mut self, page: PageNumber, expected: Expected) -> Option<Order> {
         let window = Window::of(page);
         let touched = 1 << (page.0 % WINDOW_PAGES);
         self.faults += 1;
-        // Not by the number of faults: that jumps, and would pass some by for ever.
-        self.looked_at = (self.looked_at + 1) % WATCHED;
+        // In turn, not by the fault number: that number jumps, and would skip some entries forever.
+        self.looked_at = (self.looked_at + 1) % SAMPLED_WINDOWS;
         let looked_at = self.looked_at;
-        if self.faults - self.watched[looked_at].since >= WATCH_FAULTS {
-            self.end_watch(looked_at);
+        if self.faults - self.sampled[looked_at].since >= SAMPLE_FAULTS {
+            self.end_sampling(looked_at);
         }
-        if self.is_watched(window)
-            && let Some(index) = self.windows.iter().position(|&watched| watched == window)
+        if self.is_sampled(window)
+            && let Some(index) = self.windows.iter().position(|&sampled| sampled == window)
         {
-            self.watched[index].touched |= touched;
-            if self.watched[index].touched == u16::MAX {
-                self.end_watch(index);
+            self.sampled[index].touched |= touched;
+            if self.sampled[index].touched == u16::MAX {
+                self.end_sampling(index);
             }
             return Some(Order::ZERO);
         }
-        // xorshift: at regular intervals it might always be the second page of two that begins.
+        // A random choice (xorshift): at regular intervals, sampling might always start at the
+        // second of two pages.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
-        // A power of two: a mask is enough, where a division takes as long as all else here.
-        if self.random & (self.watch_every(page) - 1) != 0 {
-            let judgement = self.judgement(page);
-            return match (expected, judgement.best) {
+        // The interval is a power of two: a mask suffices, and a division would take as long as the
+        // rest.
+        if self.random & (self.sample_every(page) - 1) != 0 {
+            let estimate = self.estimate(page);
+            return match (expected, estimate.best) {
                 (Expected::Stream, Some(_)) => {
-                    judgement.learn(u16::MAX);
+                    estimate.learn(u16::MAX);
                     None
                 }
                 (Expected::Step, _) => Some(Order::ZERO),
                 (_, best) => best,
             };
         }
-        self.end_watch(self.oldest);
+        self.end_sampling(self.oldest);
         self.windows[self.oldest] = window;
-        self.watched[self.oldest] = Watched { touched, since: self.faults };
-        self.oldest = (self.oldest + 1) % WATCHED;
+        self.sampled[self.oldest] = Sample { touched, since: self.faults };
+        self.oldest = (self.oldest + 1) % SAMPLED_WINDOWS;
         Some(Order::ZERO)
     }
 
-    /// One fault in so many begins to watch. What surprises anywhere may be news everywhere.
-    fn watch_every(&self, page: PageNumber) -> u32 {
+    /// Returns the sampling interval in faults. A disagreement anywhere shortens it everywhere.
+    fn sample_every(&self, page: PageNumber) -> u32 {
         let region = &self.regions[region(page)];
         let (every, agreed) = if region.is_known() {
-            (WATCH_EVERY, region.agreed.min(self.all.agreed))
+            (SAMPLE_EVERY, region.agreed.min(self.all.agreed))
         } else {
-            (WATCH_FIRST_EVERY, self.all.agreed)
+            (SAMPLE_FIRST_EVERY, self.all.agreed)
         };
-        (every << (agreed / 2).min(8)).min(WATCH_SURE_EVERY)
+        (every << (agreed / 2).min(8)).min(SAMPLE_SURE_EVERY)
     }
 
-    /// Learns what a window has shown, if there is one.
-    fn end_watch(&mut self, index: usize) {
-        let seen = std::mem::replace(&mut self.watched[index], NOT_WATCHED);
+    /// Ends a sampling window, if there is one, and updates the estimates with it.
+    fn end_sampling(&mut self, index: usize) {
+        let seen = std::mem::replace(&mut self.sampled[index], NOT_SAMPLED);
         let window = std::mem::replace(&mut self.windows[index], Window::NONE);
         if seen.touched != 0 {
             self.regions[region(window.first_page())].learn(seen.touched);
@@ -291,11 +303,11 @@ fn region(page: PageNumber) -> usize {
 mod tests {
     use super::*;
 
-    /// 32 regions: enough that random faults do not meet by chance.
+    /// The size of 32 regions: enough that random faults do not hit one window by chance.
     const PAGES: u64 = REGION_PAGES * 32;
 
-    /// Serves accesses to objects of `pages` pages, each of which may be anywhere, as a program would cause the faults; what the
-    /// last 1000 faults were served with, by order (whole folios last).
+    /// Serves accesses to objects of `pages` pages at random places, with the faults that a program
+    /// would cause. Returns by what order the last 1000 faults were served (whole folios last).
     fn served(locality: &Locality, pages: u64, objects: usize) -> [usize; PART_ORDERS] {
         let mut orders = Vec::new();
         for object in random().take(objects) {
@@ -317,12 +329,12 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_as_large_as_what_is_used() {
+    fn parts_are_as_large_as_the_objects_used() {
         let locality = Locality::new(SwapIn::Adaptive);
         assert_eq!(
             locality.part_for_fault(PageNumber(0), Expected::Nothing),
             None,
-            "until something is known, folios come whole"
+            "folios are fetched whole until there is an estimate"
         );
         assert!(served(&locality, 1, 60_000)[0] > 950, "single pages");
         let counts = served(&locality, 2, 60_000);
@@ -349,72 +361,77 @@ mod tests {
         let locality = Locality::new(SwapIn::Adaptive);
         let orders = (0..2000u64).map(|step| locality.part_for_fault(PageNumber(step * 17), Expected::Stream));
         let whole = orders.skip(1000).filter(Option::is_none).count();
-        // Where it takes that for a stream of parts, it asks for the whole again; so only until something is known.
+        // Faults taken for a stream of parts fetch whole folios again, but only until there is an
+        // estimate.
         assert_eq!(locality.part_order(PageNumber(3)), Some(Order::ZERO));
         assert!(whole <= 1000);
     }
 
     #[test]
-    fn the_longer_all_of_it_is_touched_the_less_is_watched() {
+    fn sampling_backs_off_while_windows_agree() {
         let locality = Locality::new(SwapIn::Adaptive);
-        // The windows that are watched, of so many that are read from one end to the other.
-        let watched = |windows: std::ops::Range<u64>| {
-            let is_watched = |&window: &u64| {
+        // Reads these windows from start to end; returns how many were sampled.
+        let sampled = |windows: std::ops::Range<u64>| {
+            let is_sampled = |&window: &u64| {
                 let page = PageNumber(window * WINDOW_PAGES);
-                let is_watched = locality.part_for_fault(page, Expected::Stream).is_some();
-                if is_watched {
+                let is_sampled = locality.part_for_fault(page, Expected::Stream).is_some();
+                if is_sampled {
                     let rest = 1..WINDOW_PAGES as u32;
                     assert!(
                         rest.map(|n| locality.part_for_fault(page.offset(n), Expected::Stream))
                             .all(|part| part.is_some())
                     );
                 }
-                is_watched
+                is_sampled
             };
-            windows.filter(is_watched).count()
+            windows.filter(is_sampled).count()
         };
-        let (first, later) = (watched(0..500), watched(10_000..20_000));
+        let (first, later) = (sampled(0..500), sampled(10_000..20_000));
         assert!((8..100).contains(&first) && (20..100).contains(&later), "{first} and {later}");
-        // What is touched otherwise is noticed soon all the same.
+        // A change is still noticed soon.
         let served = served(&locality, 1, 3_000);
         assert!(served[0] > 900, "{served:?}");
     }
 
     #[test]
-    fn what_is_watched_is_known() {
+    fn a_sampled_window_is_reported() {
         let locality = Locality::new(SwapIn::Adaptive);
-        let watched = |page: u64| locality.watched_until(PageNumber(page));
+        let sampled = |page: u64| locality.sampled_until(PageNumber(page));
         let begins = |&window: &u64| {
-            assert_eq!(watched(window * WINDOW_PAGES), None);
+            assert_eq!(sampled(window * WINDOW_PAGES), None);
             locality.part_for_fault(PageNumber(window * WINDOW_PAGES + 3), Expected::Stream).is_some()
         };
-        let window = (0..1000).find(begins).expect("one in eight");
+        let window = (0..1000).find(begins).expect("one fault in eight starts a sampling window");
         let end = (window + 1) * WINDOW_PAGES;
         assert_eq!(
-            [end - WINDOW_PAGES, end - 1, end].map(watched),
+            [end - WINDOW_PAGES, end - 1, end].map(sampled),
             [Some(PageNumber(end)), Some(PageNumber(end)), None]
         );
     }
 
     #[test]
-    fn regions_are_judged_apart() {
+    fn each_region_has_its_own_estimate() {
         let locality = Locality::new(SwapIn::Adaptive);
         served(&locality, 1, 60_000);
         let other = PageNumber(PAGES + REGION_PAGES * 5);
-        assert_eq!(locality.part_order(other), Some(Order::ZERO), "as everywhere, until something is known of it");
+        assert_eq!(
+            locality.part_order(other),
+            Some(Order::ZERO),
+            "the whole program's estimate, until the region has one"
+        );
         for n in 0..64 {
             locality.part_for_fault(other.offset(n), Expected::Stream);
         }
         for n in 0..20_000 {
             locality.part_for_fault(other.offset(n % 4096), Expected::Nothing);
         }
-        assert!(locality.part_order(other) != Some(Order::ZERO), "touched all over");
+        assert!(locality.part_order(other) != Some(Order::ZERO), "the whole region is touched");
         assert_eq!(locality.part_order(PageNumber(0)), Some(Order::ZERO));
     }
 
     #[test]
-    fn costs_are_those_of_the_parts_that_are_touched() {
-        let cost = |touched: u16| Judgement::of(touched).collect::<Vec<_>>();
+    fn costs_count_the_touched_parts() {
+        let cost = |touched: u16| CostEstimate::of(touched).collect::<Vec<_>>();
         let fault = |parts: u32, pages: u32| parts * (FAULT_COST + PAGE_COST * pages);
         assert_eq!(cost(0b1), [fault(1, 1), fault(1, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
         assert_eq!(cost(0b110), [fault(2, 1), fault(2, 2), fault(1, 4), fault(1, 8), fault(1, 16)]);
@@ -422,18 +439,18 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_counted_as_they_lie() {
+    fn touched_parts_match_a_naive_count() {
         for touched in 0..=u16::MAX {
             let pages =
                 |part: usize, order: usize| (part << order..(part + 1) << order).any(|page| touched >> page & 1 != 0);
             let parts = |order: usize| (0..16 >> order).filter(|&part| pages(part, order)).count() as u32;
             let expected = (0..PART_ORDERS).map(|order| parts(order) * (FAULT_COST + PAGE_COST * (1 << order)));
-            assert!(Judgement::of(touched).eq(expected), "{touched:#b}");
+            assert!(CostEstimate::of(touched).eq(expected), "{touched:#b}");
         }
     }
 
     #[test]
-    fn nothing_is_judged_where_it_is_said_what_to_bring() {
+    fn a_fixed_mode_needs_no_estimate() {
         for (swap_in, part) in [(SwapIn::Whole, None), (SwapIn::Page, Some(Order::ZERO))] {
             let locality = Locality::new(swap_in);
             for page in random().take(1000) {

@@ -1,15 +1,16 @@
-//! The one door between the memory manager and the machine it manages.
+//! The machine: the only interface between the memory manager and the memory it manages.
 //!
-//! On Linux it is a real program's memory through userfaultfd; in tests and in the lab it is an array.
-//! The engine never holds a leaf lock while it calls the machine. It may hold one page table block,
-//! where a method says so; such a method must not wait for anything but the kernel.
+//! On Linux the machine is a real program's memory through userfaultfd; in tests and in the lab it
+//! is an array. The engine never holds a leaf lock while it calls the machine. It may hold one page
+//! table block lock where a method says so; such a method must wait for nothing but the kernel.
 //!
-//! Places: the *program* is addressed by [`PageNumber`]; the *arena* by [`Frame`]. A frame's page is
-//! either at home (in the arena), or moved into the program, its home then being *empty*.
+//! A [`PageNumber`] addresses a page of the *program*, a [`Frame`] a page of the *arena*. The page
+//! of a frame either lies in the arena at its home frame, or it is mapped into the program; its
+//! home frame is then *unpopulated*.
 //!
-//! Memory is read and written only for a token: [`RunRef`] and [`RunMut`] for pages at home,
-//! [`Piece`] and [`PlaceMut`] for what the store holds. Safe code cannot have two tokens for the
-//! same bytes of which one allows writing, so a machine may turn them into slices.
+//! A method reads or writes memory only for a token: [`RunRef`] and [`RunMut`] stand for staged
+//! pages, [`Piece`] and [`PlaceMut`] for stored bytes. Safe code cannot hold two tokens for the
+//! same bytes if one of them allows writing, so a machine may turn tokens into slices.
 
 use crate::run_tokens::{RunMut, RunRef};
 use crate::stats::Counters;
@@ -19,49 +20,50 @@ use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, P
 use std::ops::Range;
 use thiserror::Error;
 
-/// Why pages could not be moved.
+/// The reason why pages could not be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum MoveError {
-    /// Somebody else refers to the page: it is pinned, or shared since a fork.
+    /// The page has another user: it is pinned, or a fork left it shared.
     #[error("the page is pinned or shared")]
     Busy,
-    /// The destination already holds a page.
+    /// The destination already has a page.
     #[error("the destination is occupied")]
     Exists,
-    /// There is no page to move.
+    /// The source has no page.
     #[error("the source is empty")]
     Absent,
-    /// The mapping does not allow it: other protection, locked, or the range crosses its border.
+    /// The mapping does not allow the move: its protection differs, it is locked, or the range
+    /// crosses its border.
     #[error("the mapping does not allow moves")]
     Refused,
-    /// The program is changing its mappings: the change must be heard first.
+    /// The program is changing its mappings. The agent must receive that event before it retries.
     #[error("the mapping is being changed")]
     Changing,
-    /// The mapping, or the whole program, is gone.
+    /// The mapping or the whole program is gone.
     #[error("the mapping is gone")]
     Gone,
 }
 
-/// A move that did not go all the way.
+/// A move that stopped before its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("after {moved_pages} pages: {error}")]
 pub struct Stopped {
-    /// Pages that were moved: the first ones of the range.
+    /// Number of moved pages: the first pages of the range.
     pub moved_pages: u32,
-    /// What stopped it.
+    /// The error that stopped the move.
     pub error: MoveError,
 }
 
-/// What compressing a piece came to. The bytes wait in the worker's scratch memory.
+/// The result of compressing a piece. The compressed bytes are in the worker's scratch memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compressed {
-    /// The whole piece repeats one word and needs no bytes.
+    /// The whole piece repeats this word and needs no bytes.
     Filled(u64),
-    /// Compressed, or `raw` where that saved nothing.
+    /// The piece as bytes: compressed, or `raw` if compression saved nothing.
     Bytes {
-        /// How many bytes to store.
+        /// Number of bytes to store.
         len_bytes: u32,
-        /// They are the content itself.
+        /// The bytes are the content itself, uncompressed.
         raw: bool,
         /// Checksum of the stored bytes.
         checksum: u64,
@@ -69,7 +71,7 @@ pub enum Compressed {
 }
 
 impl Compressed {
-    /// How many bytes to store.
+    /// Returns the number of bytes to store.
     pub fn len_bytes(&self) -> u32 {
         match *self {
             Compressed::Filled(_) => 0,
@@ -78,18 +80,18 @@ impl Compressed {
     }
 }
 
-/// What recompressing a piece came to. The bytes wait in the worker's scratch memory.
+/// The result of recompressing a piece. The compressed bytes are in the worker's scratch memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recompressed {
-    /// How many bytes to store.
+    /// Number of bytes to store.
     pub len_bytes: u32,
     /// Checksum of the stored bytes.
     pub checksum: u64,
 }
 
-/// A stored piece could not be turned back into the pages it was made of.
+/// A stored piece could not be read back: its bytes do not match its checksum or seal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("what was stored of it cannot be read back")]
+#[error("the stored copy cannot be read back")]
 pub struct Corrupted;
 
 /// Pieces could not be written to the swap file.
@@ -97,132 +99,144 @@ pub struct Corrupted;
 #[error("the swap file cannot be written")]
 pub struct NotWritten;
 
-/// Writes to the swap file that a worker has begun and not finished, at most: while one is under way, the next is made.
+/// Maximum number of unfinished writes to the swap file for each worker: while one is in flight,
+/// the worker prepares the next.
 pub const MOST_WRITES: usize = 2;
 
 /// A mapping of the program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// Where it lies, as far as it is known: a folio never leaves it.
+    /// The pages of the mapping, as far as known. A folio never crosses their ends.
     pub pages: Range<PageNumber>,
-    /// The folio sizes it may have now: what the policy says for what the program has said about it.
+    /// The folio sizes that the size policy and the program's advice allow now.
     pub sizes: OrderSet,
 }
 
 impl Mapping {
-    /// Whether the 2^order pages at `head` may be a folio.
+    /// Returns whether the 2^order pages at `head` may be one folio.
     pub fn allows(&self, head: PageNumber, order: Order) -> bool {
         self.sizes.contains(order) && self.pages.start <= head && head.offset(order.pages()) <= self.pages.end
     }
 }
 
-/// What the engine asks of the machine.
+/// The operations that the engine needs from the machine.
 pub trait Machine: Shared {
-    /// Per-thread state for compression: contexts and scratch memory.
+    /// Per-thread state of a compressing thread: codec contexts and scratch memory.
     type Worker;
 
-    /// A clock that never goes back.
+    /// Returns the time in nanoseconds. It never goes back.
     fn now_ns(&self) -> u64;
-    /// Where the caller runs. A hint: it may have moved since.
+    /// Returns the CPU of the caller. This is a hint: the caller may have moved since.
     fn cpu(&self) -> CpuNumber;
 
-    /// Takes `pages` of the budget, unless that would exceed the limit.
+    /// Charges `pages` to the budget unless that exceeds the limit. Returns whether it did.
     fn try_charge(&self, pages: u32) -> bool;
-    /// Takes `pages` of the budget even beyond the limit.
+    /// Charges `pages` to the budget even beyond the limit.
     fn charge(&self, pages: u32);
-    /// Gives `pages` back to the budget.
+    /// Returns `pages` to the budget.
     fn uncharge(&self, pages: u32);
-    /// Pages left below the limit; negative beyond it.
+    /// Returns the pages left below the limit; negative above the limit.
     fn room_pages(&self) -> i64;
-    /// The counters of the managed program.
+    /// Returns the counters of the managed program.
     fn counters(&self) -> &Counters;
 
-    /// Gives the empty homes of `run` pages full of zeros: of the highest order one huge page, where one can be had. The
-    /// caller has charged them.
+    /// Populates the home frames of `run` with pages of zeros; a run of the highest order becomes
+    /// one huge page if the system has one. The frames must be unpopulated and charged.
     fn populate(&self, run: RunMut<'_>);
-    /// Part of a huge page of the program is going, or gone: what is on either side of `border` is to be pages of its own,
-    /// so that the system has back what is not used. Called under a block lock.
+    /// Splits a huge page of the program at `border`, because part of it was unmapped or will be.
+    /// The system gets back the unused part. Called under a block lock.
     fn split_huge(&self, head: PageNumber, border: PageNumber);
-    /// Empties the homes of `run`: their pages go back to the system.
+    /// Releases the pages of `run` to the system; their home frames become unpopulated.
     fn release(&self, run: RunMut<'_>);
-    /// Fills the pages at home in `run` with zeros; replaces them, if they are of the highest order and not a huge page,
-    /// where one can be had.
+    /// Fills the staged pages of `run` with zeros. Pages of the highest order that are no huge page
+    /// are replaced by one if the system has one.
     fn zero(&self, run: RunMut<'_>);
-    /// Keeps changes of mappings from being heard while it lives. A page is moved, in or out, only under it, taken
-    /// before what the engine knows of the page is looked up: that must not be behind what the program has done.
+    /// A guard that holds off mapping events. The engine moves a page in or out only under this
+    /// guard, and takes it before it looks up the page: its knowledge must not be older than the
+    /// program's mappings.
     type Steady<'a>
     where
         Self: 'a;
-    /// Keeps the next change of mappings from being heard; `None` while one that was heard waits for others that are
-    /// under way.
+    /// Holds off the next mapping event. Returns `None` while a received event waits for others in
+    /// progress.
     fn steady(&self) -> Option<Self::Steady<'_>>;
-    /// Hash of the content at home in `run`, the same whenever that is the same. Two contents have the same
-    /// hash by chance only, once in 2^64.
+    /// Returns a hash of the staged content of `run`. Equal contents have equal hashes; two
+    /// different contents collide with probability 2^-64.
     fn hash(&self, run: RunRef<'_>) -> u64;
-    /// Copies the pages at home in `from` over those at home in `to`, of the same order.
+    /// Copies the pages of `from` over those of `to`, in the arena. Both have the same order.
     fn copy(&self, from: RunRef<'_>, to: RunMut<'_>);
-    /// Whether somebody outside the program may still read frames that were its own (a pipe, a
-    /// zero-copy socket): then no frame may be used again before its page has gone back to the system.
+    /// Returns whether anything outside the program may still read frames that it owned (a pipe, a
+    /// zero-copy socket). If so, a frame must go back to the system before it is used again.
     fn frames_escape(&self) -> bool;
-    /// Moves the pages at home from `from` on to the empty homes from `to` on. May be called under a block lock.
+    /// Moves the pages of `from` to the unpopulated frames from `to` on, in the arena. May be
+    /// called under a block lock.
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped>;
 
-    /// Calls `lost` with each run of `pages`, which are at home or swapped out, whose content the program has discarded
-    /// without a message. [`move_out`](Machine::move_out) leaves a mark where a page was, and discards remove it. Called
-    /// under a block lock.
+    /// Calls `lost` with each run of `pages` whose content the program has discarded without a
+    /// message. All `pages` are staged or swapped out. [`move_out`](Machine::move_out) leaves a
+    /// mark in place of each page, and a discard removes the mark. Called under a block lock.
     fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>));
-    /// The same, and removes the marks: the pages are about to return to the program.
+    /// Calls `lost` like [`for_each_lost`](Machine::for_each_lost) and removes the marks of
+    /// `pages`, which are about to be mapped in. Called under a block lock.
     fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>));
-    /// Marks `pages`, which are at home or swapped out, anew. Called under a block lock.
+    /// Marks `pages`, which are staged or swapped out, again. Called under a block lock.
     fn mark(&self, pages: Range<PageNumber>);
-    /// Moves the pages at home in `run` into the program at `to`, whose marks have been taken if they were out; wakes nobody.
-    /// Pages that stay at home are marked. Called under a block lock.
+    /// Maps the staged pages of `run` into the program at `to`; wakes nobody. The caller has taken
+    /// the marks of pages that were staged or swapped out; pages that stay staged are marked
+    /// again. Called under a block lock.
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped>;
-    /// Moves `pages` pages of the program from `from` on to the empty homes from `to` on, and marks where they were. Called
-    /// under a block lock.
+    /// Unmaps `pages` pages of the program from `from` on into the unpopulated frames from `to` on,
+    /// and leaves a mark in place of each page. Called under a block lock.
     fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped>;
-    /// Copies the page at home in `frame` into the program where a move is refused; wakes nobody. Called
-    /// under a block lock.
+    /// Copies the staged page of `frame` into the program where a move is refused; wakes nobody.
+    /// Called under a block lock.
     fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError>;
-    /// Puts a page of zeros of the system's own, which nobody manages, into the program; wakes nobody. Called under a block
-    /// lock.
+    /// Maps a new page of zeros, which is not managed, into the program; wakes nobody. Called under
+    /// a block lock.
     fn zero_in(&self, to: PageNumber) -> Result<(), MoveError>;
-    /// The arena is full, and nothing in it can be made free: pages are left to the system from now on. Waits for nothing.
+    /// Reports that the arena is full and that nothing in it can be freed: new pages stay
+    /// unmanaged. Does not block.
     fn arena_is_full(&self);
-    /// Lets the program write to `pages`, which are resident. (Marks of others would be lost.) Called under a block lock.
+    /// Lets the program write to `pages`, which are resident; a page that is not would lose its
+    /// mark. Called under a block lock.
     fn unprotect(&self, pages: Range<PageNumber>);
-    /// Makes pages that a fork left shared the program's own again, if they are still there. Never
-    /// called under a lock: the program may have to be served meanwhile.
-    /// False where it is not to be done now.
+    /// Gives the program its own copy of pages that a fork left shared, if they still exist.
+    /// Returns false if that must not be done now. Never called under a lock, because the program
+    /// may fault meanwhile.
     fn unshare(&self, pages: Range<PageNumber>) -> bool;
-    /// Makes pages at home that a fork left shared our own again. Called under a block lock.
+    /// Replaces staged pages that a fork left shared by unshared copies. Called under a block lock.
     fn unshare_home(&self, run: FrameRun);
-    /// Wakes whoever waits for one of `pages`, which may be none. Called under no lock: who wakes up may be given the caller's CPU.
+    /// Wakes the threads that wait for one of `pages`; the range may be empty. Called under no
+    /// lock, because a woken thread may preempt the caller.
     fn wake(&self, pages: Range<PageNumber>);
-    /// Whether the limit has been exceeded for a moment only: others may be giving way.
+    /// Returns whether the limit has been exceeded only recently: other processes may still free
+    /// memory.
     fn is_lately_over(&self) -> bool;
-    /// Whether other processes may share pages since a fork: what one makes free is free when all have.
+    /// Returns whether other processes may share pages since a fork. A shared page is free only
+    /// when all of them freed it.
     fn shares(&self) -> bool;
-    /// Sleeps for as long as others take to free some folios. Called under no lock.
+    /// Sleeps for about the time in which other threads free a few folios. Called under no lock.
     fn pause(&self);
-    /// Makes any access to the page end the program with SIGBUS, and says why; wakes nobody. Called under a block lock.
+    /// Makes any access to `page` end the program with SIGBUS and reports `why`; wakes nobody.
+    /// Called under a block lock.
     fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError>;
 
-    /// The mapping around `page`.
+    /// Returns the mapping that contains `page`.
     fn mapping(&self, page: PageNumber) -> Option<Mapping>;
-    /// Calls `found` with each maximal run of pages in `pages` that the program has content in, in
+    /// Calls `found` with each maximal run of pages in `pages` that have content in the program, in
     /// ascending order.
     fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>));
 
-    /// Compresses the pages at home in `run`, which are the program's from `head` on, as one piece into the worker's scratch
-    /// memory. Called under no lock.
+    /// Compresses the staged pages of `run` as one piece into the worker's scratch memory. The
+    /// program knows them as the pages from `head` on. Called under no lock.
     fn compress(&self, worker: &mut Self::Worker, head: PageNumber, run: RunRef<'_>) -> Compressed;
-    /// Writes what [`compress`](Machine::compress) left in the scratch memory for `run` to `place`.
+    /// Writes the bytes that [`compress`](Machine::compress) left in the scratch memory for `run`
+    /// to `place`.
     fn write_piece(&self, worker: &mut Self::Worker, run: RunRef<'_>, place: PlaceMut<'_>);
-    /// Copies stored bytes of a piece from `from` to `to`, which is as long.
+    /// Copies stored bytes of a piece from `from` to `to`, which has the length of `from`.
     fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>);
-    /// Restores pages `skip_pages..` of `piece`, as many as `into` has, to the homes of `into`, after
-    /// verifying the checksum.
+    /// Restores the pages of `piece` from `skip_pages` on into the frames of `into`, as many as
+    /// `into` has. Verifies the checksum first.
     fn read_piece(
         &self,
         worker: &mut Self::Worker,
@@ -231,21 +245,23 @@ pub trait Machine: Shared {
         into: RunMut<'_>,
     ) -> Result<(), Corrupted>;
 
-    /// Compresses `piece`, which is in memory, anew with the second codec; `None` if that saves nothing, or the piece is corrupted.
+    /// Recompresses `piece`, which is in memory, with the second codec. Returns `None` if that
+    /// saves nothing or the piece is corrupted.
     fn recompress(&self, worker: &mut Self::Worker, piece: &Piece<'_>) -> Option<Recompressed>;
-    /// Writes what [`recompress`](Machine::recompress) left in the scratch memory to `place`.
+    /// Writes the bytes that [`recompress`](Machine::recompress) left in the scratch memory to
+    /// `place`.
     fn write_recompressed(&self, worker: &mut Self::Worker, place: PlaceMut<'_>);
 
-    /// Begins to write the pieces of `batch` to the slots of the swap file that it names, and says with a seal for each
-    /// how they are known again, if the write succeeds. Each seal has a nonce of its own, in this and in all other
-    /// processes. The worker has begun fewer than [`MOST_WRITES`] that are not finished.
+    /// Starts writing the pieces of `batch` to their slots of the swap file and appends one seal
+    /// for each, which identifies the piece if the write succeeds. Every seal has its own nonce,
+    /// unique in all processes. The worker must have fewer than [`MOST_WRITES`] unfinished writes.
     fn begin_write(&self, worker: &mut Self::Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>);
-    /// Waits for the oldest write that the worker has begun and not finished.
+    /// Waits for the oldest unfinished write of the worker.
     fn finish_write(&self, worker: &mut Self::Worker) -> Result<(), NotWritten>;
-    /// The swap file has no room: it goes on as without one.
+    /// Reports that the swap file is full. The engine continues as if there were none.
     fn swap_file_full(&self);
-    /// As [`read_piece`](Machine::read_piece), of a piece that is in the swap file: what is there must be what was written
-    /// under its seal, to that place.
+    /// Restores pages of a piece from the swap file, as [`read_piece`](Machine::read_piece) does
+    /// from memory. The bytes read must be those written under the piece's seal, to that place.
     fn read_back(
         &self,
         worker: &mut Self::Worker,
@@ -254,14 +270,15 @@ pub trait Machine: Shared {
         skip_pages: u32,
         into: RunMut<'_>,
     ) -> Result<(), Corrupted>;
-    /// Nothing in a cluster of the swap file, which this process holds, is needed any more: the system may have its room.
-    /// Whether it takes it.
+    /// Discards a cluster of the swap file that this process holds and no longer needs. Returns
+    /// whether the system took it.
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool;
-    /// Makes this process the holder of a cluster of the swap file, unless there is one. Like the next two, it is
-    /// called under leaf locks, and waits for nothing.
+    /// Makes this process a holder of a cluster of the swap file unless the cluster has one.
+    /// Returns whether it did. This method and the next two are called under leaf locks and do not
+    /// block.
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool;
-    /// This process holds the cluster no more.
+    /// Ends this process's hold on the cluster.
     fn release_cluster(&self, cluster: ClusterNumber);
-    /// Whether no other process holds a cluster that this one holds.
+    /// Returns whether this process is the only holder of a cluster that it holds.
     fn is_sole_holder(&self, cluster: ClusterNumber) -> bool;
 }

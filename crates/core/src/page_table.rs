@@ -1,23 +1,26 @@
-//! What the engine knows of every page of the managed address space, as a radix tree of blocks.
+//! The page table: the state of every page of the managed address space, as a radix tree of blocks.
 //!
-//! A [`Block`] is 2 MiB of address space: 512 entries of 8 bytes (0.2% of what they describe) under one
-//! lock. A folio is naturally aligned and at most 2 MiB, so it never leaves its block and one lock
-//! suffices for it. Every page of a folio of order `k` carries `k` and its own frame or slot; these are
-//! consecutive over the folio, so the head's follows from any page's.
+//! A [`Block`] covers 2 MiB of address space: 512 entries of 8 bytes (0.2% of the memory they
+//! describe) under one lock. A folio is naturally aligned and at most 2 MiB, so it lies in one
+//! block and needs one lock. Every page of a folio of order `k` carries `k` and its own frame or
+//! slot. These are consecutive over the folio, so those of the head follow from any page.
 //!
 //! States of a page, and who may change them (always under the block's lock):
 //!
-//! | state | content is | left by |
+//! | state | content | left by |
 //! |---|---|---|
-//! | `None` | nowhere: reads as zeros | first touch, adoption |
-//! | `Resident` | in the program; the home is empty and reserved | staging, unmap |
-//! | `Hole` | nowhere, but reserves a home as a page of a resident folio | first touch, adoption, split |
-//! | `Home` | at home; the program cannot touch it | a fault (second chance), writeback, unmap |
-//! | `Home` + writeback | the same, and a worker reads it: **only that worker frees the frame** | the worker; a fault copies; unmap |
+//! | `None` | none: reads as zeros | first touch, adoption |
+//! | `Resident` | in the program; its home frame is unpopulated and reserved | staging, unmap |
+//! | `Hole` | none; the resident folio keeps its home frame | first touch, adoption, split |
+//! | `Home` | staged: in the arena, out of the program's reach | a fault, writeback, unmap |
+//! | `Home` + writeback | staged; a worker reads it | the worker; a fault copies; unmap |
 //! | `Swapped` | in the store, under its slot | a fault, unmap |
-//! | `Swapped` + fetching | the same, and a worker reads it: **only that worker frees the slot** | the worker; unmap |
+//! | `Swapped` + fetching | in the store; a worker reads it | the worker; unmap |
 //!
-//! Lock rank 2 (block). Lookup takes no lock. Blocks are never freed.
+//! **Only the worker that writes back frees the frame; only the worker that fetches frees the
+//! slot.**
+//!
+//! Lock rank 2 (block). A lookup takes no lock. Blocks are never freed.
 
 use crate::queue::{Claim, Ticket};
 use crate::run_tokens::{RunMut, RunRef, SharedRun, UniqueRun};
@@ -25,48 +28,48 @@ use crate::sync::{Mutex, MutexGuard, OnceLock, ranks};
 use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
 
-/// What is known of one page.
+/// The state of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PageState {
-    /// No content.
+    /// The page has no content.
     #[default]
     None,
-    /// In the program.
+    /// The page is mapped in the program.
     Resident {
-        /// Its reserved, empty home.
+        /// The reserved, unpopulated home frame.
         frame: Frame,
-        /// Of its folio.
+        /// The order of the page's folio.
         order: Order,
     },
-    /// No content, but still a page of a resident folio, which is partially mapped.
+    /// A hole: the page has no content, but belongs to a resident, partially mapped folio.
     Hole {
-        /// Its reserved, empty home.
+        /// The reserved, unpopulated home frame.
         frame: Frame,
-        /// Of its folio.
+        /// The order of the page's folio.
         order: Order,
     },
-    /// At home.
+    /// The page is staged in the arena.
     Home {
-        /// Where.
+        /// The home frame with the content.
         frame: Frame,
-        /// Of its folio.
+        /// The order of the page's folio.
         order: Order,
-        /// A worker is compressing it.
+        /// Whether a worker is compressing the folio.
         writeback: bool,
     },
-    /// In the store.
+    /// The page is swapped out: its content is in the store.
     Swapped {
-        /// Under which slot.
+        /// The slot of the page.
         slot: Slot,
-        /// Of its folio.
+        /// The order of the page's folio.
         order: Order,
-        /// A worker is fetching it.
+        /// Whether a worker is fetching the folio.
         fetching: bool,
     },
 }
 
 impl PageState {
-    /// The order of the folio the page belongs to, if it belongs to one.
+    /// Returns the order of the page's folio, if it belongs to one.
     pub fn order(self) -> Option<Order> {
         match self {
             PageState::None => None,
@@ -77,7 +80,7 @@ impl PageState {
         }
     }
 
-    /// The same state in a folio of another order.
+    /// Returns this state in a folio of order `new`.
     #[must_use]
     pub fn with_order(self, new: Order) -> PageState {
         match self {
@@ -89,7 +92,7 @@ impl PageState {
         }
     }
 
-    /// The same state with another frame.
+    /// Returns this state with the frame `new`. A state without a frame stays as it is.
     #[must_use]
     pub fn with_frame(self, new: Frame) -> PageState {
         match self {
@@ -100,7 +103,7 @@ impl PageState {
         }
     }
 
-    /// The state of the page `pages` further on in the same folio.
+    /// Returns the state of the page `pages` pages later in the same folio.
     #[must_use]
     pub fn offset(self, pages: u32) -> PageState {
         match self {
@@ -117,10 +120,10 @@ impl PageState {
     }
 }
 
-/// A [`PageState`] in one word. Bits 0..3 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`, 4 `Hole`),
-/// bit 3 busy (writeback or fetching), bit 4 queued, bit 5 active, bits 6..10 order, bits 10..16 the ticket with which
-/// it was queued last, bits 16..32 when it was evicted last, bits 32..64 frame or slot. The all-zero word is `None`, not
-/// queued.
+/// A [`PageState`] in one word. Bits 0..3 kind (0 `None`, 1 `Resident`, 2 `Home`, 3 `Swapped`, 4
+/// `Hole`), bit 3 busy (writeback or fetching), bit 4 queued, bit 5 active, bits 6..10 order, bits
+/// 10..16 the last ticket, bits 16..32 the time of the last eviction, bits 32..64 frame or slot.
+/// The all-zero word is `None`, not queued.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Entry(u64);
 
@@ -135,10 +138,10 @@ impl Entry {
     const TICKET: u64 = ((1 << Ticket::BITS) - 1) << Self::TICKET_SHIFT;
     const EVICTED_SHIFT: u32 = 16;
     const EVICTED: u64 = 0xffff << Self::EVICTED_SHIFT;
-    /// From one frame or slot to the next.
+    /// The difference between the words of neighbouring frames or slots.
     const NEXT_NUMBER: u64 = 1 << 32;
-    /// What is no part of the state, and stays as long as there is content. (The ticket stays in any case: claims of
-    /// content that is gone may still be in a queue.)
+    /// The bits beside the state; they stay as long as the page has content. (The ticket always
+    /// stays: a queue may still have claims on content that is gone.)
     const KEPT: u64 = Self::QUEUED | Self::ACTIVE | Self::EVICTED;
 
     fn encode(state: PageState) -> Entry {
@@ -155,7 +158,7 @@ impl Entry {
         }
     }
 
-    /// What stays of an entry whose state is `state` from now on.
+    /// Returns the bits that an entry keeps when its state becomes `state`.
     fn kept_by(state: PageState) -> u64 {
         if state == PageState::None { Entry::TICKET } else { Entry::TICKET | Entry::KEPT }
     }
@@ -172,27 +175,27 @@ impl Entry {
             1 => PageState::Resident { frame: Frame(number), order },
             2 => PageState::Home { frame: Frame(number), order, writeback: busy },
             3 => PageState::Swapped { slot: Slot(number), order, fetching: busy },
-            // There is no other kind.
+            // The only kind left is 4.
             _ => PageState::Hole { frame: Frame(number), order },
         }
     }
 }
 
-/// The entries of one block, in the hands of whoever holds its lock.
+/// The entries of one block, accessible to the holder of its lock.
 pub struct Entries {
     first: PageNumber,
-    /// See [`set_deferred`](Entries::set_deferred).
+    /// Whether the block is in the queue of blocks with partially mapped folios.
     deferred: bool,
     pages: [Entry; BLOCK_PAGES],
 }
 
 impl Entries {
-    /// The first page of the block.
+    /// Returns the first page of the block.
     pub fn first(&self) -> PageNumber {
         self.first
     }
 
-    /// The page after its last.
+    /// Returns the page after the block.
     pub fn end(&self) -> PageNumber {
         self.first.offset(BLOCK_PAGES as u32)
     }
@@ -202,12 +205,12 @@ impl Entries {
         page.index_in_block()
     }
 
-    /// The state of `page`.
+    /// Returns the state of `page`.
     pub fn get(&self, page: PageNumber) -> PageState {
         self.pages[self.index(page)].decode()
     }
 
-    /// Changes the state of `page`. Whether it is queued or active and when it was evicted stays, unless its content is
+    /// Sets the state of `page`. The queued, active and evicted bits stay unless the content is
     /// gone.
     #[inline]
     pub fn set(&mut self, page: PageNumber, state: PageState) {
@@ -215,7 +218,7 @@ impl Entries {
         self.pages[index] = Entry(Entry::encode(state).0 | self.pages[index].0 & Entry::kept_by(state));
     }
 
-    /// Gives the 2^order pages at `head` the consecutive states that start with `state`.
+    /// Sets the 2^order pages at `head` to consecutive states, the first of which is `state`.
     #[inline]
     pub fn set_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
         debug_assert_eq!(head.head(order), head);
@@ -225,7 +228,8 @@ impl Entries {
         }
     }
 
-    /// The same, of an order above 0: by a call, which is little beside the loop, but would be much beside one entry.
+    /// Sets the states of a folio above order 0. It is a separate function because a call costs
+    /// little beside the loop, but much beside one entry.
     fn set_large_folio(&mut self, head: PageNumber, order: Order, state: PageState) {
         let start = self.index(head);
         let (mut word, kept) = (Entry::encode(state).0, Entry::kept_by(state));
@@ -236,29 +240,29 @@ impl Entries {
         }
     }
 
-    /// The right to read the folio at `head` while the block is locked, if it is at home.
-    pub fn home(&self, head: PageNumber) -> Option<RunRef<'_>> {
+    /// Returns the right to read the folio at `head` while the block is locked, if it is staged.
+    pub fn staged(&self, head: PageNumber) -> Option<RunRef<'_>> {
         let PageState::Home { frame, order, .. } = self.get(head) else { return None };
         Some(RunRef::mint(FrameRun::new(frame, order), self))
     }
 
-    /// The right to write the folio at `head` while the block is locked, if it is at home and
-    /// nobody writes it back.
-    pub fn home_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
+    /// Returns the right to write the folio at `head` while the block is locked, if it is staged
+    /// and not under writeback.
+    pub fn staged_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
         let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
         Some(RunMut::mint(FrameRun::new(frame, order), self))
     }
 
-    /// Forgets the folio at `head`, if it is at home and nobody writes it back; its frames are the
-    /// caller's.
-    pub fn take_home(&mut self, head: PageNumber) -> Option<UniqueRun> {
+    /// Removes the folio at `head` and gives its frames to the caller, if it is staged and not
+    /// under writeback.
+    pub fn take_staged(&mut self, head: PageNumber) -> Option<UniqueRun> {
         let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
         self.set_folio(head, order, PageState::None);
         Some(UniqueRun::mint(FrameRun::new(frame, order)))
     }
 
-    /// Marks the folio of `order` at `head` as being written back, if it is at home and nobody does
-    /// so; the right to read it is the caller's.
+    /// Marks the folio of `order` at `head` as under writeback, if it is staged and not under
+    /// writeback yet. Returns the right to read it.
     pub fn begin_writeback(&mut self, head: PageNumber, order: Order) -> Option<SharedRun> {
         match self.get(head) {
             PageState::Home { frame, order: now, writeback: false } if now == order => {
@@ -270,13 +274,13 @@ impl Entries {
         }
     }
 
-    /// Whether the content of `page` is in `frame`, which a worker writes back.
+    /// Returns whether `page` is under writeback and its content is in `frame`.
     pub fn is_written_back(&self, page: PageNumber, frame: Frame) -> bool {
         matches!(self.get(page), PageState::Home { frame: now, writeback: true, .. } if now == frame)
     }
 
-    /// A worker does not write `page` back after all. If that is still in `part`, it stays there:
-    /// at home, nobody writes it back. If it is not, the frame is the caller's.
+    /// Ends the writeback of `page` without a result. If the content of `page` is still in `part`,
+    /// the page stays staged. Otherwise, the frame belongs to the caller.
     pub fn cancel_writeback(&mut self, page: PageNumber, part: SharedRun) -> Option<UniqueRun> {
         let run = part.into_run();
         match self.get(page) {
@@ -288,8 +292,8 @@ impl Entries {
         }
     }
 
-    /// A worker has written back what was at `head`: the frames are the caller's. No page has its
-    /// content there any more, and whoever has read one of them had the block locked.
+    /// Ends a successful writeback of the folio at `head` and gives its frames to the caller. No
+    /// page may still have its content in `run`; earlier readers of `run` held the block's lock.
     pub fn finish_writeback(&mut self, head: PageNumber, run: SharedRun) -> UniqueRun {
         let run = run.into_run();
         debug_assert!(
@@ -299,7 +303,7 @@ impl Entries {
         UniqueRun::mint(run)
     }
 
-    /// Whether the folio at `head` is in a reclaim queue.
+    /// Returns whether the folio at `head` is in a reclaim queue.
     pub fn is_queued(&self, head: PageNumber) -> bool {
         self.pages[self.index(head)].0 & Entry::QUEUED != 0
     }
@@ -308,7 +312,8 @@ impl Entries {
         Ticket::from_bits(self.pages[self.index(head)].0 >> Entry::TICKET_SHIFT)
     }
 
-    /// Says that the folio at `head` is in a reclaim queue from now on, with which ticket; `None` if it is in one.
+    /// Marks the folio at `head` as queued and returns its new ticket; `None` if it is queued
+    /// already.
     pub fn set_queued(&mut self, head: PageNumber) -> Option<Ticket> {
         if self.is_queued(head) {
             return None;
@@ -320,23 +325,24 @@ impl Entries {
         Some(ticket)
     }
 
-    /// Says that the folio at `head` is in no reclaim queue: no claim on it holds.
+    /// Marks the folio at `head` as not queued, so that every claim on it is stale.
     pub fn set_unqueued(&mut self, head: PageNumber) {
         let index = self.index(head);
         self.pages[index].0 &= !Entry::QUEUED;
     }
 
-    /// Whether `claim`, to a folio of this block, is that with which it is queued.
+    /// Returns whether `claim`, on a folio of this block, holds: the folio is queued with its
+    /// ticket.
     pub fn holds(&self, claim: Claim) -> bool {
         self.is_queued(claim.folio.head) && self.ticket(claim.folio.head) == claim.ticket
     }
 
-    /// Whether the folio at `head` is known to be in use.
+    /// Returns whether the folio at `head` is active.
     pub fn is_active(&self, head: PageNumber) -> bool {
         self.pages[self.index(head)].0 & Entry::ACTIVE != 0
     }
 
-    /// Says whether the 2^order pages at `head` are known to be in use.
+    /// Marks the 2^order pages at `head` as active or not.
     pub fn set_active(&mut self, head: PageNumber, order: Order, active: bool) {
         let start = self.index(head);
         for entry in &mut self.pages[start..start + order.pages() as usize] {
@@ -344,42 +350,42 @@ impl Entries {
         }
     }
 
-    /// When `page` was evicted last, if it ever was.
+    /// Returns the time of the last eviction of `page`, if there was one.
     pub fn evicted(&self, page: PageNumber) -> Eviction {
         Eviction((self.pages[self.index(page)].0 >> Entry::EVICTED_SHIFT) as u16)
     }
 
-    /// Says that `page` is evicted now: it is not known to be in use any more.
+    /// Records that `page` is evicted at `now` and is no longer active.
     pub fn set_evicted(&mut self, page: PageNumber, now: Eviction) {
         let index = self.index(page);
         let entry = &mut self.pages[index];
         entry.0 = entry.0 & !(Entry::ACTIVE | Entry::EVICTED) | u64::from(now.0) << Entry::EVICTED_SHIFT;
     }
 
-    /// Whether all 2^order pages at `head` are without content.
+    /// Returns whether none of the 2^order pages at `head` has content.
     pub fn all_none(&self, head: PageNumber, order: Order) -> bool {
         let start = self.index(head);
         self.pages[start..start + order.pages() as usize].iter().all(|entry| entry.0 & Entry::KIND == 0)
     }
 
-    /// How many of the 2^order pages at `head` are holes.
+    /// Returns the number of holes among the 2^order pages at `head`.
     pub fn holes(&self, head: PageNumber, order: Order) -> u32 {
         let start = self.index(head);
         let entries = &self.pages[start..start + order.pages() as usize];
         entries.iter().filter(|entry| entry.0 & Entry::KIND == Entry::HOLE).count() as u32
     }
 
-    /// Whether the block is in the queue of those with partially mapped folios.
+    /// Returns whether the block is in the queue of blocks with partially mapped folios.
     pub fn is_deferred(&self) -> bool {
         self.deferred
     }
 
-    /// Says whether the block is in the queue of those with partially mapped folios; returns what it was.
+    /// Records whether the block is in that queue; returns the previous value.
     pub fn set_deferred(&mut self, deferred: bool) -> bool {
         std::mem::replace(&mut self.deferred, deferred)
     }
 
-    /// Every folio that has a page in the block, as its first page and that page's state.
+    /// Iterates over the folios of the block: the first page and its state.
     pub fn folios(&self) -> impl Iterator<Item = (PageNumber, PageState)> + '_ {
         (0..BLOCK_PAGES as u32).filter_map(|index| {
             let page = self.first.offset(index);
@@ -414,7 +420,7 @@ pub struct PageTable {
 
 fn level<T, const LEN: usize>() -> Box<[OnceLock<T>; LEN]> {
     let places: Box<[OnceLock<T>]> = (0..LEN).map(|_| OnceLock::new()).collect();
-    let Ok(level) = places.try_into() else { unreachable!("as many as a level has") };
+    let Ok(level) = places.try_into() else { unreachable!("LEN places were collected") };
     level
 }
 
@@ -431,13 +437,14 @@ impl PageTable {
         ((block >> (2 * LEVEL_BITS)) as usize, (block >> LEVEL_BITS) as usize & mask, block as usize & mask)
     }
 
-    /// The block of `page`, if it was ever needed. Pages beyond a 47-bit address space have none.
+    /// Returns the block of `page` if it exists. Pages beyond a 47-bit address space have none.
     pub fn get(&self, page: PageNumber) -> Option<&Block> {
         let (root, middle, leaf) = Self::path(page);
         self.root.get(root)?.get()?[middle].get()?[leaf].get()
     }
 
-    /// The block of `page`, made if need be; `None` beyond a 47-bit address space.
+    /// Returns the block of `page`; makes it if needed. Returns `None` beyond a 47-bit address
+    /// space.
     pub fn get_or_create(&self, page: PageNumber) -> Option<&Block> {
         let (root, middle, leaf) = Self::path(page);
         let middle_level = self.root.get(root)?.get_or_init(level);
@@ -448,7 +455,7 @@ impl PageTable {
         }))
     }
 
-    /// Every block there is, in ascending order.
+    /// Iterates over all existing blocks, ascending.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         let middles = self.root.iter().filter_map(OnceLock::get);
         let leaves = middles.flat_map(|middle| middle.iter().filter_map(OnceLock::get));
@@ -483,7 +490,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_entry_decodes_to_what_was_encoded(state in any_state(), queued: bool) {
+        fn an_encoded_entry_decodes_to_itself(state in any_state(), queued: bool) {
             let table = PageTable::default();
             let page = PageNumber(0x0007_f123_4567);
             let mut entries = table.get_or_create(page).unwrap().lock();
@@ -518,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_found_again_and_beyond_the_address_space_there_are_none() {
+    fn blocks_are_found_again_and_end_with_the_address_space() {
         let table = PageTable::default();
         let pages = [PageNumber(0), PageNumber(511), PageNumber(512), PageNumber((1 << 35) - 1)];
         for page in pages {

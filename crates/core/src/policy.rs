@@ -1,30 +1,31 @@
-//! Which folio sizes a mapping may have: the kernel's controls of multi-size THP.
+//! The size policy: which folio sizes a mapping may have, like the kernel's controls of multi-size
+//! THP.
 //!
-//! Each size is `always`, `madvise` (where the program has asked for huge pages with MADV_HUGEPAGE), `inherit` (what the
-//! top-level value says) or `never`. A mapping with MADV_NOHUGEPAGE has pages of 4K only, and so has a process that has
-//! disabled huge pages (PR_SET_THP_DISABLE). A policy is one word, so that it can be changed at once for a whole tree of
-//! processes while they run.
+//! Each size is `always`, `madvise` (only where the program called madvise(MADV_HUGEPAGE)),
+//! `inherit` (the top-level value applies) or `never`. A mapping with MADV_NOHUGEPAGE has 4K pages
+//! only; so has a process that disabled huge pages with PR_SET_THP_DISABLE. A policy is one word,
+//! so that one store changes it for a running tree of processes.
 
 use crate::units::{Order, OrderSet};
 
-/// What a control says. The top-level one is never `Inherit`.
+/// The value of one control. The top-level control is never `Inherit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Enabled {
-    /// Nowhere.
+    /// The size is never used.
     #[default]
     Never,
-    /// Wherever it fits.
+    /// The size is used wherever it fits.
     Always,
-    /// Where the program has asked for huge pages.
+    /// The size is used where the program asked for huge pages.
     Madvise,
-    /// As the top-level value says.
+    /// The top-level value applies.
     Inherit,
 }
 
-/// What the program has said about a mapping.
+/// The program's madvise(2) advice about a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Advice {
-    /// Nothing.
+    /// No advice.
     #[default]
     None,
     /// MADV_HUGEPAGE.
@@ -33,38 +34,39 @@ pub enum Advice {
     NoHuge,
 }
 
-/// Whether a process has disabled huge pages for itself.
+/// Whether a process disabled huge pages for itself (PR_SET_THP_DISABLE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Disabled {
-    /// It has not.
+    /// The process did not disable huge pages.
     #[default]
     No,
-    /// Everywhere but where it has asked for them.
+    /// The process disabled huge pages except where it asked for them.
     ExceptAdvised,
-    /// Everywhere.
+    /// The process disabled huge pages everywhere.
     Yes,
 }
 
-/// All controls. Two bits for each order; those of order 0, which is always enabled, hold the top-level value.
+/// All size controls in one word. Each order has two bits. Order 0 is always enabled, so its bits
+/// hold the top-level value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SizePolicy(u32);
 
 impl SizePolicy {
-    /// 4K alone.
+    /// The policy that allows 4K only.
     pub const NONE: SizePolicy = SizePolicy(0);
     const TOP_LEVEL: Order = Order::ZERO;
 
-    /// The policy that [`bits`](SizePolicy::bits) are of. Any bits are of one.
+    /// Returns the policy that [`bits`](SizePolicy::bits) encodes. Every word is a valid policy.
     pub const fn from_bits(bits: u32) -> SizePolicy {
         SizePolicy(bits & 0xf_ffff)
     }
 
-    /// As one word.
+    /// Returns the policy as one word.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// The sizes of `set` always, the others never.
+    /// Returns the policy that always allows the sizes of `set` and never allows the others.
     pub fn always(set: OrderSet) -> SizePolicy {
         let enabled = Order::sizes().filter(|&order| set.contains(order));
         enabled.fold(SizePolicy::NONE, |policy, order| policy.with(order, Enabled::Always))
@@ -79,13 +81,13 @@ impl SizePolicy {
         }
     }
 
-    /// What the control of a size above 4K says.
+    /// Returns the control of a size above 4K.
     pub fn size(self, order: Order) -> Enabled {
         debug_assert!(order > Order::ZERO, "4K has no control");
         self.control(order)
     }
 
-    /// What sizes that inherit do.
+    /// Returns the top-level value, which applies to sizes that inherit.
     pub fn top_level(self) -> Enabled {
         match self.control(Self::TOP_LEVEL) {
             Enabled::Inherit => Enabled::Never,
@@ -93,7 +95,7 @@ impl SizePolicy {
         }
     }
 
-    /// The same with another control.
+    /// Returns the policy with the control of `order` replaced.
     #[must_use]
     pub fn with(self, order: Order, enabled: Enabled) -> SizePolicy {
         let shift = 2 * order.get();
@@ -106,14 +108,14 @@ impl SizePolicy {
         SizePolicy(self.0 & !(3 << shift) | value << shift)
     }
 
-    /// The same with another top-level value.
+    /// Returns the policy with the top-level value replaced.
     #[must_use]
     pub fn with_top_level(self, enabled: Enabled) -> SizePolicy {
-        debug_assert!(enabled != Enabled::Inherit, "there is nothing above to inherit from");
+        debug_assert!(enabled != Enabled::Inherit, "the top-level control cannot inherit");
         self.with(Self::TOP_LEVEL, enabled)
     }
 
-    /// The sizes that a mapping may have.
+    /// Returns the sizes that a mapping with `advice` may have in a process with `disabled`.
     pub fn allowed(self, advice: Advice, disabled: Disabled) -> OrderSet {
         let asked = advice == Advice::Huge;
         match (advice, disabled) {
@@ -142,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_control_is_what_it_was_set_to_last(
+        fn each_control_keeps_the_last_value_set(
             steps in prop::collection::vec((1u8..10, 0usize..4), 0..30),
             top in prop::option::of(prop::sample::select(vec![Enabled::Always, Enabled::Madvise, Enabled::Never])),
         ) {
@@ -168,15 +170,16 @@ mod tests {
             prop_assert_eq!(policy.allowed(Advice::NoHuge, Disabled::No), OrderSet::EMPTY);
             prop_assert_eq!(policy.allowed(Advice::Huge, Disabled::Yes), OrderSet::EMPTY);
             let (asked, not) = (policy.allowed(Advice::Huge, Disabled::No), policy.allowed(Advice::None, Disabled::No));
-            prop_assert_eq!(asked.bits() & not.bits(), not.bits(), "asking takes nothing away");
+            prop_assert_eq!(asked.bits() & not.bits(), not.bits(), "MADV_HUGEPAGE only adds sizes");
         }
     }
 
     #[test]
-    fn what_is_allowed_is_what_the_kernel_allows() {
+    fn allowed_sizes_match_the_kernels_rules() {
         use {Advice::*, Enabled::*};
         let order = Order::new(4).unwrap();
-        // By the control, the top-level value and the advice, with and without one: transhuge.rst.
+        // Control, top-level value, allowed without advice, allowed with MADV_HUGEPAGE:
+        // transhuge.rst.
         for (enabled, top, unasked, asked) in [
             (Always, Never, true, true),
             (Madvise, Never, false, true),

@@ -1,69 +1,72 @@
-//! Reclaim queues: folios in the order they came, oldest first.
+//! Reclaim queues: folios in order of arrival, oldest first.
 //!
-//! User space sees no accessed bit, so a queue is a plain FIFO and what is still in use shows by being
-//! touched while staged at home. An element names a folio by its head page and order, and carries the ticket that the
-//! page table gave when it was queued: it is only a claim, which holds as long as the page table knows of that ticket.
-//! Claims that hold no more are dropped when they come up, and looked for where they are many
-//! ([`look_through`](Queue::look_through)): in a program that fits into its limit nothing comes up.
+//! User space sees no accessed bit, so a queue is a plain FIFO. A folio in use is found when the
+//! program touches it while it is staged. An element names a folio by its head page and order and
+//! carries the ticket that the page table issued when the folio was queued. The element is only a
+//! claim: it holds as long as the page table has that ticket. Reclaim drops stale claims when it
+//! pops them. Where many are stale, [`look_through`](Queue::look_through) searches for them:
+//! nothing is popped in a program that fits into its limit.
 //!
-//! Invariants: no chunk is empty; chunks have ascending numbers; `claims` and `pages` are those of all chunks.
+//! Invariants: no chunk is empty; chunk numbers ascend; `claims` and `pages` are the sums over all
+//! chunks.
 //!
-//! Lock: one leaf lock a queue.
+//! Lock: one leaf lock for each queue.
 
 use crate::sync::Mutex;
 use crate::units::{Order, PageNumber};
 use std::collections::VecDeque;
 
-/// A folio, by its first page and order.
+/// A folio, named by its first page and order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FolioName {
-    /// Its first page.
+    /// The first page of the folio.
     pub head: PageNumber,
-    /// Its order when it was queued.
+    /// The order of the folio when it was queued.
     pub order: Order,
 }
 
-/// Which time it is that a folio at some page is queued, modulo 64.
+/// A sequence number of a folio's queueing, modulo 64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ticket(u8);
 
 impl Ticket {
-    /// Bits that a ticket takes.
+    /// Number of bits of a ticket.
     pub const BITS: u32 = 6;
 
-    /// The ticket of these bits; those above [`BITS`](Self::BITS) do not count.
+    /// Returns the ticket with these bits; bits above [`BITS`](Self::BITS) are ignored.
     pub fn from_bits(bits: u64) -> Ticket {
         Ticket((bits & ((1 << Self::BITS) - 1)) as u8)
     }
 
-    /// Its bits.
+    /// Returns the bits of the ticket.
     pub fn bits(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// That of the next time.
+    /// Returns the next ticket.
     #[must_use]
     pub fn next(self) -> Ticket {
         Ticket::from_bits(self.bits() + 1)
     }
 }
 
-/// What an element says: that `folio` is in the queue since it got `ticket`.
+/// A claim that `folio` is in the queue since it got `ticket`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// The folio.
+    /// The claimed folio.
     pub folio: FolioName,
-    /// What its head's entry in the page table shows as long as the claim holds.
+    /// The ticket. The claim holds while the entry of the folio's head in the page table has this
+    /// ticket.
     pub ticket: Ticket,
 }
 
 impl Claim {
     const ORDER_BITS: u32 = 4;
     const HEAD_SHIFT: u32 = Ticket::BITS + Self::ORDER_BITS;
-    /// The ticket's bits of a packed claim.
+    /// The bits of the ticket in a packed claim.
     const TICKET: u64 = (1 << Self::HEAD_SHIFT) - (1 << Self::ORDER_BITS);
 
-    /// 47 bits of address leave 35 for the head.
+    /// Packs the claim into one word. An address of 47 bits leaves 35 for the head.
     fn pack(self) -> u64 {
         let FolioName { head, order } = self.folio;
         head.0 << Self::HEAD_SHIFT | self.ticket.bits() << Self::ORDER_BITS | u64::from(order.get())
@@ -77,10 +80,10 @@ impl Claim {
     }
 }
 
-/// Claims in a chunk: a page of them.
+/// Number of claims in a chunk: 4 KiB of them.
 const CHUNK_CLAIMS: usize = 512;
 
-/// A part of a queue: its claims are `words[start..end]`.
+/// A part of a queue. Its claims are `words[start..end]`.
 struct Chunk {
     number: u64,
     start: usize,
@@ -93,7 +96,7 @@ impl Chunk {
         &self.words[self.start..self.end]
     }
 
-    /// Moves its claims to the front of its words.
+    /// Moves the claims to the front of `words`.
     fn close_up(&mut self) {
         self.words.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -101,20 +104,20 @@ impl Chunk {
     }
 }
 
-/// A FIFO of claims; 8 bytes each.
+/// A FIFO of claims, 8 bytes each.
 #[derive(Default)]
 pub struct Queue(Mutex<Elements>);
 
 #[derive(Default)]
 struct Elements {
     chunks: VecDeque<Chunk>,
-    /// Words of a chunk that has become empty, for the next one.
+    /// The words of an emptied chunk, for the next new one.
     spare: Option<Box<[u64; CHUNK_CLAIMS]>>,
     next_number: u64,
-    /// The number of the first chunk that is to be looked through next.
+    /// The lowest chunk number that `look_through` may visit next.
     look_at: u64,
     claims: usize,
-    /// Of all claims.
+    /// Number of pages of all claims.
     pages: u64,
 }
 
@@ -173,13 +176,13 @@ impl Elements {
         self.spare = self.chunks.remove(index).map(|chunk| chunk.words);
     }
 
-    /// The index of the first chunk with this number or a higher one.
+    /// Returns the index of the first chunk whose number is at least `number`.
     fn index_from(&self, number: u64) -> usize {
         self.chunks.partition_point(|chunk| chunk.number < number)
     }
 
-    /// Removes of the chunk at `index` the claims for which `is_stale`, given their index in its words and what is there; and
-    /// puts it together with the one before it if both have room in one.
+    /// Removes the stale claims of the chunk at `index`. `is_stale` gets the index of a claim in
+    /// `words` and its word. Then merges the chunk into the previous one if both fit into one.
     fn remove_stale(&mut self, index: usize, is_stale: impl Fn(usize, u64) -> bool) {
         let chunk = &mut self.chunks[index];
         let (mut kept, mut removed_pages) = (chunk.start, 0);
@@ -219,13 +222,13 @@ impl Queue {
         self.0.lock().push(claim);
     }
 
-    /// Takes the oldest.
+    /// Removes and returns the oldest claim.
     #[inline]
     pub fn pop(&self) -> Option<Claim> {
         self.0.lock().pop()
     }
 
-    /// Whether `folio` is named by one of so many that are oldest.
+    /// Returns whether one of the oldest `claims` claims names `folio`.
     pub fn has_among_oldest(&self, folio: FolioName, claims: usize) -> bool {
         let wanted = Claim { folio, ticket: Ticket::default() }.pack();
         let is_wanted = |word: u64| word & !Claim::TICKET == wanted;
@@ -234,36 +237,38 @@ impl Queue {
         elements.chunks.iter().any(|chunk| {
             let words = &chunk.words()[..chunk.words().len().min(left)];
             left -= words.len();
-            // All of them, as that takes less time than to stop early: the next folio is seldom there.
+            // Compares all words: that is faster than an early exit, because the folio is seldom
+            // there.
             words.iter().fold(false, |found, &word| found | is_wanted(word))
         })
     }
 
-    /// Fills `oldest` with the oldest, as many as there are; they stay.
+    /// Copies the oldest claims into `oldest`, as many as there are; they stay in the queue.
     pub fn copy_oldest(&self, oldest: &mut [Option<Claim>]) {
         let elements = self.0.lock();
         let words = elements.chunks.iter().flat_map(Chunk::words);
         words.zip(oldest).for_each(|(&word, to)| *to = Some(Claim::unpack(word)));
     }
 
-    /// Takes the youngest.
+    /// Removes and returns the youngest claim.
     pub fn pop_youngest(&self) -> Option<Claim> {
         self.0.lock().pop_youngest()
     }
 
-    /// Claims, stale ones included.
+    /// Returns the number of claims, including stale ones.
     pub fn claims(&self) -> usize {
         self.0.lock().claims
     }
 
-    /// Pages of the folios in it, stale claims' included.
+    /// Returns the number of pages of all claims, including stale ones.
     pub fn pages(&self) -> u64 {
         self.0.lock().pages
     }
 
-    /// Removes the claims of a chunk of the queue that do not hold, and returns how many claims it had. Every call looks
-    /// through the next chunk, after the last one the first. What is looked through stays in the queue meanwhile, which is not
-    /// locked while `holds` decides: a claim that does not hold once never does.
+    /// Removes the stale claims of one chunk and returns the number of claims that the chunk had.
+    /// Each call visits the next chunk; the first follows the last. The claims stay in the queue
+    /// meanwhile. The queue is not locked while `holds` runs: a claim that once was stale stays
+    /// stale.
     pub fn look_through(&self, mut holds: impl FnMut(Claim) -> bool) -> usize {
         let mut words = [0; CHUNK_CLAIMS];
         let (number, looked_at) = {
@@ -284,7 +289,7 @@ impl Queue {
         if stale.contains(&true) {
             let mut elements = self.0.lock();
             let index = elements.index_from(number);
-            // Of what is elsewhere by now the next look finds what is left.
+            // If the chunk was merged or emptied meanwhile, a later call finds the rest.
             if elements.chunks.get(index).is_some_and(|chunk| chunk.number == number) {
                 elements.remove_stale(index, |at, word| stale[at] && words[at] == word);
             }
@@ -292,7 +297,7 @@ impl Queue {
         looked_at.len()
     }
 
-    /// Every claim there is, oldest first.
+    /// Returns every claim, oldest first.
     pub fn all(&self) -> Vec<Claim> {
         let elements = self.0.lock();
         elements.chunks.iter().flat_map(Chunk::words).copied().map(Claim::unpack).collect()
@@ -329,7 +334,7 @@ mod tests {
         Push(usize),
         Pop(usize),
         PopYoungest(usize),
-        /// Forgets the claims whose number has this remainder by seven, and looks through a chunk.
+        /// Makes the claims with this remainder modulo seven stale, and looks through one chunk.
         Look(u64),
     }
 
@@ -353,14 +358,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_claim_is_what_was_packed(number in 0..1u64 << 35) {
+        fn a_packed_claim_unpacks_to_itself(number in 0..1u64 << 35) {
             prop_assert_eq!(Claim::unpack(claim(number).pack()), claim(number));
         }
 
         #[test]
-        fn it_is_a_fifo_from_which_only_what_does_not_hold_is_lost(steps in steps()) {
+        fn a_queue_is_a_fifo_that_drops_only_stale_claims(steps in steps()) {
             let queue = Queue::default();
-            // What holds, in order; what was pushed and does not hold any more may be there or not.
+            // The valid claims, in order. A stale claim may be in the queue or not.
             let mut model: VecDeque<Claim> = VecDeque::new();
             let mut forgotten = std::collections::HashSet::new();
             let mut next = 0;
@@ -398,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_through_all_of_it_leaves_what_holds_in_as_few_chunks_as_it_takes() {
+    fn looking_through_every_chunk_keeps_valid_claims_in_few_chunks() {
         let queue = Queue::default();
         (0..20_000).for_each(|number| queue.push(claim(number)));
         let holds = |claim: Claim| ((1 << 35) - 1 - claim.folio.head.0) % 16 == 5;
@@ -417,10 +422,10 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_looked_through_is_left_alone() {
+    fn look_through_leaves_claims_that_change_meanwhile() {
         let queue = Queue::default();
         (0..1000).for_each(|number| queue.push(claim(number)));
-        // All of the first chunk is taken meanwhile, and the second is the first one.
+        // All claims of the first chunk are popped meanwhile, so the second becomes the first.
         let mut first = true;
         queue.look_through(|_| {
             if std::mem::take(&mut first) {
@@ -429,7 +434,7 @@ mod tests {
             false
         });
         assert_eq!(queue.claims(), 1000 - CHUNK_CLAIMS);
-        // The youngest are taken, and others come in their place.
+        // The youngest claims are popped, and others take their places.
         let mut first = true;
         queue.look_through(|_| {
             if std::mem::take(&mut first) {
@@ -457,7 +462,7 @@ mod tests {
         assert_eq!(two, oldest[..2]);
         let is_among = |offset, claims| queue.has_among_oldest(claim(number + offset).folio, claims);
         assert!((0..3).all(|offset| is_among(offset, 4)) && !is_among(3, 4));
-        assert!(is_among(1, 2) && !is_among(2, 2), "across chunks, and no further");
+        assert!(is_among(1, 2) && !is_among(2, 2), "the count of oldest claims bounds the search across chunks");
         let other = claim(number + 1).folio.order;
         assert!(!queue.has_among_oldest(FolioName { order: other, ..claim(number).folio }, 4));
     }

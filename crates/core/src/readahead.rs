@@ -1,20 +1,22 @@
-//! Which folios to fetch, or to make, before they are touched.
+//! Readahead: which folios to fetch or make before the program touches them.
 //!
-//! A program that reads its memory in order faults on every folio that is out, and waits for each. After a few
-//! such faults in a row the next folios are brought in while the program works on the first: the window starts
-//! small and doubles with every fault that confirms the stream, as the kernel's readahead of files does. Several
-//! threads may fetch for one stream, each a chunk at a time.
+//! A program that reads its memory in order faults on every swapped-out folio and waits for each.
+//! After a few such faults in a row the next folios are mapped in while the program works on the
+//! first. The readahead window starts small and doubles with every fault that confirms the stream,
+//! as the kernel's readahead of files does. Several threads may fetch for one stream, each one
+//! chunk at a time.
 //!
-//! Two small folios in a row are no stream yet: one object that lies across both causes the same two faults. (redis
-//! under random reads of 4 KiB values fetched as much ahead as it asked for.)
+//! Two small folios in a row are no stream: one object that spans both causes the same two faults.
+//! (redis under random reads of 4 KiB values fetched as much ahead as it asked for.)
 //!
-//! Faults that step over what is between them are followed, too, if their steps are equal (`strides`). They are told from streams of
-//! folios by where in its folio each fault is: a stream comes to the beginning.
+//! Faults at equal distances are followed, too (`strides`). A fault's position in its folio
+//! distinguishes them from streams of folios: a stream reaches a folio at its beginning.
 //!
-//! A program that writes new memory in order faults on every folio as well. There the next folios are made before
-//! they are touched, from frames that lie ready: a fault, a move and a wake cost as much as a folio of zeros.
+//! A program that writes new memory in order also faults on every folio. There the next folios are
+//! made before they are touched, from free populated frames: a fault, a move and a wake cost as
+//! much as a folio of zeros.
 //!
-//! Lock: one leaf lock, held for a look at a few streams.
+//! Lock: one leaf lock, held while a few streams are read.
 
 mod recency;
 mod strides;
@@ -25,55 +27,57 @@ use recency::Recency;
 use std::ops::Range;
 use strides::Strides;
 
-/// Streams that are followed at the same time.
+/// Maximum number of streams followed at the same time.
 const STREAMS: usize = 16;
-/// What makes a stream: faults in a row, or what they cover (two folios of 64 KiB).
+/// Faults in a row, or pages that they cover (two folios of 64 KiB), that make a stream.
 const STREAM_FAULTS: u32 = 4;
 const STREAM_PAGES: u64 = 32;
-/// A stream of folios of this size, 64 KiB, or more may pass one that it does not fault on.
+/// Minimum folio size, 64 KiB, of a stream that may skip one folio.
 const LARGE_FOLIO_PAGES: u64 = 16;
-/// A stream comes to each folio at its beginning, or so close behind it: whoever steps over more of them touches few of their pages.
-const MOST_GAP_PAGES: u64 = 3;
-/// What makes a stream of first touches: what is made ahead of one that is none is memory for nothing.
+/// Maximum distance of a stream's fault from the beginning of its folio. A program with larger gaps
+/// touches few pages of a folio.
+const MAX_GAP_PAGES: u64 = 3;
+/// Pages of first touches that make a stream: memory made ahead of a false stream is wasted.
 const NEW_STREAM_PAGES: u64 = 64;
-/// The window then, and at most: 128 KiB and 1 MiB.
+/// The initial and the maximum readahead window: 128 KiB and 1 MiB.
 const FIRST_WINDOW_PAGES: u32 = 32;
-const MOST_WINDOW_PAGES: u32 = 256;
-/// What one thread fetches at a time: 256 KiB.
+const MAX_WINDOW_PAGES: u32 = 256;
+/// Pages that one thread fetches at a time: 256 KiB.
 const CHUNK_PAGES: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
-    /// The last fault was in the folio that ends here.
+    /// The end of the folio with the last fault.
     position: PageNumber,
-    /// Everything before this has been fetched, or is being fetched by somebody.
+    /// The end of the pages that were fetched or that a thread is fetching.
     claimed: PageNumber,
-    /// Where it began, and the faults since.
+    /// The start of the stream, and its number of faults.
     start: PageNumber,
     faults: u32,
-    /// How far ahead of the position to fetch; 0 while it is no stream yet.
+    /// How far ahead of the position to fetch; 0 while the faults make no stream.
     window_pages: u32,
 }
 
-/// Where nothing lies, nor before it.
+/// A page number where no page is, nor before it.
 const NOWHERE: PageNumber = PageNumber(1 << 63);
 const NO_STREAM: Stream = Stream { position: NOWHERE, claimed: NOWHERE, start: NOWHERE, faults: 0, window_pages: 0 };
 
 impl Stream {
-    /// Whether `page` lies from where the stream has come to on, and no more than `passed_pages` behind what is claimed.
+    /// Returns whether `page` is between the position and at most `passed_pages` beyond the claimed
+    /// end.
     fn is_ahead(&self, page: PageNumber, passed_pages: u64) -> bool {
         page.0.wrapping_sub(self.position.0) <= self.claimed.0 + passed_pages - self.position.0
     }
 }
 
-/// Streams that are followed at the same time.
+/// The streams followed at the same time.
 #[derive(Debug)]
 struct Streams {
     streams: [Stream; STREAMS],
     recency: Recency<STREAMS>,
-    /// How many have a window.
+    /// Number of streams with a readahead window.
     with_window: usize,
-    /// Of each the low bits of its position, and how far beyond that is claimed.
+    /// The low bits of each position, and the distance from it to the claimed end.
     positions: [u32; STREAMS],
     claimed_pages: [u32; STREAMS],
 }
@@ -87,8 +91,9 @@ impl Streams {
         claimed_pages: [0; STREAMS],
     };
 
-    /// Whether `page` may be [ahead](Stream::is_ahead) of one of them. Nearly none is at a random fault, and processors compare
-    /// several small numbers at a time, if they are side by side and all are.
+    /// Returns whether `page` may be [ahead](Stream::is_ahead) of a stream. At a random fault
+    /// nearly none is. The processor compares several small adjacent numbers at a time if all are
+    /// compared.
     fn may_be_ahead(&self, page: PageNumber, passed_pages: u64) -> bool {
         let (page, passed_pages) = (page.0 as u32, passed_pages as u32);
         let streams = self.positions.iter().zip(&self.claimed_pages);
@@ -97,15 +102,15 @@ impl Streams {
         })
     }
 
-    /// A stream has changed.
+    /// Updates the summary of a changed stream.
     fn changed(&mut self, index: usize) {
         let Stream { position, claimed, .. } = self.streams[index];
         self.positions[index] = position.0 as u32;
         self.claimed_pages[index] = (claimed.0 - position.0) as u32;
     }
 
-    /// There was a fault on `page` of the folio `folio`; whether that continues a stream, which is one if `is_one` says so. Otherwise
-    /// another may begin there.
+    /// Records a fault on `page` of `folio`. Returns whether it continues a stream; `is_one`
+    /// decides whether that is one already. Otherwise a new one may start there.
     #[inline]
     fn faulted(
         &mut self,
@@ -115,9 +120,9 @@ impl Streams {
         is_one: impl FnOnce(&Stream) -> bool,
     ) -> bool {
         let folio_pages = folio.end.0 - folio.start.0;
-        // What it does not fault on is in reach yet.
+        // The pages skipped without a fault are resident already.
         let passed_pages = if whole && folio_pages >= LARGE_FOLIO_PAGES { folio_pages } else { 0 };
-        let has_come_to = page.0 - folio.start.0 <= MOST_GAP_PAGES;
+        let has_come_to = page.0 - folio.start.0 <= MAX_GAP_PAGES;
         if has_come_to
             && self.may_be_ahead(folio.start, passed_pages)
             && let Some(index) = self.streams.iter().position(|stream| stream.is_ahead(folio.start, passed_pages))
@@ -127,7 +132,7 @@ impl Streams {
             stream.position = folio.end;
             if is_one(stream) {
                 self.with_window += usize::from(stream.window_pages == 0);
-                stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MOST_WINDOW_PAGES);
+                stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MAX_WINDOW_PAGES);
             }
             stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
             self.changed(index);
@@ -143,13 +148,14 @@ impl Streams {
         false
     }
 
-    /// Whether `page` is the next of one of them.
+    /// Returns whether `page` is the next page of a stream.
     fn is_next(&self, page: PageNumber) -> bool {
         let is_next = |stream: &Stream| stream.window_pages > 0 && stream.is_ahead(page, 0);
         self.with_window > 0 && self.may_be_ahead(page, 0) && self.streams.iter().any(is_next)
     }
 
-    /// Whether one of them may have come to the end of the folio of `page`, whatever its order.
+    /// Returns whether a stream may have reached the end of the folio of `page`, whatever its
+    /// order.
     #[inline]
     fn may_claim(&self, page: PageNumber) -> bool {
         let first_end = (page.0 + 1) as u32;
@@ -157,7 +163,7 @@ impl Streams {
         self.with_window > 0 && self.positions.iter().fold(false, |found, &position| found | ends_around(position))
     }
 
-    /// The next chunk of the window of the stream that has come to `position`.
+    /// Claims the next chunk of the window of the stream at `position`.
     fn claim(&mut self, position: PageNumber) -> Option<Range<PageNumber>> {
         if self.with_window == 0 {
             return None;
@@ -177,30 +183,30 @@ impl Streams {
 
 #[derive(Debug)]
 struct Followed {
-    /// Of faults on what is out.
+    /// Streams of faults on swapped-out folios.
     streams: Streams,
     strides: Strides,
-    /// Of first touches.
+    /// Streams of first touches.
     new: Streams,
 }
 
-/// What to fetch or make next.
+/// Pages to fetch or make next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ahead {
-    /// All of this: it is read from one end to the other.
+    /// Fetch all of these pages: the program reads them in order.
     Stream(Range<PageNumber>),
-    /// What of its folio is fetched with this page, or the page alone.
+    /// Fetch the part of the folio that belongs to this page, or only the page.
     Step {
-        /// Which.
+        /// The page.
         page: PageNumber,
-        /// Nothing around it is likely to be touched.
+        /// Whether the pages around it are unlikely to be touched.
         alone: bool,
     },
-    /// All of this: it is touched for the first time from one end to the other.
+    /// Make all of these pages: the program touches them for the first time, in order.
     New(Range<PageNumber>),
 }
 
-/// See the module.
+/// The streams and strided streams of one program.
 #[derive(Debug)]
 pub struct Readahead(Mutex<Followed>);
 
@@ -210,19 +216,19 @@ impl Default for Readahead {
     }
 }
 
-/// What is known of a fault before it is served.
+/// The prediction for a fault before it is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
-    /// It continues a stream: all around it is touched.
+    /// The fault continues a stream: the program touches all pages around it.
     Stream,
-    /// It is a far step of a walk: nothing else is.
+    /// The fault is a far step of a strided stream: the program touches nothing else there.
     Step,
-    /// Nothing.
+    /// No prediction.
     Nothing,
 }
 
 impl Readahead {
-    /// What is known of a fault on `page`.
+    /// Returns the prediction for a fault on `page`.
     #[inline]
     pub fn expected(&self, page: PageNumber) -> Expected {
         let followed = self.0.lock();
@@ -235,8 +241,8 @@ impl Readahead {
         }
     }
 
-    /// The program has faulted on `page` of the folio `folio`, which was out. `whole`: the rest of what it is a part of is
-    /// likely to be touched, too. Otherwise it takes the next part to be a stream.
+    /// Records a fault on `page` of the swapped-out folio `folio`. `whole` says that the rest of
+    /// the folio is likely to be touched, too; otherwise only the next part continues the stream.
     pub fn faulted(&self, page: PageNumber, folio: Range<PageNumber>, whole: bool) {
         let mut guard = self.0.lock();
         let Followed { streams, strides, .. } = &mut *guard;
@@ -247,22 +253,22 @@ impl Readahead {
         }
     }
 
-    /// The program has touched something for the first time, and got the folio `folio`.
+    /// Records a first touch that was served with the folio `folio`.
     pub fn touched(&self, folio: Range<PageNumber>) {
-        // What could not be made ahead is tried again from there on.
+        // Pages that could not be made ahead are retried from there on.
         let is_one = |stream: &Stream| stream.position.0 - stream.start.0 >= NEW_STREAM_PAGES;
         self.0.lock().new.faulted(folio.start, folio, false, is_one);
     }
 
-    /// Whether there may be something to fetch or make after the fault on `page`: asked before its folio is looked up, as after
-    /// most faults there is not.
+    /// Returns whether there may be pages to fetch or make after the fault on `page`. Callers ask
+    /// this before they look up the folio, because after most faults there are none.
     pub fn may_claim(&self, page: PageNumber) -> bool {
         let followed = self.0.lock();
         followed.streams.may_claim(page) || followed.new.may_claim(page) || followed.strides.follows_any()
     }
 
-    /// What the caller is to fetch or make next after the fault on `page` of the folio that ends at `position`; `None` when the
-    /// window is full, or the program has gone on elsewhere.
+    /// Claims what the caller must fetch or make next after the fault on `page`, whose folio ends
+    /// at `position`. Returns `None` if the window is full or the program went elsewhere.
     pub fn claim(&self, page: PageNumber, position: PageNumber) -> Option<Ahead> {
         let mut guard = self.0.lock();
         let Followed { streams, strides, new } = &mut *guard;
@@ -289,7 +295,7 @@ mod tests {
         readahead.faulted(folio.start, folio, whole);
     }
 
-    /// Pages that are fetched for the stream that has come to `position`.
+    /// Returns how many pages are claimed for the stream at `position`.
     fn claimed(readahead: &Readahead, position: PageNumber) -> u64 {
         let page = PageNumber(position.0 - 1);
         let pages = |ahead| match ahead {
@@ -300,18 +306,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_fetched_ahead_further_and_further() {
+    fn the_window_of_a_stream_grows() {
         let readahead = Readahead::default();
         faulted(&readahead, folio(10), true);
-        assert_eq!(claimed(&readahead, folio(10).end), 0, "one fault is no stream");
+        assert_eq!(claimed(&readahead, folio(10).end), 0, "one fault makes no stream");
         faulted(&readahead, folio(11), true);
         assert_eq!(claimed(&readahead, folio(11).end), 32);
-        // The program faults again behind what was fetched.
+        // The program faults again after the fetched pages.
         faulted(&readahead, folio(14), true);
         assert_eq!(claimed(&readahead, folio(14).end), 64);
         faulted(&readahead, folio(19), true);
         faulted(&readahead, folio(20), true);
-        assert_eq!(claimed(&readahead, folio(20).end), u64::from(MOST_WINDOW_PAGES));
+        assert_eq!(claimed(&readahead, folio(20).end), u64::from(MAX_WINDOW_PAGES));
     }
 
     #[test]
@@ -326,16 +332,16 @@ mod tests {
     }
 
     #[test]
-    fn steps_over_what_parts_leave_out_are_no_stream() {
+    fn steps_over_pages_between_parts_are_no_stream() {
         let readahead = Readahead::default();
         (10..14).for_each(|number| faulted(&readahead, folio(number), true));
         assert!(claimed(&readahead, folio(13).end) > 0);
         assert_eq!(readahead.expected(folio(14).start), Expected::Stream);
-        // From now on single pages are fetched, each in the next folio.
+        // From here on single pages are fetched, each in the next folio.
         let page = |number: u64| folio(number).start..folio(number).start.offset(1);
         faulted(&readahead, page(14), false);
         assert_eq!(readahead.expected(page(15).start), Expected::Nothing);
-        assert_eq!(readahead.expected(page(14).end), Expected::Stream, "the next page would be");
+        assert_eq!(readahead.expected(page(14).end), Expected::Stream, "the next page continues it");
     }
 
     #[test]
@@ -356,11 +362,11 @@ mod tests {
         faulted(&readahead, folio(5), true);
         assert_eq!(claimed(&readahead, folio(5).end), 64);
         faulted(&readahead, folio(12), true);
-        assert_eq!(claimed(&readahead, folio(12).end), 0, "two are too many");
+        assert_eq!(claimed(&readahead, folio(12).end), 0, "a stream may skip one folio, not two");
     }
 
     #[test]
-    fn who_steps_over_most_of_each_folio_is_no_stream() {
+    fn steps_over_most_of_each_folio_are_no_stream() {
         for (step, is_stream) in [(16, true), (17, false), (19, false), (2, true)] {
             let readahead = Readahead::default();
             let mut fetched_until = PageNumber(0);
@@ -387,24 +393,24 @@ mod tests {
     }
 
     #[test]
-    fn new_memory_is_made_ahead_of_who_writes_it_in_order() {
+    fn new_memory_is_made_ahead_of_sequential_writes() {
         let readahead = Readahead::default();
         let claim = |number: u64| readahead.claim(folio(number).start, folio(number).end);
         let pages = |from: u64, to: u64| Some(Ahead::New(folio(from).start..folio(to).start));
         for number in 10..13 {
             readahead.touched(folio(number));
-            assert_eq!(claim(number), None, "three folios are little");
+            assert_eq!(claim(number), None, "three folios make no stream");
         }
         readahead.touched(folio(13));
         assert_eq!((claim(13), claim(13)), (pages(14, 16), None));
-        // There was room for one.
+        // There was room for one folio only.
         readahead.touched(folio(15));
         assert_eq!((claim(15), claim(15)), (pages(16, 20), None));
-        assert_eq!(readahead.expected(folio(16).start), Expected::Nothing, "nothing of that is out");
+        assert_eq!(readahead.expected(folio(16).start), Expected::Nothing, "no page of it is swapped out");
     }
 
     #[test]
-    fn equal_steps_are_followed() {
+    fn strided_streams_are_followed() {
         let readahead = Readahead::default();
         let page = |step: u64| PageNumber(1000 + 40 * step);
         (0..4).for_each(|step| readahead.faulted(page(step), page(step).folio(Order::ZERO), false));

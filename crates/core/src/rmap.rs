@@ -1,52 +1,53 @@
-//! The way back from frames to who holds them, for compaction.
+//! The reverse map: from frames to their holders, for compaction.
 //!
-//! A word of 32 bits for each frame (0.1%), made when first used. A word is only a claim: it may be stale, and names 16
-//! pages, of which at most one has the frame; its holder decides, under its own lock.
+//! Each frame has a word of 32 bits (0.1%), allocated at first use. A word is only a hint: it may
+//! be stale, and it names 16 pages, of which at most one holds the frame. The holder decides, under
+//! its own lock.
 //!
 //! | bit 31 | bits 0..31 |
 //! |---|---|
-//! | 0 | the page number's low bits |
+//! | 0 | the low bits of the page number |
 //! | 1 | the number of a zspage or extent of the store |
 //!
-//! No lock.
+//! There is no lock.
 
 use crate::sparse::SparseTable;
 use crate::store::HolderId;
-// What is read here is looked up again under a lock.
+// Callers check a word again under the holder's lock, so it needs no ordering.
 use crate::sync::unordered::{AtomicU32, Ordering::Relaxed};
 use crate::units::{Frame, FrameRun, PageNumber};
 
 const STORE: u32 = 1 << 31;
-/// Bits of the number of a page in a 47-bit address space.
+/// Bits of a page number in a 47-bit address space.
 const PAGE_BITS: u32 = 35;
 const KEPT_BITS: u32 = 31;
 
-/// Who may hold a frame.
+/// A possible holder of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// One of the pages [`pages`](Holder::pages) tells.
+    /// One of the pages that [`pages`](Holder::pages) returns for these low bits.
     Page(u32),
     /// The store.
     Store(HolderId),
 }
 
 impl Holder {
-    /// The pages with these low bits.
+    /// Iterates over the pages whose numbers have these low bits.
     pub fn pages(low: u32) -> impl Iterator<Item = PageNumber> {
         (0..1 << (PAGE_BITS - KEPT_BITS)).map(move |high: u64| PageNumber(high << KEPT_BITS | u64::from(low)))
     }
 }
 
-/// See the module.
+/// A map from frames to their possible holders.
 pub struct Rmap(SparseTable<AtomicU32>);
 
 impl Rmap {
-    /// For an arena of `frames` frames.
+    /// Makes a map for an arena of `frames` frames.
     pub fn new(frames: u32) -> Rmap {
         Rmap(SparseTable::new(frames))
     }
 
-    /// The frames of `run` are those of the folio at `head`.
+    /// Records that the frames of `run` belong to the folio at `head`.
     #[inline]
     pub fn set_folio(&self, run: FrameRun, head: PageNumber) {
         let frames = run.head.0..run.head.0 + run.frames();
@@ -55,13 +56,13 @@ impl Rmap {
         });
     }
 
-    /// The frames of `run` are the store's.
+    /// Records that the frames of `run` belong to the store.
     pub fn set_store(&self, run: FrameRun, holder: HolderId) {
         let frames = run.head.0..run.head.0 + run.frames();
         self.0.for_each(frames, |_, word| word.store(STORE | holder.get(), Relaxed));
     }
 
-    /// Who may hold `frame`.
+    /// Returns the possible holder of `frame`.
     pub fn get(&self, frame: Frame) -> Holder {
         let word = self.0.find(frame.0).map_or(0, |word| word.load(Relaxed));
         if word & STORE == 0 { Holder::Page(word) } else { Holder::Store(HolderId::new(word & !STORE)) }

@@ -1,24 +1,25 @@
-//! Rights to the memory of frames, as types: who may read a run, and who may write it.
+//! Tokens for the memory of frames: a type says who may read a run and who may write it.
 //!
-//! A [`FrameRun`] is a pair of numbers. It says nothing about who uses the memory, so no function
-//! of a [`Machine`](crate::machine::Machine) reads or writes memory for a `FrameRun`: it asks for a
+//! A [`FrameRun`] is a pair of numbers and says nothing about the users of the memory. So no method
+//! of [`Machine`](crate::machine::Machine) reads or writes memory for a `FrameRun`: it takes a
 //! token.
 //!
 //! | token | grants | exists |
 //! |---|---|---|
-//! | [`UniqueRun`] | writing, reading, freeing | once for a run, while no other token of it exists |
-//! | [`SharedRun`] | reading; freeing at the end | for a folio under writeback: its worker has it |
+//! | [`UniqueRun`] | writing, reading, freeing | once for a run, without any other token |
+//! | [`SharedRun`] | reading; freeing at the end | for a folio under writeback, at its worker |
 //! | [`RunMut`] | writing and reading | as a loan of a `UniqueRun`, or of a locked block |
-//! | [`RunRef`] | reading | as a loan of one of the above, or of a locked block |
+//! | [`RunRef`] | reading | as a loan of any other token, or of a locked block |
 //!
-//! A `UniqueRun` is to a `RunMut` what a `Box` is to a `&mut`; the borrow checker does the rest.
+//! A `UniqueRun` relates to a `RunMut` as a `Box` to a `&mut`; the borrow checker does the rest.
 //!
-//! Between two owners a run is data: in the free lists, in an entry of the page table, in an extent
-//! of the store. So a few functions have to trust that data. They call [`UniqueRun::mint`] or
-//! [`SharedRun::mint`]; a test lists the modules that do, and the engine's fault and reclaim paths
-//! are not among them. A run without pages has no memory to protect. It stays a `FrameRun`.
+//! Between two owners a run is data: in the free lists, in a page table entry, in an extent of the
+//! store. A few functions must trust that data. They call [`UniqueRun::mint`] or
+//! [`SharedRun::mint`]. A test lists the modules that mint; the engine's fault and reclaim paths
+//! are not among them. An unpopulated run has no memory to protect, so it stays a `FrameRun`.
 //!
-//! What the tokens rule out does not compile: a second writer, or a reader beside a writer.
+//! Code that breaks the rules does not compile. Here are a second writer, a reader beside a writer,
+//! and a writer after the run was freed:
 //! ```compile_fail,E0499
 //! # use foliomem_core::{homes::Homes, units::Order};
 //! let mut run = Homes::populated(256).alloc_ready(Order::ZERO).unwrap();
@@ -40,8 +41,8 @@
 //! homes.free_full(run);
 //! let writer = run.as_mut();
 //! ```
-//! And of a piece: its bytes are not read once it is unpinned, and nobody can pin a piece before it
-//! is sealed, because only sealing tells its id.
+//! The bytes of a piece cannot be read after it is unpinned. No thread can pin a piece before it is
+//! sealed, because only sealing returns its id.
 //! ```compile_fail,E0505
 //! # use foliomem_core::{store::{RunSource, Store}, units::{FrameRun, Order}};
 //! # fn read(store: &Store, runs: &dyn RunSource) {
@@ -57,70 +58,70 @@ use crate::units::{FrameRun, Order};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// The only right to the memory of a run. Dropping it leaks the run.
+/// The exclusive token of a run. Dropping it leaks the run.
 #[must_use = "the frames leak unless the token is freed or left to the page table"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct UniqueRun(FrameRun);
 
 impl UniqueRun {
-    /// A token for `run`. The caller's data says that nobody else has one, or the memory of a part
-    /// of it.
+    /// Makes the token of `run`. The caller's data must say that no other token of `run`, or of a
+    /// part of it, exists.
     pub(crate) const fn mint(run: FrameRun) -> UniqueRun {
         UniqueRun(run)
     }
 
-    /// Gives the right up: the numbers go to the page table, to an extent, or to a list of empty
-    /// runs.
+    /// Gives up the token. The caller stores the run in the page table, in an extent, or in a list
+    /// of unpopulated runs.
     pub fn into_run(self) -> FrameRun {
         self.0
     }
 
-    /// The right to read it.
+    /// Lends the right to read the run.
     pub fn as_ref(&self) -> RunRef<'_> {
         RunRef(self.0, PhantomData)
     }
 
-    /// The right to write it.
+    /// Lends the right to write the run.
     pub fn as_mut(&mut self) -> RunMut<'_> {
         RunMut(self.0, PhantomData)
     }
 
-    /// The right to write the frames of `part`, which is part of it.
+    /// Lends the right to write `part`, which must be a part of the run.
     pub fn part_mut(&mut self, part: FrameRun) -> RunMut<'_> {
         assert!(self.0.contains(part), "{part:?} is no part of {:?}", self.0);
         RunMut(part, PhantomData)
     }
 
-    /// Takes it apart from the first frame on.
+    /// Splits the run from the first frame on.
     pub fn split(self) -> RunSplitter {
         RunSplitter { run: self.0, done: 0 }
     }
 
-    /// All of it in parts of `order`, in ascending order.
+    /// Splits the run into parts of `order`, in ascending order.
     pub fn into_parts(self, order: Order) -> impl Iterator<Item = UniqueRun> {
         parts(self.0, order).map(UniqueRun)
     }
 }
 
-/// The parts of `order` of `run`, or `run` itself if it is no larger.
+/// Returns the parts of `order` of `run`, or `run` itself if it is no larger.
 fn parts(run: FrameRun, order: Order) -> impl Iterator<Item = FrameRun> {
     let order = order.min(run.order);
     (0..run.frames()).step_by(order.pages() as usize).map(move |index| run.part(index, order))
 }
 
-/// A [`UniqueRun`] that is being taken apart. What is not taken leaks.
+/// A [`UniqueRun`] that is being split. Frames that are not taken leak.
 #[derive(Debug)]
 pub struct RunSplitter {
     run: FrameRun,
-    /// Frames that were taken: the first ones.
+    /// Number of frames taken so far, from the first one on.
     done: u32,
 }
 
 impl RunSplitter {
-    /// The next 2^order frames.
+    /// Takes the next 2^order frames.
     ///
     /// # Panics
-    /// If they are not naturally aligned, or fewer are left.
+    /// Panics if the frames are not naturally aligned, or if fewer are left.
     pub fn take(&mut self, order: Order) -> UniqueRun {
         assert!(
             self.done.is_multiple_of(order.pages()) && self.done + order.pages() <= self.run.frames(),
@@ -134,29 +135,30 @@ impl RunSplitter {
     }
 }
 
-/// The right of a worker that writes a folio back: it reads the content, and frees the frames in
-/// the end.
+/// The token of a worker that writes a folio back. The worker reads the content, and frees the
+/// frames at the end.
 #[must_use = "the frames leak unless writeback is ended"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct SharedRun(FrameRun);
 
 impl SharedRun {
-    /// A token for `run`. The caller's data says that everybody else only reads it.
+    /// Makes the token of `run`. The caller's data must say that all other threads only read the
+    /// run.
     pub(crate) const fn mint(run: FrameRun) -> SharedRun {
         SharedRun(run)
     }
 
-    /// The right to read it.
+    /// Lends the right to read the run.
     pub fn as_ref(&self) -> RunRef<'_> {
         RunRef(self.0, PhantomData)
     }
 
-    /// Each page of it by itself, in ascending order.
+    /// Splits the run into single pages, in ascending order.
     pub fn into_pages(self) -> impl Iterator<Item = SharedRun> {
         parts(self.0, Order::ZERO).map(SharedRun)
     }
 
-    /// Gives the right up.
+    /// Gives up the token.
     pub(crate) fn into_run(self) -> FrameRun {
         self.0
     }
@@ -167,12 +169,12 @@ impl SharedRun {
 pub struct RunRef<'a>(FrameRun, PhantomData<&'a [u8]>);
 
 impl<'a> RunRef<'a> {
-    /// The right to read `run` as long as `_guard` is borrowed, for a module that mints.
+    /// Makes the right to read `run` while `_guard` is borrowed, for a module that mints.
     pub(crate) const fn mint<G>(run: FrameRun, _guard: &'a G) -> RunRef<'a> {
         RunRef(run, PhantomData)
     }
 
-    /// The 2^order frames that frame `index` of it is in.
+    /// Returns the right to the aligned 2^order frames that contain frame `index` of the run.
     #[must_use]
     pub fn part(self, index: u32, order: Order) -> RunRef<'a> {
         assert!(index < self.0.frames() && order <= self.0.order, "{order:?} at {index} of {:?}", self.0);
@@ -185,22 +187,22 @@ impl<'a> RunRef<'a> {
 pub struct RunMut<'a>(FrameRun, PhantomData<&'a mut [u8]>);
 
 impl<'a> RunMut<'a> {
-    /// The right to write `run` as long as `_guard` is borrowed, for a module that mints.
+    /// Makes the right to write `run` while `_guard` is borrowed, for a module that mints.
     pub(crate) const fn mint<G>(run: FrameRun, _guard: &'a mut G) -> RunMut<'a> {
         RunMut(run, PhantomData)
     }
 
-    /// The same for a shorter while.
+    /// Lends the right to write the run for a shorter while.
     pub fn reborrow(&mut self) -> RunMut<'_> {
         RunMut(self.0, PhantomData)
     }
 
-    /// The right to read it meanwhile.
+    /// Lends the right to read the run.
     pub fn as_ref(&self) -> RunRef<'_> {
         RunRef(self.0, PhantomData)
     }
 
-    /// The 2^order frames that frame `index` of it is in.
+    /// Returns the right to the aligned 2^order frames that contain frame `index` of the run.
     pub fn part(&mut self, index: u32, order: Order) -> RunMut<'_> {
         assert!(index < self.0.frames() && order <= self.0.order, "{order:?} at {index} of {:?}", self.0);
         RunMut(self.0.part(index, order), PhantomData)
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_taken_apart_without_gap_or_overlap() {
+    fn splitting_a_run_leaves_no_gap_or_overlap() {
         let run = FrameRun::new(Frame(64), order(3));
         let mut splitter = UniqueRun::mint(run).split();
         let taken = [1, 0, 0, 2].map(|part| splitter.take(order(part)).into_run());
@@ -244,7 +246,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "after 8 frames")]
-    fn more_than_a_run_has_cannot_be_taken() {
+    fn taking_more_frames_than_a_run_has_panics() {
         let mut splitter = UniqueRun::mint(FrameRun::new(Frame(64), order(3))).split();
         let _ = splitter.take(order(3));
         let _ = splitter.take(Order::ZERO);
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is no part of")]
-    fn a_loan_stays_within_its_run() {
+    fn a_loan_beyond_its_run_panics() {
         let _ = UniqueRun::mint(FrameRun::new(Frame(64), order(3))).part_mut(FrameRun::new(Frame(72), Order::ZERO));
     }
 
@@ -263,8 +265,8 @@ mod tests {
         assert!(!std::mem::needs_drop::<UniqueRun>());
     }
 
-    /// Modules that mint tokens of runs: the free lists, the page table, and the engine's two seams
-    /// (the store, the spare frame).
+    /// The modules that mint tokens of runs: this one, the free lists, the page table, and the
+    /// engine, for the store's runs and the spare frame.
     const MINTERS: [&str; 4] = ["run_tokens.rs", "homes.rs", "page_table.rs", "engine.rs"];
 
     #[test]

@@ -1,32 +1,33 @@
-//! Which piece of the store holds the content of a swap slot.
+//! The slot map: swap slot to the piece of the store that holds its content.
 //!
-//! Every slot of a piece names it; the page's place within the piece is the slot's number modulo the
-//! piece's granule, because slots of a folio are naturally aligned. 4 bytes a slot (0.1%), made when first
-//! used. A slot's element is changed only by whoever holds the block lock of the page that owns the slot, or
-//! has just allocated it.
+//! Every slot of a piece names that piece. The page's index in the piece is the slot number modulo
+//! the piece's granule, because the slots of a folio are naturally aligned. A slot takes 4 bytes
+//! (0.1%), allocated at first use. A thread changes a slot's element only while it holds the block
+//! lock of the page that owns the slot, or right after it allocated the slot.
 
 use crate::sparse::SparseTable;
 use crate::store::PieceId;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::units::Slot;
 
-/// Slot to piece.
+/// A map from slots to pieces.
 pub struct SlotMap(SparseTable<AtomicU32>);
 
 impl SlotMap {
-    /// A map for a device of `slots` slots.
+    /// Makes a map for a device of `slots` slots.
     pub fn new(slots: u32) -> SlotMap {
         SlotMap(SparseTable::new(slots))
     }
 
-    /// Says that `slots` slots from `first` on are held by `piece`.
+    /// Records that `piece` holds the `slots` slots from `first` on.
     #[inline]
     pub fn set(&self, first: Slot, slots: u32, piece: PieceId) {
-        // Relaxed: the block lock orders this before whoever reads the slot out of the page table.
+        // Relaxed: the block lock orders this store before any thread that reads the slot from the
+        // page table.
         self.0.for_each(first.0..first.0 + slots, |_, word| word.store(piece.get(), Ordering::Relaxed));
     }
 
-    /// The piece that holds `slot`.
+    /// Returns the piece that holds `slot`.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -37,7 +38,7 @@ impl SlotMap {
         }
     }
 
-    /// Forgets what `slot` holds, and returns it.
+    /// Clears the entry of `slot` and returns the piece that held it.
     pub fn take(&self, slot: Slot) -> PieceId {
         match PieceId::new(self.0.get(slot.0).swap(0, Ordering::Relaxed)) {
             Some(piece) => piece,

@@ -1,78 +1,84 @@
-//! A table over 32-bit numbers whose elements are made when first used, 256 at a time, wherever they lie.
+//! A sparse table over 32-bit indices. It allocates elements at first use, 256 at a time, at any
+//! index.
 //!
-//! A radix tree: each byte of an index chooses at one level. A node is 256 elements, or 256 places for nodes of the next level,
-//! and never moves nor goes away. So a table takes what is used of it, and 8 KiB for the first element; the levels above
-//! come to 16 bytes for each 256 elements.
+//! The table is a radix tree: each byte of an index selects at one level. A node holds 256
+//! elements, or 256 links to nodes of the next level; it never moves and is never freed. So a table
+//! takes memory only for used nodes, 8 KiB for the first element; the upper levels take 16 bytes
+//! for every 256 elements.
 //!
-//! Most tables stay below 2^16 elements, and each load waits for the one before, so the node over those is known to the table itself, too.
+//! Most tables stay below 2^16 elements, and each load of a lookup waits for the previous one, so
+//! the table also links the node above those elements directly.
 //!
-//! No lock: looking up is a load a level. Who needs a node that somebody is making waits for it.
+//! There is no lock: a lookup is one load a level. A thread that needs a node that another thread
+//! allocates waits for it.
 
-// Not a schedule explorer's: a node is made once, by code in which that must not interrupt it, and their number orders
-// nothing.
+// Not under the schedule explorer: it must not interrupt the code that allocates a node, and the
+// byte count orders nothing.
 use crate::sync::OnceLock;
 use crate::sync::unordered::{AtomicUsize, Ordering::Relaxed};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 const FAN_OUT: usize = 1 << u8::BITS;
-/// Indices below this are below one node of the third level.
+/// Bound of the indices that one node of the third level covers.
 const LOW: u32 = 1 << u16::BITS;
 
-/// The place of a node.
+/// A link to a node.
 type Link<T> = OnceLock<Box<[T; FAN_OUT]>>;
 
-/// The place of a node of the third level.
+/// A link to a node of the third level.
 type Third<T> = OnceLock<Arc<[Link<T>; FAN_OUT]>>;
 
-/// What a link takes: as in a program, also where it is a cell. The lab's figures are to be those.
+/// Bytes of a link as in a real program, also where it is a cell, so that the lab's figures match.
 const LINK_BYTES: usize = size_of::<std::sync::OnceLock<Box<()>>>();
 
-/// See the module.
+/// A table of `T` by 32-bit index.
 #[derive(Debug)]
 pub struct SparseTable<T> {
     root: Box<[Link<Third<T>>]>,
-    /// The first node of the third level, once something below [`LOW`] was made.
+    /// The first node of the third level, once an element below [`LOW`] exists.
     low: Third<T>,
     made_bytes: AtomicUsize,
 }
 
 impl<T: Default> SparseTable<T> {
-    /// For indices below `len`, rounded up to 2^24.
+    /// Makes a table for indices below `len`, rounded up to 2^24.
     pub fn new(len: u32) -> SparseTable<T> {
         let root = (0..len.div_ceil(1 << 24)).map(|_| OnceLock::new()).collect();
         SparseTable { root, low: OnceLock::new(), made_bytes: AtomicUsize::new(0) }
     }
 
-    /// The node at `link`, whose elements take so much each.
+    /// Returns the node at `link`; allocates it if needed. Its elements take `element_bytes` each.
     fn node<'a, U: Default, N>(&self, link: &'a OnceLock<N>, element_bytes: usize) -> &'a [U; FAN_OUT]
     where
         N: From<Box<[U; FAN_OUT]>> + Deref<Target = [U; FAN_OUT]>,
     {
         link.get_or_init(|| {
             self.made_bytes.fetch_add(FAN_OUT * element_bytes, Relaxed);
-            // Not by way of the stack, which is small.
+            // Built on the heap: the stack is small.
             let elements: Box<[U]> = (0..FAN_OUT).map(|_| U::default()).collect();
-            let Ok(node) = <Box<[U; FAN_OUT]>>::try_from(elements) else { unreachable!("as many as a node has") };
+            let Ok(node) = <Box<[U; FAN_OUT]>>::try_from(elements) else {
+                unreachable!("FAN_OUT elements were collected")
+            };
             node.into()
         })
     }
 
-    /// Element `index`, made if it is not there yet.
+    /// Returns element `index`; allocates it if needed.
     #[inline]
     pub fn get(&self, index: u32) -> &T {
         &self.leaf(index)[index as usize % FAN_OUT]
     }
 
-    /// Element `index`, if it was ever made.
+    /// Returns element `index` if it was ever allocated.
     pub fn find(&self, index: u32) -> Option<&T> {
         Some(&self.find_leaf(index)?[index as usize % FAN_OUT])
     }
 
-    /// Does something to each of these elements; they are made if need be.
+    /// Calls `act` for each of these elements; allocates them if needed.
     #[inline]
     pub fn for_each(&self, indices: Range<u32>, mut act: impl FnMut(u32, &T)) {
-        // Often it is one, for which a loop takes longer to prepare than to run.
+        // Most ranges have one element, and a loop takes longer to set up than to run.
         if indices.end - indices.start == 1 {
             act(indices.start, self.get(indices.start));
         } else {
@@ -91,7 +97,7 @@ impl<T: Default> SparseTable<T> {
         }
     }
 
-    /// The node of the lowest level that has element `index`, made if it is not there yet.
+    /// Returns the leaf node that contains element `index`; allocates it if needed.
     #[inline]
     fn leaf(&self, index: u32) -> &[T; FAN_OUT] {
         self.find_leaf(index).unwrap_or_else(|| self.make_leaf(index))
@@ -117,7 +123,7 @@ impl<T: Default> SparseTable<T> {
         leaf
     }
 
-    /// Bytes it takes.
+    /// Returns the memory of the table in bytes.
     pub fn bytes(&self) -> usize {
         self.root.len() * LINK_BYTES + self.made_bytes.load(Relaxed)
     }
@@ -130,7 +136,7 @@ mod tests {
     use std::collections::{BTreeSet, HashMap};
     use std::sync::atomic::AtomicU32;
 
-    /// Indices in clusters, from both ends and between.
+    /// Indices in groups at both ends and in between.
     fn index() -> impl Strategy<Value = u32> {
         let near = (prop::sample::select(vec![0u32, 255, 256, 65_535, 1 << 24, 3 << 24]), 0u32..600);
         prop_oneof![
@@ -142,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn elements_are_what_was_stored_and_take_what_is_used(
+        fn a_table_stores_elements_and_takes_memory_only_for_used_nodes(
             stores in prop::collection::vec((index(), any::<u32>()), 0..200),
             other in index(),
         ) {
@@ -179,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_one_behind_the_other_are_those_of_several_nodes() {
+    fn a_range_of_elements_may_span_several_nodes() {
         let table: SparseTable<AtomicU32> = SparseTable::new(u32::MAX);
         for range in [0..0, 250..800, 65_500..65_600, u32::MAX - 300..u32::MAX] {
             table.for_each(range.clone(), |index, word| word.store(!index, Relaxed));
@@ -188,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_need_an_element_at_once_get_the_same() {
+    fn threads_that_need_an_element_at_once_share_it() {
         const STEP: usize = 97;
         for _ in 0..20 {
             let table: SparseTable<AtomicU32> = SparseTable::new(1 << 20);

@@ -1,12 +1,13 @@
-//! Counters, named as the kernel names its own.
+//! Counters, named like the kernel's.
 //!
-//! [`Counters`] is plain atomics in a fixed layout, so that the agent keeps them in memory shared with
-//! the supervisor: whatever way a process ends, its counts are there. All are monotonic except
-//! those documented as gauges. Per-size names are those of
-//! `/sys/kernel/mm/transparent_hugepage/hugepages-<size>kB/stats`, the others those of `/proc/vmstat`
-//! and of zram's `mm_stat`. Every access is relaxed: counts order nothing.
+//! [`Counters`] is plain atomics in a fixed layout, so that the agent can keep them in memory
+//! shared with the supervisor: counts survive any end of the process. All counters are monotonic
+//! except those documented as gauges. Per-size names come from
+//! `/sys/kernel/mm/transparent_hugepage/hugepages-<size>kB/stats`, the others from `/proc/vmstat`
+//! and from zram's `mm_stat`. Every access is relaxed: counts order nothing.
 
-// A counter is never part of a protocol a schedule explorer should explore, and the struct must stay plain memory.
+// No protocol depends on a counter, so the schedule explorer need not see it, and the struct must
+// stay plain memory.
 use crate::sync::unordered::{AtomicU64, Ordering::Relaxed};
 use crate::units::{ORDERS, Order};
 
@@ -31,7 +32,7 @@ impl Counter {
         self.add(1);
     }
 
-    /// Takes `n` off a gauge. A gauge never goes below zero.
+    /// Subtracts `n` from a gauge. A gauge never goes below zero.
     pub fn sub(&self, n: u64) {
         let before = self.0.fetch_sub(n, Relaxed);
         debug_assert!(before >= n, "gauge {before} - {n}");
@@ -42,12 +43,12 @@ impl Counter {
         self.0.store(value, Relaxed);
     }
 
-    /// Raises a maximum.
+    /// Raises a maximum to `value`.
     pub fn raise_to(&self, value: u64) {
         self.0.fetch_max(value, Relaxed);
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -65,7 +66,7 @@ pub struct Histogram {
     pub buckets: [Counter; HISTOGRAM_BUCKETS],
     /// Sum of all observations.
     pub sum_ns: Counter,
-    /// The largest.
+    /// The largest observation.
     pub max_ns: Counter,
 }
 
@@ -80,7 +81,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// The bucket that counts `ns`.
+    /// Returns the bucket that counts `ns`.
     pub const fn bucket_of(ns: u64) -> usize {
         if ns < 4 {
             return ns as usize * 2; // 1, 2 and 3 ns are 2^0, 2^1 and 2^1 * 1.5
@@ -91,7 +92,7 @@ impl Histogram {
         if bucket < HISTOGRAM_BUCKETS { bucket } else { HISTOGRAM_BUCKETS - 1 }
     }
 
-    /// The smallest duration above every value that bucket `bucket` counts.
+    /// Returns the smallest duration above every value that `bucket` counts.
     pub const fn upper_bound_ns(bucket: usize) -> u64 {
         let (exponent, quarter) = (bucket / 4, bucket as u64 % 4);
         ((1u64 << exponent) * (5 + quarter)).div_ceil(4)
@@ -104,12 +105,13 @@ impl Histogram {
         self.max_ns.raise_to(ns);
     }
 
-    /// How many durations were counted.
+    /// Returns how many durations were counted.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(Counter::get).sum()
     }
 
-    /// An upper bound of the `quantile` (0..=1), within 25%; 0 where nothing was counted.
+    /// Returns an upper bound of the `quantile` (0..=1), at most 25% too high; 0 if nothing was
+    /// counted.
     pub fn quantile_ns(&self, quantile: f64) -> u64 {
         let count = self.count();
         if count == 0 {
@@ -147,7 +149,7 @@ macro_rules! counters {
         pub struct $name { $($(#[$field_meta])* pub $field: Counter,)* }
 
         impl $name {
-            /// Every counter with its name, in the order of declaration.
+            /// Iterates over all counters with their names, in the order of declaration.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
                 [$((stringify!($field), &self.$field)),*].into_iter()
             }
@@ -156,12 +158,12 @@ macro_rules! counters {
                 $(counters!(@fold $kind, self.$field, total.$field);)*
             }
 
-            /// Takes a process that has ended out of the gauges.
+            /// Clears the gauges of a process that ended.
             fn clear_gauges(&self) {
                 $(counters!(@clear $kind, self.$field);)*
             }
 
-            /// The child of a fork has what its parent has.
+            /// Copies the parent's gauges to the child of a fork.
             fn inherit_gauges(&self, parent: &$name) {
                 $(counters!(@inherit $kind, self.$field, parent.$field);)*
             }
@@ -177,13 +179,13 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Per folio size: `hugepages-<size>kB/stats`.
+    /// Counters of one folio size: `hugepages-<size>kB/stats`.
     SizeCounters {
         /// Folios allocated, charged and mapped for a first touch.
         anon_fault_alloc: count,
-        /// This order was tried at a first touch and could not be had.
+        /// First touches that tried this order and fell back to a lower one.
         anon_fault_fallback: count,
-        /// Of those: frames could have been had, the limit forbade it.
+        /// Those of `anon_fault_fallback` that the limit caused: frames were available.
         anon_fault_fallback_charge: count,
         /// Folios written to the swap device in one piece.
         swpout: count,
@@ -191,85 +193,90 @@ counters! {
         swpout_fallback: count,
         /// Folios read from the swap device in one piece.
         swpin: count,
-        /// This order was tried at swap-in and could not be had.
+        /// Swap-ins that tried this order and fell back to a lower one.
         swpin_fallback: count,
-        /// Of those: the limit forbade it.
+        /// Those of `swpin_fallback` that the limit caused.
         swpin_fallback_charge: count,
         /// Folios split into smaller ones.
         split: count,
         /// Folios that became partially mapped and were queued for a split.
         split_deferred: count,
-        /// Splits that were refused because a page was pinned: none, because here a split is a note in the page table.
+        /// Splits refused because a page was pinned: always 0, because a split only changes the
+        /// page table here.
         split_failed: count,
         /// Gauge: resident folios of this size.
         nr_anon: gauge,
-        /// Gauge: of those, partially mapped ones.
+        /// Those of `nr_anon`, counted now, that are partially mapped. Gauge.
         nr_anon_partially_mapped: gauge,
     }
 }
 
 counters! {
-    /// `/proc/vmstat`.
+    /// Counters of the whole process: `/proc/vmstat`.
     VmCounters {
         /// Faults handled, of all kinds.
         pgfault: count,
-        /// Of those: the content had to be decompressed or read.
+        /// Faults that had to decompress or read the content.
         pgmajfault: count,
         /// Pages read from the swap device.
         pswpin: count,
         /// Pages written to the swap device.
         pswpout: count,
-        /// Pages that came back as zeros without the swap device.
+        /// Pages swapped in as zeros without the swap device.
         swpin_zero: count,
-        /// Pages that went out as zeros without the swap device.
+        /// Pages swapped out as zeros without the swap device.
         swpout_zero: count,
-        /// Pages of staged folios that were touched and given back without a read: second chances.
+        /// Pages of staged folios that were touched and mapped in again without a read: second
+        /// chances.
         pgactivate: count,
-        /// Pages that were touched while they were out.
+        /// Swapped-out pages that were touched.
         workingset_refault_anon: count,
-        /// Those of them that had been out for a short time only, and are active from then on.
+        /// Those of `workingset_refault_anon` whose refault distance was short; they become active.
         workingset_activate_anon: count,
-        /// Pages moved out of the program's reach, to their home.
+        /// Pages staged: unmapped into the arena.
         pgdeactivate: count,
         /// Pages reclaimed in the background.
         pgsteal_kswapd: count,
-        /// Pages reclaimed by a fault that had to wait for it.
+        /// Pages reclaimed by faults that waited for it.
         pgsteal_direct: count,
-        /// Pages read from the swap device before they were touched.
+        /// Pages swapped in before they were touched.
         swap_ra: count,
-        /// Gauge: pages in the program that have a compressed copy, too.
+        /// Gauge: resident pages that also have a swap-cache entry.
         nr_swapcached: gauge,
-        /// Pages that went out without being compressed again: their copy was still good.
+        /// Pages swapped out without compressing them again, because their swap-cache entry was
+        /// still good.
         pswpout_cached: count,
-        /// Faults that had to reclaim by themselves.
+        /// Faults that reclaimed by themselves.
         allocstall: count,
-        /// Pages that could not be moved out (pinned, locked, or of a mapping that may not be written).
+        /// Pages that could not be unmapped (pinned, locked, or in a mapping without write
+        /// permission).
         unevictable_pgs_culled: count,
-        /// Those of them that were tried again.
+        /// Those of `unevictable_pgs_culled` that were retried.
         unevictable_pgs_rescued: count,
-        /// Pages taken over from the kernel when their mapping was adopted.
+        /// Pages taken over from the kernel when the agent adopted their mapping.
         pgadopted: count,
-        /// Swapped-out pages that the program had discarded without a message (guards): they read as zeros.
+        /// Swapped-out pages that the program discarded without a message (guards). They read as
+        /// zeros.
         discarded_unheard: count,
-        /// Pages that were left to the system, because the arena was full.
+        /// Pages left unmanaged because the arena was full.
         unmanaged_arena_full: count,
         /// Pages the migrate scanner looked at.
         compact_migrate_scanned: count,
         /// Pages the free scanner looked at.
         compact_free_scanned: count,
-        /// Pages moved to other frames, whether that took a copy or only a note of their new home.
+        /// Pages migrated to other frames, by a copy or by changing only their home frame.
         pgmigrate_success: count,
-        /// Pages that could not be.
+        /// Pages that could not be migrated.
         pgmigrate_fail: count,
         /// Pages isolated for migration.
         compact_isolated: count,
         /// Allocations that waited for compaction.
         compact_stall: count,
-        /// Compactions that made the wanted run.
+        /// Compactions that produced the wanted run.
         compact_success: count,
-        /// Compactions that did not.
+        /// Compactions that did not produce the wanted run.
         compact_fail: count,
-        /// Pieces whose checksum did not match. The program was stopped before it could see one.
+        /// Pieces whose checksum did not match. The program was stopped before it could read one.
         store_corrupted: count,
         /// Times the limit was exceeded because the data did not compress into it.
         limit_exceeded: count,
@@ -277,33 +284,35 @@ counters! {
 }
 
 counters! {
-    /// zram's `mm_stat`, in bytes, but for what counts pages or pieces.
+    /// Counters of the compressed store: zram's `mm_stat`, in bytes unless they count pages or
+    /// pieces.
     StoreCounters {
-        /// Gauge: uncompressed size of what is stored.
+        /// Gauge: uncompressed size of the stored pieces.
         orig_data_size: gauge,
-        /// Gauge: compressed size of what is stored.
+        /// Gauge: compressed size of the stored pieces.
         compr_data_size: gauge,
-        /// Gauge: memory the store takes, waste and metadata included.
+        /// Gauge: memory of the store, including waste and metadata.
         mem_used_total: gauge,
-        /// The most `mem_used_total` has been.
+        /// The maximum of `mem_used_total`.
         mem_used_max: max,
-        /// Gauge: pages that are one repeated word and take no memory.
+        /// Gauge: pages that repeat one word and take no memory.
         same_pages: gauge,
-        /// Pages that compaction of the store has freed.
+        /// Pages freed by compaction of the store.
         pages_compacted: count,
-        /// Gauge: pages in pieces kept raw because they do not compress.
+        /// Gauge: pages in pieces stored raw because they do not compress.
         huge_pages: gauge,
-        /// Pieces on which the second codec was tried.
+        /// Pieces recompressed with the second codec as a trial.
         recompress_tried: count,
-        /// Those of them that take less room since.
+        /// Those of `recompress_tried` that became smaller.
         recompressed: count,
-        /// Bytes by which they took less at that time.
+        /// Bytes saved by `recompressed`, counted at that time.
         recompress_saved: count,
     }
 }
 
 counters! {
-    /// zram's `bd_stat`, in pages of 4 KiB, and what of `io_stat` there is here.
+    /// Counters of the swap file: zram's `bd_stat`, in pages of 4 KiB, and the matching parts of
+    /// `io_stat`.
     BackingCounters {
         /// Gauge: pages of the swap file in use.
         bd_count: gauge,
@@ -311,15 +320,15 @@ counters! {
         bd_reads: count,
         /// Pages written to the swap file.
         bd_writes: count,
-        /// Those of `bd_writes` that io_uring has written.
+        /// Those of `bd_writes` that io_uring wrote.
         bd_writes_uring: count,
-        /// Pages of the swap file that were free and discarded.
+        /// Free pages of the swap file that were discarded.
         bd_discards: count,
-        /// Pieces that the swap file did not give back as they were written.
+        /// Pieces that the swap file returned with other content than was written.
         failed_reads: count,
-        /// Writes that failed: what was to be written stays in memory.
+        /// Writes that failed. Their pieces stay in memory.
         failed_writes: count,
-        /// Times the swap file had no room.
+        /// Times the swap file was full.
         full: count,
     }
 }
@@ -329,22 +338,22 @@ counters! {
 pub enum FaultKind {
     /// First touch: a new folio of zeros.
     FirstTouch,
-    /// The folio was still at home: second chance.
+    /// The folio was still staged: second chance.
     Home,
     /// Decompressed from the store.
     SwapIn,
-    /// Nothing to do: somebody else had served it.
+    /// Nothing to do: another thread served the fault.
     Spurious,
-    /// It waited for room for a copy of what a fork has left shared.
+    /// The fault waited for room for a copy-on-write copy of a page that a fork left shared.
     Copy,
 }
 
 impl FaultKind {
-    /// All kinds, in index order.
+    /// All kinds, in the order of their indices.
     pub const ALL: [FaultKind; 5] =
         [FaultKind::FirstTouch, FaultKind::Home, FaultKind::SwapIn, FaultKind::Spurious, FaultKind::Copy];
 
-    /// Its name in reports.
+    /// Returns the name of the kind in reports.
     pub const fn name(self) -> &'static str {
         match self {
             FaultKind::FirstTouch => "first_touch",
@@ -360,13 +369,13 @@ impl FaultKind {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Counters {
-    /// By order.
+    /// Counters by folio order.
     pub size: [SizeCounters; ORDERS],
-    /// Whole process.
+    /// Counters of the whole process.
     pub vm: VmCounters,
-    /// Its compressed store.
+    /// Counters of the compressed store.
     pub store: StoreCounters,
-    /// The swap file behind that.
+    /// Counters of the swap file behind the store.
     pub backing: BackingCounters,
     /// Time from reading a fault to waking the program, by [`FaultKind`].
     pub fault_ns: [Histogram; FaultKind::ALL.len()],
@@ -385,12 +394,12 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// The counters of folios of `order`.
+    /// Returns the counters of folios of `order`.
     pub fn of(&self, order: Order) -> &SizeCounters {
         &self.size[order.index()]
     }
 
-    /// The histogram of faults of `kind`.
+    /// Returns the histogram of faults of `kind`.
     pub fn faults(&self, kind: FaultKind) -> &Histogram {
         &self.fault_ns[kind as usize]
     }
@@ -408,7 +417,7 @@ impl Counters {
         }
     }
 
-    /// Sets every gauge to the parent's: what the child of a fork holds.
+    /// Sets every gauge to the parent's value, for the child of a fork.
     pub fn inherit_gauges(&self, parent: &Counters) {
         for (own, parent) in self.size.iter().zip(&parent.size) {
             own.inherit_gauges(parent);
@@ -418,7 +427,7 @@ impl Counters {
         self.backing.inherit_gauges(&parent.backing);
     }
 
-    /// Adds every count to `total` and starts at zero again.
+    /// Adds every count to `total` and resets this one to zero.
     pub fn drain_into(&self, total: &Counters) {
         self.fold_into(total);
         let sizes = self.size.iter().flat_map(SizeCounters::fields);
@@ -427,7 +436,7 @@ impl Counters {
         self.fault_ns.iter().for_each(Histogram::clear);
     }
 
-    /// Sets every gauge to zero: what a process that has ended holds.
+    /// Sets every gauge to zero, for a process that ended.
     pub fn clear_gauges(&self) {
         self.size.iter().for_each(SizeCounters::clear_gauges);
         self.vm.clear_gauges();

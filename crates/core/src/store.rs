@@ -1,21 +1,22 @@
-//! The compressed store: where compressed pieces live in the frames it holds.
+//! The compressed store: the pieces, and the frames that hold them.
 //!
-//! A *piece* is a granule (4 KiB to 2 MiB of content) compressed as one, or kept raw. The store decides
-//! where a piece's bytes go and never touches them: the caller copies. It is what zsmalloc is to zram,
-//! with one difference: a piece may be far larger than a page.
+//! A *piece* is a granule (4 KiB to 2 MiB of content) compressed as one unit, or kept raw. The
+//! store decides where a piece's bytes go and never touches them: the caller copies. It is to
+//! foliomem what zsmalloc is to zram, except that a piece may be far larger than a page.
 //!
 //! # Representation
-//! - Up to 32 KiB, a piece takes a slot of a *zspage*: 1 to 16 frames cut into slots of one size class. The number
-//!   of frames is chosen per class so that nothing is left over, and need not be a power of two: they are
-//!   several runs then ([`classes`], [`extent`]).
-//! - A larger piece owns a chain of *extents*: 16 frames (64 KiB) each but for the last, so
-//!   that its waste is less than a page and a raw 2 MiB piece never needs a run above order 4.
-//! - A piece is one 64-bit word (place, length, references, pins: [`word`]) and its checksum: 16 bytes.
-//!   A zspage is 32 bytes and 4 more per slot, which name the piece in it, for compaction. All tables
-//!   grow as they are used ([`crate::sparse`]) and never shrink; entries are recycled.
-//! - A granule that repeats one 64-bit word takes no frames at all.
-//! - Where there is a swap file, the oldest pieces can be written back to it ([`backing`]): the piece stays
-//!   what it is, but for its place.
+//! - A piece of up to 32 KiB takes a slot of a *zspage*: 1 to 16 frames divided into slots of one
+//!   size class. The number of frames is chosen for each class so that nothing is left over. It
+//!   need not be a power of two: the frames are then several runs ([`classes`], [`extent`]).
+//! - A larger piece owns a chain of *extents* of 16 frames (64 KiB) each, except the last. So it
+//!   wastes less than a page, and a raw 2 MiB piece needs no run above order 4.
+//! - A piece is one 64-bit word (place, length, references, pins: [`word`]) and its checksum: 16
+//!   bytes. A zspage is 32 bytes and 4 more for each slot, which name the piece in it, for
+//!   compaction. All tables grow as they are used ([`crate::sparse`]) and never shrink; entries are
+//!   recycled.
+//! - A granule that repeats one 64-bit word takes no frames.
+//! - If there is a swap file, the oldest pieces can be written back to it ([`backing`]). Only the
+//!   place of such a piece changes.
 //!
 //! # Life of a piece
 //! | state | references | pins | left by |
@@ -24,17 +25,18 @@
 //! | live | 1..=pages | 0..=31 | `release` of the last reference |
 //! | dying | 0 | 1..=31 | `unpin` of the last pin, which frees it |
 //!
-//! References count pages of content that still need the piece. A pin keeps the piece in its place. A
-//! piece may be moved by compaction only between [`Store::seal`] and its death, and only while nobody but
-//! the compactor has it pinned. Every transition is one compare-and-swap of the piece's word, but for recompression
-//! ([`recompress`]), which needs two.
+//! References count pages of content that still need the piece. A pin keeps the piece in its place.
+//! Compaction may move a piece only between [`Store::seal`] and its death, and only while no other
+//! thread pins it. Every transition is one compare-and-swap of the piece's word, except
+//! recompression ([`recompress`]), which needs two.
 //!
-//! There are two kinds of compaction: of the store, which frees frames ([`compact`]), and of the arena, for which the store leaves
-//! certain frames for others ([`evacuate`]).
+//! There are two kinds of compaction: of the store, which frees frames ([`compact`]), and of the
+//! arena, for which the store leaves certain frames ([`evacuate`]).
 //!
 //! # Locks
-//! One lock per size class, a leaf, over its zspages; a thread never holds two. The tables of pieces are
-//! lock-free. [`RunSource`]'s frames and [`PieceMover`] are called for with no lock held.
+//! Each size class has one lock, a leaf, over its zspages; a thread never holds two. The tables of
+//! pieces are lock-free. [`RunSource`]'s frame methods and [`PieceMover`] are called with no lock
+//! held.
 
 mod backing;
 mod check;
@@ -64,38 +66,40 @@ use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use extent::Extent;
 use pieces::{PieceRef, Pieces};
-use recompress::Hand;
+use recompress::ClockHand;
 use std::num::NonZeroU32;
 use word::{Location, Mark, PieceWord, ZspageId};
 use zspages::{TakenSlot, Zspages};
 
-/// Where the store gets its frames from, and clusters of the swap file, which several processes may share. (Without a swap
-/// file nobody asks for clusters.)
+/// The source of the store's frames, and of clusters of the swap file, which several processes may
+/// share. (Without a swap file the cluster methods are not called.)
 pub trait RunSource: Shared {
-    /// A run of `order` with pages at home, if one can be had. Called with no lock of the store held.
+    /// Allocates a populated run of `order`. Called with no lock of the store held.
     fn alloc_run(&self, order: Order) -> Option<FrameRun>;
-    /// Takes a run back that was given out. Called with no lock of the store held.
+    /// Frees a run that `alloc_run` returned. Called with no lock of the store held.
     fn free_run(&self, run: FrameRun);
-    /// A run that was given out is that of `holder` from now on.
+    /// Records that `holder` holds the run from now on.
     fn note_holder(&self, _run: FrameRun, _holder: HolderId) {}
-    /// Makes this process the holder of a cluster of the swap file, unless there is one. Waits for nothing.
+    /// Makes this process the holder of a cluster of the swap file unless the cluster has one.
+    /// Returns whether it did. Does not block.
     fn claim_cluster(&self, _cluster: ClusterNumber) -> bool {
         false
     }
-    /// This process holds the cluster no more. Waits for nothing.
+    /// Ends this process's hold on the cluster. Does not block.
     fn release_cluster(&self, _cluster: ClusterNumber) {}
-    /// Whether no other process holds a cluster that this one holds. Waits for nothing.
+    /// Returns whether this process is the only holder of a cluster that it holds. Does not block.
     fn is_sole_holder(&self, _cluster: ClusterNumber) -> bool {
         false
     }
 }
 
-/// Names a piece as long as it has references, wherever it is moved.
+/// The name of a piece. It stays valid as long as the piece has references, wherever the piece
+/// moves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(NonZeroU32);
 
 impl PieceId {
-    /// The id whose number is `number`; 0 is none.
+    /// Returns the id with this number, or `None` for 0.
     pub const fn new(number: u32) -> Option<PieceId> {
         match NonZeroU32::new(number) {
             Some(number) => Some(PieceId(number)),
@@ -103,7 +107,7 @@ impl PieceId {
         }
     }
 
-    /// Its number, for keeping in tables.
+    /// Returns the number of the id, for tables.
     pub const fn get(self) -> u32 {
         self.0.get()
     }
@@ -115,43 +119,45 @@ impl std::fmt::Debug for PieceId {
     }
 }
 
-/// What is to be stored.
+/// The description of a piece to store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PieceInfo {
-    /// Bytes to store: 1 to the granule's size.
+    /// Number of bytes to store: 1 to the granule's size.
     pub len_bytes: u32,
-    /// How much content it is the compressed form of.
+    /// The size of the uncompressed content.
     pub granule: Order,
-    /// The bytes are the content itself.
+    /// Whether the bytes are the uncompressed content.
     pub raw: bool,
     /// Checksum of the bytes.
     pub checksum: u64,
-    /// References to begin with, one per page of content that needs it: 1 to the granule's pages.
+    /// Initial number of references, one for each page of content that needs the piece: 1 to the
+    /// granule's pages.
     pub pages: u16,
 }
 
-/// A stored piece, as [`Store::pin`] finds it. Whoever can borrow one has it pinned, so its bytes
-/// may be read.
+/// A stored piece, as [`Store::pin`] returns it. A borrowed piece is pinned, so its bytes may be
+/// read.
 #[derive(Debug)]
 pub struct Piece<'a> {
-    /// How much content it is.
+    /// The size of the uncompressed content.
     pub granule: Order,
-    /// The bytes are the content itself.
+    /// Whether the bytes are the uncompressed content.
     pub raw: bool,
-    /// They are the second codec's.
+    /// Whether the second codec compressed the bytes.
     pub recompressed: bool,
     /// Checksum of the bytes; 0 for filled content.
     pub checksum: u64,
-    /// The content repeats this word, and has no bytes.
+    /// The word that the content repeats; such a piece has no bytes.
     pub filled: Option<u64>,
-    /// References it had then: as many as the granule has pages, as long as all of it is needed.
+    /// Number of references when it was pinned: the granule's pages as long as all of the content
+    /// is needed.
     pub references: u16,
-    /// Where the bytes are; nowhere for filled content.
+    /// The place of the bytes; empty for filled content.
     pub place: Place<'a>,
 }
 
 impl Piece<'_> {
-    /// Its bytes, if they are in one stretch.
+    /// Returns the piece's only fragment, or `None` if it has several.
     pub fn only_fragment(&self) -> Option<FragmentRef<'_>> {
         match *self.place.fragments() {
             [only] => Some(FragmentRef::of(only, &self.place)),
@@ -159,13 +165,13 @@ impl Piece<'_> {
         }
     }
 
-    /// Calls `act` with each stretch of its bytes, in their order.
+    /// Calls `act` with each fragment of the piece, in the order of its bytes.
     pub fn for_each_fragment(&self, mut act: impl FnMut(FragmentRef<'_>)) {
         self.place.fragments().iter().for_each(|&fragment| act(FragmentRef::of(fragment, &self.place)));
     }
 }
 
-/// A piece that stays where it is until it is handed back to [`Store::unpin`].
+/// A piece that stays at its place until [`Store::unpin`] takes it back.
 #[must_use = "a pinned piece is never moved nor freed until it is unpinned"]
 #[derive(Debug)]
 pub struct Pinned<'a> {
@@ -174,33 +180,33 @@ pub struct Pinned<'a> {
 }
 
 impl<'a> Pinned<'a> {
-    /// What is pinned.
+    /// Returns the pinned piece.
     pub fn piece(&self) -> &Piece<'a> {
         &self.piece
     }
 
-    /// Its name.
+    /// Returns the piece's id.
     pub fn id(&self) -> PieceId {
         self.at.id()
     }
 }
 
-/// What the store holds, in the terms of zram's `mm_stat`.
+/// Statistics of the store, in the terms of zram's `mm_stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StoreStats {
-    /// Content that still has references, uncompressed, filled content included.
+    /// Uncompressed bytes of content with references, including filled content.
     pub orig_data_bytes: u64,
-    /// Bytes of all pieces.
+    /// Bytes of all pieces in memory.
     pub compr_data_bytes: u64,
-    /// What the store takes: frames and metadata.
+    /// Bytes of the store's frames and metadata.
     pub used_bytes: u64,
-    /// Of that: metadata.
+    /// Those of `used_bytes` that are metadata.
     pub metadata_bytes: u64,
-    /// Pieces, filled ones included.
+    /// Number of pieces, including filled ones.
     pub pieces: u64,
     /// Pages of filled content.
     pub same_filled_pages: u64,
-    /// Pages of content kept raw.
+    /// Pages of content kept raw in memory.
     pub huge_pages: u64,
 }
 
@@ -221,27 +227,28 @@ pub struct Store {
     zspages: Zspages,
     gauges: Gauges,
     backing: Option<Backing>,
-    hand: Hand,
-    /// The class compaction begins with next, so that a small budget comes round to all of them.
+    clock_hand: ClockHand,
+    /// The class with which compaction starts next, so that a small budget reaches all classes in
+    /// turn.
     next_class: AtomicU32,
 }
 
 impl Store {
-    /// A store for at most `max_pieces` pieces. Allocates next to nothing.
+    /// Makes a store for at most `max_pieces` pieces. Allocates next to nothing.
     pub fn new(max_pieces: u32) -> Store {
         Store {
             pieces: Pieces::new(max_pieces),
             zspages: Zspages::new(),
             gauges: Gauges::default(),
             backing: None,
-            hand: Hand::default(),
+            clock_hand: ClockHand::default(),
             next_class: AtomicU32::new(0),
         }
     }
 
-    /// Makes room for a piece. The caller writes its bytes at the returned place, and then
-    /// [`seal`](Store::seal)s it, which tells its id: nobody can read it before. `None` where
-    /// frames or ids have run out.
+    /// Allocates room for a piece. The caller writes the bytes to the returned place and then calls
+    /// [`seal`](Store::seal), which returns the id: no other thread can read the piece before.
+    /// Returns `None` if frames or ids run out.
     ///
     /// # Panics
     /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.
@@ -268,8 +275,8 @@ impl Store {
         Some(UniquePlace { place, id: new.id() })
     }
 
-    /// Says that the bytes of a piece are written: from now on compaction may move it, and writeback to the swap file.
-    /// A piece that is never sealed is never moved.
+    /// Records that the bytes of a piece are written. From now on compaction may move it and
+    /// writeback may write it to the swap file. A piece that is not sealed never moves.
     #[inline]
     pub fn seal(&self, place: UniquePlace<'_>) -> PieceId {
         let at = self.pieces.at(place.id);
@@ -278,7 +285,7 @@ impl Store {
         place.id
     }
 
-    /// Keeps content that repeats `word`. `None` where ids have run out.
+    /// Stores content that repeats `word`. Returns `None` if ids run out.
     ///
     /// # Panics
     /// If `pages` is 0 or more than the granule's.
@@ -292,7 +299,7 @@ impl Store {
         Some(new.id())
     }
 
-    /// Keeps a piece in its place for reading. The caller owns a reference to it.
+    /// Pins a piece for reading, so that it keeps its place. The caller must own a reference to it.
     ///
     /// # Panics
     /// If there is no such piece.
@@ -303,7 +310,7 @@ impl Store {
         self.pinned(at, word, extra)
     }
 
-    /// A piece that was just pinned.
+    /// Makes the description of a piece that was just pinned.
     #[inline]
     fn pinned<'a>(&'a self, at: PieceRef<'a>, word: PieceWord, extra: u64) -> Pinned<'a> {
         let location = word.location();
@@ -314,7 +321,7 @@ impl Store {
         Pinned { at, piece: Piece { granule, raw, recompressed, checksum, filled, references, place } }
     }
 
-    /// Lets go of a piece, and frees it if all its references have been released meanwhile.
+    /// Unpins a piece, and frees it if all its references were released meanwhile.
     #[inline]
     pub fn unpin(&self, runs: &dyn RunSource, pinned: Pinned<'_>) {
         self.unpin_at(runs, pinned.at);
@@ -328,7 +335,7 @@ impl Store {
         }
     }
 
-    /// Drops `pages` references; the last one frees the piece, or leaves that to whoever has it pinned.
+    /// Drops `pages` references. The last one frees the piece, or leaves that to the last unpin.
     ///
     /// # Panics
     /// If the piece has fewer references.
@@ -348,24 +355,24 @@ impl Store {
         }
     }
 
-    /// The granule of a piece that has bytes.
+    /// Returns the granule of a piece, or `None` if the piece has no bytes.
     #[inline]
     pub fn granule_of_bytes(&self, id: PieceId) -> Option<Order> {
         let word = self.pieces.at(id).load();
         (word.location() != Location::FILLED).then(|| word.granule())
     }
 
-    /// References the piece still has.
+    /// Returns the number of references of a piece.
     pub fn references(&self, id: PieceId) -> u16 {
         self.pieces.at(id).load().references()
     }
 
-    /// Frames the store holds.
+    /// Returns the number of frames that the store holds.
     pub fn held_frames(&self) -> u32 {
         self.gauges.held_frames.load(Relaxed)
     }
 
-    /// What the store holds.
+    /// Returns the statistics of the store.
     pub fn stats(&self) -> StoreStats {
         let gauges = &self.gauges;
         let backing_bytes = self.backing.as_ref().map_or(0, Backing::metadata_bytes);
@@ -393,7 +400,7 @@ impl Store {
         }
     }
 
-    /// A slot of `class`, or of a slightly larger one; and of which.
+    /// Takes a slot of `class` or of a slightly larger class; also returns that class.
     #[inline]
     fn slot_for(
         &self,
@@ -410,14 +417,14 @@ impl Store {
         if few && let Some(found) = class.larger_neighbours().find_map(take_slot) {
             return Some(found);
         }
-        // Without a run for a whole zspage, one that holds a single slot will do.
+        // If no run for a whole zspage is free, room for a single slot suffices.
         let extent = self
             .obtain(runs, u32::from(if few { shape.first_frames } else { shape.frames }))
             .or_else(|| self.obtain(runs, shape.size_bytes.div_ceil(PAGE_BYTES as u32)))?;
         Some((class, self.open_zspage(runs, class, extent, id)?))
     }
 
-    /// A slot for `id` of a new zspage in `extent`.
+    /// Makes a zspage of `extent` and takes a slot of it for `id`.
     fn open_zspage(
         &self,
         runs: &dyn RunSource,
@@ -437,7 +444,8 @@ impl Store {
         }
     }
 
-    /// Extents for a piece of its own: all but the last of [`EXTENT_FRAMES`].
+    /// Allocates extents for a piece that gets no slot: all but the last have [`EXTENT_FRAMES`]
+    /// frames.
     fn build_chain(&self, runs: &dyn RunSource, id: PieceId, len_bytes: u32) -> Option<Location> {
         let mut rest_frames = len_bytes.div_ceil(PAGE_BYTES as u32);
         let mut chain: Option<(ZspageId, ZspageId)> = None;
@@ -479,7 +487,7 @@ impl Store {
         }
     }
 
-    /// Frees what a piece without references or pins takes. Only one thread gets to see it so.
+    /// Frees a piece without references and pins. Only one thread sees that state.
     fn reclaim_piece(&self, runs: &dyn RunSource, at: PieceRef<'_>, word: PieceWord) {
         let location = word.location();
         if let Some(record) = location.record() {
@@ -498,7 +506,7 @@ impl Store {
         self.pieces.free(at);
     }
 
-    /// Frees the bytes at `location`; returns how many frames went back with them.
+    /// Frees the bytes at `location`; returns the number of frames freed with them.
     fn vacate(&self, runs: &dyn RunSource, location: Location) -> u32 {
         let Some(taken) = self.zspages.slot_at(location) else {
             self.free_chain(runs, location.zspage());
@@ -507,7 +515,7 @@ impl Store {
         self.free_slot(runs, taken)
     }
 
-    /// Frees a slot; returns how many frames went back with it.
+    /// Frees a slot; returns the number of frames freed with it.
     #[inline]
     fn free_slot(&self, runs: &dyn RunSource, taken: TakenSlot<'_>) -> u32 {
         match self.zspages.free_slot(taken) {
@@ -519,12 +527,13 @@ impl Store {
         }
     }
 
-    /// Where the bytes at `location` are. The caller has the piece pinned, or to itself, as long as it asks for them.
+    /// Returns the place of the bytes at `location`. The caller must pin or exclusively own the
+    /// piece while it uses the place.
     fn place_of(&self, location: Location) -> Place<'_> {
         Place::new(self, location)
     }
 
-    /// As many frames as wanted.
+    /// Allocates an extent of `frames` frames.
     fn obtain(&self, runs: &dyn RunSource, frames: u32) -> Option<Extent> {
         let extent = Extent::obtain(frames, |order| runs.alloc_run(order), |run| runs.free_run(run))?;
         self.gauges.held_frames.fetch_add(frames, Relaxed);

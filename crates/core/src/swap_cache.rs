@@ -1,18 +1,19 @@
-//! The swap cache: compressed copies of folios that are in the program again.
+//! The swap cache: compressed copies of folios that are mapped in again.
 //!
-//! A folio that was swapped in and is not changed need not be compressed again when it goes out: its slots
-//! are kept, and at its next writeback a hash of its content tells whether they still hold it. Hashing
-//! costs a twentieth of compressing. (The kernel keeps its swap cache for the same reason, but knows
-//! dirty pages by their page table entries, which user space can only see at the price of a fault each.)
+//! A folio that was swapped in and not changed need not be compressed again when it is swapped out.
+//! Its slots are kept, and at its next writeback a hash of its content tells whether they still
+//! hold that content. Hashing costs a twentieth of compressing. (The kernel keeps its swap cache
+//! for this reason, too. It knows dirty pages from the page table; user space could know them only
+//! at the price of a fault each.)
 //!
-//! A copy takes memory while its folio is there, too, so copies are kept only where they pay: if they
-//! have compressed well, and as long as enough of them turn out to be good. A sample is kept always, to
-//! notice when that changes.
+//! An entry takes memory while its folio is resident, so entries are kept only where they pay: if
+//! the folio compressed well, and as long as enough entries turn out to be good. A sample is always
+//! kept, to notice when that changes.
 //!
-//! Copies are known by the head frame of their folio, which is its own as long as it is resident or at
-//! home; and by their slots, so that the slot allocator can have them back where it needs them. Who takes a
-//! copy out by either is its owner. Locks: a leaf lock for every 16th of the frames, and one for every 16th
-//! of the clusters; never two of them.
+//! An entry is found by the head frame of its folio, which the folio owns as long as it is resident
+//! or staged. It is also found by its slots, so that the slot allocator can reclaim them. The
+//! thread that removes an entry by either key owns it. Locks: one leaf lock for every 16th of the
+//! frames, and one for every 16th of the clusters; no thread holds two of them.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -21,31 +22,32 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 const SHARDS: u32 = 16;
-/// Shares are counted in 1024ths.
+/// Denominator of shares: shares are counted in 1024ths.
 const WHOLE: u32 = 1024;
-/// Copies are kept while at least this share of them is good.
+/// Minimum share of good entries: below it, only the sample is kept.
 const GOOD_ENOUGH: u32 = WHOLE / 4;
-/// How fast the share forgets: 1/2^5 by each copy that is looked at.
+/// Weight of the moving average as a shift: each checked entry replaces 1/2^5 of the share.
 const FORGET_SHIFT: u32 = 5;
-/// Of copies that do not pay, one in so many is kept.
+/// Sampling rate while entries do not pay: one entry in 16 is kept.
 const SAMPLE: u32 = 16;
 
-/// A compressed copy of a folio.
+/// A swap-cache entry: the compressed copy of a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SwapCopy {
-    /// Its first slot; it has as many as the folio has pages.
+pub struct CacheEntry {
+    /// The first slot. The entry has as many slots as the folio has pages.
     pub slot: Slot,
     /// The folio's order.
     pub order: Order,
-    /// Hash of the content.
+    /// Hash of the folio's content.
     pub hash: u64,
 }
 
-/// All copies.
+/// All swap-cache entries.
 pub struct SwapCache {
-    shards: [Mutex<BTreeMap<Frame, SwapCopy>>; SHARDS as usize],
-    /// The folio of each copy by the copy's first slot. A copy is here before it is in `shards`, and until
-    /// after that; copies never cross clusters, because folios' slots are aligned.
+    shards: [Mutex<BTreeMap<Frame, CacheEntry>>; SHARDS as usize],
+    /// The folio's head frame by the entry's first slot. An entry is added here before it is added
+    /// to `shards`, and removed after it is removed there. Entries never cross clusters, because
+    /// folios' slots are aligned.
     by_slot: [Mutex<BTreeMap<Slot, Frame>>; SHARDS as usize],
     pages: AtomicU64,
     good_share: AtomicU32,
@@ -58,7 +60,7 @@ impl Default for SwapCache {
             shards: std::array::from_fn(|_| Mutex::new(BTreeMap::new())),
             by_slot: std::array::from_fn(|_| Mutex::new(BTreeMap::new())),
             pages: AtomicU64::new(0),
-            // Undecided.
+            // Neither good nor bad.
             good_share: AtomicU32::new(WHOLE / 2),
             refused: AtomicU32::new(0),
         }
@@ -66,8 +68,8 @@ impl Default for SwapCache {
 }
 
 impl SwapCache {
-    /// Folios' heads are far apart: neighbouring blocks go to different shards.
-    fn shard(&self, head: Frame) -> &Mutex<BTreeMap<Frame, SwapCopy>> {
+    /// Returns the shard of `head`. Neighbouring blocks of 16 frames have different shards.
+    fn shard(&self, head: Frame) -> &Mutex<BTreeMap<Frame, CacheEntry>> {
         &self.shards[((head.0 >> 4) % SHARDS) as usize]
     }
 
@@ -75,7 +77,7 @@ impl SwapCache {
         &self.by_slot[(slot.cluster().0 % SHARDS) as usize]
     }
 
-    /// Whether a copy of `stored_bytes` of a folio of `order` is worth its memory.
+    /// Returns whether to keep an entry of `stored_bytes` bytes for a folio of `order`.
     pub fn wants(&self, order: Order, stored_bytes: u64) -> bool {
         if stored_bytes * 2 > order.bytes() as u64 {
             return false;
@@ -83,37 +85,38 @@ impl SwapCache {
         self.good_share.load(Relaxed) >= GOOD_ENOUGH || self.refused.fetch_add(1, Relaxed).is_multiple_of(SAMPLE)
     }
 
-    /// Keeps a copy of the folio whose head frame is `head`. The folio's block is locked.
-    pub fn keep(&self, head: Frame, copy: SwapCopy) {
-        self.pages.fetch_add(u64::from(copy.order.pages()), Relaxed);
-        self.slot_shard(copy.slot).lock().insert(copy.slot, head);
-        let before = self.shard(head).lock().insert(head, copy);
-        debug_assert!(before.is_none(), "two copies of the folio at {head:?}");
+    /// Adds an entry for the folio whose head frame is `head`. The folio's block must be locked.
+    pub fn keep(&self, head: Frame, entry: CacheEntry) {
+        self.pages.fetch_add(u64::from(entry.order.pages()), Relaxed);
+        self.slot_shard(entry.slot).lock().insert(entry.slot, head);
+        let before = self.shard(head).lock().insert(head, entry);
+        debug_assert!(before.is_none(), "two entries of the folio at {head:?}");
     }
 
-    /// Takes the copy of the folio whose head frame is `head` out, if there is one.
+    /// Removes and returns the entry of the folio whose head frame is `head`, if there is one.
     #[inline]
-    pub fn take(&self, head: Frame) -> Option<SwapCopy> {
-        let copy = self.shard(head).lock().remove(&head)?;
-        Some(self.taken(copy))
+    pub fn take(&self, head: Frame) -> Option<CacheEntry> {
+        let entry = self.shard(head).lock().remove(&head)?;
+        Some(self.taken(entry))
     }
 
-    /// Whether there is a copy of the folio whose head frame is `head`.
+    /// Returns whether the folio whose head frame is `head` has an entry.
     #[inline]
     pub fn has(&self, head: Frame) -> bool {
         self.shard(head).lock().contains_key(&head)
     }
 
-    /// Takes any copy out.
-    pub fn take_any(&self) -> Option<SwapCopy> {
-        let copy = self.shards.iter().find_map(|shard| shard.lock().pop_first())?.1;
-        Some(self.taken(copy))
+    /// Removes and returns any entry.
+    pub fn take_any(&self) -> Option<CacheEntry> {
+        let entry = self.shards.iter().find_map(|shard| shard.lock().pop_first())?.1;
+        Some(self.taken(entry))
     }
 
-    /// Takes all copies out that have some of these slots, which are of one cluster.
-    pub fn take_overlapping(&self, slots: Range<Slot>) -> Vec<SwapCopy> {
+    /// Removes and returns all entries that have some of these slots. The slots must be of one
+    /// cluster.
+    pub fn take_overlapping(&self, slots: Range<Slot>) -> Vec<CacheEntry> {
         let first_of_cluster = slots.start.cluster().slots().start;
-        // A copy that starts before them may reach into them; the nearest one is the only one that can.
+        // An entry that starts before the range may reach into it; only the nearest one can.
         let heads: Vec<(Slot, Frame)> = {
             let by_slot = self.slot_shard(slots.start).lock();
             let before = by_slot.range(first_of_cluster..slots.start).next_back();
@@ -121,49 +124,50 @@ impl SwapCache {
         };
         let overlapping = |(slot, head): (Slot, Frame)| {
             let mut shard = self.shard(head).lock();
-            let copy =
-                shard.get(&head).filter(|copy| copy.slot == slot && slot.offset(copy.order.pages()) > slots.start)?;
-            let copy = *copy;
+            let entry = shard
+                .get(&head)
+                .filter(|entry| entry.slot == slot && slot.offset(entry.order.pages()) > slots.start)?;
+            let entry = *entry;
             shard.remove(&head);
-            Some(copy)
+            Some(entry)
         };
-        heads.into_iter().filter_map(overlapping).map(|copy| self.taken(copy)).collect()
+        heads.into_iter().filter_map(overlapping).map(|entry| self.taken(entry)).collect()
     }
 
-    /// What is left to do for a copy that was taken out of `shards`, before its slots are anybody else's.
-    fn taken(&self, copy: SwapCopy) -> SwapCopy {
-        self.pages.fetch_sub(u64::from(copy.order.pages()), Relaxed);
-        self.slot_shard(copy.slot).lock().remove(&copy.slot);
-        copy
+    /// Finishes the removal of an entry from `shards`, before another thread gets its slots.
+    fn taken(&self, entry: CacheEntry) -> CacheEntry {
+        self.pages.fetch_sub(u64::from(entry.order.pages()), Relaxed);
+        self.slot_shard(entry.slot).lock().remove(&entry.slot);
+        entry
     }
 
-    /// Counts a copy that was looked at.
-    pub fn judged(&self, good: bool) {
+    /// Records whether a checked entry was good.
+    pub fn note_checked(&self, good: bool) {
         let target = if good { WHOLE } else { 0 };
-        // Lost updates of concurrent callers do not matter.
+        // Updates lost to concurrent callers do not matter.
         let share = self.good_share.load(Relaxed);
         self.good_share.store(share + (target >> FORGET_SHIFT) - (share >> FORGET_SHIFT), Relaxed);
     }
 
-    /// Pages that have a copy.
+    /// Returns the number of pages that have an entry.
     pub fn pages(&self) -> u64 {
         self.pages.load(Relaxed)
     }
 
-    /// All copies, for the whole-engine check.
-    pub fn copies(&self) -> Vec<(Frame, SwapCopy)> {
+    /// Returns all entries and checks their totals, for the whole-engine check.
+    pub fn entries(&self) -> Vec<(Frame, CacheEntry)> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            all.extend(shard.lock().iter().map(|(&head, &copy)| (head, copy)));
+            all.extend(shard.lock().iter().map(|(&head, &entry)| (head, entry)));
         }
-        let pages: u64 = all.iter().map(|(_, copy)| u64::from(copy.order.pages())).sum();
-        assert_eq!(pages, self.pages(), "pages with a copy");
+        let pages: u64 = all.iter().map(|(_, entry)| u64::from(entry.order.pages())).sum();
+        assert_eq!(pages, self.pages(), "pages with an entry");
         let by_slot: usize = self.by_slot.iter().map(|shard| shard.lock().len()).sum();
-        assert_eq!(by_slot, all.len(), "copies by slot");
-        for (head, copy) in &all {
-            assert_eq!(self.slot_shard(copy.slot).lock().get(&copy.slot), Some(head), "{copy:?}");
+        assert_eq!(by_slot, all.len(), "entries by slot");
+        for (head, entry) in &all {
+            assert_eq!(self.slot_shard(entry.slot).lock().get(&entry.slot), Some(head), "{entry:?}");
         }
-        assert!(all.iter().all(|(_, copy)| copy.order.bytes() >= PAGE_BYTES));
+        assert!(all.iter().all(|(_, entry)| entry.order.bytes() >= PAGE_BYTES));
         all
     }
 }
@@ -173,41 +177,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_kept_while_they_turn_out_good() {
+    fn entries_are_kept_while_they_turn_out_good() {
         let cache = SwapCache::default();
         let order = Order::new(4).unwrap();
         let kept = |cache: &SwapCache| (0..160).filter(|_| cache.wants(order, 10_000)).count();
         assert_eq!(kept(&cache), 160);
-        (0..200).for_each(|_| cache.judged(false));
-        assert_eq!(kept(&cache), 10, "only the sample");
-        (0..200).for_each(|_| cache.judged(true));
+        (0..200).for_each(|_| cache.note_checked(false));
+        assert_eq!(kept(&cache), 10, "only the sample is kept");
+        (0..200).for_each(|_| cache.note_checked(true));
         assert_eq!(kept(&cache), 160);
-        assert!(!cache.wants(order, 40_000), "what hardly compresses is not kept twice");
+        assert!(!cache.wants(order, 40_000), "a folio that hardly compresses gets no entry");
     }
 
     #[test]
-    fn a_copy_is_taken_once() {
+    fn an_entry_is_taken_once() {
         let cache = SwapCache::default();
-        let copy = SwapCopy { slot: Slot(32), order: Order::new(4).unwrap(), hash: 9 };
-        cache.keep(Frame(64), copy);
+        let entry = CacheEntry { slot: Slot(32), order: Order::new(4).unwrap(), hash: 9 };
+        cache.keep(Frame(64), entry);
         assert_eq!(cache.pages(), 16);
-        assert_eq!(cache.copies(), [(Frame(64), copy)]);
-        assert_eq!(cache.take(Frame(64)), Some(copy));
+        assert_eq!(cache.entries(), [(Frame(64), entry)]);
+        assert_eq!(cache.take(Frame(64)), Some(entry));
         assert_eq!(cache.take(Frame(64)), None);
         assert_eq!(cache.take_any(), None);
         assert_eq!(cache.pages(), 0);
     }
 
     #[test]
-    fn copies_are_taken_by_any_of_their_slots() {
+    fn entries_are_taken_by_any_of_their_slots() {
         let cache = SwapCache::default();
-        let copy = |slot| SwapCopy { slot: Slot(slot), order: Order::new(2).unwrap(), hash: 9 };
+        let entry = |slot| CacheEntry { slot: Slot(slot), order: Order::new(2).unwrap(), hash: 9 };
         for slot in [508, 512, 520, 524, 532] {
-            cache.keep(Frame(slot * 64), copy(slot));
+            cache.keep(Frame(slot * 64), entry(slot));
         }
         assert_eq!(cache.take_overlapping(Slot(516)..Slot(520)), []);
-        assert_eq!(cache.take_overlapping(Slot(522)..Slot(525)), [copy(520), copy(524)]);
-        assert_eq!(cache.take_overlapping(Slot(512)..Slot(528)), [copy(512)]);
-        assert_eq!(cache.copies(), [(Frame(508 * 64), copy(508)), (Frame(532 * 64), copy(532))]);
+        assert_eq!(cache.take_overlapping(Slot(522)..Slot(525)), [entry(520), entry(524)]);
+        assert_eq!(cache.take_overlapping(Slot(512)..Slot(528)), [entry(512)]);
+        assert_eq!(cache.entries(), [(Frame(508 * 64), entry(508)), (Frame(532 * 64), entry(532))]);
     }
 }

@@ -1,14 +1,16 @@
-//! Every lock and atomic of the engine comes from here, so that a schedule explorer can take their
-//! place: the feature `shuttle` builds the whole crate over shuttle's.
+//! Locks and atomics of the engine. The feature `shuttle` replaces all of them with shuttle's, so
+//! that a schedule explorer controls the whole crate.
 //!
-//! It explores orders of what threads do, not what weaker orderings of memory allow besides. It cannot see a
-//! wait for a lock of `std`: an [`OnceLock`] is made by code that touches nothing of this module.
+//! Shuttle explores interleavings of threads. It does not explore reorderings that weak memory
+//! orderings allow, and it cannot see a wait for a `std` lock, so the code that initialises an
+//! [`OnceLock`] uses nothing of this module.
 //!
-//! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so that no thread can ever
-//! see a half-done change of a thread that panicked.
+//! [`Mutex`] does not poison: the agent is built with `panic = "abort"`, so no thread sees the
+//! half-done change of a thread that panicked.
 //!
-//! For an engine that one thread has for itself, the lab's, all of them are cells: the feature `one-thread`, of the package
-//! `foliomem-core-one-thread` alone, which is built of the same source. A crate that depends on that has no other engine.
+//! The feature `one-thread` makes all of them cells, for the lab's engine, which only one thread
+//! uses. The package `foliomem-core-one-thread` builds this source with that feature. A crate that
+//! depends on it has no other engine.
 
 #[cfg(any(feature = "one-thread", test))]
 mod one_thread;
@@ -29,26 +31,26 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-/// A mutual exclusion lock of a rank: see [`ranks`].
+/// A mutual exclusion lock with a rank: see [`ranks`].
 pub struct Mutex<T, R: Rank = Leaf> {
     raw: kind::Mutex<T>,
     rank: PhantomData<fn() -> R>,
 }
 
 impl<T, R: Rank> Mutex<T, R> {
-    /// A lock around `value`.
+    /// Makes a lock around `value`.
     pub const fn new(value: T) -> Self {
         Mutex { raw: kind::Mutex::new(value), rank: PhantomData }
     }
 
-    /// Waits for the lock.
+    /// Takes the lock; waits while it is held.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T, R> {
         let rank = Held::new(Waits::Yes);
         MutexGuard { raw: self.raw.lock(), _rank: rank }
     }
 
-    /// Takes the lock if nobody holds it. That needs no order.
+    /// Takes the lock if it is free. The rank does not matter, because the caller does not wait.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T, R>> {
         let raw = self.raw.try_lock()?;
@@ -68,7 +70,7 @@ impl<T: fmt::Debug, R: Rank> fmt::Debug for Mutex<T, R> {
     }
 }
 
-/// The calling thread holds a lock of this rank.
+/// The mark that the calling thread holds a lock of rank `R`.
 struct Held<R: Rank>(PhantomData<fn() -> R>);
 
 impl<R: Rank> Held<R> {
@@ -114,7 +116,7 @@ macro_rules! guards {
 }
 
 guards! {
-    /// What a [`Mutex`] hands out while it is held.
+    /// The guard of a locked [`Mutex`].
     MutexGuard of MutexGuard, guard;
 }
 
@@ -128,7 +130,7 @@ mod shared {
     use std::marker::PhantomData;
     use std::ops::{Deref, DerefMut};
 
-    /// A lock of a rank that many hold for reading, or one for writing.
+    /// A lock with a rank that several threads hold for reading, or one for writing.
     pub struct RwLock<T, R: Rank = Leaf> {
         raw: kind::RwLock<T>,
         rank: PhantomData<fn() -> R>,
@@ -141,35 +143,36 @@ mod shared {
     }
 
     impl<T, R: Rank> RwLock<T, R> {
-        /// Waits until nobody writes. A thread never does while it holds the lock.
+        /// Takes the lock for reading; waits while a thread writes. A thread never calls this
+        /// while it holds the lock.
         #[inline]
         pub fn read(&self) -> RwLockReadGuard<'_, T, R> {
             let rank = Held::new(Waits::Yes);
             RwLockReadGuard { raw: self.raw.read(), _rank: rank }
         }
 
-        /// Waits until nobody else has the lock.
+        /// Takes the lock for writing; waits while another thread holds it.
         #[inline]
         pub fn write(&self) -> RwLockWriteGuard<'_, T, R> {
             let rank = Held::new(Waits::Yes);
             RwLockWriteGuard { raw: self.raw.write(), _rank: rank }
         }
 
-        /// Whether somebody holds it for writing at this moment.
+        /// Returns whether a thread holds the lock for writing at this moment.
         pub fn is_written(&self) -> bool {
             self.raw.is_written()
         }
     }
 
     guards! {
-        /// What a [`RwLock`] hands out for reading.
+        /// The guard of a [`RwLock`] held for reading.
         RwLockReadGuard of RwLockReadGuard;
-        /// What a [`RwLock`] hands out for writing.
+        /// The guard of a [`RwLock`] held for writing.
         RwLockWriteGuard of RwLockWriteGuard, guard;
     }
 }
 
-/// Atomics that order nothing, counts and hints: of no interest to a schedule explorer, which leaves them alone.
+/// Atomics that order nothing (counts and hints). The schedule explorer does not control them.
 pub mod unordered {
     #[cfg(feature = "one-thread")]
     pub use super::one_thread::atomic::*;

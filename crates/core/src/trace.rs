@@ -1,60 +1,64 @@
-//! What a recorded run tells of a program: events, each of one process, in the order of a clock that all of them share.
+//! Trace events: what a recorded run says about a program. Each event belongs to one process; all
+//! processes share one clock.
 //!
-//! An unmodified program does not say which pages it uses. Where a page is first touched, and what becomes of
-//! mappings, is heard; and so is what a limit puts out of reach, and when that is touched again.
+//! An unmodified program does not report which pages it uses. The trace records first touches and
+//! mapping changes, which the agent receives as messages, and every page that reclaim makes
+//! non-resident and the program touches again.
 //!
-//! An event is a tag and three numbers, in the ring between processes as in the file; how wide each is written there is
-//! those modules' own.
+//! An event is a tag and three numbers, in the ring between processes and in the file. Those
+//! modules define how wide they write the numbers.
 
 use crate::units::{BLOCK_PAGES, PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
-/// See the module.
+/// One event of a recorded run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The process begins, or another program in its place.
+    /// The process starts, or it replaces its program (execve).
     Start {
-        /// Its number in the system.
+        /// The process id.
         pid: u32,
     },
-    /// It has ended.
+    /// The process ended.
     End,
-    /// Memory of it is managed from now on.
+    /// The agent manages these pages from now on.
     Map(Range<PageNumber>),
-    /// It has unmapped memory.
+    /// The program unmapped these pages.
     Unmap(Range<PageNumber>),
-    /// It has discarded what was there: zeros at the next touch.
+    /// The program discarded the content of these pages; the next touch reads zeros.
     Discard(Range<PageNumber>),
-    /// It has moved memory.
+    /// The program moved the pages of the range so that they start at the given page (mremap).
     Remap(Range<PageNumber>, PageNumber),
-    /// The pages have content now: touched for the first time, or found in use.
+    /// These pages have content now: the program touched them first, or the agent found them in
+    /// use.
     Fill(Range<PageNumber>),
-    /// Pages, no more than a block has, were put out of reach for the limit's sake.
+    /// Reclaim staged these pages, at most one block of them, to keep the limit.
     Stage(Range<PageNumber>),
-    /// A page that was out of reach, and not where it can be had at once, was touched again; or pages, no more than a
-    /// block has, were brought back ahead of that.
+    /// The program touched a swapped-out page that was not staged; or readahead brought back these
+    /// pages, at most one block.
     Refault(Range<PageNumber>),
-    /// A page that was out of reach was touched before it had gone further than that.
+    /// The program touched a staged page before it was written back (second chance).
     Activate(PageNumber),
-    /// Pages, no more than a block has, came into reach with one of them that was touched.
+    /// These pages, at most one block, became resident because the program touched one of them.
     Along(Range<PageNumber>),
-    /// Pages, no more than a block has, were compressed as one piece.
+    /// The store compressed these pages, at most one block, as one piece.
     Compressed {
-        /// Which.
+        /// The pages of the piece.
         pages: Range<PageNumber>,
-        /// What they came to: nothing where they repeat one word.
+        /// Compressed size in bytes; 0 if all pages repeat one word.
         len_bytes: u32,
     },
-    /// The tree may take so many pages from now on: touches of what that leaves in reach go unseen.
+    /// The tree's limit in pages from now on. The trace does not show touches of pages that this
+    /// limit leaves resident.
     Limit(u64),
-    /// So many pages it takes beside its managed memory from now on.
+    /// The process's unmanaged memory in pages from now on.
     Unmanaged(u32),
-    /// So many events before this one are missing.
+    /// The number of events that were lost before this one.
     Lost(u64),
 }
 
 impl Event {
-    /// The event as a tag and numbers.
+    /// Encodes the event as a tag and three numbers.
     pub fn encode(&self) -> (u8, [u64; 3]) {
         let range = |range: &Range<PageNumber>| [range.start.0, range.end.0.saturating_sub(range.start.0), 0];
         match self {
@@ -76,7 +80,7 @@ impl Event {
         }
     }
 
-    /// The event of a tag and its numbers, if they are one.
+    /// Decodes an event, or returns `None` if the tag and the numbers encode none.
     #[inline]
     pub fn decode(tag: u8, [a, b, c]: [u64; 3]) -> Option<Event> {
         let page = |number: u64| (number < 1 << (64 - crate::units::PAGE_SHIFT)).then_some(PageNumber(number));
@@ -120,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_decoded_is_encoded_the_same(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
+        fn a_decoded_event_survives_encoding(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
             for tag in [tag, tag % 16] {
                 if let Some(event) = Event::decode(tag, numbers) {

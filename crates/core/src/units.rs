@@ -1,7 +1,8 @@
-//! The sizes and numbers everything else is counted in, each a type of its own.
+//! Units: sizes and numbers of pages, frames, slots and clusters, each as its own type.
 //!
-//! Identities: a page is [`PAGE_BYTES`]; an [`Order`] is 0..=9; a run of order `k` is `2^k` pages
-//! and starts at a multiple of `2^k`; a cluster is `2^9` slots, so that an order-9 folio fills one.
+//! Identities: a page is [`PAGE_BYTES`]; an [`Order`] is 0..=9; a run of order `k` has `2^k` pages
+//! and starts at a multiple of `2^k`; a cluster is `2^9` slots, so that an order-9 folio fills one
+//! cluster.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,14 +11,14 @@ use std::ops::Range;
 pub const PAGE_BYTES: usize = 4096;
 /// `log2(PAGE_BYTES)`.
 pub const PAGE_SHIFT: u32 = 12;
-/// The highest order: 2 MiB, what one entry of a page middle directory maps.
+/// The highest order: 2 MiB, the span of one page middle directory entry.
 pub const MAX_ORDER: Order = Order(9);
-/// How many orders there are.
+/// Number of orders, 0..=[`MAX_ORDER`].
 pub const ORDERS: usize = 10;
 /// Pages in a block of address space and slots in a cluster: `2^MAX_ORDER`.
 pub const BLOCK_PAGES: usize = 512;
 
-/// Slots in a cluster, so that a folio of the highest order fills one.
+/// Slots in a cluster: a folio of the highest order fills one cluster.
 pub const CLUSTER_SLOTS: u32 = MAX_ORDER.pages();
 
 const _: () = assert!(1 << PAGE_SHIFT == PAGE_BYTES);
@@ -29,15 +30,15 @@ const _: () = assert!(MAX_ORDER.0 as usize + 1 == ORDERS);
 pub struct Order(u8);
 
 impl Order {
-    /// 4 KiB.
+    /// Order 0: one page of 4 KiB.
     pub const ZERO: Order = Order(0);
 
-    /// `order` if it is at most [`MAX_ORDER`].
+    /// Returns `order` if it is at most [`MAX_ORDER`].
     pub const fn new(order: u8) -> Option<Order> {
         if order <= MAX_ORDER.0 { Some(Order(order)) } else { None }
     }
 
-    /// The order of a folio of exactly `bytes`; `None` where no folio has that size.
+    /// Returns the order of a folio of exactly `bytes` bytes, or `None` if no folio has that size.
     pub const fn from_bytes(bytes: u64) -> Option<Order> {
         if !bytes.is_power_of_two() || bytes < PAGE_BYTES as u64 {
             return None;
@@ -46,52 +47,53 @@ impl Order {
         if order > MAX_ORDER.0 as u32 { None } else { Some(Order(order as u8)) }
     }
 
-    /// The highest order of which there may be a run at `at`, among `pages` of them, one at least.
+    /// Returns the highest order of a naturally aligned run that starts at `at` and fits into
+    /// `pages` pages. `pages` must be at least 1.
     pub fn largest_at(at: u32, pages: u32) -> Order {
         Order(at.trailing_zeros().min(pages.ilog2()).min(u32::from(MAX_ORDER.0)) as u8)
     }
 
-    /// The number itself.
+    /// Returns the order as a number.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The number itself, for indexing arrays of [`ORDERS`] elements.
+    /// Returns the order as an index into arrays of [`ORDERS`] elements.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Pages of a folio of this order.
+    /// Returns the number of pages of a folio of this order.
     pub const fn pages(self) -> u32 {
         1 << self.0
     }
 
-    /// Bytes of a folio of this order.
+    /// Returns the number of bytes of a folio of this order.
     pub const fn bytes(self) -> usize {
         PAGE_BYTES << self.0
     }
 
-    /// KiB of a folio of this order, as in the kernel's `hugepages-<size>kB`.
+    /// Returns the size of a folio of this order in KiB, as in the kernel's `hugepages-<size>kB`.
     pub const fn kib(self) -> u32 {
         4 << self.0
     }
 
-    /// The next lower order.
+    /// Returns the next lower order, if there is one.
     pub const fn lower(self) -> Option<Order> {
         if self.0 == 0 { None } else { Some(Order(self.0 - 1)) }
     }
 
-    /// The next higher order.
+    /// Returns the next higher order, if there is one.
     pub const fn higher(self) -> Option<Order> {
         Order::new(self.0 + 1)
     }
 
-    /// Every order, ascending.
+    /// Iterates over every order, ascending.
     pub fn all() -> impl DoubleEndedIterator<Item = Order> + Clone {
         (0..=MAX_ORDER.0).map(Order)
     }
 
-    /// Those above 4K, ascending.
+    /// Iterates over the orders above 4K, ascending.
     pub fn sizes() -> impl DoubleEndedIterator<Item = Order> + Clone {
         (1..=MAX_ORDER.0).map(Order)
     }
@@ -108,42 +110,43 @@ impl fmt::Debug for Order {
 pub struct OrderSet(u16);
 
 impl OrderSet {
-    /// Only order 0.
+    /// The set that contains only order 0.
     pub const EMPTY: OrderSet = OrderSet(0);
-    /// Every order.
+    /// The set of all orders.
     pub const ALL: OrderSet = OrderSet::from_bits(u16::MAX);
 
-    /// The set whose bit `k` stands for order `k`; bit 0 and bits above order 9 are ignored.
+    /// Returns the set in which bit `k` stands for order `k`. Bit 0 and bits above order 9 are
+    /// ignored.
     pub const fn from_bits(bits: u16) -> OrderSet {
         OrderSet(bits & 0x3fe)
     }
 
-    /// Bit `k` stands for order `k`.
+    /// Returns the set as bits; bit `k` stands for order `k`.
     pub const fn bits(self) -> u16 {
         self.0
     }
 
-    /// This set and `order`.
+    /// Returns this set with `order` added.
     pub const fn with(self, order: Order) -> OrderSet {
         OrderSet::from_bits(self.0 | 1 << order.0)
     }
 
-    /// Whether `order` is allowed; order 0 always is.
+    /// Returns whether the set allows `order`. Order 0 is always allowed.
     pub const fn contains(self, order: Order) -> bool {
         order.0 == 0 || self.0 & (1 << order.0) != 0
     }
 
-    /// What of this set is no higher than `order`.
+    /// Returns the orders of this set that are at most `order`.
     pub const fn up_to(self, order: Order) -> OrderSet {
         OrderSet(self.0 & ((2 << order.get()) - 1))
     }
 
-    /// The highest allowed order.
+    /// Returns the highest allowed order.
     pub const fn highest(self) -> Order {
         Order((self.0 | 1).ilog2() as u8)
     }
 
-    /// The allowed orders, highest first, order 0 last.
+    /// Iterates over the allowed orders, highest first; order 0 comes last.
     pub fn descending(self) -> impl Iterator<Item = Order> {
         let mut left = self.0 | 1;
         std::iter::from_fn(move || {
@@ -165,32 +168,32 @@ impl fmt::Debug for OrderSet {
 pub struct PageNumber(pub u64);
 
 impl PageNumber {
-    /// The page that holds `address`.
+    /// Returns the page that contains `address`.
     pub const fn containing(address: u64) -> PageNumber {
         PageNumber(address >> PAGE_SHIFT)
     }
 
-    /// The address of its first byte.
+    /// Returns the address of the page's first byte.
     pub const fn address(self) -> u64 {
         self.0 << PAGE_SHIFT
     }
 
-    /// The first page of the naturally aligned run of `order` that holds this page.
+    /// Returns the first page of the naturally aligned run of `order` that contains this page.
     pub const fn head(self, order: Order) -> PageNumber {
         PageNumber(self.0 & !(order.pages() as u64 - 1))
     }
 
-    /// The pages of the folio of `order` whose head this is.
+    /// Returns the pages of the folio of `order` whose head is this page.
     pub const fn folio(self, order: Order) -> Range<PageNumber> {
         self..self.offset(order.pages())
     }
 
-    /// The page `pages` further on.
+    /// Returns the page `pages` pages after this one.
     pub const fn offset(self, pages: u32) -> PageNumber {
         PageNumber(self.0 + pages as u64)
     }
 
-    /// Where in its 2 MiB block this page lies, 0..[`BLOCK_PAGES`].
+    /// Returns the page's index in its 2 MiB block, 0..[`BLOCK_PAGES`].
     pub const fn index_in_block(self) -> usize {
         self.0 as usize % BLOCK_PAGES
     }
@@ -202,12 +205,12 @@ impl fmt::Debug for PageNumber {
     }
 }
 
-/// A page of the budget: page number in the arena, which is also where its home is.
+/// A page of the budget, numbered by its page in the arena (its home frame).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame(pub u32);
 
 impl Frame {
-    /// The frame `frames` further on.
+    /// Returns the frame `frames` frames after this one.
     pub const fn offset(self, frames: u32) -> Frame {
         Frame(self.0 + frames)
     }
@@ -224,28 +227,28 @@ impl fmt::Debug for Frame {
 pub struct FrameRun {
     /// The first frame, a multiple of `2^order`.
     pub head: Frame,
-    /// How many frames, as an order.
+    /// Number of frames, as an order.
     pub order: Order,
 }
 
 impl FrameRun {
-    /// The run of `order` that starts at `head`, which must be aligned to it.
+    /// Returns the run of `order` that starts at `head`. `head` must be aligned to `order`.
     pub const fn new(head: Frame, order: Order) -> FrameRun {
         debug_assert!(head.0.is_multiple_of(order.pages()));
         FrameRun { head, order }
     }
 
-    /// Frames in the run.
+    /// Returns the number of frames in the run.
     pub const fn frames(self) -> u32 {
         self.order.pages()
     }
 
-    /// Whether all of `other` lies in it.
+    /// Returns whether `other` lies entirely in this run.
     pub const fn contains(self, other: FrameRun) -> bool {
         other.order.get() <= self.order.get() && other.head.0 & !(self.order.pages() - 1) == self.head.0
     }
 
-    /// The part of order `order` that holds frame number `index` of this run.
+    /// Returns the part of order `order` that contains frame number `index` of this run.
     pub const fn part(self, index: u32, order: Order) -> FrameRun {
         debug_assert!(index < self.frames() && order.get() <= self.order.get());
         FrameRun { head: Frame(self.head.0 + (index & !(order.pages() - 1))), order }
@@ -257,17 +260,17 @@ impl FrameRun {
 pub struct Slot(pub u32);
 
 impl Slot {
-    /// The slot `slots` further on.
+    /// Returns the slot `slots` slots after this one.
     pub const fn offset(self, slots: u32) -> Slot {
         Slot(self.0 + slots)
     }
 
-    /// The cluster it lies in.
+    /// Returns the cluster that contains the slot.
     pub const fn cluster(self) -> ClusterNumber {
         ClusterNumber(self.0 / CLUSTER_SLOTS)
     }
 
-    /// Where in its cluster it lies.
+    /// Returns the slot's index in its cluster.
     pub const fn index_in_cluster(self) -> SlotIndex {
         SlotIndex((self.0 % CLUSTER_SLOTS) as u16)
     }
@@ -279,17 +282,17 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// [`CLUSTER_SLOTS`] slots of a swap device, 0 based.
+/// A cluster of [`CLUSTER_SLOTS`] slots of a swap device, numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterNumber(pub u32);
 
 impl ClusterNumber {
-    /// The slot at `index` of this cluster.
+    /// Returns the slot at `index` of this cluster.
     pub const fn slot(self, index: SlotIndex) -> Slot {
         Slot(self.0 * CLUSTER_SLOTS + index.0 as u32)
     }
 
-    /// All its slots.
+    /// Returns all slots of the cluster.
     pub const fn slots(self) -> Range<Slot> {
         let first = self.slot(SlotIndex::FIRST);
         first..first.offset(CLUSTER_SLOTS)
@@ -302,7 +305,7 @@ impl fmt::Debug for ClusterNumber {
     }
 }
 
-/// Where in its cluster a slot lies, 0..[`CLUSTER_SLOTS`].
+/// A slot's index in its cluster, 0..[`CLUSTER_SLOTS`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(u16);
 
@@ -310,17 +313,17 @@ impl SlotIndex {
     /// The first slot of a cluster.
     pub const FIRST: SlotIndex = SlotIndex(0);
 
-    /// `index` if a cluster has so many slots.
+    /// Returns `index` as a slot index if it is below [`CLUSTER_SLOTS`].
     pub const fn new(index: u32) -> Option<SlotIndex> {
         if index < CLUSTER_SLOTS { Some(SlotIndex(index as u16)) } else { None }
     }
 
-    /// The first slot of the naturally aligned run of `order` that holds this slot.
+    /// Returns the first slot of the naturally aligned run of `order` that contains this slot.
     pub const fn head(self, order: Order) -> SlotIndex {
         SlotIndex(self.0 & !(order.pages() as u16 - 1))
     }
 
-    /// The number itself.
+    /// Returns the index as a number.
     pub const fn get(self) -> u32 {
         self.0 as u32
     }
@@ -332,6 +335,6 @@ impl fmt::Debug for SlotIndex {
     }
 }
 
-/// The CPU somebody runs on, 0 based.
+/// A CPU number, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CpuNumber(pub u16);

@@ -1,23 +1,24 @@
-//! How much room foliomem keeps below the limit, so that faults rarely have to make it.
+//! Watermarks: how much free room below the limit background reclaim keeps, so that faults rarely
+//! reclaim.
 
 use crate::units::PAGE_BYTES;
 
-/// Background reclaim keeps 1/2^7 of the limit free, 1 MiB at least and 64 MiB at most, and when it
-/// works it makes twice that.
+/// Low watermark as a shift of the limit: background reclaim keeps 1/2^7 of the limit free, clamped
+/// to 1 MiB..64 MiB. It stops at twice that.
 const LOW_SHIFT: u32 = 7;
-/// See `LOW_SHIFT`.
+/// Lower bound of the low watermark, in pages: 1 MiB. `LOW_SHIFT` gives the share of the limit.
 pub const LOW_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 const LOW_MAX_PAGES: i64 = (64 << 20) / PAGE_BYTES as i64;
-/// Pages reclaimed before one looks around again.
+/// Pages that reclaim frees before it checks the watermarks again.
 pub const BATCH_PAGES: u64 = 256;
 
-/// Below so many free pages of room background reclaim begins; at twice as many it ends.
+/// Returns the low watermark in pages: background reclaim starts below it and stops at twice it.
 pub fn low_pages(limit_pages: i64) -> i64 {
     (limit_pages >> LOW_SHIFT).clamp(LOW_MIN_PAGES, LOW_MAX_PAGES)
 }
 
-/// What a program keeps in reach though its data do not compress into the limit: 1/16 of the limit, and
-/// at least 4 MiB.
+/// Returns the protected minimum in pages: the pages that a program keeps resident even if its data
+/// do not compress into the limit. It is 1/16 of the limit, at least 4 MiB.
 pub fn floor_pages(limit_pages: i64) -> u64 {
     (limit_pages / 16).max(1024) as u64
 }
@@ -27,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_that_is_kept_is_a_small_part_of_the_limit_and_enough_for_a_batch() {
+    fn the_low_watermark_is_a_small_part_of_the_limit_and_covers_a_batch() {
         for limit_mib in [16, 60, 192, 4096, 1 << 20] {
             let limit_pages = limit_mib << 8;
             let low = low_pages(limit_pages);

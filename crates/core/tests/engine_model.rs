@@ -1,7 +1,7 @@
-//! The whole engine against a naive model: a program that maps, writes, reads, discards, remaps and
-//! unmaps at random, under a small budget, with pinned and shared pages, must read what it wrote; also with a swap file
-//! that fails, fills up, and is shared with other processes.
-//! `check()` walks the whole engine after every step.
+//! Tests of the whole engine against a naive model. A program maps, writes, reads, discards, remaps
+//! and unmaps at random under a small budget, with pinned and shared pages, and must read what it
+//! wrote; also with a swap file that fails, fills up, and is shared with other processes. `check()`
+//! walks the whole engine after every step.
 
 mod double;
 
@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The test's address space: 4 blocks of 512 pages, from a base that is not special.
+/// The test's address space: 4 blocks of 512 pages, from an arbitrary base.
 const BASE: u64 = 512 * 1000;
 const PAGES: u64 = 2048;
 
@@ -29,7 +29,7 @@ enum Step {
     NativeTouch { start: u64, pages: u64, value: u64 },
     Write { page: u64, pages: u64, value: u64 },
     Read { page: u64, pages: u64 },
-    Walk { page: u64, step: u64, pages: u64 },
+    Stride { page: u64, step: u64, pages: u64 },
     Reclaim { pages: u64 },
     PageOut { start: u64, pages: u64 },
     Discard { start: u64, pages: u64, every: u64 },
@@ -65,7 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (page.clone(), short.clone(), 0u64..40).prop_map(|(start, pages, value)| Step::NativeTouch { start, pages, value }),
         6 => (page.clone(), short.clone(), 0u64..40).prop_map(|(page, pages, value)| Step::Write { page, pages, value }),
         4 => (page.clone(), short.clone()).prop_map(|(page, pages)| Step::Read { page, pages }),
-        2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Walk { page, step, pages }),
+        2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Stride { page, step, pages }),
         3 => (1u64..300).prop_map(|pages| Step::Reclaim { pages }),
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
         3 => (page.clone(), short.clone(), 1u64..4)
@@ -98,7 +98,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Writes to `page` what does not compress in the double: a multiple of 7.
+/// Returns a write to `page` that does not compress in the double: a multiple of 7.
 fn incompressible(page: u64) -> Step {
     Step::Write { page, pages: 1, value: 7 * (page + 1) - (BASE + page) % 3 }
 }
@@ -106,7 +106,7 @@ fn incompressible(page: u64) -> Step {
 fn config(granule: u8) -> EngineConfig {
     EngineConfig {
         granule: Order::new(granule).unwrap(),
-        // The last one is the spare.
+        // The last frame is the spare one.
         arena_frames: 16385,
         swap_slots: 512 * 64,
         strategy: SlotStrategy::default(),
@@ -123,11 +123,11 @@ fn config(granule: u8) -> EngineConfig {
     }
 }
 
-/// The program, the engine and what the program must read.
+/// The program, the engine and the expected content of every page.
 struct World {
     engine: Engine<Double>,
     worker: Worker,
-    /// Content of every mapped page.
+    /// The content of every mapped page.
     model: BTreeMap<u64, u64>,
 }
 
@@ -155,8 +155,8 @@ impl World {
         self.model.range(start..(start + pages).min(BASE + PAGES)).map(|(&page, _)| page).collect()
     }
 
-    /// Makes sure `page` is in the program, as a touch does. False if the touch ends the program: then what cannot be read
-    /// is unmapped instead.
+    /// Makes `page` resident, as a touch does. Returns false if the touch ends the program; the
+    /// unreadable pages are then unmapped.
     fn touch(&mut self, page: u64) -> bool {
         let present = self.engine.machine().state.lock().program.contains_key(&page);
         if !present {
@@ -167,11 +167,14 @@ impl World {
             let mut served = self.engine.fault(&mut self.worker, PageNumber(page));
             let is_there = || self.engine.machine().state.lock().program.contains_key(&page);
             if unheard() > before_fault && !is_there() {
-                // The thread that is woken touches the page once more, and finds nothing there to bring back.
+                // The woken thread faults again and finds no content to map in.
                 served = self.engine.fault(&mut self.worker, PageNumber(page));
             }
             assert!(matches!(served, Served::Done(_)), "{served:?}");
-            assert!(self.engine.machine().state.lock().woken.contains(&page), "who waits for {page:x} sleeps on");
+            assert!(
+                self.engine.machine().state.lock().woken.contains(&page),
+                "a thread that waits for {page:x} was not woken"
+            );
             let allowed = self.allowed(page);
             let is_new = |order: &Order| self.allocated()[order.index()] > before[order.index()];
             assert!(Order::all().filter(is_new).all(|order| allowed.contains(order)), "{allowed:?} at {page:x}");
@@ -187,17 +190,17 @@ impl World {
         assert_ne!(
             state.program.contains_key(&page),
             lost.contains(&page),
-            "page {page:x} is not there after its fault, and not said to be lost"
+            "page {page:x} is neither resident nor poisoned after its fault"
         );
         !lost.contains(&page)
     }
 
-    /// First touches so far, by the order they were served with.
+    /// Returns the number of first touches by the order that served them.
     fn allocated(&self) -> Vec<u64> {
         Order::all().map(|order| self.engine.counters().of(order).anon_fault_alloc.get()).collect()
     }
 
-    /// The orders a folio at `page` may have.
+    /// Returns the orders that a folio at `page` may have.
     fn allowed(&self, page: u64) -> OrderSet {
         let state = self.engine.machine().state.lock();
         let advice = state.mapping(page).map_or(Advice::None, |(_, advice)| *advice);
@@ -213,11 +216,11 @@ impl World {
         self.engine.machine().state.lock().mappings.push((start..end, Advice::None));
     }
 
-    /// What the program touched before its mapping was registered: then it is adopted.
+    /// Touches pages before their mapping is registered, so that they are adopted.
     fn native_touch(&mut self, start: u64, pages: u64, value: u64) {
         for page in self.mapped(start, pages) {
             let mut state = self.engine.machine().state.lock();
-            // Only pages nobody knows yet can still be touched natively.
+            // Only pages unknown to the engine can be touched without a fault.
             if self.model[&page] == 0 && !state.program.contains_key(&page) && state.homes.is_empty() {
                 state.program.insert(page, value);
                 state.charged += 1;
@@ -235,7 +238,8 @@ impl World {
         self.engine.unmapped(PageNumber(start)..PageNumber(end));
     }
 
-    /// The kernel drops one in `every` of what is in the program: all for MADV_DONTNEED, some for MADV_FREE.
+    /// Discards a range; the kernel drops one in `every` of its resident pages: all for
+    /// MADV_DONTNEED, some for MADV_FREE.
     fn discard(&mut self, start: u64, pages: u64, every: u64) {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
         self.engine.discarded(PageNumber(start)..PageNumber(end));
@@ -253,7 +257,7 @@ impl World {
         self.engine.tend();
     }
 
-    /// The program goes on without the engine: everything that has content is in the program, whatever the limit is.
+    /// Maps in all content, whatever the limit is: the program continues without the engine.
     fn bring_all_in(&mut self) {
         let limit_pages = std::mem::replace(&mut self.engine.machine().state.lock().limit_pages, i64::MAX / 2);
         self.engine.bring_all_in(&mut self.worker);
@@ -269,7 +273,8 @@ impl World {
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
     }
 
-    /// A guard is installed and removed on one in `every` page, without a message: what is out has lost its content.
+    /// Installs and removes a guard on one page in `every`, without a message. A staged or
+    /// swapped-out page loses its content.
     fn guard(&mut self, start: u64, pages: u64, every: u64) {
         let mut state = self.engine.machine().state.lock();
         for page in (BASE + start..(BASE + start + pages).min(BASE + PAGES)).filter(|page| page.is_multiple_of(every)) {
@@ -279,7 +284,7 @@ impl World {
         }
     }
 
-    /// Until what was discarded has gone, or is managed again.
+    /// Waits until discarded pages are gone or managed again.
     fn wait(&mut self) {
         self.engine.machine().state.lock().now_ns += 2 * GRACE_NS;
         self.engine.tend();
@@ -320,7 +325,7 @@ impl World {
                 }
             }
             Step::Read { page, pages } => self.mapped(page, pages).into_iter().for_each(|page| self.verify(page)),
-            Step::Walk { page, step, pages } => {
+            Step::Stride { page, step, pages } => {
                 (0..pages).map(|n| BASE + page + n * step).for_each(|page| self.verify(page));
             }
             Step::Reclaim { pages } => {
@@ -402,10 +407,10 @@ impl World {
 
     fn check(&self) {
         self.engine.check();
-        assert!(self.worker.writes.is_empty(), "a write is under way");
+        assert!(self.worker.writes.is_empty(), "a write is unfinished");
         let state = self.engine.machine().state.lock();
         let taken = (state.homes.len() + state.program.len()) as i64;
-        assert_eq!(state.charged, taken, "what is charged is what is there");
+        assert_eq!(state.charged, taken, "the charge equals the pages present");
     }
 }
 
@@ -417,11 +422,11 @@ proptest! {
         sizes in prop_oneof![Just(0u16), Just(1 << 4), Just(0x3fe), Just(1 << 2 | 1 << 9), any::<u16>()],
         granule in 0u8..10,
         limit_pages in 300i64..3000,
-        // Too few slots for all pages, or so many that they never run short.
+        // Either fewer slots than pages, or always enough.
         swap_clusters in prop_oneof![1u32..5, Just(64)],
         file_clusters in 0u32..8,
         discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
-        // Too small, as small as what may be in it allows, or so large that runs never run short.
+        // Too small, just large enough for the content, or so large that runs never run short.
         arena_frames in prop_oneof![Just(700u32), Just(6145), Just(16385)],
         compaction in prop::sample::select(&Variant::ALL[..]),
         swap_in in prop::sample::select(vec![SwapIn::Adaptive, SwapIn::Whole, SwapIn::Page]),
@@ -452,7 +457,7 @@ proptest! {
 }
 
 #[test]
-fn a_folio_goes_out_and_comes_back_whole() {
+fn a_folio_is_swapped_out_and_in_whole() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 512);
     for page in 0..512 {
@@ -470,8 +475,8 @@ fn a_folio_goes_out_and_comes_back_whole() {
 }
 
 #[test]
-fn content_that_a_guard_has_discarded_does_not_return() {
-    // Folios, single pages, and what is dropped before a fork.
+fn content_that_a_guard_discarded_does_not_return() {
+    // The cases are folios, single pages, and content that is dropped before a fork.
     for (sizes, forks) in [(1 << 4, false), (1 << 0, false), (1 << 4, true)] {
         let mut world = World::new(sizes, 4, 4000, 64);
         fill(&mut world, 0..512, COMPRESSIBLE);
@@ -492,21 +497,21 @@ fn content_that_a_guard_has_discarded_does_not_return() {
 }
 
 #[test]
-fn pages_at_equal_distances_are_there_before_they_are_touched() {
+fn pages_of_a_strided_stream_are_fetched_before_their_touch() {
     let mut world = World::new(0, 4, 4000, 64);
     world.map(0, PAGES);
     world.run(&Step::Write { page: 0, pages: PAGES, value: 11 });
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + PAGES));
-    world.run(&Step::Walk { page: 3, step: 17, pages: 120 });
+    world.run(&Step::Stride { page: 3, step: 17, pages: 120 });
     let vm = &world.engine.counters().vm;
     assert!(vm.swap_ra.get() >= 110, "{} of 120 pages", vm.swap_ra.get());
-    let brought_in = vm.pswpin.get();
-    assert!(brought_in <= 121, "{brought_in}: nothing between them, and nothing behind the mapping");
+    let mapped_in = vm.pswpin.get();
+    assert!(mapped_in <= 121, "{mapped_in}: pages between the steps or after the mapping were fetched");
     world.check();
 }
 
 #[test]
-fn where_parts_are_used_a_folio_at_home_gives_back_a_part() {
+fn where_parts_are_used_a_staged_folio_is_mapped_in_by_parts() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     let half = PAGES / 2;
     world.map(0, PAGES);
@@ -515,7 +520,7 @@ fn where_parts_are_used_a_folio_at_home_gives_back_a_part() {
         if n.is_multiple_of(16) {
             world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + half));
         }
-        // One page of each folio.
+        // Touches one page of each folio.
         world.run(&Step::Read { page: (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % (half / 16) * 16, pages: 1 });
     }
     world.run(&Step::Write { page: half, pages: half, value: 11 });
@@ -527,7 +532,7 @@ fn where_parts_are_used_a_folio_at_home_gives_back_a_part() {
 }
 
 #[test]
-fn neighbours_go_home_in_one_move_except_those_that_cannot_be_moved() {
+fn adjacent_folios_are_staged_in_one_move_except_pinned_ones() {
     let mut world = World::new(0, 4, 4000, 64);
     world.map(0, PAGES);
     world.run(&Step::Write { page: 0, pages: 256, value: 11 });
@@ -541,7 +546,7 @@ fn neighbours_go_home_in_one_move_except_those_that_cannot_be_moved() {
 }
 
 #[test]
-fn what_lies_in_line_goes_home_in_line_though_it_was_touched_in_turns_with_other_memory() {
+fn adjacent_folios_are_staged_together_despite_interleaved_touches() {
     let mut world = World::new(0, 4, 4000, 64);
     world.map(0, PAGES);
     let fill = |world: &mut World, value| {
@@ -552,9 +557,9 @@ fn what_lies_in_line_goes_home_in_line_though_it_was_touched_in_turns_with_other
     };
     fill(&mut world, 11);
     assert_eq!(world.engine.stage_oldest(64), 64);
-    assert_eq!(world.engine.machine().state.lock().moves_out, 4, "16 pages at a time");
+    assert_eq!(world.engine.machine().state.lock().moves_out, 4, "each move takes 16 pages");
     world.check();
-    // They come back one by one, to where they are now, and go again at the word of the program.
+    // They return one by one to their present addresses, and MADV_PAGEOUT stages them again.
     fill(&mut world, 12);
     world.run(&Step::PageOut { start: 0, pages: 32 });
     assert_eq!(world.engine.machine().state.lock().moves_out, 6);
@@ -564,7 +569,7 @@ fn what_lies_in_line_goes_home_in_line_though_it_was_touched_in_turns_with_other
 }
 
 #[test]
-fn new_memory_that_is_written_in_order_is_made_ahead() {
+fn new_memory_written_in_order_is_made_ahead() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
     world.map(0, 512);
     let faults = |world: &mut World, pages: Range<u64>| {
@@ -577,7 +582,7 @@ fn new_memory_that_is_written_in_order_is_made_ahead() {
             })
             .count()
     };
-    // Nothing lies ready yet.
+    // No populated frame is free yet.
     assert_eq!(faults(&mut world, 0..256), 16);
     world.run(&Step::PageOut { start: 0, pages: 256 });
     let ready = world.engine.free_frames();
@@ -585,7 +590,7 @@ fn new_memory_that_is_written_in_order_is_made_ahead() {
     assert!(faults(&mut world, 256..400) < 6);
     world.run(&Step::Discard { start: 384, pages: 128, every: 1 });
     world.check();
-    // No more of them than lie ready, and none where the mapping ends.
+    // Only free populated frames are used, and the end of the mapping ends the stream.
     assert!(world.engine.free_frames() < ready - 128);
     assert!(faults(&mut world, 400..512) > 0);
     world.run(&Step::Read { page: 0, pages: 512 });
@@ -593,7 +598,7 @@ fn new_memory_that_is_written_in_order_is_made_ahead() {
 }
 
 #[test]
-fn what_cannot_be_moved_is_tried_seldom_and_goes_when_it_can() {
+fn unevictable_pages_are_retried_seldom_and_staged_once_movable() {
     let mut world = World::new(1 << 4, 4, 2000, 64);
     world.map(0, 1024);
     world.run(&Step::Write { page: 0, pages: 1024, value: 11 });
@@ -616,7 +621,7 @@ fn what_cannot_be_moved_is_tried_seldom_and_goes_when_it_can() {
 }
 
 #[test]
-fn what_cannot_be_moved_is_no_part_of_what_is_kept_in_reach() {
+fn unevictable_pages_do_not_count_for_the_protected_minimum() {
     let mut world = World::with(EngineConfig { floor_pages: 128, ..config(4) }, 1 << 4, 2000);
     world.map(0, 1280);
     world.run(&Step::Write { page: 0, pages: 1280, value: COMPRESSIBLE });
@@ -625,23 +630,26 @@ fn what_cannot_be_moved_is_no_part_of_what_is_kept_in_reach() {
         world.engine.reclaim(&mut world.worker, 64);
     }
     world.check();
-    let in_reach = world.engine.resident_pages() + world.engine.staged_pages() - 1024;
-    assert!((100..=128).contains(&in_reach), "{in_reach} pages that can be moved");
+    let resident_or_staged = world.engine.resident_pages() + world.engine.staged_pages() - 1024;
+    assert!((100..=128).contains(&resident_or_staged), "{resident_or_staged} movable pages are resident or staged");
     world.engine.machine().state.lock().refusing.clear();
     while world.engine.reclaim(&mut world.worker, 64) > 0 {}
-    let in_reach = world.engine.resident_pages() + world.engine.staged_pages();
-    assert!((100..=128).contains(&in_reach), "{in_reach} pages once all can");
+    let resident_or_staged = world.engine.resident_pages() + world.engine.staged_pages();
+    assert!(
+        (100..=128).contains(&resident_or_staged),
+        "{resident_or_staged} pages are resident or staged once all are movable"
+    );
     world.check();
 }
 
 #[test]
-fn what_is_made_ahead_leaves_alone_what_is_there_already() {
+fn pages_made_ahead_leave_existing_pages_alone() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
     world.map(0, 512);
     world.map(1024, 1024);
     world.run(&Step::Write { page: 1024, pages: 1024, value: 11 });
     world.run(&Step::PageOut { start: 1024, pages: 1024 });
-    // Nobody knows of what MADV_FREE has left.
+    // The engine does not know of pages that MADV_FREE left.
     world.run(&Step::Write { page: 256, pages: 256, value: 11 });
     world.run(&Step::Discard { start: 256, pages: 256, every: u64::MAX });
     world.run(&Step::Write { page: 0, pages: 512, value: 12 });
@@ -653,14 +661,15 @@ fn what_is_made_ahead_leaves_alone_what_is_there_already() {
     }
     world.check();
     let present = world.engine.machine().state.lock().program.len() as u64;
-    assert_eq!(present, world.engine.resident_pages(), "all that is in the program is managed");
+    assert_eq!(present, world.engine.resident_pages(), "every page of the program is managed");
 }
 
-/// What is `mapped`, without gaps, is written in order, where frames lie `ready` or none do; how many folios of each order that makes.
+/// Writes the ranges `mapped`, which have no gaps, in order, with free populated frames if `ready`.
+/// Returns the number of new folios by order.
 fn made_of_new_memory(sizes: u16, ready: bool, mapped: &[Range<u64>]) -> Vec<u64> {
     let mut world = World::new(sizes, 4, 16000, 64);
     let (start, len) = (mapped[0].start, mapped[mapped.len() - 1].end - mapped[0].start);
-    // The addresses have been used before.
+    // The addresses were used before.
     world.map(start, len);
     world.run(&Step::Write { page: start, pages: len, value: 12 });
     world.unmap(start, len);
@@ -677,13 +686,13 @@ fn made_of_new_memory(sizes: u16, ready: bool, mapped: &[Range<u64>]) -> Vec<u64
 }
 
 #[test]
-fn what_is_made_ahead_is_as_large_as_a_first_touch_would_make_it() {
-    // Two mappings meet within a folio: around there it is single pages.
+fn folios_made_ahead_have_the_order_of_a_first_touch() {
+    // Two mappings meet within a folio, where only single pages fit.
     let meeting = [0..295, 295..1024];
     let made = [false, true].map(|ready| made_of_new_memory(1 << 4, ready, &meeting));
     assert_eq!(made[0], made[1]);
     assert_eq!((made[0][0], made[0][4]), (16, 63));
-    // The mapping begins within a block.
+    // The mapping starts within a block.
     for sizes in [1 << 9, 1 << 9 | 1 << 4] {
         let made = [false, true].map(|ready| made_of_new_memory(sizes, ready, std::slice::from_ref(&(300..1500))));
         assert_eq!(made[0], made[1]);
@@ -692,7 +701,7 @@ fn what_is_made_ahead_is_as_large_as_a_first_touch_would_make_it() {
 }
 
 #[test]
-fn what_has_a_compressed_copy_goes_before_what_is_older() {
+fn folios_with_a_swap_cache_entry_are_staged_before_older_ones() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
     let (read, long_gone, written) = (0..64, 64..832, 1024..1088);
     for mapped in [0..832, written.clone()] {
@@ -714,7 +723,7 @@ fn what_has_a_compressed_copy_goes_before_what_is_older() {
 }
 
 #[test]
-fn folios_are_as_large_as_the_mapping_may_have_now() {
+fn folios_have_the_size_that_the_mapping_allows_now() {
     let allocated = |world: &World| -> Vec<usize> {
         Order::all().map(Order::index).filter(|&order| world.allocated()[order] > 0).collect()
     };
@@ -728,8 +737,8 @@ fn folios_are_as_large_as_the_mapping_may_have_now() {
     assert_eq!(world.engine.counters().of(MAX_ORDER).anon_fault_alloc.get(), 1);
     world.run(&Step::Advise { start: 1024, pages: 512, advice: Advice::NoHuge });
     world.run(&Step::Write { page: 1000, pages: 100, value: 11 });
-    assert_eq!(allocated(&world), [0, 4, 9], "single pages where it was asked for");
-    // What is out comes back in the size that is allowed then.
+    assert_eq!(allocated(&world), [0, 4, 9], "MADV_NOHUGEPAGE allows single pages only");
+    // A swapped-out folio returns in the size that is allowed then.
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 2048));
     world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::from_bits(1 << 2)) });
     world.run(&Step::Read { page: 0, pages: 1000 });
@@ -738,7 +747,8 @@ fn folios_are_as_large_as_the_mapping_may_have_now() {
     world.check();
 }
 
-/// A folio of 16 pages at the start, all written, without the parts that are `lost`: where they begin, and their pages.
+/// Returns a world with one written folio of 16 pages, without the parts in `lost` (their starts
+/// and pages).
 fn partially_mapped(lost: &[(u64, u64)]) -> World {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 16);
@@ -748,14 +758,15 @@ fn partially_mapped(lost: &[(u64, u64)]) -> World {
     world
 }
 
-/// How many folios of 16 pages have been split, were to be, and are there now: all, and the partially mapped ones.
+/// Returns counters of folios of 16 pages: splits, deferred splits, folios now, and partially
+/// mapped ones now.
 fn splits(world: &World) -> [u64; 4] {
     let size = world.engine.counters().of(Order::new(4).unwrap());
     [&size.split, &size.split_deferred, &size.nr_anon, &size.nr_anon_partially_mapped].map(Counter::get)
 }
 
 #[test]
-fn a_partially_mapped_folio_is_healed_and_goes_out_whole() {
+fn a_partially_mapped_folio_is_healed_and_swapped_out_whole() {
     let mut world = partially_mapped(&[(4, 4), (0, 1), (11, 2)]);
     assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 1], 9));
     world.run(&Step::Write { page: 0, pages: 7, value: 21 });
@@ -768,14 +779,14 @@ fn a_partially_mapped_folio_is_healed_and_goes_out_whole() {
     assert_eq!((size.swpout.get(), size.split.get()), (1, 0));
     world.run(&Step::Read { page: 0, pages: 16 });
     world.check();
-    // It counts again when it loses a part again.
+    // The folio counts again when it loses a part again.
     world.unmap(3, 1);
     assert_eq!(splits(&world), [0, 2, 1, 1]);
     world.check();
 }
 
 #[test]
-fn a_hole_is_healed_as_far_as_a_first_touch_would_go() {
+fn a_hole_is_healed_by_the_order_of_a_first_touch() {
     let mut world = World::new(1 << 4 | 1 << 2, 4, 4000, 64);
     world.map(0, 16);
     world.run(&Step::Write { page: 0, pages: 16, value: 11 });
@@ -786,7 +797,7 @@ fn a_hole_is_healed_as_far_as_a_first_touch_would_go() {
 }
 
 #[test]
-fn a_folio_that_goes_page_by_page_is_never_split() {
+fn a_folio_unmapped_page_by_page_is_never_split() {
     let mut world = partially_mapped(&[]);
     for page in (0..16).map(|page| page * 7 % 16) {
         world.unmap(page, 1);
@@ -797,7 +808,7 @@ fn a_folio_that_goes_page_by_page_is_never_split() {
 }
 
 #[test]
-fn whole_folios_are_advised_without_a_split() {
+fn discarding_whole_folios_splits_nothing() {
     let mut world = partially_mapped(&[]);
     world.map(16, 32);
     world.run(&Step::Write { page: 16, pages: 32, value: 11 });
@@ -812,7 +823,7 @@ fn whole_folios_are_advised_without_a_split() {
 }
 
 #[test]
-fn reclaim_takes_what_is_left_of_a_partially_mapped_folio() {
+fn reclaim_stages_the_rest_of_a_partially_mapped_folio() {
     for page_out in [false, true] {
         let mut world = partially_mapped(&[(4, 2)]);
         if page_out {
@@ -825,7 +836,7 @@ fn reclaim_takes_what_is_left_of_a_partially_mapped_folio() {
         }
         assert_eq!(splits(&world), [1, 1, 0, 0]);
         let out: Vec<u64> = Order::all().map(|order| world.engine.counters().of(order).swpout.get()).collect();
-        assert_eq!(out, [0, 1, 1, 1, 0, 0, 0, 0, 0, 0], "the largest folios that are left");
+        assert_eq!(out, [0, 1, 1, 1, 0, 0, 0, 0, 0, 0], "the rest is split into the largest folios");
         world.check();
         world.run(&Step::Read { page: 0, pages: 16 });
         world.check();
@@ -833,7 +844,7 @@ fn reclaim_takes_what_is_left_of_a_partially_mapped_folio() {
 }
 
 #[test]
-fn a_hole_is_no_part_of_a_folio_that_may_not_be_there() {
+fn a_folio_that_the_mapping_no_longer_allows_is_split_at_its_holes() {
     type Change = fn(&mut World);
     let forbid: Change = |world| world.run(&Step::Sizes { policy: SizePolicy::always(OrderSet::EMPTY) });
     let advise: Change = |world| world.run(&Step::Advise { start: 8, pages: 2, advice: Advice::NoHuge });
@@ -854,7 +865,7 @@ fn a_hole_is_no_part_of_a_folio_that_may_not_be_there() {
 }
 
 #[test]
-fn what_the_kernel_leaves_of_a_discarded_part_is_no_hole_any_more() {
+fn pages_that_madv_free_left_fill_their_holes() {
     let mut world = partially_mapped(&[]);
     world.discard(4, 8, 2);
     assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 1, 1], 8));
@@ -872,7 +883,7 @@ fn a_partially_mapped_folio_that_moves_is_split() {
     world.map(64, 16);
     world.run(&Step::Write { page: 64, pages: 16, value: 12 });
     world.discard(64, 1, 1);
-    // To where a part of another one is.
+    // Moves it to where a part of another folio is.
     world.remap(0, 64, 8);
     assert_eq!(splits(&world), [2, 2, 0, 0]);
     world.check();
@@ -881,7 +892,7 @@ fn a_partially_mapped_folio_that_moves_is_split() {
 }
 
 #[test]
-fn homes_of_partially_mapped_folios_are_moved_and_healed_there() {
+fn partially_mapped_folios_migrate_and_are_healed_there() {
     let mut world = World::with(config(4), 1 << 4, 4000);
     world.map(0, 1024);
     world.run(&Step::Write { page: 0, pages: 1024, value: 11 });
@@ -890,7 +901,10 @@ fn homes_of_partially_mapped_folios_are_moved_and_healed_there() {
     assert_eq!(splits(&world), [0, 64, 32, 32]);
     assert!(world.engine.compact(MAX_ORDER));
     let moved_pages = world.engine.counters().vm.pgmigrate_success.get();
-    assert!(moved_pages >= 16 * 16 && moved_pages.is_multiple_of(16), "{moved_pages} pages, holes among them");
+    assert!(
+        moved_pages >= 16 * 16 && moved_pages.is_multiple_of(16),
+        "{moved_pages} pages were moved, including holes"
+    );
     assert_eq!(splits(&world), [0, 64, 32, 32]);
     world.check();
     world.run(&Step::Read { page: 0, pages: 1024 });
@@ -899,8 +913,8 @@ fn homes_of_partially_mapped_folios_are_moved_and_healed_there() {
 }
 
 #[test]
-fn frames_of_holes_are_there_for_who_finds_no_others() {
-    // All frames of the arena but the spare one are those of folios of which one page is left.
+fn frames_of_holes_are_freed_when_no_run_is_left() {
+    // All frames except the spare one belong to folios of which one page is left.
     let mut world = World::with(EngineConfig { arena_frames: 1025, ..config(4) }, 1 << 4 | 1 << 3, 4000);
     world.map(0, 1024);
     for folio in 0..64 {
@@ -911,7 +925,7 @@ fn frames_of_holes_are_there_for_who_finds_no_others() {
     world.map(1024, 8);
     world.run(&Step::Write { page: 1024, pages: 8, value: 11 });
     assert_eq!(world.engine.counters().of(Order::new(3).unwrap()).anon_fault_alloc.get(), 1);
-    assert_eq!(splits(&world), [32, 64, 32, 32], "those of the first block");
+    assert_eq!(splits(&world), [32, 64, 32, 32], "the folios of the first block are split");
     world.check();
     world.run(&Step::Read { page: 0, pages: 1032 });
     world.check();
@@ -921,7 +935,8 @@ fn frames_of_holes_are_there_for_who_finds_no_others() {
 fn a_store_full_of_holes_is_compacted() {
     let mut world = World::new(0, 0, 4000, 64);
     world.map(0, 2000);
-    // Lengths of about half a page, in few size classes; three pages in four are then discarded.
+    // The lengths are about half a page, in few size classes. Three pages in four are discarded
+    // later.
     for page in 0..2000 {
         world.run(&Step::Write { page, pages: 1, value: 2101 + page % 16 * 7 });
     }
@@ -940,12 +955,13 @@ fn a_store_full_of_holes_is_compacted() {
     world.run(&Step::Read { page: 0, pages: 2000 });
 }
 
-/// Every second of 1533 pages, each a folio of its own, in an arena that has no free run of 512 frames any more.
+/// Returns a world with every second of 1533 pages, each its own folio, in an arena without a free
+/// run of 512 frames.
 fn scattered() -> World {
     let config = EngineConfig { arena_frames: 3 * 512 + 257, ..config(4) };
     let mut world = World::with(config, 1 << 9, 4000);
     for block in 0..3 {
-        // Too short for a folio of 2 MiB.
+        // Each mapping is too short for a folio of 2 MiB.
         world.map(512 * block, 511);
         world.run(&Step::Write { page: 512 * block, pages: 511, value: 2101 });
     }
@@ -956,7 +972,7 @@ fn scattered() -> World {
     world
 }
 
-/// A first touch finds a run of 512 frames, and what the program wrote is still there.
+/// Checks that a first touch finds a run of 512 frames, and that the content of the program stays.
 fn touch_2m(world: &mut World) {
     let order = Order::new(9).unwrap();
     let before = world.engine.counters().of(order).anon_fault_alloc.get();
@@ -972,7 +988,7 @@ fn touch_2m(world: &mut World) {
 }
 
 #[test]
-fn a_fault_moves_homes_for_a_run_it_needs_even_of_pinned_pages() {
+fn a_fault_migrates_home_frames_even_of_pinned_pages() {
     let mut world = scattered();
     (0..1536).for_each(|page| world.run(&Step::Pin { page }));
     assert_eq!(world.engine.machine().state.lock().pinned.len(), 767);
@@ -980,23 +996,23 @@ fn a_fault_moves_homes_for_a_run_it_needs_even_of_pinned_pages() {
 }
 
 #[test]
-fn a_fault_moves_what_is_staged_for_a_run_it_needs() {
+fn a_fault_migrates_staged_folios() {
     let mut world = scattered();
     assert_eq!(world.engine.stage_oldest(2000), 767);
     touch_2m(&mut world);
 }
 
 #[test]
-fn the_store_leaves_its_frames_for_a_run() {
-    // Many pieces to a zspage, and raw pieces of 256 KiB that are chains of extents.
+fn the_store_evacuates_frames_for_a_run() {
+    // Many pieces in a zspage, and raw pieces of 256 KiB that are chains of extents.
     for (sizes, granule, value) in [(0, 0, 2101), (1 << 6, 6, 7 * 300)] {
-        // One that goes over the arena from the bottom, where the store is.
+        // This variant scans the arena from the bottom, where the store is.
         let mut world = World::with(EngineConfig { compaction: Variant::FreeSplit, ..config(granule) }, sizes, 4000);
         world.map(0, 1024);
         (0..1024).step_by(64).for_each(|page| world.run(&Step::Write { page, pages: 64, value: value + page * 7 }));
         world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1024));
         assert_eq!(world.engine.swapped_pages(), 1024);
-        // Room in smaller runs than the wanted one.
+        // There is room in runs smaller than the wanted one.
         world.engine.machine().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(0));
         world.map(1024, 1024);
         world.run(&Step::Write { page: 1024, pages: 1024, value: 9 });
@@ -1011,25 +1027,26 @@ fn the_store_leaves_its_frames_for_a_run() {
 }
 
 #[test]
-fn runs_beyond_need_go_back_and_smaller_ones_stay() {
+fn spare_runs_of_the_highest_order_go_back_and_smaller_ones_stay() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 1600);
     world.run(&Step::Write { page: 0, pages: 1600, value: 5 });
     assert_eq!(world.engine.stage_oldest(1600), 1600);
     world.unmap(0, 1600);
     assert_eq!(world.engine.free_frames(), 1600);
-    assert_eq!(world.engine.give_back_runs(600), 512, "another would leave too few");
+    assert_eq!(world.engine.give_back_runs(600), 512, "a second run would leave too few frames");
     assert_eq!(world.engine.give_back_runs(0), 1024);
-    assert_eq!(world.engine.give_back_runs(0), 0, "there is none of 512");
+    assert_eq!(world.engine.give_back_runs(0), 0, "no run of 512 frames is left");
     assert_eq!(world.engine.machine().state.lock().charged, 64);
     world.check();
 }
 
 #[test]
-fn pages_that_cannot_be_moved_do_not_hide_those_that_can() {
+fn unevictable_pages_do_not_hide_evictable_ones() {
     let mut world = World::new(0, 0, 4000, 64);
     world.map(0, 700);
-    // Touched while they are staged, these are active; the others are on probation, and may not be moved.
+    // These pages are active, because they were touched while staged. The others are on probation
+    // and cannot move.
     world.run(&Step::Write { page: 400, pages: 300, value: 5 });
     assert_eq!(world.engine.stage_oldest(300), 300);
     world.run(&Step::Read { page: 400, pages: 300 });
@@ -1041,7 +1058,7 @@ fn pages_that_cannot_be_moved_do_not_hide_those_that_can() {
 }
 
 #[test]
-fn copies_give_their_slots_to_folios_that_go_out() {
+fn swap_cache_entries_give_their_slots_to_folios_being_swapped_out() {
     let mut world = World::new(1 << 4, 4, 4000, 1);
     world.map(0, 1024);
     let out = |world: &mut World, start: u64| {
@@ -1052,7 +1069,7 @@ fn copies_give_their_slots_to_folios_that_go_out() {
     out(&mut world, 0);
     world.run(&Step::Read { page: 0, pages: 512 });
     world.engine.publish_store();
-    assert_eq!(world.engine.counters().vm.nr_swapcached.get(), 512, "every slot is of a copy");
+    assert_eq!(world.engine.counters().vm.nr_swapcached.get(), 512, "every slot belongs to an entry");
     world.run(&Step::Write { page: 512, pages: 512, value: 22 });
     out(&mut world, 512);
     let counters = world.engine.counters().of(Order::new(4).unwrap());
@@ -1063,7 +1080,7 @@ fn copies_give_their_slots_to_folios_that_go_out() {
 }
 
 #[test]
-fn copies_of_what_a_fork_left_shared_wait_for_room() {
+fn copy_on_write_after_a_fork_waits_for_room() {
     let mut world = World::new(1 << 4, 4, 1000, 64);
     world.map(0, 1600);
     world.run(&Step::Write { page: 0, pages: 900, value: 5 });
@@ -1073,10 +1090,10 @@ fn copies_of_what_a_fork_left_shared_wait_for_room() {
     assert!(world.engine.resident_pages() < 700);
     let vm = &world.engine.counters().vm;
     let (stalls, stolen) = (vm.allocstall.get(), vm.pgsteal_direct.get());
-    assert!(stalls > 0 && stolen > 200, "{stalls} stalls, {stolen} pages: reclaim of a fault, whatever it waits for");
+    assert!(stalls > 0 && stolen > 200, "{stalls} stalls, {stolen} pages: they must count as direct reclaim");
     world.engine.machine().uncharge(320);
     world.run(&Step::Read { page: 0, pages: 900 });
-    // What does not compress goes over the limit, and is not waited for for ever.
+    // Incompressible data exceed the limit, and the wait for room ends.
     (0..1600).for_each(|page| world.run(&incompressible(page)));
     world.run(&Step::Share);
     (0..20).for_each(|_| world.engine.charge_copies(&mut world.worker, 16));
@@ -1086,13 +1103,13 @@ fn copies_of_what_a_fork_left_shared_wait_for_room() {
 }
 
 #[test]
-fn a_folio_without_contiguous_slots_is_paged_out_page_by_page() {
+fn a_folio_without_contiguous_slots_is_swapped_out_page_by_page() {
     let mut world = World::new(1 << 4, 4, 4000, 1);
     world.map(0, 512);
     world.map(512, 16);
     (0..33).for_each(|folio| world.run(&Step::Write { page: folio * 16, pages: 16, value: 3 }));
     world.run(&Step::PageOut { start: 0, pages: 512 });
-    // Room for a folio, but never for two pages next to each other.
+    // There is room for a folio, but never for two adjacent pages.
     (0..16).for_each(|folio| world.unmap(folio * 32 + 5, 1));
     world.run(&Step::PageOut { start: 512, pages: 16 });
     let size = world.engine.counters().of(Order::new(4).unwrap());
@@ -1102,7 +1119,8 @@ fn a_folio_without_contiguous_slots_is_paged_out_page_by_page() {
     world.engine.check();
 }
 
-/// 1600 pages in pieces of 64 KiB that compress to half, out; two passes of recompression.
+/// Returns a world with 1600 pages in pieces of 64 KiB that compress to half, swapped out, after
+/// two passes of recompression.
 fn recompressed(backing: Option<BackingConfig>) -> World {
     let mut world = World::with(EngineConfig { backing, ..config(4) }, 1 << 4, 4000);
     world.map(0, 1600);
@@ -1115,13 +1133,13 @@ fn recompressed(backing: Option<BackingConfig>) -> World {
 }
 
 #[test]
-fn idle_pieces_are_recompressed_once_and_read_as_they_were() {
+fn idle_pieces_are_recompressed_once_and_keep_their_content() {
     let mut world = recompressed(None);
     let store = &world.engine.counters().store;
     let (tried, recompressed, saved) =
         (store.recompress_tried.get(), store.recompressed.get(), store.recompress_saved.get());
-    assert_eq!(tried, 100, "each is tried once");
-    assert!((60..70).contains(&recompressed), "{recompressed} pieces: those the second codec makes smaller");
+    assert_eq!(tried, 100, "each piece is tried once");
+    assert!((60..70).contains(&recompressed), "{recompressed} pieces became smaller with the second codec");
     let size = |world: &World| {
         world.engine.publish_store();
         world.engine.counters().store.compr_data_size.get()
@@ -1130,13 +1148,13 @@ fn idle_pieces_are_recompressed_once_and_read_as_they_were() {
     let before = size(&world);
     world.run(&Step::Recompress { steps: 200 });
     assert_eq!(world.engine.counters().store.recompress_tried.get(), 100);
-    // What is written to again is as good as new.
+    // Pages written again count as new.
     world.run(&Step::Read { page: 0, pages: 1600 });
     (0..1600).for_each(|page| world.run(&Step::Write { page, pages: 1, value: 31_001 + page / 16 * 7 }));
     world.run(&Step::PageOut { start: 0, pages: 1600 });
     assert!(size(&world) > before);
     world.run(&Step::Recompress { steps: 200 });
-    // Windows that are watched come back, and go out, page by page.
+    // Sampling windows are swapped in and out page by page.
     let tried = world.engine.counters().store.recompress_tried.get();
     assert!((200..240).contains(&tried), "{tried}");
     world.run(&Step::Read { page: 0, pages: 1600 });
@@ -1144,7 +1162,7 @@ fn idle_pieces_are_recompressed_once_and_read_as_they_were() {
 }
 
 #[test]
-fn what_was_recompressed_goes_to_the_swap_file_and_comes_back() {
+fn recompressed_pieces_go_to_the_swap_file_and_back() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 100 };
     let mut world = recompressed(Some(backing));
     assert!(world.engine.counters().store.recompressed.get() > 60);
@@ -1157,16 +1175,17 @@ fn what_was_recompressed_goes_to_the_swap_file_and_comes_back() {
 }
 
 #[test]
-fn a_corrupted_piece_that_was_recompressed_is_never_handed_over() {
+fn a_corrupted_recompressed_piece_is_never_mapped_in() {
     let mut world = recompressed(None);
-    // A bit of each.
+    // Flips one bit of each piece.
     world.engine.machine().state.lock().pieces.values_mut().for_each(|words| words[3] ^= 1);
     (0..1600).step_by(16).for_each(|page| assert!(!world.touch(BASE + page)));
     assert_eq!(world.engine.counters().vm.store_corrupted.get(), 100);
     world.check();
 }
 
-/// 1600 pages in pieces of 64 KiB, out, in a world that has seen one page of each of the first 75 pieces being touched.
+/// Returns a world with 1600 pages in pieces of 64 KiB, swapped out, where only one page of each of
+/// the first 75 pieces was touched.
 fn touched_singly() -> World {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 1600);
@@ -1177,7 +1196,7 @@ fn touched_singly() -> World {
             world.run(&Step::PageOut { start: 0, pages: 1200 });
         }
         let piece = (touch.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 75;
-        // Nothing is fetched ahead: among so few pages there are walks by chance.
+        // No read-ahead, because so few pages contain strided streams by chance.
         world.engine.fault(&mut world.worker, PageNumber(BASE + piece * 16 + 5));
     }
     world.check();
@@ -1185,7 +1204,7 @@ fn touched_singly() -> World {
 }
 
 #[test]
-fn where_parts_pay_a_large_piece_is_taken_apart() {
+fn where_parts_pay_a_large_piece_is_exploded() {
     for gone in [0, 3] {
         let mut world = touched_singly();
         world.run(&Step::Discard { start: 1420, pages: gone, every: 1 });
@@ -1197,11 +1216,11 @@ fn where_parts_pay_a_large_piece_is_taken_apart() {
         };
         let before_bytes = size(&world);
         assert!(world.touch(BASE + 1410));
-        assert_eq!(vm(&world) - in_before, 16 - gone, "the whole piece is read once");
-        assert_eq!(world.engine.staged_pages() - staged_before, 15 - gone, "one page is in the program");
+        assert_eq!(vm(&world) - in_before, 16 - gone, "the whole piece is read at once");
+        assert_eq!(world.engine.staged_pages() - staged_before, 15 - gone, "one page is resident");
         assert!(size(&world) < before_bytes);
         world.check();
-        // The others come back from home, and those that do not go out alone.
+        // The other pages return from the arena; untouched ones are swapped out one by one.
         assert!(world.touch(BASE + 1411));
         assert_eq!(vm(&world) - in_before, 16 - gone);
         world.run(&Step::PageOut { start: 1200, pages: 400 });
@@ -1214,18 +1233,18 @@ fn where_parts_pay_a_large_piece_is_taken_apart() {
 }
 
 #[test]
-fn a_corrupted_piece_that_would_be_taken_apart_costs_the_page_that_is_touched() {
+fn a_corrupted_exploded_piece_costs_only_the_touched_page() {
     let mut world = touched_singly();
     world.engine.machine().state.lock().corrupt_next = true;
     assert!(!world.touch(BASE + 1410));
     assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
-    // The others could be read again.
+    // The other pages can be read again.
     (1408..1410).for_each(|page| assert!(world.touch(BASE + page)));
     world.check();
 }
 
 #[test]
-fn queues_stay_short_though_nobody_needs_memory() {
+fn queues_stay_short_without_memory_pressure() {
     let mut world = World::new(0, 4, 4000, 64);
     for _ in 0..20 {
         world.map(0, 1000);
@@ -1237,7 +1256,7 @@ fn queues_stay_short_though_nobody_needs_memory() {
     world.map(0, 1000);
     world.run(&Step::Write { page: 0, pages: 1000, value: 52_000 });
     world.engine.tend();
-    // What is still there goes out as ever.
+    // The remaining pages are swapped out as usual.
     world.run(&Step::Reclaim { pages: 900 });
     assert!(world.engine.swapped_pages() >= 500, "{} pages", world.engine.swapped_pages());
     world.run(&Step::Read { page: 0, pages: 1000 });
@@ -1245,7 +1264,7 @@ fn queues_stay_short_though_nobody_needs_memory() {
 }
 
 #[test]
-fn what_takes_the_place_of_what_is_gone_is_as_young_as_it_is() {
+fn a_new_folio_at_an_old_address_is_the_youngest() {
     let mut world = World::new(0, 4, 4000, 64);
     world.map(0, 200);
     world.run(&Step::Write { page: 0, pages: 100, value: 53_000 });
@@ -1262,7 +1281,7 @@ fn what_takes_the_place_of_what_is_gone_is_as_young_as_it_is() {
 }
 
 #[test]
-fn a_corrupted_piece_is_never_handed_over() {
+fn a_corrupted_piece_is_never_mapped_in() {
     let mut world = World::new(1 << 4, 4, 4000, 64);
     world.map(0, 64);
     world.run(&Step::Write { page: 0, pages: 64, value: 11 });
@@ -1279,7 +1298,7 @@ fn a_corrupted_piece_is_never_handed_over() {
 }
 
 #[test]
-fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
+fn data_that_do_not_fit_exceed_the_limit_instead_of_being_lost() {
     let mut world = World::new(0, 0, 300, 64);
     world.map(0, 1000);
     world.write_incompressible(1000);
@@ -1287,7 +1306,7 @@ fn what_does_not_fit_goes_over_the_limit_rather_than_be_lost() {
     world.check();
 }
 
-/// Writes `value` to pages that were never touched; returns the most that was charged meanwhile.
+/// Writes `value` to pages never touched before; returns the maximum charge meanwhile.
 fn fill(world: &mut World, pages: Range<u64>, value: u64) -> i64 {
     world.engine.machine().state.lock().mappings.push((BASE + pages.start..BASE + pages.end, Advice::None));
     let mut most = 0;
@@ -1301,26 +1320,28 @@ fn fill(world: &mut World, pages: Range<u64>, value: u64) -> i64 {
     most
 }
 
-/// Neither filled nor raw in the double, and small.
+/// A value that is neither filled nor raw in the double, and compresses well.
 const COMPRESSIBLE: u64 = 11;
+/// A value that is raw in the double: a multiple of 7.
 const INCOMPRESSIBLE: u64 = 7;
 
 #[test]
-fn reclaim_is_tried_less_where_nothing_compresses_and_again_where_it_does() {
+fn reclaim_backs_off_from_incompressible_data_and_recovers() {
     let config = EngineConfig { arena_frames: 1 << 17, swap_slots: 512 * 256, floor_pages: 64, ..config(4) };
     let mut world = World::with(config, 1 << 4, 2000);
-    // 2500 folios that compress: never more than the limit, and whatever is over it is compressed once.
+    // 2500 compressible folios: the charge never exceeds the limit, and the excess is compressed
+    // once.
     let most = fill(&mut world, 0..40_000, COMPRESSIBLE);
     assert!(most <= 2064 && !world.engine.reclaim_is_futile(), "{most} pages");
     world.engine.machine().state.lock().compressions = 0;
-    // As many that do not.
+    // The next 2500 folios do not compress.
     let stalls = world.engine.counters().vm.allocstall.get();
     fill(&mut world, 40_000..80_000, INCOMPRESSIBLE);
     assert!(world.engine.reclaim_is_futile());
     let compressions = world.engine.machine().state.lock().compressions;
     let stalls = world.engine.counters().vm.allocstall.get() - stalls;
     assert!(compressions < 1500 && stalls < 150, "{compressions} pieces compressed, {stalls} stalls for 2500 folios");
-    // And again some that do: they go out, after a few folios.
+    // The next folios compress again; they are swapped out after a few faults.
     let before = world.engine.machine().state.lock().charged;
     let most = fill(&mut world, 80_000..100_000, COMPRESSIBLE);
     assert!(most - before < 100 * 16, "{} pages more", most - before);
@@ -1330,9 +1351,9 @@ fn reclaim_is_tried_less_where_nothing_compresses_and_again_where_it_does() {
 }
 
 #[test]
-fn a_full_arena_loses_nothing_and_serves_on() {
+fn a_full_arena_loses_nothing_and_still_serves_faults() {
     let mut world = World::with(EngineConfig { arena_frames: 1200, ..config(4) }, 1 << 4, 400);
-    // Some goes out, and must come back when there is no frame any more.
+    // Some folios are swapped out and must return when no frame is free.
     fill(&mut world, 0..512, INCOMPRESSIBLE);
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
     fill(&mut world, 512..2048, INCOMPRESSIBLE + 7);
@@ -1341,13 +1362,13 @@ fn a_full_arena_loses_nothing_and_serves_on() {
     assert!((800..1400).contains(&first_touches), "{first_touches} pages");
     world.check();
     world.engine.machine().state.lock().corrupt_next = true;
-    assert!(!world.touch(BASE + 40), "what is corrupted is not handed over");
+    assert!(!world.touch(BASE + 40), "a corrupted page is not mapped in");
     (0..2048).for_each(|page| world.verify(BASE + page));
     let swapped_in = world.engine.counters().vm.unmanaged_arena_full.get() - first_touches;
-    // The first folio; then the frames of its piece are free.
+    // These are the pages of the first folio; after that the frames of its piece are free.
     assert_eq!(swapped_in, 16);
     world.check();
-    // Once there is room, they are managed again.
+    // Once there is room, the pages are managed again.
     world.unmap(0, 1400);
     world.engine.shrink(0, 1200);
     assert_eq!(world.engine.adopt(PageNumber(BASE)..PageNumber(BASE + 2048)), Ok(()));
@@ -1356,7 +1377,7 @@ fn a_full_arena_loses_nothing_and_serves_on() {
 }
 
 #[test]
-fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
+fn incompressible_data_go_to_the_swap_file_instead_of_exceeding_the_limit() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 100 };
     let mut world = World::with_backing(400, backing);
     world.map(0, 2000);
@@ -1382,7 +1403,7 @@ fn what_does_not_compress_goes_to_the_swap_file_instead_of_over_the_limit() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
+fn a_failing_or_full_swap_file_is_ignored() {
     for (clusters, failing) in [(8, u32::MAX), (1, 0)] {
         let backing = BackingConfig { slots: 512 * clusters, discard: Discard::ForRoom, store_pages: 100 };
         let mut world = World::with_backing(400, backing);
@@ -1398,7 +1419,7 @@ fn a_file_that_cannot_be_written_or_is_full_is_as_none() {
 }
 
 #[test]
-fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
+fn batches_overlap_and_survive_failed_writes() {
     for failing in [0, 1, 2] {
         let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 600 };
         let mut world = World::with_backing(2000, backing);
@@ -1408,7 +1429,7 @@ fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
         world.engine.machine().state.lock().failing_writes = failing;
         world.run(&Step::Reclaim { pages: 300 });
         let most = world.engine.machine().state.lock().most_writes;
-        assert_eq!(most, if failing == 0 { MOST_WRITES } else { most }, "the next is made while one is under way");
+        assert_eq!(most, if failing == 0 { MOST_WRITES } else { most }, "the next batch starts while one is in flight");
         let failed = world.engine.counters().backing.failed_writes.get();
         assert!(failed <= failing.into() && (failing == 0 || failed > 0), "{failed} failures of {failing}");
         world.check();
@@ -1418,7 +1439,7 @@ fn the_next_batch_is_made_while_one_is_written_and_both_survive_a_failure() {
 }
 
 #[test]
-fn what_the_file_does_not_give_back_ends_the_program_there() {
+fn an_unreadable_piece_of_the_swap_file_poisons_its_pages() {
     let backing = BackingConfig { slots: 512 * 8, discard: Discard::ForRoom, store_pages: 0 };
     let mut world = World::with_backing(400, backing);
     world.map(0, 1000);

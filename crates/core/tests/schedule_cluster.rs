@@ -1,5 +1,5 @@
-//! The swap cluster allocator under schedules that shuttle chooses: whatever threads do to each other between two
-//! locks or atomics, no slot has two owners, and order 0 finds what is free.
+//! Schedules of the swap cluster allocator, chosen by shuttle. Whatever threads do to each other
+//! between two locks or atomics, no slot has two owners, and order 0 finds free slots.
 //!
 //!     cargo test -p foliomem-core --features shuttle --test 'schedule_*'
 #![cfg(feature = "shuttle")]
@@ -8,12 +8,13 @@ use foliomem_core::cluster::{Discard, NoSlots, SlotState, Strategy, SwapClusters
 use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
 use std::sync::{Arc, Mutex};
 
-/// Schedules of each kind: enough to find every lock that was left out on purpose, each within seconds.
+/// Number of schedules of each kind: enough to find every lock that was removed on purpose, within
+/// seconds each.
 const SCHEDULES: usize = 400;
-/// Scheduling decisions against the order of priorities in one run: most races need two.
+/// Number of preemptions in a run: most races need two.
 const PREEMPTIONS: usize = 3;
 
-/// Random schedules, then ones with few preemptions at unlikely places.
+/// Runs random schedules, then schedules with few preemptions at unlikely places.
 fn explore(test: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(test, SCHEDULES);
     shuttle::check_pct(test, SCHEDULES, PREEMPTIONS);
@@ -23,8 +24,8 @@ fn order(order: u8) -> Order {
     Order::new(order).unwrap()
 }
 
-/// The allocator, and who owns which slot. The owners' lock is not shuttle's, and nothing of the allocator is called
-/// while it is held, so that it adds no order of its own to the schedules.
+/// The allocator, and the owned slots. The lock of `owned` is not shuttle's, and the allocator is
+/// not called under it, so it adds no order to the schedules.
 struct World {
     swap: SwapClusters,
     owned: Mutex<Vec<bool>>,
@@ -52,7 +53,7 @@ impl World {
         self.swap.free(CpuNumber(cpu), slot, slots);
     }
 
-    /// After all threads have ended.
+    /// Checks the state after all threads ended.
     fn check(&self) {
         self.swap.check();
         for (slot, &owned) in (0..).map(Slot).zip(self.owned.lock().unwrap().iter()) {
@@ -73,7 +74,8 @@ fn run(world: &Arc<World>, threads: Vec<Box<dyn FnOnce(&World) + Send>>) {
     world.check();
 }
 
-/// Two CPUs and a third thread on one of theirs, mixed orders, in more clusters than they fill.
+/// Runs two CPUs, and a third thread on one of them, with mixed orders in more clusters than they
+/// fill.
 fn mixed_orders(strategy: Strategy, discard: Discard) {
     let world = World::new(3, strategy, discard);
     let churn = |cpu: u16, orders: [u8; 3]| {
@@ -108,10 +110,10 @@ fn no_slot_has_two_owners_with_the_older_strategies() {
     explore(|| mixed_orders(Strategy::OneFragment, Discard::Never));
 }
 
-/// The device is full but for one slot for each thread, in clusters of different orders, which they free and
-/// allocate over and over: none of them must be told that there is none.
+/// The device is full except for one slot a thread, in clusters of different orders. The threads
+/// free and allocate these slots repeatedly, and every allocation must succeed.
 #[test]
-fn order_0_finds_what_is_free() {
+fn order_0_finds_free_slots() {
     explore(|| {
         let world = World::new(2, Strategy::NonfullFirst, Discard::Never);
         let large = world.alloc(0, order(8)).unwrap();
@@ -133,10 +135,11 @@ fn order_0_finds_what_is_free() {
     });
 }
 
-/// One thread keeps a run cache-only and takes it back, another reclaims what it is told to: whoever is the owner by
-/// their own agreement (here a flag, in the engine the swap cache) is the only one that frees.
+/// One thread marks a run cache-only and takes it back; another reclaims the slots that it is told.
+/// Only the owner by their own agreement (here a flag, in the engine the swap cache) frees the
+/// slots.
 #[test]
-fn cached_slots_are_given_back_once() {
+fn cache_only_slots_are_freed_once() {
     explore(|| {
         let world = World::new(1, Strategy::NonfullFirst, Discard::Never);
         let cached = world.alloc(0, order(8)).unwrap();
@@ -169,7 +172,7 @@ fn cached_slots_are_given_back_once() {
     });
 }
 
-/// Clusters are freed, discarded and used again by different threads.
+/// Different threads free, discard and reuse clusters.
 #[test]
 fn no_cluster_is_used_before_it_is_discarded() {
     explore(|| {

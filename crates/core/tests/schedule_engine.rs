@@ -1,7 +1,8 @@
-//! Schedules of the whole engine: threads of a program that fault on pages of one folio and of neighbouring
-//! folios, others that reclaim, and one that changes the mappings. Every page has one thread that writes it and
-//! knows what it must read. A thread that faults sleeps until it is woken, so a run in which a wake-up is lost
-//! ends with everybody asleep, and fails. `check()` walks the engine in the end.
+//! Schedules of the whole engine: threads of a program that fault on pages of one folio and of
+//! neighbouring folios, threads that reclaim, and one that changes the mappings. Each page is
+//! written by one thread, which knows what it must read. A faulting thread sleeps until it is
+//! woken, so a run that loses a wake-up ends with all threads asleep, and fails. `check()` walks
+//! the engine at the end.
 #![cfg(feature = "shuttle")]
 
 #[allow(dead_code, reason = "the model needs more of it")]
@@ -20,23 +21,24 @@ use shuttle::sync::Arc;
 use shuttle::thread;
 use std::ops::Range;
 
-/// Two blocks, of which a few pages at the border are mapped.
+/// Two blocks; a few pages at their border are mapped.
 const BASE: u64 = 512 * 1000 - 4;
 const PAGES: u64 = 8;
-/// A stream of faults needs some more, and one of first touches many.
+/// Mapped pages for a stream of faults, and for a stream of first touches.
 const MORE_PAGES: u64 = 24;
 const MANY_PAGES: u64 = 160;
-/// Where pages are moved to: aligned otherwise, so that folios are split.
+/// The target of moves. Its alignment differs, so that folios are split.
 const ELSEWHERE: u64 = BASE + MANY_PAGES + 25;
 
-/// Room for everything: no fault has to reclaim.
+/// A limit at which no fault has to reclaim.
 const ROOMY: i64 = 1000;
-/// Less than the program has: faults reclaim, fall back and go over the limit.
+/// A limit below the program's need: faults reclaim, fall back and exceed it.
 const TIGHT: i64 = 6;
 
 struct World {
     engine: Engine<Double>,
-    /// The handler that tells the engine of the last change. One thread at a time changes mappings.
+    /// The handler that notifies the engine of the last change. One thread at a time changes
+    /// mappings.
     hearing: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -68,7 +70,8 @@ impl World {
         Arc::new(world)
     }
 
-    /// One whose first `pages` pages hold their own number and are all out, in the largest folios there are.
+    /// Makes a world whose first `pages` pages hold their own numbers and are swapped out, in the
+    /// largest possible folios.
     fn all_out(limit_pages: i64, pages: u64) -> Arc<World> {
         let world = World::new(limit_pages);
         world.state().mappings = vec![(BASE..BASE + pages, Advice::None)];
@@ -83,10 +86,14 @@ impl World {
         self.engine.machine().state.lock()
     }
 
-    /// Changes the mappings as the kernel does and tells of it. From the change until a handler has read the message
-    /// nothing can be moved, and the thread that made it waits. The handler lets nobody rely on what was before while
-    /// it tells the engine, but the program goes on meanwhile.
-    fn change(self: &Arc<World>, kernel: impl FnOnce(&mut State), hear: impl FnOnce(&Engine<Double>) + Send + 'static) {
+    /// Changes the mappings as the kernel does and notifies the engine. From the change until a
+    /// handler reads the event no page can move, and the thread that made the change waits. The
+    /// handler holds off guards while it notifies the engine, but the program continues meanwhile.
+    fn change(
+        self: &Arc<World>,
+        kernel: impl FnOnce(&mut State),
+        notify: impl FnOnce(&Engine<Double>) + Send + 'static,
+    ) {
         {
             let mut state = self.state();
             state.changes += 1;
@@ -105,7 +112,7 @@ impl World {
         }
         let world = Arc::clone(self);
         *self.hearing.lock() = Some(thread::spawn(move || {
-            hear(&world.engine);
+            notify(&world.engine);
             world.state().is_hearing = false;
         }));
     }
@@ -117,14 +124,14 @@ impl World {
         }
     }
 
-    /// Everything adds up, and nothing is left of it when it is unmapped.
+    /// Checks that everything is accounted for, and that nothing is left after unmapping.
     fn verify_end(self: &Arc<World>) {
         self.wait_for_hearing();
         self.verify_accounts();
         assert!(self.state().poisoned.is_empty(), "corrupted");
         for range in [BASE..BASE + MANY_PAGES, ELSEWHERE..ELSEWHERE + PAGES] {
-            let told = numbers(&range);
-            self.change(|state| state.unmap(range), |engine| engine.unmapped(told));
+            let unmapped = numbers(&range);
+            self.change(|state| state.unmap(range), |engine| engine.unmapped(unmapped));
         }
         self.wait_for_hearing();
         self.verify_accounts();
@@ -134,7 +141,11 @@ impl World {
     fn verify_accounts(&self) {
         self.engine.check();
         let state = self.state();
-        assert_eq!(state.charged, (state.homes.len() + state.program.len()) as i64, "what is charged is what is there");
+        assert_eq!(
+            state.charged,
+            (state.homes.len() + state.program.len()) as i64,
+            "the charge equals the pages present"
+        );
     }
 }
 
@@ -178,7 +189,7 @@ impl Thread {
         }
     }
 
-    /// Writes something new, and reads it again: at once and when others have run.
+    /// Writes a new content and returns it, for a check after other threads ran.
     fn write(&mut self, page: u64) -> u64 {
         self.next_content += 1;
         let content = self.next_content;
@@ -201,7 +212,7 @@ impl Thread {
         self.world.engine.page_out(&mut self.worker, numbers(&(BASE..BASE + PAGES)));
     }
 
-    /// Frees runs of every small order, so that the folios' frames change.
+    /// Compacts for every small order, so that the frames of folios change.
     fn compact(&mut self) {
         for order in [3, 1, 2, 4] {
             self.world.engine.compact(Order::new(order).unwrap());
@@ -217,9 +228,9 @@ impl Thread {
     }
 
     fn discard(&mut self, pages: Range<u64>) {
-        // Told of before it happens.
-        let told = numbers(&pages);
-        self.world.change(|_| {}, |engine| engine.discarded(told));
+        // The notice precedes the discard.
+        let discarded = numbers(&pages);
+        self.world.change(|_| {}, |engine| engine.discarded(discarded));
         let mut state = self.world.state();
         pages.for_each(|page| state.drop_page(page));
     }
@@ -229,8 +240,8 @@ impl Thread {
     }
 
     fn unmap(&mut self, pages: Range<u64>) {
-        let told = numbers(&pages);
-        self.world.change(|state| state.unmap(pages), |engine| engine.unmapped(told));
+        let unmapped = numbers(&pages);
+        self.world.change(|state| state.unmap(pages), |engine| engine.unmapped(unmapped));
     }
 
     fn remap(&mut self, pages: Range<u64>, to: u64) {
@@ -246,7 +257,7 @@ fn numbers(pages: &Range<u64>) -> Range<PageNumber> {
     PageNumber(pages.start)..PageNumber(pages.end)
 }
 
-/// Threads that run at the same time.
+/// Threads that run concurrently.
 struct Threads {
     world: Arc<World>,
     running: Vec<thread::JoinHandle<()>>,
@@ -258,7 +269,7 @@ impl Threads {
     }
 
     fn with(mut self, act: impl FnOnce(&mut Thread) + Send + 'static) -> Threads {
-        // What one thread writes no other does.
+        // The contents of each thread are distinct.
         let next_content = 1000 * (self.running.len() as u64 + 1);
         let mut thread = Thread { world: Arc::clone(&self.world), worker: Worker::default(), next_content };
         self.running.push(thread::spawn(move || act(&mut thread)));
@@ -271,7 +282,7 @@ impl Threads {
     }
 }
 
-/// Two threads share every folio.
+/// Starts two threads that share every folio.
 fn share_folios(world: &Arc<World>) -> Threads {
     Threads::of(world)
         .with(|thread| (0..2).for_each(|_| thread.write_and_verify(&[4, 6, 1])))
@@ -279,7 +290,7 @@ fn share_folios(world: &Arc<World>) -> Threads {
 }
 
 #[test]
-fn what_is_read_ahead_is_waited_for() {
+fn faults_wait_for_pages_being_read_ahead() {
     explore(600, || {
         Threads::of(&World::all_out(ROOMY, MORE_PAGES))
             .with(|thread| (0..MORE_PAGES).step_by(4).for_each(|page| thread.verify(BASE + page, BASE + page)))
@@ -289,7 +300,7 @@ fn what_is_read_ahead_is_waited_for() {
 }
 
 #[test]
-fn changes_of_mappings_while_folios_are_fetched() {
+fn mapping_changes_while_folios_are_fetched() {
     explore(1500, || {
         Threads::of(&World::all_out(ROOMY, PAGES))
             .with(|thread| [4, 0, 2].into_iter().for_each(|page| thread.verify(BASE + page, BASE + page)))
@@ -317,7 +328,7 @@ fn faults_on_one_folio_while_it_is_paged_out() {
 }
 
 #[test]
-fn faults_on_one_folio_while_it_is_paged_out_and_its_frames_are_wanted() {
+fn faults_on_one_folio_while_it_is_paged_out_and_migrated() {
     for limit_pages in [ROOMY, TIGHT] {
         explore(250, move || {
             share_folios(&World::new(limit_pages))
@@ -330,7 +341,7 @@ fn faults_on_one_folio_while_it_is_paged_out_and_its_frames_are_wanted() {
 }
 
 #[test]
-fn what_is_read_ahead_and_moved_on_its_way() {
+fn pages_being_read_ahead_are_moved_meanwhile() {
     explore(300, || {
         Threads::of(&World::all_out(ROOMY, MORE_PAGES))
             .with(|thread| (0..MORE_PAGES).step_by(4).for_each(|page| thread.verify(BASE + page, BASE + page)))
@@ -344,14 +355,14 @@ fn what_is_read_ahead_and_moved_on_its_way() {
 }
 
 #[test]
-fn faults_that_reclaim_while_others_do() {
+fn faults_reclaim_concurrently() {
     explore(600, || {
         share_folios(&World::new(TIGHT)).with(|thread| (0..2).for_each(|_| thread.reclaim())).join();
     });
 }
 
 #[test]
-fn pages_shared_by_a_fork_or_handed_to_the_kernel() {
+fn pages_shared_by_a_fork_or_lent_to_the_kernel() {
     explore(600, || {
         let world = World::new(ROOMY);
         world.state().frames_escape = true;
@@ -370,7 +381,7 @@ fn pages_shared_by_a_fork_or_handed_to_the_kernel() {
 }
 
 #[test]
-fn changes_of_mappings_among_faults_and_reclaim() {
+fn mapping_changes_among_faults_and_reclaim() {
     explore(1200, || {
         Threads::of(&World::new(ROOMY))
             .with(|thread| (0..3).for_each(|_| thread.write_and_verify(&[4, 3])))
@@ -396,7 +407,7 @@ fn changes_of_mappings_among_faults_and_reclaim() {
 }
 
 #[test]
-fn a_folio_that_loses_parts_while_it_goes_out_and_its_frames_are_wanted() {
+fn a_folio_loses_parts_while_it_is_swapped_out_and_migrated() {
     explore(600, || {
         Threads::of(&World::new(ROOMY))
             .with(|thread| (0..3).for_each(|_| thread.write_and_verify(&[4, 7])))
@@ -425,7 +436,7 @@ fn a_folio_that_loses_parts_while_it_goes_out_and_its_frames_are_wanted() {
 #[test]
 fn pieces_go_to_a_file_and_back_while_its_clusters_are_discarded() {
     explore(600, || {
-        // All that the store holds is to go there.
+        // The whole store goes to the file.
         let backing = BackingConfig { slots: 2 * CLUSTER_SLOTS, discard: Discard::ForRoom, store_pages: 0 };
         let world = World::with_backing(ROOMY, Some(backing));
         share_folios(&world)
@@ -442,7 +453,8 @@ fn pieces_go_to_a_file_and_back_while_its_clusters_are_discarded() {
     });
 }
 
-/// The first 64 of many pages are in the program, written in order; frames for those behind lie ready.
+/// Makes a world whose first 64 of many pages were written in order, with free populated frames for
+/// the next ones.
 fn in_a_stream_of_new_memory() -> Arc<World> {
     const BEFORE: Range<u64> = BASE + 300..BASE + 580;
     let world = World::new(ROOMY);
@@ -454,7 +466,7 @@ fn in_a_stream_of_new_memory() -> Arc<World> {
     world.engine.unmapped(numbers(&BEFORE));
     assert!(world.engine.free_frames() > 100);
     for page in BASE..BASE + 64 {
-        // Without the read-ahead of a handler.
+        // A handler would read ahead here.
         while !world.state().program.contains_key(&page) {
             assert!(matches!(world.engine.fault(&mut thread.worker, PageNumber(page)), Served::Done(_)));
         }
@@ -463,7 +475,7 @@ fn in_a_stream_of_new_memory() -> Arc<World> {
 }
 
 #[test]
-fn the_next_touch_makes_more_of_a_stream() {
+fn the_next_touch_continues_a_stream() {
     explore(2, || {
         let world = in_a_stream_of_new_memory();
         let mut thread = Thread { world: Arc::clone(&world), worker: Worker::default(), next_content: 0 };
@@ -504,7 +516,7 @@ fn new_memory_is_made_ahead_while_mappings_change() {
 }
 
 #[test]
-fn rows_go_home_while_they_are_touched_and_moved() {
+fn adjacent_folios_are_staged_while_they_are_touched_and_moved() {
     explore(400, || {
         let world = in_a_stream_of_new_memory();
         Threads::of(&world)

@@ -1,5 +1,5 @@
-//! Schedules of the gate: nobody is inside while it is closed, and nobody sleeps for ever (a run whose threads
-//! all sleep fails).
+//! Schedules of the gate: no thread is inside while it is closed, and no thread sleeps forever (a
+//! run whose threads all sleep fails).
 #![cfg(feature = "shuttle")]
 
 mod schedules;
@@ -13,7 +13,7 @@ use shuttle::thread;
 const WORKERS: usize = 3;
 const ROUNDS: usize = 2;
 
-/// What the kernel does for a futex: it compares and goes to sleep in one step.
+/// A futex as the kernel implements it: the comparison and the sleep are one step.
 #[derive(Default)]
 struct Futex {
     bucket: Mutex<()>,
@@ -38,7 +38,7 @@ impl WordWait for Futex {
 struct World {
     gate: Gate<Futex>,
     inside: AtomicU32,
-    held: AtomicBool,
+    quiesced: AtomicBool,
 }
 
 impl World {
@@ -46,16 +46,16 @@ impl World {
         for _ in 0..ROUNDS {
             let _inside = self.gate.enter();
             self.inside.fetch_add(1, SeqCst);
-            assert!(!self.held.load(SeqCst), "inside a closed gate");
+            assert!(!self.quiesced.load(SeqCst), "a thread entered a closed gate");
             self.inside.fetch_sub(1, SeqCst);
         }
     }
 
-    fn hold_still(&self) {
+    fn quiesce(&self) {
         self.gate.close();
-        self.held.store(true, SeqCst);
-        assert_eq!(self.inside.load(SeqCst), 0, "closed, and somebody is inside");
-        self.held.store(false, SeqCst);
+        self.quiesced.store(true, SeqCst);
+        assert_eq!(self.inside.load(SeqCst), 0, "a thread is inside the closed gate");
+        self.quiesced.store(false, SeqCst);
         self.gate.open();
     }
 
@@ -69,24 +69,24 @@ impl World {
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     }
 
-    fn hold_still_often(&self) {
-        (0..ROUNDS).for_each(|_| self.hold_still());
+    fn quiesce_repeatedly(&self) {
+        (0..ROUNDS).for_each(|_| self.quiesce());
     }
 }
 
 #[test]
-fn nobody_is_inside_while_it_is_closed() {
-    explore(6000, || Arc::new(World::default()).run(World::hold_still_often));
+fn no_thread_is_inside_a_closed_gate() {
+    explore(6000, || Arc::new(World::default()).run(World::quiesce_repeatedly));
 }
 
-/// The child begins with what the word said while the gate was closed, and with nobody who would open it.
+/// The child starts with the word of the closed gate, and without the thread that would open it.
 #[test]
-fn it_works_in_the_child_of_a_fork() {
+fn a_reset_gate_works_in_the_child_of_a_fork() {
     explore(2000, || {
         let world = Arc::new(World::default());
         world.gate.close();
         world.gate.reset();
         world.run(|_| {});
-        world.run(World::hold_still_often);
+        world.run(World::quiesce_repeatedly);
     });
 }

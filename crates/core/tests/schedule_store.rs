@@ -1,8 +1,9 @@
-//! Schedules of the store: what is pinned stays where it is and what it is, whoever releases, compacts or
-//! stores meanwhile; an id is one piece's at a time; in the end everything is free.
+//! Schedules of the store: a pinned piece keeps its place and content, whatever other threads
+//! release, compact or insert meanwhile; an id names one piece at a time; at the end everything is
+//! free.
 //!
-//! The frames are a double that knows them by 16-byte grains. A piece is written, read and copied grain by
-//! grain, with others running in between, and what is freed is overwritten.
+//! The frames are a double with units of 16 bytes (grains). A piece is written, read and copied
+//! grain by grain, with other threads in between, and freed frames are overwritten.
 #![cfg(feature = "shuttle")]
 
 mod schedules;
@@ -21,19 +22,19 @@ use std::collections::{HashMap, HashSet};
 const FRAMES: u32 = 128;
 const GRAIN_BYTES: usize = 16;
 const FREE: u64 = u64::MAX;
-/// Added to what is recompressed.
+/// Added to the content of recompressed pieces.
 const RECOMPRESSED: u64 = 1 << 32;
 
 struct Frames {
     free: Buddy,
     grains: Vec<u64>,
-    /// Who has told last that a frame is its own.
+    /// The last reported holder of each frame.
     holders: HashMap<Frame, HolderId>,
 }
 
 struct Arena(Mutex<Frames>);
 
-/// The grains of a place that are looked at: of each fragment the first, one in the middle and the last.
+/// Returns the grains of a fragment that are used: the first, a middle one and the last.
 fn grains(fragment: &Fragment) -> [usize; 3] {
     let (first, last) = (fragment.start_bytes() as usize, fragment.end_bytes() as usize - 1);
     [first, (first + last) / 2, last].map(|byte| byte / GRAIN_BYTES)
@@ -90,7 +91,7 @@ impl PieceMover for Arena {
         let grain = |byte: u64| byte as usize / GRAIN_BYTES;
         let (first, end) = (grain(from.start_bytes()), grain(from.end_bytes() - 1) + 1);
         let to = grain(to.start_bytes());
-        // The first by itself, with others running in between.
+        // The first grain is copied separately, with other threads in between.
         for range in [first..first + 1, first + 1..end] {
             let to = to + (range.start - first);
             self.0.lock().grains.copy_within(range, to);
@@ -108,11 +109,11 @@ impl World {
         Arc::new(World { store: Store::new(max_pieces), arena: Arena::new() })
     }
 
-    /// Stores `len_bytes` of `content` with two references.
+    /// Inserts `len_bytes` of `content` with two references.
     fn insert(&self, len_bytes: u32, content: u64) -> PieceId {
         let granule = Order::from_bytes(u64::from(len_bytes.next_power_of_two()).max(2 * PAGE_BYTES as u64)).unwrap();
         let info = PieceInfo { len_bytes, granule, raw: false, checksum: content, pages: 2 };
-        let place = self.store.insert(&self.arena, info).expect("room");
+        let place = self.store.insert(&self.arena, info).expect("frames for the piece");
         self.arena.write(&place, content);
         self.store.seal(place)
     }
@@ -129,7 +130,7 @@ impl World {
         self.arena.verify(&piece.place, stored);
     }
 
-    /// Makes all pieces half as long that it can, in two passes: the first only marks them.
+    /// Halves the length of all pieces if possible, in two passes; the first only marks them.
     fn recompress_all(&self) {
         for _ in 0..2 {
             while let Ok(found) = self.store.next_idle(&self.arena, 0, 0) {
@@ -147,7 +148,7 @@ impl World {
         }
     }
 
-    /// Has the store leave all frames it can.
+    /// Makes the store leave every frame that it can.
     fn evacuate_all(&self) {
         for frame in (0..FRAMES).map(Frame) {
             let holder = self.arena.0.lock().holders.get(&frame).copied();
@@ -159,7 +160,7 @@ impl World {
         }
     }
 
-    /// Drops the reference while the piece is pinned, and reads on.
+    /// Drops the reference while the piece is pinned, and then reads it.
     fn verify_to_the_end(&self, id: PieceId, content: u64) {
         let pinned = self.store.pin(id);
         self.store.release(&self.arena, id, 1);
@@ -173,11 +174,11 @@ impl World {
         assert_eq!(self.store.held_frames(), 0);
         let frames = self.arena.0.lock();
         assert_eq!(frames.free.free_frames(), FRAMES);
-        assert!(frames.grains.iter().all(|&grain| grain == FREE), "a write after the frames were freed");
+        assert!(frames.grains.iter().all(|&grain| grain == FREE), "freed frames were written");
     }
 }
 
-/// Pops and pushes of the stack of free ids overtake each other: no id is given out twice.
+/// Pops and pushes of the stack of free ids overtake each other; no id is allocated twice.
 #[test]
 fn an_id_names_one_piece_at_a_time() {
     explore(4000, || {
@@ -193,7 +194,8 @@ fn an_id_names_one_piece_at_a_time() {
                     let mut held: Vec<(PieceId, u64)> = Vec::new();
                     for round in 0..4 {
                         let content = 100 * thread + round;
-                        // Two at a time: whoever sleeps in a pop finds the stack as it was, but for what is below.
+                        // Two ids at a time: a pop that is overtaken then finds the old top again,
+                        // with another id below.
                         if held.len() < 2
                             && let Some(id) = insert(&world, content)
                         {
@@ -219,12 +221,13 @@ fn an_id_names_one_piece_at_a_time() {
     });
 }
 
-/// Two readers, who own a reference each, while compaction moves the pieces and others come and go.
+/// Two readers own a reference each while compaction moves the pieces and other pieces come and go.
 #[test]
-fn a_pinned_piece_stays_as_it_is() {
+fn a_pinned_piece_does_not_move() {
     explore(1000, || {
         let world = World::new(64);
-        // Some zspages of one class, half of their slots free again: something to compact.
+        // Some zspages of one class have half of their slots free, so that there is something to
+        // compact.
         const LEN_BYTES: u32 = 1500;
         let all: Vec<_> = (0..12).map(|content| (world.insert(LEN_BYTES, content), content)).collect();
         let (kept, dropped): (Vec<_>, Vec<_>) = all.into_iter().partition(|&(_, content)| content % 4 == 0);
@@ -246,7 +249,7 @@ fn a_pinned_piece_stays_as_it_is() {
                 compactor.store.compact(&compactor.arena, &compactor.arena, u32::MAX);
             }
         }));
-        // Two writers, who open zspages of one class, and fill those that are being emptied.
+        // Two writers open zspages of one class and fill those being emptied.
         threads.extend((1..=2).map(|writer| {
             let world = Arc::clone(&world);
             thread::spawn(move || {
@@ -264,7 +267,7 @@ fn a_pinned_piece_stays_as_it_is() {
     });
 }
 
-/// Two readers of pieces in zspages and of one in a chain of extents.
+/// Starts two readers of pieces in zspages and of one in a chain of extents.
 fn start_readers(world: &Arc<World>) -> Vec<thread::JoinHandle<()>> {
     let pieces = [1500, 1500, 70_000].into_iter().zip(1..);
     let pieces: Vec<_> = pieces.map(|(len, content)| (world.insert(len, content), content)).collect();
@@ -278,7 +281,7 @@ fn start_readers(world: &Arc<World>) -> Vec<thread::JoinHandle<()>> {
     (0..2).map(start).collect()
 }
 
-/// Readers of pieces in zspages and of one in a chain of extents, who own a reference each, while the store leaves the frames.
+/// Readers own a reference each while the store leaves the frames.
 #[test]
 fn a_pinned_piece_keeps_its_frames() {
     explore(1000, || {
@@ -298,8 +301,8 @@ fn a_pinned_piece_keeps_its_frames() {
     });
 }
 
-/// Readers who own a reference each, while two threads recompress and others compact: nobody reads the bytes of the one by the
-/// checksum of the other.
+/// Readers own a reference each while two threads recompress and others compact. No reader combines
+/// the bytes of one version with the checksum of another.
 #[test]
 fn a_pinned_piece_is_not_replaced() {
     explore(1000, || {
@@ -319,12 +322,13 @@ fn a_pinned_piece_is_not_replaced() {
     });
 }
 
-/// A zspage holds nothing but a piece that is still being written, when room for that piece appears elsewhere.
+/// A zspage holds only a piece that is still being written when room for that piece appears
+/// elsewhere.
 #[test]
-fn a_piece_that_is_being_written_stays_where_it_is() {
+fn an_unsealed_piece_does_not_move() {
     explore(1000, || {
         let world = World::new(64);
-        // As many as fill the first zspage of their class.
+        // The number of pieces that fill the first zspage of their class.
         const LEN_BYTES: u32 = 1500;
         const FILLING: usize = 5;
         let mut first: Vec<_> = (0..FILLING).map(|_| world.insert(LEN_BYTES, 1)).collect();

@@ -1,12 +1,13 @@
-//! A bit for each page of a block.
+//! Page bitmaps: one bit for each page of a block.
 
 use foliomem_core::units::BLOCK_PAGES;
 use std::ops::Range;
 
-/// See the module.
+/// A set of pages of one block, as bits.
 pub type Bits = [u64; BLOCK_PAGES / 64];
 
-/// Sets those of `pages`, numbers in the block, or clears them; how many that changes.
+/// Sets the bits of `pages`, which are indices in the block, to `on`. Returns the number of changed
+/// bits.
 pub fn set(bits: &mut Bits, pages: Range<usize>, on: bool) -> u32 {
     let mut changed = 0;
     for page in pages {
@@ -17,7 +18,7 @@ pub fn set(bits: &mut Bits, pages: Range<usize>, on: bool) -> u32 {
     changed
 }
 
-/// Whether that of a page is set.
+/// Returns whether the bit of `page` is set.
 pub fn is_set(bits: &Bits, page: usize) -> bool {
     bits[page / 64] & 1 << (page % 64) != 0
 }

@@ -1,7 +1,9 @@
-//! Runs as a table: a row for each, a column for each setting and for everything an outcome tells.
+//! Runs as a table: one row for each run, one column for each setting and for each value of an
+//! outcome.
 //!
-//! Columns are those of the scenario and of [`Outcome`](crate::outcome::Outcome), whatever these have: settings by the keys of
-//! `--vary`, counters of a folio size with the size behind them (`swpout_64k`), parts of a workload as lists.
+//! The columns are those of the scenario and of [`Outcome`](crate::outcome::Outcome): settings by
+//! their `--vary` keys, counters of a folio size with the size appended (`swpout_64k`), parts of a
+//! workload as lists.
 
 use crate::error::LabError;
 use crate::scenario::Scenario;
@@ -20,25 +22,25 @@ pub enum Cells {
     Flags(Vec<Option<bool>>),
     /// Names.
     Texts(Vec<Option<String>>),
-    /// Counts, several in a row.
+    /// Lists of counts.
     Lists(Vec<Vec<i64>>),
 }
 
-/// A column.
+/// A column of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Column {
-    /// Its name.
+    /// The column's name.
     pub name: String,
-    /// What is in it.
+    /// The column's cells.
     pub cells: Cells,
 }
 
-/// A number that no counter has reached is as good as any above it.
+/// Converts `number`; values above `i64::MAX`, which no counter reaches, become `i64::MAX`.
 pub fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The table of some runs of the scenario of `text`, from the file `name`.
+/// Makes the table of some runs of the scenario `text` from the file `name`.
 pub fn of_runs(name: &str, text: &str, runs: &[Run]) -> Result<Vec<Column>, LabError> {
     let named = runs.iter().map(|_| Value::from(name)).collect();
     let settings = runs.iter().map(|run| settings(name, text, run)).collect::<Result<Vec<_>, _>>()?;
@@ -51,7 +53,7 @@ pub fn of_runs(name: &str, text: &str, runs: &[Run]) -> Result<Vec<Column>, LabE
 
 type Row = Vec<(String, Value)>;
 
-/// All rows have the same names in the same order.
+/// Turns rows into columns. All rows have the same names in the same order.
 fn transposed(rows: Vec<Row>) -> Vec<Column> {
     let names: Vec<String> = rows.first().into_iter().flatten().map(|(name, _)| name.clone()).collect();
     let mut rows: Vec<_> = rows.into_iter().map(|row| row.into_iter().map(|(_, value)| value)).collect();
@@ -64,7 +66,7 @@ fn settings(name: &str, text: &str, run: &Run) -> Result<Row, LabError> {
         toml::Value::Integer(number) => number.into(),
         toml::Value::Boolean(flag) => flag.into(),
         toml::Value::String(text) => text.into(),
-        // As --vary takes it.
+        // The format that --vary takes.
         toml::Value::Array(items) => items.iter().map(ToString::to_string).collect::<Vec<_>>().join("+").into(),
         other => other.to_string().into(),
     };
@@ -74,7 +76,7 @@ fn settings(name: &str, text: &str, run: &Run) -> Result<Row, LabError> {
 
 fn results(run: &Run) -> Row {
     let mut row = Vec::new();
-    let Value::Object(outcome) = serde_json::json!(run.outcome) else { unreachable!("an outcome has fields") };
+    let Value::Object(outcome) = serde_json::json!(run.outcome) else { unreachable!("an outcome is an object") };
     for (name, value) in outcome {
         match value {
             Value::Array(sizes) if name == "sizes" => push_sizes(&sizes, &mut row),
@@ -86,7 +88,8 @@ fn results(run: &Run) -> Row {
     row
 }
 
-/// Counts of folios with the size behind them, everything else by its name.
+/// Pushes the counters of a page cache: folio counts with the size appended, everything else by its
+/// name.
 fn push_page_cache(cache: serde_json::Map<String, Value>, row: &mut Row) {
     for (name, value) in cache {
         match value {
@@ -98,7 +101,7 @@ fn push_page_cache(cache: serde_json::Map<String, Value>, row: &mut Row) {
     }
 }
 
-/// Of all sizes there are; where nothing happened, nothing was counted.
+/// Pushes the counters of all folio sizes. A size without events has zero counts.
 fn push_sizes(sizes: &[Value], row: &mut Row) {
     let fields = sizes.first().and_then(Value::as_object).into_iter().flatten().filter(|(field, _)| *field != "kib");
     for order in Order::all() {
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_have_a_row_each_with_all_settings_and_results() {
+    fn each_run_is_a_row_with_all_settings_and_results() {
         let text = shipped::find("swap-allocator").unwrap().text;
         let varied = [
             ("machine.sizes_kib".to_owned(), vec!["16+64".to_owned(), String::new()]),
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_page_cache_did_has_columns_of_its_own() {
+    fn page_cache_counters_have_their_own_columns() {
         let text = shipped::find("vm-scalability").unwrap().text;
         let varied = [
             ("machine.limit_mib".to_owned(), vec!["64".to_owned()]),

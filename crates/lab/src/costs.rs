@@ -1,8 +1,10 @@
-//! What things cost in virtual time, and how well memory compresses: a table, which is a TOML file.
+//! Costs: what operations take in virtual time, and how well memory compresses, as a table in a
+//! TOML file.
 //!
-//! The one of the reference machine is a part of this program; `foliomem lab calibrate` writes one of the machine it runs
-//! on. All keys are needed and no others are known; a bad file is refused with its name, the line and the reason. All
-//! numbers are integers, so that what is made of them is the same everywhere.
+//! The table of the reference machine is built in; `foliomem lab calibrate` writes one of the
+//! machine on which it runs. All keys are required and no others are accepted; an error names the
+//! file, the line and the reason. All numbers are integers, so that results are the same
+//! everywhere.
 
 use crate::error::LabError;
 use crate::scenario::Within;
@@ -14,19 +16,20 @@ use std::sync::LazyLock;
 
 const REFERENCE: &str = include_str!("costs/reference.toml");
 
-/// Nothing takes longer than this: so many accesses as a run can have still fit into its clock.
-const MOST_NS: u32 = 10_000_000;
-/// Nothing gets larger than it was, or smaller than a thousandth.
+/// Maximum cost in nanoseconds: the clock has room for as many such accesses as a run can have.
+const MAX_NS: u32 = 10_000_000;
+/// Bounds of a compression ratio in percent: content never grows, and never shrinks below a
+/// thousandth.
 const LEAST_PERCENT: u32 = 100;
-const MOST_PERCENT: u32 = 100_000;
+const MAX_PERCENT: u32 = 100_000;
 
-/// A file of costs.
+/// The content of a file of costs.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostTable {
-    /// The machine, in a line.
+    /// A description of the machine, one line.
     pub measured_on: String,
-    /// What things cost there.
+    /// The costs on that machine.
     pub costs: Costs,
 }
 
@@ -34,76 +37,76 @@ pub struct CostTable {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
-    /// A fault that is served, without what serving it takes.
+    /// Serving a fault, without the work that the fault needs.
     #[serde(deserialize_with = "ns")]
     pub fault_ns: u32,
-    /// A touch of a page that is there, with the work a program does between touches of new pages.
+    /// A touch of a resident page, including the program's work between touches of new pages.
     #[serde(deserialize_with = "ns")]
     pub touch_ns: u32,
-    /// A move, and each page of it.
+    /// The fixed cost of a move, and the cost of each page.
     #[serde(deserialize_with = "ns")]
     pub move_ns: u32,
-    /// See `move_ns`.
+    /// The cost of each page of a move.
     #[serde(deserialize_with = "ns")]
     pub move_page_ns: u32,
-    /// A page that is got from the system.
+    /// Getting a page from the system.
     #[serde(deserialize_with = "ns")]
     pub populate_page_ns: u32,
-    /// A page that is zeroed.
+    /// Zeroing a page.
     #[serde(deserialize_with = "ns")]
     pub zero_page_ns: u32,
-    /// A page that is hashed.
+    /// Hashing a page.
     #[serde(deserialize_with = "ns")]
     pub hash_page_ns: u32,
-    /// A page that is copied.
+    /// Copying a page.
     #[serde(deserialize_with = "ns")]
     pub copy_page_ns: u32,
-    /// A cluster that is looked through for slots.
+    /// Scanning a cluster for slots.
     #[serde(deserialize_with = "ns")]
     pub cluster_ns: u32,
-    /// A kernel with a page cache.
+    /// The costs of a kernel's page cache.
     pub page_cache: PageCacheCosts,
     /// The fast codec.
     pub lz4: CodecCosts,
-    /// The denser one.
+    /// The denser codec.
     pub zstd: CodecCosts,
 }
 
-/// What a kernel takes for what its page cache does, in CPU time. What is "a folio" here does not depend on its size.
+/// CPU time of a kernel's page cache operations. The costs of a folio do not depend on its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageCacheCosts {
-    /// `read()` of a page that is cached, in a folio that was just read from.
+    /// `read()` of a cached page in the folio that was read last.
     #[serde(deserialize_with = "ns")]
     pub read_page_ns: u32,
-    /// Another folio for it.
+    /// The additional cost of another folio.
     #[serde(deserialize_with = "ns")]
     pub read_folio_ns: u32,
-    /// A fault that maps what is cached around it.
+    /// A fault that maps cached pages around it.
     #[serde(deserialize_with = "ns")]
     pub fault_ns: u32,
-    /// Each folio of that.
+    /// Mapping one folio in such a fault.
     #[serde(deserialize_with = "ns")]
     pub map_folio_ns: u32,
-    /// Allocating a folio and putting it into the page cache, but for zeroing its pages or copying them.
+    /// Allocating a folio and adding it to the page cache, without zeroing or copying its pages.
     #[serde(deserialize_with = "ns")]
     pub insert_folio_ns: u32,
-    /// Taking a folio out and freeing it, and each page of it.
+    /// Removing and freeing a folio, and the additional cost of each page.
     #[serde(deserialize_with = "ns")]
     pub free_folio_ns: u32,
-    /// See `free_folio_ns`.
+    /// The cost of each page of a freed folio.
     #[serde(deserialize_with = "ns")]
     pub free_page_ns: u32,
-    /// Looking up who maps a page, for each that does: whether it was used, or to unmap it.
+    /// Visiting one mapping of a page by the reverse map, to test its use or to unmap it.
     #[serde(deserialize_with = "ns")]
     pub rmap_page_ns: u32,
-    /// A page, or a folio, that a scanner of compaction looks at.
+    /// Scanning a page or a folio for compaction.
     #[serde(deserialize_with = "ns")]
     pub scan_ns: u32,
-    /// Moving a folio, and each page of it.
+    /// Migrating a folio, and the additional cost of each page.
     #[serde(deserialize_with = "ns")]
     pub migrate_folio_ns: u32,
-    /// See `migrate_folio_ns`.
+    /// The cost of each page of a migrated folio.
     #[serde(deserialize_with = "ns")]
     pub migrate_page_ns: u32,
     /// A program that reads or writes all words of a page.
@@ -111,35 +114,35 @@ pub struct PageCacheCosts {
     pub use_page_ns: u32,
 }
 
-/// Of a codec, by the order of the piece.
+/// The costs of a codec, by the order of the piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CodecCosts {
-    /// Compressing a page of the piece.
+    /// Compressing one page of the piece.
     #[serde(deserialize_with = "ns_by_order")]
     pub compress_page_ns: [u32; ORDERS],
-    /// Decompressing a page of the piece.
+    /// Decompressing one page of the piece.
     #[serde(deserialize_with = "ns_by_order")]
     pub decompress_page_ns: [u32; ORDERS],
-    /// Original to compressed size.
+    /// Uncompressed by compressed size, in percent.
     #[serde(deserialize_with = "percent_by_order")]
     pub ratio_percent: [u32; ORDERS],
 }
 
 fn ns<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    Within::<0, MOST_NS>::deserialize(from).map(Within::get)
+    Within::<0, MAX_NS>::deserialize(from).map(Within::get)
 }
 
 fn ns_by_order<'de, D: Deserializer<'de>>(from: D) -> Result<[u32; ORDERS], D::Error> {
-    by_order::<D, 0, MOST_NS>(from)
+    by_order::<D, 0, MAX_NS>(from)
 }
 
 fn percent_by_order<'de, D: Deserializer<'de>>(from: D) -> Result<[u32; ORDERS], D::Error> {
-    by_order::<D, LEAST_PERCENT, MOST_PERCENT>(from)
+    by_order::<D, LEAST_PERCENT, MAX_PERCENT>(from)
 }
 
 fn by_order<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(from: D) -> Result<[u32; ORDERS], D::Error> {
-    // An array of its own accord takes the first of too many.
+    // Deserializing into an array would silently ignore surplus elements.
     let numbers = Vec::<Within<MIN, MAX>>::deserialize(from)?;
     let numbers: Vec<u32> = numbers.into_iter().map(Within::get).collect();
     let there = numbers.len();
@@ -149,11 +152,11 @@ fn by_order<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(from: D) 
 }
 
 impl CostTable {
-    /// The one of the reference machine.
+    /// Returns the table of the reference machine.
     pub fn reference() -> &'static CostTable {
         static TABLE: LazyLock<CostTable> = LazyLock::new(|| match CostTable::parse("reference.toml", REFERENCE) {
             Ok(table) => table,
-            Err(error) => unreachable!("a part of this program, which tests read: {error}"),
+            Err(error) => unreachable!("the built-in table, which tests parse: {error}"),
         });
         &TABLE
     }
@@ -164,24 +167,24 @@ impl CostTable {
         CostTable::parse(&path.display().to_string(), &text)
     }
 
-    /// Reads the text of the file `name`.
+    /// Parses the text of the file `name`.
     pub fn parse(name: &str, text: &str) -> Result<CostTable, LabError> {
         toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))
     }
 
-    /// The text of a file of it.
+    /// Returns the table as the text of a file.
     pub fn to_toml(&self) -> String {
         match toml::to_string(self) {
             Ok(text) => format!(
-                "# Written by `foliomem lab calibrate`: nanoseconds, by page where it is said; of codecs by order.\n{text}"
+                "# Written by `foliomem lab calibrate`: nanoseconds (by page where the key says so); codecs by order.\n{text}"
             ),
-            Err(error) => unreachable!("numbers and a line of text: {error}"),
+            Err(error) => unreachable!("a table of numbers and a string serializes: {error}"),
         }
     }
 }
 
 impl Costs {
-    /// Those of the reference machine.
+    /// Returns the costs of the reference machine.
     pub fn reference() -> Costs {
         CostTable::reference().costs
     }
@@ -224,7 +227,7 @@ mod tests {
     }
 
     fn page_cache() -> impl Strategy<Value = PageCacheCosts> {
-        prop::array::uniform12(0..=MOST_NS).prop_map(|ns| {
+        prop::array::uniform12(0..=MAX_NS).prop_map(|ns| {
             let [read_page_ns, read_folio_ns, fault_ns, map_folio_ns, insert_folio_ns, free_folio_ns, ..] = ns;
             let [.., free_page_ns, rmap_page_ns, scan_ns, migrate_folio_ns, migrate_page_ns, use_page_ns] = ns;
             PageCacheCosts {
@@ -245,8 +248,8 @@ mod tests {
     }
 
     fn codec() -> impl Strategy<Value = CodecCosts> {
-        let ns = || prop::array::uniform10(0..=MOST_NS);
-        (ns(), ns(), prop::array::uniform10(LEAST_PERCENT..=MOST_PERCENT)).prop_map(
+        let ns = || prop::array::uniform10(0..=MAX_NS);
+        (ns(), ns(), prop::array::uniform10(LEAST_PERCENT..=MAX_PERCENT)).prop_map(
             |(compress_page_ns, decompress_page_ns, ratio_percent)| CodecCosts {
                 compress_page_ns,
                 decompress_page_ns,
@@ -257,8 +260,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
-            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MOST_NS), page_cache in page_cache(), lz4 in codec(),
+        fn a_written_table_is_read_back(
+            measured_on in "\\PC{0,40}", ns in prop::array::uniform9(0..=MAX_NS), page_cache in page_cache(), lz4 in codec(),
             zstd in codec()
         ) {
             let [fault_ns, touch_ns, move_ns, move_page_ns, populate_page_ns, zero_page_ns, ..] = ns;
@@ -272,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_stands_in_a_file_is_understood_or_refused_with_a_line(
+        fn any_file_is_parsed_or_refused_with_its_line(
             at in any::<prop::sample::Index>(), cut in 0usize..60, noise in "[ -~\\n]{0,12}|[0-9]{0,20}|\\PC{0,4}"
         ) {
             let mut bytes = REFERENCE.to_owned().into_bytes();

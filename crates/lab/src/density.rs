@@ -1,47 +1,50 @@
-//! How well each part of a recorded program's memory compresses: in thousandths of what the table of costs has for a piece of the
-//! same order, for each [`UNIT`] of the address space.
+//! Density: how well each part of a recorded program's memory compresses, for each [`UNIT`] of the
+//! address space. It is given in thousandths of the size that the cost table has for a piece of
+//! that order.
 //!
-//! Parts differ by what they hold, and what goes in and out often is not like what stays out: one ratio for a whole program
-//! gives it too much or too little room. Until a part is compressed for the first time it is taken to compress as it will then; one that
-//! never is, as the others do on average.
+//! Parts hold different content, and content that is often swapped differs from content that stays
+//! out, so one ratio for a whole program gives it too much or too little room. Until a part is
+//! first compressed, the result of that first compression is assumed; for a part that is never
+//! compressed, the average of the others.
 
 use foliomem_core::units::{MAX_ORDER, ORDERS, Order, PageNumber};
 use std::ops::Range;
 
-/// What is taken to compress as well as one: 64 KiB.
+/// The unit of density: 64 KiB.
 pub const UNIT: Order = Order::new(4).unwrap();
-/// More than any piece differs from the table.
-const MOST_PERMILLE: u64 = 50_000;
+/// Maximum density: no piece differs more from the table.
+const MAX_PERMILLE: u64 = 50_000;
 
-/// A unit, and the first piece that was compressed of it.
+/// A unit with the first piece that was compressed of it.
 #[derive(Clone, Debug)]
 pub struct FirstPiece {
-    /// The unit's first page.
+    /// The first page of the unit.
     pub unit: PageNumber,
     /// The order of the piece.
     pub order: Order,
-    /// What it came to.
+    /// The compressed length of the piece.
     pub len_bytes: u32,
 }
 
-/// The order of a piece of so many pages. (A bad trace may have any number.)
+/// Returns the order of a piece of these pages. (A bad trace may contain any number of pages.)
 pub fn order_of(pages: &Range<PageNumber>) -> Order {
     let order = (pages.end.0 - pages.start.0).max(1).ilog2() as u8;
     Order::new(order).unwrap_or(MAX_ORDER)
 }
 
-/// See the module.
+/// The densities of one program's memory.
 #[derive(Clone, Debug)]
 pub struct Density {
     ratio_percent: [u32; ORDERS],
-    /// Of units of which nothing else is known.
+    /// The average density, used for unknown units.
     mean_permille: u64,
-    /// By unit; 0 where nothing is known.
+    /// The density by unit; 0 if unknown.
     units: Box<[u16]>,
 }
 
 impl Density {
-    /// Of an address space of so many pages, where `ratio_percent` is a part of the table.
+    /// Makes the densities of an address space of `pages` pages. `ratio_percent` comes from the
+    /// cost table.
     pub fn new(pages: usize, first: &[FirstPiece], ratio_percent: [u32; ORDERS]) -> Density {
         let units = vec![0; pages.div_ceil(UNIT.pages() as usize)].into();
         let mut density = Density { ratio_percent, mean_permille: 1000, units };
@@ -55,10 +58,10 @@ impl Density {
         density
     }
 
-    /// What a piece came to by what the table has.
+    /// Returns the compressed length of a piece, relative to the cost table.
     fn permille_of(&self, order: Order, len_bytes: u32) -> u64 {
         let by_table_bytes = order.bytes() as u64 * 100 / u64::from(self.ratio_percent[order.index()].max(1));
-        (u64::from(len_bytes) * 1000 / by_table_bytes.max(1)).clamp(1, MOST_PERMILLE)
+        (u64::from(len_bytes) * 1000 / by_table_bytes.max(1)).clamp(1, MAX_PERMILLE)
     }
 
     #[inline]
@@ -67,20 +70,20 @@ impl Density {
         (permille > 0).then_some(permille.into())
     }
 
-    /// What a page comes to, and whether that is known of its unit and not only of all.
+    /// Returns the density of a page, and whether it is known for its unit.
     #[inline]
     pub fn permille(&self, page: PageNumber) -> (u64, bool) {
         let known = self.known(page.0 >> UNIT.get());
         (known.unwrap_or(self.mean_permille), known.is_some())
     }
 
-    /// Pages were compressed as one piece, and came to that.
+    /// Records that `pages` were compressed as one piece of `len_bytes`.
     pub fn learn(&mut self, pages: &Range<PageNumber>, len_bytes: u32) {
         let permille = self.permille_of(order_of(pages), len_bytes);
         for unit in pages.start.0 >> UNIT.get()..pages.end.0.div_ceil(UNIT.pages().into()) {
             let whole = PageNumber(unit << UNIT.get()).folio(UNIT);
             let here = whole.end.min(pages.end).0 - whole.start.max(pages.start).0;
-            // What else is there is as it was.
+            // The rest of the unit keeps its density.
             let rest = u64::from(UNIT.pages()) - here;
             let mixed = (self.known(unit).unwrap_or(permille) * rest + permille * here) / u64::from(UNIT.pages());
             self.units[unit as usize] = mixed.max(1) as u16;
@@ -100,24 +103,24 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_as_what_was_compressed_of_it() {
+    fn a_unit_has_the_density_of_its_pieces() {
         let ratio_percent = [200, 200, 200, 200, 400, 400, 400, 400, 400, 400];
         let mut density = Density::new(100, &[], ratio_percent);
         assert_eq!((known(&density, [0, 16, 32, 99]), density.permille(PageNumber(7))), ([None; 4], (1000, false)));
         let mut learn = |start, end, len_bytes| density.learn(&(PageNumber(start)..PageNumber(end)), len_bytes);
-        // As the table has it for 64 KiB; half as well; a quarter of that well.
+        // The table's length for 64 KiB; twice that length; four times, for a part of the unit.
         learn(16, 32, 16 << 10);
         learn(32, 48, 32 << 10);
         learn(36, 40, 8 << 10);
-        // Where nothing was known all of it is like a part.
+        // The first known part stands for the whole unit.
         learn(3, 4, 0);
         learn(64, 65, u32::MAX);
         assert_eq!(known(&density, [15, 16, 31, 63]), [Some(1), Some(1000), Some(1000), None]);
-        assert_eq!(known(&density, [32, 47, 64, 79]), [1750, 1750, MOST_PERMILLE, MOST_PERMILLE].map(Some));
+        assert_eq!(known(&density, [32, 47, 64, 79]), [1750, 1750, MAX_PERMILLE, MAX_PERMILLE].map(Some));
     }
 
     #[test]
-    fn what_is_not_known_is_as_the_rest() {
+    fn an_unknown_unit_has_the_mean_density() {
         let first = [(0, 4, 32 << 10), (32, 0, 1024), (48, 5, 0)].map(|(unit, order, len_bytes)| FirstPiece {
             unit: PageNumber(unit),
             order: Order::new(order).unwrap(),
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_trace_has_is_of_some_order() {
+    fn any_page_count_of_a_trace_has_an_order() {
         let order = |pages: u64| order_of(&(PageNumber(7)..PageNumber(7 + pages))).get();
         assert_eq!([1, 2, 3, 16, 31, 512, 5000].map(order), [0, 1, 1, 4, 4, 9, 9]);
     }

@@ -1,9 +1,9 @@
-//! Why the lab could not do what was asked.
+//! Errors of the lab.
 
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// The lab's one error type.
+/// The error type of the lab.
 #[derive(Debug, Error)]
 pub enum LabError {
     /// The scenario file cannot be read.
@@ -12,94 +12,94 @@ pub enum LabError {
     /// A file of costs cannot be read.
     #[error("cannot read the costs {0}: {1}. `foliomem lab calibrate -o FILE` writes such a file")]
     UnreadableCosts(PathBuf, std::io::Error),
-    /// A file is not what a scenario, or a file of costs, must be.
+    /// A file is no valid scenario or cost file.
     #[error("{name}:{line}: {why}")]
     File {
-        /// The file.
+        /// The name of the file.
         name: String,
-        /// Where in it, from 1 on.
+        /// The line, from 1.
         line: usize,
-        /// What is wrong there.
+        /// The reason.
         why: String,
     },
-    /// A setting that is to replace one of the scenario is none.
+    /// A value of --vary is invalid.
     #[error("--vary {setting}: {why}")]
     Setting {
-        /// As on the command line.
+        /// The setting as on the command line.
         setting: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// One of several runs has failed.
+    /// One of several runs failed.
     #[error("{settings}: {why}")]
     Run {
-        /// Which.
+        /// The settings of the run.
         settings: String,
-        /// Why.
+        /// The error of the run.
         why: Box<LabError>,
     },
     /// A trace cannot be read.
     #[error("cannot read the trace {0}: {1}")]
     UnreadableTrace(PathBuf, std::io::Error),
-    /// It is not what a trace must be.
+    /// A file is no valid trace.
     #[error("{path}: at byte {offset}: {why}", path = .path.display())]
     Trace {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where in it.
+        /// The offset of the error in bytes.
         offset: u64,
-        /// What is wrong there.
+        /// The reason.
         why: String,
     },
-    /// It would be overwritten by what is made of it.
+    /// The output file is the trace itself.
     #[error("{0} is the trace itself: name another file")]
     OntoItself(PathBuf),
     /// A table cannot be written.
     #[error("cannot write {0}: {1}")]
     Unwritable(PathBuf, std::io::Error),
-    /// It has more memory than can be simulated.
+    /// A trace has more memory than the lab can simulate.
     #[error("the trace {0} has more than 4 TiB of memory")]
     TraceTooLarge(PathBuf),
-    /// The published results, which are a part of this program.
+    /// The built-in published results cannot be parsed.
     #[error("the published results cannot be read: {0}")]
     Published(csv::Error),
-    /// What the program has fits neither into the limit nor into what swap takes.
+    /// The program's memory fits neither into the limit nor into swap.
     #[error(
         "out of memory after {faults} faults: {held_mib} MiB are in use where machine.limit_mib is {limit_mib}. Raise it or \
-         swap.size_mib, keep swap.store outside, or let less run at a time"
+         swap.size_mib, keep swap.store outside, or run fewer processes at a time"
     )]
     OutOfMemory {
-        /// The program's, until then.
+        /// Number of faults until then.
         faults: u64,
-        /// What is charged.
+        /// The charged memory in MiB.
         held_mib: u64,
-        /// What may be.
+        /// The limit in MiB.
         limit_mib: u64,
     },
-    /// The cases of vm-scalability cannot be run on such a machine.
+    /// The cases of vm-scalability cannot run on such a machine.
     #[error(
         "vm-scalability needs 1 to 16 CPUs and 4 MiB for each: machine.cpus is {cpus} and machine.limit_mib {memory_mib}. Set them so"
     )]
     NoSuchMachine {
-        /// Its CPUs.
+        /// Number of CPUs.
         cpus: u32,
-        /// Its memory.
+        /// Memory in MiB.
         memory_mib: u32,
     },
-    /// A page cache has nothing left that it could drop.
+    /// The page cache has nothing left to drop.
     #[error(
         "out of memory: {used_mib} of {memory_mib} MiB are in use and nothing of them can be dropped. Raise machine.limit_mib"
     )]
     NoReclaimableMemory {
-        /// What is in use.
+        /// Used memory in MiB.
         used_mib: u64,
-        /// What there is.
+        /// Total memory in MiB.
         memory_mib: u64,
     },
 }
 
 impl LabError {
-    /// What is wrong with the text of the file `name`.
+    /// Returns the error for the text of the file `name`.
     pub(crate) fn in_file(name: &str, text: &str, error: &toml::de::Error) -> LabError {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
@@ -107,7 +107,7 @@ impl LabError {
     }
 }
 
-/// As it is to stand in a message.
+/// Returns `text` as one line, for a message.
 pub(crate) fn one_line(text: &str) -> String {
     text.trim().replace('\n', " ")
 }

@@ -1,4 +1,4 @@
-//! A program on the lab's machine: what it does becomes calls of the engine.
+//! The lab's driver: it turns a program's accesses on the lab's machine into calls of the engine.
 
 use crate::error::LabError;
 use crate::machine::LabMachine;
@@ -11,18 +11,18 @@ use foliomem_core::units::{CpuNumber, PageNumber};
 use foliomem_core::watermark;
 use std::ops::Range;
 
-/// See the module.
+/// An engine on a lab machine, with the state of its program.
 pub struct Lab {
     engine: Engine<LabMachine>,
     most_pages: u64,
     accesses: u64,
     faults: u64,
-    /// Faults between checks of the whole engine.
+    /// Number of faults between checks of the whole engine.
     check_every: Option<u64>,
     dropped_pages: u64,
     peak_swapped_pages: u64,
     is_kept: bool,
-    /// The fault after which more is fetched now, and how long the last part takes from now on.
+    /// The fault to read ahead after, and the time that the program must still run before that.
     ahead: Option<PageNumber>,
     ahead_ns: i64,
     clusters_paid: u64,
@@ -33,18 +33,18 @@ pub struct Lab {
 /// What a CPU did for a while, in virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spent {
-    /// All of it.
+    /// The total time.
     pub ns: u64,
-    /// What of that the program computed.
+    /// The part in which the program computed.
     pub computed_ns: u64,
-    /// What of it was waiting for the lists of clusters.
+    /// The part in which the CPU waited for the list lock of the slot allocator.
     pub waited_ns: u64,
 }
 
 impl Lab {
-    /// The engine, set up as `config` says, on `machine`; checked after so many faults, if it is to be. A program that takes
-    /// more than `most_pages` is out of memory: what it has fits nowhere else. (An engine goes beyond the limit rather than let a
-    /// program wait for ever.)
+    /// Makes an engine with `config` on `machine`. The engine is checked after every `check_every`
+    /// faults. A program that takes more than `most_pages` is out of memory, because nothing else
+    /// has room for it. (An engine exceeds the limit rather than let a program wait forever.)
     pub fn new(machine: LabMachine, config: EngineConfig, most_pages: u64, check_every: Option<u64>) -> Lab {
         Lab {
             engine: Engine::new(machine, config),
@@ -63,30 +63,30 @@ impl Lab {
         }
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub fn engine(&self) -> &Engine<LabMachine> {
         &self.engine
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn machine(&self) -> &LabMachine {
         self.engine.machine()
     }
 
-    /// What the slot allocator has done.
+    /// Returns the counters of the slot allocator.
     pub fn slots(&self) -> SlotCounters {
         self.engine.slot_counters()
     }
 
-    /// From now on `cpu` runs, at `now_ns`.
+    /// Makes `cpu` the running CPU at `now_ns`.
     pub fn begin(&mut self, cpu: CpuNumber, now_ns: u64) {
         self.machine().begin(cpu, now_ns);
     }
 
-    /// What the CPU that runs did since `now_ns`, when it [began](Self::begin).
+    /// Returns what the running CPU did since it [began](Self::begin) at `now_ns`.
     ///
-    /// Clusters on lists are looked through under one lock. It serves the CPUs in the order of their beginnings, and who
-    /// comes later waits: so that all of them together never look through more than one CPU could.
+    /// One lock protects the scan of listed clusters. It serves the CPUs in the order of their
+    /// starts, and later ones wait. So all CPUs together never scan more than one CPU could.
     pub fn end(&mut self, now_ns: u64) -> Spent {
         let scanned = self.engine.clusters_scanned();
         let looking_ns = (scanned - self.clusters_paid) * u64::from(self.machine().costs().cluster_ns);
@@ -98,39 +98,39 @@ impl Lab {
         Spent { ns: ns + waited_ns, computed_ns: self.machine().computed_ns(), waited_ns }
     }
 
-    /// The program maps `range`.
+    /// Maps `range` into the program.
     pub fn map(&mut self, range: Range<PageNumber>) {
         self.machine().map(range);
     }
 
-    /// The program unmaps `range`, a whole mapping.
+    /// Unmaps `range`, which must be a whole mapping.
     pub fn unmap(&mut self, range: Range<PageNumber>) {
         self.dropped_pages += range.end.0 - range.start.0;
         self.engine.unmapped(range.clone());
         self.machine().unmap(range);
     }
 
-    /// MADV_DONTNEED.
+    /// Discards `range` (MADV_DONTNEED).
     pub fn discard(&mut self, range: Range<PageNumber>) {
         self.dropped_pages += range.end.0 - range.start.0;
         self.engine.discarded(range.clone());
         self.machine().drop_pages(range);
     }
 
-    /// What was in `range` is gone, and so may be mappings there.
+    /// Drops all pages of `range`; mappings there may be gone, too.
     pub fn forget(&mut self, range: Range<PageNumber>) {
         self.dropped_pages += range.end.0 - range.start.0;
         self.engine.unmapped(range.clone());
         self.machine().drop_pages(range);
     }
 
-    /// From now on the engine is used as foliomem uses it: some room is kept, and what is likely to be touched after a fault
-    /// is fetched with it.
+    /// Uses the engine from now on as foliomem does: it keeps some room free and reads ahead after
+    /// faults.
     pub fn keep(&mut self) {
         self.is_kept = true;
     }
 
-    /// Fetches the next part of what is likely to be touched, once the program has had the time that the last one took.
+    /// Reads ahead the next part, once the program ran for as long as the last part took.
     fn read_ahead(&mut self) {
         let Some(page) = self.ahead.filter(|_| self.ahead_ns <= 0) else { return };
         let before_ns = self.machine().spent_ns();
@@ -141,7 +141,7 @@ impl Lab {
         }
     }
 
-    /// What reclaimers do once they are woken, with nobody in their way.
+    /// Reclaims as woken reclaimers do, without contention.
     fn keep_room(&mut self) {
         let low = watermark::low_pages(self.machine().limit_pages() as i64);
         let room = |lab: &Lab| lab.machine().room_pages() + i64::from(lab.engine.free_frames());
@@ -157,7 +157,7 @@ impl Lab {
         while self.engine.compact_proactively() {}
     }
 
-    /// So many pages that the engine does not manage take a part of the room: `before` until now.
+    /// Changes the charge of unmanaged memory from `before_pages` to `now_pages`.
     pub fn charge_others(&mut self, before_pages: u32, now_pages: u32) {
         self.machine().uncharge(before_pages);
         self.machine().charge(now_pages);
@@ -166,13 +166,14 @@ impl Lab {
         }
     }
 
-    /// MADV_PAGEOUT, and what the keeper does meanwhile: without it claims of what is out stay where nothing is reclaimed.
+    /// Pages out `range` (MADV_PAGEOUT) and does the monitor's maintenance: without it stale claims
+    /// would stay, because nothing is reclaimed.
     pub fn page_out(&mut self, range: Range<PageNumber>) {
         self.engine.page_out(&mut (), range);
         self.engine.tend();
     }
 
-    /// The program reads or writes `page`.
+    /// Reads or writes `page` as the program does.
     #[inline]
     pub fn touch(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.accesses += 1;
@@ -190,7 +191,8 @@ impl Lab {
     fn fault(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
         self.faults += 1;
         self.machine().spend(self.machine().costs().fault_ns.into());
-        // Who serves it fetches what comes next until it hears of it: often that is what was touched.
+        // The thread that serves the fault would have read ahead until the fault arrived, often the
+        // faulting page itself.
         self.ahead_ns = 0;
         self.read_ahead();
         let served = self.engine.fault(&mut (), page);
@@ -219,42 +221,44 @@ impl Lab {
         Ok(())
     }
 
-    /// The program reads or writes all pages of `range`, in order.
+    /// Reads or writes all pages of `range` in order, as the program does.
     pub fn touch_all(&mut self, range: Range<PageNumber>, write: bool) -> Result<(), LabError> {
         (range.start.0..range.end.0).try_for_each(|page| self.touch(PageNumber(page), write))
     }
 
-    /// Notes how full the device is, now and then: counting takes time.
+    /// Records the peak of swapped-out pages. It is called now and then, because counting takes
+    /// time.
     pub fn note_swapped(&mut self) {
         self.peak_swapped_pages = self.peak_swapped_pages.max(self.engine.swapped_pages());
     }
 
-    /// The most pages that were out whenever that was noted.
+    /// Returns the recorded peak of swapped-out pages.
     pub fn peak_swapped_pages(&self) -> u64 {
         self.peak_swapped_pages
     }
 
-    /// Whether everything is to be checked now and then.
+    /// Returns whether the engine is checked now and then.
     pub fn is_checked(&self) -> bool {
         self.check_every.is_some()
     }
 
-    /// Notes what a workload that has a page cache came to.
+    /// Records the outcome of a workload with a page cache.
     pub fn note_page_cache(&mut self, outcome: CacheOutcome) {
         self.page_cache = Some(outcome);
     }
 
-    /// See [`note_page_cache`](Self::note_page_cache).
+    /// Returns the outcome recorded by [`note_page_cache`](Self::note_page_cache).
     pub fn page_cache(&self) -> Option<&CacheOutcome> {
         self.page_cache.as_ref()
     }
 
-    /// Accesses of pages, and those of them that were faults.
+    /// Returns the number of page accesses and the number of faults among them.
     pub fn accesses(&self) -> (u64, u64) {
         (self.accesses, self.faults)
     }
 
-    /// Pages that came or went: first touches, second chances, swap-outs, swap-ins, what was unmapped, and what a page cache did.
+    /// Returns the number of pages that came or went: first touches, second chances, swap-outs,
+    /// swap-ins, unmapped pages, and those of a page cache.
     pub fn page_events(&self) -> u64 {
         let counters = self.machine().counters();
         let vm = &counters.vm;

@@ -1,9 +1,10 @@
-//! The lab: foliomem's engine on a machine that is made of numbers.
+//! The lab: foliomem's engine on a simulated machine.
 //!
-//! What decides anything is `foliomem-core`, the same code that manages real programs; the lab brings a [`machine`] of any
-//! size with a clock of its own, a [`workload`], and a [`scenario`] file that says how both are to be. A run
-//! follows from its scenario alone: same seed, same [`outcome`], to the bit, on every machine and by any number of threads
-//! ([`sweep`]). Counts and ratios are the engine's own. Times are modelled, from a table of [`costs`].
+//! All decisions are those of `foliomem-core`, the code that manages real programs. The lab adds a
+//! [`machine`] of any size with its own clock, a [`workload`], and a [`scenario`] file that
+//! describes both. A run depends only on its scenario: one seed gives one [`outcome`], to the bit,
+//! on every machine and with any number of threads ([`sweep`]). Counts and ratios are the engine's
+//! own. Times are modelled, from a table of [`costs`].
 #![forbid(unsafe_code)]
 
 mod bits;

@@ -1,12 +1,15 @@
-//! The machine of the lab: dense arrays instead of memory, a clock that moves by what things cost.
+//! The lab's machine: dense arrays instead of memory, and a clock that advances by costs.
 //!
-//! A page has no bytes, only a *version*: how often it was written since it was new, 0 for zeros. That is a word in an
-//! array over each 2 MiB of the address space that were ever used. Another array says for each frame which page lies at its
-//! home. Both together take the place of content: what is compressed is named by its first page and a hash of the versions, and that name comes back as
-//! the piece's checksum, so that every swap-in is checked: the right version of the right page, or the run ends.
+//! A page has no bytes, only a *version*: the number of writes since it was new, 0 for zeros.
+//! Versions are words in arrays, one for each used 2 MiB of the address space. Another array says
+//! for each frame which page is staged there. Both together replace content: compressed content is
+//! named by its first page and a hash of the versions, and that name returns as the piece's
+//! checksum. So every swap-in is checked: it brings the right version of the right page, or the run
+//! ends.
 //!
-//! Everything is atomic, because the engine wants a machine that threads can share. There is one thread, and the engine is
-//! built for that ([`foliomem_core::sync`]): atomics are cells. Nothing here depends on time, addresses or hashing with a random seed: runs are the same to the bit.
+//! Everything is atomic, because the engine needs a machine that threads can share. There is one
+//! thread, and the engine is built for that ([`foliomem_core::sync`]): atomics are cells. Nothing
+//! here depends on time, addresses or random hash seeds, so runs are identical to the bit.
 
 use crate::costs::{CodecCosts, Costs};
 use crate::density::Density;
@@ -24,31 +27,31 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Where compressed memory is.
+/// The place of compressed memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Store {
-    /// Inside the limit, as foliomem's is, of the size that lz4 would make it.
+    /// Inside the limit, as foliomem's store, with the sizes of lz4.
     Lz4,
-    /// The same by zstd.
+    /// Inside the limit, with the sizes of zstd.
     Zstd,
-    /// Outside: zram with lz4, which no memory control group pays for.
+    /// Outside the limit: zram with lz4, which no memory control group pays for.
     Outside,
-    /// Outside, and not compressed.
+    /// Outside the limit, and not compressed.
     RamDisk,
 }
 
-/// What pages hold, and where it goes.
+/// The content of pages, and the place where it is swapped to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content {
-    /// Where compressed memory is.
+    /// The place of compressed memory.
     pub store: Store,
-    /// Every page repeats one word, which needs no bytes wherever it goes.
+    /// Every page repeats one word, which needs no bytes in any store.
     pub filled: bool,
 }
 
 impl Content {
-    /// The codec, where there is one.
+    /// Returns the codec, if there is one.
     #[inline]
     fn codec(self, costs: &Costs) -> Option<&CodecCosts> {
         match self.store {
@@ -60,20 +63,21 @@ impl Content {
     }
 }
 
-/// Pages that lie at home one behind the other.
+/// Consecutive staged pages.
 struct HomeContent<'a> {
-    /// The first of them.
+    /// The number of the first page.
     first: u64,
     words: &'a [AtomicU32],
 }
 
 impl HomeContent<'_> {
-    /// The pages and their versions.
+    /// Iterates over the pages and their versions.
     fn versions(&self) -> impl Iterator<Item = (u64, u32)> {
         (self.first..).zip(versions(self.words))
     }
 
-    /// Names it by its first page in the upper half and a hash in the lower; 0 for zeros.
+    /// Returns the name of the content: its first page in the upper half and a hash in the lower; 0
+    /// for zeros.
     #[inline]
     fn name(&self) -> u64 {
         match hash_versions(self.words) {
@@ -82,15 +86,16 @@ impl HomeContent<'_> {
         }
     }
 
-    /// What a codec makes of it that makes `page_bytes` of a page on average: larger pieces gain as real ones do, and each page has a size
-    /// of its own, as far as its density is not known.
+    /// Returns the compressed length with a codec that compresses a page to `page_bytes` on
+    /// average. Larger pieces gain as real ones do, and each page has its own random size unless
+    /// its density is known.
     #[inline]
     fn len_bytes(&self, page_bytes: u64, density: Option<&Density>) -> u32 {
         let known = |page| density.map_or((1000, false), |density| density.permille(PageNumber(page)));
         let sizes = self.versions().map(|(page, version)| {
             let (permille, is_known) = known(page);
             let mean_bytes = page_bytes * permille / 1000;
-            // Between half and one and a half times the mean.
+            // Between half and one and a half of the mean.
             if is_known { mean_bytes } else { mean_bytes / 2 + mix(page, version.into()) % mean_bytes.max(1) }
         });
         let whole_bytes = self.words.len() * PAGE_BYTES;
@@ -98,47 +103,48 @@ impl HomeContent<'_> {
     }
 }
 
-/// What lies at a home. Other values are a page number plus [`Self::FIRST_PAGE`].
+/// The content of a frame. Other values are a page number plus [`Self::FIRST_PAGE`].
 struct Home;
 
 impl Home {
     const EMPTY: u32 = 0;
-    /// Zeros, or what the engine does not want any more.
+    /// Zeros, or content that the engine no longer needs.
     const ANY: u32 = 1;
     const FIRST_PAGE: u32 = 2;
 }
 
-/// The page is in the program; the other bits are its version.
+/// The bit of a resident page; the other bits are its version.
 const PRESENT: u32 = 1 << 31;
 
-/// See the module.
+/// A simulated machine.
 pub struct LabMachine {
     homes: Box<[AtomicU32]>,
     pages: Pages,
-    /// End by start.
+    /// The ends of the mappings by their starts.
     mappings: Mutex<BTreeMap<PageNumber, PageNumber>>,
-    /// Folio sizes that all of them may have.
+    /// The folio sizes that all mappings may have.
     sizes: OrderSet,
     content: Content,
     costs: Costs,
     density: Mutex<Option<Density>>,
-    /// What the codec makes of a page on average, by the order of its piece.
+    /// Average compressed bytes of a page, by the order of its piece.
     stored_page_bytes: [u64; ORDERS],
     limit_pages: i64,
     charged_pages: AtomicI64,
     peak_pages: AtomicI64,
-    /// What was moved home since it was [taken](LabMachine::take_moved_home), if anybody wants to know.
+    /// The pages staged since [`take_moved_home`](LabMachine::take_moved_home) was first called.
     moved_home: Mutex<Option<Vec<Range<PageNumber>>>>,
     cpu: AtomicU16,
-    /// When the event began that is under way, and what it has cost so far: in the program itself, and in all.
+    /// The start of the current event, and its cost so far: in the program itself, and in the
+    /// memory manager.
     started_ns: AtomicU64,
     computed_ns: AtomicU64,
     spent_ns: AtomicU64,
     counters: Counters,
 }
 
-/// A word for each page of the address space, in blocks that are made when a page is first moved in: what nothing lies in
-/// takes next to nothing.
+/// One word for each page of the address space, in blocks that are allocated when a page is first
+/// moved in. Unused blocks take next to nothing.
 struct Pages(Box<[OnceCell<Box<[AtomicU32; BLOCK_PAGES]>>]>);
 
 impl Pages {
@@ -146,18 +152,18 @@ impl Pages {
         Pages((0..pages as usize).step_by(BLOCK_PAGES).map(|_| OnceCell::new()).collect())
     }
 
-    /// The first address beyond.
+    /// Returns the first page beyond the address space.
     fn end(&self) -> PageNumber {
         PageNumber((self.0.len() * BLOCK_PAGES) as u64)
     }
 
-    /// The word of `page`, if its block was ever made. All others are 0.
+    /// Returns the word of `page` if its block exists. All others are 0.
     #[inline]
     fn find(&self, page: u64) -> Option<&AtomicU32> {
         Some(&self.0[page as usize / BLOCK_PAGES].get()?[page as usize % BLOCK_PAGES])
     }
 
-    /// The words of `pages` pages of a folio from `first` on.
+    /// Returns the words of `pages` pages of a folio from `first` on.
     #[inline]
     fn folio(&self, first: PageNumber, pages: u32) -> &[AtomicU32] {
         let block = &self.0[first.0 as usize / BLOCK_PAGES];
@@ -165,7 +171,7 @@ impl Pages {
         &block.get_or_init(|| Box::new([const { AtomicU32::new(0) }; BLOCK_PAGES]))[start..start + pages as usize]
     }
 
-    /// All words in `range` that are not 0, and perhaps others.
+    /// Iterates over all nonzero words in `range`, and possibly others.
     fn used(&self, range: Range<PageNumber>) -> impl Iterator<Item = &AtomicU32> {
         let (start, end) = (range.start.0 as usize, range.end.0 as usize);
         (start / BLOCK_PAGES..end.div_ceil(BLOCK_PAGES))
@@ -177,7 +183,7 @@ impl Pages {
     }
 }
 
-/// A hash of two numbers in which every bit depends on all of theirs.
+/// Hashes two numbers; every bit depends on all of their bits.
 #[inline]
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut hash = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -189,7 +195,7 @@ fn versions(words: &[AtomicU32]) -> impl Iterator<Item = u32> {
     words.iter().map(|word| word.load(Relaxed) & !PRESENT)
 }
 
-/// Hash of the versions of some pages; 0 if they are all zeros.
+/// Hashes the versions of some pages; 0 if all are zeros.
 #[inline]
 fn hash_versions(words: &[AtomicU32]) -> u32 {
     let (mut hash, mut any) = (0, 0);
@@ -201,7 +207,7 @@ fn hash_versions(words: &[AtomicU32]) -> u32 {
 }
 
 impl LabMachine {
-    /// A machine without mappings, for addresses below `pages` pages.
+    /// Makes a machine without mappings, for addresses below `pages` pages.
     pub fn new(
         pages: u32,
         arena_frames: u32,
@@ -238,7 +244,7 @@ impl LabMachine {
         }
     }
 
-    /// From now on `cpu` runs, at `now_ns`, which never goes back.
+    /// Makes `cpu` the running CPU at `now_ns`, which never goes back.
     pub fn begin(&self, cpu: CpuNumber, now_ns: u64) {
         self.cpu.store(cpu.0, Relaxed);
         self.started_ns.fetch_max(now_ns, Relaxed);
@@ -246,57 +252,57 @@ impl LabMachine {
         self.spent_ns.store(0, Relaxed);
     }
 
-    /// What was done since [`begin`](Self::begin) has cost this much.
+    /// Returns the cost since [`begin`](Self::begin).
     pub fn spent_ns(&self) -> u64 {
         self.computed_ns() + self.spent_ns.load(Relaxed)
     }
 
-    /// What of that the program has taken for itself.
+    /// Returns the part of that cost in which the program computed.
     pub fn computed_ns(&self) -> u64 {
         self.computed_ns.load(Relaxed)
     }
 
-    /// Folio sizes that its mappings may have.
+    /// Returns the folio sizes that mappings may have.
     pub fn sizes(&self) -> OrderSet {
         self.sizes
     }
 
-    /// The costs it reckons with.
+    /// Returns the costs of the machine.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
 
-    /// Lets `ns` pass for the CPU that runs, in the memory manager.
+    /// Spends `ns` on the running CPU, in the memory manager.
     pub fn spend(&self, ns: u64) {
         self.spent_ns.fetch_add(ns, Relaxed);
     }
 
-    /// Lets `ns` pass for the CPU that runs, in the program.
+    /// Spends `ns` on the running CPU, in the program.
     pub fn compute(&self, ns: u64) {
         self.computed_ns.fetch_add(ns, Relaxed);
     }
 
-    /// The program's limit.
+    /// Returns the program's limit.
     pub fn limit_pages(&self) -> u64 {
         self.limit_pages as u64
     }
 
-    /// What was moved home since the last time: from the first time on.
+    /// Returns the pages staged since the last call; recording starts with the first call.
     pub fn take_moved_home(&self) -> Vec<Range<PageNumber>> {
         self.moved_home.lock().replace(Vec::new()).unwrap_or_default()
     }
 
-    /// What is charged now.
+    /// Returns the charged pages.
     pub fn charged_pages(&self) -> u64 {
         self.charged_pages.load(Relaxed) as u64
     }
 
-    /// The most that was charged at any time.
+    /// Returns the peak of the charged pages.
     pub fn peak_pages(&self) -> u64 {
         self.peak_pages.load(Relaxed) as u64
     }
 
-    /// The program maps `range`; what was mapped of it before becomes a part of the one mapping, as VMAs merge.
+    /// Maps `range`; overlapping mappings merge with it, as VMAs do.
     pub fn map(&self, range: Range<PageNumber>) {
         assert!(range.end <= self.pages.end(), "{range:?} is beyond the machine's addresses");
         let mut mappings = self.mappings.lock();
@@ -306,7 +312,7 @@ impl LabMachine {
         mappings.insert(range.start, range.end);
     }
 
-    /// From now on the mappings in `range`, across whose ends none lies, are `mappings`.
+    /// Replaces the mappings in `range` by `mappings`. No mapping crosses the ends of `range`.
     pub fn map_anew(&self, range: Range<PageNumber>, mappings: impl Iterator<Item = Range<PageNumber>>) {
         let mut all = self.mappings.lock();
         let gone: Vec<PageNumber> = all.range(range).map(|(&start, _)| start).collect();
@@ -316,14 +322,15 @@ impl LabMachine {
         all.extend(mappings.map(|mapping| (mapping.start, mapping.end)));
     }
 
-    /// The mapping of `range`, which is one, is gone. The engine has heard of it.
+    /// Removes the mapping `range`. The engine already received that event.
     pub fn unmap(&self, range: Range<PageNumber>) {
         self.drop_pages(range.clone());
         let end = self.mappings.lock().remove(&range.start);
         assert_eq!(end, Some(range.end), "the mapping at {:?}", range.start);
     }
 
-    /// The program's pages in `range` are gone, and zeros when they are touched next. The engine has heard of it.
+    /// Drops the program's pages in `range`; they read as zeros. The engine already received that
+    /// event.
     pub fn drop_pages(&self, range: Range<PageNumber>) {
         let mut present = 0;
         for page in self.pages.used(range) {
@@ -333,7 +340,7 @@ impl LabMachine {
         self.uncharge(present);
     }
 
-    /// The program accesses `page`; false if it is not there.
+    /// Accesses `page` as the program does. Returns false if it is not resident.
     #[inline]
     pub fn access(&self, page: PageNumber, write: bool) -> bool {
         let Some(word) = self.pages.find(page.0) else { return false };
@@ -342,7 +349,7 @@ impl LabMachine {
             return false;
         }
         if write {
-            // 0 is for zeros; that the others come round again after 2^31 writes does not matter.
+            // Version 0 means zeros. The wraparound after 2^31 writes does not matter.
             let version = ((now + 1) & !PRESENT).max(1);
             word.store(PRESENT | version, Relaxed);
         }
@@ -350,30 +357,30 @@ impl LabMachine {
     }
 
     #[inline]
-    fn at_home(&self, run: FrameRun) -> &[AtomicU32] {
+    fn staged(&self, run: FrameRun) -> &[AtomicU32] {
         &self.homes[run.head.0 as usize..(run.head.0 + run.frames()) as usize]
     }
 
-    /// The content at home in `run`; `None` for zeros of which nobody knows whose they are.
+    /// Returns the staged content in `run`; `None` for zeros of unknown pages.
     fn content(&self, run: FrameRun) -> Option<HomeContent<'_>> {
-        let homes = self.at_home(run);
+        let homes = self.staged(run);
         let (mut first, mut zeros) = (None, 0);
         for (index, home) in (0..).zip(homes) {
             match home.load(Relaxed) {
                 Home::EMPTY => panic!("{run:?} has no content"),
                 Home::ANY => zeros += 1,
-                at_home => {
-                    let of_run = at_home - Home::FIRST_PAGE - index;
+                staged => {
+                    let of_run = staged - Home::FIRST_PAGE - index;
                     assert!(first.replace(of_run).is_none_or(|first| first == of_run), "{run:?} is of several places");
                 }
             }
         }
-        // Zeros that have come back from the store do not say of which page they are; all zeros, and nobody needs to know.
+        // Zeros from the store do not name their page; if all are zeros, the page does not matter.
         let first = first?;
         let words = self.pages.folio(PageNumber(first.into()), run.frames());
         if zeros > 0 {
             let is_right = |(home, version): (&AtomicU32, u32)| home.load(Relaxed) != Home::ANY || version == 0;
-            assert!(homes.iter().zip(versions(words)).all(is_right), "{run:?} has zeros of what was written");
+            assert!(homes.iter().zip(versions(words)).all(is_right), "{run:?} has zeros where a page was written");
         }
         Some(HomeContent { first: first.into(), words })
     }
@@ -382,12 +389,12 @@ impl LabMachine {
         self.content.codec(&self.costs)
     }
 
-    /// How well each part of memory compresses is known: it does not depend on chance.
+    /// Sets the densities of memory, so that sizes are no longer random.
     pub fn set_density(&self, density: Density) {
         *self.density.lock() = Some(density);
     }
 
-    /// Pages were compressed as one piece, and came to that.
+    /// Records that `pages` were compressed as one piece of `len_bytes`.
     pub fn learn_density(&self, pages: &Range<PageNumber>, len_bytes: u32) {
         self.density.lock().as_mut().into_iter().for_each(|density| density.learn(pages, len_bytes));
     }
@@ -438,8 +445,8 @@ impl Machine for LabMachine {
 
     fn populate(&self, run: RunMut<'_>) {
         self.spend_by_page(0, self.costs.populate_page_ns, run.frames());
-        for home in self.at_home(*run) {
-            assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was not empty");
+        for home in self.staged(*run) {
+            assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was populated");
             home.store(Home::ANY, Relaxed);
         }
     }
@@ -447,16 +454,16 @@ impl Machine for LabMachine {
     fn split_huge(&self, _head: PageNumber, _border: PageNumber) {}
 
     fn release(&self, run: RunMut<'_>) {
-        for home in self.at_home(*run) {
-            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
+        for home in self.staged(*run) {
+            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
             home.store(Home::EMPTY, Relaxed);
         }
     }
 
     fn zero(&self, run: RunMut<'_>) {
         self.spend_by_page(0, self.costs.zero_page_ns, run.frames());
-        for home in self.at_home(*run) {
-            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was empty");
+        for home in self.staged(*run) {
+            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
             home.store(Home::ANY, Relaxed);
         }
     }
@@ -473,7 +480,7 @@ impl Machine for LabMachine {
     }
 
     fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
-        for (from, to) in self.at_home(*from).iter().zip(self.at_home(*to)) {
+        for (from, to) in self.staged(*from).iter().zip(self.staged(*to)) {
             to.store(from.load(Relaxed), Relaxed);
         }
     }
@@ -486,8 +493,8 @@ impl Machine for LabMachine {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, pages);
         let homes = |frame: Frame| &self.homes[frame.0 as usize..(frame.0 + pages) as usize];
         for (from, to) in homes(from).iter().zip(homes(to)) {
-            assert_ne!(from.load(Relaxed), Home::EMPTY, "an empty home");
-            assert_eq!(to.load(Relaxed), Home::EMPTY, "a home that is not empty");
+            assert_ne!(from.load(Relaxed), Home::EMPTY, "an unpopulated frame");
+            assert_eq!(to.load(Relaxed), Home::EMPTY, "a populated frame");
             to.store(from.load(Relaxed), Relaxed);
             from.store(Home::EMPTY, Relaxed);
         }
@@ -503,7 +510,7 @@ impl Machine for LabMachine {
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
         self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
         let pages = self.pages.folio(to, run.frames());
-        for (number, (home, page)) in (to.0 as u32..).zip(self.at_home(run).iter().zip(pages)) {
+        for (number, (home, page)) in (to.0 as u32..).zip(self.staged(run).iter().zip(pages)) {
             let (content, version) = (home.load(Relaxed), page.load(Relaxed));
             let is_right = content == number + Home::FIRST_PAGE || content == Home::ANY && version == 0;
             assert!(is_right, "page {number:x}, version {version:x}, was given the content {content:x}");
@@ -519,8 +526,8 @@ impl Machine for LabMachine {
         let homes = &self.homes[to.0 as usize..(to.0 + count) as usize];
         for (number, (home, page)) in (from.0 as u32..).zip(homes.iter().zip(pages)) {
             let word = page.load(Relaxed);
-            assert_ne!(word & PRESENT, 0, "page {number:x} is not in the program");
-            assert_eq!(home.load(Relaxed), Home::EMPTY, "one of {count} homes from {to:?} on was not empty");
+            assert_ne!(word & PRESENT, 0, "page {number:x} is not resident");
+            assert_eq!(home.load(Relaxed), Home::EMPTY, "one of {count} frames from {to:?} on was populated");
             page.store(word & !PRESENT, Relaxed);
             home.store(number + Home::FIRST_PAGE, Relaxed);
         }
@@ -531,11 +538,11 @@ impl Machine for LabMachine {
     }
 
     fn copy_in(&self, _frame: Frame, _to: PageNumber) -> Result<(), MoveError> {
-        unreachable!("no move is refused")
+        unreachable!("the lab refuses no move")
     }
 
     fn zero_in(&self, _to: PageNumber) -> Result<(), MoveError> {
-        unreachable!("the arena has room for all there is")
+        unreachable!("the arena has room for all pages")
     }
 
     fn arena_is_full(&self) {}
@@ -593,7 +600,7 @@ impl Machine for LabMachine {
         let content = self.content(*run);
         let name = content.as_ref().map_or(0, HomeContent::name);
         let Some(codec) = self.codec() else {
-            // What repeats a word is only looked through, which costs as much as a hash.
+            // A repeated word is only detected, which costs as much as a hash.
             let page_ns = if self.content.filled { self.costs.hash_page_ns } else { self.costs.copy_page_ns };
             self.spend_by_page(0, page_ns, run.frames());
             return Compressed::Filled(name);
@@ -622,7 +629,7 @@ impl Machine for LabMachine {
         into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         match self.codec() {
-            // What is before the part is decompressed, too.
+            // Everything before the part is decompressed, too.
             Some(codec) => {
                 let page_ns = codec.decompress_page_ns[piece.granule.index()];
                 self.spend(u64::from(page_ns) * u64::from(skip_pages + into.frames()));
@@ -632,13 +639,13 @@ impl Machine for LabMachine {
         }
         let name = piece.filled.unwrap_or(piece.checksum);
         let (first, hash) = (name >> 32, name as u32);
-        // Other parts of a piece may have come back and been changed since.
+        // Other parts of the piece may have returned and changed since.
         let whole = into.order == piece.granule && u32::from(piece.references) == into.frames();
         if name != 0 && whole && hash_versions(self.pages.folio(PageNumber(first), into.frames())) != hash {
             return Err(Corrupted);
         }
-        for (number, home) in (first as u32 + skip_pages..).zip(self.at_home(*into)) {
-            assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was empty");
+        for (number, home) in (first as u32 + skip_pages..).zip(self.staged(*into)) {
+            assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was unpopulated");
             home.store(if name == 0 { Home::ANY } else { number + Home::FIRST_PAGE }, Relaxed);
         }
         Ok(())
@@ -688,7 +695,8 @@ mod tests {
 
     const PAGE: PageNumber = PageNumber(7);
 
-    /// A machine with a page that was written and is at home; the run it is in, and its name.
+    /// Returns a machine with one written and staged page, the page's run, and the name of its
+    /// content.
     fn machine() -> (LabMachine, UniqueRun, u64) {
         let content = Content { store: Store::Outside, filled: false };
         let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::reference());
@@ -719,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_is_not_what_was_stored_is_noticed() {
+    fn wrong_content_is_detected() {
         let (machine, mut run, name) = machine();
         assert_eq!(machine.compress(&mut (), PageNumber(0), run.as_ref()), Compressed::Filled(name));
         assert_eq!(read(&machine, &mut run, name), Ok(()));
@@ -727,7 +735,7 @@ mod tests {
         assert_eq!(machine.move_in(*run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
         assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
-        assert_eq!(read(&machine, &mut run, name), Err(Corrupted), "it was written since");
+        assert_eq!(read(&machine, &mut run, name), Err(Corrupted), "the page was written since");
     }
 
     #[test]

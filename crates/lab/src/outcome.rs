@@ -1,4 +1,4 @@
-//! What a run came to. All of it follows from the scenario: the same to the bit on each run.
+//! The outcome of a run. It depends only on the scenario: equal scenarios give equal bits.
 
 use crate::error::LabError;
 use crate::lab::Lab;
@@ -9,54 +9,54 @@ use crate::workload::{CacheOutcome, Round, fallback_percent};
 use foliomem_core::units::Order;
 use serde::{Deserialize, Serialize};
 
-/// See the module.
+/// The results of one run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Hash of all counters and of everything below. Two runs that differ in anything differ here.
+    /// Hash of all counters and of all fields below: runs that differ in anything differ here.
     pub digest: String,
-    /// Accesses of pages by the program.
+    /// Number of page accesses by the program.
     pub accesses: u64,
-    /// Those of them that were faults.
+    /// Number of faults among the accesses.
     pub faults: u64,
-    /// Pages that came or went.
+    /// Number of pages that came or went.
     pub page_events: u64,
-    /// Faults that had to fetch what was out, pages that came back by them or by readahead, and pages that went out.
+    /// Faults that had to fetch swapped-out content.
     pub pgmajfault: u64,
-    /// See `pgmajfault`.
+    /// Pages swapped in by faults or readahead.
     pub pswpin: u64,
-    /// See `pgmajfault`.
+    /// Pages swapped out.
     pub pswpout: u64,
-    /// The most pages that were charged.
+    /// Peak of the charged pages.
     pub peak_pages: u64,
-    /// The most pages that were out whenever that was noted.
+    /// Recorded peak of the swapped-out pages.
     pub peak_swapped_pages: u64,
-    /// By folio size, where anything happened.
+    /// Counters by folio size, for sizes with any events.
     pub sizes: Vec<SizeOutcome>,
-    /// Slot allocations that got what they wanted, and that did not.
+    /// Slot allocations that succeeded.
     pub slot_allocs: u64,
-    /// See `slot_allocs`.
+    /// Slot allocations that failed.
     pub slot_fallbacks: u64,
-    /// Clusters whose slots were looked through.
+    /// Clusters whose slots were scanned.
     pub clusters_scanned: u64,
-    /// The same by allocation, failed ones included.
+    /// Scanned clusters for each allocation, including failed ones.
     pub clusters_scanned_per_alloc: f64,
     /// Slots that order 0 took from clusters of higher orders.
     pub slots_stolen: u64,
-    /// Modelled: what the machine of the costs would take, all CPUs together and until the last is done.
+    /// Modelled CPU time of all CPUs together on the machine of the cost table.
     pub modelled_cpu_seconds: f64,
-    /// See `modelled_cpu_seconds`.
+    /// Modelled time until the last CPU is done.
     pub modelled_elapsed_seconds: f64,
-    /// What of the CPUs' time programs did not compute.
+    /// Modelled CPU time outside of the programs' own computation.
     pub modelled_sys_seconds: f64,
-    /// What of that was waiting for the lists of clusters.
+    /// The part of that time spent waiting for the list lock of the slot allocator.
     pub modelled_wait_seconds: f64,
-    /// Until what was to go out was out, and until it was back, where the workload does that by itself.
+    /// Modelled time to swap everything out, if the workload does that by itself.
     pub modelled_page_out_seconds: f64,
-    /// See `modelled_page_out_seconds`.
+    /// Modelled time to swap everything in again.
     pub modelled_page_in_seconds: f64,
-    /// Parts of the workload, where it has some.
+    /// The rounds of the workload, if it has any.
     pub rounds: Vec<Round>,
-    /// What its page cache came to, where it has one.
+    /// The outcome of the workload's page cache, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_cache: Option<CacheOutcome>,
 }
@@ -64,24 +64,25 @@ pub struct Outcome {
 /// Counters of a folio size, as in `hugepages-<size>kB/stats`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SizeOutcome {
-    /// The size.
+    /// The folio size in KiB.
     pub kib: u32,
-    /// Folios made at a first touch.
+    /// Folios allocated at a first touch.
     pub anon_fault_alloc: u64,
-    /// First touches that wanted this size and could not have it.
+    /// First touches that tried this size and fell back.
     pub anon_fault_fallback: u64,
-    /// Folios that came back in one piece.
+    /// Folios swapped in whole.
     pub swpin: u64,
-    /// Folios that went out in one piece.
+    /// Folios swapped out whole.
     pub swpout: u64,
-    /// Folios that were split because no contiguous slots could be had.
+    /// Folios split because no contiguous slots were free.
     pub swpout_fallback: u64,
-    /// `swpout_fallback` by it and `swpout`.
+    /// `swpout_fallback` as a percentage of itself and `swpout`.
     pub fallback_percent: Option<f64>,
 }
 
 impl Scenario {
-    /// Runs it; the engine is checked after so many faults, if it is to be, and at the end.
+    /// Runs the scenario. Checks the engine after every `check_every` faults and at the end, if
+    /// that is given.
     pub fn run(&self, check_every: Option<u64>) -> Result<Outcome, LabError> {
         let mut lab = self.lab(check_every);
         let (rounds, took) = self.workload.run(&mut lab, u64::from(self.seed))?;
@@ -144,7 +145,7 @@ impl Outcome {
         let all = counters.size.iter().flat_map(|size| size.fields()).chain(counters.vm.fields());
         let all = all.chain(counters.store.fields()).map(|(_, counter)| counter.get());
         let all = all.chain(slots.allocs).chain(slots.fallbacks).chain([slots.reclaims]);
-        // What JSON has of a number is exact.
+        // JSON represents these numbers exactly.
         let text = serde_json::json!(outcome).to_string();
         let hash = all.chain(text.bytes().map(u64::from)).fold(0, mix);
         outcome.digest = format!("{hash:016x}");

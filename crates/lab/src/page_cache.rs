@@ -1,14 +1,16 @@
-//! A machine's memory as Linux 6.6 runs it: files in a page cache of large folios, shared and anonymous memory, all from one buddy
-//! allocator, with reclaim and compaction where that runs out.
+//! The page cache: a machine's memory as Linux 6.6 runs it. It has files in large folios, shared
+//! and anonymous memory, all from one buddy allocator, with reclaim and compaction when that runs
+//! out.
 //!
-//! Who gets which frames, and what compaction moves, is decided by the engine: its free frames ([`foliomem_core::homes`]) and its
-//! compactor ([`foliomem_core::compaction`]). Around them stands what of a kernel decides how fragmented they become: free runs
-//! that CPUs keep for themselves ([`per_cpu`]), windows of readahead in growing folios ([`readahead`]), two lists of folios by
-//! their use, and the order in which an allocation that finds nothing tries compaction and reclaim (`alloc`).
+//! The engine decides which frames an allocation gets and what compaction moves: this module uses
+//! its free frames ([`foliomem_core::homes`]) and its compactor ([`foliomem_core::compaction`]). It
+//! adds the parts of a kernel that decide how fragmented memory becomes: per-CPU lists of free runs
+//! ([`per_cpu`]), readahead windows with growing folios ([`readahead`]), an active and an inactive
+//! list, and the order in which a failing allocation tries compaction and reclaim (`alloc`).
 //!
-//! Page tables are the one kind of memory that cannot be moved. Not modelled: `kswapd` and `kcompactd` as threads of their own
-//! (whoever finds too little free does their work, and pays for it), locks, and disks: all files are sparse, as those of
-//! vm-scalability are.
+//! Page tables are the only immovable memory. Not modelled: `kswapd` and `kcompactd` as threads (an
+//! allocation that finds too little free memory does their work and pays for it), locks, and disks:
+//! all files are sparse, as those of vm-scalability are.
 
 mod alloc;
 mod faults;
@@ -41,7 +43,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileId(u16);
 
-/// An address space: one of 16.
+/// An address space, one of 16.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapper(pub u8);
 
@@ -51,33 +53,33 @@ impl Mapper {
     }
 }
 
-/// What was done, and how often.
+/// Counters of the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CacheCounters {
-    /// Folios that were allocated, by order.
+    /// Allocated folios by order.
     pub allocated: [u64; ORDERS],
-    /// Folios that were wanted and not had, by order: smaller ones did.
+    /// Failed folio allocations by order; smaller folios were used instead.
     pub fallbacks: [u64; ORDERS],
-    /// Folios that were dropped, and their pages.
+    /// Reclaimed folios.
     pub reclaimed_folios: u64,
-    /// See `reclaimed_folios`.
+    /// Pages of the reclaimed folios.
     pub reclaimed_pages: u64,
-    /// Pages that were written back.
+    /// Pages written back.
     pub written_back_pages: u64,
-    /// The most page tables at a time.
+    /// Peak number of page tables.
     pub most_table_pages: u64,
 }
 
-/// What a new folio holds.
+/// The initial content of a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
-    /// As a hole of a file does.
+    /// Zeros, as in a hole of a file.
     Zeros,
-    /// What lies elsewhere.
+    /// A copy of other content.
     Copy,
 }
 
-/// See the module.
+/// A machine with a page cache.
 pub struct PageCache {
     folios: Folios,
     compactor: Compactor,
@@ -85,19 +87,19 @@ pub struct PageCache {
     per_cpu: Vec<PerCpu>,
     keeps: Keeps,
     watermarks: alloc::Watermarks,
-    /// Free pages among those that cannot be moved, and page tables.
+    /// Free pages of the immovable group, and pages used as page tables.
     unmovable: Vec<Frame>,
     tables: Vec<Frame>,
     cpu: usize,
     counters: CacheCounters,
     costs: Costs,
-    /// What the programs have computed themselves.
+    /// Time in which the programs computed.
     computed_ns: u64,
 }
 
 impl PageCache {
-    /// A machine with `frames` frames and `cpus` CPUs; without a variant its compaction leaves large folios where they are, as
-    /// Linux did before the series.
+    /// Makes a machine with `frames` frames and `cpus` CPUs. Without a `variant` compaction does
+    /// not move large folios, as in Linux before the series.
     pub fn new(frames: u32, cpus: u16, variant: Option<Variant>, pick: Pick, costs: Costs) -> PageCache {
         let watermarks = alloc::Watermarks::of(frames);
         PageCache {
@@ -116,17 +118,17 @@ impl PageCache {
         }
     }
 
-    /// From now on that CPU runs.
+    /// Makes `cpu` the running CPU.
     pub fn set_cpu(&mut self, cpu: u16) {
         self.cpu = cpu.into();
     }
 
-    /// A new file, of which nothing is cached.
+    /// Creates a file; nothing of it is cached.
     pub fn create(&mut self, backing: Backing, pages: u32) -> FileId {
         self.add(File::new(backing, pages, None))
     }
 
-    /// A new file whose content is kept in `image`, page by page, once it is written back.
+    /// Creates a file whose pages are kept in `image` after they are written back.
     pub fn create_kept_in(&mut self, image: FileId, pages: u32) -> FileId {
         self.add(File::new(Backing::File, pages, Some(image)))
     }
@@ -137,22 +139,22 @@ impl PageCache {
         FileId(files.len() as u16 - 1)
     }
 
-    /// Its length.
+    /// Returns the length of a file in pages.
     pub fn len_pages(&self, file: FileId) -> u32 {
         self.folios.table.borrow().files[usize::from(file.0)].pages()
     }
 
-    /// What was done.
+    /// Returns the counters.
     pub fn counters(&self) -> CacheCounters {
         self.counters
     }
 
-    /// Pages of page tables.
+    /// Returns the number of page tables.
     pub fn table_pages(&self) -> u32 {
         self.tables.len() as u32
     }
 
-    /// Pages that are neither free nor on a CPU's own list.
+    /// Returns the number of pages that are neither free nor on a per-CPU list.
     pub fn used_pages(&self) -> u32 {
         self.folios.homes.frames() - self.folios.homes.empty_frames() - self.kept_frames()
     }
@@ -161,12 +163,12 @@ impl PageCache {
         self.per_cpu.iter().map(PerCpu::frames).sum()
     }
 
-    /// What compaction has counted.
+    /// Returns the counters of compaction.
     pub fn vm_counters(&self) -> &VmCounters {
         &self.engine.vm
     }
 
-    /// What was done since this was last asked has cost so much: the kernel, and the programs.
+    /// Returns the time spent since the last call: by the kernel, and by the programs.
     pub fn take_spent_ns(&mut self) -> (u64, u64) {
         (self.folios.spent_ns.take(), std::mem::take(&mut self.computed_ns))
     }
@@ -187,7 +189,7 @@ impl PageCache {
         self.file(file).page(index).folio
     }
 
-    /// Puts `run` into the file, with zeros in it or what is copied there.
+    /// Adds `run` to the file as a folio of zeros or copied content.
     fn insert(&mut self, run: FrameRun, file: FileId, index: u32, content: Content) -> FolioId {
         self.spend(1, self.costs.page_cache.insert_folio_ns);
         let page_ns = match content {
@@ -197,19 +199,19 @@ impl PageCache {
         self.spend(run.frames(), page_ns);
         let table = self.folios.table.get_mut();
         let id = table.add(run, file.0, index);
-        // What has no place elsewhere stays: there is no swap.
+        // Memory without a backing store stays: there is no swap.
         if table.files[usize::from(file.0)].backing == Backing::File {
             table.enlist(id, List::Inactive);
         }
         id
     }
 
-    /// A program computes for so long.
+    /// Lets a program compute for `ns`.
     pub fn compute(&mut self, ns: u64) {
         self.computed_ns += ns;
     }
 
-    /// `msync(MS_SYNC)`: what was written of `range` is copied to where it is kept.
+    /// Writes back the dirty pages of `range`: `msync(MS_SYNC)`.
     pub fn sync(&mut self, file: FileId, range: std::ops::Range<u32>) -> Result<(), LabError> {
         for index in range {
             let id = self.folio_at(file, index);
@@ -226,7 +228,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// Copies a page to where it is kept; what has no page there yet gets the one that `alloc` finds.
+    /// Copies a page to its image. If the image has no page there, `alloc` allocates one.
     fn keep<E>(
         &mut self,
         file: FileId,
@@ -239,13 +241,14 @@ impl PageCache {
                 let run = alloc(self)?;
                 self.insert(run, image, page, Content::Copy);
             }
-            // Of a file that is kept nowhere only the work is done.
+            // A file without an image only costs the work.
             _ => self.spend(1, self.costs.copy_page_ns),
         }
         Ok(())
     }
 
-    /// Drops all that is cached of a file: it is removed, or its program ends. What maps it is gone.
+    /// Drops all cached pages of a file that is removed or whose program ended. Nothing maps it any
+    /// more.
     pub fn truncate(&mut self, file: FileId) {
         let folios = self.file(file).folios();
         for id in folios {
@@ -255,7 +258,7 @@ impl PageCache {
         self.unmovable.extend(self.tables.drain(tables..));
     }
 
-    /// Walks everything.
+    /// Checks everything.
     pub fn check(&self) {
         self.folios.homes.check();
         self.folios.table.borrow().check(&self.folios.homes);
@@ -264,7 +267,7 @@ impl PageCache {
         assert_eq!(
             cached + unmovable,
             self.used_pages(),
-            "a page is free, a CPU's own, some file's, or cannot be moved"
+            "every page is free, on a per-CPU list, of a file, or immovable"
         );
     }
 }

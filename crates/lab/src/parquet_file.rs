@@ -1,7 +1,8 @@
-//! Parquet files of columns: what tools for tables read, from pandas and DuckDB to Spark.
+//! Parquet files of columns, which table tools read, from pandas and DuckDB to Spark.
 //!
-//! Pages are compressed by Snappy, which all of them know. Any cell may be missing; integers are signed, because differences of
-//! unsigned ones go wrong in many tools. Rows are written a group at a time.
+//! Pages are compressed with Snappy, which all these tools support. Any cell may be missing.
+//! Integers are signed, because many tools mishandle differences of unsigned ones. Rows are written
+//! group by group.
 
 use crate::columns::{Cells, Column};
 use parquet::basic::{Compression, ConvertedType, LogicalType, Repetition, Type as Physical};
@@ -14,13 +15,13 @@ use parquet::schema::types::{PrimitiveTypeBuilder, Type, TypePtr};
 use std::io::Write;
 use std::sync::Arc;
 
-/// A file that is being written.
+/// A Parquet file being written.
 pub struct ParquetFile<W: Write + Send> {
     writer: SerializedFileWriter<W>,
 }
 
 impl<W: Write + Send> ParquetFile<W> {
-    /// A file of such columns, with facts about all of it: names and values.
+    /// Makes a file with these columns and with `facts` about it, as names and values.
     pub fn new(to: W, columns: &[Column], facts: &[(&str, String)]) -> std::io::Result<ParquetFile<W>> {
         let facts = facts.iter().map(|(name, value)| KeyValue::new((*name).to_owned(), value.clone()));
         let properties = WriterProperties::builder()
@@ -36,12 +37,14 @@ impl<W: Write + Send> ParquetFile<W> {
         Ok(ParquetFile { writer: create().map_err(std::io::Error::other)? })
     }
 
-    /// Adds rows: columns as the file was made with.
+    /// Appends rows. The columns must be those of the file.
     pub fn write(&mut self, columns: &[Column]) -> std::io::Result<()> {
         let mut write = || {
             let mut group = self.writer.next_row_group()?;
             for column in columns {
-                let Some(writer) = group.next_column()? else { unreachable!("{} is one of the file", column.name) };
+                let Some(writer) = group.next_column()? else {
+                    unreachable!("{} is a column of the file", column.name)
+                };
                 write_cells(writer, &column.cells)?;
             }
             group.close()
@@ -49,7 +52,7 @@ impl<W: Write + Send> ParquetFile<W> {
         write().map(drop).map_err(std::io::Error::other)
     }
 
-    /// Ends the file.
+    /// Finishes the file.
     pub fn finish(self) -> std::io::Result<()> {
         self.writer.close().map(drop).map_err(std::io::Error::other)
     }
@@ -95,14 +98,15 @@ fn write_optional<T: DataType, C>(
     value: impl Fn(&C) -> T::T,
 ) -> Result<()> {
     let values: Vec<T::T> = cells.iter().flatten().map(value).collect();
-    // 1 where there is one.
+    // 1 for each present cell.
     let definition_levels: Vec<i16> = cells.iter().map(|cell| i16::from(cell.is_some())).collect();
     writer.typed::<T>().write_batch(&values, Some(&definition_levels), None)?;
     writer.close()
 }
 
 fn write_lists(mut writer: SerializedColumnWriter, lists: &[Vec<i64>]) -> Result<()> {
-    // An empty list has one pair of levels, and no value. All but the first of a list continue it.
+    // An empty list has one pair of levels and no value. All elements but the first continue a
+    // list.
     let definition_levels: Vec<i16> =
         lists.iter().flat_map(|list| vec![i16::from(!list.is_empty()); list.len().max(1)]).collect();
     let repetition_levels: Vec<i16> =
@@ -139,7 +143,7 @@ mod tests {
         })
     }
 
-    /// What stands in a row: one field, or as many as a list has.
+    /// Returns the fields of a row's cell: one field, or the elements of a list.
     fn cell(cells: &Cells, row: usize) -> Vec<Field> {
         let or_null = |field: Option<Field>| vec![field.unwrap_or(Field::Null)];
         match cells {
@@ -160,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(groups in prop::collection::vec((0usize..20).prop_flat_map(columns), 1..4)) {
+        fn written_rows_are_read_back(groups in prop::collection::vec((0usize..20).prop_flat_map(columns), 1..4)) {
             let mut bytes = Vec::new();
             let mut file = ParquetFile::new(&mut bytes, &groups[0], &[("page_bytes", "4096".to_owned())]).unwrap();
             groups.iter().for_each(|columns| file.write(columns).unwrap());

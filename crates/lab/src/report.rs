@@ -1,4 +1,4 @@
-//! Runs as a page of HTML: tables and plots in one file that needs nothing else, no network and no script.
+//! Reports: runs as one HTML page with tables and plots, without network access or scripts.
 
 mod markup;
 mod plot;
@@ -12,7 +12,7 @@ use crate::workload::fallback_percent;
 use foliomem_core::units::Order;
 use markup::Markup;
 
-/// Colours follow the reader's; nothing in it needs to be escaped.
+/// The style sheet. Colours follow the reader's; nothing in it needs escaping.
 const STYLE: &str = "
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1340px; margin: 2em auto; padding: 0 1em; }
@@ -32,7 +32,7 @@ svg .line { fill: none; stroke-width: 2; }
 .legend span { display: inline-block; width: 22px; margin-right: 0.4em; vertical-align: middle; }
 ";
 
-/// One figure of a run.
+/// A figure of a run.
 struct Figure {
     name: &'static str,
     of: fn(&Outcome) -> Option<f64>,
@@ -43,14 +43,14 @@ fn mib(pages: u64) -> Option<f64> {
     Some(Order::ZERO.bytes() as f64 / f64::from(1 << 20) * pages as f64)
 }
 
-/// What of all large folios that were to go out was split, in per cent.
+/// Returns the percentage of large folios that were split at swap-out.
 fn swap_out_fallback(outcome: &Outcome) -> Option<f64> {
     let large = outcome.sizes.iter().filter(|size| size.kib > Order::ZERO.kib());
     let (out, split) = large.fold((0, 0), |(out, split), size| (out + size.swpout, split + size.swpout_fallback));
     fallback_percent(out, split)
 }
 
-/// What each run came to, in the table and against what varies.
+/// The figures of a run, in the table and in plots against varied settings.
 const FIGURES: [Figure; 9] = [
     Figure { name: "fallback at swap-out, %", of: swap_out_fallback, decimals: 2 },
     Figure {
@@ -67,7 +67,7 @@ const FIGURES: [Figure; 9] = [
     Figure { name: "modelled system time, s", of: |outcome| Some(outcome.modelled_sys_seconds), decimals: 3 },
 ];
 
-/// The page of some runs of the scenario of `text`, from the file `name`.
+/// Makes the page of some runs of the scenario `text` from the file `name`.
 pub fn page(name: &str, text: &str, runs: &[Run]) -> Result<String, LabError> {
     let scenario = Scenario::parse(name, text)?;
     let varied = varied(runs);
@@ -103,7 +103,7 @@ pub fn page(name: &str, text: &str, runs: &[Run]) -> Result<String, LabError> {
     Ok(page.into_page())
 }
 
-/// The settings that are not the same in all runs.
+/// Returns the settings that differ between runs.
 fn varied(runs: &[Run]) -> Vec<String> {
     let Some(first) = runs.first() else { return Vec::new() };
     let differs = |key: &str| runs.iter().any(|run| value(run, key) != value(first, key));
@@ -116,12 +116,12 @@ fn varied(runs: &[Run]) -> Vec<String> {
     keys
 }
 
-/// What a run has set. Of several values the last holds.
+/// Returns the value of a setting in a run; the last of several holds.
 fn value<'a>(run: &'a Run, key: &str) -> &'a str {
     run.set.iter().rev().find(|(name, _)| name == key).map_or("", |(_, value)| value)
 }
 
-/// A run by what makes it another one, of `keys`.
+/// Returns the label of a run: its values of `keys`.
 fn label(run: &Run, keys: &[String]) -> String {
     let settings: Settings = keys.iter().map(|key| (key.clone(), value(run, key).to_owned())).collect();
     named(&settings)
@@ -136,7 +136,7 @@ fn table(to: &mut Markup, head: &[String], rows: impl Iterator<Item = Vec<String
     });
 }
 
-/// A number, or that there is none.
+/// Formats a number; `-` if there is none.
 fn shown(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
 }
@@ -169,7 +169,7 @@ fn settings_table(body: &mut Markup, common: &[(String, toml::Value)]) {
     });
 }
 
-/// Everything that a run's outcome has.
+/// Adds the complete outcome of a run.
 fn details(body: &mut Markup, number: usize, run: &Run) {
     body.element("details", &[], |details| {
         details.leaf("summary", format_args!("Run {number}: {}", named(&run.set)));

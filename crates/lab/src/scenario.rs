@@ -1,6 +1,7 @@
 //! Scenario files: a machine, a swap device and a workload, as TOML.
 //!
-//! A bad file is refused with its name, the line and the reason; a bad `--vary` with the setting and the reason.
+//! An error in a file names the file, the line and the reason; an error in a `--vary` names the
+//! setting and the reason.
 
 use crate::costs::Costs;
 use crate::error::{LabError, one_line};
@@ -20,7 +21,7 @@ use serde::de::{Deserializer, Error as _};
 pub struct Within<const MIN: u32, const MAX: u32>(u32);
 
 impl<const MIN: u32, const MAX: u32> Within<MIN, MAX> {
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> u32 {
         self.0
     }
@@ -36,34 +37,34 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Within<MIN, MAX> 
     }
 }
 
-/// What a scenario file says.
+/// The content of a scenario file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is, in a line.
+    /// A description, one line.
     pub about: String,
-    /// Where chance begins.
+    /// The seed of random numbers.
     pub seed: u32,
-    /// See [`MachineSection`].
+    /// The machine.
     pub machine: MachineSection,
-    /// See [`SwapSection`].
+    /// The swap device.
     pub swap: SwapSection,
-    /// What runs.
+    /// The workload.
     pub workload: Workload,
-    /// What things cost, which no scenario says.
+    /// The costs, which no scenario contains.
     #[serde(skip, default = "Costs::reference")]
     pub costs: Costs,
 }
 
-/// The machine.
+/// The machine of a scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineSection {
-    /// Its CPUs.
+    /// Number of CPUs.
     pub cpus: Within<1, 1024>,
-    /// What the program may take.
+    /// The program's limit.
     pub limit_mib: Within<16, 1_048_576>,
-    /// Folio sizes beside 4 KiB.
+    /// Folio sizes in addition to 4 KiB.
     #[serde(deserialize_with = "sizes")]
     pub sizes_kib: OrderSet,
     /// What a fault does when the limit leaves no room for a large folio.
@@ -71,26 +72,26 @@ pub struct MachineSection {
     pub no_room: NoRoom,
 }
 
-/// The swap device.
+/// The swap device of a scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwapSection {
-    /// Its size.
+    /// The size of the device.
     pub size_mib: Within<2, 8_388_608>,
-    /// How slots are found.
+    /// The strategy of the slot allocator.
     #[serde(deserialize_with = "strategy")]
     pub strategy: Strategy,
-    /// How much of a folio a fault brings back.
+    /// How much of a folio a fault maps in.
     #[serde(deserialize_with = "swap_in")]
     pub swap_in: SwapIn,
-    /// Keep slots of what was swapped in.
+    /// Whether to keep slots of swapped-in folios.
     pub keep_copies: bool,
-    /// Folio sizes that are split before they go out.
+    /// Folio sizes that are split before they are swapped out.
     #[serde(deserialize_with = "sizes")]
     pub split_kib: OrderSet,
-    /// Where compressed memory is.
+    /// The place of compressed memory.
     pub store: Store,
-    /// The most that is compressed as one.
+    /// The maximum size of a piece.
     #[serde(deserialize_with = "size")]
     pub granule_kib: Order,
 }
@@ -139,16 +140,16 @@ fn no_room<'de, D: Deserializer<'de>>(from: D) -> Result<NoRoom, D::Error> {
 /// Pages in a MiB.
 const MIB_PAGES: u32 = 256;
 
-/// Frames for each page that may be in use at a time: some are always free.
+/// Arena frames for each page that may be in use at a time, so that some are always free.
 const ARENA_PER_MOST: u32 = 2;
 
 impl Scenario {
-    /// Reads a scenario from the text of the file `name`.
+    /// Parses the scenario `text` of the file `name`.
     pub fn parse(name: &str, text: &str) -> Result<Scenario, LabError> {
         toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))
     }
 
-    /// As [`parse`](Self::parse), with some of its settings replaced: pairs of a dotted key and a value.
+    /// Parses a scenario with some settings replaced, given as pairs of a dotted key and a value.
     pub fn parse_with(name: &str, text: &str, settings: &[(String, String)]) -> Result<Scenario, LabError> {
         let Some((last_key, last_value)) = settings.last() else { return Scenario::parse(name, text) };
         let set = replaced(name, text, settings).and_then(|table| {
@@ -160,11 +161,13 @@ impl Scenario {
                 }
             })
         });
-        // What is wrong with the file itself is to be said first. (Not looked for otherwise: a trace is read through for that.)
+        // Errors of the file itself come first. (They are searched only after another error:
+        // parsing reads a trace.)
         set.or_else(|error| Scenario::parse(name, text).and(Err(error)))
     }
 
-    /// Everything that can be set in a scenario, with some of it replaced: dotted keys, sorted, and their values.
+    /// Returns all settings of a scenario with some replaced: dotted keys, sorted, with their
+    /// values.
     pub fn settings(
         name: &str,
         text: &str,
@@ -175,7 +178,7 @@ impl Scenario {
         Ok(flat)
     }
 
-    /// The machine, by its costs, and the engine of the scenario.
+    /// Makes the machine, with its costs, and the engine of the scenario.
     pub fn lab(&self, check_every: Option<u64>) -> Lab {
         let limit_pages = self.machine.limit_mib.get() * MIB_PAGES;
         let most_pages = self.workload.most_pages(limit_pages);
@@ -204,7 +207,7 @@ impl Scenario {
     }
 }
 
-/// The text of the file `name` as a table, with some of its settings replaced.
+/// Parses the text of the file `name` as a table, with some settings replaced.
 fn replaced(name: &str, text: &str, settings: &[(String, String)]) -> Result<toml::Table, LabError> {
     let mut table = toml::from_str(text).map_err(|error| LabError::in_file(name, text, &error))?;
     for (key, value) in settings {
@@ -222,7 +225,7 @@ fn flatten(above: &str, table: toml::Table, flat: &mut Vec<(String, toml::Value)
     }
 }
 
-/// Puts `value` in the place of what stands under the dotted `key`.
+/// Replaces the value under the dotted `key`.
 fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
     let (path, last) = key.rsplit_once('.').map_or((None, key), |(path, last)| (Some(path), last));
     let mut at = table;
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_replaces_what_the_file_says_or_is_refused() {
+    fn a_setting_replaces_the_files_value_or_is_refused() {
         let text = SHIPPED[0].text;
         let with = |key: &str, value: &str| Scenario::parse_with("s.toml", text, &[(key.to_owned(), value.to_owned())]);
         assert_eq!(with("swap.strategy", "one-fragment").unwrap().swap.strategy, Strategy::OneFragment);
@@ -301,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_in_a_file_is_understood_or_refused_with_a_line(
+        fn any_file_is_parsed_or_refused_with_its_line(
             which in 0..SHIPPED.len(), at in any::<prop::sample::Index>(), cut in 0usize..40, noise in "[ -~\\n]{0,12}|\\PC{0,4}"
         ) {
             let mut bytes = SHIPPED[which].text.to_owned().into_bytes();

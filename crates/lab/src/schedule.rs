@@ -1,4 +1,4 @@
-//! Virtual CPUs that run tasks by turns: always the CPU whose clock is furthest behind.
+//! The scheduler of virtual CPUs: the CPU whose clock is furthest behind runs its next task.
 
 use crate::error::LabError;
 use crate::lab::{Lab, Spent};
@@ -6,25 +6,25 @@ use foliomem_core::units::CpuNumber;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// What running tasks took, in virtual time.
+/// The virtual time that tasks took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Took {
-    /// Until the last CPU was done.
+    /// Time until the last CPU was done.
     pub elapsed_ns: u64,
-    /// Of all CPUs.
+    /// CPU time of all CPUs.
     pub cpu_ns: u64,
-    /// What of that programs computed.
+    /// The part of it in which programs computed.
     pub computed_ns: u64,
-    /// What of the rest was waiting for the lists of clusters.
+    /// The part of the rest that CPUs waited for the list lock of the slot allocator.
     pub waited_ns: u64,
-    /// How long it took to page out what was to go, and to bring it back, where the workload does that by itself.
+    /// Time to swap everything out, if the workload does that by itself.
     pub page_out_ns: u64,
-    /// See `page_out_ns`.
+    /// Time to swap everything in again.
     pub page_in_ns: u64,
 }
 
 impl Took {
-    /// A CPU that was at `now_ns` has done that; returns where it is now.
+    /// Adds the work of a CPU that was at `now_ns`; returns its new time.
     pub fn add(&mut self, now_ns: u64, spent: Spent) -> u64 {
         self.cpu_ns += spent.ns;
         self.computed_ns += spent.computed_ns;
@@ -34,8 +34,8 @@ impl Took {
     }
 }
 
-/// Runs `tasks` tasks on `cpus` CPUs, each on the CPU of its number modulo those there are. `slice` lets a task do a
-/// little, and says whether it goes on.
+/// Runs `tasks` tasks on `cpus` CPUs; task n runs on CPU n modulo `cpus`. `slice` lets a task do a
+/// little and returns whether it continues.
 pub fn run(
     lab: &mut Lab,
     cpus: u16,

@@ -1,8 +1,8 @@
-//! The published results beside the lab's: one row for each of `seed_numbers.csv`.
+//! The published results beside the lab's, one row for each of `seed_numbers.csv`.
 //!
-//! A row that the lab covers names runs (a shipped scenario and what is set in it) and the figure to take from them (`plan`).
-//! Whether they agree is decided by a rule that belongs to the figure and is said with the row (`compare`). A row that is
-//! not covered says why, and nothing else.
+//! A covered row names its runs (a shipped scenario and settings) and the figure to take from them
+//! (`plan`). A rule of the figure, which the row states, decides whether they agree (`compare`). A
+//! row that is not covered states why.
 
 mod compare;
 mod plan;
@@ -19,53 +19,53 @@ const PUBLISHED: &str = include_str!("seed_numbers.csv");
 /// A published result.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct Published {
-    /// Series of patches.
+    /// The series of patches.
     pub series: String,
-    /// Table in it.
+    /// The table in the series.
     pub table: String,
-    /// What ran.
+    /// The workload.
     pub workload: String,
-    /// How.
+    /// The configuration.
     pub config: String,
-    /// What was measured.
+    /// The metric.
     pub metric: String,
-    /// Without the patches.
+    /// The value without the patches.
     pub before: String,
-    /// With them.
+    /// The value with the patches.
     pub after: String,
-    /// Of both.
+    /// The unit of both values.
     pub unit: String,
 }
 
-/// A published result, and the lab's.
+/// A published result with the lab's.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct SeedRow {
-    /// What was published.
+    /// The published result.
     #[serde(flatten)]
     pub published: Published,
-    /// The lab's figures in the same form, where it covers the row.
+    /// The lab's value without the patches, if the row is covered.
     pub ours_before: Option<String>,
-    /// See `ours_before`.
+    /// The lab's value with the patches, if the row is covered.
     pub ours_after: Option<String>,
-    /// Whether direction and size of the effect are the same.
+    /// Whether direction and size of the effect agree.
     pub agrees: Option<bool>,
-    /// By which rule, or why there is nothing to compare.
+    /// The rule of comparison, or why there is none.
     pub why: String,
 }
 
-/// What is published.
+/// Returns the published results.
 pub fn published() -> Result<Vec<Published>, LabError> {
     csv::Reader::from_reader(PUBLISHED.as_bytes()).deserialize().map(|row| row.map_err(LabError::Published)).collect()
 }
 
 impl Published {
-    /// Whether `text` stands in what says what it is about.
+    /// Returns whether a field that describes the result contains `text`.
     fn mentions(&self, text: &str) -> bool {
         [&self.series, &self.table, &self.workload, &self.config, &self.metric].iter().any(|field| field.contains(text))
     }
 }
 
-/// Runs what the rows need that mention `only`, each once, by `threads` threads.
+/// Runs everything that the rows containing `only` need, each run once, with `threads` threads.
 pub fn run(only: &str, threads: usize, progress: Progress) -> Result<Vec<SeedRow>, LabError> {
     let rows: Vec<Published> = published()?.into_iter().filter(|row| row.mentions(only)).collect();
     let plans: Vec<Plan> = rows.iter().map(plan::plan).collect();

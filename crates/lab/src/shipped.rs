@@ -1,17 +1,17 @@
-//! The scenarios that come with foliomem (`scenarios/` of its source).
+//! The scenarios shipped with foliomem (`scenarios/` of the source).
 
-/// A scenario by its name.
+/// A shipped scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Shipped {
-    /// Name of the file, without `.toml`.
+    /// The file's name without `.toml`.
     pub name: &'static str,
-    /// What the file says.
+    /// The text of the file.
     pub text: &'static str,
 }
 
 macro_rules! shipped {
     ($($name:literal),* $(,)?) => {
-        /// All of them.
+        /// All shipped scenarios.
         pub const SHIPPED: &[Shipped] =
             &[$(Shipped { name: $name, text: include_str!(concat!("../../../scenarios/", $name, ".toml")) }),*];
     };
@@ -27,7 +27,7 @@ shipped![
     "vm-scalability"
 ];
 
-/// The shipped scenario of that name.
+/// Returns the shipped scenario `name`.
 pub fn find(name: &str) -> Option<&'static Shipped> {
     SHIPPED.iter().find(|shipped| shipped.name == name)
 }

@@ -1,4 +1,4 @@
-//! Many runs at once: a scenario with each combination of settings, on the cores there are.
+//! Sweeps: a scenario with each combination of settings, run on all cores.
 
 use crate::costs::Costs;
 use crate::error::LabError;
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Settings in the place of those of the file: key and value of each.
+/// Settings that replace those of the file, as keys and values.
 pub type Settings = Vec<(String, String)>;
 
-/// One of them, done.
+/// A finished run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// What replaced settings of the file.
+    /// The settings that replaced those of the file.
     pub set: Settings,
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// What of a shipped scenario, or of a file, is to be run: its name and its text.
+/// Reads a shipped scenario or a file; returns its name and its text.
 pub fn read(name: &std::path::Path) -> Result<(String, String), LabError> {
     if let Some(shipped) = name.to_str().and_then(shipped::find) {
         return Ok((shipped.name.to_owned(), shipped.text.to_owned()));
@@ -30,13 +30,13 @@ pub fn read(name: &std::path::Path) -> Result<(String, String), LabError> {
     Ok((name.display().to_string(), text))
 }
 
-/// Settings as they stand in messages and tables.
+/// Formats settings for messages and tables.
 pub fn named(settings: &[(String, String)]) -> String {
     let each: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
     each.join(" ")
 }
 
-/// Every combination of values, the last key's changing fastest.
+/// Returns every combination of values; the value of the last key changes fastest.
 fn combinations(varied: &[(String, Vec<String>)]) -> Vec<Settings> {
     varied.iter().fold(vec![Vec::new()], |before, (key, values)| {
         let extend = |settings: Settings| {
@@ -46,11 +46,11 @@ fn combinations(varied: &[(String, Vec<String>)]) -> Vec<Settings> {
     })
 }
 
-/// Told after each run how many are done, of how many: by any thread.
+/// A callback after each run, with the number of finished runs and of all. Any thread may call it.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// Runs all of `scenarios` by `threads` threads. The outcomes, in the order of the scenarios, do not depend on how many
-/// threads there are.
+/// Runs all `scenarios` with `threads` threads. The outcomes, in the order of the scenarios, do not
+/// depend on the number of threads.
 pub fn run_all(scenarios: &[Scenario], threads: usize, progress: Progress) -> Result<Vec<Outcome>, LabError> {
     run_each(scenarios, threads, progress).into_iter().collect()
 }
@@ -76,7 +76,8 @@ fn run_each(scenarios: &[Scenario], threads: usize, progress: Progress) -> Vec<R
     done.into_iter().filter_map(outcome).collect()
 }
 
-/// The settings of each run of the scenario of `text`, from the file `name`, and the scenarios they make of it.
+/// Returns the settings of each run of the scenario `text` from the file `name`, and the resulting
+/// scenarios.
 pub fn scenarios(
     name: &str,
     text: &str,
@@ -86,8 +87,8 @@ pub fn scenarios(
     combinations(varied).into_iter().map(parse).collect()
 }
 
-/// Runs the scenario of `text`, from the file `name`, with each combination of settings, where things cost what `costs`
-/// says.
+/// Runs the scenario `text` from the file `name` with each combination of settings and with these
+/// costs.
 pub fn sweep(
     name: &str,
     text: &str,

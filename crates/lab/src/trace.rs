@@ -1,14 +1,16 @@
-//! Trace files: what `foliomem record` writes and `foliomem lab replay` reads.
+//! Trace files, which `foliomem record` writes and `foliomem lab replay` reads.
 //!
-//! A header of 16 bytes (magic, version, page size), then blocks, the last one empty: without it the file
-//! was not written to its end. A block is the length of its content and of what is stored (4 bytes each), a hash of those
-//! and the stored bytes (8 bytes, XXH3), and the stored bytes: the content compressed by LZ4.
+//! A file is a header of 16 bytes (magic, version, page size), then blocks. The last block is
+//! empty; a file without it was not written to its end. A block has the length of its content and
+//! of the stored bytes (4 bytes each), a hash of these and the stored bytes (8 bytes, XXH3), and
+//! the stored bytes: the content compressed with LZ4.
 //!
-//! Content is records, each a byte (the event's tag, and whether the process is another than before), then varints: the
-//! process if it is another, microseconds since the record before, the event's numbers. Page numbers are differences
-//! to the last one of any process. All of this begins anew in each block. Numbers are little endian.
+//! The content is a list of records. A record is a byte (the event's tag, and whether the process
+//! differs from the previous one), then varints: the process if it differs, microseconds since the
+//! previous record, the event's numbers. Page numbers are differences to the previous one of any
+//! process. Each block starts anew. Numbers are little endian.
 //!
-//! Whatever a file holds, reading it gives records or an error with the file, the offset and the reason.
+//! Reading any file gives records, or an error with the file, the offset and the reason.
 
 use crate::error::LabError;
 use foliomem_core::units::PAGE_SHIFT;
@@ -17,34 +19,36 @@ use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What records are made of: of the lab's build of the engine, so that they are not those of `foliomem-linux`.
+/// The types of records come from the lab's build of the engine; those of `foliomem-linux` are
+/// distinct types.
 pub use foliomem_core::{trace::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
 const VERSION: u16 = 5;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
-/// A block is written when it has so much content.
+/// Content bytes at which a block is written.
 const BLOCK_BYTES: usize = 64 << 10;
-/// None that is read has more: a record has 60 bytes at most.
-const MOST_BLOCK_BYTES: usize = BLOCK_BYTES + 64;
-/// The process is another.
+/// Maximum content bytes of a block that is read: a record has at most 60 bytes.
+const MAX_BLOCK_BYTES: usize = BLOCK_BYTES + 64;
+/// The bit of a record whose process differs from the previous one.
 const OTHER_PROCESS: u8 = 0x80;
-/// Time is stored in 56 bits on its way here.
-const MOST_TIME_US: u64 = 1 << 56;
+/// Upper bound of times: the trace ring stores them in 56 bits.
+const MAX_TIME_US: u64 = 1 << 56;
 
 /// One event of a process of the recorded run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// Its number in the trace: 0, 1, ... as they began.
+    /// The process's number in the trace: 0, 1, ... in the order of their starts.
     pub process: u32,
-    /// When it was, by a clock that begins anywhere.
+    /// The time of the event, by a clock with an arbitrary start.
     pub time_us: u64,
-    /// What it was.
+    /// The event.
     pub event: Event,
 }
 
-/// How many numbers an event of a tag has, and which of them are page numbers, a bit each.
+/// Returns the number of numbers of an event with this tag, and a bit for each that is a page
+/// number.
 fn shape(tag: u8) -> Option<(usize, u8)> {
     const NONE: u8 = 0;
     const FIRST: u8 = 1 << 0;
@@ -68,7 +72,7 @@ fn header() -> [u8; HEADER_BYTES] {
     header
 }
 
-/// What records are relative to.
+/// The previous values, to which records are relative.
 #[derive(Default)]
 struct Before {
     process: u32,
@@ -84,7 +88,8 @@ fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-/// Small numbers of either sign as small ones.
+/// Maps a signed difference to an unsigned number; small differences of either sign become small
+/// numbers.
 fn fold(difference: i64) -> u64 {
     ((difference << 1) ^ (difference >> 63)) as u64
 }
@@ -102,7 +107,7 @@ impl Before {
         if is_other {
             push_varint(bytes, record.process.into());
         }
-        // Clocks of several processes may differ by a little.
+        // Clocks of several processes may differ slightly.
         push_varint(bytes, fold(record.time_us.wrapping_sub(self.time_us) as i64));
         (self.process, self.time_us) = (record.process, record.time_us);
         for (place, number) in numbers.into_iter().take(len).enumerate() {
@@ -125,7 +130,7 @@ impl Before {
             self.process = u32::try_from(take_varint(bytes)?).map_err(|_| "there is no such process")?;
         }
         self.time_us = self.time_us.wrapping_add(unfold(take_varint(bytes)?) as u64);
-        if self.time_us >= MOST_TIME_US {
+        if self.time_us >= MAX_TIME_US {
             return Err("there is no such time");
         }
         let mut numbers = [0; 3];
@@ -160,7 +165,7 @@ fn take_varint(bytes: &mut &[u8]) -> Result<u64, &'static str> {
     Err("a number is too large")
 }
 
-/// Writes a trace file.
+/// A writer of a trace file.
 pub struct TraceWriter<W: Write = BufWriter<File>> {
     to: W,
     content: Vec<u8>,
@@ -169,7 +174,7 @@ pub struct TraceWriter<W: Write = BufWriter<File>> {
 }
 
 impl TraceWriter {
-    /// A new file at `path`, in the place of any that was there.
+    /// Creates the file at `path`; replaces an existing one.
     pub fn create(path: &Path) -> std::io::Result<TraceWriter> {
         TraceWriter::new(BufWriter::new(File::create(path)?))
     }
@@ -181,7 +186,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(TraceWriter { to, content: Vec::new(), before: Before::default(), stored_bytes: HEADER_BYTES as u64 })
     }
 
-    /// Adds a record.
+    /// Writes a record.
     pub fn write(&mut self, record: &Record) -> std::io::Result<()> {
         self.before.push(&mut self.content, record);
         if self.content.len() < BLOCK_BYTES { Ok(()) } else { self.end_block() }
@@ -200,7 +205,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Ends the file; returns its length.
+    /// Finishes the file; returns its length.
     pub fn finish(mut self) -> std::io::Result<u64> {
         if !self.content.is_empty() {
             self.end_block()?;
@@ -211,11 +216,12 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
-/// Reads a trace file: records, in order, and an error as the last of them where something is wrong.
+/// A reader of a trace file: it returns records in order, and an error as the last item if
+/// something is wrong.
 pub struct TraceReader<R: Read = BufReader<File>> {
     from: R,
     path: PathBuf,
-    /// Where the block begins that is read now, and where the next one does.
+    /// The offset of the current block, and of the next one.
     offset: u64,
     next_offset: u64,
     content: Vec<u8>,
@@ -225,7 +231,7 @@ pub struct TraceReader<R: Read = BufReader<File>> {
 }
 
 impl TraceReader {
-    /// The records of the file at `path`.
+    /// Opens the file at `path`.
     pub fn open(path: &Path) -> Result<TraceReader, LabError> {
         let file = File::open(path).map_err(|error| LabError::UnreadableTrace(path.to_owned(), error))?;
         TraceReader::new(BufReader::new(file), path)
@@ -264,14 +270,14 @@ impl<R: Read> TraceReader<R> {
         })
     }
 
-    /// Reads the next block; false at the end.
+    /// Reads the next block; returns false at the end.
     fn next_block(&mut self) -> Result<bool, LabError> {
         self.offset = self.next_offset;
         let mut head = [0; BLOCK_HEADER_BYTES];
         self.read(&mut head)?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
         let (len, stored_len) = (word(0), word(4));
-        if len > MOST_BLOCK_BYTES || stored_len > lz4_flex::block::get_maximum_output_size(len) {
+        if len > MAX_BLOCK_BYTES || stored_len > lz4_flex::block::get_maximum_output_size(len) {
             return Err(self.bad("a block is longer than it can be"));
         }
         let mut hashed = vec![0; 8 + stored_len];
@@ -297,7 +303,7 @@ impl<R: Read> TraceReader<R> {
         }
     }
 
-    /// The next record of the block.
+    /// Decodes the next record of the block.
     #[inline]
     fn next_record(&mut self) -> Result<Record, LabError> {
         let mut rest = &self.content[self.at..];
@@ -336,7 +342,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MOST_TIME_US, 0u8..16, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MAX_TIME_US, 0u8..16, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;
@@ -359,7 +365,7 @@ mod tests {
         TraceReader::new(bytes, Path::new("x.mft"))?.collect()
     }
 
-    /// The offset of an error, which says what is wrong in a line.
+    /// Returns the offset of an error and checks that its message is one line.
     fn refused_at(result: Result<Vec<Record>, LabError>) -> u64 {
         let error = result.unwrap_err();
         assert!(error.to_string().starts_with("x.mft: at byte ") && !error.to_string().contains('\n'), "{error}");
@@ -369,14 +375,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(records in records(), times in 1usize..40) {
-            // Several blocks.
+        fn written_records_are_read_back(records in records(), times in 1usize..40) {
+            // Enough records for several blocks.
             let records: Vec<Record> = records.iter().cycle().take(records.len() * times).cloned().collect();
             prop_assert_eq!(read(&written(&records)).unwrap(), records);
         }
 
         #[test]
-        fn a_file_that_is_cut_off_changed_or_longer_is_refused(
+        fn a_truncated_changed_or_longer_file_is_refused(
             records in records(), at in any::<prop::sample::Index>(), change in 1u8.., noise in prop::collection::vec(any::<u8>(), 1..40)
         ) {
             let whole = written(&records);
@@ -389,9 +395,9 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_no_trace(noise in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn noise_is_refused(noise in prop::collection::vec(any::<u8>(), 0..400)) {
             refused_at(read(&noise));
-            // What has the right hash is read to its end, or refused.
+            // A block with a valid hash is read to its end, or refused.
             let mut file = header().to_vec();
             let stored = lz4_flex::block::compress(&noise);
             let lens = [noise.len() as u32, stored.len() as u32].map(u32::to_le_bytes);

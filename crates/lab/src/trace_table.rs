@@ -1,14 +1,19 @@
-//! Traces as Parquet files: a row for each event, in the order of the trace.
+//! Trace tables: traces as Parquet files with one row for each event, in the order of the trace.
 //!
-//! | column | of which kinds | what |
+//! | column | kinds | content |
 //! |---|---|---|
-//! | `time_us`, `process`, `kind` | all | when, by a clock that begins anywhere; which process, 0, 1, ... as they began; see below |
-//! | `first_page`, `pages` | `map`, `unmap`, `discard`, `remap`, `fill`, `stage`, `refault`, `activate`, `along`, `compressed` | addresses by 4096 |
-//! | `to_page` | `remap` | where it went |
-//! | `pid` | `start` | its number in the system |
-//! | `pages` | `limit`, `unmanaged` | how many |
-//! | `compressed_bytes` | `compressed` | what the pages came to as one piece; 0 where they repeat one word |
-//! | `lost_events` | `lost` | how many are missing |
+//! | `time_us` | all | time, by a clock with an arbitrary start |
+//! | `process` | all | number of the process, in the order of their starts |
+//! | `kind` | all | the kind of the event |
+//! | `first_page`, `pages` | events about pages | first address divided by 4096, number of pages |
+//! | `to_page` | `remap` | first page of the new range |
+//! | `pid` | `start` | process id |
+//! | `pages` | `limit`, `unmanaged` | number of pages |
+//! | `compressed_bytes` | `compressed` | bytes of the piece; 0 if all pages repeat one word |
+//! | `lost_events` | `lost` | number of lost events |
+//!
+//! Events about pages are `map`, `unmap`, `discard`, `remap`, `fill`, `stage`, `refault`,
+//! `activate`, `along` and `compressed`.
 
 use crate::columns::{Cells, Column, signed};
 use crate::error::LabError;
@@ -21,10 +26,10 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
-/// Rows that are written at once: 70 MiB of columns.
+/// Rows written at a time: 70 MiB of columns.
 const GROUP_ROWS: usize = 1 << 19;
 
-/// What an event has of the columns behind `kind`, in their order.
+/// The values of an event in the columns after `kind`, in their order.
 #[derive(Default)]
 struct Numbers {
     first_page: Option<u64>,
@@ -35,7 +40,7 @@ struct Numbers {
     lost_events: Option<u64>,
 }
 
-/// Names of those columns.
+/// The names of those columns.
 const NUMBERS: [&str; 6] = ["first_page", "pages", "to_page", "pid", "compressed_bytes", "lost_events"];
 
 impl Numbers {
@@ -54,7 +59,7 @@ impl Numbers {
     }
 }
 
-/// The event's kind, and its numbers.
+/// Returns the kind of an event and its numbers.
 fn cells(event: &Event) -> (&'static str, Numbers) {
     let none = Numbers::default;
     match event {
@@ -96,7 +101,7 @@ fn columns(records: &[Record]) -> Vec<Column> {
     columns
 }
 
-/// Writes the trace at `trace` as a Parquet file at `to`; returns how many events it has.
+/// Writes the trace at `trace` as a Parquet file at `to`; returns the number of events.
 pub fn export(trace: &Path, to: &Path) -> Result<u64, LabError> {
     let records = TraceReader::open(trace)?;
     if to.canonicalize().is_ok_and(|to| trace.canonicalize().is_ok_and(|trace| to == trace)) {
@@ -140,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_event_has_its_row() {
+    fn every_kind_of_event_has_a_row() {
         let pages = |start, end| PageNumber(start)..PageNumber(end);
         let events = [
             Event::Start { pid: 77 },
@@ -179,7 +184,7 @@ mod tests {
             "unmap\" 1 1 null null null null",
             "end\" null null null null null null",
         ];
-        // More than a group.
+        // More rows than one group.
         let times = GROUP_ROWS / events.len() + 2;
         let all = events.iter().cycle().take(times * events.len());
         assert_eq!(write((0..).zip(all).map(record), &mut bytes, unwritable).unwrap(), (times * events.len()) as u64);

@@ -1,4 +1,4 @@
-//! What programs do.
+//! Workloads: what programs do.
 
 mod kernel_build;
 mod process;
@@ -28,8 +28,8 @@ pub use vm_scalability::{CacheOutcome, Case, VmScalability};
 /// Pages in a MiB.
 const MIB: u32 = 256;
 
-/// A program is out of memory where it takes this many times the limit.
-const MOST_LIMITS: u32 = 2;
+/// Maximum memory of a program, as a multiple of the limit; beyond it the program is out of memory.
+const MAX_LIMITS: u32 = 2;
 
 /// A workload and its parameters.
 #[derive(Clone, Debug, Deserialize)]
@@ -37,42 +37,43 @@ const MOST_LIMITS: u32 = 2;
 pub enum Workload {
     /// The kernel's `thp_swap_allocator_test`.
     SwapAllocator(SwapAllocator),
-    /// Compilers that come and go.
+    /// A kernel build: compilers that start and exit.
     KernelBuild(KernelBuild),
     /// A recorded run.
     Replay(Replay),
     /// Tasks that write much memory once.
     Usemem(Usemem),
-    /// An area that goes out and comes back.
+    /// An area that is swapped out and in.
     SwapBandwidth(SwapBandwidth),
     /// A case of vm-scalability.
     VmScalability(VmScalability),
 }
 
-/// What a part of a workload came to, for folios of the largest enabled size.
+/// The counts of a round of a workload, for folios of the largest enabled size.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Round {
-    /// Folios that went out in one piece.
+    /// Folios swapped out whole.
     pub swpout: u64,
-    /// Folios that were split for it.
+    /// Folios split at swap-out.
     pub swpout_fallback: u64,
 }
 
 impl Round {
-    /// What of all that wanted contiguous slots had none, in per cent.
+    /// Returns the percentage of allocations of contiguous slots that failed.
     pub fn percent(&self) -> Option<f64> {
         fallback_percent(self.swpout, self.swpout_fallback)
     }
 }
 
-/// Fallbacks among all that wanted contiguous slots; `None` where nothing did.
+/// Returns the percentage of fallbacks among all swap-outs of contiguous slots; `None` if there
+/// were none.
 pub fn fallback_percent(swpout: u64, fallback: u64) -> Option<f64> {
     let all = swpout + fallback;
     (all > 0).then(|| fallback as f64 * 100.0 / all as f64)
 }
 
 impl Workload {
-    /// Pages of address space it needs.
+    /// Returns the pages of address space that the workload needs.
     pub fn pages(&self) -> u32 {
         match self {
             Workload::SwapAllocator(test) => test.pages(),
@@ -84,15 +85,16 @@ impl Workload {
         }
     }
 
-    /// What it may take at a time; more is out of memory. One that is recorded has had what it took.
+    /// Returns the maximum of the pages in use; with more the program is out of memory. A recorded
+    /// run may take what it took.
     pub fn most_pages(&self, limit_pages: u32) -> u32 {
         match self {
-            Workload::Replay(replay) => (limit_pages * MOST_LIMITS).max(limit_pages + replay.peak_pages()),
-            _ => limit_pages * MOST_LIMITS,
+            Workload::Replay(replay) => (limit_pages * MAX_LIMITS).max(limit_pages + replay.peak_pages()),
+            _ => limit_pages * MAX_LIMITS,
         }
     }
 
-    /// What the program keeps in reach whatever the limit says: as under foliomem, or nothing.
+    /// Returns the protected minimum: foliomem's, or none.
     pub fn floor_pages(&self, limit_pages: u32) -> u64 {
         match self {
             Workload::Replay(_) => watermark::floor_pages(limit_pages.into()),
@@ -100,7 +102,7 @@ impl Workload {
         }
     }
 
-    /// How well each part of its memory compresses, if that is known.
+    /// Returns the densities of the workload's memory, if they are known.
     pub fn density(&self, costs: &Costs) -> Option<Density> {
         match self {
             Workload::Replay(replay) => Some(replay.density(costs)),
@@ -108,12 +110,12 @@ impl Workload {
         }
     }
 
-    /// Whether every page repeats one word.
+    /// Returns whether every page repeats one word.
     pub fn is_filled(&self) -> bool {
         matches!(self, Workload::SwapBandwidth(bandwidth) if bandwidth.filled)
     }
 
-    /// Does it; chance begins at `seed`, unless the workload brings its own numbers.
+    /// Runs the workload. Random numbers start at `seed`, unless the workload brings its own.
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         match self {
             Workload::SwapAllocator(test) => test.run(lab),
@@ -126,7 +128,7 @@ impl Workload {
     }
 }
 
-/// Counts rounds.
+/// A counter of rounds.
 struct Rounds {
     order: Order,
     swpout: u64,

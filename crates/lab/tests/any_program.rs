@@ -1,5 +1,5 @@
-//! Random programs on random machines: what is read is what was written (the machine sees to that), the engine adds up,
-//! and with nothing left mapped nothing is left charged but free frames.
+//! Random programs on random machines. Reads return what was written (the machine checks that), the
+//! engine's checks hold, and after everything is unmapped only free frames are charged.
 
 #![allow(missing_docs)]
 
@@ -68,7 +68,7 @@ fn config() -> impl Strategy<Value = (OrderSet, EngineConfig)> {
     )
 }
 
-/// Pages `page..` of an area, which does not begin where a folio does.
+/// Returns the pages from `page` on of an area whose start is not aligned.
 fn part(area: u32, page: u32, pages: u32) -> std::ops::Range<PageNumber> {
     let start = PageNumber(u64::from(area * 2048 + 37));
     start.offset(page)..start.offset((page + pages).min(AREA_PAGES))
@@ -77,7 +77,7 @@ fn part(area: u32, page: u32, pages: u32) -> std::ops::Range<PageNumber> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_read_is_what_was_written(
+    fn reads_return_the_written_content(
         (sizes, config) in config(),
         store in prop::sample::select(vec![Store::Lz4, Store::Zstd, Store::Outside, Store::RamDisk]),
         filled in prop::sample::select(vec![false, false, true]),

@@ -1,4 +1,5 @@
-//! Cases of vm-scalability on a small machine: they add up, they are the same on each run, and compaction does what the series says.
+//! Cases of vm-scalability on a small machine: the checks hold, every run gives equal results, and
+//! compaction has the effects that the series claims.
 
 #![allow(missing_docs)]
 
@@ -42,26 +43,26 @@ fn small(varied: &[(&str, &[&str])], threads: usize) -> Vec<Run> {
 }
 
 #[test]
-fn each_case_adds_up_and_comes_to_the_same_again() {
+fn each_case_passes_its_checks_and_repeats() {
     let text = shipped::find("vm-scalability").unwrap().text;
     let cases: (&str, &[&str]) = ("workload.vm-scalability.case", &CASES);
     let variants: (&str, &[&str]) = ("workload.vm-scalability.compaction", &["base", "+sort-sources"]);
     for run in small(&[cases, variants], 2) {
         let checked = Scenario::parse_with("vm-scalability", text, &run.set).unwrap().run(Some(1)).unwrap();
-        assert_eq!(checked, run.outcome, "{:?}: checking changes nothing, nor do threads", run.set);
+        assert_eq!(checked, run.outcome, "{:?}: checks or threads changed the outcome", run.set);
         let cache = checked.page_cache.unwrap();
         assert!(cache.modelled_throughput > 0.0 && cache.counters.allocated.iter().sum::<u64>() > 0, "{:?}", run.set);
     }
 }
 
-/// Large folios that were wanted and not had, and pages that were moved.
+/// Returns the failed allocations of large folios and the migrated pages.
 fn came_to(outcome: &Outcome) -> (u64, u64) {
     let cache = outcome.page_cache.as_ref().unwrap();
     (cache.counters.fallbacks[1..].iter().sum(), cache.pgmigrate_success)
 }
 
 #[test]
-fn large_folios_that_were_not_had_are_had_when_compaction_moves_large_ones() {
+fn large_folio_allocations_succeed_when_compaction_moves_large_folios() {
     let case: (&str, &[&str]) = ("workload.vm-scalability.case", &["lru-file-mmap-read"]);
     let long: (&str, &[&str]) = ("workload.vm-scalability.memories", &["30"]);
     let seeds: (&str, &[&str]) = ("seed", &["1", "2", "3", "4"]);
@@ -78,13 +79,16 @@ fn large_folios_that_were_not_had_are_had_when_compaction_moves_large_ones() {
     assert!([split, cut, sorted].iter().all(|variant| variant.0 < base.0 / 50), "{sums:?}");
     assert!(
         split.0.max(cut.0) < whole.0 && whole.0 < base.0 / 20,
-        "runs of the very order are not always there: {sums:?}"
+        "runs of exactly the order are not always free: {sums:?}"
     );
-    assert!(base.1 < sorted.1 && sorted.1 < split.1.min(whole.1).min(cut.1), "the last moves least of them: {sums:?}");
+    assert!(
+        base.1 < sorted.1 && sorted.1 < split.1.min(whole.1).min(cut.1),
+        "the last variant moves the least: {sums:?}"
+    );
 }
 
 #[test]
-fn a_machine_that_is_too_small_or_has_too_many_cpus_is_refused() {
+fn a_too_small_machine_or_too_many_cpus_are_refused() {
     let text = shipped::find("vm-scalability").unwrap().text;
     for (key, value, fits) in [
         ("machine.cpus", "17", false),
@@ -106,7 +110,7 @@ fn a_machine_that_is_too_small_or_has_too_many_cpus_is_refused() {
 }
 
 #[test]
-fn an_unknown_way_of_compaction_is_refused() {
+fn an_unknown_compaction_variant_is_refused() {
     let settings = [("workload.vm-scalability.compaction".to_owned(), "best".to_owned())];
     let refused = Scenario::parse_with("s", shipped::find("vm-scalability").unwrap().text, &settings).unwrap_err();
     let refused = refused.to_string();

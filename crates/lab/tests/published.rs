@@ -1,4 +1,5 @@
-//! The swap allocator test comes to what was published of it, number by number where chance has no part.
+//! The swap allocator test reproduces its published results, number by number where chance has no
+//! part.
 
 #![allow(missing_docs)]
 
@@ -12,13 +13,14 @@ fn swap_allocator(settings: &[(&str, &str)]) -> Outcome {
     Scenario::parse_with("swap-allocator", text, &settings).unwrap().run(None).unwrap()
 }
 
-/// What wanted contiguous slots, by round: how many pieces were touched is the same for everybody who has run the test.
+/// Returns the number of swap-outs that needed contiguous slots, by round. It is equal in every run
+/// of the test.
 fn wanted(outcome: &Outcome) -> Vec<u64> {
     outcome.rounds.iter().map(|round| round.swpout + round.swpout_fallback).collect()
 }
 
 #[test]
-fn by_pages_nearly_all_falls_back_from_the_eighth_round_on() {
+fn by_pages_nearly_everything_falls_back_after_eight_rounds() {
     for strategy in ["cluster-lists", "one-fragment", "nonfull-first"] {
         let outcome = swap_allocator(&[("swap.swap_in", "page"), ("swap.strategy", strategy)]);
         assert_eq!(wanted(&outcome)[..4], [233, 232, 226, 223]);
@@ -29,7 +31,7 @@ fn by_pages_nearly_all_falls_back_from_the_eighth_round_on() {
 }
 
 #[test]
-fn the_first_rounds_by_pages_are_near_what_was_published() {
+fn the_first_rounds_by_pages_are_near_the_published_ones() {
     let outcome = swap_allocator(&[("swap.swap_in", "page"), ("swap.strategy", "cluster-lists")]);
     let published = [0.0, 43.53, 68.58, 75.34, 84.51, 88.84, 90.91, 96.05];
     for (round, published) in outcome.rounds.iter().zip(published) {
@@ -50,7 +52,7 @@ fn by_folios_nothing_falls_back() {
 }
 
 #[test]
-fn small_folios_beside_them_change_nothing() {
+fn a_second_area_of_small_folios_changes_nothing() {
     for aligned in ["false", "true"] {
         let outcome = swap_allocator(&[
             ("swap.swap_in", "whole"),

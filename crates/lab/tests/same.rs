@@ -1,4 +1,4 @@
-//! A run follows from its scenario: nothing else may have a part in it.
+//! Tests that a run depends only on its scenario.
 
 #![allow(missing_docs)]
 
@@ -7,8 +7,8 @@ use foliomem_lab::scenario::Scenario;
 use foliomem_lab::shipped;
 use foliomem_lab::sweep::{Run, sweep};
 
-/// A build small enough for a test, and with everything that happens in a large one: 8 CPUs, too little memory, a device
-/// that is nearly full.
+/// A build small enough for a test, with all events of a large one: 8 CPUs, too little memory, a
+/// nearly full device.
 const SMALL: [(&str, &str); 13] = [
     ("machine.cpus", "8"),
     ("machine.limit_mib", "16"),
@@ -38,7 +38,7 @@ fn digests(runs: &[Run]) -> Vec<&str> {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_digest_by_any_number_of_threads() {
+fn a_seed_gives_one_digest_with_any_number_of_threads() {
     let varied: [(&str, &[&str]); 2] =
         [("swap.strategy", &["cluster-lists", "one-fragment", "nonfull-first"]), ("seed", &["1", "2"])];
     let alone = small_build(&varied, 1);
@@ -46,16 +46,17 @@ fn the_same_seed_gives_the_same_digest_by_any_number_of_threads() {
     let mut different = digests(&alone);
     different.sort_unstable();
     different.dedup();
-    assert_eq!(different.len(), 6, "each strategy and each seed comes to something else");
+    assert_eq!(different.len(), 6, "each strategy and each seed gives another digest");
     let outcome = &alone[0].outcome;
     assert!(outcome.sizes[0].swpin > 0 && outcome.sizes[1].swpin > 0 && outcome.sizes[1].swpout_fallback > 0);
-    // Another compiler, machine or version of the engine that changes this changes results.
+    // This digest must not depend on the compiler or the machine; an engine change that alters it
+    // changes results.
     let swap = shipped::find("swap-allocator").unwrap();
     assert_eq!(Scenario::parse(swap.name, swap.text).unwrap().run(None).unwrap().digest, "f91033a9031d7301");
 }
 
 #[test]
-fn the_engine_adds_up_all_along_a_build() {
+fn the_engine_passes_its_checks_during_a_build() {
     let settings: Vec<_> = SMALL.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
     for more in [vec![], vec![("machine.sizes_kib", "16+64+256+2048"), ("swap.strategy", "nonfull-first")]] {
         let more = more.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -64,12 +65,12 @@ fn the_engine_adds_up_all_along_a_build() {
         let scenario = Scenario::parse_with("kernel-build-64k", text, &settings).unwrap();
         let outcome = scenario.run(Some(1999)).unwrap();
         assert!(outcome.faults > 3 * 1999, "{outcome:?}");
-        assert_eq!(outcome, scenario.run(None).unwrap(), "checking changes nothing");
+        assert_eq!(outcome, scenario.run(None).unwrap(), "checks changed the outcome");
     }
 }
 
 #[test]
-fn what_fits_nowhere_ends_and_says_so() {
+fn a_program_that_fits_nowhere_is_out_of_memory() {
     let compressed = [("swap.store", "lz4"), ("swap.swap_in", "adaptive"), ("machine.no_room", "reclaim")];
     let settings: Vec<_> =
         SMALL.iter().chain(&compressed).map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
@@ -80,5 +81,5 @@ fn what_fits_nowhere_ends_and_says_so() {
     };
     let refused = run("16").unwrap_err().to_string();
     assert!(refused.starts_with("out of memory after ") && refused.contains("machine.limit_mib is 16"), "{refused}");
-    assert!(run("48").unwrap().peak_pages < 49 << 8, "what fits stays within the limit");
+    assert!(run("48").unwrap().peak_pages < 49 << 8, "a program that fits stays within the limit");
 }

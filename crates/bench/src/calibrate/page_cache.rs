@@ -1,10 +1,13 @@
-//! What the kernel's page cache takes: a sparse file that is read and mapped, in large folios as readahead makes them and in single
-//! pages as reads at random do. Two figures of each make one by folio and one by page: the share of a page in a large folio,
-//! of 32 pages or more, is next to nothing.
+//! Measures the kernel's page cache: a sparse file is read and mapped, in large folios as readahead
+//! makes them and in single pages as random reads do. Two measurements give one figure for each
+//! folio and one for each page, because the share of a page in a large folio of 32 pages or more is
+//! negligible.
 //!
-//! Nobody without privileges can make the kernel compact memory or walk who maps a page, and what a program does with a page is
-//! the program's: these figures are the reference table's. So are all where there is no file system whose page cache could be dropped (tmpfs is its own), and where it makes no
-//! large folios nothing is by folio.
+//! An unprivileged process can neither make the kernel compact memory nor walk the reverse mapping
+//! of a page, and a program's own use of a page is not the kernel's time: those figures come from
+//! the reference table. All figures do if no file system has a page cache that can be dropped
+//! (tmpfs is its own page cache). If the file system makes no large folios, the figures for each
+//! folio come from the reference table.
 
 use super::{Samples, ns_each, whole};
 use crate::{Error, median};
@@ -17,14 +20,14 @@ use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Of the sparse file.
+/// Bytes of the sparse file.
 const FILE_BYTES: usize = 32 << 20;
 const PAGES: usize = FILE_BYTES / PAGE_BYTES;
-/// What a fault maps at most of small folios: `fault_around_bytes`, as it is by default.
+/// Pages that a fault maps at most of small folios: the default of `fault_around_bytes`.
 const AROUND_PAGES: usize = 16;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Of what is in folios of one kind.
+/// Samples for folios of one kind.
 #[derive(Default)]
 struct InFolios {
     miss: Samples,
@@ -32,25 +35,25 @@ struct InFolios {
     free: Samples,
 }
 
-/// See the module.
+/// The measured file and its samples.
 pub struct PageCache {
-    /// None where no file system will do.
+    /// The file; `None` if no file system is suitable.
     file: Option<File>,
     large: InFolios,
     small: InFolios,
-    /// Faults that map one folio of a page, and that map as many as a fault does.
+    /// Faults that map one folio of a page, and faults that map the full fault-around window.
     faults: [Samples; 2],
 }
 
 impl PageCache {
-    /// Makes its file, in a directory for files that do not stay.
+    /// Creates the file in a temporary directory.
     pub fn new() -> PageCache {
         let directories = [std::env::temp_dir(), PathBuf::from("/var/tmp"), PathBuf::from(".")];
         let file = directories.iter().find_map(|directory| sparse_file(directory).ok().flatten());
         PageCache { file, large: InFolios::default(), small: InFolios::default(), faults: Default::default() }
     }
 
-    /// A round.
+    /// Measures one round.
     pub fn measure(&mut self) -> Result<(), Error> {
         let Some(file) = &self.file else { return Ok(()) };
         self.large.measure(file, Advice::Normal)?;
@@ -64,7 +67,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// The table; `zero_page_ns` is what it takes to zero a page.
+    /// Returns the cost table. `zero_page_ns` is the time to zero a page.
     pub fn costs(&self, zero_page_ns: f64) -> PageCacheCosts {
         let reference = Costs::reference().page_cache;
         if self.file.is_none() {
@@ -87,7 +90,7 @@ impl PageCache {
     }
 }
 
-/// A file without a name; none where it would be in memory anyway.
+/// Creates a file without a name. Returns `None` on tmpfs, where the file is memory anyway.
 fn sparse_file(directory: &Path) -> std::io::Result<Option<File>> {
     let path = directory.join(format!(".foliomem-calibrate-{}", std::process::id()));
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
@@ -100,7 +103,7 @@ fn failed(error: std::io::Error) -> Error {
     Error::WrongResult(format!("calibrating, with a file: {error}"))
 }
 
-/// Reads each page of that many.
+/// Reads the first of every `step` pages.
 fn read(file: &File, step: usize) -> Result<(), Error> {
     let mut page = [0; PAGE_BYTES];
     let mut pages = (0..FILE_BYTES).step_by(step * PAGE_BYTES);
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_may_measure_is_the_reference() {
+    fn unmeasurable_costs_come_from_the_reference_table() {
         let reference = Costs::reference().page_cache;
         let mut cache = PageCache { file: None, ..PageCache::new() };
         cache.measure().unwrap();

@@ -1,4 +1,4 @@
-//! The files that runs of the lab are written to.
+//! The files for the results of the lab.
 
 use crate::args::LabFilesArgs;
 use crate::error::CliError;
@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-/// Those that were asked for. What cannot be written to is better known before hours have gone by.
+/// The requested files. They are created before the runs, so that an unwritable path fails before
+/// hours of simulation.
 pub struct Files<'a> {
     is_json_to_stdout: bool,
     json: Option<(&'a Path, File)>,
@@ -27,7 +28,7 @@ fn create(path: &Path) -> Result<(&Path, File), CliError> {
 }
 
 impl Files<'_> {
-    /// Creates them.
+    /// Creates the requested files.
     pub fn create(args: &LabFilesArgs) -> Result<Files<'_>, CliError> {
         let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
         Ok(Files {
@@ -38,7 +39,8 @@ impl Files<'_> {
         })
     }
 
-    /// Writes runs of the scenario of `text`, from the file `name`; whether stdout has them, too.
+    /// Writes runs of the scenario of `text`, from the file `name`. Returns whether stdout has the
+    /// runs, too.
     pub fn write(self, name: &str, text: &str, runs: &[Run]) -> Result<bool, CliError> {
         if let Some((path, mut file)) = self.json {
             writeln!(file, "{}", serde_json::json!(runs)).map_err(unwritable(path))?;

@@ -1,8 +1,9 @@
-//! Runs on the machines of a Ray cluster.
+//! Runs the lab on the machines of a Ray cluster.
 //!
-//! Ray's interface is Python, so this starts `python3 -m foliomem_lab` (or `FOLIOMEM_PYTHON`), which sends this very binary and the
-//! scenario to the workers: all runs are by one version of the engine, and nothing needs to be installed there. The request
-//! goes to its stdin, the runs come from its stdout, both as JSON; what it says on stderr is for the user.
+//! Ray's interface is Python, so this module starts `python3 -m foliomem_lab` (or
+//! `FOLIOMEM_PYTHON`), which sends this very binary and the scenario to the workers: one version of
+//! the engine performs all runs, and nothing needs to be installed there. The request goes to
+//! Python's stdin, the runs come from its stdout, both as JSON. Its stderr goes to the user.
 
 use crate::error::CliError;
 use foliomem_lab::costs::CostTable;
@@ -13,15 +14,15 @@ use std::process::{Child, Command, Stdio};
 
 fn start(address: &str) -> Result<Child, CliError> {
     let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| OsString::from("python3"));
-    // This program, also when another lies in its place by now.
+    // This names the running program, even if another file has replaced it on disk.
     let this = format!("/proc/{}/exe", std::process::id());
     let mut command = Command::new(&python);
     command.args(["-m", "foliomem_lab", address]).arg(this).stdin(Stdio::piped()).stdout(Stdio::piped());
     command.spawn().map_err(|error| CliError::NoPython { python: python.display().to_string(), error })
 }
 
-/// Runs the scenario of `text`, from the file `name`, with each combination of settings, on the cluster at `address`, where
-/// things cost what `costs` says.
+/// Runs the scenario of `text`, from the file `name`, with each combination of settings, on the
+/// cluster at `address`, with the costs of `costs`.
 pub fn sweep(
     address: &str,
     name: &str,
@@ -29,7 +30,7 @@ pub fn sweep(
     vary: &[(String, Vec<String>)],
     costs: &CostTable,
 ) -> Result<Vec<Run>, CliError> {
-    // What is wrong with a setting is found here.
+    // An invalid setting fails here, before Python starts.
     let combinations: Vec<Settings> = scenarios(name, text, vary)?.into_iter().map(|(settings, _)| settings).collect();
     let failed = |why: String| CliError::Ray { address: address.to_owned(), why };
     let mut python = start(address)?;
@@ -43,7 +44,7 @@ pub fn sweep(
     if let Some(Err(error)) = sent {
         return Err(failed(format!("the request was not read: {error}")));
     }
-    // Ray ends its users silently where the cluster vanishes.
+    // If the cluster vanishes, Ray ends its users silently.
     if done.stdout.is_empty() {
         return Err(failed("Python has ended without an answer: has the cluster been stopped?".to_owned()));
     }

@@ -1,13 +1,13 @@
-//! One bit for every slot of a cluster.
+//! Slot bitmaps: one bit for every slot of a cluster.
 
 use crate::units::{CLUSTER_SLOTS, Order, SlotIndex};
 
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (CLUSTER_SLOTS / WORD_BITS) as usize;
-/// Runs of this order fill a word; larger ones are whole words.
+/// The order of runs that fill one word; larger runs are whole words.
 const WORD_ORDER: u8 = WORD_BITS.ilog2() as u8;
 
-/// Bit `k` of `ALIGNED[order]` is 1 where a run of `order` may start.
+/// Bit `k` of `ALIGNED[order]` is 1 where a run of `order` may start in a word.
 const ALIGNED: [u64; WORD_ORDER as usize + 1] = {
     let mut aligned = [1; WORD_ORDER as usize + 1];
     let mut order = 0;
@@ -24,7 +24,7 @@ const _: () = assert!(ALIGNED[0] == u64::MAX && ALIGNED[1] == 0x5555_5555_5555_5
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Bits([u64; WORDS]);
 
-/// Calls `act` with each word that has bits of the run, and a mask of them.
+/// Calls `act` with each word that has bits of the run, and with the mask of these bits.
 fn each_word(at: SlotIndex, slots: u32, mut act: impl FnMut(usize, u64)) {
     let (mut at, end) = (at.get(), at.get() + slots);
     debug_assert!(end <= CLUSTER_SLOTS);
@@ -35,9 +35,9 @@ fn each_word(at: SlotIndex, slots: u32, mut act: impl FnMut(usize, u64)) {
     }
 }
 
-/// The aligned runs of `order` in `word` of which no bit is set, each by its first bit.
+/// Returns the aligned runs of `order` in `word` that have no set bit, each by its first bit.
 fn clear_runs(word: u64, order: u8) -> u64 {
-    // After step k, a bit says that 2^(k+1) bits from it on are clear.
+    // After step k, a set bit means that the 2^(k+1) bits from it on are clear.
     let clear = (0..order).fold(!word, |clear, step| clear & clear >> (1u32 << step));
     clear & ALIGNED[usize::from(order)]
 }
@@ -67,7 +67,7 @@ impl Bits {
         });
     }
 
-    /// Clears whatever is set of a run of bits; returns how many were.
+    /// Clears the set bits of a run and returns their number.
     #[inline]
     pub fn clear_any(&mut self, at: SlotIndex, slots: u32) -> u32 {
         let mut cleared = 0;
@@ -78,36 +78,36 @@ impl Bits {
         cleared
     }
 
-    /// Whether the bit at `at` is set.
+    /// Returns whether the bit at `at` is set.
     pub fn contains(&self, at: SlotIndex) -> bool {
         self.0[(at.get() / WORD_BITS) as usize] >> (at.get() % WORD_BITS) & 1 != 0
     }
 
-    /// Whether all bits of a run are set.
+    /// Returns whether all bits of a run are set.
     pub fn contains_all(&self, at: SlotIndex, slots: u32) -> bool {
         let mut all = true;
         each_word(at, slots, |word, mask| all &= self.0[word] & mask == mask);
         all
     }
 
-    /// How many are set.
+    /// Returns the number of set bits.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// The bits that are set here and not there.
+    /// Returns the bits that are set here and clear in `other`.
     pub fn without(&self, other: &Bits) -> Bits {
         Bits(std::array::from_fn(|word| self.0[word] & !other.0[word]))
     }
 
-    /// The first naturally aligned run of `order` at or behind `from` of which no bit is set.
+    /// Returns the first naturally aligned run of `order` at or after `from` without a set bit.
     #[inline]
     pub fn find_clear(&self, order: Order, from: SlotIndex) -> Option<SlotIndex> {
         if order.get() <= WORD_ORDER {
             let mut not_before = u64::MAX << (from.get() % WORD_BITS);
             let mut word = (from.get() / WORD_BITS) as usize;
             while let Some(&bits) = self.0.get(word) {
-                // Of a cluster that is worth a look, most words are full.
+                // In a cluster worth a look, most words are full.
                 if bits != u64::MAX {
                     let runs = clear_runs(bits, order.get()) & not_before;
                     if runs != 0 {
@@ -126,7 +126,7 @@ impl Bits {
         SlotIndex::new(group * order.pages())
     }
 
-    /// Whether a naturally aligned run of `order` that has one of the bits of this run is clear.
+    /// Returns whether a clear, naturally aligned run of `order` overlaps this run.
     #[inline]
     pub fn has_clear_around(&self, at: SlotIndex, slots: u32, order: Order) -> bool {
         self.find_clear(order, at.head(order)).is_some_and(|found| found.get() < at.get() + slots)

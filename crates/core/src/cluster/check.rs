@@ -1,12 +1,12 @@
-//! The whole-allocator check: every slot is in one state, every cluster where it belongs.
+//! The whole-allocator check: every slot has one state, every cluster is where it belongs.
 
 use super::lists::Place;
 use super::{SlotState, SwapClusters};
 use crate::units::{ClusterNumber, Order, Slot};
 
 impl SwapClusters {
-    /// Walks all clusters and lists and panics at the first thing that does not add up. Only while no other call
-    /// is under way.
+    /// Walks all clusters and lists and panics at the first inconsistency. No other call may be in
+    /// progress.
     pub fn check(&self) {
         let listed = self.lists.lock().check();
         let spares: Vec<_> = self.per_cpu.iter().flat_map(|cpu| *cpu.spares()).flatten().collect();
@@ -14,7 +14,10 @@ impl SwapClusters {
         for (number, listed) in (0..).map(ClusterNumber).zip(&listed) {
             let cluster = self.table.get(number).lock();
             assert_eq!(*listed, Some(cluster.place).filter(|place| place.is_listed()), "{number:?}");
-            assert!(cluster.place != Place::Spare || spares.contains(&number), "{number:?} is nobody's spare");
+            assert!(
+                cluster.place != Place::Spare || spares.contains(&number),
+                "{number:?} is at Spare, but no CPU's spare"
+            );
             cluster.check(number);
             self.policy.check(&cluster);
             used_slots += cluster.used_slots();
@@ -27,7 +30,7 @@ impl SwapClusters {
         }
     }
 
-    /// What `slot` is used for.
+    /// Returns the state of `slot`.
     pub fn slot_state(&self, slot: Slot) -> SlotState {
         let cluster = self.table.get(slot.cluster()).lock();
         let index = slot.index_in_cluster();

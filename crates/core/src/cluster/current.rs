@@ -1,11 +1,12 @@
-//! What each CPU keeps for itself: where it was last and a spare cluster, by order, and what it has counted.
+//! Per-CPU state: by order, the position of the last allocation and a spare cluster; and counters.
 //!
-//! Where it was is a hint, checked under the cluster's lock by whoever follows it, so that an old
-//! one costs a failed try at worst. Counters are only ever added to. Each CPU has cache lines of its own.
+//! The position is a hint. Its user checks it under the cluster's lock, so a stale one costs a
+//! failed try at worst. Counters only grow. Each CPU has its own cache lines.
 //!
-//! Lock: that of the spares, before those of clusters. A cluster at [`Place::Spare`](super::lists::Place::Spare) is the
-//! spare of some CPU, whoever takes it holds both locks, and so nobody misses it who looks at all CPUs'. A spare that is
-//! anywhere else is an old one.
+//! Lock: the lock of the spares comes before those of clusters. A cluster at
+//! [`Place::Spare`](super::lists::Place::Spare) is the spare of some CPU. A thread that takes it
+//! holds both locks, so a thread that searches the spares of all CPUs cannot miss it. A spare that
+//! is at another place is stale.
 
 use super::SlotCounters;
 use crate::sync::atomic::{
@@ -15,14 +16,14 @@ use crate::sync::atomic::{
 use crate::sync::{Mutex, MutexGuard, ranks::SlotSpare};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, ORDERS, Order, SlotIndex};
 
-/// A CPU's current cluster for an order, and where to go on in it.
+/// A CPU's current cluster for an order, and the slot at which to continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Current {
     pub cluster: ClusterNumber,
     pub next: SlotIndex,
 }
 
-/// 0 for none, else 1 + the number of the slot to go on at.
+/// Encodes the position: 0 for none, else 1 + the number of the slot at which to continue.
 fn encode(current: Option<Current>) -> u64 {
     current.map_or(0, |Current { cluster, next }| {
         1 + u64::from(cluster.0) * u64::from(CLUSTER_SLOTS) + u64::from(next.get())
@@ -35,13 +36,13 @@ fn decode(word: u64) -> Option<Current> {
     Some(Current { cluster, next: SlotIndex::new((slot % u64::from(CLUSTER_SLOTS)) as u32)? })
 }
 
-/// One CPU's.
+/// The state of one CPU.
 // 128 bytes: two cache lines, because processors fetch them in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct PerCpu {
     current: [AtomicU64; ORDERS],
-    /// Allocations that found room in the current cluster or a spare, where no list is locked.
+    /// Allocations from the current cluster or a spare, which take no list lock.
     hits: [AtomicU64; ORDERS],
     freed_slots: AtomicU64,
     spares: Mutex<[Option<ClusterNumber>; ORDERS], SlotSpare>,
@@ -52,7 +53,8 @@ impl PerCpu {
         self.spares.lock()
     }
 
-    /// Makes a cluster, which the caller has locked, the spare for `order`, unless there is one.
+    /// Makes a cluster, which the caller has locked, the spare for `order` unless there is one.
+    /// Returns whether it did.
     pub fn keep_spare(&self, order: Order, cluster: ClusterNumber) -> bool {
         let Some(mut spares) = self.spares.try_lock() else { return false };
         let spare = &mut spares[order.index()];
@@ -64,8 +66,8 @@ impl PerCpu {
     }
 
     pub fn count_freed(&self, slots: u32) {
-        // Release pairs with the Acquire in `freed_slots`: what is seen as freed is seen as
-        // allocated.
+        // Release pairs with the Acquire in `freed_slots`: every slot counted as freed is also
+        // counted as allocated.
         self.freed_slots.fetch_add(slots.into(), Release);
     }
 
@@ -86,7 +88,7 @@ impl PerCpu {
         self.hits[order.index()].fetch_add(1, Relaxed);
     }
 
-    /// Adds what this CPU has counted to `all`: each hit has looked through one cluster.
+    /// Adds this CPU's counters to `all`. Each hit scanned one cluster.
     pub fn add_to(&self, all: &mut SlotCounters) {
         for (hits, allocs) in self.hits.iter().zip(&mut all.allocs) {
             let hits = hits.load(Relaxed);

@@ -1,29 +1,29 @@
-//! Clusters on their way from freed to free on a device that wants discard.
+//! The discard queue: freed clusters on a device that wants discard, before they are free again.
 
 use super::SwapClusters;
 use super::lists::Place;
 use super::search::Look;
 use crate::units::ClusterNumber;
 
-/// A wholly free cluster that nobody may use until [`SwapClusters::discarded`] gets this back.
+/// A wholly free cluster that nobody may use until [`SwapClusters::discarded`] returns it.
 #[must_use = "the cluster is lost until it is discarded"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct PendingDiscard(ClusterNumber);
 
 impl PendingDiscard {
-    /// What is to be discarded.
+    /// Returns the cluster to discard.
     pub fn cluster(&self) -> ClusterNumber {
         self.0
     }
 }
 
 impl SwapClusters {
-    /// How many clusters are on the discard queue.
+    /// Returns the number of clusters on the discard queue.
     pub fn awaiting_discard(&self) -> u32 {
         self.lists.lock().len(Place::AwaitsDiscard)
     }
 
-    /// Takes the oldest cluster off the discard queue. The caller discards its slots and says so by
+    /// Removes the oldest cluster from the discard queue. The caller discards its slots and calls
     /// [`SwapClusters::discarded`]. (A step of the kernel's `swap_do_scheduled_discard`.)
     pub fn take_discard(&self) -> Option<PendingDiscard> {
         loop {
@@ -42,7 +42,7 @@ impl SwapClusters {
         }
     }
 
-    /// The slots of `pending` have been discarded: the cluster is free.
+    /// Frees a cluster whose slots were discarded.
     pub fn discarded(&self, pending: PendingDiscard) {
         let mut cluster = self.table.get(pending.0).lock();
         assert_eq!(cluster.place, Place::Discarding, "{pending:?} is of another device");

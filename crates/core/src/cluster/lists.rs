@@ -1,33 +1,34 @@
-//! The lists that clusters are on, and the places where a cluster is on none.
+//! The cluster lists, and the places of clusters that are on no list.
 //!
-//! Doubly linked through an array with an element for each cluster that was ever used, so that a cluster
-//! is moved from one list to another in constant time. What happens while the lists are locked is counted here.
+//! The lists are doubly linked through an array with one element for each cluster ever used, so
+//! that a move between lists takes constant time. Events under the list lock are counted here.
 
 use super::SlotCounters;
 use super::table::Cluster;
 use crate::units::{ClusterNumber, ORDERS, Order};
 
-/// Where a cluster is. What its slots must be like there is checked by `SwapClusters::check`.
+/// The place of a cluster. `SwapClusters::check` checks what its slots must be like there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// Wholly free: anybody may take it, for any order.
+    /// Wholly free: any allocation of any order may take it.
     Free,
-    /// A slot was freed since it was last tried for its order.
+    /// A slot was freed since the last try for the cluster's order.
     Nonfull(Order),
-    /// Tried: partly used for its order, or an allocation failed in it. CPUs' current clusters are here, too.
+    /// Tried: partly used for its order, or an allocation failed in it. Current clusters of CPUs
+    /// may be here, too.
     Frag(Order),
-    /// Off list, because nobody looks for one: every slot is in use. (The kernel has a list of these and those of
-    /// [`Place::FullCacheOnly`], for which it looks there.)
+    /// On no list: every slot is in use, and no search needs such a cluster. (The kernel has one
+    /// list of these and of [`Place::FullCacheOnly`], because it searches there.)
     Full,
-    /// Off list: it was full, and now has room for its order. It is the spare of a CPU.
+    /// On no list: the cluster was full, now has room for its order, and is the spare of a CPU.
     Spare,
     /// Every slot is in use or cache-only, and some are cache-only.
     FullCacheOnly,
-    /// Wholly free, but to be discarded first.
+    /// Wholly free, but waiting for discard.
     AwaitsDiscard,
-    /// Off list: whoever took it off the discard queue discards it.
+    /// On no list: a caller took the cluster off the discard queue and discards it.
     Discarding,
-    /// Off list: in use by a strategy that has no lists.
+    /// On no list: in use by a strategy that has no lists.
     InUse,
 }
 
@@ -45,7 +46,7 @@ impl Place {
         }
     }
 
-    /// Whether a cluster there is on a list.
+    /// Returns whether a cluster at this place is on a list.
     pub fn is_listed(self) -> bool {
         self.list().is_some()
     }
@@ -75,17 +76,17 @@ pub(super) struct Lists {
     links: Vec<Links>,
     lists: [List; LISTS],
     moves: u64,
-    /// Everything but what CPUs count for themselves.
+    /// All counters except those that CPUs keep.
     pub counters: SlotCounters,
 }
 
 impl Lists {
-    /// How many clusters were ever used.
+    /// Returns the number of clusters that were ever used.
     pub fn clusters(&self) -> u32 {
         self.links.len() as u32
     }
 
-    /// A cluster that was never used, now on the free list.
+    /// Adds a cluster that was never used to the free list and returns it.
     pub fn add_fresh(&mut self) -> ClusterNumber {
         let number = ClusterNumber(self.clusters());
         self.links.push(Links::default());
@@ -93,7 +94,7 @@ impl Lists {
         number
     }
 
-    /// How often a cluster was moved.
+    /// Returns the number of cluster moves.
     pub fn moves(&self) -> u64 {
         self.moves
     }
@@ -102,13 +103,13 @@ impl Lists {
         place.list().map_or(0, |list| self.lists[list].len)
     }
 
-    /// The clusters at `place`, from the first on.
+    /// Iterates over the clusters at `place`, first to last.
     pub fn iter(&self, place: Place) -> impl Iterator<Item = ClusterNumber> {
         let first = place.list().and_then(|list| self.lists[list].first);
         std::iter::successors(first, |at| self.links[at.0 as usize].next)
     }
 
-    /// Moves a cluster to the end of the list of `to`, which may be where it is.
+    /// Moves a cluster to the end of the list of `to`, which may be its current list.
     #[inline]
     pub fn move_to_end(&mut self, number: ClusterNumber, cluster: &mut Cluster, to: Place) {
         self.unlink(number, cluster.place);
@@ -146,7 +147,7 @@ impl Lists {
         self.links[number.0 as usize].prev = last;
     }
 
-    /// Which list each cluster is on, if any; panics where the links do not fit together.
+    /// Returns the list of each cluster, if any. Panics if links are inconsistent.
     pub fn check(&self) -> Vec<Option<Place>> {
         let mut places = vec![None; self.links.len()];
         for place in Place::listed() {

@@ -1,11 +1,11 @@
-//! One allocation on its way through the clusters: the steps that strategies are made of.
+//! One slot allocation: the search steps that strategies consist of.
 //!
-//! A step that looks through a cluster on a list holds both locks meanwhile (eight words are looked through
-//! faster than a lock is let go and taken again), and leaves the cluster at the end of the list where its
-//! strategy wants it. Clusters that somebody else has locked are passed over.
-//! Ranges that only the swap cache holds are remembered: they are what the caller is told to reclaim when
-//! no step finds room. (The kernel reclaims them as it meets them, if the device is over half full; here a
-//! copy is worth a compression, so it goes only when there is no other way.)
+//! A step that scans a cluster on a list holds both locks meanwhile (scanning eight words is faster
+//! than releasing and taking a lock), and leaves the cluster at the end of the list that its
+//! strategy chooses. It skips clusters that other threads have locked. It remembers a range of
+//! cache-only slots, which the caller must reclaim if no step finds room. (The kernel reclaims such
+//! slots when it meets them on a device over half full. Here an entry is worth a compression, so it
+//! goes only if there is no other way.)
 
 use super::current::{Current, PerCpu};
 use super::lists::{Lists, Place};
@@ -16,37 +16,42 @@ use crate::sync::ranks::{SlotCluster, SlotLists};
 use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
 
-/// How many clusters of a list are looked through.
+/// How many clusters of a list a step tries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tries {
-    /// The first.
+    /// Only the first cluster.
     One,
-    /// As many as there are now.
+    /// Every cluster on the list at the start.
     All,
 }
 
-/// A look at a list, which stays locked with all others.
+/// The locked lists.
+type LockedLists<'a> = MutexGuard<'a, Lists, SlotLists>;
+/// A locked cluster and its number.
+type LockedCluster<'a> = (ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>);
+
+/// A locked view of one list. All lists stay locked with it.
 pub(super) struct Look<'a> {
-    pub lists: MutexGuard<'a, Lists, SlotLists>,
-    /// Its first cluster that nobody else has locked.
-    pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>,
-    /// One that was passed over.
+    pub lists: LockedLists<'a>,
+    /// The first cluster of the list that no other thread has locked.
+    pub first: Option<LockedCluster<'a>>,
+    /// A cluster that was skipped because it was locked.
     pub contended: Option<ClusterNumber>,
 }
 
-/// See the module.
+/// The state of one allocation.
 pub(super) struct Search<'a> {
     clusters: &'a SwapClusters,
     cpu: &'a PerCpu,
     order: Order,
-    /// Clusters looked through, but for the one that had room.
+    /// Number of scanned clusters, except the one with room.
     scanned: u64,
     reclaimable: Option<Range<Slot>>,
     contended: Option<ClusterNumber>,
-    /// How often clusters had been moved at the first look, and how many of those since are ours.
+    /// The number of cluster moves at the first look, and the moves that this search made since.
     moves: Option<u64>,
     own_moves: u64,
-    /// The current cluster, when it had no room.
+    /// The current cluster, after it had no room.
     left: Option<ClusterNumber>,
 }
 
@@ -64,7 +69,7 @@ impl<'a> Search<'a> {
         self.clusters.spreads_writes()
     }
 
-    /// Room where this CPU found some the last time.
+    /// Allocates where this CPU allocated last.
     #[inline]
     pub fn current(&mut self) -> Option<Slot> {
         let Current { cluster: number, next } = self.cpu.current(self.order)?;
@@ -72,7 +77,7 @@ impl<'a> Search<'a> {
         let usable = match cluster.place {
             Place::Nonfull(_) | Place::Frag(_) | Place::Spare => cluster.order == self.order,
             Place::InUse => cluster.order == self.order || self.order == Order::ZERO,
-            // Its last slot was freed, and nobody else has taken it since.
+            // Its last slot was freed, and no other thread has taken it since.
             Place::Free => true,
             Place::Full | Place::FullCacheOnly | Place::AwaitsDiscard | Place::Discarding => false,
         };
@@ -98,12 +103,12 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Room in this CPU's spare.
+    /// Allocates from this CPU's spare.
     pub fn spare(&mut self) -> Option<Slot> {
         self.spare_of(self.cpu, self.order)
     }
 
-    /// Room in a spare for `of`, of whichever CPU.
+    /// Allocates from a spare for order `of`, of any CPU.
     pub fn anyones_spare(&mut self, of: Order) -> Option<Slot> {
         let clusters = self.clusters;
         clusters.per_cpu.iter().find_map(|cpu| self.spare_of(cpu, of))
@@ -124,7 +129,7 @@ impl<'a> Search<'a> {
         found.map(|at| self.hit(number, &mut cluster, at))
     }
 
-    /// Takes slots of a cluster that was found without a look at the lists.
+    /// Takes slots of a cluster that was found without the list lock.
     #[inline]
     fn hit(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) -> Slot {
         self.take(number, cluster, at);
@@ -140,7 +145,7 @@ impl<'a> Search<'a> {
         number.slot(at)
     }
 
-    /// The beginning of a wholly free cluster.
+    /// Allocates at the start of a wholly free cluster.
     pub fn free_cluster(&mut self) -> Option<Slot> {
         let (mut lists, first) = self.look_at(Place::Free);
         let (number, mut cluster) = first?;
@@ -151,7 +156,7 @@ impl<'a> Search<'a> {
         Some(number.slot(SlotIndex::FIRST))
     }
 
-    /// Room in a cluster at `place`.
+    /// Allocates from a cluster at `place`.
     pub fn listed(&mut self, place: Place, tries: Tries) -> Option<Slot> {
         let mut left = match tries {
             Tries::One => 1,
@@ -176,7 +181,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// For order 0, one slot of a cluster that serves a higher order. It is not to become this CPU's current one.
+    /// Allocates one slot for order 0 from a cluster that serves a higher order. That cluster must
+    /// not become this CPU's current one.
     pub fn steal(&mut self) -> Option<Slot> {
         if self.order > Order::ZERO {
             return None;
@@ -190,7 +196,7 @@ impl<'a> Search<'a> {
         Some(slot)
     }
 
-    /// Room in any cluster in use, all of them looked through one after the other from this CPU's last on.
+    /// Allocates from any cluster in use; scans all of them, starting after this CPU's last one.
     pub fn linear(&mut self) -> Option<Slot> {
         let clusters = self.clusters.lists.lock().clusters();
         let from = self.left.map_or(0, |left| left.0 + 1);
@@ -210,8 +216,9 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// After a search that found no room: why, or `None` if it may have missed room that was there all the time, because
-    /// somebody had locked a cluster, or moved one from a list that was to be looked at yet to one that had been.
+    /// Returns why the search found no room. Returns `None` if it may have missed room that was
+    /// there all the time: another thread had locked a cluster, or moved one from a list not yet
+    /// searched to a list already searched.
     pub fn fail(mut self) -> Option<NoSlots> {
         let (mut lists, full) = self.look_at(Place::FullCacheOnly);
         if let Some((number, mut cluster)) = full
@@ -223,7 +230,7 @@ impl<'a> Search<'a> {
             self.own_moves += 1;
         }
         lists.counters.clusters_scanned += self.scanned;
-        // As in the kernel, higher orders fall back rather than try hard.
+        // Higher orders fall back instead of trying hard, as in the kernel.
         if self.order == Order::ZERO {
             if let Some(number) = self.contended {
                 drop(lists);
@@ -248,17 +255,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn look_at(
-        &mut self,
-        place: Place,
-    ) -> (MutexGuard<'a, Lists, SlotLists>, Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>) {
+    fn look_at(&mut self, place: Place) -> (LockedLists<'a>, Option<LockedCluster<'a>>) {
         let Look { lists, first, contended } = self.clusters.look_at(place);
         self.contended = self.contended.or(contended);
         self.moves.get_or_insert(lists.moves());
         (lists, first)
     }
 
-    /// Puts free slots of a cluster to use, and makes it this CPU's current one, unless it is full now.
+    /// Takes free slots of a cluster and makes it this CPU's current one unless it is full now.
     #[inline]
     fn take(&mut self, number: ClusterNumber, cluster: &mut Cluster, at: SlotIndex) {
         cluster.take(at, self.order.pages());
@@ -270,7 +274,7 @@ impl<'a> Search<'a> {
         self.cpu.set_current(self.order, next.map(|next| Current { cluster: number, next }));
     }
 
-    /// Puts a cluster that was tried where it belongs, behind all others there.
+    /// Moves a tried cluster to the end of the list where it belongs.
     fn leave(&mut self, lists: &mut Lists, number: ClusterNumber, cluster: &mut Cluster) {
         let place = self.clusters.policy.after_try(cluster, self.order);
         lists.move_to_end(number, cluster, place);
@@ -284,7 +288,8 @@ impl<'a> Search<'a> {
         lists.counters.stolen += u64::from(cluster.order != self.order);
     }
 
-    /// Remembers what would make room in this cluster, unless it serves another order and would not become free.
+    /// Remembers slots whose reclaim makes room in this cluster, unless it serves another order and
+    /// would not become free.
     fn note_reclaimable(&mut self, number: ClusterNumber, cluster: &Cluster) {
         if self.reclaimable.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! How clusters are chosen: a small type for each strategy, behind one interface.
+//! The strategies: how clusters are chosen, one small type for each behind one interface.
 
 mod cluster_lists;
 mod nonfull_first;
@@ -13,26 +13,28 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How clusters are chosen.
+/// The strategy by which clusters are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Strategy {
-    /// 2024-04, before there were lists: only free clusters and, for order 0, a scan of the whole device.
+    /// 2024-04, before cluster lists: only free clusters and, for order 0, a scan of the whole
+    /// device.
     PerCpuLinear,
     /// Late 2024: a free cluster before nonfull ones, then every fragmented one.
     ClusterLists,
-    /// 2025-08, first patch: a free cluster before nonfull ones, then only the first fragmented one.
+    /// 2025-08, first patch: a free cluster before nonfull ones, then only one fragmented one.
     OneFragment,
-    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then one fragmented one.
+    /// 2025-08, second patch, Linux 6.18: nonfull clusters before a free one, then a fragmented
+    /// one.
     #[default]
     NonfullFirst,
 }
 
 impl Strategy {
-    /// All of them, oldest first.
+    /// All strategies, oldest first.
     pub const ALL: [Strategy; 4] =
         [Strategy::PerCpuLinear, Strategy::ClusterLists, Strategy::OneFragment, Strategy::NonfullFirst];
 
-    /// What it does.
+    /// Returns the implementation of the strategy.
     pub(super) fn policy(self) -> &'static dyn Policy {
         match self {
             Strategy::PerCpuLinear => &per_cpu_linear::PerCpuLinear,
@@ -54,7 +56,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// There is no strategy of that name.
+/// The error for an unknown strategy name.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("unknown swap strategy {0:?}: use per-cpu-linear, cluster-lists, one-fragment or nonfull-first")]
 pub struct UnknownStrategy(String);
@@ -68,39 +70,40 @@ impl FromStr for Strategy {
     }
 }
 
-/// What strategies differ in. What is not defined here is as in the kernel since late 2024.
+/// The steps in which strategies differ. The defaults are those of the kernel since late 2024.
 pub(super) trait Policy: Sync {
-    /// Looks for room when the CPU's current cluster has none. Never asked for the highest order, which only a free
-    /// cluster has room for.
+    /// Searches for room after the CPU's current cluster had none. Never called for the highest
+    /// order, which only a free cluster can serve.
     fn find(&self, search: &mut Search<'_>) -> Option<Slot>;
 
-    /// Whether clusters in use are on lists.
+    /// Returns whether clusters in use are on lists.
     fn keeps_lists(&self) -> bool {
         true
     }
 
-    /// Whether a CPU that comes to the end of its current cluster goes on at its beginning, where slots may have been freed. In the
-    /// kernel it leaves the cluster.
+    /// Returns whether a CPU at the end of its current cluster continues at its start, where slots
+    /// may have been freed. In the kernel it leaves the cluster.
     fn goes_round(&self) -> bool {
         false
     }
 
-    /// Whether a full cluster in which slots are freed becomes a spare of the CPU that does it.
+    /// Returns whether a full cluster becomes the spare of the CPU that frees slots in it.
     fn keeps_spares(&self) -> bool {
         false
     }
 
-    /// Where a cluster with slots in use belongs, after `order` was tried in it.
+    /// Returns the place of a cluster with slots in use after `order` was tried in it.
     fn after_try(&self, cluster: &Cluster, _order: Order) -> Place {
         if cluster.is_full() { full(cluster) } else { Place::Frag(cluster.order) }
     }
 
-    /// Where a cluster with slots in use belongs, after `slots` slots from `at` on were freed.
+    /// Returns the place of a cluster with slots in use after `slots` slots from `at` on were
+    /// freed.
     fn after_free(&self, cluster: &Cluster, _at: SlotIndex, _slots: u32) -> Place {
         Place::Nonfull(cluster.order)
     }
 
-    /// Where a cluster belongs, after some of its slots became cache-only or ceased to be.
+    /// Returns the place of a cluster after some of its slots became cache-only or in use again.
     fn after_mark(&self, cluster: &Cluster) -> Place {
         if cluster.is_full() { full(cluster) } else { cluster.place }
     }
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_strategies_are_read_back() {
+    fn strategy_names_parse() {
         for strategy in Strategy::ALL {
             assert_eq!(strategy.to_string().parse(), Ok(strategy));
         }

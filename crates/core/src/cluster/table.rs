@@ -1,30 +1,32 @@
-//! One cluster, and the array of all of them, which is made piece by piece as clusters are first used.
+//! The cluster table: one cluster, and the array of all, allocated chunk by chunk at first use.
 
 use super::bits::Bits;
 use super::lists::Place;
 use crate::sync::{Mutex, OnceLock, ranks::SlotCluster};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
 
-/// Clusters made at a time: 12 KiB for 128 MiB of slots.
+/// Clusters allocated at a time: 12 KiB for 128 MiB of slots.
 const CHUNK_CLUSTERS: usize = 64;
 
-/// What the slots of a cluster are used for.
-// In this order so that, behind the lock, what every call needs is in the first cache line with most of `used`.
+/// One cluster: the use of its slots.
+// This order puts the fields that every call needs into the first cache line, behind the lock, with
+// most of `used`.
 #[repr(C)]
 pub(super) struct Cluster {
     used_slots: u16,
     cache_only_slots: u16,
-    /// What it serves, from its first allocation until it is wholly free again.
+    /// The order that the cluster serves, from its first allocation until it is wholly free again.
     pub order: Order,
-    /// Where the old one or the new one is a list, changed with the lock of the lists held, too, together with the lists.
+    /// The place of the cluster. A change from or to a list also needs the list lock and happens
+    /// together with the lists.
     pub place: Place,
-    /// Slots that are not free.
+    /// The slots that are not free.
     used: Bits,
-    /// Those of them that only the swap cache refers to.
+    /// Those of `used` to which only the swap cache refers.
     cache_only: Bits,
 }
 
-/// A cluster's lock, in cache lines of its own.
+/// A cluster with its lock, in its own cache lines.
 #[derive(Default)]
 #[repr(align(64))]
 struct Padded(Mutex<Cluster, SlotCluster>);
@@ -67,7 +69,7 @@ impl Cluster {
         self.cache_only.contains(at)
     }
 
-    /// The first aligned run of free slots at or behind `from`.
+    /// Returns the first aligned run of free slots at or after `from`.
     #[inline]
     pub fn find_free(&self, order: Order, from: SlotIndex) -> Option<SlotIndex> {
         if self.used_slots() + order.pages() > CLUSTER_SLOTS {
@@ -76,7 +78,7 @@ impl Cluster {
         self.used.find_clear(order, from)
     }
 
-    /// The first aligned run of slots that are free or cache-only.
+    /// Returns the first aligned run of slots that are free or cache-only.
     pub fn find_reclaimable(&self, order: Order) -> Option<SlotIndex> {
         if self.cache_only_slots == 0 {
             return None;
@@ -84,26 +86,26 @@ impl Cluster {
         self.used.without(&self.cache_only).find_clear(order, SlotIndex::FIRST)
     }
 
-    /// Whether an allocation of the cluster's own order would find room.
+    /// Returns whether an allocation of the cluster's own order finds room.
     pub fn has_room(&self) -> bool {
         self.find_free(self.order, SlotIndex::FIRST).is_some()
     }
 
-    /// Whether freeing these slots has made room for the cluster's own order.
+    /// Returns whether freeing these slots made room for the cluster's own order.
     #[inline]
     pub fn has_room_around(&self, at: SlotIndex, slots: u32) -> bool {
         let is_room = slots >= self.order.pages() && at == at.head(self.order);
         is_room || self.used.has_clear_around(at, slots, self.order)
     }
 
-    /// Puts free slots to use.
+    /// Marks free slots as used.
     #[inline]
     pub fn take(&mut self, at: SlotIndex, slots: u32) {
         self.used.set(at, slots);
         self.used_slots += slots as u16;
     }
 
-    /// Makes used slots free, cache-only or not.
+    /// Marks used slots as free; they may be cache-only.
     #[inline]
     pub fn free(&mut self, at: SlotIndex, slots: u32) {
         self.used.clear(at, slots);
@@ -113,20 +115,20 @@ impl Cluster {
         }
     }
 
-    /// Makes slots in use cache-only.
+    /// Marks slots in use as cache-only.
     pub fn mark_cache_only(&mut self, at: SlotIndex, slots: u32) {
         assert!(self.used.contains_all(at, slots), "{slots} slots from {at:?} are not all used");
         self.cache_only.set(at, slots);
         self.cache_only_slots += slots as u16;
     }
 
-    /// Puts cache-only slots to use again.
+    /// Marks cache-only slots as in use.
     pub fn mark_in_use(&mut self, at: SlotIndex, slots: u32) {
         self.cache_only.clear(at, slots);
         self.cache_only_slots -= slots as u16;
     }
 
-    /// Panics if the slots do not add up, or are not what they must be where the cluster is.
+    /// Panics if the counts do not match the bits, or the slots do not fit the cluster's place.
     pub fn check(&self, number: ClusterNumber) {
         let (used, cache_only) = (self.used.count(), self.cache_only.count());
         assert_eq!((used, cache_only), (self.used_slots(), self.cache_only_slots()), "{number:?}");
@@ -159,7 +161,7 @@ impl ClusterTable {
         ClusterTable { chunks, clusters }
     }
 
-    /// Clusters of the device.
+    /// Returns the number of clusters of the device.
     pub fn len(&self) -> u32 {
         self.clusters
     }

@@ -1,4 +1,4 @@
-//! The allocator against a naive model, for every strategy, and what each strategy is for.
+//! Tests of the allocator: every strategy against a naive model, and the purpose of each strategy.
 
 use super::*;
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
@@ -39,7 +39,7 @@ fn step() -> impl proptest::strategy::Strategy<Value = Step> {
     ]
 }
 
-/// A run of slots somebody holds.
+/// A run of slots that a caller holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     first: u32,
@@ -47,7 +47,7 @@ struct Held {
     state: SlotState,
 }
 
-/// The allocator, and what every slot and cluster must be.
+/// The allocator, and the expected state of every slot and cluster.
 struct World {
     swap: SwapClusters,
     strategy: Strategy,
@@ -58,7 +58,7 @@ struct World {
     /// Wholly free clusters that are not discarded yet.
     undiscarded: BTreeSet<u32>,
     taken: Vec<PendingDiscard>,
-    /// What each cluster serves, from its first allocation on.
+    /// The order that each cluster serves, from its first allocation on.
     orders: Vec<Order>,
 }
 
@@ -95,7 +95,7 @@ impl World {
         self.clusters().any(|number| self.is_empty(number) && !self.undiscarded.contains(&number))
     }
 
-    /// Whether a cluster in use of this order has room for it.
+    /// Returns whether a cluster in use of this order has room for it.
     fn has_room(&self, order: Order) -> bool {
         let mut of_order =
             self.clusters().filter(|&number| self.orders[number as usize] == order && !self.is_empty(number));
@@ -161,7 +161,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives whatever is cached of these slots back, as the swap cache does: by whole copies.
+    /// Frees the cached slots among these, in whole entries, as the swap cache does.
     fn reclaim(&mut self, cpu: u16, slots: Range<Slot>, order: Order) -> Result<(), TestCaseError> {
         let states = &self.slots[slots.start.0 as usize..slots.end.0 as usize];
         prop_assert!(!states.contains(&SlotState::InUse) && states.contains(&SlotState::CacheOnly));
@@ -232,7 +232,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn slots_are_contiguous_aligned_and_nobody_elses(
+    fn slots_are_contiguous_aligned_and_exclusive(
         strategy in prop::sample::select(Strategy::ALL.to_vec()),
         discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
         clusters in 1u32..8,
@@ -249,7 +249,7 @@ proptest! {
     }
 }
 
-/// Fills the device with folios of `order`; returns their slots.
+/// Fills the device with folios of `order` and returns their slots.
 fn fill(swap: &SwapClusters, order: Order) -> Vec<Slot> {
     std::iter::from_fn(|| swap.alloc(CPU, order).ok()).collect()
 }
@@ -261,13 +261,14 @@ fn scanned_by(swap: &SwapClusters, act: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn only_cluster_lists_looks_through_every_fragmented_cluster() {
+fn only_cluster_lists_scans_every_fragmented_cluster() {
     for (strategy, scanned) in [(Strategy::ClusterLists, 256), (Strategy::OneFragment, 1), (Strategy::NonfullFirst, 1)]
     {
         let swap = device(256, strategy);
         let slots = fill(&swap, order(4));
         assert_eq!(slots.len(), 32 * 256);
-        // One page of each folio is freed: every cluster is fragmented, none has room for a folio.
+        // One page of each folio is freed: every cluster is fragmented and none has room for a
+        // folio.
         slots.iter().for_each(|slot| swap.free(CPU, *slot, 1));
         let fails = || assert_eq!(swap.alloc(CPU, order(4)), Err(NoSlots::Full));
         fails();
@@ -276,7 +277,7 @@ fn only_cluster_lists_looks_through_every_fragmented_cluster() {
 }
 
 #[test]
-fn nonfull_clusters_without_room_are_looked_through_by_all_but_nonfull_first() {
+fn only_nonfull_first_skips_nonfull_clusters_without_room() {
     for (strategy, scanned) in [(Strategy::OneFragment, 257), (Strategy::NonfullFirst, 1)] {
         let swap = device(256, strategy);
         fill(&swap, order(4)).iter().for_each(|slot| swap.free(CPU, *slot, 1));
@@ -303,7 +304,8 @@ fn a_full_cluster_becomes_the_spare_of_the_cpu_that_frees_in_it() {
     swap.free(CpuNumber(1), slots[70], 16);
     swap.free(CPU, slots[5], 16);
     swap.check();
-    // Its own, though the other one has been free for longer; that when there is nothing else. Each is one look.
+    // The CPU's own spare first, although the other one is older; then the other one. Each takes
+    // one scan.
     let before = swap.counters().clusters_scanned;
     assert_eq!(swap.alloc(CPU, order(4)), Ok(slots[5]));
     assert_eq!(swap.alloc(CPU, order(4)), Ok(slots[70]));
@@ -312,7 +314,7 @@ fn a_full_cluster_becomes_the_spare_of_the_cpu_that_frees_in_it() {
 }
 
 #[test]
-fn only_where_writes_are_to_be_spread_a_free_cluster_is_used_before_a_nonfull_one() {
+fn a_free_cluster_precedes_a_nonfull_one_only_to_spread_writes() {
     for (discard, used) in [(Discard::Never, 0), (Discard::ForRoom, 0), (Discard::ForDevice, 2)] {
         let swap = SwapClusters::new(SwapDevice { slots: 4 * CLUSTER_SLOTS, discard }, 2, Strategy::NonfullFirst);
         let slots: Vec<Slot> = (0..64).map(|_| swap.alloc(CPU, order(4)).unwrap()).collect();
@@ -322,7 +324,7 @@ fn only_where_writes_are_to_be_spread_a_free_cluster_is_used_before_a_nonfull_on
 }
 
 #[test]
-fn a_freed_cluster_is_free_only_when_it_was_discarded() {
+fn a_freed_cluster_is_free_only_after_its_discard() {
     let swap = SwapClusters::new(SwapDevice { slots: 1024, discard: Discard::ForRoom }, 1, Strategy::default());
     let slots = fill(&swap, order(9));
     slots.iter().for_each(|slot| swap.free(CPU, *slot, 512));
@@ -336,7 +338,7 @@ fn a_freed_cluster_is_free_only_when_it_was_discarded() {
 }
 
 #[test]
-fn what_is_freed_behind_a_cpu_is_lost_to_large_folios_without_lists() {
+fn without_lists_slots_freed_behind_a_cpu_are_lost_to_large_folios() {
     for (strategy, found) in [(Strategy::PerCpuLinear, false), (Strategy::ClusterLists, true)] {
         let swap = device(4, strategy);
         let slots = fill(&swap, order(4));
@@ -347,7 +349,7 @@ fn what_is_freed_behind_a_cpu_is_lost_to_large_folios_without_lists() {
 }
 
 #[test]
-fn order_0_steals_when_there_is_nothing_else() {
+fn order_0_steals_as_a_last_resort() {
     for strategy in Strategy::ALL {
         let swap = device(2, strategy);
         let slots = fill(&swap, order(4));
@@ -362,7 +364,7 @@ fn order_0_steals_when_there_is_nothing_else() {
 }
 
 #[test]
-fn what_only_the_swap_cache_holds_is_given_back_when_there_is_no_other_room() {
+fn cache_only_slots_are_reclaimed_as_a_last_resort() {
     for strategy in [Strategy::ClusterLists, Strategy::OneFragment, Strategy::NonfullFirst] {
         let swap = device(8, strategy);
         let slots = fill(&swap, order(4));
@@ -380,7 +382,7 @@ fn what_only_the_swap_cache_holds_is_given_back_when_there_is_no_other_room() {
 }
 
 #[test]
-fn a_whole_cluster_is_given_back_for_another_order() {
+fn a_whole_cache_only_cluster_is_reclaimed_for_another_order() {
     let swap = device(2, Strategy::default());
     let slots = fill(&swap, order(4));
     slots[..32].iter().for_each(|slot| swap.mark_cache_only(*slot, 16));

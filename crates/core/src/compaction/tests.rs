@@ -1,4 +1,4 @@
-//! The compactor over frames whose occupants are notes in a map, against a naive model of what is possible.
+//! Tests of the compactor: its occupants are entries of a map, checked against a naive model.
 
 use super::*;
 use crate::run_tokens::UniqueRun;
@@ -6,19 +6,19 @@ use crate::stats::Counters;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A lock of these tests' own.
+/// A lock of the tests, outside the lock order.
 type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
 
-/// Folios by their first frame; some cannot be moved.
+/// The folios by their first frame; some are pinned.
 #[derive(Default)]
 struct Notes {
     homes_frames: u32,
     folios: BTreeMap<u32, Order>,
     pinned: BTreeSet<u32>,
-    /// Free frames with a page.
+    /// The free populated frames.
     full: BTreeSet<u32>,
     splits: u32,
-    /// The orders of what was moved.
+    /// The orders of the moved folios.
     moved: Vec<Order>,
 }
 
@@ -71,13 +71,13 @@ impl World {
         (0..frames >> order.get()).map(move |index| FrameRun::new(Frame(index << order.get()), order))
     }
 
-    /// Free runs of `order`, and those in larger ones.
+    /// Returns the number of free unpopulated runs of `order`, including those in larger ones.
     fn runs(&self, order: Order) -> u32 {
         self.blocks(order).filter(|&block| self.homes.free_in(block).1.covers(block)).count() as u32
     }
 
-    /// Whether some block of `order` has nothing in it that is pinned or as large, and there is as much room elsewhere, outside
-    /// of such blocks that are free.
+    /// Returns whether some block of `order` has no pinned occupant and none as large as the block,
+    /// and enough room elsewhere outside of free runs of `order`.
     fn is_possible(&self, order: Order) -> bool {
         let empty = self.homes.empty_frames() - self.runs(order) * order.pages();
         self.blocks(order).any(|block| {
@@ -92,7 +92,8 @@ impl World {
         })
     }
 
-    /// Every frame is free or has one folio, and the free ones that have pages are those that had them.
+    /// Checks that every frame is free or in one folio, and that the populated free frames are the
+    /// expected ones.
     fn check(&self) {
         self.homes.check();
         let notes = self.notes.lock();
@@ -163,7 +164,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn it_makes_a_run_wherever_there_is_room(frames in 64u32..600, steps in prop::collection::vec(step(), 1..150)) {
+    fn a_run_is_made_wherever_there_is_room(frames in 64u32..600, steps in prop::collection::vec(step(), 1..150)) {
         let world = World::new(frames);
         let nth = |index: &prop::sample::Index| {
             let notes = world.notes.lock();
@@ -188,7 +189,7 @@ proptest! {
                         prop_assert!(run.is_some());
                         world.homes.free_empty(run.unwrap());
                     }
-                    prop_assert_eq!(world.runs(order), runs + u32::from(made), "one more");
+                    prop_assert_eq!(world.runs(order), runs + u32::from(made), "one more run");
                     prop_assert_eq!(world.homes.empty_frames(), before);
                     prop_assert_eq!(world.notes.lock().folios.values().map(|order| order.pages()).sum::<u32>(), content);
                 }
@@ -198,7 +199,7 @@ proptest! {
     }
 }
 
-/// 64 frames full of single pages, of which those of `free` were freed.
+/// Makes 64 frames of single pages and frees those in `free`.
 fn singles_but(free: &[std::ops::Range<u32>]) -> World {
     let world = World::new(64);
     while world.add(Order::ZERO).is_some() {}
@@ -208,7 +209,7 @@ fn singles_but(free: &[std::ops::Range<u32>]) -> World {
     world
 }
 
-/// Puts folios of `order` over single pages.
+/// Merges single pages into folios of `order`.
 fn merge(world: &World, heads: &[u32], order: Order) {
     let mut notes = world.notes.lock();
     for &head in heads {
@@ -218,13 +219,13 @@ fn merge(world: &World, heads: &[u32], order: Order) {
 }
 
 #[test]
-fn folios_are_moved_page_by_page_once_they_are_split() {
+fn split_folios_are_moved_page_by_page() {
     let world = singles_but(&[4..8, 17..18, 20..21, 24..25, 28..29]);
     merge(&world, &[0], order(2));
     assert!(world.compact(Variant::SplitFolios, order(3)));
     assert_eq!(world.notes.lock().splits, 1);
     assert_eq!(world.counters.vm.pgmigrate_success.get(), 4);
-    assert_eq!(world.counters.vm.compact_migrate_scanned.get(), 8, "pages, not folios");
+    assert_eq!(world.counters.vm.compact_migrate_scanned.get(), 8, "pages are counted, not folios");
     world.check();
 }
 
@@ -232,22 +233,22 @@ fn folios_are_moved_page_by_page_once_they_are_split() {
 fn a_folio_without_a_run_of_its_order_stays_where_it_is() {
     let world = singles_but(&[4..8, 8..24]);
     merge(&world, &[0], order(2));
-    // All others are pinned.
+    // All other folios are pinned.
     let others: Vec<u32> = world.notes.lock().folios.keys().copied().filter(|&head| head != 0).collect();
     world.notes.lock().pinned.extend(others);
     for wanted in [3, 4] {
-        assert!(!world.compact(Variant::MigrateWhole, order(wanted)), "there are two of order 3, and of no other");
+        assert!(!world.compact(Variant::MigrateWhole, order(wanted)), "the only free runs are two of order 3");
     }
     assert!(world.compact(Variant::FreeSplit, order(4)));
-    assert_eq!(world.folio_with(Frame(20)), Some(FrameRun::new(Frame(20), order(2))), "the upper half");
+    assert_eq!(world.folio_with(Frame(20)), Some(FrameRun::new(Frame(20), order(2))), "it goes to the upper half");
     assert_eq!(world.homes.free_in(FrameRun::new(Frame(16), order(2))).1.len(), 4, "the rest is free");
     assert_eq!(world.notes.lock().splits, 0);
     world.check();
 }
 
 #[test]
-fn nothing_is_moved_out_of_a_block_that_will_not_be_free() {
-    // Frames 0 and 1 could go to 16 and 24, but there is no run for the folio behind them.
+fn nothing_moves_out_of_a_block_that_cannot_become_free() {
+    // Frames 0 and 1 could go to 16 and 24, but the folio behind them has no target.
     let world = singles_but(&[2..4, 16..17, 24..25, 32..33, 40..41]);
     merge(&world, &[4], order(2));
     world.notes.lock().pinned.extend(8..64);
@@ -276,13 +277,13 @@ fn a_folio_is_split_only_where_no_run_is_left_for_it() {
     merge(&world, &[0], order(2));
     world.notes.lock().pinned.extend(8..64);
     assert!(world.compact(Variant::SortSources, order(3)));
-    assert_eq!(world.notes.lock().splits, 2, "in halves, of which one found a run");
+    assert_eq!(world.notes.lock().splits, 2, "two halvings; one half finds a run");
     assert_eq!(world.folio_with(Frame(24)), Some(FrameRun::new(Frame(24), order(1))));
     world.check();
 }
 
 #[test]
-fn what_is_as_large_as_what_is_wanted_is_left_alone() {
+fn a_folio_of_the_wanted_order_is_left_alone() {
     let world = singles_but(&[16..20, 28..32]);
     merge(&world, &[0, 8], order(3));
     world.notes.lock().pinned.extend(20..64);
@@ -306,7 +307,7 @@ fn no_run_is_made_at_the_expense_of_another() {
 }
 
 #[test]
-fn compaction_that_fails_is_deferred_and_lower_orders_are_not() {
+fn failed_compaction_is_deferred_but_not_for_lower_orders() {
     let world = singles_but(&[0..1, 16..17, 32..33]);
     let heads: Vec<u32> = world.notes.lock().folios.keys().copied().filter(|head| head % 8 == 5).collect();
     world.notes.lock().pinned.extend(heads);

@@ -1,5 +1,5 @@
-//! How what lies in the way is moved: a small type for each variant of "enable >0 order folio memory compaction" (2023-11),
-//! behind one interface.
+//! The compaction variants: how occupants are moved, one small type for each patch of "enable >0
+//! order folio memory compaction" (2023-11), behind one interface.
 
 mod free_split;
 mod migrate_whole;
@@ -13,26 +13,26 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How what lies in the way is moved.
+/// The variant by which occupants are moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Variant {
-    /// First patch: folios are split, and moved page by page.
+    /// First patch: folios are split and moved page by page.
     SplitFolios,
-    /// Second patch: folios are moved whole, to free runs of their very order.
+    /// Second patch: folios are moved whole, to free runs of exactly their order.
     MigrateWhole,
-    /// Third patch, merged in Linux 6.9: larger free runs are cut.
+    /// Third patch, merged in Linux 6.9: larger free runs are split for a target.
     FreeSplit,
-    /// Fourth patch: the largest folios are moved first. And a folio for which no run is left is split then.
+    /// Fourth patch: the largest folios move first. A folio without a target is split then.
     #[default]
     SortSources,
 }
 
 impl Variant {
-    /// All of them, oldest first.
+    /// All variants, oldest first.
     pub const ALL: [Variant; 4] =
         [Variant::SplitFolios, Variant::MigrateWhole, Variant::FreeSplit, Variant::SortSources];
 
-    /// What it does.
+    /// Returns the implementation of the variant.
     pub(super) fn policy(self) -> &'static dyn Policy {
         match self {
             Variant::SplitFolios => &split_folios::SplitFolios,
@@ -54,7 +54,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// There is no variant of that name.
+/// The error for an unknown variant name.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("unknown variant of compaction {0:?}: use split-folios, migrate-whole, +free-split or +sort-sources")]
 pub struct UnknownVariant(String);
@@ -68,39 +68,40 @@ impl FromStr for Variant {
     }
 }
 
-/// What variants differ in. What is not defined here is as since Linux 6.9.
+/// The steps in which variants differ. The defaults are those of Linux since 6.9.
 pub(super) trait Policy: Sync {
-    /// Whether something of `source` is to be moved for a run of `wanted`. Where as much is gained elsewhere as is freed here,
-    /// it is not.
+    /// Returns whether a folio of `source` is moved for a run of `wanted`. It is not if that frees
+    /// no more here than it takes elsewhere.
     fn isolates(&self, source: Order, wanted: Order) -> bool {
         source < wanted
     }
 
-    /// Whether folios are split before they are moved.
+    /// Returns whether folios are split before they are moved.
     fn splits_first(&self) -> bool {
         false
     }
 
-    /// Whether blocks with large free runs are looked at before those that come next.
+    /// Returns whether blocks with large free runs are tried first.
     fn looks_where_most_is_free(&self) -> bool {
         false
     }
 
-    /// Puts sources into the order they are moved in; they come by their frames.
+    /// Sorts the sources into the order in which they move; they arrive by frame.
     fn arrange(&self, _sources: &mut [Occupant]) {}
 
-    /// Whether there is room for all of `sources`, if that can be known before any is moved. What they leave is no room: it is
-    /// captured.
+    /// Returns whether there are targets for all of `sources`, if that is known before the first
+    /// moves. Frames that they leave do not count: they are captured.
     fn has_targets(&self, _homes: &Homes, _sources: &[Occupant]) -> bool {
         true
     }
 
-    /// Where a source of `order` goes, which is not to be part of a free run of more than `most`.
+    /// Returns the target of a source of `order`; it must not be part of a free run above order
+    /// `most`.
     fn target(&self, homes: &Homes, order: Order, most: Order) -> Option<FrameRun> {
         homes.alloc_target(order, most)
     }
 
-    /// Whether a folio for which there is no run is split, rather than left where it is.
+    /// Returns whether a folio without a target is split, instead of staying where it is.
     fn splits_for_want(&self) -> bool {
         false
     }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_variants_are_read_back() {
+    fn variant_names_parse() {
         for variant in Variant::ALL {
             assert_eq!(variant.to_string().parse(), Ok(variant));
         }

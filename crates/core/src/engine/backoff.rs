@@ -1,34 +1,35 @@
-//! How hard reclaim is tried where it has freed next to nothing lately.
+//! Backoff of reclaim that freed next to nothing recently.
 //!
-//! What does not compress stays over the limit whatever is done, and to compress all of it in vain for every fault would make
-//! a slow program of it. So after [`PATIENCE`] reclaims in a row that have not paid, one request in two is tried, and half as
-//! hard, then one in four, as compaction is deferred in Linux. Each that pays halves the number of failures, so
-//! that a program whose data compress again is held to the limit after a few faults.
+//! Data that do not compress stay over the limit, and compressing all of it in vain for every fault
+//! would slow the program down. So after [`PATIENCE`] unprofitable reclaims in a row, one request
+//! in two is tried, half as hard, then one in four, and so on, as Linux defers compaction. Each
+//! profitable reclaim halves the number of failures, so a program whose data compress again is held
+//! to the limit after a few faults.
 //!
-//! No lock: what concurrent callers lose of the counts makes no difference.
+//! There is no lock: counts lost to concurrent callers do not matter.
 
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Failures in a row that change nothing yet.
+/// Number of failures in a row before reclaim backs off.
 pub(super) const PATIENCE: u32 = 3;
-/// At last one request in 2^this is tried, 1/2^this as hard.
+/// Maximum backoff as a shift: one request in 2^6 is tried, 1/2^6 as hard.
 const MAX_SHIFT: u32 = 6;
 
-/// See the module.
+/// The backoff state of one engine.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: AtomicU32,
-    /// Requests since the last that was tried.
+    /// Number of requests since the last one that was tried.
     considered: AtomicU32,
 }
 
 impl Backoff {
-    /// Reclaim is tried 1/2^this as hard as usual.
+    /// Returns the backoff as a shift: reclaim is tried 1/2^shift as hard as usual.
     pub(super) fn shift(&self) -> u32 {
         (self.failures.load(Relaxed) + 1).saturating_sub(PATIENCE).min(MAX_SHIFT)
     }
 
-    /// Whether a request is better not made. To be asked once for each.
+    /// Returns whether to skip a request. Call it once for each request.
     pub(super) fn defers(&self) -> bool {
         let (shift, considered) = (self.shift(), self.considered.load(Relaxed) + 1);
         let defers = considered < 1 << shift;
@@ -36,7 +37,7 @@ impl Backoff {
         defers
     }
 
-    /// Whether a request that was made has paid.
+    /// Records whether a request that was made paid.
     pub(super) fn note(&self, pays: bool) {
         let failures = self.failures.load(Relaxed);
         let now = if pays { failures / 2 } else { (failures + 1).min(PATIENCE + MAX_SHIFT - 1) };
@@ -48,13 +49,13 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    /// Requests until one is tried.
+    /// Returns the number of requests until one is tried.
     fn until_tried(backoff: &Backoff) -> u32 {
         (1..1000).find(|_| !backoff.defers()).unwrap()
     }
 
     #[test]
-    fn what_fails_is_tried_less_and_less_and_again_when_it_succeeds() {
+    fn failures_back_off_and_successes_recover() {
         let backoff = Backoff::default();
         let mut tried = |pays| {
             let requests = until_tried(&backoff);

@@ -10,8 +10,7 @@ use crate::units::{Frame, ORDERS, Order, PageNumber};
 use std::collections::{HashMap, HashSet};
 
 impl<M: Machine> Engine<M> {
-    /// Walks everything and panics at the first thing that does not add up. Only while no other call
-    /// is under way.
+    /// Walks everything and panics at the first inconsistency. No other call may be in progress.
     pub fn check(&self) {
         self.homes.check();
         self.slots.check();
@@ -79,13 +78,17 @@ impl<M: Machine> Engine<M> {
                 .filter(|&index| entries.get(entries.first().offset(index)) != PageState::None);
             assert_eq!(covered as usize, with_content.count(), "a page of no folio in {:?}", entries.first());
         }
-        assert!(claims.is_empty(), "queued, but neither resident nor staged: {claims:?}");
-        for (frame, copy) in self.swap_cache.copies() {
-            assert!(heads.get(&frame) == Some(&copy.order), "{copy:?} of {frame:?}, which is {:?}", heads.get(&frame));
-            for index in 0..copy.order.pages() {
-                assert!(slots.insert(copy.slot.offset(index)), "{copy:?} is used twice");
-                self.slot_map.get(copy.slot.offset(index));
-                assert_eq!(self.slots.slot_state(copy.slot.offset(index)), SlotState::CacheOnly, "{copy:?}");
+        assert!(claims.is_empty(), "queued folios are neither resident nor staged: {claims:?}");
+        for (frame, entry) in self.swap_cache.entries() {
+            assert!(
+                heads.get(&frame) == Some(&entry.order),
+                "{entry:?} of {frame:?}, which is {:?}",
+                heads.get(&frame)
+            );
+            for index in 0..entry.order.pages() {
+                assert!(slots.insert(entry.slot.offset(index)), "{entry:?} is used twice");
+                self.slot_map.get(entry.slot.offset(index));
+                assert_eq!(self.slots.slot_state(entry.slot.offset(index)), SlotState::CacheOnly, "{entry:?}");
             }
         }
         assert_eq!(resident, self.resident_pages(), "resident pages");
@@ -99,11 +102,11 @@ impl<M: Machine> Engine<M> {
         let held = u64::from(self.store.held_frames());
         let free = u64::from(self.homes.full_frames() + self.homes.empty_frames());
         let taken = resident + holes + staged + held;
-        assert_eq!(free + taken, u64::from(self.homes.frames()), "every frame is somewhere");
+        assert_eq!(free + taken, u64::from(self.homes.frames()), "every frame has one use");
     }
 
-    /// What is claimed of each folio that is queued: its order, and whether as staged. That is one thing but where claims
-    /// are left over from 64 times or more ago.
+    /// Returns the valid claims on each queued folio: its order, and whether it is claimed as
+    /// staged. More than one remains only if claims of 64 or more queueings ago are left.
     fn check_claims(&self) -> HashMap<PageNumber, HashSet<(Order, bool)>> {
         let mut claims: HashMap<_, HashSet<_>> = HashMap::new();
         for queue in self.reclaim_queues() {

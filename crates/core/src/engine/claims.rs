@@ -1,7 +1,8 @@
-//! Claims of the reclaim queues: which hold, and dropping those that do not.
+//! Claims of the reclaim queues: which hold, and how stale ones are dropped.
 //!
-//! Reclaim drops them when they come up. While nobody needs memory nothing comes up, and a program that frees and touches anew
-//! all the time, or one that is watched, would fill memory with them.
+//! Reclaim drops stale claims when it pops them. While no thread needs memory, none is popped, and
+//! a program that frees and touches memory all the time, or one under observation, would fill
+//! memory with stale claims.
 //!
 //! Lock order: a block is locked, then a queue, never the other way round, and never two blocks.
 
@@ -12,19 +13,19 @@ use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::MAX_ORDER;
 
-/// Claims that the queues may have beyond five for each four pages before stale ones are looked for: so each look finds one
-/// among five at least.
+/// Number of claims beyond five for each four pages before stale ones are searched for, so that
+/// each search finds at least one stale claim in five.
 const STALE_CLAIMS: u64 = 4096;
-/// Claims that are looked at in turn: a tenth of a millisecond.
+/// Number of claims examined in a row: a tenth of a millisecond.
 const LOOKED_AT: usize = 8192;
 
 impl<M: Machine> Engine<M> {
-    /// Takes the oldest folio that is in `queue`; with the block it is of.
+    /// Pops the oldest valid claim of `queue`; returns its folio and the folio's block.
     pub(super) fn pop_from(&self, queue: &Queue) -> Option<(&Block, FolioName)> {
         self.first_held(|| queue.pop())
     }
 
-    /// Likewise the youngest.
+    /// Pops the youngest valid claim of `queue`; returns its folio and the folio's block.
     pub(super) fn pop_youngest_from(&self, queue: &Queue) -> Option<(&Block, FolioName)> {
         self.first_held(|| queue.pop_youngest())
     }
@@ -40,21 +41,21 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Whether `claim` is not stale: what it names is queued as it says.
+    /// Returns whether `claim` is valid: its folio is queued with its ticket.
     pub(super) fn holds(&self, claim: Claim) -> bool {
         self.table.get(claim.folio.head).is_some_and(|block| block.lock().holds(claim))
     }
 
-    /// Claims in the queues, stale ones included.
+    /// Returns the number of claims in all queues, including stale ones.
     pub fn queued_claims(&self) -> u64 {
         self.reclaim_queues().map(|queue| queue.claims() as u64).iter().sum()
     }
 
     pub(super) fn reclaim_queues(&self) -> [&Queue; 5] {
-        [&self.probation, &self.active, &self.copied, &self.unevictable, &self.staged]
+        [&self.probation, &self.active, &self.cached, &self.unevictable, &self.staged]
     }
 
-    /// Drops stale claims where they are many, some at a time.
+    /// Drops stale claims if there are many, some at a time.
     pub(super) fn drop_stale_claims(&self) {
         let pages = self.resident_pages.load(Relaxed) + self.staged_pages.load(Relaxed);
         if self.queued_claims() <= pages + pages / 4 + STALE_CLAIMS {
@@ -68,13 +69,14 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Looks through a part of `queue`; returns how many claims that had. Those of one block are often together.
+    /// Examines one chunk of `queue`; returns its number of claims. Claims on one block are often
+    /// adjacent, so its lock is kept.
     fn look_through(&self, queue: &Queue) -> usize {
         let mut locked = None;
         queue.look_through(|claim| {
             let first = claim.folio.head.head(MAX_ORDER);
             if locked.as_ref().is_none_or(|(of, _)| *of != first) {
-                // Never two blocks.
+                // The old block is unlocked first: never two blocks.
                 locked = None;
                 locked = self.table.get(first).map(|block| (first, Block::lock(block)));
             }

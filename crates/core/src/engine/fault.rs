@@ -1,7 +1,7 @@
-//! Serving a fault: first touch, second chance and swap-in.
+//! Faults: first touch, second chance and swap-in.
 
+use super::explode::ExplodedPiece;
 use super::reclaim::Attempt;
-use super::take_apart::InParts;
 use super::{Engine, NoRoom};
 use crate::homes::{Content, NoRun, RESERVE_FRAMES, Urgency};
 use crate::locality::SwapIn;
@@ -11,46 +11,48 @@ use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::{Ahead, Expected};
 use crate::run_tokens::{RunMut, UniqueRun};
 use crate::stats::FaultKind;
-use crate::swap_cache::SwapCopy;
+use crate::swap_cache::CacheEntry;
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
-/// What became of a fault.
+/// The result of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
-    /// The page is there, or whoever fetches it will wake the program.
+    /// The page is resident, or the thread that fetches it wakes the program.
     Done(FaultKind),
-    /// The program is changing its mappings. Hear the change first, then try again.
+    /// The program is changing its mappings. The caller must receive that event and retry.
     Again,
 }
 
-/// What one look at the faulting page came to.
+/// The result of one attempt to serve a fault.
 pub(super) enum Step {
-    /// Whoever waits for these pages is to be woken, once no lock is held: a thread that is woken takes the CPU at once,
-    /// and may fault again. They are there, or to be asked for again.
+    /// The caller wakes the threads that wait for these pages once it holds no lock: a woken thread
+    /// takes the CPU at once and may fault again. The pages are resident, or the threads fault
+    /// again.
     Served(Served, Range<PageNumber>),
-    /// Somebody else fetches it, and wakes.
+    /// Another thread fetches the page and wakes the program.
     Fetching,
     /// The program is changing its mappings.
     Changing,
-    /// The limit was in the way: reclaim, so many pages at least, then look again.
+    /// The limit is in the way. The caller reclaims at least this many pages and retries.
     OverLimit(u64),
-    /// No run of that order was left: split what is partially mapped or compact, then look again.
+    /// No run of this order is free. The caller splits partially mapped folios or compacts, and
+    /// retries.
     Fragmented(Order),
-    /// Somebody changed the page meanwhile.
+    /// Another thread changed the page meanwhile. The caller retries.
     LookAgain,
 }
 
-/// What a fault has tried already.
+/// The attempts that a fault has made so far.
 #[derive(Clone, Copy)]
 struct Tries {
     no_room: NoRoom,
     reclaims: u32,
     pauses: u32,
     compacted: bool,
-    /// Reclaim is known to free nothing.
+    /// Whether reclaim is known to free nothing.
     is_futile: bool,
 }
 
@@ -63,22 +65,23 @@ impl Tries {
         self.reclaims >= TRIES_BEFORE_FALLBACK || self.is_futile
     }
 
-    /// Whether it goes over the limit for a folio of `order`.
+    /// Returns whether the fault exceeds the limit for a folio of `order`.
     fn may_exceed(self, order: Order) -> bool {
         self.is_last() && (order == Order::ZERO || self.is_futile)
     }
 
-    /// Whether it may take a folio of `order`: one that falls back has reclaimed for a single page.
+    /// Returns whether the fault may take a folio of `order`. A fault that falls back has reclaimed
+    /// for a single page.
     fn may_take(self, order: Order) -> bool {
         order == Order::ZERO || self.no_room == NoRoom::Reclaim || (self.reclaims == 0 && !self.is_futile)
     }
 
-    /// Whether it makes room for a folio of `order` before it takes a smaller one.
+    /// Returns whether the fault reclaims for a folio of `order` before it takes a smaller one.
     fn may_reclaim(self, order: Order) -> bool {
         !self.is_last() && (order == Order::ZERO || self.no_room == NoRoom::Reclaim)
     }
 
-    /// How much it reclaims at a time for so many pages.
+    /// Returns how many pages the fault reclaims at a time if it needs `pages`.
     fn reclaim_pages(self, pages: u64) -> u64 {
         pages.max(match self.no_room {
             NoRoom::Reclaim => DIRECT_RECLAIM_PAGES,
@@ -91,27 +94,29 @@ impl Tries {
     }
 }
 
-/// Times a fault reclaims for the order it wants before it takes a lower one: as often as reclaim may fail before it is tried
-/// less.
+/// Maximum reclaims of a fault for the order that it wants, before it takes a lower one: the number
+/// of failures after which reclaim backs off.
 const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
-/// Times a fault waits for others to free what they have in hand, before it goes over the limit.
-const MOST_PAUSES: u32 = 8;
-/// The same where pages are shared: a third of a second.
-const MOST_PAUSES_SHARING: u32 = 600;
-/// Pages a fault reclaims at a time: what a few large folios need.
+/// Maximum pauses of a fault while other threads free memory, before it exceeds the limit.
+const MAX_PAUSES: u32 = 8;
+/// Maximum pauses if processes share pages: a third of a second.
+const MAX_PAUSES_SHARING: u32 = 600;
+/// Pages that a fault reclaims at a time: room for a few large folios.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
-/// The same in Linux: who finds room for a large folio afterwards is lucky.
+/// Pages that a fault reclaims at a time in Linux: room for a large folio after that is luck.
 const SWAP_CLUSTER_MAX: u64 = 32;
 
 impl<M: Machine> Engine<M> {
-    /// Serves a fault on `page`: its content is in the program afterwards, whoever waited is woken.
+    /// Serves a fault on `page` and wakes the threads that wait for it. The page is resident
+    /// afterwards.
     pub fn fault(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
         let (served, waited_for) = self.fault_unwoken(worker, page);
         self.machine.wake(waited_for);
         served
     }
 
-    /// The same, but for the wake, which is the caller's: whoever waits for these pages, which may be none.
+    /// Serves a fault on `page` without the wake. The caller wakes the threads that wait for the
+    /// returned pages, which may be none.
     pub fn fault_unwoken(&self, worker: &mut M::Worker, page: PageNumber) -> (Served, Range<PageNumber>) {
         let nobody = page..page;
         let Some(block) = self.table.get_or_create(page) else {
@@ -130,7 +135,7 @@ impl<M: Machine> Engine<M> {
                         tries.reclaims += 1;
                         self.count_direct_reclaim(freed_pages);
                     }
-                    Attempt::Nothing if tries.pauses < MOST_PAUSES && !self.is_unevictable() => {
+                    Attempt::Nothing if tries.pauses < MAX_PAUSES && !self.is_unevictable() => {
                         tries.pauses += 1;
                         self.machine.pause();
                     }
@@ -147,13 +152,14 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Waits while the tree is over its limit and others are likely to give way: who has next to nothing left may go over it,
-    /// but not first; and what several share is free when the last has made it so.
+    /// Waits while the tree is over its limit and other processes are likely to free memory. A
+    /// process with next to nothing left may exceed the limit, but not first; pages shared by
+    /// several processes are free only when the last one freed them.
     fn wait_for_others(&self, pauses: &mut u32) {
         while self.machine.is_lately_over() {
             let most = match (self.urgency(), self.machine.shares()) {
-                (Urgency::Reclaim, _) => MOST_PAUSES,
-                (Urgency::Normal, true) => MOST_PAUSES_SHARING,
+                (Urgency::Reclaim, _) => MAX_PAUSES,
+                (Urgency::Normal, true) => MAX_PAUSES_SHARING,
                 (Urgency::Normal, false) => 0,
             };
             if *pauses >= most {
@@ -169,24 +175,25 @@ impl<M: Machine> Engine<M> {
         self.counters().vm.pgsteal_direct.add(freed_pages);
     }
 
-    /// Waits for room for `pages` that the program is about to make copies of, and makes some; goes over the limit where there
-    /// is none in the end.
+    /// Charges `pages` for copy-on-write copies that the program is about to make. Reclaims and
+    /// waits for room; exceeds the limit if there is none in the end.
     pub fn charge_copies(&self, worker: &mut M::Worker, pages: u32) {
         let mut pauses = 0;
         while !self.machine.try_charge(pages) {
-            // What is free here is not for the program's own copies until the system has it back.
+            // Frames that are free here do not help the program's copies until the system gets them
+            // back.
             if self.shrink(RESERVE_FRAMES, pages) >= pages {
                 continue;
             }
             let attempt = self.try_reclaim(worker, DIRECT_RECLAIM_PAGES);
-            let may_wait = pauses < MOST_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
+            let may_wait = pauses < MAX_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
             if attempt == Attempt::Deferred || !may_wait {
                 return self.machine.charge(pages);
             }
             if let Attempt::Freed(freed_pages) = attempt {
                 self.count_direct_reclaim(freed_pages);
             }
-            // What it makes free may be copies themselves.
+            // The freed pages may be copies themselves.
             pauses += 1;
             if !matches!(attempt, Attempt::Freed(1..)) {
                 self.machine.pause();
@@ -215,14 +222,14 @@ impl<M: Machine> Engine<M> {
                     sync::yield_now();
                     return Step::LookAgain;
                 }
-                // Of a folio of which only parts are touched the rest stays, and goes out.
+                // If only parts of the folio are touched, the rest stays staged and is swapped out.
                 let expected = self.readahead.expected(page);
                 let order = self.locality.part_for_fault(page, expected).map_or(order, |part| part.min(order));
                 let head = page.head(order);
-                self.carve(&mut entries, head.folio(order));
+                self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
                 entries.set_active(head, order, true);
-                step(self.bring_in(&mut entries, head), FaultKind::Home, head.folio(order))
+                step(self.map_in(&mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
@@ -230,12 +237,12 @@ impl<M: Machine> Engine<M> {
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
-                Ok(Start::InParts(piece)) => {
+                Ok(Start::ExplodedPiece(piece)) => {
                     self.readahead.faulted(page, piece.touched_pages(), false);
                     drop(entries);
                     drop(steady);
                     let pages = piece.pages();
-                    step(self.take_apart(worker, block, *piece), FaultKind::SwapIn, pages)
+                    step(self.explode(worker, block, *piece), FaultKind::SwapIn, pages)
                 }
                 Ok(Start::Folio(fetch, run)) => {
                     self.readahead.faulted(page, fetch.pages(), fetch.whole);
@@ -246,15 +253,15 @@ impl<M: Machine> Engine<M> {
                 Ok(Start::ArenaFull) => {
                     drop(entries);
                     drop(steady);
-                    self.bring_in_unmanaged(worker, block, page)
+                    self.map_in_unmanaged(worker, block, page)
                 }
                 Err(step) => step,
             },
         }
     }
 
-    /// The highest order that fits the mapping and is wholly untouched, then lower ones. Of a partially mapped folio
-    /// its holes are untouched.
+    /// Serves a first touch with a folio of the highest order that fits the mapping and is wholly
+    /// untouched, or else of a lower one. In a partially mapped folio, the holes are untouched.
     fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Step {
         let Some(mapping) = self.machine.mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
@@ -286,7 +293,7 @@ impl<M: Machine> Engine<M> {
                     if self.config.make_ahead {
                         self.readahead.touched(pages.clone());
                     }
-                    return step(self.bring_in_valid(entries, head), FaultKind::FirstTouch, pages);
+                    return step(self.map_in_valid(entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
@@ -300,19 +307,20 @@ impl<M: Machine> Engine<M> {
             }
         }
         if tries.is_last() && is_hole {
-            // Its frames are free then.
+            // Splitting frees the frames of the holes.
             self.split_partial(entries, page.folio(Order::ZERO));
             return Step::LookAgain;
         }
         if tries.is_last() { self.zero_unmanaged(page) } else { Step::OverLimit(1) }
     }
 
-    /// Whether there may be a run of `order` soon.
+    /// Returns whether a run of `order` may become available soon.
     fn may_make_run(&self, order: Order, tries: Tries) -> bool {
         tries.may_compact(order) || self.deferred.claims() > 0
     }
 
-    /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. They have homes of their own.
+    /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. The holes have
+    /// their own home frames.
     fn heal(&self, entries: &mut Entries, head: PageNumber, run: UniqueRun) -> Step {
         let pages = head.folio(run.order);
         let moved = self.machine.move_in(*run, head);
@@ -328,16 +336,17 @@ impl<M: Machine> Engine<M> {
         if stopped.error == MoveError::Changing {
             return Step::Served(Served::Again, pages);
         }
-        // Something is there already, or it goes by copies only: then it is a folio of its own.
+        // Another page is there already, or only a copy is possible: the pages become folios of
+        // their own.
         self.split_partial(entries, pages);
         Step::LookAgain
     }
 
-    /// Gives a folio that is being compressed other frames with the same content; the old ones are the
-    /// compressing worker's to free. False where no frames can be had.
+    /// Gives a folio under writeback other frames with a copy of its content; the compressing
+    /// worker frees the old ones. Returns false if no frames are available.
     fn copy_from_writeback(&self, entries: &mut Entries, head: PageNumber, order: Order) -> bool {
         let Ok((mut run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
-        let Some(from) = entries.home(head) else { unreachable!("{head:?} is at home") };
+        let Some(from) = entries.staged(head) else { unreachable!("{head:?} is staged") };
         self.machine.copy(from, run.as_mut());
         let run = run.into_run();
         self.rmap.set_folio(run, head);
@@ -345,23 +354,23 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Moves the folio at `head`, which has left the program and is at home and not under writeback, back. Drops what the
-    /// program has discarded of it. The caller wakes who waits.
+    /// Maps in the folio at `head`, which is staged and not under writeback. Drops the pages that
+    /// the program discarded meanwhile. The caller wakes waiting threads.
     #[inline]
-    fn bring_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
-        let Some(order) = entries.get(head).order() else { unreachable!("{head:?} is at home") };
+    fn map_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+        let Some(order) = entries.get(head).order() else { unreachable!("{head:?} is staged") };
         if !self.drop_lost(entries, head.folio(order)) {
-            return self.bring_in_valid(entries, head);
+            return self.map_in_valid(entries, head);
         }
         let mut served = Ok(());
-        each_home(entries, head.folio(order), |entries, head, _| {
-            served = self.bring_in_valid(entries, head).and(served);
+        each_staged(entries, head.folio(order), |entries, head, _| {
+            served = self.map_in_valid(entries, head).and(served);
         });
         served
     }
 
-    /// Drops the pages of `range`, which are at home and about to return, that the program has discarded without a message.
-    /// Returns whether there were any.
+    /// Drops those pages of `range` that the program has discarded without a message. All pages of
+    /// `range` are staged and about to be mapped in. Returns whether any page was dropped.
     #[inline]
     fn drop_lost(&self, entries: &mut Entries, range: Range<PageNumber>) -> bool {
         let mut has_lost = false;
@@ -373,9 +382,10 @@ impl<M: Machine> Engine<M> {
         has_lost
     }
 
-    /// The same as [`bring_in`](Self::bring_in) of a folio that is new, or whose pages are known not to be discarded.
+    /// Maps in the folio at `head`, which is staged and not under writeback. The program has
+    /// discarded none of its pages, or the folio is new.
     #[inline]
-    fn bring_in_valid(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+    fn map_in_valid(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
         };
@@ -391,7 +401,7 @@ impl<M: Machine> Engine<M> {
                 self.enqueue(&self.staged, entries, head, order);
                 return Err(Changing);
             }
-            Err(Stopped { moved_pages, .. }) => return self.bring_in_pages(entries, head, run, moved_pages),
+            Err(Stopped { moved_pages, .. }) => return self.map_in_pages(entries, head, run, moved_pages),
         }
         Ok(())
     }
@@ -402,24 +412,25 @@ impl<M: Machine> Engine<M> {
         self.staged_pages.fetch_sub(pages, Relaxed);
         self.resident_pages.fetch_add(pages, Relaxed);
         self.counters().of(order).nr_anon.inc();
-        // Its place is behind everything that was there before it, whatever queue it was in.
+        // The folio goes behind all folios that were resident before it, whatever queue it was in.
         entries.set_unqueued(head);
         self.enqueue(self.resident_queue(entries, head), entries, head, order);
     }
 
-    /// The queue of resident folios that the one at `head` belongs in.
+    /// Returns the queue for the resident folio at `head`.
     #[inline]
     pub(super) fn resident_queue(&self, entries: &Entries, head: PageNumber) -> &Queue {
         if entries.is_active(head) {
             return &self.active;
         }
-        let is_copied = matches!(entries.get(head), PageState::Resident { frame, .. } if self.swap_cache.has(frame));
-        if is_copied { &self.copied } else { &self.probation }
+        let is_cached = matches!(entries.get(head), PageState::Resident { frame, .. } if self.swap_cache.has(frame));
+        if is_cached { &self.cached } else { &self.probation }
     }
 
-    /// Only the first `moved_pages` of the folio could move: the rest follows page by page, by copy where
-    /// a move is refused. Whoever waits for a page that stays behind is to be woken, too, to try again.
-    fn bring_in_pages(
+    /// Maps in the rest of a folio page by page after only its first `moved_pages` could move;
+    /// copies where a move is refused. The caller also wakes threads that wait for a page that
+    /// stays staged, so that they retry.
+    fn map_in_pages(
         &self,
         entries: &mut Entries,
         head: PageNumber,
@@ -428,20 +439,20 @@ impl<M: Machine> Engine<M> {
     ) -> Result<(), Changing> {
         if run.order > Order::ZERO {
             self.counters().of(run.order).split.inc();
-            self.drop_copy(run.head);
+            self.drop_cache_entry(run.head);
         }
         let mut served = Ok(());
         for index in 0..run.frames() {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
             entries.set_unqueued(page);
             entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
-            let outcome = if index < moved_pages { Ok(()) } else { self.bring_in_page(entries, page, part) };
+            let outcome = if index < moved_pages { Ok(()) } else { self.map_in_page(entries, page, part) };
             match outcome {
                 Ok(()) => self.make_resident(entries, page, part.head, Order::ZERO),
                 Err(MoveError::Exists) => {
                     // The program has a newer page there.
                     self.staged_pages.fetch_sub(1, Relaxed);
-                    entries.take_home(page).into_iter().for_each(|part| self.free_content(part));
+                    entries.take_staged(page).into_iter().for_each(|part| self.free_content(part));
                 }
                 Err(error) => {
                     self.enqueue(&self.staged, entries, page, Order::ZERO);
@@ -454,38 +465,39 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    fn bring_in_page(&self, entries: &mut Entries, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
+    fn map_in_page(&self, entries: &mut Entries, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
         match self.machine.move_in(part, page) {
             Ok(()) => Ok(()),
             Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
                 self.machine.copy_in(part.head, page)?;
-                entries.home_mut(page).into_iter().for_each(|part| self.machine.release(part));
+                entries.staged_mut(page).into_iter().for_each(|part| self.machine.release(part));
                 Ok(())
             }
             Err(stopped) => Err(stopped.error),
         }
     }
 
-    /// Appends a folio to a queue, unless it is in one.
+    /// Appends a folio to a queue unless it is in one.
     pub(super) fn enqueue(&self, queue: &Queue, entries: &mut Entries, head: PageNumber, order: Order) {
         if let Some(ticket) = entries.set_queued(head) {
             queue.push(Claim { folio: FolioName { head, order }, ticket });
         }
     }
 
-    /// Marks the folio of `page`, which is out, as being fetched: whole, unless little of it is likely to be touched, if
-    /// frames for it can be had; else the largest part around `page` that they can be had for.
+    /// Marks the folio of `page`, which is swapped out, as being fetched: the whole folio, unless
+    /// little of it is likely to be touched, and if frames for it are available; or else the
+    /// largest part around `page` for which they are.
     fn start_swap_in(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Result<Start, Step> {
         let PageState::Swapped { order: whole, .. } = entries.get(page) else { unreachable!("checked by the caller") };
         let expected = self.readahead.expected(page);
         let part = self.locality.part_for_fault(page, expected);
         let orders = self.orders_of_return(page, whole).up_to(part.unwrap_or(whole));
         if expected != Expected::Stream
-            && let Some(piece) = self.start_taking_apart(entries, page, orders.highest(), expected == Expected::Step)
+            && let Some(piece) = self.start_explode(entries, page, orders.highest(), expected == Expected::Step)
         {
             let FolioName { head, order } = piece.touched();
             self.note_refault(entries, head, order);
-            return Ok(Start::InParts(Box::new(piece)));
+            return Ok(Start::ExplodedPiece(Box::new(piece)));
         }
         let mut orders = orders.descending().filter(|&order| tries.may_take(order));
         let run = loop {
@@ -508,13 +520,14 @@ impl<M: Machine> Engine<M> {
         let order = run.order;
         let head = page.head(order);
         if order < whole {
-            self.carve(entries, head.folio(order));
+            self.split_borders(entries, head.folio(order));
         }
         self.note_refault(entries, head, order);
         Ok(Start::Folio(mark_fetching(entries, head, *run, part.is_none()), run))
     }
 
-    /// The folio at `head`, which is out, is touched again: if that is soon, it is worth keeping.
+    /// Records a refault of the folio at `head`, which is swapped out. After a short refault
+    /// distance the folio becomes active.
     pub(super) fn note_refault(&self, entries: &mut Entries, head: PageNumber, order: Order) {
         self.counters().vm.workingset_refault_anon.add(u64::from(order.pages()));
         if self.workingset.is_refault(entries.evicted(head), self.resident_pages()) {
@@ -523,8 +536,8 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// The orders in which a folio that went out with order `whole` may come back to `page`: none above what may be there
-    /// now. (What is below may have come about by splitting.)
+    /// Returns the orders in which a folio that was swapped out with order `whole` may return to
+    /// `page`: none above the sizes allowed now. (Lower orders may result from a split.)
     fn orders_of_return(&self, page: PageNumber, whole: Order) -> OrderSet {
         let mapping = if whole > Order::ZERO { self.machine.mapping(page) } else { None };
         let sizes = mapping.map_or(OrderSet::ALL, |mapping| mapping.sizes);
@@ -534,9 +547,9 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
-    /// behind the other, which are `run`. The caller wakes who waits, for pages that are not ours
-    /// any more, too: they are to ask again.
+    /// Swaps in the marked folios: one, or several of one order in a row, to frames in a row, which
+    /// are `run`. The caller wakes waiting threads, also for pages that no longer belong here, so
+    /// that they fault again.
     fn swap_in(
         &self,
         worker: &mut M::Worker,
@@ -544,13 +557,13 @@ impl<M: Machine> Engine<M> {
         fetches: &[Fetch],
         mut run: UniqueRun,
     ) -> Result<(), Changing> {
-        // Most are one, and room for many takes longer to prepare than to look through.
+        // Most calls have one folio, and an array for many takes longer to initialise than to use.
         let (mut one, mut many);
         let fetched = if fetches.len() == 1 {
             one = [Ok(None)];
             &mut one[..]
         } else {
-            many = [Ok(None); MOST_TOGETHER];
+            many = [Ok(None); MAX_TOGETHER];
             &mut many[..fetches.len()]
         };
         for (fetch, fetched) in fetches.iter().zip(&mut *fetched) {
@@ -564,16 +577,16 @@ impl<M: Machine> Engine<M> {
         let fetched = fetches.iter().zip(fetched.iter());
         let fetched = fetched.map(|(fetch, fetched)| (fetch, parts.take(fetch.run.order), *fetched));
         let corrupted = self.finish_fetches(block, fetched, &pages);
-        self.bring_in_fetched(block, fetches, pages, corrupted)
+        self.map_in_fetched(block, fetches, pages, corrupted)
     }
 
-    /// What was fetched is at home now, and staged unless it is `wanted`. Where its pages have gone meanwhile is settled
-    /// before anything else: who moves a folio to another address waits for that while it holds off everything that needs
-    /// steadiness.
+    /// Makes the fetched folios staged, and queues those that are not `wanted`. This comes before
+    /// anything else that waits: a thread that moves a folio to another address waits for it while
+    /// it holds off mapping events.
     pub(super) fn finish_fetches<'a>(
         &self,
         block: &Block,
-        fetched: impl Iterator<Item = (&'a Fetch, UniqueRun, Result<Option<SwapCopy>, Corrupted>)>,
+        fetched: impl Iterator<Item = (&'a Fetch, UniqueRun, Result<Option<CacheEntry>, Corrupted>)>,
         wanted: &Range<PageNumber>,
     ) -> Option<Corrupted> {
         let mut entries = block.lock();
@@ -587,13 +600,13 @@ impl<M: Machine> Engine<M> {
         corrupted
     }
 
-    /// Queues what is at home of `pages`.
+    /// Queues the staged folios of `pages`.
     fn stage_fetched(&self, entries: &mut Entries, pages: Range<PageNumber>) {
-        each_home(entries, pages, |entries, head, order| self.enqueue(&self.staged, entries, head, order));
+        each_staged(entries, pages, |entries, head, order| self.enqueue(&self.staged, entries, head, order));
     }
 
-    /// Moves what was fetched of `wanted` into the program; the rest stays at home. What is corrupted of it is given up.
-    pub(super) fn bring_in_fetched(
+    /// Maps in the fetched folios of `wanted`; the rest stays staged. Gives up corrupted ones.
+    pub(super) fn map_in_fetched(
         &self,
         block: &Block,
         fetches: &[Fetch],
@@ -604,23 +617,23 @@ impl<M: Machine> Engine<M> {
         let steady = self.machine.steady();
         let mut entries = block.lock();
         if steady.is_none() {
-            // It stays at home, where a fault finds it.
+            // The folios stay staged, where a fault finds them.
             self.stage_fetched(&mut entries, wanted);
             return Err(Changing);
         }
-        // One folio is looked at when it is brought in.
+        // `map_in` looks for discarded pages itself if there is one folio.
         let are_together = fetches.len() > 1 && wanted == (first.head..last.pages().end);
         if are_together
             && !self.drop_lost(&mut entries, wanted.clone())
-            && self.bring_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
+            && self.map_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
         {
             return Ok(());
         }
         let mut served = Ok(());
-        // Whatever folios lie there by now.
-        each_home(&mut entries, wanted.clone(), |entries, head, _| {
-            let brought = if are_together { self.bring_in_valid(entries, head) } else { self.bring_in(entries, head) };
-            served = brought.and(served);
+        // The folios there may have changed meanwhile.
+        each_staged(&mut entries, wanted.clone(), |entries, head, _| {
+            let mapped_in = if are_together { self.map_in_valid(entries, head) } else { self.map_in(entries, head) };
+            served = mapped_in.and(served);
         });
         if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
@@ -630,9 +643,9 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    /// Moves folios of one order that lie next to each other, as their frames do, into the program at once: a move has
-    /// its price whatever its size. False where some could not be.
-    fn bring_in_together(
+    /// Maps in folios of one order that are adjacent, as are their frames, with one move: a move
+    /// has a fixed cost. Returns false if some could not move.
+    fn map_in_together(
         &self,
         entries: &mut Entries,
         mut folios: impl Iterator<Item = (PageNumber, FrameRun)> + Clone,
@@ -656,15 +669,15 @@ impl<M: Machine> Engine<M> {
                 self.make_resident(entries, head, frame, order);
                 moved_pages -= order.pages();
             } else if moved_pages > 0 {
-                // What stays behind because of a change is left to the next fault.
-                let _ = self.bring_in_pages(entries, head, run, moved_pages);
+                // Pages that stay behind because of a mapping change are left to the next fault.
+                let _ = self.map_in_pages(entries, head, run, moved_pages);
             }
             is_moved
         })
     }
 
-    /// What is to be fetched or made next of what the program is likely to touch after its fault on `page`, and of which order
-    /// the folio of the fault is. Whoever asks is to do it ([`Engine::read_ahead`]).
+    /// Claims what to fetch or make next after the fault on `page`; also returns the order of the
+    /// fault's folio. The caller must then call [`Engine::read_ahead`].
     pub fn claim_ahead(&self, page: PageNumber) -> Option<(Ahead, Order)> {
         if !self.readahead.may_claim(page) {
             return None;
@@ -673,7 +686,8 @@ impl<M: Machine> Engine<M> {
         Some((self.readahead.claim(page, page.head(order).offset(order.pages()))?, order))
     }
 
-    /// Fetches that, or makes it in folios of `order`, as far as there is room for it now; whether there was for all.
+    /// Fetches the claimed pages, or makes them in folios of `order`, as far as there is room now.
+    /// Returns whether there was room for all.
     pub fn read_ahead(&self, worker: &mut M::Worker, ahead: Ahead, order: Order) -> bool {
         match ahead {
             Ahead::Stream(pages) => self.read_ahead_all(worker, pages),
@@ -685,7 +699,7 @@ impl<M: Machine> Engine<M> {
     fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {
         let mut page = pages.start;
         while page < pages.end {
-            if let Some(end) = self.locality.watched_until(page) {
+            if let Some(end) = self.locality.sampled_until(page) {
                 page = end;
                 continue;
             }
@@ -696,11 +710,11 @@ impl<M: Machine> Engine<M> {
             let order = state.order().unwrap_or(Order::ZERO);
             let head = page.head(order);
             match state {
-                // The rest of it lies in a window that is watched.
+                // The rest of the folio lies in a sampling window.
                 PageState::Swapped { fetching: false, .. } | PageState::Home { writeback: false, .. }
                     if head < page =>
                 {
-                    self.carve(&mut entries, page..head.offset(order.pages()));
+                    self.split_borders(&mut entries, page..head.offset(order.pages()));
                     continue;
                 }
                 PageState::Swapped { fetching: false, .. } => {
@@ -712,7 +726,7 @@ impl<M: Machine> Engine<M> {
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
-                    let _ = self.bring_in(&mut entries, head);
+                    let _ = self.map_in(&mut entries, head);
                     drop(entries);
                     drop(steady);
                     self.machine.wake(head.folio(order));
@@ -724,7 +738,8 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Makes folios of `order` of `pages`, as far as they are untouched and frames lie ready one behind the other; whether it has made all.
+    /// Makes folios of `order` in `pages` that are untouched, from free populated frames in a row.
+    /// Returns whether it made all.
     fn touch_ahead(&self, pages: Range<PageNumber>, order: Order) -> bool {
         let mut page = pages.start;
         while page < pages.end {
@@ -735,14 +750,15 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Makes the first of them, of one run. `None` if none are made, or not all: something may be there that nobody knows of.
+    /// Makes the first of these folios, as many as one run holds. Returns `None` if it made none or
+    /// not all of the run: pages unknown to the engine may be there.
     fn make_new(&self, pages: Range<PageNumber>, order: Order) -> Option<Range<PageNumber>> {
         let block = self.table.get(pages.start)?;
         let _steady = self.machine.steady()?;
         let mapping = self.machine.mapping(pages.start)?;
         let mut entries = block.lock();
         let fits = |head: PageNumber, order| mapping.allows(head, order) && entries.all_none(head, order);
-        // Where a first touch would bring a larger folio, it is to.
+        // A first touch must bring a larger folio where one fits.
         let larger = |head: PageNumber| {
             let larger = mapping.sizes.descending().take_while(|&larger| larger > order);
             larger.into_iter().any(|larger| fits(head.head(larger), larger))
@@ -750,7 +766,7 @@ impl<M: Machine> Engine<M> {
         let is_new = |&head: &PageNumber| head.head(order) == head && fits(head, order) && !larger(head);
         let end = pages.end.min(entries.end());
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
-        let new = heads.take(MOST_TOGETHER).take_while(is_new).count() as u32 * order.pages();
+        let new = heads.take(MAX_TOGETHER).take_while(is_new).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
         let mut run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
         self.machine.zero(run.as_mut());
@@ -763,10 +779,12 @@ impl<M: Machine> Engine<M> {
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
         }
         let made = pages.start..pages.start.offset(run.frames());
-        let are_all_there = self.bring_in_together(&mut entries, folios.clone());
+        let are_all_there = self.map_in_together(&mut entries, folios.clone());
         if !are_all_there {
-            // Nobody has asked for the others.
-            each_home(&mut entries, made.clone(), |entries, head, _| self.drop_folio(entries, head, entries.get(head)));
+            // No fault asked for the others.
+            each_staged(&mut entries, made.clone(), |entries, head, _| {
+                self.drop_folio(entries, head, entries.get(head))
+            });
         }
         let is_there =
             |&(head, _): &_| matches!(entries.get(head), PageState::Resident { order: now, .. } if now == order);
@@ -774,9 +792,10 @@ impl<M: Machine> Engine<M> {
         are_all_there.then_some(made)
     }
 
-    /// Fetches as much with `page` as a fault would, or it `alone`, as far as there is room for it now.
+    /// Fetches as much with `page` as a fault would, or only the page if `alone`, as far as there
+    /// is room now.
     fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber, alone: bool) -> bool {
-        if self.locality.watched_until(page).is_some() {
+        if self.locality.sampled_until(page).is_some() {
             return true;
         }
         let Some(block) = self.table.get(page) else { return false };
@@ -786,18 +805,18 @@ impl<M: Machine> Engine<M> {
         let alone = alone && self.config.swap_in == SwapIn::Adaptive;
         let part = if alone { Order::ZERO } else { self.locality.part_order(page).unwrap_or(MAX_ORDER) };
         let order = self.orders_of_return(page, whole).up_to(part).highest();
-        if let Some(piece) = self.start_taking_apart(&mut entries, page, order, alone) {
+        if let Some(piece) = self.start_explode(&mut entries, page, order, alone) {
             drop(entries);
             drop(steady);
             let (touched_pages, pages) = (piece.touched_pages(), piece.pages());
-            let _ = self.take_apart(worker, block, piece);
+            let _ = self.explode(worker, block, piece);
             self.came_ahead(1, touched_pages);
             self.machine.wake(pages);
             return true;
         }
         let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
         let head = page.head(order);
-        self.carve(&mut entries, head.folio(order));
+        self.split_borders(&mut entries, head.folio(order));
         let fetch = mark_fetching(&mut entries, head, *run, order == whole);
         drop(entries);
         drop(steady);
@@ -805,7 +824,8 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Whoever comes meanwhile is told that it is being fetched: where it cannot be, they ask again.
+    /// Swaps in folios ahead of faults, to frames in a row, which are `run`. A thread that faults
+    /// on them meanwhile waits; if they cannot be fetched, it faults again.
     fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch], run: UniqueRun) {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
@@ -814,27 +834,27 @@ impl<M: Machine> Engine<M> {
         self.machine.wake(pages);
     }
 
-    /// So many folios, `pages`, have come without a fault.
+    /// Counts `folios` folios with these pages as fetched without a fault.
     fn came_ahead(&self, folios: usize, pages: Range<PageNumber>) {
         self.locality.fetched_ahead(folios);
         self.counters().vm.swap_ra.add(pages.end.0 - pages.start.0);
     }
 
-    /// Marks the first folio of `pages`, which is out, as being fetched, and as many of the same order behind it as there
-    /// is one run for. `None` if there is no room.
+    /// Marks the first folio of `pages`, which is swapped out, as being fetched, and as many folios
+    /// of its order behind it as fit into one run. Returns `None` if there is no room.
     fn mark_next(&self, entries: &mut Entries, pages: Range<PageNumber>) -> Option<(Fetches, UniqueRun)> {
         let whole = entries.get(pages.start).order()?;
         let order = self.orders_of_return(pages.start, whole).highest();
         if order < whole {
-            self.carve_to(entries, pages.start, whole, order);
+            self.split_to(entries, pages.start, whole, order);
         }
         let is_alike = |&page: &PageNumber| {
             matches!(entries.get(page), PageState::Swapped { order: now, fetching: false, .. } if now == order)
-                && self.locality.watched_until(page).is_none()
+                && self.locality.sampled_until(page).is_none()
         };
         let end = pages.end.min(entries.end());
         let heads = (pages.start.0..end.0).step_by(order.pages() as usize).map(PageNumber);
-        let alike = heads.take(MOST_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
+        let alike = heads.take(MAX_TOGETHER).take_while(is_alike).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most > order && most.pages() <= alike);
         let run = match together.into_iter().find_map(|most| self.homes.alloc_ready(most)) {
             Some(run) => run,
@@ -847,9 +867,14 @@ impl<M: Machine> Engine<M> {
         Some((fetches, run))
     }
 
-    /// Decompresses. The slots stay ours meanwhile, because their pages say *fetching*. Returns what to keep of
-    /// them, if they are worth keeping.
-    fn fetch(&self, worker: &mut M::Worker, fetch: &Fetch, mut run: RunMut<'_>) -> Result<Option<SwapCopy>, Corrupted> {
+    /// Decompresses a folio. Its slots cannot be freed meanwhile, because its pages are marked
+    /// *fetching*. Returns the swap-cache entry if it is worth keeping.
+    fn fetch(
+        &self,
+        worker: &mut M::Worker,
+        fetch: &Fetch,
+        mut run: RunMut<'_>,
+    ) -> Result<Option<CacheEntry>, Corrupted> {
         let Fetch { slot, whole, .. } = *fetch;
         let may_keep = whole && self.config.keep_copies;
         let (mut done, mut stored_bytes) = (0, 0);
@@ -874,24 +899,24 @@ impl<M: Machine> Engine<M> {
             done += part_order.pages();
         }
         let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
-        Ok(wanted.then(|| SwapCopy { slot, order: run.order, hash: self.machine.hash(run.as_ref()) }))
+        Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.machine.hash(run.as_ref()) }))
     }
 
-    /// The pages of `fetch` are at home now, as far as they are still what they were; if they are corrupted, they are
-    /// out as before.
+    /// Makes the pages of `fetch` staged if they are still marked for it. Pages of a corrupted
+    /// piece become swapped out again.
     fn finish_fetch(
         &self,
         entries: &mut Entries,
         fetch: &Fetch,
         run: UniqueRun,
-        fetched: Result<Option<SwapCopy>, Corrupted>,
+        fetched: Result<Option<CacheEntry>, Corrupted>,
     ) -> Result<(), Corrupted> {
         let Fetch { head, slot, .. } = *fetch;
         let order = run.order;
         self.rmap.set_folio(*run, head);
         let whole = (0..order.pages()).all(|index| is_fetched(entries, head.offset(index), slot.offset(index)));
-        let copy = match fetched {
-            Ok(copy) => copy,
+        let entry = match fetched {
+            Ok(entry) => entry,
             Err(corrupted) => {
                 for index in 0..order.pages() {
                     let (page, slot) = (head.offset(index), slot.offset(index));
@@ -906,10 +931,10 @@ impl<M: Machine> Engine<M> {
             }
         };
         self.counters().vm.pswpin.add(u64::from(order.pages()));
-        match copy {
-            Some(copy) if whole => {
+        match entry {
+            Some(entry) if whole => {
                 self.slots.mark_cache_only(slot, order.pages());
-                self.swap_cache.keep(run.head, copy);
+                self.swap_cache.keep(run.head, entry);
             }
             _ => self.free_slots(slot, order.pages()),
         }
@@ -920,7 +945,7 @@ impl<M: Machine> Engine<M> {
             self.counters().of(order).swpin.inc();
             return Ok(());
         }
-        // Part of it was unmapped or discarded meanwhile.
+        // A part of the folio was unmapped or discarded meanwhile.
         for (index, part) in (0..).zip(run.into_parts(Order::ZERO)) {
             let page = head.offset(index);
             if is_fetched(entries, page, slot.offset(index)) {
@@ -934,8 +959,9 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Never hands over content that does not match its checksum: the program gets SIGBUS there. Where that cannot be
-    /// arranged now, the page stays out, and so out of reach. The caller wakes who waits.
+    /// Poisons the pages of a corrupted piece, so that the program gets SIGBUS there and never
+    /// reads content with a wrong checksum. A page that cannot be poisoned now stays swapped out
+    /// and out of reach. The caller wakes waiting threads.
     pub(super) fn give_up_corrupted(
         &self,
         entries: &mut Entries,
@@ -961,7 +987,7 @@ impl<M: Machine> Engine<M> {
     }
 }
 
-/// Some of it could not be moved, because the program is changing its mappings: to be tried again.
+/// Some pages could not move because the program is changing its mappings. The caller retries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Changing;
 
@@ -969,13 +995,13 @@ pub(super) fn step(served: Result<(), Changing>, kind: FaultKind, pages: Range<P
     Step::Served(served.map_or(Served::Again, |()| Served::Done(kind)), pages)
 }
 
-/// How a fault on what is out begins.
+/// The start of a swap-in.
 enum Start {
-    /// A folio is being fetched, to these frames.
+    /// A folio is being fetched into the frames of the run.
     Folio(Fetch, UniqueRun),
-    /// All that is left of a piece is.
-    InParts(Box<InParts>),
-    /// There is no frame to fetch to.
+    /// All pages left of a piece are being fetched.
+    ExplodedPiece(Box<ExplodedPiece>),
+    /// There is no frame to fetch into.
     ArenaFull,
 }
 
@@ -985,7 +1011,8 @@ pub(super) struct Fetch {
     pub(super) head: PageNumber,
     pub(super) slot: Slot,
     pub(super) run: FrameRun,
-    /// Not only a part of it is likely to be used: then a compressed copy may be worth its memory.
+    /// Whether more than a part of the folio is likely to be used: then a swap-cache entry may be
+    /// worth its memory.
     pub(super) whole: bool,
 }
 
@@ -995,18 +1022,18 @@ impl Fetch {
     }
 }
 
-/// Folios that are brought in at once, at most.
-const MOST_TOGETHER: usize = 16;
+/// Maximum number of folios mapped in at once.
+const MAX_TOGETHER: usize = 16;
 
-/// Up to [`MOST_TOGETHER`] of them.
+/// Up to [`MAX_TOGETHER`] folios that are being fetched.
 pub(super) struct Fetches {
-    fetches: [Fetch; MOST_TOGETHER],
+    fetches: [Fetch; MAX_TOGETHER],
     len: usize,
 }
 
 impl Fetches {
     pub fn of(fetch: Fetch) -> Fetches {
-        Fetches { fetches: [fetch; MOST_TOGETHER], len: 1 }
+        Fetches { fetches: [fetch; MAX_TOGETHER], len: 1 }
     }
 
     pub fn push(&mut self, fetch: Fetch) {
@@ -1027,7 +1054,8 @@ impl Fetches {
     }
 }
 
-/// From now on only the caller frees the slots of the swapped folio at `head`, which is to go to `run`.
+/// Marks the swapped-out folio at `head` as being fetched into `run`. From now on only the caller
+/// frees its slots.
 #[inline]
 pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, whole: bool) -> Fetch {
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
@@ -1035,8 +1063,8 @@ pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameR
     Fetch { head, slot, run, whole }
 }
 
-/// Does something to each folio that is at home, and not under writeback, of those that begin in `pages`.
-fn each_home(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMut(&mut Entries, PageNumber, Order)) {
+/// Calls `act` for each folio that begins in `pages`, is staged, and is not under writeback.
+fn each_staged(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMut(&mut Entries, PageNumber, Order)) {
     let mut page = pages.start;
     while page < pages.end {
         let state = entries.get(page);
@@ -1049,7 +1077,8 @@ fn each_home(entries: &mut Entries, pages: Range<PageNumber>, mut act: impl FnMu
     }
 }
 
-/// Whether `page` still waits for the content of `slot`, whatever became of the rest of its folio.
+/// Returns whether `page` still waits for the content of `slot`, whatever happened to the rest of
+/// its folio.
 #[inline]
 fn is_fetched(entries: &Entries, page: PageNumber, slot: Slot) -> bool {
     matches!(entries.get(page), PageState::Swapped { slot: now, fetching: true, .. } if now == slot)

@@ -1,4 +1,4 @@
-//! Changes of the program's mappings: adoption, unmap, discard, remap; and the splits they need.
+//! Mapping changes of the program: adoption, unmap, discard, remap, and the splits that they need.
 
 use super::Engine;
 use super::partial::is_deferrable;
@@ -10,7 +10,8 @@ use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber
 use std::ops::Range;
 
 impl<M: Machine> Engine<M> {
-    /// Calls `act` with every existing block that has pages in `range`, and which of them.
+    /// Calls `act` with every existing block that has pages in `range`, locked, and with these
+    /// pages.
     pub(super) fn in_blocks(&self, range: Range<PageNumber>, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
         let mut page = range.start;
         while page < range.end {
@@ -22,15 +23,16 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Takes over what the program has in `range` already: each present page becomes part of the
-    /// largest enabled folio that is wholly present, or of the one it is a hole of. The caller has made sure
-    /// that first touches in `range` come to [`fault`](Engine::fault) by now.
+    /// Takes over the pages that the program has in `range` already: each becomes part of the
+    /// largest enabled folio that is wholly present, or of the folio of which it is a hole. First
+    /// touches in `range` must already come to [`fault`](Engine::fault).
     ///
     /// # Errors
-    /// What is left to do while the program changes its mappings: once the change has been heard, try again.
+    /// The part left to do while the program changes its mappings. The caller receives the change
+    /// and retries.
     pub fn adopt(&self, range: Range<PageNumber>) -> Result<(), Range<PageNumber>> {
-        // What is present can only get less from now on. A mapping may be far larger than what is used of it: blocks are
-        // made only where there is something.
+        // From now on pages can only disappear. A mapping may be far larger than its used part, so
+        // blocks are made only where there are pages.
         let mut blocks: Vec<PageNumber> = Vec::new();
         self.machine.for_each_present(range.clone(), &mut |run| {
             let first = blocks.last().map_or(run.start, |last| run.start.max(last.offset(MAX_ORDER.pages())));
@@ -39,7 +41,7 @@ impl<M: Machine> Engine<M> {
         for head in blocks {
             let (page, next) = (head.max(range.start), head.offset(MAX_ORDER.pages()));
             let Some(block) = self.table.get_or_create(page) else { break };
-            // A mapping that has gone since must not be taken for the one that has taken its place.
+            // A new mapping in the place of a removed one must not be taken for the old one.
             let Some(_steady) = self.machine.steady() else { return Err(page..range.end) };
             let mut entries = block.lock();
             for part in self.discards.outside(page..next.min(range.end)) {
@@ -88,21 +90,22 @@ impl<M: Machine> Engine<M> {
         adopted
     }
 
-    /// The program has unmapped `range`: whatever was there is gone.
+    /// Drops everything in `range`, which the program unmapped.
     pub fn unmapped(&self, range: Range<PageNumber>) {
         self.in_blocks(range, |entries, part| self.drop_pages(entries, part));
     }
 
-    /// The program is about to discard the content of `range` (MADV_DONTNEED, MADV_FREE): it reads as
-    /// zeros from now on. The program drops resident pages only after it was heard, so they are not ours to move
-    /// any more: they are forgotten, and what is left of them is adopted later ([`tend`](Engine::tend)).
+    /// Drops everything in `range`, whose content the program is about to discard (MADV_DONTNEED,
+    /// MADV_FREE), so that it reads as zeros. The program drops resident pages only after the agent
+    /// received the event, so the engine must not move them. It forgets them and adopts the
+    /// remaining ones later ([`tend`](Engine::tend)).
     pub fn discarded(&self, range: Range<PageNumber>) {
         self.unmapped(range.clone());
         self.discards.add(range, self.machine.now_ns());
     }
 
-    /// Drops all swapped-out content that the program has discarded without a message. Only while no other call is under way:
-    /// a child of a fork has no marks to tell it from the rest.
+    /// Drops all swapped-out content that the program has discarded without a message. No other
+    /// call may be in progress: in the child of a fork, missing marks do not mean discarded pages.
     pub fn drop_all_lost(&self) {
         self.for_each_out(|entries, pages| {
             let mut lost = Vec::new();
@@ -111,12 +114,12 @@ impl<M: Machine> Engine<M> {
         });
     }
 
-    /// Marks all pages that are at home or swapped out. In the child of a fork.
+    /// Marks all staged and swapped-out pages, in the child of a fork.
     pub fn mark_all(&self) {
         self.for_each_out(|_, pages| self.machine.mark(pages));
     }
 
-    /// Calls `act` with every run of pages of one block that are at home or swapped out.
+    /// Calls `act` with each run of staged and swapped-out pages of one block.
     fn for_each_out(&self, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
         let is_out = |state: PageState| matches!(state, PageState::Home { .. } | PageState::Swapped { .. });
         self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), is_out, &mut act));
@@ -127,7 +130,7 @@ impl<M: Machine> Engine<M> {
         self.for_each_resident(range, |run| self.machine.unprotect(run));
     }
 
-    /// Calls `act` with every run of resident pages in `range` that are of one block, under the lock of the block.
+    /// Calls `act` with each run of resident pages of `range` in one block, under the block's lock.
     pub fn for_each_resident(&self, range: Range<PageNumber>, mut act: impl FnMut(Range<PageNumber>)) {
         let is_resident = |state: PageState| matches!(state, PageState::Resident { .. });
         self.in_blocks(range, |entries, part| {
@@ -140,14 +143,14 @@ impl<M: Machine> Engine<M> {
         });
     }
 
-    /// The program has moved `pages` pages from `from` to `to`, where nothing is managed yet.
+    /// Moves the state of `pages` pages from `from` to `to`, where nothing is managed yet (mremap).
     pub fn remapped(&self, from: PageNumber, to: PageNumber, pages: u32) {
         let (from_end, to_end) = (from.offset(pages), to.offset(pages));
         self.unmapped(to..to_end);
         self.in_blocks(to..to_end, |entries, part| {
             self.split_partial(entries, part);
         });
-        // A folio keeps its order only where it is naturally aligned at its new place, too.
+        // A folio keeps its order only if it is naturally aligned at its new address.
         let delta = from.0 ^ to.0;
         let fitting = Order::all().rev().find(|order| delta.trailing_zeros() >= u32::from(order.get()));
         let most = fitting.unwrap_or(Order::ZERO);
@@ -158,7 +161,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             };
             let mut entries = block.lock();
-            self.carve(&mut entries, from..from_end);
+            self.split_borders(&mut entries, from..from_end);
             self.split_partial(&mut entries, page.folio(Order::ZERO));
             let state = entries.get(page);
             let Some(order) = state.order() else {
@@ -166,13 +169,13 @@ impl<M: Machine> Engine<M> {
                 continue;
             };
             if matches!(state, PageState::Home { writeback: true, .. } | PageState::Swapped { fetching: true, .. }) {
-                // A worker owns its frames or slots: it is done soon.
+                // A worker owns the folio's frames or slots, but only briefly.
                 drop(entries);
                 sync::yield_now();
                 continue;
             }
             if order > most {
-                self.carve_to(&mut entries, page, order, most);
+                self.split_to(&mut entries, page, order, most);
                 continue;
             }
             entries.set_folio(page, order, PageState::None);
@@ -183,7 +186,7 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Gives the folio at `head` a state that was taken from elsewhere.
+    /// Gives the folio at `head` a state that was removed elsewhere.
     fn place(&self, head: PageNumber, order: Order, state: PageState) {
         let Some(block) = self.table.get_or_create(head) else { unreachable!("the program mapped {head:?}") };
         let mut entries = block.lock();
@@ -199,12 +202,12 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Forgets what is in `pages`, which are of one block. Of a folio that loses a part the rest stays: together
-    /// for now, if it is resident.
+    /// Drops `pages`, which are of one block. A resident folio that loses a part stays together for
+    /// now.
     pub(super) fn drop_pages(&self, entries: &mut Entries, pages: Range<PageNumber>) {
         for border in [pages.start, pages.end] {
             if border.head(MAX_ORDER) == entries.first() && !is_deferrable(entries.get(border)) {
-                self.carve_at(entries, border);
+                self.split_border(entries, border);
             }
         }
         let mut page = pages.start;
@@ -225,13 +228,13 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Forgets a folio whose mapping is gone, and frees what it held. What a worker is busy with is
-    /// freed by that worker.
+    /// Drops a folio whose mapping is gone and frees what it held. A worker that is busy with it
+    /// frees the rest.
     pub(super) fn drop_folio(&self, entries: &mut Entries, head: PageNumber, state: PageState) {
         let Some(order) = state.order() else { return };
         let hole_pages = entries.holes(head, order);
-        let home = entries.take_home(head);
-        if home.is_none() {
+        let staged = entries.take_staged(head);
+        if staged.is_none() {
             entries.set_folio(head, order, PageState::None);
         }
         let pages = u64::from(order.pages());
@@ -243,12 +246,12 @@ impl<M: Machine> Engine<M> {
                 if hole_pages > 0 {
                     self.counters().of(order).nr_anon_partially_mapped.sub(1);
                 }
-                self.drop_copy(frame);
+                self.drop_cache_entry(frame);
                 self.homes.free_empty(FrameRun::new(frame, order));
             }
             PageState::Home { .. } => {
                 self.staged_pages.fetch_sub(pages, Relaxed);
-                home.into_iter().for_each(|run| self.free_content(run));
+                staged.into_iter().for_each(|run| self.free_content(run));
             }
             PageState::Swapped { slot, fetching, .. } => {
                 if !fetching {
@@ -258,7 +261,7 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Forgets the resident pages of `range` that are not there any more; returns how many.
+    /// Drops the resident pages of `range` that no longer exist; returns their number.
     pub(super) fn drop_absent(&self, entries: &mut Entries, range: Range<PageNumber>) -> u32 {
         let mut absent = [false; MAX_ORDER.pages() as usize];
         let first = range.start.index_in_block();
@@ -280,17 +283,17 @@ impl<M: Machine> Engine<M> {
         dropped
     }
 
-    /// Splits the folios that cross a border of `range`, as little as possible: the rest of each stays
-    /// in the largest naturally aligned folios.
-    pub(super) fn carve(&self, entries: &mut Entries, range: Range<PageNumber>) {
+    /// Splits the folios that cross a border of `range`, as little as possible: each rest stays in
+    /// the largest naturally aligned folios.
+    pub(super) fn split_borders(&self, entries: &mut Entries, range: Range<PageNumber>) {
         for border in [range.start, range.end] {
             if border.head(MAX_ORDER) == entries.first() {
-                self.carve_at(entries, border);
+                self.split_border(entries, border);
             }
         }
     }
 
-    fn carve_at(&self, entries: &mut Entries, border: PageNumber) {
+    fn split_border(&self, entries: &mut Entries, border: PageNumber) {
         while let Some(order) = entries.get(border).order() {
             let head = border.head(order);
             let Some(lower) = order.lower().filter(|_| head != border) else { break };
@@ -300,15 +303,15 @@ impl<M: Machine> Engine<M> {
             if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
                 self.machine.split_huge(head, border);
             }
-            self.carve_to(entries, head, order, lower);
+            self.split_to(entries, head, order, lower);
         }
     }
 
     /// Splits the folio at `head`, which has no holes, from order `from` into folios of order `to`.
-    pub(super) fn carve_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
+    pub(super) fn split_to(&self, entries: &mut Entries, head: PageNumber, from: Order, to: Order) {
         let state = entries.get(head);
         if let PageState::Resident { frame, .. } | PageState::Home { frame, writeback: false, .. } = state {
-            self.drop_copy(frame);
+            self.drop_cache_entry(frame);
         }
         entries.set_unqueued(head);
         for index in (0..from.pages()).step_by(to.pages() as usize) {
@@ -328,7 +331,7 @@ impl<M: Machine> Engine<M> {
     }
 }
 
-/// Calls `act` with every run of pages in the block whose state is as wanted.
+/// Calls `act` with each run of pages of the block whose state satisfies `is_wanted`.
 fn for_each_run(
     entries: &mut Entries,
     is_wanted: impl Fn(PageState) -> bool,

@@ -1,8 +1,9 @@
-//! Compaction of the arena: what holds a frame, and how it is moved to another.
+//! Migration for compaction of the arena: the occupants of frames, and how they move.
 //!
-//! A resident folio's home is only reserved: the folio itself is in the program. So another run is noted as its home, nothing
-//! is copied, and the program does not notice; whether a page is pinned does not matter. The pages of a staged folio are moved. What a
-//! worker is busy with stays: its frames are in that worker's hands. The store moves its pieces by itself.
+//! The home frames of a resident folio are only reserved: its pages are in the program. So only its
+//! home changes, nothing is copied, and the program does not notice; a pinned page does not matter.
+//! The pages of a staged folio are moved. A folio that a worker is busy with stays: that worker
+//! owns its frames. The store moves its pieces by itself.
 
 use super::store_compaction::Mover;
 use super::{Engine, StoreRuns};
@@ -13,22 +14,22 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::rmap::Holder;
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order, PageNumber};
 
-/// Compaction in the background begins where more than this part of the free frames is of no use for the highest order, as
-/// for Linux with its default `compaction_proactiveness` of 20.
+/// Share of free frames useless for the highest order, in percent, above which background
+/// compaction starts, as in Linux with its default `compaction_proactiveness` of 20.
 const FRAGMENTED_PERCENT: u32 = 90;
 
 impl<M: Machine> Engine<M> {
-    /// Makes a free run of `order`, if it can.
+    /// Makes a free run of `order` if possible. Returns whether it did.
     pub fn compact(&self, order: Order) -> bool {
         self.compactor.compact(&self.homes, self, &self.counters().vm, order)
     }
 
-    /// The same at the expense of other runs: so that under torture everything is moved.
+    /// Makes a free run at the expense of others, so that under torture everything moves.
     pub fn churn(&self, order: Order) {
         self.compactor.churn(&self.homes, self, &self.counters().vm, order);
     }
 
-    /// [`compact`](Self::compact) for a fault, which waits for it.
+    /// Compacts for a fault that waits for it.
     pub(super) fn compact_direct(&self, order: Order) {
         if !self.compactor.defers(order) {
             self.counters().vm.compact_stall.inc();
@@ -36,8 +37,9 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Makes one run of the highest order if hardly any are left; returns whether there is one more. (What the store moves it puts
-    /// where it likes, maybe into another such run.) For threads that nobody waits for.
+    /// Makes one run of the highest order if hardly any are left, for threads that nobody waits
+    /// for. Returns whether there is one more. (The store chooses the targets of its pieces and may
+    /// fill another such run.)
     pub fn compact_proactively(&self) -> bool {
         let is_fragmented = self.homes.fragmentation_percent(MAX_ORDER) > FRAGMENTED_PERCENT;
         if !is_fragmented || self.compactor.defers(MAX_ORDER) {
@@ -47,7 +49,8 @@ impl<M: Machine> Engine<M> {
         self.compact(MAX_ORDER) && self.homes.empty_runs(MAX_ORDER) > before
     }
 
-    /// The folio that has `frame`, if it can be moved; with its block locked.
+    /// Calls `act` with the movable folio that holds `frame`, its block locked. Returns `None` if
+    /// there is none.
     fn with_movable<T>(
         &self,
         frame: Frame,
@@ -63,7 +66,7 @@ impl<M: Machine> Engine<M> {
                 | PageState::Home { frame, order, writeback: false } => (frame, order),
                 _ => continue,
             };
-            // A folio that is in no queue is in the hands of who fetches it.
+            // A folio in no queue belongs to the thread that fetches it.
             let head = page.head(order);
             if held == frame && entries.is_queued(head) {
                 let run = FrameRun::new(Frame(frame.0 - (page.0 - head.0) as u32), order);
@@ -74,8 +77,9 @@ impl<M: Machine> Engine<M> {
         None
     }
 
-    /// Moves the pages at home in `from` to `to`, which is empty; returns how many could be moved: the first ones.
-    fn move_home(&self, from: FrameRun, to: FrameRun) -> u32 {
+    /// Moves the staged pages of `from` to `to`, which is unpopulated; returns the number of moved
+    /// pages, the first ones.
+    fn move_staged(&self, from: FrameRun, to: FrameRun) -> u32 {
         let mut moved_pages = 0;
         let mut unshared = false;
         loop {
@@ -88,22 +92,22 @@ impl<M: Machine> Engine<M> {
             if stopped.error != MoveError::Busy || unshared {
                 return moved_pages;
             }
-            // Shared since a fork.
+            // A fork left the pages shared.
             unshared = true;
             (moved_pages..from.frames()).for_each(|index| self.machine.unshare_home(from.part(index, Order::ZERO)));
         }
     }
 
-    /// The staged folio at `head` goes from `from` to `to`.
+    /// Migrates the staged folio at `head` from `from` to `to`. Returns whether all of it moved.
     fn migrate_staged(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) -> bool {
-        let moved_pages = self.move_home(from, to);
+        let moved_pages = self.move_staged(from, to);
         let order = from.order;
         if moved_pages == from.frames() {
             self.renumber(entries, head, from, to);
             return true;
         }
         if moved_pages > 0 {
-            self.carve_to(entries, head, order, Order::ZERO);
+            self.split_to(entries, head, order, Order::ZERO);
             self.counters().of(order).split.inc();
         }
         for index in 0..from.frames() {
@@ -117,10 +121,11 @@ impl<M: Machine> Engine<M> {
         false
     }
 
-    /// The folio at `head` has its frames in `to` from now on, no more in `from`, where no page is left.
+    /// Changes the home frames of the folio at `head` from `from` to `to`. No page may be left in
+    /// `from`.
     pub(super) fn renumber(&self, entries: &mut Entries, head: PageNumber, from: FrameRun, to: FrameRun) {
-        if let Some(copy) = self.swap_cache.take(from.head) {
-            self.swap_cache.keep(to.head, copy);
+        if let Some(entry) = self.swap_cache.take(from.head) {
+            self.swap_cache.keep(to.head, entry);
         }
         self.rmap.set_folio(to, head);
         for index in 0..to.frames() {
@@ -160,10 +165,10 @@ impl<M: Machine> Occupants for Engine<M> {
 
     fn split(&self, run: FrameRun, to: Order) -> bool {
         let split = self.with_movable(run.head, |entries, head, _, now| {
-            // What is left of a partially mapped one is looked at anew.
+            // A partially mapped folio is split at its holes; the caller examines the rest again.
             let is_it = now == run && !self.split_partial(entries, head.folio(run.order));
             if is_it {
-                self.carve_to(entries, head, run.order, to);
+                self.split_to(entries, head, run.order, to);
                 self.counters().of(run.order).split.inc();
             }
             is_it
@@ -178,6 +183,6 @@ impl<M: Machine> Occupants for Engine<M> {
 
     fn move_free_page(&self, from: Frame, to: Frame) -> bool {
         let run = |frame| FrameRun::new(frame, Order::ZERO);
-        self.move_home(run(from), run(to)) == 1
+        self.move_staged(run(from), run(to)) == 1
     }
 }

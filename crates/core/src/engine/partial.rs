@@ -1,17 +1,19 @@
-//! Partially mapped folios: resident ones of which the program has unmapped or discarded a part.
+//! Partially mapped folios: resident folios of which the program unmapped or discarded a part.
 //!
-//! Such a folio keeps its order and its place in the queues of reclaim. The pages it has lost are holes, whose homes
-//! stay reserved for it. When the last of its pages goes, it is gone whole, and nothing was ever split. When the program
-//! touches a hole, pages of zeros join the folio, which is whole again when the last hole is filled.
+//! Such a folio keeps its order and its place in the reclaim queues. The pages that it lost are
+//! holes; their home frames stay reserved for it. If its last page goes, the folio is gone whole
+//! and was never split. If the program touches a hole, pages of zeros join the folio, which is
+//! whole again when the last hole is filled.
 //!
-//! It is split into the largest folios that are left of it when a whole one is needed: when reclaim reaches it, when its
-//! pages move to other addresses or are paged out, when a hole is touched and no folio of its size may be there any
-//! more; and when no run of frames is left. Linux splits such folios when memory is short, because it keeps all of a folio
-//! as long as some of it is mapped. Here what the program gives up is free at once, and holes keep nothing but
-//! frames without pages, of which there are plenty. So only who finds no run goes through the queue.
+//! The folio is split into the largest remaining folios when a whole one is needed: when reclaim
+//! reaches it; when its pages move to other addresses or are paged out; when a hole is touched and
+//! the mapping no longer allows a folio of its size; and when no run of frames is left. Linux
+//! splits such folios when memory is short, because it keeps all of a folio while a part is mapped.
+//! Here pages that the program gives up are free at once, and holes keep only unpopulated frames,
+//! of which there are plenty. So only an allocation that finds no run processes the queue.
 //!
-//! The queue of partially mapped folios names blocks, not folios: each is in it once, however often its folios lose
-//! parts and are healed. Its lock is a leaf.
+//! The queue of partially mapped folios names blocks, not folios: each block is in it once, however
+//! often its folios lose parts and are healed. Its lock is a leaf.
 
 use super::Engine;
 use crate::machine::{Machine, Mapping};
@@ -21,16 +23,17 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber};
 use std::ops::Range;
 
-/// Folios of fewer pages are split at once, as in Linux: of two pages there is nothing to keep together.
+/// Minimum pages of a folio that stays together: smaller ones are split at once, as in Linux,
+/// because two pages have nothing to keep together.
 const LEAST_PAGES: u32 = 4;
 
-/// Whether a folio with such a page stays together when it loses a part.
+/// Returns whether a folio with a page in this state stays together when it loses a part.
 pub(super) fn is_deferrable(state: PageState) -> bool {
     matches!(state, PageState::Resident { order, .. } | PageState::Hole { order, .. } if order.pages() >= LEAST_PAGES)
 }
 
 impl<M: Machine> Engine<M> {
-    /// The resident folio at `head` has lost `part`, but not all of it.
+    /// Turns `part` of the resident folio at `head`, but not all of the folio, into holes.
     pub(super) fn drop_part(&self, entries: &mut Entries, head: PageNumber, order: Order, part: Range<PageNumber>) {
         let state = entries.get(head);
         let was_whole = entries.holes(head, order) == 0;
@@ -49,7 +52,7 @@ impl<M: Machine> Engine<M> {
             return;
         }
         if let PageState::Resident { frame, .. } = state {
-            self.drop_copy(frame);
+            self.drop_cache_entry(frame);
         }
         if order == MAX_ORDER {
             self.machine.split_huge(head, if part.start == head { part.end } else { part.start });
@@ -62,7 +65,8 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Whether `page` is a hole of a folio that may be there in `mapping`. Where it may not, the folio is split.
+    /// Returns whether `page` is a hole of a folio that `mapping` still allows. Splits the folio if
+    /// not.
     pub(super) fn keep_holes(&self, entries: &mut Entries, page: PageNumber, mapping: &Mapping) -> bool {
         let PageState::Hole { order, .. } = entries.get(page) else { return false };
         let may_stay = mapping.allows(page.head(order), order);
@@ -72,7 +76,7 @@ impl<M: Machine> Engine<M> {
         may_stay
     }
 
-    /// The holes in `pages`, which are of one folio, have pages in the program now.
+    /// Makes the holes in `pages`, which are of one folio, resident.
     pub(super) fn fill_holes(&self, entries: &mut Entries, pages: Range<PageNumber>) {
         let Some(order) = entries.get(pages.start).order() else { unreachable!("{pages:?} are holes") };
         for page in (pages.start.0..pages.end.0).map(PageNumber) {
@@ -85,7 +89,8 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Splits the partially mapped folios that have some of `pages`, which are of one block; whether there was one.
+    /// Splits the partially mapped folios that overlap `pages`, which are of one block. Returns
+    /// whether there were any.
     pub(super) fn split_partial(&self, entries: &mut Entries, pages: Range<PageNumber>) -> bool {
         let mut found = false;
         let mut page = pages.start;
@@ -104,7 +109,8 @@ impl<M: Machine> Engine<M> {
         found
     }
 
-    /// What is left of a partially mapped folio stays in the largest folios, the frames of its holes are free.
+    /// Splits a partially mapped folio: its pages stay in the largest possible folios, the frames
+    /// of its holes become free.
     fn split_at_holes(&self, entries: &mut Entries, head: PageNumber, order: Order) {
         let size = self.counters().of(order);
         size.split.inc();
@@ -130,8 +136,8 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Splits the partially mapped folios of the block that has waited longest; whether there were any. Called with no
-    /// lock held.
+    /// Splits the partially mapped folios of the block that has been queued longest. Returns
+    /// whether there were any. Called with no lock held.
     pub(super) fn split_deferred(&self) -> bool {
         while let Some(Claim { folio: FolioName { head, order }, .. }) = self.deferred.pop() {
             let Some(block) = self.table.get(head) else { unreachable!("{head:?} was queued") };

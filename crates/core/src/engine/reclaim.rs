@@ -1,4 +1,4 @@
-//! Making room: writing back to the store what is staged at home.
+//! Reclaim: writes staged folios back to the store to make room.
 
 use super::Engine;
 use super::write_back::Writing;
@@ -12,68 +12,71 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
-/// Folios looked at without staging any before reclaim gives up: all the rest is pinned, too.
+/// Number of folios that reclaim tries in vain to stage before it gives up: the rest is probably
+/// pinned, too.
 pub(super) const STAGE_ATTEMPTS: usize = 256;
-/// Reclaim that frees less than this part (1/n) of what it compresses does not pay: among much that does not compress there is
-/// always something that does.
+/// Profitability as a divisor: reclaim does not pay if it frees less than 1/32 of what it
+/// compresses. Among much incompressible data there is always something that compresses.
 const PAYS: i64 = 32;
-/// What an attempt compresses as a rule: a folio of 64 KiB.
+/// Pages that one attempt usually compresses: a folio of 64 KiB.
 const ATTEMPT_PAGES: u64 = 16;
-/// Folios that are looked at to see whether reclaim pays again, and the part of them (1/n) that must be had by it.
+/// Number of folios probed to see whether reclaim pays again, and the share of them, as a divisor,
+/// that must be freed.
 const PROBE_FOLIOS: usize = 4;
 const PROBE_SHARE: i64 = 4;
-/// Pages that are copied in the store before reclaim gives up: 4 MiB, a millisecond.
+/// Pages that reclaim copies to compact the store before it gives up: 4 MiB, a millisecond.
 const COMPACT_PAGES: u32 = 1024;
 
-/// Pages given back at a time though nobody asks for them: 32 MiB, some milliseconds.
+/// Pages released to the system at a time without demand: 32 MiB, some milliseconds.
 const GIVE_BACK_PAGES: u32 = 16 * MAX_ORDER.pages();
 
-/// What making room came to.
+/// The result of reclaim.
 struct Reclaimed {
     freed_pages: u64,
-    /// Whether there was anything to compress: others may have had it all in hand.
+    /// Whether there was anything to compress: other threads may have all of it in hand.
     found_any: bool,
     pays: bool,
 }
 
-/// What an attempt to make room came to.
+/// The result of an attempt to reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attempt {
-    /// So many pages are free.
+    /// This many pages were freed.
     Freed(u64),
-    /// There was nothing to be had at the moment.
+    /// There was nothing to reclaim at the moment.
     Nothing,
-    /// None was made, since none has paid lately.
+    /// No attempt was made, because none paid recently.
     Deferred,
 }
 
-/// What writing back one folio came to.
+/// The result of writing back one folio.
 #[derive(PartialEq, Eq, Debug)]
 enum WrittenBack {
-    /// How much content went out, and bytes of frames that became free, less what the store took.
+    /// Pages that were swapped out, and bytes of freed frames minus what the store took.
     Freed { pages: u64, bytes: i64 },
-    /// The folio was gone, or busy.
+    /// The folio was gone or busy.
     Nothing,
-    /// There is no room for it anywhere.
+    /// Neither the store nor the file has room for the folio.
     NoRoom,
 }
 
 impl<M: Machine> Engine<M> {
-    /// As [`reclaim`](Engine::reclaim), but tried less where that has not paid lately.
+    /// Reclaims like [`reclaim`](Engine::reclaim), but backs off if that did not pay recently.
     pub fn try_reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> Attempt {
         if self.can_write_out() {
-            // What does not compress frees something, too, once it is in the file.
+            // Even incompressible data free memory once they are in the file.
             return Attempt::Freed(self.reclaim(worker, target_pages));
         }
         if self.backoff.defers() {
             return Attempt::Deferred;
         }
         let shift = self.backoff.shift();
-        // What the program must keep in reach is no failure.
+        // The protected minimum is no failure.
         let counts = self.urgency() == Urgency::Normal;
         let youngest_pay = shift > 0 && self.probe_youngest(worker);
         let reclaimed = self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS >> shift);
-        // To have found nothing is no reason to try less, if others may have had it all in hand, but none to try more either.
+        // Finding nothing is no reason to back off, because other threads may have all of it in
+        // hand; nor is it a reason to recover.
         if counts && (reclaimed.found_any || shift > 0) {
             self.backoff.note(youngest_pay || reclaimed.pays);
         }
@@ -84,12 +87,14 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Whether reclaim has not paid lately: whoever needs memory finds out by himself when that changes.
+    /// Returns whether reclaim did not pay recently. A thread that needs memory notices when that
+    /// changes.
     pub fn reclaim_is_futile(&self) -> bool {
         self.backoff.shift() > 0 && !self.can_write_out()
     }
 
-    /// Whether what the program has touched last compresses: what is oldest does not tell, nor for how much behind it.
+    /// Returns whether the pages that the program touched last compress. The oldest ones do not
+    /// show whether the many behind them do.
     fn probe_youngest(&self, worker: &mut M::Worker) -> bool {
         let (mut freed_bytes, mut probed_pages) = (0, 0);
         for (block, folio) in (0..PROBE_FOLIOS).map_while(|_| self.pop_youngest_from(&self.probation)) {
@@ -99,17 +104,18 @@ impl<M: Machine> Engine<M> {
                 probed_pages += pages;
             }
         }
-        // Some of it may be new and not written yet.
+        // Some of the pages may be new and not written yet.
         freed_bytes * PROBE_SHARE > (probed_pages * PAGE_BYTES as u64) as i64
     }
 
-    /// Makes at least `target_pages` free, if it can; returns how many were, net of what the store
-    /// took. Nothing is freed where everything is pinned, or nothing compresses.
+    /// Frees at least `target_pages` if possible; returns the number of freed pages minus what the
+    /// store took. It frees nothing if everything is pinned or nothing compresses.
     pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
         self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS).freed_pages
     }
 
-    /// The same; gives up after `attempts` steps in a row that have freed nothing, or as much work that has freed too little.
+    /// Reclaims until `target_pages` are free. Gives up after `attempts` steps in a row that freed
+    /// nothing, or after as much work that freed too little.
     fn reclaim_some(&self, worker: &mut M::Worker, target_pages: u64, attempts: usize) -> Reclaimed {
         let target_bytes = target_pages as i64 * PAGE_BYTES as i64;
         let mut writing = Writing::default();
@@ -133,10 +139,10 @@ impl<M: Machine> Engine<M> {
                     freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
                     continue;
                 }
-                if self.rescue(target_pages) > 0 {
+                if self.retry_unevictable(target_pages) > 0 {
                     continue;
                 }
-                self.shed_copies();
+                self.drop_swap_cache();
                 freed_bytes += i64::from(self.compact_wasteful_store()) * PAGE_BYTES as i64;
                 break;
             }
@@ -155,7 +161,7 @@ impl<M: Machine> Engine<M> {
                 Some(WrittenBack::NoRoom) if !writing.is_none() => {
                     freed_bytes += self.finish_write_out(worker, &mut writing) as i64;
                 }
-                Some(WrittenBack::NoRoom) if self.split_deferred() || self.shed_copies() > 0 => {}
+                Some(WrittenBack::NoRoom) if self.split_deferred() || self.drop_swap_cache() > 0 => {}
                 Some(WrittenBack::NoRoom) => match self.compact_store(COMPACT_PAGES) {
                     0 => break,
                     frames => freed_bytes += i64::from(frames) * PAGE_BYTES as i64,
@@ -171,17 +177,17 @@ impl<M: Machine> Engine<M> {
         Reclaimed { freed_pages, found_any, pays: pays(freed_bytes, compressed_pages) }
     }
 
-    /// Drops all compressed copies of what is in the program; returns how many pages they were of.
-    pub(super) fn shed_copies(&self) -> u64 {
+    /// Drops all swap-cache entries; returns the number of their pages.
+    pub(super) fn drop_swap_cache(&self) -> u64 {
         let mut pages = 0;
-        while let Some(copy) = self.swap_cache.take_any() {
-            self.free_slots(copy.slot, copy.order.pages());
-            pages += u64::from(copy.order.pages());
+        while let Some(entry) = self.swap_cache.take_any() {
+            self.free_slots(entry.slot, entry.order.pages());
+            pages += u64::from(entry.order.pages());
         }
         pages
     }
 
-    /// Moves every resident folio of `pages` home and writes it back: MADV_PAGEOUT.
+    /// Stages every resident folio of `pages` and writes it back: MADV_PAGEOUT.
     pub fn page_out(&self, worker: &mut M::Worker, pages: Range<PageNumber>) {
         let mut page = pages.start;
         while page < pages.end {
@@ -200,7 +206,7 @@ impl<M: Machine> Engine<M> {
                 self.stage_all(block, folio, &pages);
             }
             let written = self.write_back(worker, block, folio);
-            // Without contiguous slots it was split, and its pages go one by one.
+            // Without contiguous slots the folio was split, and its pages go one by one.
             if written != WrittenBack::Nothing || order == Order::ZERO || !is_split(block, folio) {
                 page = folio.head.offset(order.pages());
             }
@@ -218,7 +224,7 @@ impl<M: Machine> Engine<M> {
     fn write_back(&self, worker: &mut M::Worker, block: &Block, folio: FolioName) -> WrittenBack {
         let FolioName { head, order } = folio;
         let Some(run) = block.lock().begin_writeback(head, order) else { return WrittenBack::Nothing };
-        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_copy(run.as_ref()) {
+        let (slot, stored_bytes) = if let Some(slot) = self.unchanged_entry(run.as_ref()) {
             self.counters().vm.pswpout_cached.add(u64::from(order.pages()));
             (slot, 0)
         } else {
@@ -238,21 +244,22 @@ impl<M: Machine> Engine<M> {
         self.finish_write_back(block, folio, run, slot, stored_bytes)
     }
 
-    /// The slots that still hold the content of `run`, a folio under writeback.
+    /// Returns the slots that still hold the content of `run`, a folio under writeback.
     #[inline]
-    fn unchanged_copy(&self, run: RunRef<'_>) -> Option<Slot> {
-        let copy = self.swap_cache.take(run.head)?;
-        let good = copy.order == run.order && self.machine.hash(run) == copy.hash;
-        self.swap_cache.judged(good);
+    fn unchanged_entry(&self, run: RunRef<'_>) -> Option<Slot> {
+        let entry = self.swap_cache.take(run.head)?;
+        let good = entry.order == run.order && self.machine.hash(run) == entry.hash;
+        self.swap_cache.note_checked(good);
         if !good {
-            self.free_slots(copy.slot, copy.order.pages());
+            self.free_slots(entry.slot, entry.order.pages());
             return None;
         }
-        self.slots.mark_in_use(copy.slot, copy.order.pages());
-        Some(copy.slot)
+        self.slots.mark_in_use(entry.slot, entry.order.pages());
+        Some(entry.slot)
     }
 
-    /// No contiguous slots, or none wanted: the folio is split and its pages are queued one by one.
+    /// Ends a writeback without contiguous slots, or with none wanted: splits the folio and queues
+    /// its pages.
     fn write_back_in_parts(&self, block: &Block, folio: FolioName, run: SharedRun) -> WrittenBack {
         self.undo_writeback(block, folio, run);
         if folio.order == Order::ZERO {
@@ -260,14 +267,15 @@ impl<M: Machine> Engine<M> {
         }
         let mut entries = block.lock();
         if matches!(entries.get(folio.head), PageState::Home { order, writeback: false, .. } if order == folio.order) {
-            self.carve_to(&mut entries, folio.head, folio.order, Order::ZERO);
+            self.split_to(&mut entries, folio.head, folio.order, Order::ZERO);
             self.counters().of(folio.order).swpout_fallback.inc();
             self.counters().of(folio.order).split.inc();
         }
         WrittenBack::Nothing
     }
 
-    /// Takes the busy mark off what is still there, and frees the frames of what is not.
+    /// Removes the writeback mark from the pages that are still there, and frees the frames of the
+    /// others.
     fn undo_writeback(&self, block: &Block, folio: FolioName, run: SharedRun) {
         let mut entries = block.lock();
         for (index, part) in (0..).zip(run.into_pages()) {
@@ -282,8 +290,8 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Puts the content of `run`, that of `folio`, into the store under the slots from `slot` on, piece by piece.
-    /// Returns the bytes it takes there; on failure the slots are free again.
+    /// Stores the content of `run`, which belongs to `folio`, under the slots from `slot` on, piece
+    /// by piece. Returns the number of stored bytes; on failure the slots are free again.
     #[inline]
     fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: RunRef<'_>, slot: Slot) -> Option<u64> {
         let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
@@ -334,14 +342,15 @@ impl<M: Machine> Engine<M> {
                     entries.set_evicted(page, now);
                     out_pages += 1;
                 }
-                // Touched, unmapped or discarded meanwhile: what was compressed is of no use.
+                // The page was touched, unmapped or discarded meanwhile, so its compressed content
+                // is useless.
                 _ => self.free_slots(slot.offset(index), 1),
             }
         }
         let run = entries.finish_writeback(head, run);
         drop(entries);
         let pages = run.frames();
-        // A copy there was has been taken, whether it was good or not.
+        // `unchanged_entry` removed the swap-cache entry, good or not.
         self.free_frames_of_content(run);
         self.staged_pages.fetch_sub(out_pages, Relaxed);
         let vm = &self.counters().vm;
@@ -352,8 +361,9 @@ impl<M: Machine> Engine<M> {
         WrittenBack::Freed { pages: out_pages, bytes: out_pages as i64 * PAGE_BYTES as i64 - stored_bytes as i64 }
     }
 
-    /// Takes back what is still there of ranges that the program has discarded (MADV_FREE leaves pages until the
-    /// kernel wants them), compacts a wasteful store a little, and drops stale claims. What a background thread does between reclaims.
+    /// Does the maintenance of a background thread between reclaims: adopts the remaining pages of
+    /// discarded ranges (MADV_FREE leaves pages until the kernel wants them), compacts a wasteful
+    /// store a little, and drops stale claims.
     pub fn tend(&self) {
         for range in self.discards.take_due(self.machine.now_ns()) {
             if let Err(rest) = self.adopt(range) {
@@ -365,19 +375,20 @@ impl<M: Machine> Engine<M> {
         self.publish_store();
     }
 
-    /// Gives up to `most_pages` free frames back to the system, keeping `keep_pages`.
+    /// Releases up to `most_pages` free frames to the system; keeps `keep_pages`.
     pub fn shrink(&self, keep_pages: u32, most_pages: u32) -> u32 {
         self.homes.shrink(&self.machine, keep_pages, most_pages, Order::ZERO)
     }
 
-    /// Gives some free runs of the highest order back to the system, keeping `keep_pages` free frames. Smaller runs stay: they
-    /// cost as many system calls.
+    /// Releases some free runs of the highest order to the system; keeps `keep_pages` free frames.
+    /// Smaller runs stay, because each costs as many system calls.
     pub fn give_back_runs(&self, keep_pages: u32) -> u32 {
         self.homes.shrink(&self.machine, keep_pages, GIVE_BACK_PAGES, MAX_ORDER)
     }
 }
 
-/// Whether the pages of `folio`, which is of `block`, are at home, as folios of a lower order.
+/// Returns whether the pages of `folio`, which is of `block`, are staged as folios of a lower
+/// order.
 fn is_split(block: &Block, folio: FolioName) -> bool {
     matches!(block.lock().get(folio.head), PageState::Home { order, .. } if order < folio.order)
 }

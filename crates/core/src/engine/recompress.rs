@@ -1,22 +1,23 @@
 //! Recompression of idle pieces with a slower codec, by threads that have nothing else to do.
 //!
-//! A piece stays pinned while it is decompressed and compressed anew, and no lock is held. What comes of it is kept if it
-//! takes less room by a size class at least; see [`crate::store`] for how the one takes the place of the other.
+//! A piece stays pinned while it is decompressed and recompressed; no lock is held. The result is
+//! kept if it is smaller by at least a size class. [`crate::store`] describes how it replaces the
+//! piece.
 
 use super::{Engine, StoreRuns};
 use crate::homes::Urgency;
 use crate::machine::Machine;
 use crate::store::Pinned;
 
-/// Below this the store has too little to save: 1 MiB.
+/// Minimum frames of the store for recompression: below 1 MiB there is too little to save.
 const LITTLE_FRAMES: u32 = 256;
-/// Pieces that are looked at in a step, most of them in vain: some ten microseconds.
+/// Maximum number of pieces visited in a step, most of them in vain: some ten microseconds.
 const LOOKS: u32 = 1024;
-/// Content that is recompressed in a step: some milliseconds.
+/// Bytes of content recompressed in a step: some milliseconds.
 const STEP_BYTES: usize = 64 << 10;
 
 impl<M: Machine> Engine<M> {
-    /// Does a step of it; returns whether there is more to do now.
+    /// Does one step of recompression. Returns whether there is more to do now.
     pub fn recompress(&self, worker: &mut M::Worker) -> bool {
         let Some(idle_ns) = self.config.recompress_idle_ns else { return false };
         if self.store.held_frames() < LITTLE_FRAMES {
@@ -40,7 +41,7 @@ impl<M: Machine> Engine<M> {
         true
     }
 
-    /// Frames for what saves some: nothing that others need.
+    /// Returns a source of frames for an optional saving: it must not take what others need.
     fn spare_runs(&self) -> StoreRuns<'_, M> {
         StoreRuns(self, Urgency::Normal)
     }

@@ -1,7 +1,7 @@
-//! Bringing everything back into a program that is not served any more.
+//! Mapping in all memory of a program that continues without the agent.
 //!
-//! A process that goes on without the agent (the child of a fork whose companion cannot start) must find all its
-//! memory. Nothing is reclaimed meanwhile, and the budget does not count.
+//! The child of a fork whose companion cannot start continues without the agent, so all its memory
+//! must be mapped in. Reclaim does not run meanwhile, and the budget does not count.
 
 use crate::engine::{Engine, Served};
 use crate::machine::Machine;
@@ -9,8 +9,8 @@ use crate::page_table::PageState;
 use crate::units::PageNumber;
 
 impl<M: Machine> Engine<M> {
-    /// Maps in every staged and swapped-out page. The caller is the only thread that uses the engine, and its machine grants every
-    /// frame that it is asked for.
+    /// Maps in every staged and swapped-out page. No other thread may use the engine, and the
+    /// machine must grant every frame.
     pub fn bring_all_in(&self, worker: &mut M::Worker) {
         for block in self.table.blocks() {
             let (mut page, end) = {
@@ -21,7 +21,7 @@ impl<M: Machine> Engine<M> {
                 if !self.is_away(page) {
                     page = page.offset(1);
                 } else if let (Served::Again, _) = self.fault_unwoken(worker, page) {
-                    unreachable!("nobody changes the mappings");
+                    unreachable!("no thread changes the mappings");
                 }
             }
         }

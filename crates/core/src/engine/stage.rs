@@ -1,6 +1,8 @@
-//! Staging: moving the oldest folios of the program home, from where they are written back unless they are touched.
+//! Staging: unmaps the oldest folios into the arena, from where they are written back unless the
+//! program touches them.
 //!
-//! Lock order: the machine is held steady, then a block is locked; the queues' locks are leaves.
+//! Lock order: mapping events are held off, then a block is locked; the locks of the queues are
+//! leaves.
 
 use super::Engine;
 use super::reclaim::STAGE_ATTEMPTS;
@@ -9,24 +11,24 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{Frame, FrameRun, Order, PageNumber};
-use crate::workingset::{COPIED_SHARE, PROBATION_SHARE};
+use crate::workingset::{CACHED_SHARE, PROBATION_SHARE};
 use std::ops::Range;
 
-/// What staging one folio came to.
+/// The result of staging one folio.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Staged {
-    /// This many pages are at home now.
+    /// This many pages are staged now.
     Pages(u32),
-    /// The folio was gone, or has been split into smaller ones that were queued again.
+    /// The folio was gone, or was split into smaller ones that were queued again.
     Nothing,
-    /// It was partially mapped, and has been split.
+    /// The folio was partially mapped and was split.
     Split,
-    /// It stays where it is.
+    /// The folio stays resident.
     Pinned,
 }
 
 impl Staged {
-    /// What two came to together.
+    /// Returns the combined result of two folios.
     fn and(self, other: Staged) -> Staged {
         match (self, other) {
             (Staged::Pages(a), Staged::Pages(b)) => Staged::Pages(a + b),
@@ -37,17 +39,17 @@ impl Staged {
     }
 }
 
-/// Folios that are staged together, at most, and their pages.
+/// Maximum folios staged with one move, and their maximum pages.
 const ROW_FOLIOS: usize = 16;
 const ROW_PAGES: u32 = 256;
-/// Claims among which they are looked for.
+/// Number of the oldest claims that are searched for them.
 const ROW_CLAIMS: usize = 64;
-/// Pages that could not be moved are tried again so many at a time, and more as long as that succeeds.
-const RESCUES: usize = 4;
-/// What nobody waits for: 256 KiB.
+/// Number of failed retries of unevictable pages after which no more are tried.
+const MAX_FAILED_RETRIES: usize = 4;
+/// Number of pages not worth waiting for: 256 KiB.
 const FEW_PAGES: u64 = 64;
 
-/// Folios one behind the other.
+/// Folios of one order at consecutive addresses.
 struct Row {
     folios: [FolioName; ROW_FOLIOS],
     start: usize,
@@ -83,11 +85,11 @@ impl Row {
 }
 
 impl<M: Machine> Engine<M> {
-    /// Stages up to `most_pages` pages of the oldest folios; returns how many.
+    /// Stages up to `most_pages` pages of the oldest folios; returns the number of staged pages.
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
-        let mut staged = self.rescue(most_pages);
+        let mut staged = self.retry_unevictable(most_pages);
         let mut pinned = 0;
-        let mut looked_at = self.probation.claims() + self.active.claims() + self.copied.claims();
+        let mut looked_at = self.probation.claims() + self.active.claims() + self.cached.claims();
         while staged < most_pages && pinned < STAGE_ATTEMPTS && looked_at > 0 {
             let Some((queue, block, folio)) = self.oldest_resident() else { break };
             looked_at -= 1;
@@ -100,10 +102,10 @@ impl<M: Machine> Engine<M> {
         staged
     }
 
-    /// Tries some of those again that could not be moved: nobody tells when that changes.
-    pub(super) fn rescue(&self, most_pages: u64) -> u64 {
+    /// Retries some unevictable folios, because no event reports when they become movable.
+    pub(super) fn retry_unevictable(&self, most_pages: u64) -> u64 {
         let (mut staged, mut refused) = (0, 0);
-        while staged < most_pages && refused < RESCUES {
+        while staged < most_pages && refused < MAX_FAILED_RETRIES {
             let Some((block, folio)) = self.pop_from(&self.unevictable) else { break };
             self.counters().vm.unevictable_pgs_rescued.add(u64::from(folio.order.pages()));
             match self.stage_in(block, folio) {
@@ -114,31 +116,33 @@ impl<M: Machine> Engine<M> {
         staged
     }
 
-    /// Whether next to nothing here can be moved that is not known to refuse: there is nothing that others could make free.
+    /// Returns whether nearly all folios here are known to be unevictable, so that other threads
+    /// can free nothing either.
     pub(super) fn is_unevictable(&self) -> bool {
-        let evictable = [&self.probation, &self.active, &self.copied].map(Queue::pages).iter().sum::<u64>();
+        let evictable = [&self.probation, &self.active, &self.cached].map(Queue::pages).iter().sum::<u64>();
         self.staged_pages() == 0 && evictable < FEW_PAGES && self.unevictable.pages() >= FEW_PAGES
     }
 
-    /// Takes the resident folio that is to go next out of its queue; which queue it was in.
+    /// Pops the resident folio to stage next; returns its queue, its block and its name.
     fn oldest_resident(&self) -> Option<(&Queue, &Block, FolioName)> {
-        let (copied, probation, active) = (self.copied.pages(), self.probation.pages(), self.active.pages());
-        let all = copied + probation + active;
-        let order = if copied * COPIED_SHARE >= all {
-            [&self.copied, &self.probation, &self.active]
+        let (cached, probation, active) = (self.cached.pages(), self.probation.pages(), self.active.pages());
+        let all = cached + probation + active;
+        let order = if cached * CACHED_SHARE >= all {
+            [&self.cached, &self.probation, &self.active]
         } else if probation * PROBATION_SHARE >= all {
-            [&self.probation, &self.active, &self.copied]
+            [&self.probation, &self.active, &self.cached]
         } else {
-            [&self.active, &self.probation, &self.copied]
+            [&self.active, &self.probation, &self.cached]
         };
         order.into_iter().find_map(|queue| self.pop_from(queue).map(|(block, folio)| (queue, block, folio)))
     }
 
-    /// Moves `first` home, and with it those that lie behind it in the program, if they are among the next in `queue`: there, what
-    /// one part of a program touches may alternate with what another does.
+    /// Stages `first`, and with it the folios after it in the program that are among the next in
+    /// `queue`. They need not be adjacent in the queue: touches of different parts of the program
+    /// may alternate there.
     #[inline]
     fn stage_row(&self, queue: &Queue, block: &Block, first: FolioName) -> Staged {
-        // Asked first, as the queue takes longer to look through.
+        // This check comes first, because searching the queue takes longer.
         let may_be_next = may_be_next(&block.lock(), behind(first));
         if !may_be_next || !queue.has_among_oldest(behind(first), ROW_CLAIMS) {
             return self.stage_in(block, first);
@@ -153,7 +157,7 @@ impl<M: Machine> Engine<M> {
         })
     }
 
-    /// Moves the folios of `pages` home that lie behind `first`, which is of `block`, and are of its order.
+    /// Stages `first`, which is of `block`, and the folios after it in `pages` that have its order.
     pub(super) fn stage_all(&self, block: &Block, first: FolioName, pages: &Range<PageNumber>) {
         self.stage_together(block, first, |entries, last| {
             let head = last.head.offset(last.order.pages());
@@ -161,9 +165,10 @@ impl<M: Machine> Engine<M> {
         });
     }
 
-    /// Moves `first` home, and as many of those that `next` tells one by one, each given the one before: a move has its
-    /// price whatever its size. Where their homes do not lie one behind the other, they get others that do: homes cost
-    /// nothing, and what becomes free together is later found together. Claims on them are left where they are, and hold no more.
+    /// Stages `first` and the folios that `next` returns one by one, each given the previous one,
+    /// with as few moves as possible: a move has a fixed cost. If their home frames are not
+    /// consecutive, they get others that are: home frames cost nothing, and frames freed together
+    /// are found together later. Claims on these folios stay in the queue and become stale.
     fn stage_together(
         &self,
         block: &Block,
@@ -183,7 +188,7 @@ impl<M: Machine> Engine<M> {
                 last.into_iter().for_each(|folio| row.push(folio));
             }
             while row.folios().len() > 1 {
-                let Some((frame, folios)) = self.common_home(&mut entries, row.folios()) else { break };
+                let Some((frame, folios)) = self.common_frames(&mut entries, row.folios()) else { break };
                 let pages = folios * first.order.pages();
                 let moved = self.machine.move_out(row.folios()[0].head, frame, pages);
                 let mut moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
@@ -196,7 +201,7 @@ impl<M: Machine> Engine<M> {
                 }
                 match moved {
                     Ok(()) => {}
-                    // None of them could be moved now.
+                    // None of the rest could move now.
                     Err(Stopped { error: MoveError::Changing, .. }) => {
                         drop(entries);
                         let next = row.folios().first().map_or(Staged::Nothing, |&next| self.stage_later(block, next));
@@ -206,15 +211,16 @@ impl<M: Machine> Engine<M> {
                 }
             }
         }
-        // Those that did not come with it are tried on their own.
+        // Folios that did not move are tried one by one.
         let rest = row.folios().iter().map(|&folio| self.stage_in(block, folio));
         let outcome = rest.fold(Staged::Nothing, Staged::and);
         Staged::Pages(staged).and(outcome)
     }
 
-    /// Where the first of `folios`, resident ones of one order that lie one behind the other, have homes that do so, too, which they
-    /// may get here; and how many of them. `None` where there are no such homes for two.
-    fn common_home(&self, entries: &mut Entries, folios: &[FolioName]) -> Option<(Frame, u32)> {
+    /// Returns consecutive home frames for the first of `folios`, which are resident, of one order
+    /// and adjacent, and the number of these folios. Assigns new home frames if needed. Returns
+    /// `None` if there are none for two.
+    fn common_frames(&self, entries: &mut Entries, folios: &[FolioName]) -> Option<(Frame, u32)> {
         let order = folios[0].order;
         let first = frame_of(entries, folios[0])?;
         let in_line = (0..).step_by(order.pages() as usize).zip(folios);
@@ -235,13 +241,13 @@ impl<M: Machine> Engine<M> {
         Some((home.head, count))
     }
 
-    /// Moves one resident folio of `block` home; of a partially mapped one, what is left.
+    /// Stages one resident folio of `block`; of a partially mapped one, the remaining pages.
     pub(super) fn stage_in(&self, block: &Block, folio: FolioName) -> Staged {
         match self.try_stage(block, folio) {
             Ok(Staged::Split) => self.stage_parts(block, folio),
             Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
-                // Shared since a fork, or pinned: only the first can be mended.
+                // The page is shared since a fork, or pinned. Only a shared page can be unshared.
                 self.unprotect(folio.head.folio(folio.order));
                 if !self.machine.unshare(folio.head.folio(folio.order)) {
                     return self.stage_later(block, folio);
@@ -257,7 +263,7 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Moves the folios home that `folio` was split into.
+    /// Stages the folios into which `folio` was split.
     fn stage_parts(&self, block: &Block, folio: FolioName) -> Staged {
         let mut staged_pages = 0;
         let mut page = folio.head;
@@ -274,8 +280,8 @@ impl<M: Machine> Engine<M> {
         if staged_pages > 0 { Staged::Pages(staged_pages) } else { Staged::Nothing }
     }
 
-    /// It cannot be moved now. (Where the program is changing its mappings, what lies there may be something else by now.) It
-    /// stays, as the youngest.
+    /// Keeps a folio that cannot be staged now resident, as the youngest. (While the program
+    /// changes its mappings, another folio may be there.)
     fn stage_later(&self, block: &Block, folio: FolioName) -> Staged {
         let mut entries = block.lock();
         if is_resident(&entries, folio) {
@@ -310,21 +316,21 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// The first `moved_pages` pages of a resident folio have come home. What is left of it stays, and is tried again on its
-    /// own.
+    /// Makes the first `moved_pages` pages of a resident folio staged. The rest stays resident and
+    /// is tried again by itself.
     fn make_staged_up_to(&self, entries: &mut Entries, folio: FolioName, moved_pages: u32) {
         let FolioName { head, order } = folio;
         if moved_pages == order.pages() {
             return self.make_staged(entries, folio);
         }
-        self.carve_to(entries, head, order, Order::ZERO);
+        self.split_to(entries, head, order, Order::ZERO);
         self.counters().of(order).split.inc();
         for index in 0..moved_pages {
             self.make_staged(entries, FolioName { head: head.offset(index), order: Order::ZERO });
         }
     }
 
-    /// The pages of a resident folio have come home.
+    /// Makes a resident folio staged, after its pages moved.
     #[inline]
     fn make_staged(&self, entries: &mut Entries, folio: FolioName) {
         let FolioName { head, order } = folio;
@@ -338,7 +344,8 @@ impl<M: Machine> Engine<M> {
         self.enqueue(&self.staged, entries, head, order);
     }
 
-    /// A folio that could not be moved: parts of it may be gone, or movable on their own.
+    /// Handles a folio that could not move: drops its absent pages or splits it, because parts may
+    /// be movable. A single page is unevictable.
     fn leave_resident(&self, block: &Block, folio: FolioName, error: MoveError) -> Staged {
         let Some(_steady) = self.machine.steady() else { return self.stage_later(block, folio) };
         let mut entries = block.lock();
@@ -353,30 +360,31 @@ impl<M: Machine> Engine<M> {
             return Staged::Nothing;
         }
         if order > Order::ZERO {
-            self.carve_to(&mut entries, head, order, Order::ZERO);
+            self.split_to(&mut entries, head, order, Order::ZERO);
             self.counters().of(order).split.inc();
             return Staged::Nothing;
         }
-        debug_assert!(error != MoveError::Exists, "the home of a resident page is empty");
+        debug_assert!(error != MoveError::Exists, "the home frame of a resident page is unpopulated");
         self.counters().vm.unevictable_pgs_culled.inc();
-        // Elsewhere, many of its kind would be all that is ever looked at.
+        // In any other queue, many such pages would be all that reclaim ever examines.
         self.enqueue(&self.unevictable, &mut entries, head, order);
         Staged::Pinned
     }
 }
 
-/// The folio of the same order that would lie right behind `folio`.
+/// Returns the name of the next folio in the program, with the order of `folio`.
 fn behind(FolioName { head, order }: FolioName) -> FolioName {
     FolioName { head: head.offset(order.pages()), order }
 }
 
-/// Whether `folio` could be staged with the one before it, which is of this block, if it is in the same queue.
+/// Returns whether `folio` could be staged together with the previous one, which is of this block,
+/// if both are in one queue.
 #[inline]
 fn may_be_next(entries: &Entries, folio: FolioName) -> bool {
     folio.head < entries.end() && entries.is_queued(folio.head) && frame_of(entries, folio).is_some()
 }
 
-/// The home of `folio` if all of it is in the program.
+/// Returns the home frame of `folio` if it is resident as a whole.
 #[inline]
 fn frame_of(entries: &Entries, FolioName { head, order: wanted }: FolioName) -> Option<Frame> {
     match entries.get(head) {
@@ -387,7 +395,7 @@ fn frame_of(entries: &Entries, FolioName { head, order: wanted }: FolioName) -> 
     }
 }
 
-/// Whether `folio` is in the program, or what is left of it.
+/// Returns whether `folio`, or what remains of it, is resident.
 #[inline]
 fn is_resident(entries: &Entries, folio: FolioName) -> bool {
     let FolioName { head, order: wanted } = folio;

@@ -1,6 +1,6 @@
-//! What becomes of a page when the arena is full and nothing in it can be made free: it is served as the kernel would, without a
-//! home. Nothing is known of it then, as of what the program has touched before it was adopted; once there is room, it may
-//! be adopted like that.
+//! Unmanaged pages: if the arena is full and nothing in it can be freed, a page is served as the
+//! kernel would, without a home frame. The engine then knows nothing of it, as of pages that the
+//! program touched before adoption; it may be adopted later when there is room.
 
 use super::Engine;
 use super::fault::{Changing, Fetch, Served, Step, step};
@@ -18,7 +18,7 @@ impl<M: Machine> Engine<M> {
         self.machine.arena_is_full();
     }
 
-    /// A first touch of `page`. Called under its block's lock.
+    /// Serves a first touch of `page` with an unmanaged page. Called under its block's lock.
     pub(super) fn zero_unmanaged(&self, page: PageNumber) -> Step {
         let served = match self.machine.zero_in(page) {
             Ok(()) => {
@@ -27,26 +27,26 @@ impl<M: Machine> Engine<M> {
                 Ok(())
             }
             Err(MoveError::Changing) => Err(Changing),
-            // Whoever waits finds out.
+            // The waiting threads fault again and find out.
             Err(_) => Ok(()),
         };
         step(served, FaultKind::FirstTouch, page.folio(Order::ZERO))
     }
 
-    /// Brings `page`, which is out, into the program by way of the spare frame.
-    pub(super) fn bring_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
+    /// Maps in `page`, which is swapped out, as an unmanaged page through the spare frame.
+    pub(super) fn map_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
         let Some(mut spare) = self.spare.lock().take() else {
-            // Somebody else uses it for a moment.
+            // Another thread uses the spare frame for a moment.
             sync::yield_now();
             return Step::LookAgain;
         };
-        // For the frame, then for the page in the program.
+        // The charge is for the frame, then for the page in the program.
         self.machine.charge(1);
         self.machine.populate(spare.as_mut());
-        let brought_in = self.copy_in_unmanaged(worker, block, page, &mut spare);
+        let mapped_in = self.copy_in_unmanaged(worker, block, page, &mut spare);
         self.machine.release(spare.as_mut());
         *self.spare.lock() = Some(spare);
-        match brought_in {
+        match mapped_in {
             Ok(()) => {
                 self.note_unmanaged();
                 Step::Served(Served::Done(FaultKind::SwapIn), page.folio(Order::ZERO))
@@ -65,8 +65,8 @@ impl<M: Machine> Engine<M> {
         page: PageNumber,
         run: &mut UniqueRun,
     ) -> Result<(), Step> {
-        // Others may fetch or drop the page meanwhile. As long as its piece is pinned, a slot that names it has the content that
-        // is read here, whatever has happened to the slot.
+        // Other threads may fetch or drop the page meanwhile. While its piece is pinned, any slot
+        // that names the piece has the content read here, whatever happened to the slot.
         let (slot, pinned) = {
             let entries = block.lock();
             let slot = slot_of(entries.get(page)).ok_or(Step::LookAgain)?;
@@ -79,7 +79,8 @@ impl<M: Machine> Engine<M> {
         settled
     }
 
-    /// `run` has what `of` holds, if it could be read: it goes to `page`, if that is still its place.
+    /// Copies the content of `of` from `run` to `page`, if it could be read and the page still has
+    /// that slot and piece.
     fn settle_unmanaged(
         &self,
         block: &Block,
@@ -95,7 +96,7 @@ impl<M: Machine> Engine<M> {
             return Err(Step::LookAgain);
         }
         let pages = page.folio(Order::ZERO);
-        self.carve(&mut entries, pages.clone());
+        self.split_borders(&mut entries, pages.clone());
         if let Err(corrupted) = read {
             self.counters().vm.store_corrupted.inc();
             let given_up =
@@ -116,14 +117,15 @@ impl<M: Machine> Engine<M> {
                 self.free_slots(slot, 1);
             }
             Err(MoveError::Changing) => return Err(Step::Changing),
-            // The system has no page now. It stays out, and whoever waits asks again.
+            // The system has no page now. The page stays swapped out and the waiting threads fault
+            // again.
             Err(_) => {}
         }
         copied.map_err(|_| Step::Served(Served::Done(FaultKind::Spurious), pages))
     }
 }
 
-/// The slot of a page that is out, unless it is being fetched.
+/// Returns the slot of a swapped-out page that is not being fetched.
 fn slot_of(state: PageState) -> Option<Slot> {
     match state {
         PageState::Swapped { slot, fetching: false, .. } => Some(slot),

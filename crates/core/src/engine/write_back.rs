@@ -1,8 +1,9 @@
-//! The swap file: the oldest pieces of the store go there when the store takes too much of the limit.
+//! Writeback to the swap file: the oldest pieces of the store go there when the store takes too
+//! much of the limit.
 //!
-//! A batch is written while its reclaimer compresses, or makes the next one. Its pieces stay pinned in memory until the
-//! write is known to have succeeded. A call of reclaim ends only when all that it has begun is finished, so none is under
-//! way in a fork.
+//! A batch is written while its reclaimer compresses or prepares the next one. Its pieces stay
+//! pinned in memory until the write is known to have succeeded. A call of reclaim ends only when
+//! all its writes are finished, so none is in flight during a fork.
 
 use super::Engine;
 use crate::homes::Urgency;
@@ -12,16 +13,16 @@ use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::{CLUSTER_SLOTS, MAX_ORDER, Order};
 
-/// Looks at the store that leave the file alone after it was full or has failed: a file without room is asked for some now
-/// and then, and does not slow down what goes on without it.
+/// Number of checks that skip the file after it was full or failed: a full file is tried again now
+/// and then, without slowing down the rest.
 const PAUSE: u32 = 64;
 
-/// What one call of reclaim has under way to the file.
+/// The unfinished write to the file of one reclaim call.
 #[derive(Default)]
 pub(super) struct Writing<'a>(Option<(WriteBatch<'a>, Vec<Seal>)>);
 
 impl Writing<'_> {
-    /// Pages of the store that will be free if it succeeds.
+    /// Returns the pages of the store that the write frees if it succeeds.
     pub(super) fn pages(&self) -> u32 {
         self.0.as_ref().map_or(0, |(batch, _)| batch.slots())
     }
@@ -32,18 +33,19 @@ impl Writing<'_> {
 }
 
 impl<M: Machine> Engine<M> {
-    /// The largest piece to make.
+    /// Returns the maximum order of a piece.
     pub(super) fn largest_piece(&self) -> Order {
         if self.config.backing.is_some() { MAX_FILE_PIECE_ORDER } else { MAX_ORDER }
     }
 
-    /// Whether there is a swap file, and it was neither full nor failed lately.
+    /// Returns whether there is a swap file that was neither full nor failed recently.
     pub(super) fn can_write_out(&self) -> bool {
         self.config.backing.is_some() && self.file_pause.load(Relaxed) == 0
     }
 
-    /// Whether something should go from the store to the file: because the store takes more than its share, or because
-    /// it has taken everything but what the program must keep. What is under way counts as gone.
+    /// Returns whether pieces should go from the store to the file: the store takes more than its
+    /// share, or everything beyond the protected minimum. Pages of an unfinished write count as
+    /// gone.
     pub(super) fn store_presses(&self, writing: &Writing<'_>) -> bool {
         if self.config.backing.is_none() {
             return false;
@@ -60,13 +62,13 @@ impl<M: Machine> Engine<M> {
         pause == 0
     }
 
-    /// Begins to write the oldest pieces to the file, and finishes what was under way before; returns how many bytes of
-    /// frames that freed. `None` if there was nothing to begin.
+    /// Starts writing the oldest pieces to the file, and finishes the previous write; returns the
+    /// bytes that this freed. Returns `None` if there was nothing to start.
     pub(super) fn write_out<'a>(&'a self, worker: &mut M::Worker, writing: &mut Writing<'a>) -> Option<u64> {
         let begin = || self.store.begin_write_back(&self.runs(), self.machine.cpu());
         let batch = match begin() {
-            // Copies of what is in the program are the least useful part of what is in the file.
-            Err(NoBatch::Full) if self.shed_copies() > 0 => begin(),
+            // Swap-cache entries are the least useful content of the file.
+            Err(NoBatch::Full) if self.drop_swap_cache() > 0 => begin(),
             begun => begun,
         };
         let batch = match batch {
@@ -86,7 +88,7 @@ impl<M: Machine> Engine<M> {
         Some(freed_bytes)
     }
 
-    /// Finishes what is under way, if anything is; returns how many bytes of frames that freed.
+    /// Finishes the unfinished write, if there is one; returns the bytes that this freed.
     pub(super) fn finish_write_out(&self, worker: &mut M::Worker, writing: &mut Writing<'_>) -> u64 {
         let Some((batch, seals)) = writing.0.take() else { return 0 };
         let backing = &self.counters().backing;
@@ -100,7 +102,7 @@ impl<M: Machine> Engine<M> {
         self.store.finish_write_back(&self.runs(), batch, &seals)
     }
 
-    /// Restores a part of a piece, wherever it is.
+    /// Restores a part of a piece from memory or from the file.
     pub(super) fn read_piece(
         &self,
         worker: &mut M::Worker,
@@ -120,12 +122,13 @@ impl<M: Machine> Engine<M> {
         read
     }
 
-    /// Whether there are clusters of the file to be discarded.
+    /// Returns whether clusters of the file wait for discard.
     pub fn awaits_discard(&self) -> bool {
         self.store.awaiting_discard() > 0
     }
 
-    /// Discards one of them, for who has nothing better to do: it may take a while. Returns whether there was one.
+    /// Discards one of those clusters, which may take a while: for threads with nothing better to
+    /// do. Returns whether there was one.
     pub fn discard_one(&self) -> bool {
         self.store.discard_one(&self.runs(), |cluster| {
             if self.machine.discard_cluster(cluster) {
@@ -134,17 +137,17 @@ impl<M: Machine> Engine<M> {
         })
     }
 
-    /// Slots of the file that are in use.
+    /// Returns the number of slots of the file in use.
     pub fn file_slots(&self) -> u32 {
         self.store.file_slots()
     }
 
-    /// The process is about to fork. Only while no other call is under way.
+    /// Prepares for a fork of the process. No other call may be in progress.
     pub fn lend_file(&self) {
         self.store.lend_file();
     }
 
-    /// This process is the child of a fork. Only while no other call is under way.
+    /// Prepares the child of a fork. No other call may be in progress.
     pub fn borrow_file(&self) {
         self.store.borrow_file();
     }

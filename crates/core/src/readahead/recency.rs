@@ -1,26 +1,27 @@
-//! Which of a few was used longest ago.
+//! Recency: which of a few items was used longest ago.
 //!
-//! No lock: part of [`Readahead`](super::Readahead).
+//! There is no lock: this is a part of [`Readahead`](super::Readahead).
 
-/// The numbers below `N`, 16 at most, by when each was used last: all in one word, as every fault asks for the oldest.
+/// The numbers below `N` (at most 16) by last use, in one word, because every fault needs the
+/// oldest.
 #[derive(Debug)]
 pub(super) struct Recency<const N: usize> {
-    /// Four bits each, the oldest in the lowest.
+    /// Four bits for each number, the oldest in the lowest bits.
     order: u64,
 }
 
 const BITS: usize = 4;
-/// The lowest bit of each four.
+/// The lowest bit of each group of four.
 const ONES: u64 = u64::MAX / ((1 << BITS) - 1);
 
 impl<const N: usize> Recency<N> {
-    /// Where the one is that was used last.
+    /// The position of the most recently used number.
     const LAST: usize = {
         assert!(N > 1 && N * BITS <= u64::BITS as usize);
         (N - 1) * BITS
     };
 
-    /// None of them was ever used: the lowest is the oldest.
+    /// The initial order: number 0 is the oldest.
     pub const NONE: Recency<N> = {
         let (mut order, mut index) = (0, 0);
         while index < N {
@@ -30,10 +31,11 @@ impl<const N: usize> Recency<N> {
         Recency { order }
     };
 
-    /// That one is used.
+    /// Marks `index` as used now.
     pub fn used(&mut self, index: usize) {
         debug_assert!(index < N);
-        // It is where four bits are all 0 here. The lowest such bits are told from others by what subtracting 1 borrows.
+        // Finds the group where four bits of `differs` are all 0. Subtracting 1 borrows only there,
+        // for the lowest such group.
         let differs = self.order ^ (ONES * index as u64);
         let zeros = differs.wrapping_sub(ONES) & !differs & (ONES << (BITS - 1));
         let at = zeros.trailing_zeros() as usize / BITS * BITS;
@@ -42,12 +44,12 @@ impl<const N: usize> Recency<N> {
         self.order = self.order & before | behind | (index as u64) << Self::LAST;
     }
 
-    /// All of them, the one that was used last first.
+    /// Iterates over all numbers, the most recently used first.
     pub fn latest_first(&self) -> impl Iterator<Item = usize> {
         (0..N).rev().map(|at| (self.order >> (at * BITS)) as usize % (1 << BITS))
     }
 
-    /// The one that was used longest ago is used.
+    /// Marks the oldest number as used now and returns it.
     pub fn use_oldest(&mut self) -> usize {
         let oldest = self.order % (1 << BITS);
         self.order = self.order >> BITS | oldest << Self::LAST;
@@ -80,7 +82,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_as_a_list(uses in prop::collection::vec(prop::option::of(0..16usize), 0..60)) {
+        fn recency_matches_a_list(uses in prop::collection::vec(prop::option::of(0..16usize), 0..60)) {
             is_as_a_list::<2>(&uses);
             is_as_a_list::<8>(&uses);
             is_as_a_list::<16>(&uses);

@@ -1,72 +1,74 @@
-//! Faults at equal distances: columns of a matrix, one field of many records, an array read backwards.
+//! Strided streams: faults at equal distances, such as columns of a matrix, one field of many
+//! records, an array read backwards.
 //!
-//! Each fault may be the next step of a walk that is followed already, or the second of one whose first fault was near and
-//! not long ago. Two steps of equal length may be chance, three in a row hardly are. Pages that are fetched before
-//! they are touched cause no fault, so the next fault of a walk may be several steps on.
+//! A fault may be the next step of a known stream, or the second fault of a stream whose first
+//! fault was near and recent. Two equal steps may be chance; three in a row hardly are. Pages
+//! fetched ahead cause no fault, so the next fault of a stream may be several steps on.
 //!
-//! No lock: part of [`Readahead`](super::Readahead).
+//! There is no lock: this is a part of [`Readahead`](super::Readahead).
 
 use super::recency::Recency;
 use super::{LARGE_FOLIO_PAGES, NOWHERE};
 use crate::units::PageNumber;
 
-/// Walks that are followed at the same time.
-const WALKS: usize = 8;
-/// Equal steps in a row that make a walk.
-const WALK_STEPS: u32 = 3;
-/// The longest step: 4 MiB.
-const MOST_STEP_PAGES: u64 = 1024;
-/// From so many pages on, what lies between the steps is not worth fetching with them.
+/// Maximum number of strided streams followed at the same time.
+const STRIDED_STREAMS: usize = 8;
+/// Number of equal steps in a row that make a strided stream.
+const STREAM_STEPS: u32 = 3;
+/// Maximum length of a step: 4 MiB.
+const MAX_STEP_PAGES: u64 = 1024;
+/// Minimum step, in pages, from which the pages between two steps are not worth fetching.
 const FAR_STEP_PAGES: u64 = 8;
-/// How many steps are fetched ahead then, and at most.
+/// Initial and maximum number of steps to fetch ahead.
 const FIRST_WINDOW: u32 = 4;
-const MOST_WINDOW: u32 = 64;
+const MAX_WINDOW: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
-struct Walk {
-    /// Where the last fault was.
+struct StridedStream {
+    /// The page of the last fault.
     last: PageNumber,
-    /// Pages from one fault to the next; 0 while there was one only.
+    /// Pages from one fault to the next; 0 after the first fault.
     step_pages: i64,
-    /// How often in a row.
+    /// Number of equal steps in a row.
     steps: u32,
-    /// How many steps ahead of the last fault to fetch, and how many have been asked for.
+    /// Number of steps to fetch ahead of the last fault, and how many of them are claimed.
     window: u32,
     claimed: u32,
 }
 
-impl Walk {
-    /// One that may begin at `page`.
-    const fn from(page: PageNumber) -> Walk {
-        Walk { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
+impl StridedStream {
+    /// A stream that may start at `page`.
+    const fn from(page: PageNumber) -> StridedStream {
+        StridedStream { last: page, step_pages: 0, steps: 0, window: 0, claimed: 0 }
     }
 
-    /// How many steps on `page` is, if it is one of those that may be next.
+    /// Returns how many steps away `page` is, if it may be the next fault.
     fn steps_to(&self, page: PageNumber) -> Option<u32> {
         if self.step_pages == 0 {
             return None;
         }
         let distance = page.0.wrapping_sub(self.last.0) as i64;
-        // Divisions take longer than all else that is done for a fault here.
+        // The range check comes first, because a division takes longer than the rest of this
+        // function.
         let farthest = self.step_pages * i64::from(self.claimed + 1);
         let (ahead, most) = if farthest < 0 { (-distance, -farthest) } else { (distance, farthest) };
-        // Not 0 either.
+        // The subtraction also excludes 0.
         let may_be_next = (ahead as u64).wrapping_sub(1) < most as u64;
         (may_be_next && distance % self.step_pages == 0).then(|| (distance / self.step_pages) as u32)
     }
 
-    /// Whether the step to `page` may be the first of it.
+    /// Returns whether the step to `page` may be the first one of this stream.
     fn may_begin_with(&self, page: PageNumber) -> bool {
-        self.steps < WALK_STEPS
+        self.steps < STREAM_STEPS
             && self.last != page
-            && page.0.wrapping_sub(self.last.0).wrapping_add(MOST_STEP_PAGES) <= 2 * MOST_STEP_PAGES
+            && page.0.wrapping_sub(self.last.0).wrapping_add(MAX_STEP_PAGES) <= 2 * MAX_STEP_PAGES
     }
 
-    /// Whether only the pages where it steps are of use.
+    /// Returns whether only the pages at the steps are used.
     fn is_far(&self) -> bool {
         let step_pages = self.step_pages.unsigned_abs();
-        // From folio to folio goes, too, who reads all of those that are out.
-        self.steps >= WALK_STEPS && step_pages >= FAR_STEP_PAGES && !step_pages.is_multiple_of(LARGE_FOLIO_PAGES)
+        // A program that reads all swapped-out pages also steps from folio to folio.
+        self.steps >= STREAM_STEPS && step_pages >= FAR_STEP_PAGES && !step_pages.is_multiple_of(LARGE_FOLIO_PAGES)
     }
 
     fn at(&self, steps: u32) -> Option<PageNumber> {
@@ -74,24 +76,24 @@ impl Walk {
     }
 }
 
-/// See the module.
+/// The strided streams of one program.
 #[derive(Debug)]
 pub(super) struct Strides {
-    walks: [Walk; WALKS],
-    /// Of each the low bits of where the last fault was, and of where one step leads from there.
-    lasts: [u32; WALKS],
-    nexts: [u32; WALKS],
-    recency: Recency<WALKS>,
-    /// How many of them are walks by their steps: next to never any under random faults.
+    streams: [StridedStream; STRIDED_STREAMS],
+    /// The low bits of each stream's last fault, and of the page one step after it.
+    lasts: [u32; STRIDED_STREAMS],
+    nexts: [u32; STRIDED_STREAMS],
+    recency: Recency<STRIDED_STREAMS>,
+    /// Number of streams with enough equal steps; nearly always 0 under random faults.
     followed: usize,
 }
 
 impl Default for Strides {
     fn default() -> Strides {
         Strides {
-            walks: [Walk::from(NOWHERE); WALKS],
-            lasts: [NOWHERE.0 as u32; WALKS],
-            nexts: [NOWHERE.0 as u32; WALKS],
+            streams: [StridedStream::from(NOWHERE); STRIDED_STREAMS],
+            lasts: [NOWHERE.0 as u32; STRIDED_STREAMS],
+            nexts: [NOWHERE.0 as u32; STRIDED_STREAMS],
             recency: Recency::NONE,
             followed: 0,
         }
@@ -99,82 +101,84 @@ impl Default for Strides {
 }
 
 impl Strides {
-    /// The program has faulted on `page`, which was out.
+    /// Records a fault on `page`, which was swapped out.
     #[inline]
     pub fn faulted(&mut self, page: PageNumber) {
         if !self.may_be_step(page) {
             return self.begin(page);
         }
-        let walks = if self.may_continue(page) { &self.walks[..] } else { &[] };
-        let mut walks = walks.iter().enumerate();
-        let continued = walks.find_map(|(index, walk)| walk.steps_to(page).map(|steps| (index, steps)));
+        let streams = if self.may_continue(page) { &self.streams[..] } else { &[] };
+        let mut streams = streams.iter().enumerate();
+        let continued = streams.find_map(|(index, stream)| stream.steps_to(page).map(|steps| (index, steps)));
         if let Some((index, steps)) = continued {
-            let mut walk = self.walks[index];
-            walk.steps += 1;
-            self.followed += usize::from(walk.steps == WALK_STEPS);
-            if walk.steps >= WALK_STEPS {
-                walk.window = (walk.window * 2).clamp(FIRST_WINDOW, MOST_WINDOW);
+            let mut stream = self.streams[index];
+            stream.steps += 1;
+            self.followed += usize::from(stream.steps == STREAM_STEPS);
+            if stream.steps >= STREAM_STEPS {
+                stream.window = (stream.window * 2).clamp(FIRST_WINDOW, MAX_WINDOW);
             }
-            (walk.last, walk.claimed) = (page, walk.claimed.saturating_sub(steps));
-            self.set(index, walk);
+            (stream.last, stream.claimed) = (page, stream.claimed.saturating_sub(steps));
+            self.set(index, stream);
             self.recency.used(index);
             return;
         }
-        // Of several the one that was used last.
-        let near = self.recency.latest_first().find(|&index| self.walks[index].may_begin_with(page));
+        // Of several candidates, the most recently used one.
+        let near = self.recency.latest_first().find(|&index| self.streams[index].may_begin_with(page));
         if let Some(index) = near {
-            let step_pages = page.0 as i64 - self.walks[index].last.0 as i64;
-            self.set(index, Walk { step_pages, steps: 1, ..Walk::from(page) });
+            let step_pages = page.0 as i64 - self.streams[index].last.0 as i64;
+            self.set(index, StridedStream { step_pages, steps: 1, ..StridedStream::from(page) });
             self.recency.used(index);
         } else {
             self.begin(page);
         }
     }
 
-    /// Whether a step may lead to `page`, of whatever length, or several where any may be claimed. Most faults are far from all
-    /// others, and processors compare several small numbers at a time.
+    /// Returns whether a step of any length may lead to `page`, or several claimed ones. Most
+    /// faults are far from all others. The processor compares several small numbers at a time.
     fn may_be_step(&self, page: PageNumber) -> bool {
-        const MOST: u32 = MOST_STEP_PAGES as u32;
-        let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MOST) <= 2 * MOST;
+        const MAX: u32 = MAX_STEP_PAGES as u32;
+        let is_near = |last: u32| (page.0 as u32).wrapping_sub(last).wrapping_add(MAX) <= 2 * MAX;
         self.follows_any() || self.lasts.iter().fold(false, |found, &last| found | is_near(last))
     }
 
-    /// Whether a walk may lead to `page`: where none is followed, and so none has steps claimed ahead, only in one step.
+    /// Returns whether a stream may continue at `page`. If none is followed, none has claimed
+    /// steps, so only one step counts.
     fn may_continue(&self, page: PageNumber) -> bool {
         self.follows_any() || self.nexts.iter().fold(false, |found, &next| found | (next == page.0 as u32))
     }
 
-    fn set(&mut self, index: usize, walk: Walk) {
-        self.walks[index] = walk;
-        self.lasts[index] = walk.last.0 as u32;
-        self.nexts[index] = walk.last.0.wrapping_add_signed(walk.step_pages) as u32;
+    fn set(&mut self, index: usize, stream: StridedStream) {
+        self.streams[index] = stream;
+        self.lasts[index] = stream.last.0 as u32;
+        self.nexts[index] = stream.last.0.wrapping_add_signed(stream.step_pages) as u32;
     }
 
-    /// A walk may begin at `page`.
+    /// Starts a possible stream at `page`.
     fn begin(&mut self, page: PageNumber) {
         let index = self.recency.use_oldest();
-        self.followed -= usize::from(self.walks[index].steps >= WALK_STEPS);
-        self.set(index, Walk::from(page));
+        self.followed -= usize::from(self.streams[index].steps >= STREAM_STEPS);
+        self.set(index, StridedStream::from(page));
     }
 
-    /// Whether there are walks to fetch ahead of.
+    /// Returns whether there are streams to fetch ahead for.
     pub fn follows_any(&self) -> bool {
         self.followed > 0
     }
 
-    /// Whether `page` is the next of a walk that has no use for those around it.
+    /// Returns whether `page` is the next step of a stream that does not use the pages around it.
     pub fn is_far_step(&self, page: PageNumber) -> bool {
-        self.follows_any() && self.walks.iter().any(|walk| walk.is_far() && walk.steps_to(page).is_some())
+        self.follows_any() && self.streams.iter().any(|stream| stream.is_far() && stream.steps_to(page).is_some())
     }
 
-    /// The next page to fetch for the walk that has faulted on `page`, and whether alone.
+    /// Claims the next page to fetch for the stream that faulted on `page`; the flag says to fetch
+    /// it alone.
     pub fn claim(&mut self, page: PageNumber) -> Option<(PageNumber, bool)> {
         if !self.follows_any() {
             return None;
         }
-        let walk = self.walks.iter_mut().find(|walk| walk.last == page && walk.claimed < walk.window)?;
-        walk.claimed += 1;
-        walk.at(walk.claimed).map(|page| (page, walk.is_far()))
+        let stream = self.streams.iter_mut().find(|stream| stream.last == page && stream.claimed < stream.window)?;
+        stream.claimed += 1;
+        stream.at(stream.claimed).map(|page| (page, stream.is_far()))
     }
 }
 
@@ -197,7 +201,8 @@ mod tests {
             }
             strides.faulted(PageNumber(at(3)));
             assert_eq!(claimed(&mut strides, at(3)), [4, 5, 6, 7].map(at));
-            // The fault behind what was fetched, and one on something that is still being fetched.
+            // The first fault follows the fetched pages; the second hits a page that is still being
+            // fetched.
             strides.faulted(PageNumber(at(8)));
             assert_eq!(claimed(&mut strides, at(8)), (9..17).map(at).collect::<Vec<_>>());
             strides.faulted(PageNumber(at(10)));
@@ -206,12 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_far_steps_is_of_no_use() {
+    fn pages_between_far_steps_are_not_fetched() {
         for (step, is_far) in [(17, true), (-8, true), (7, false), (2, false), (16, false), (128, false)] {
             let at = |n: i64| PageNumber((10_000 + n * step) as u64);
             let mut strides = Strides::default();
             (0..3).for_each(|n| strides.faulted(at(n)));
-            assert!(!strides.is_far_step(at(3)), "it may be chance");
+            assert!(!strides.is_far_step(at(3)), "two equal steps may be chance");
             strides.faulted(at(3));
             assert_eq!(strides.is_far_step(at(4)), is_far, "{step}");
             assert!(!strides.is_far_step(PageNumber(at(4).0 + 1)), "{step}");
@@ -220,20 +225,20 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_counted_by_division() {
+    fn steps_match_a_division() {
         for (step_pages, claimed, distance) in
             (-9..10).flat_map(|step| (0..5).flat_map(move |claimed| (-70..70).map(move |far| (step, claimed, far))))
         {
-            let walk = Walk { step_pages, claimed, ..Walk::from(PageNumber(1000)) };
+            let stream = StridedStream { step_pages, claimed, ..StridedStream::from(PageNumber(1000)) };
             let steps = if step_pages != 0 && distance % step_pages == 0 { distance / step_pages } else { 0 };
             let expected = u32::try_from(steps).ok().filter(|steps| (1..=claimed + 1).contains(steps));
             let page = PageNumber((1000 + distance) as u64);
-            assert_eq!(walk.steps_to(page), expected, "{distance} by {step_pages}, {claimed} claimed");
+            assert_eq!(stream.steps_to(page), expected, "{distance} by {step_pages}, {claimed} claimed");
         }
     }
 
     #[test]
-    fn a_window_has_an_end() {
+    fn a_window_is_bounded() {
         let mut strides = Strides::default();
         let mut most = 0;
         let mut page = 1000;
@@ -243,23 +248,23 @@ mod tests {
             most = most.max(ahead.len());
             page = ahead.last().unwrap_or(&page) + 3;
         }
-        assert_eq!(most, MOST_WINDOW as usize);
+        assert_eq!(most, MAX_WINDOW as usize);
     }
 
     #[test]
-    fn walks_that_take_turns_are_told_apart() {
+    fn interleaved_strided_streams_are_distinguished() {
         let mut strides = Strides::default();
-        let at = |walk: u64, n: u64| walk * 100_000 + n * (walk + 2);
+        let at = |stream: u64, n: u64| stream * 100_000 + n * (stream + 2);
         for n in 0..4 {
-            (0..WALKS as u64).for_each(|walk| strides.faulted(PageNumber(at(walk, n))));
+            (0..STRIDED_STREAMS as u64).for_each(|stream| strides.faulted(PageNumber(at(stream, n))));
         }
-        for walk in 0..WALKS as u64 {
-            assert_eq!(claimed(&mut strides, at(walk, 3)).len(), FIRST_WINDOW as usize);
+        for stream in 0..STRIDED_STREAMS as u64 {
+            assert_eq!(claimed(&mut strides, at(stream, 3)).len(), FIRST_WINDOW as usize);
         }
     }
 
     #[test]
-    fn random_faults_are_no_walk() {
+    fn random_faults_make_no_strided_stream() {
         let mut strides = Strides::default();
         let mut fetched = 0;
         for n in 1..20_000u64 {
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_ends_where_there_are_no_pages() {
+    fn a_strided_stream_ends_with_the_address_space() {
         let mut strides = Strides::default();
         (0..4).for_each(|n| strides.faulted(PageNumber(40 - 10 * n)));
         assert_eq!(claimed(&mut strides, 10), [0]);

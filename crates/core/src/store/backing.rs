@@ -1,16 +1,18 @@
-//! The swap file behind the store: which pieces go there, and where they are.
+//! Writeback to the swap file: which pieces go there, and their places in it.
 //!
-//! The oldest pieces go first: what is touched leaves the store, so the age of a piece is the time for which it has not
-//! been used. They are written as they are, compressed, several at a time into contiguous slots in the order
-//! of their ages: what went out together lies together. The bytes are the [`crate::machine::Machine`]'s to write and to
-//! protect; what it needs to know its own writing again, the [`Seal`], is kept here.
+//! The oldest pieces go first: a touched page leaves the store, so the age of a piece is the time
+//! since its last use. Pieces are written as they are, compressed, several at a time into
+//! contiguous slots in order of age, so that pieces swapped out together are stored together. The
+//! [`crate::machine::Machine`] writes and protects the bytes. The [`Seal`], which it needs to
+//! authenticate its own writes, is kept here.
 //!
-//! A piece in the file has a *record*: 32 bytes for its place and seal. Its word names the record instead of a zspage, its
-//! checksum stays. It is moved as compaction moves pieces: pinned, written, and its word switched if nobody else has it
-//! pinned by then.
+//! A piece in the file has a *record*: 32 bytes for its place and seal. Its word names the record
+//! instead of a zspage; its checksum stays. A piece moves to the file as in compaction: it is
+//! pinned and written, and its word is switched if no other thread pins it then.
 //!
-//! Ages: a queue of pieces in the order of their sealing, 8 bytes an element. An element is only a claim: it is
-//! good if its piece is in memory and has its checksum. When more than half of them are not, they are dropped.
+//! Ages are a queue of pieces in the order of their sealing, 8 bytes an element. An element is only
+//! a claim: it holds if its piece is in memory and has its checksum. When more than half of them
+//! are stale, the stale ones are dropped.
 
 use super::file_slots::{FileSlots, PIECE_ALIGN_BYTES};
 use super::pieces::PieceRef;
@@ -24,41 +26,42 @@ use crate::units::{ClusterNumber, CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot}
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-/// Written at a time: enough that what a write costs beside its bytes does not count, little enough that a fault that has
-/// to wait for one does not wait long.
+/// Maximum bytes of a batch: large enough that the fixed cost of a write does not matter, small
+/// enough that a fault that waits for one does not wait long.
 const BATCH_BYTES: u32 = 256 << 10;
-/// The largest piece that can go to the file: even raw it has room in a cluster.
+/// The largest piece that can go to the file: it fits into a cluster even if it is raw.
 pub const MAX_FILE_PIECE_ORDER: Order = match Order::new(8) {
     Some(order) => order,
     None => unreachable!(),
 };
-/// Stale elements of the queue of ages that are not worth dropping.
+/// Number of stale elements of the age queue that are kept.
 const FEW_ELEMENTS: usize = 4096;
 
-/// How the machine knows that what it reads is what it has written.
+/// The proof that bytes read from the file are those that the machine wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seal {
-    /// A number that is used once.
+    /// A number that is used only once.
     pub nonce: u64,
-    /// What only who knows the key can make for these bytes, this place and this nonce.
+    /// The authentication tag: only the holder of the key can compute it for these bytes, this
+    /// place and this nonce.
     pub tag: [u64; 2],
 }
 
-/// Where in the swap file a piece is.
+/// The place of a piece in the swap file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FilePlace {
-    /// The slot in which it begins.
+    /// The slot in which the piece begins.
     pub first: Slot,
-    /// Where in it.
+    /// The offset in that slot.
     pub offset_bytes: u32,
-    /// How long it is.
+    /// The length of the piece.
     pub len_bytes: u32,
-    /// How it was written.
+    /// The seal with which it was written.
     pub seal: Seal,
 }
 
 impl FilePlace {
-    /// Slots that have bytes of it.
+    /// Returns the number of slots that hold bytes of the piece.
     pub const fn slots(&self) -> u32 {
         (self.offset_bytes + self.len_bytes).div_ceil(PAGE_BYTES as u32)
     }
@@ -73,10 +76,11 @@ const OFFSET_BITS: u32 = 7;
 const _: () = assert!(PAGE_BYTES as u32 / PIECE_ALIGN_BYTES == 1 << OFFSET_BITS);
 const _: () = assert!(MAX_ORDER.bytes() < 1 << LEN_BITS);
 
-/// A [`FilePlace`] in four words; written before its piece names it, constant as long as that lives.
+/// A [`FilePlace`] in four words. It is written before its piece names it, and constant while the
+/// piece lives.
 #[derive(Debug, Default)]
 struct Record {
-    /// Bits 0..22 length, 22..29 offset in grains, 32..64 slot.
+    /// Bits 0..22 length, 22..29 offset in units of [`PIECE_ALIGN_BYTES`], 32..64 slot.
     place: AtomicU64,
     nonce: AtomicU64,
     tag: [AtomicU64; 2],
@@ -104,18 +108,18 @@ impl Record {
     }
 }
 
-/// Ids of records that are not in use.
+/// The ids of unused records.
 #[derive(Debug, Default)]
 struct FreeRecords {
     ids: Vec<u32>,
-    /// Ids below this have been used.
+    /// Ids below this were used before.
     used: u32,
 }
 
-/// An element of the queue of ages: a piece, and the low half of its checksum.
+/// An element of the age queue: a piece and the low half of its checksum.
 type Aged = (PieceId, u32);
 
-/// See the module.
+/// The swap file behind a store.
 #[derive(Debug)]
 pub(super) struct Backing {
     slots: FileSlots,
@@ -142,7 +146,7 @@ impl Backing {
     }
 }
 
-/// Why there is nothing to write.
+/// The reason why there is no batch to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoBatch {
     /// No piece in memory can be written.
@@ -151,33 +155,34 @@ pub enum NoBatch {
     Full,
 }
 
-/// Pieces that are to be written to the swap file together, into contiguous slots. They stay where they are meanwhile.
+/// A batch of pieces to write to the swap file, into contiguous slots. The pieces stay in memory
+/// meanwhile.
 #[must_use = "its pieces are pinned and its slots taken until it is handed back"]
 #[derive(Debug)]
 pub struct WriteBatch<'a> {
-    /// Each with the byte of the batch it begins at.
+    /// The pieces, each with the byte of the batch at which it begins.
     pieces: Vec<(Pinned<'a>, u32)>,
     first: Slot,
     slots: u32,
 }
 
 impl<'a> WriteBatch<'a> {
-    /// The first slot.
+    /// Returns the first slot.
     pub fn first(&self) -> Slot {
         self.first
     }
 
-    /// How many slots.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The pieces, each with where it begins, counted in bytes from the start of the first slot.
+    /// Iterates over the pieces, each with its start in bytes from the first slot.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = (&Piece<'a>, u32)> {
         self.pieces.iter().map(|(pinned, start_bytes)| (pinned.piece(), *start_bytes))
     }
 
-    /// Where the piece that begins at `start_bytes` will be.
+    /// Returns the place of the piece that begins at `start_bytes`.
     pub fn place(&self, piece: &Piece<'_>, start_bytes: u32, seal: Seal) -> FilePlace {
         FilePlace {
             first: self.first.offset(start_bytes / PAGE_BYTES as u32),
@@ -188,13 +193,13 @@ impl<'a> WriteBatch<'a> {
     }
 }
 
-/// Where the piece after one that ends at `end_bytes` begins.
+/// Returns the start of the piece after one that ends at `end_bytes`.
 const fn aligned(end_bytes: u32) -> u32 {
     end_bytes.next_multiple_of(PIECE_ALIGN_BYTES)
 }
 
 impl Store {
-    /// A store for at most `max_pieces` pieces with a swap file behind it, whose slots `slots` manages.
+    /// Makes a store for at most `max_pieces` pieces with a swap file, whose slots `slots` manages.
     pub fn with_backing(max_pieces: u32, slots: SwapClusters) -> Store {
         let backing = Backing {
             slots: FileSlots::new(slots),
@@ -205,27 +210,27 @@ impl Store {
         Store { backing: Some(backing), ..Store::new(max_pieces) }
     }
 
-    /// Slots of the swap file that are in use.
+    /// Returns the number of slots of the swap file in use.
     pub fn file_slots(&self) -> u32 {
         self.backing.as_ref().map_or(0, |backing| backing.slots.live_slots())
     }
 
-    /// Clusters of the swap file that are to be discarded.
+    /// Returns the number of clusters of the swap file that wait for discard.
     pub fn awaiting_discard(&self) -> u32 {
         self.backing.as_ref().map_or(0, |backing| backing.slots.awaiting_discard())
     }
 
-    /// Has one of them discarded; returns whether there was one.
+    /// Discards one of those clusters. Returns whether there was one.
     pub fn discard_one(&self, runs: &dyn RunSource, discard: impl FnOnce(ClusterNumber)) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.slots.discard_one(runs, discard))
     }
 
-    /// The process is about to fork. Only while no other call is under way.
+    /// Prepares for a fork of the process. No other call may be in progress.
     pub fn lend_file(&self) {
         self.backing.iter().for_each(|backing| backing.slots.lend());
     }
 
-    /// This process is the child of a fork. Only while no other call is under way.
+    /// Prepares the child of a fork. No other call may be in progress.
     pub fn borrow_file(&self) {
         self.backing.iter().for_each(|backing| backing.slots.borrow());
     }
@@ -239,21 +244,21 @@ impl Store {
         self.backing().records.get(record.0).get()
     }
 
-    /// A piece without references or pins was in the file.
+    /// Frees the record and the slots of a piece in the file without references and pins.
     pub(super) fn free_record(&self, runs: &dyn RunSource, record: RecordId) {
         let backing = self.backing();
         backing.slots.drop_piece(runs, self.file_place(record).slot_numbers());
         backing.free.lock().ids.push(record.0);
     }
 
-    /// A piece was sealed: it is the youngest.
+    /// Queues a sealed piece as the youngest.
     #[inline]
     pub(super) fn note_age(&self, at: PieceRef<'_>) {
         let Some(backing) = &self.backing else { return };
         self.note_age_in(backing, at.id(), at.extra() as u32);
     }
 
-    /// The same, where there is a swap file.
+    /// Queues a piece as the youngest in the age queue of `backing`.
     fn note_age_in(&self, backing: &Backing, id: PieceId, stamp: u32) {
         let stale = {
             let mut ages = backing.ages.lock();
@@ -273,12 +278,12 @@ impl Store {
         }
     }
 
-    /// A piece was recompressed: whoever is idle is old.
+    /// Queues a recompressed piece as the oldest: an idle piece is old.
     pub(super) fn note_old_age(&self, id: PieceId, checksum: u64) {
         self.backing.iter().for_each(|backing| backing.ages.lock().push_front((id, checksum as u32)));
     }
 
-    /// Pins the oldest piece in memory.
+    /// Removes the oldest piece in memory from the queue and pins it.
     fn take_oldest(&self, runs: &dyn RunSource, backing: &Backing) -> Option<Pinned<'_>> {
         loop {
             let (id, stamp) = backing.ages.lock().pop_front()?;
@@ -292,7 +297,7 @@ impl Store {
         }
     }
 
-    /// Lets go of pieces that stay in memory; they are the oldest again.
+    /// Unpins pieces that stay in memory, and queues them as the oldest again.
     fn put_back<'a>(
         &self,
         runs: &dyn RunSource,
@@ -305,10 +310,10 @@ impl Store {
         }
     }
 
-    /// The oldest pieces, and slots for them.
+    /// Takes the oldest pieces and allocates slots for them.
     ///
     /// # Errors
-    /// Where there are no pieces, or no slots.
+    /// There are no pieces, or no slots.
     pub fn begin_write_back(&self, runs: &dyn RunSource, cpu: CpuNumber) -> Result<WriteBatch<'_>, NoBatch> {
         let backing = self.backing.as_ref().ok_or(NoBatch::Empty)?;
         let mut pieces: Vec<(Pinned<'_>, u32)> = Vec::new();
@@ -323,7 +328,7 @@ impl Store {
             pieces.push((pinned, start_bytes));
             end_bytes = next_end;
         }
-        // Where no long run is left, fewer pieces go into a shorter one.
+        // If no long run of slots is free, fewer pieces go into a shorter one.
         while let Some((last, start_bytes)) = pieces.last() {
             let slots = (start_bytes + last.piece.place.len_bytes()).div_ceil(PAGE_BYTES as u32);
             let order =
@@ -344,8 +349,9 @@ impl Store {
         Err(NoBatch::Empty)
     }
 
-    /// The pieces of a batch are in the file, each with its seal: from now on they are only there. One that somebody
-    /// reads at this moment stays in memory. Returns how many bytes the others took there.
+    /// Switches the pieces of a written batch to the file, each with its seal. A piece that another
+    /// thread pins at this moment stays in memory. Returns the number of bytes that the others took
+    /// in memory.
     pub fn finish_write_back(&self, runs: &dyn RunSource, batch: WriteBatch<'_>, seals: &[Seal]) -> u64 {
         let backing = self.backing();
         let (first, slots) = (batch.first, batch.slots);
@@ -372,7 +378,7 @@ impl Store {
         moved_bytes
     }
 
-    /// The batch could not be written: its pieces stay in memory.
+    /// Drops a batch that could not be written: its pieces stay in memory.
     pub fn abandon_write_back(&self, runs: &dyn RunSource, batch: WriteBatch<'_>) {
         let backing = self.backing();
         let WriteBatch { pieces, first, slots } = batch;
@@ -380,7 +386,7 @@ impl Store {
         backing.slots.drop_piece(runs, first.0..first.0 + slots);
     }
 
-    /// Every record has one piece, and every slot the pieces that lie in it.
+    /// Checks that every record has one piece, and every slot the pieces that lie in it.
     pub(super) fn check_backing(&self) {
         let Some(backing) = &self.backing else { return };
         let mut pieces_in: HashMap<u32, u8> = HashMap::new();
@@ -401,7 +407,7 @@ impl Store {
         let free = backing.free.lock();
         records.extend(&free.ids);
         records.sort_unstable();
-        assert!(records.iter().copied().eq(0..free.used), "every record is free or has one piece");
+        assert!(records.iter().copied().eq(0..free.used), "every record is free or has exactly one piece");
         drop(free);
         let ages = backing.ages.lock();
         let queued: std::collections::HashSet<_> = ages.iter().collect();

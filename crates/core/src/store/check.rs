@@ -1,5 +1,5 @@
-//! The check of the whole store, for tests and for the lab: every byte it holds belongs to one piece at
-//! most, every slot and extent to a live piece, and every gauge is the sum of what it counts.
+//! The whole-store check, for tests and the lab: every byte belongs to at most one piece, every
+//! slot and extent to a live piece, and every gauge equals the sum over the pieces.
 
 use super::word::{Location, PieceWord, ZspageId};
 use super::{PieceId, Store};
@@ -8,8 +8,8 @@ use crate::units::PAGE_BYTES;
 use std::collections::{HashMap, HashSet};
 
 impl Store {
-    /// Walks everything and panics at the first thing that does not add up. Only while no other call is
-    /// under way; pieces may be pinned.
+    /// Walks everything and panics at the first inconsistency. No other call may be in progress;
+    /// pieces may be pinned.
     pub fn check(&self) {
         let live = self.check_pieces();
         let mut held_frames = 0;
@@ -32,7 +32,7 @@ impl Store {
         self.check_backing();
     }
 
-    /// The pieces with bytes, after comparing the gauges with all pieces.
+    /// Returns the pieces with bytes, after comparing the gauges with all pieces.
     fn check_pieces(&self) -> HashMap<PieceId, PieceWord> {
         let (mut pieces, mut content_pages, mut filled_pages, mut raw_pages, mut bytes) = (0, 0, 0, 0, 0);
         let mut live = HashMap::new();
@@ -71,7 +71,7 @@ impl Store {
         live
     }
 
-    /// Every taken slot of a zspage is where its piece says it is.
+    /// Checks that every taken slot of a zspage is where its piece says.
     fn check_slots(&self, zspage: ZspageId, live: &HashMap<PieceId, PieceWord>) {
         let Some(class) = self.zspages.class(zspage) else { return };
         for (slot, id) in self.zspages.check_zspage(zspage) {
@@ -82,7 +82,7 @@ impl Store {
         }
     }
 
-    /// Every piece has its slot, or its extents; every extent has one piece.
+    /// Checks that every piece has its slot or its extents, and that every extent has one piece.
     fn check_extents(&self, live: &HashMap<PieceId, PieceWord>) {
         let mut owned = HashSet::new();
         let mut slots = 0;

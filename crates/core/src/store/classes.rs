@@ -1,41 +1,46 @@
-//! Size classes: which slot size a piece takes, and how many frames a zspage of that class has.
+//! Size classes: the slot size for a piece, and the number of frames of a class's zspages.
 //!
-//! A zspage is `frames` frames (any number up to 16, not just powers of two) cut into `slots`
-//! slots. A class is worth having only at sizes that divide some number of frames almost exactly, so the
-//! classes are chosen among those: going down from the largest, the next class is the size between
-//! [`NEAREST`] and [`FARTHEST`] of the last one that leaves least over. What a piece wastes is then half
-//! the distance between two classes on average, about 2%, and the slack of zspages is below that.
+//! A zspage is `frames` frames (any number up to 16, not only powers of two) divided into `slots`
+//! slots. A class is useful only at a size that divides some number of frames almost exactly, so
+//! classes are chosen among those sizes. Going down from the largest, the next class is the size
+//! between [`NEAREST`] and [`FARTHEST`] of the previous one that leaves the least slack. A piece
+//! then wastes half the distance between two classes on average, about 2%; the slack of zspages is
+//! below that.
 //!
-//! A zspage has about [`WANTED_SLOTS`] slots if 16 frames have room for them: more would only mean larger
-//! half-empty zspages, fewer that no size fits well. The first [`FEW_ZSPAGES`] of a class are smaller, at
-//! the price of some slack, and a class that has not even those takes free slots of slightly larger ones:
-//! in a store of a few MiB most classes would otherwise be one half-empty zspage.
+//! A zspage has about [`WANTED_SLOTS`] slots if 16 frames have room for them: more would only make
+//! half-empty zspages larger, and with fewer no size fits well. The first [`FEW_ZSPAGES`] zspages
+//! of a class are smaller, at the price of some slack. A class with fewer zspages than that takes
+//! free slots of slightly larger classes. Otherwise most classes of a store of a few MiB would be
+//! one half-empty zspage.
 
 use crate::units::PAGE_BYTES;
 
-/// Frames of the largest zspage and of a link of a chain: a run of order 4.
+/// Maximum frames of a zspage and of a link of a chain: a run of order 4.
 pub(super) const EXTENT_FRAMES: u32 = 16;
-/// The largest slot: two of them fill the largest zspage. Above it there is nothing to share, and a
-/// piece takes frames of its own.
+/// The largest slot in bytes: two of them fill the largest zspage. A larger piece has nothing to
+/// share and gets its own frames.
 pub(super) const LARGEST_SLOT_BYTES: u32 = EXTENT_FRAMES * PAGE_BYTES as u32 / 2;
-/// The smallest slot.
+/// The smallest slot in bytes.
 const SMALLEST_SLOT_BYTES: u32 = 32;
-/// Slot sizes are multiples of this: pieces begin at addresses that are cheap to copy to.
+/// Unit of slot sizes in bytes: pieces begin at addresses that are cheap to copy to.
 const GRAIN_BYTES: u32 = 16;
+/// Wanted number of slots of a zspage.
 const WANTED_SLOTS: u32 = 16;
-/// A class with fewer zspages than this makes small ones, and borrows slots of its neighbours first.
+/// Number of zspages below which a class makes small ones, and first borrows slots of its
+/// neighbours.
 pub(super) const FEW_ZSPAGES: u32 = 2;
-/// How many larger classes are asked for a slot: two are about 8% larger.
+/// Number of larger classes that may lend a slot: the slots of the second are about 8% larger.
 const NEIGHBOURS: u8 = 2;
-/// A slot of the next class takes at most this part (of 1000) of what one of the class above takes: more
-/// classes would waste more in zspages that are not full than they save.
+/// Maximum size of the next class, in 1000ths of the class above: more classes would waste more in
+/// zspages that are not full than they save.
 const NEAREST: u32 = 978;
-/// And it is at least this part as large, if some size in between saves anything.
+/// Minimum size of the next class, in 1000ths of the class above, if a size in between saves
+/// anything.
 const FARTHEST: u32 = 952;
-/// More classes than are ever chosen.
-const MOST_CLASSES: usize = 250;
+/// Upper bound of the number of classes.
+const MAX_CLASSES: usize = 250;
 
-/// How zspages of a class are cut.
+/// The layout of a class's zspages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shape {
     /// Bytes of a slot.
@@ -44,29 +49,30 @@ pub(super) struct Shape {
     pub(super) frames: u8,
     /// Slots of a zspage.
     pub(super) slots: u8,
-    /// Frames of the first few zspages of a class.
+    /// Frames of the first few zspages of the class.
     pub(super) first_frames: u8,
 }
 
 impl Shape {
-    /// Bytes of a zspage that no slot covers.
+    /// Returns the bytes of a zspage that no slot covers.
     const fn slack_bytes(self) -> u32 {
         self.frames as u32 * PAGE_BYTES as u32 - self.slots as u32 * self.size_bytes
     }
 
-    /// Whether a zspage of this shape has less slack, for its size, than one of `other`.
+    /// Returns whether a zspage of this shape has less slack, relative to its size, than one of
+    /// `other`.
     const fn is_tighter(self, other: Shape) -> bool {
         self.slack_bytes() * (other.frames as u32) < other.slack_bytes() * self.frames as u32
     }
 
-    /// Whether a slot of this shape takes so much less of its frames than one of `above` that the class
-    /// is worth having.
+    /// Returns whether a slot of this shape takes enough less of its frames than one of `above` to
+    /// justify a class.
     const fn saves_over(self, above: Shape) -> bool {
         let (own, other) = (self.frames as u32 * above.slots as u32, above.frames as u32 * self.slots as u32);
         own * 1000 <= other * NEAREST
     }
 
-    /// The tightest zspage for slots of `size_bytes`, the smallest where several are.
+    /// Returns the tightest zspage for slots of `size_bytes`; the smallest if several are.
     const fn best(size_bytes: u32) -> Shape {
         let wanted = (WANTED_SLOTS * size_bytes).div_ceil(PAGE_BYTES as u32);
         let most = if wanted < EXTENT_FRAMES { wanted } else { EXTENT_FRAMES };
@@ -88,7 +94,8 @@ impl Shape {
         Shape { size_bytes, frames: frames as u8, slots: slots as u8, first_frames }
     }
 
-    /// The fewest frames that slots of `size_bytes` fill but for an eighth, at most `frames`.
+    /// Returns the smallest number of frames, at most `frames`, of which slots of `size_bytes`
+    /// leave at most an eighth over.
     const fn first_frames(size_bytes: u32, frames: u32) -> u8 {
         let mut first = size_bytes.div_ceil(PAGE_BYTES as u32);
         while first < frames && first * PAGE_BYTES as u32 % size_bytes * 8 > first * PAGE_BYTES as u32 {
@@ -100,7 +107,8 @@ impl Shape {
 
 const _: () = assert!(PAGE_BYTES as u32 / SMALLEST_SLOT_BYTES < u8::MAX as u32);
 
-/// The shape of the class below `above`: the tightest that saves something, if there is one near enough.
+/// Returns the shape of the class below `above`: the tightest size near enough that saves
+/// something, if there is one.
 const fn next_below(above: Shape) -> Shape {
     let lowest = above.size_bytes * FARTHEST / 1000;
     let mut size_bytes = above.size_bytes / GRAIN_BYTES * GRAIN_BYTES;
@@ -124,8 +132,8 @@ const fn next_below(above: Shape) -> Shape {
     }
 }
 
-const CHOSEN: ([Shape; MOST_CLASSES], usize) = {
-    let mut chosen = [Shape::best(LARGEST_SLOT_BYTES); MOST_CLASSES];
+const CHOSEN: ([Shape; MAX_CLASSES], usize) = {
+    let mut chosen = [Shape::best(LARGEST_SLOT_BYTES); MAX_CLASSES];
     let mut count = 1;
     while chosen[count - 1].size_bytes > SMALLEST_SLOT_BYTES {
         chosen[count] = next_below(chosen[count - 1]);
@@ -134,10 +142,10 @@ const CHOSEN: ([Shape; MOST_CLASSES], usize) = {
     (chosen, count)
 };
 
-/// How many classes there are.
+/// Number of classes.
 pub(super) const CLASSES: usize = CHOSEN.1;
 
-/// Descending sizes: class 0 has the largest slots.
+/// The shapes of all classes, largest slots first.
 static SHAPES: [Shape; CLASSES] = {
     let mut shapes = [CHOSEN.0[0]; CLASSES];
     let mut index = 0;
@@ -153,7 +161,7 @@ static SHAPES: [Shape; CLASSES] = {
 pub(super) struct ClassId(u8);
 
 impl ClassId {
-    /// The class number `index`, below [`CLASSES`].
+    /// Returns the class number `index`, below [`CLASSES`].
     pub(super) const fn new(index: usize) -> ClassId {
         debug_assert!(index < CLASSES);
         ClassId(index as u8)
@@ -167,14 +175,14 @@ impl ClassId {
         SHAPES[self.index()]
     }
 
-    /// The classes whose slots are so little larger that using one is better than opening a zspage for
-    /// a class that hardly has any, nearest first.
+    /// Iterates over the classes whose slots are only a little larger, nearest first. Borrowing
+    /// such a slot is better than opening a zspage for a class that hardly has any.
     pub(super) fn larger_neighbours(self) -> impl Iterator<Item = ClassId> {
         (self.0.saturating_sub(NEIGHBOURS)..self.0).rev().map(ClassId)
     }
 }
 
-/// The class for a piece of `len_bytes`; `None` where it is too large for a slot.
+/// Returns the class for a piece of `len_bytes`; `None` if the piece is too large for a slot.
 pub(super) fn class_of(len_bytes: u32) -> Option<ClassId> {
     if len_bytes > LARGEST_SLOT_BYTES {
         return None;
@@ -182,7 +190,8 @@ pub(super) fn class_of(len_bytes: u32) -> Option<ClassId> {
     Some(ClassId(CLASS_OF_GRAINS[len_bytes.div_ceil(GRAIN_BYTES) as usize]))
 }
 
-/// The class of the smallest slots that are as large as so many grains: sizes are multiples of one.
+/// The class with the smallest slots of at least this many grains; slot sizes are multiples of a
+/// grain.
 static CLASS_OF_GRAINS: [u8; (LARGEST_SLOT_BYTES / GRAIN_BYTES) as usize + 1] = {
     let mut classes = [0; (LARGEST_SLOT_BYTES / GRAIN_BYTES) as usize + 1];
     let (mut grains, mut class) = (classes.len(), 0);

@@ -1,10 +1,10 @@
-//! Compaction: emptying the emptiest zspages into the others of their class.
+//! Store compaction: moves pieces out of the emptiest zspages into others of their class.
 //!
-//! A piece is moved without a lock: it is pinned, copied to a slot taken for it, and its word is switched
-//! to the new place if nobody else has it pinned by then. A reader that pins it before the switch reads
-//! the old place, which stays as it is; the switch then fails, and the copy is dropped. A release during
-//! the copy leaves the piece to the unpin that follows. While a zspage is being emptied it is isolated: it
-//! gets no new pieces, and its frames go back only when the emptying is done with it.
+//! A piece moves without a lock: it is pinned and copied to a new slot, and its word is switched to
+//! the new place if no other thread pins it then. A reader that pins it before the switch reads the
+//! old place, which stays intact; the switch then fails and the copy is dropped. A release during
+//! the copy leaves the piece to the following unpin. A zspage is isolated while it is emptied: it
+//! gets no new pieces, and its frames are freed only at the end.
 
 use super::classes::{CLASSES, ClassId};
 use super::evacuate::copy;
@@ -14,15 +14,15 @@ use super::{PieceId, RunSource, Store};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::units::PAGE_BYTES;
 
-/// Copies the bytes of pieces for compaction. Called with no lock of the store held.
+/// The copier of pieces' bytes for compaction. Called with no lock of the store held.
 pub trait PieceMover {
-    /// Copies the bytes at `from` to `to`, which is as long.
+    /// Copies the bytes at `from` to `to`, which has the length of `from`.
     fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>);
 }
 
 impl Store {
-    /// Moves pieces together until about `budget_pages` pages were copied or nothing is left to gain;
-    /// returns how many frames that freed.
+    /// Moves pieces together until about `budget_pages` pages are copied or nothing is left to
+    /// gain. Returns the number of freed frames.
     pub fn compact(&self, runs: &dyn RunSource, mover: &dyn PieceMover, budget_pages: u32) -> u32 {
         let mut budget_bytes = i64::from(budget_pages) * PAGE_BYTES as i64;
         let first = self.next_class.load(Relaxed);
@@ -46,7 +46,8 @@ impl Store {
         freed_frames
     }
 
-    /// Moves what it can out of an isolated zspage; returns the frames freed.
+    /// Moves as many pieces as possible out of an isolated zspage; returns the number of freed
+    /// frames.
     fn empty_zspage(
         &self,
         runs: &dyn RunSource,
@@ -58,7 +59,7 @@ impl Store {
         let size_bytes = class.shape().size_bytes;
         for slot in 0..self.zspages.slots(zspage) {
             let Some(piece) = self.zspages.piece_of_isolated(class, zspage, slot) else { continue };
-            // One piece that cannot be moved keeps all the frames: moving the others would gain nothing.
+            // One immovable piece keeps all the frames, so moving the others gains nothing.
             if !self.move_piece(runs, mover, class, (zspage, slot), piece, || self.zspages.take_slot(class, piece)) {
                 break;
             }
@@ -73,8 +74,8 @@ impl Store {
         }
     }
 
-    /// Moves the piece in `from` to another zspage, where `take_slot` takes one. True if the slot is free now, whoever
-    /// freed it.
+    /// Moves the piece in `from` to the slot that `take_slot` takes in another zspage. Returns
+    /// whether the slot of `from` was freed by this move.
     pub(super) fn move_piece(
         &self,
         runs: &dyn RunSource,
@@ -86,7 +87,7 @@ impl Store {
     ) -> bool {
         let at = self.pieces.at(piece);
         let Some((word, _)) = at.try_pin() else {
-            // Dying, or not published yet: its slot is not free, but may be in a moment.
+            // The piece is dying or not published yet. Its slot is not free, but may be soon.
             return false;
         };
         let location = word.location();

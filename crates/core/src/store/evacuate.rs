@@ -1,8 +1,9 @@
-//! Evacuation: the store leaves certain frames, which compaction of the arena wants for a larger run.
+//! Evacuation: the store leaves certain frames that compaction of the arena needs for a larger run.
 //!
-//! Pieces are moved as in compaction of the store ([`super::compact`]): pinned, copied, and switched to their new place if nobody
-//! else has them pinned by then. A zspage is emptied into others, or into a new one of its size. An extent goes with the whole
-//! chain it is part of, because a piece's word tells only where the chain begins.
+//! Pieces move as in compaction of the store ([`super::compact`]): pinned, copied, and switched to
+//! their new place if no other thread pins them then. A zspage is emptied into others, or into a
+//! new one of its size. An extent moves with its whole chain, because a piece's word names only the
+//! start of the chain.
 
 use super::compact::PieceMover;
 use super::place::{Fragment, FragmentMut, FragmentRef, Place, PlaceMut};
@@ -10,17 +11,17 @@ use super::word::ZspageId;
 use super::{RunSource, Store};
 use crate::units::{Frame, FrameRun};
 
-/// Names a zspage or an extent to those who keep note of what holds their frames. May be stale.
+/// The name of a zspage or an extent, for the reverse map. It may be stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HolderId(u32);
 
 impl HolderId {
-    /// The holder whose number is `number`.
+    /// Returns the holder with this number.
     pub const fn new(number: u32) -> HolderId {
         HolderId(number)
     }
 
-    /// Its number.
+    /// Returns the holder's number.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -35,18 +36,18 @@ impl HolderId {
 }
 
 impl Store {
-    /// The run of what `holder` names that `frame` is in, if it is one of its frames. Whether that is so still shows when it is
-    /// evacuated.
+    /// Returns the run of `holder` that contains `frame`, if it has one. Evacuation checks again
+    /// whether that is still so.
     pub fn run_of(&self, holder: HolderId, frame: Frame) -> Option<FrameRun> {
         self.zspages.extent(holder.zspage()).run_of(frame)
     }
 
-    /// Leaves the frames of what `holder` names, if it has a run from `head` on. False where something in them cannot be
-    /// moved now, or there are no frames to move it to.
+    /// Leaves the frames of `holder` if it has a run from `head` on. Returns false if a piece in
+    /// them cannot move now, or there are no frames to move it to.
     pub fn evacuate(&self, runs: &dyn RunSource, mover: &dyn PieceMover, holder: HolderId, head: Frame) -> bool {
         let zspage = holder.zspage();
         if self.run_of(holder, head).is_none() {
-            // It went with another extent of its chain.
+            // The run was left with another extent of its chain.
             return true;
         }
         let Some(class) = self.zspages.class(zspage) else { return self.evacuate_chain(runs, mover, zspage) };
@@ -70,7 +71,7 @@ impl Store {
         emptied.is_some()
     }
 
-    /// Moves the piece that has `extent`.
+    /// Moves the piece that owns `extent`.
     fn evacuate_chain(&self, runs: &dyn RunSource, mover: &dyn PieceMover, extent: ZspageId) -> bool {
         let Some(piece) = self.zspages.piece_of_extent(extent) else { return false };
         let at = self.pieces.at(piece);
@@ -94,8 +95,8 @@ impl Store {
     }
 }
 
-/// Copies what lies at `from`, the place of a piece that the caller has pinned, to `to`, whose
-/// fragments may be others.
+/// Copies the bytes at `from` to `to`, whose fragments may have other boundaries. The caller has
+/// pinned the piece at `from`.
 pub(super) fn copy(mover: &dyn PieceMover, from: &Place<'_>, mut to: PlaceMut<'_>) {
     let targets = to.fragments();
     let mut targets = targets.iter().copied();

@@ -1,29 +1,35 @@
-//! Slots of the swap file: which are free, and which hold bytes of how many pieces.
+//! Slots of the swap file: which are free, and how many pieces each holds bytes of.
 //!
-//! Slots come from a cluster allocator of this process over the whole file. The file belongs to all processes of a run,
-//! by whole clusters: before the first of its slots is used, a cluster is *claimed*, and when the last one is
-//! free again, released ([`RunSource`]). Pieces are packed without regard to slots, so a slot counts the pieces
-//! that have bytes in it.
+//! Slots come from this process's cluster allocator over the whole file. The processes of a run
+//! share the file by whole clusters: a process *claims* a cluster before it uses the first slot,
+//! and releases it when the last slot is free again ([`RunSource`]). Pieces are packed without
+//! regard to slots, so a slot counts the pieces that have bytes in it.
 //!
-//! After a fork both sides hold the clusters that the parent held, and each frees slots that the other may still need.
-//! So a slot of such a cluster is not used again before one of them holds the cluster alone.
+//! After a fork both processes hold the clusters that the parent held, and each frees slots that
+//! the other may still need. So no slot of such a cluster is used again before one process is its
+//! only holder.
 //!
-//! | holding | held | slots freed in it | allocated from it | left by |
+//! | holding | held | freed slots | allocation | left by |
 //! |---|---|---|---|---|
-//! | `Not` | no | there are none | once it is claimed | a claim that succeeds, or fails (withheld) |
-//! | `Owned` | yes | at once | yes | the last free; a fork (lent) |
-//! | `Lent` | yes | stay dead | yes: free ones are unknown to the child | the last free; being the sole holder; in the child (borrowed) |
-//! | `Borrowed` | yes | stay dead | no: what comes up is dead at once | the last free; being the sole holder |
+//! | `Not` | no | there are none | after a claim | a claim that succeeds, or fails (withheld) |
+//! | `Owned` | yes | free at once | yes | the last free; a fork (lent) |
+//! | `Lent` | yes | stay dead | yes | the last free; sole holder; in the child (borrowed) |
+//! | `Borrowed` | yes | stay dead | no | the last free; sole holder |
 //! | `Withheld` | no | there are none | no: another process holds it | a claim that succeeds |
-//! | `Emptied` | yes | there are none | no: it is to be discarded | being discarded, or wanted before |
+//! | `Emptied` | yes | there are none | no: discard first | its discard, or an allocation |
 //!
-//! Where the file wants discards, a process that holds an emptied cluster alone keeps it until it is discarded, so that
-//! nobody writes there meanwhile. After a fork both sides may have one emptied, and discard it: neither writes there
-//! before it has let go of it, and claimed it again.
+//! The child of a fork does not know the free slots of a lent cluster, so the parent may use them.
+//! In the child, slots allocated from a borrowed cluster are dead at once.
 //!
-//! A dead slot is used for the allocator, which knows nothing of other processes, and counts no piece.
+//! If the file wants discards, a process that is the only holder of an emptied cluster keeps it
+//! until its discard, so that no process writes there meanwhile. After a fork both processes may
+//! have emptied a cluster and discard it: neither writes there before it released and claimed it
+//! again.
 //!
-//! Lock: one, over everything here; under it that of the cluster allocator.
+//! The allocator, which knows nothing of other processes, sees a dead slot as used. A dead slot
+//! counts no piece.
+//!
+//! Lock: one, over everything here; under it the lock of the cluster allocator.
 
 use super::RunSource;
 use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};
@@ -31,11 +37,11 @@ use crate::sync::{Mutex, ranks};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
 
-/// Who frees slots, for the allocator: all of it is under one lock here.
+/// The CPU number of frees. One lock serialises all calls, so it does not matter.
 const FREER: CpuNumber = CpuNumber(0);
-/// Pieces in a slot, where none are and yet it cannot be used.
+/// The piece count of an unusable slot without pieces.
 const DEAD: u8 = u8::MAX;
-/// Pieces begin at multiples of this, so that a slot never has more of them than a byte counts.
+/// Alignment of pieces in bytes: it bounds the pieces of a slot, so that a byte can count them.
 pub(super) const PIECE_ALIGN_BYTES: u32 = 32;
 
 const _: () = assert!(crate::units::PAGE_BYTES as u32 / PIECE_ALIGN_BYTES + 2 < DEAD as u32);
@@ -54,9 +60,9 @@ enum Holding {
 #[derive(Clone, Debug, Default)]
 struct Cluster {
     holding: Holding,
-    /// Slots with pieces.
+    /// Number of slots with pieces.
     live_slots: u16,
-    /// Pieces in each slot, or [`DEAD`].
+    /// The number of pieces in each slot, or [`DEAD`].
     pieces: Option<Box<PiecesBySlot>>,
 }
 
@@ -75,7 +81,7 @@ struct Space {
     tables: usize,
 }
 
-/// See the module.
+/// The slots of the swap file, as this process uses them.
 pub(super) struct FileSlots {
     slots: SwapClusters,
     wants_discard: bool,
@@ -88,20 +94,20 @@ impl std::fmt::Debug for FileSlots {
     }
 }
 
-/// The index of a slot's cluster, and of the slot there.
+/// Returns the index of a slot's cluster, and the slot's index in it.
 fn indices(slot: Slot) -> (usize, usize) {
     (slot.cluster().0 as usize, slot.index_in_cluster().get() as usize)
 }
 
 impl FileSlots {
-    /// The slots of a file that has as many as `slots` manages.
+    /// Makes the slots of a file that `slots` manages.
     pub(super) fn new(slots: SwapClusters) -> FileSlots {
         let clusters = vec![Cluster::default(); (slots.slots() / CLUSTER_SLOTS) as usize];
         let wants_discard = slots.wants_discard();
         FileSlots { slots, wants_discard, space: Mutex::new(Space { clusters, live_slots: 0, tables: 0 }) }
     }
 
-    /// 2^order contiguous slots, naturally aligned, each with one piece in it: that of the caller.
+    /// Allocates 2^order contiguous, naturally aligned slots. Each counts one piece: the caller's.
     pub(super) fn alloc(&self, source: &dyn RunSource, cpu: CpuNumber, order: Order) -> Option<Slot> {
         let mut space = self.space.lock();
         loop {
@@ -110,7 +116,7 @@ impl FileSlots {
                 Err(reason) => {
                     let pending = (reason == NoSlots::Discard).then(|| self.slots.take_discard()).flatten();
                     match pending {
-                        // It is about to be written anyway.
+                        // The cluster will be written soon, so its discard is pointless.
                         Some(pending) => self.let_go(&mut space, source, pending),
                         None if self.recover(&mut space, source) => {}
                         None => return None,
@@ -139,7 +145,7 @@ impl FileSlots {
         }
     }
 
-    /// Makes dead slots usable that no other process needs any more; returns whether there were any.
+    /// Frees dead slots that no other process needs any more. Returns whether there were any.
     fn recover(&self, space: &mut Space, source: &dyn RunSource) -> bool {
         let mut found = false;
         for (number, cluster) in space.clusters.iter_mut().enumerate() {
@@ -148,7 +154,7 @@ impl FileSlots {
                 Holding::Lent | Holding::Borrowed if source.is_sole_holder(number) => Holding::Owned,
                 Holding::Withheld if source.claim_cluster(number) => {
                     if !self.wants_discard {
-                        // Claimed again when it comes up.
+                        // The next allocation from the cluster claims it again.
                         source.release_cluster(number);
                     }
                     self.emptied()
@@ -170,24 +176,24 @@ impl FileSlots {
         found
     }
 
-    /// What a cluster is without slots in use.
+    /// Returns the holding of a cluster without slots in use.
     fn emptied(&self) -> Holding {
         if self.wants_discard { Holding::Emptied } else { Holding::Not }
     }
 
-    /// Lets go of a cluster that was, or need not be, discarded.
+    /// Releases a cluster that was discarded or need not be.
     fn let_go(&self, space: &mut Space, source: &dyn RunSource, pending: PendingDiscard) {
         space.clusters[pending.cluster().0 as usize].holding = Holding::Not;
         source.release_cluster(pending.cluster());
         self.slots.discarded(pending);
     }
 
-    /// Clusters that are to be discarded.
+    /// Returns the number of clusters that wait for discard.
     pub(super) fn awaiting_discard(&self) -> u32 {
         self.slots.awaiting_discard()
     }
 
-    /// Has a cluster discarded that this process holds and nobody has anything in; returns whether there was one.
+    /// Discards an empty cluster that this process holds. Returns whether there was one.
     pub(super) fn discard_one(&self, source: &dyn RunSource, discard: impl FnOnce(ClusterNumber)) -> bool {
         let pending = {
             let _space = self.space.lock();
@@ -199,7 +205,7 @@ impl FileSlots {
         true
     }
 
-    /// Counts a piece in each of `slots`, which have one already.
+    /// Counts one more piece in each of `slots`, which must have one already.
     pub(super) fn add_piece(&self, slots: Range<u32>) {
         let mut space = self.space.lock();
         for slot in slots {
@@ -210,7 +216,7 @@ impl FileSlots {
         }
     }
 
-    /// A piece is gone from each of `slots`.
+    /// Counts one piece less in each of `slots`.
     pub(super) fn drop_piece(&self, source: &dyn RunSource, slots: Range<u32>) {
         let mut space = self.space.lock();
         for slot in slots {
@@ -231,7 +237,8 @@ impl FileSlots {
             cluster.live_slots -= 1;
             let is_empty = cluster.live_slots == 0;
             if is_empty {
-                // The allocator's used slots are the dead ones: none where it is owned.
+                // The slots that the allocator counts as used are the dead ones; an owned cluster
+                // has none.
                 cluster.holding = if holding == Holding::Owned { self.emptied() } else { Holding::Withheld };
                 let is_held = cluster.holding == Holding::Emptied;
                 let freed_table = holding == Holding::Owned && cluster.pieces.take().is_some();
@@ -244,12 +251,13 @@ impl FileSlots {
         }
     }
 
-    /// The process is about to fork: its child will hold what it holds.
+    /// Marks owned clusters as lent, because the process is about to fork and its child will hold
+    /// them, too.
     pub(super) fn lend(&self) {
         self.change_holding(Holding::Owned, Holding::Lent);
     }
 
-    /// This process is the child of a fork: what it has is its parent's, too.
+    /// Marks lent clusters as borrowed in the child of a fork: its parent holds them, too.
     pub(super) fn borrow(&self) {
         self.change_holding(Holding::Lent, Holding::Borrowed);
     }
@@ -262,7 +270,7 @@ impl FileSlots {
         }
     }
 
-    /// Slots with pieces.
+    /// Returns the number of slots with pieces.
     pub(super) fn live_slots(&self) -> u32 {
         self.space.lock().live_slots
     }
@@ -272,7 +280,7 @@ impl FileSlots {
         size_of_val(&*space.clusters) + space.tables * size_of::<PiecesBySlot>()
     }
 
-    /// Walks everything; `pieces_in` says how many pieces each slot has that has any.
+    /// Checks everything. `pieces_in` has the number of pieces of each slot with pieces.
     pub(super) fn check(&self, pieces_in: &std::collections::HashMap<u32, u8>) {
         self.slots.check();
         let space = self.space.lock();
@@ -295,7 +303,7 @@ impl FileSlots {
         }
         assert_eq!(live, space.live_slots, "slots with pieces");
         assert_eq!(live, pieces_in.len() as u32, "slots of records");
-        assert_eq!(live + dead, self.slots.used_slots(), "slots the allocator has given out");
+        assert_eq!(live + dead, self.slots.used_slots(), "slots that the allocator counts as used");
         assert_eq!(tables, space.tables, "tables of slots");
     }
 }
@@ -310,10 +318,10 @@ mod tests {
 
     const CLUSTERS: u32 = 4;
 
-    /// A lock of these tests' own.
+    /// A lock of the tests, outside the lock order.
     type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
 
-    /// The clusters, as all processes see them.
+    /// The clusters that this process and all others hold.
     #[derive(Default)]
     struct Others {
         ours: Mutex<BTreeSet<ClusterNumber>>,
@@ -372,14 +380,14 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
         #[test]
-        fn no_slot_is_used_or_discarded_that_another_process_may_need(
+        fn slots_that_another_process_may_need_are_not_used_or_discarded(
             discard in prop::sample::select(vec![Discard::Never, Discard::ForRoom, Discard::ForDevice]),
             steps in prop::collection::vec(step(), 1..120),
         ) {
             let device = SwapDevice { slots: CLUSTERS * CLUSTER_SLOTS, discard };
             let slots = SwapClusters::new(device, 1, SlotStrategy::default());
             let (file, others) = (FileSlots::new(slots), Others::default());
-            // Slots that a fork's other side may need, as long as it holds their cluster.
+            // Slots that the other side of a fork may need as long as it holds their cluster.
             let mut needed: BTreeSet<u32> = BTreeSet::new();
             let mut live: Vec<Range<u32>> = Vec::new();
             for step in steps {
@@ -410,7 +418,8 @@ mod tests {
                         needed.extend(live.iter().cloned().flatten());
                         if child {
                             file.borrow();
-                            // The parent goes on using what was free, but where it would have to let go first.
+                            // The parent continues to use free slots, except in clusters that it
+                            // would have to release first.
                             let space = file.space.lock();
                             let is_used = |cluster: &&ClusterNumber| space.clusters[cluster.0 as usize].holding != Holding::Emptied;
                             for &cluster in others.ours.lock().iter().filter(is_used) {
@@ -429,7 +438,7 @@ mod tests {
                     Step::Discard => {
                         let mut discarded = None;
                         let found = file.discard_one(&others, |cluster| {
-                            assert!(others.ours.lock().contains(&cluster), "{cluster:?} may be somebody else's");
+                            assert!(others.ours.lock().contains(&cluster), "{cluster:?} may belong to another process");
                             discarded = Some(cluster);
                         });
                         prop_assert!(discard != Discard::Never || !found);
@@ -448,7 +457,8 @@ mod tests {
                 counted.for_each(|slot| *pieces_in.entry(slot).or_default() += 1);
                 file.check(&pieces_in);
             }
-            // Everything can be had again once nobody else has it, and is discarded as soon as it is empty.
+            // Every slot is available once no other process holds a cluster, and an empty cluster
+            // is discarded.
             live.into_iter().for_each(|range| file.drop_piece(&others, range));
             if discard != Discard::Never && others.theirs.lock().is_empty() {
                 prop_assert_eq!(file.awaiting_discard() as usize, others.ours.lock().len());

@@ -1,11 +1,12 @@
-//! The table of pieces: one word and one extra word (checksum, or what filled content repeats) each.
+//! The table of pieces: one word and one extra word each (checksum, or the repeated word of filled
+//! content).
 //!
-//! Free ids form a stack linked through the extra words; its head carries a tag that changes with every
-//! push, so that a pop that was overtaken fails. Ids never used come from a counter.
+//! Free ids form a stack that is linked through the extra words. Its head carries a tag that
+//! changes with every push, so that an overtaken pop fails. Ids never used come from a counter.
 //!
-//! Orderings: `publish` releases what was written before it (the extra word, the zspage's descriptor) to
-//! whoever acquires the word in `try_pin`, `release` or `unpin`; those release what their caller read, to
-//! whoever frees or moves the piece.
+//! Orderings: `publish` releases the writes before it (the extra word, the zspage's descriptor) to
+//! the acquire of the word in `try_pin`, `release` or `unpin`. Those release their caller's reads
+//! to the thread that frees or moves the piece.
 
 use super::PieceId;
 use super::word::{Location, Mark, PieceWord};
@@ -13,13 +14,13 @@ use crate::sparse::SparseTable;
 use crate::sync;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The highest id: the top bit of a slot's element in a zspage says that the slot is free.
+/// Maximum id: the top bit of a slot's element in a zspage marks a free slot.
 pub(super) const MAX_ID: u32 = (1 << 31) - 1;
 
 #[derive(Debug, Default)]
 struct Entry {
     word: AtomicU64,
-    /// Checksum, or what filled content repeats; the next free id while free.
+    /// Checksum, or the repeated word of filled content; the next free id while the piece is free.
     extra: AtomicU64,
 }
 
@@ -31,14 +32,13 @@ impl Entry {
         PieceWord::from_bits(self.word.load(Ordering::Acquire))
     }
 
-    /// Changes the word, retrying until nobody interfered; returns what it was changed to, or `None` where `change`
-    /// refuses.
+    /// Changes the word atomically and returns the new one, or `None` if `change` refuses.
     fn update(&self, change: impl Fn(PieceWord) -> Option<PieceWord>) -> Option<PieceWord> {
         let mut before = self.load();
         loop {
             let after = change(before)?;
-            // AcqRel pairs with itself and with the Release in `publish`, as the module's head
-            // says.
+            // AcqRel pairs with itself and with the Release in `publish`: see the module
+            // header.
             match self.word.compare_exchange_weak(before.bits(), after.bits(), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(after),
                 Err(now) => before = PieceWord::from_bits(now),
@@ -51,13 +51,13 @@ impl Entry {
 pub(super) struct Pieces {
     table: SparseTable<Entry>,
     max_pieces: u32,
-    /// Ids from 1 to this have been used.
+    /// Ids from 1 to this were used before.
     used: AtomicU32,
-    /// Top of the stack of free ids (0: empty) in the low half, its tag in the high half.
+    /// The stack of free ids: its top in the low half (0: empty), its tag in the high half.
     free: AtomicU64,
 }
 
-/// A piece's place in the table: looked up once for all that is done with it.
+/// A piece's entry in the table, looked up once for several operations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PieceRef<'a> {
     id: PieceId,
@@ -70,23 +70,23 @@ impl Pieces {
         Pieces { table: SparseTable::new(max_pieces), max_pieces, used: AtomicU32::new(0), free: AtomicU64::new(0) }
     }
 
-    /// Where the piece is, or may be.
+    /// Returns the entry of `id`.
     #[inline]
     pub(super) fn at(&self, id: PieceId) -> PieceRef<'_> {
         debug_assert!(id.get() <= self.max_pieces);
         PieceRef { id, entry: self.table.get(id.get() - 1) }
     }
 
-    /// A place for a new piece. Its word says *free* until it is published.
+    /// Allocates an entry for a new piece. Its word says *free* until it is published.
     #[inline]
     pub(super) fn allocate(&self) -> Option<PieceRef<'_>> {
-        // Acquire pairs with the Release in `free`: the link and the free word.
+        // Acquire pairs with the Release in `free`, for the link and the free word.
         let mut head = self.free.load(Ordering::Acquire);
         while let Some(id) = PieceId::new(head as u32) {
             let top = self.at(id);
             let next = top.extra() & u64::from(u32::MAX);
             let popped = head & !u64::from(u32::MAX) | next;
-            // Acquire pairs with the Release in `free`, too, where another top is found.
+            // A failure's Acquire pairs with the Release in `free`, for the new top.
             match self.free.compare_exchange_weak(head, popped, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => return Some(top),
                 Err(now) => head = now,
@@ -98,7 +98,7 @@ impl Pieces {
         fresh.ok().and_then(|used| PieceId::new(used + 1)).map(|id| self.at(id))
     }
 
-    /// Takes a place back.
+    /// Frees an entry.
     #[inline]
     pub(super) fn free(&self, PieceRef { id, entry }: PieceRef<'_>) {
         entry.word.store(PieceWord::FREE.bits(), Ordering::Relaxed);
@@ -115,12 +115,12 @@ impl Pieces {
         }
     }
 
-    /// Ids from 1 to this have been used.
+    /// Returns the highest id that was ever used.
     pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Every id that was ever used.
+    /// Iterates over every id that was ever used.
     pub(super) fn ids(&self) -> impl Iterator<Item = PieceId> {
         (1..=self.used()).filter_map(PieceId::new)
     }
@@ -135,11 +135,11 @@ impl PieceRef<'_> {
         self.id
     }
 
-    /// Turns an allocated place into a live piece.
+    /// Turns an allocated entry into a live piece.
     #[inline]
     pub(super) fn publish(self, word: PieceWord, extra: u64) {
         self.entry.extra.store(extra, Ordering::Relaxed);
-        // Release pairs with the Acquire in `load` and `update`: the extra word.
+        // Release pairs with the Acquire in `load` and `update`, for the extra word.
         self.entry.word.store(word.bits(), Ordering::Release);
     }
 
@@ -147,7 +147,7 @@ impl PieceRef<'_> {
         self.entry.load()
     }
 
-    /// The extra word of a piece that was published.
+    /// Returns the extra word of a published piece.
     pub(super) fn extra(self) -> u64 {
         self.entry.extra.load(Ordering::Relaxed)
     }
@@ -163,7 +163,7 @@ impl PieceRef<'_> {
             if self.load().references() == 0 {
                 return None;
             }
-            // As many readers as can be counted: one of them will be done in microseconds.
+            // All pins are taken: a reader will unpin within microseconds.
             sync::yield_now();
         }
     }
@@ -190,24 +190,24 @@ impl PieceRef<'_> {
         assert!(sealed.is_some(), "{:?} is no piece", self.id);
     }
 
-    /// Changes the location of a piece that only the caller has pinned, and drops that pin; returns its word since. Fails
-    /// if somebody else has it pinned or it has no references left.
+    /// Switches the location of a piece that only the caller pins, and drops that pin. Returns the
+    /// new word. Fails if another thread pins the piece or no reference is left.
     pub(super) fn switch(self, to: Location) -> Option<PieceWord> {
         self.entry
             .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { word.moved(to).unpinned() })
     }
 
-    /// The same, of a piece that is recompressed. Meanwhile nobody can pin it: neither the place nor the checksum is read
-    /// without the other.
+    /// Switches the location and the checksum of a recompressed piece. No thread can pin it
+    /// meanwhile, so none reads the one without the other.
     pub(super) fn replace(self, to: Location, checksum: u64) -> Option<PieceWord> {
         self.entry
             .update(|word| if word.pins() != 1 || word.references() == 0 { None } else { Some(word.locked()) })?;
-        // The word's release publishes it.
+        // The release of the word below publishes the checksum.
         self.entry.extra.store(checksum, Ordering::Relaxed);
         self.entry.update(|word| Some(word.replaced(to)))
     }
 
-    /// Marks a piece, if it is still one.
+    /// Marks a piece if it still has references.
     pub(super) fn mark(self, mark: Mark) {
         self.entry.update(|word| if word.references() == 0 { None } else { Some(word.marked(mark)) });
     }

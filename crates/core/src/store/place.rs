@@ -1,10 +1,11 @@
-//! Where a piece's bytes are: a short list of contiguous stretches of frames.
+//! The place of a piece's bytes: a short list of contiguous fragments of frames.
 //!
-//! A place is looked up only when somebody asks for the stretches: most of what the engine does with a piece needs them not.
+//! A place looks up its fragments only on request: most operations on a piece do not need them.
 //!
-//! No lock: what is looked up does not change as long as the piece is pinned, or its maker's alone.
+//! There is no lock: the fragments are constant while the piece is pinned or only its maker knows
+//! it.
 
-use super::extent::{Extent, MOST_RUNS};
+use super::extent::{Extent, MAX_RUNS};
 use super::word::Location;
 use super::{FilePlace, PieceId, Store};
 use crate::units::{Frame, PAGE_BYTES};
@@ -12,55 +13,55 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// Contiguous bytes within contiguous frames.
+/// Contiguous bytes in contiguous frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fragment {
-    /// The frame the offset counts from.
+    /// The frame from which the offset counts.
     pub head: Frame,
-    /// Where the bytes begin; may lie beyond the first frame.
+    /// The start of the bytes; it may lie beyond the first frame.
     pub offset_bytes: u32,
-    /// How many there are.
+    /// The number of bytes.
     pub len_bytes: u32,
 }
 
 impl Fragment {
     const NONE: Fragment = Fragment { head: Frame(0), offset_bytes: 0, len_bytes: 0 };
 
-    /// `len_bytes` bytes from `offset_bytes` after the start of `head`.
+    /// Makes a fragment of `len_bytes` bytes, `offset_bytes` after the start of `head`.
     pub const fn new(head: Frame, offset_bytes: u32, len_bytes: u32) -> Fragment {
         Fragment { head, offset_bytes, len_bytes }
     }
 
-    /// Its first byte, counted from the start of the arena.
+    /// Returns the offset of the first byte from the start of the arena.
     pub const fn start_bytes(&self) -> u64 {
         self.head.0 as u64 * PAGE_BYTES as u64 + self.offset_bytes as u64
     }
 
-    /// The first byte after it.
+    /// Returns the offset of the byte after the fragment from the start of the arena.
     pub const fn end_bytes(&self) -> u64 {
         self.start_bytes() + self.len_bytes as u64
     }
 }
 
-/// A stretch of a piece's bytes that may be read for a while.
+/// The right to read one fragment for a while.
 #[derive(Clone, Copy, Debug)]
 pub struct FragmentRef<'a>(Fragment, PhantomData<&'a [u8]>);
 
-/// A stretch of a place that may be written for a while.
+/// The right to write one fragment for a while.
 #[derive(Debug)]
 pub struct FragmentMut<'a>(Fragment, PhantomData<&'a mut [u8]>);
 
 impl FragmentRef<'_> {
-    /// A stretch of `place`, whose bytes nobody writes while `place` is borrowed: it is that of a
-    /// pinned piece.
+    /// Returns the right to read `fragment` of `_place`, the place of a pinned piece: nobody writes
+    /// its bytes while the place is borrowed.
     pub(super) fn of<'a>(fragment: Fragment, _place: &'a Place<'_>) -> FragmentRef<'a> {
         FragmentRef(fragment, PhantomData)
     }
 }
 
 impl FragmentMut<'_> {
-    /// A stretch of `place`. The caller asks for one at a time, or for stretches that do not
-    /// overlap.
+    /// Returns the right to write `fragment` of `_place`. The caller asks for one fragment at a
+    /// time, or for fragments that do not overlap.
     pub(super) fn of<'a>(fragment: Fragment, _place: &'a mut PlaceMut<'_>) -> FragmentMut<'a> {
         FragmentMut(fragment, PhantomData)
     }
@@ -82,7 +83,7 @@ impl Deref for FragmentMut<'_> {
     }
 }
 
-/// A place whose piece is being written: nobody else knows of it before it is sealed.
+/// The place of a piece that is being written. No other thread knows the piece before it is sealed.
 #[must_use = "the piece is never moved nor written back unless it is sealed"]
 pub struct UniquePlace<'a> {
     pub(super) place: Place<'a>,
@@ -90,7 +91,7 @@ pub struct UniquePlace<'a> {
 }
 
 impl UniquePlace<'_> {
-    /// The right to write it.
+    /// Returns the right to write the place.
     pub fn as_mut(&mut self) -> PlaceMut<'_> {
         PlaceMut::of(self.place)
     }
@@ -115,12 +116,12 @@ impl fmt::Debug for UniquePlace<'_> {
 pub struct PlaceMut<'a>(Place<'a>);
 
 impl<'a> PlaceMut<'a> {
-    /// The caller has the place to itself while the loan lasts.
+    /// Returns the right to write `place`. Only the caller may use the place during the loan.
     pub(super) fn of(place: Place<'a>) -> PlaceMut<'a> {
         PlaceMut(place)
     }
 
-    /// Calls `act` with each stretch, in the order of the bytes.
+    /// Calls `act` with each fragment, in the order of the bytes.
     pub fn for_each_fragment(&mut self, mut act: impl FnMut(FragmentMut<'_>)) {
         for &fragment in &*self.0.fragments() {
             act(FragmentMut::of(fragment, self));
@@ -136,7 +137,7 @@ impl<'a> Deref for PlaceMut<'a> {
     }
 }
 
-/// Where a piece's bytes are.
+/// The place of a piece's bytes, in memory or in the swap file.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     store: &'a Store,
@@ -144,17 +145,18 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// What is at `location`.
+    /// Makes the place of `location`.
     pub(super) fn new(store: &'a Store, location: Location) -> Place<'a> {
         Place { store, location }
     }
 
-    /// Where in the swap file the bytes are, if they are there.
+    /// Returns the place in the swap file if the bytes are there.
     pub fn in_file(&self) -> Option<FilePlace> {
         self.location.record().map(|record| self.store.file_place(record))
     }
 
-    /// The stretches, in the order of the bytes; none for filled content, and for what is in the swap file.
+    /// Returns the fragments in the order of the bytes; none for filled content and for pieces in
+    /// the swap file.
     pub fn fragments(&self) -> Fragments {
         let (zspages, location) = (&self.store.zspages, self.location);
         let mut fragments = Fragments::NONE;
@@ -165,7 +167,7 @@ impl<'a> Place<'a> {
         if let Some(class) = class {
             let last_byte = u32::from(location.last_byte());
             let start = last_byte - last_byte % class.shape().size_bytes;
-            // Most lie in the first run, which is half of them at least.
+            // Most slots lie in the first run, which has at least half of the frames.
             if let Some(fragment) = extent.in_first_run(start, last_byte + 1) {
                 return Fragments::of(fragment);
             }
@@ -176,7 +178,7 @@ impl<'a> Place<'a> {
         fragments
     }
 
-    /// Length of all of them together.
+    /// Returns the total length of the fragments.
     pub fn len_bytes(&self) -> u32 {
         if !self.location.is_in_memory() {
             return 0;
@@ -189,7 +191,7 @@ impl<'a> Place<'a> {
         all_bytes
     }
 
-    /// The extents of a chain, each with how many bytes of the piece are there.
+    /// Calls `act` with each extent of a chain and the number of the piece's bytes in it.
     fn each_link(&self, mut act: impl FnMut(Extent, u32)) {
         let (zspages, location) = (&self.store.zspages, self.location);
         let mut next = Some(location.zspage());
@@ -208,25 +210,25 @@ impl fmt::Debug for Place<'_> {
     }
 }
 
-/// The stretches that a piece's bytes are in.
+/// The fragments of a piece's bytes.
 #[derive(Clone, Debug)]
 pub struct Fragments(Stretches);
 
-/// By value as long as they are those of one extent: so most pieces' are.
+/// Stored inline for a piece of one extent, as most are.
 #[derive(Clone, Debug)]
 enum Stretches {
-    Few([Fragment; MOST_RUNS], u8),
-    /// Of a piece that is a chain of extents.
+    Few([Fragment; MAX_RUNS], u8),
+    /// The fragments of a chain of extents.
     Many(Vec<Fragment>),
 }
 
 impl Fragments {
-    pub(super) const NONE: Fragments = Fragments(Stretches::Few([Fragment::NONE; MOST_RUNS], 0));
+    pub(super) const NONE: Fragments = Fragments(Stretches::Few([Fragment::NONE; MAX_RUNS], 0));
 
-    /// All of it is there.
+    /// Makes the list of one fragment.
     #[inline]
     fn of(fragment: Fragment) -> Fragments {
-        let mut few = [Fragment::NONE; MOST_RUNS];
+        let mut few = [Fragment::NONE; MAX_RUNS];
         few[0] = fragment;
         Fragments(Stretches::Few(few, 1))
     }
@@ -238,7 +240,7 @@ impl Fragments {
         }
     }
 
-    /// Appends a fragment; one that follows the last in memory makes it longer instead.
+    /// Appends a fragment. If it follows the last one in memory, the last one grows instead.
     pub(super) fn push(&mut self, fragment: Fragment) {
         if let Some(last) = self.last_mut()
             && last.end_bytes() == fragment.start_bytes()
@@ -247,7 +249,7 @@ impl Fragments {
             return;
         }
         match &mut self.0 {
-            Stretches::Few(few, count) if usize::from(*count) < MOST_RUNS => {
+            Stretches::Few(few, count) if usize::from(*count) < MAX_RUNS => {
                 few[usize::from(*count)] = fragment;
                 *count += 1;
             }

@@ -1,20 +1,21 @@
-//! The store against a naive model: an arena of bytes, and what every piece must read back as.
+//! Tests of the store against a naive model: an arena of bytes, and the expected content of every
+//! piece.
 
 use super::*;
 use crate::units::{Frame, MAX_ORDER};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A lock of these tests' own.
+/// A lock of the tests, outside the lock order.
 type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
 
-/// Frames, and which of them the store holds.
+/// The frames, and which of them the store holds.
 struct Arena {
     held: Mutex<Vec<bool>>,
-    /// Runs above this order cannot be had.
+    /// The highest order of runs that can be allocated.
     highest: Mutex<Order>,
     bytes: Mutex<Vec<u8>>,
-    /// Who has told last that a frame is its own.
+    /// The last reported holder of each frame.
     holders: Mutex<BTreeMap<u32, HolderId>>,
 }
 
@@ -28,7 +29,7 @@ impl Arena {
         }
     }
 
-    /// For tests that copy nothing.
+    /// Makes an arena for tests that copy nothing.
     fn without_bytes(frames: usize) -> Arena {
         Arena { bytes: Mutex::new(Vec::new()), ..Arena::new(0).with_frames(frames) }
     }
@@ -100,7 +101,7 @@ impl PieceMover for Arena {
     }
 }
 
-/// A small generator of our own: contents and sizes must follow from a seed.
+/// A small generator: contents and sizes must follow from a seed.
 struct Random(u64);
 
 impl Random {
@@ -149,7 +150,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// What a piece must be.
+/// The expected state of a piece.
 struct Expected {
     info: PieceInfo,
     filled: Option<u64>,
@@ -162,7 +163,8 @@ struct Model<'a> {
     arena: Arena,
     store: &'a Store,
     live: BTreeMap<PieceId, Expected>,
-    /// Pinned pieces, and what they must read as even after their last reference is gone.
+    /// Pinned pieces with their content, which must stay readable after the last reference is
+    /// dropped.
     pinned: Vec<(Pinned<'a>, Vec<u8>)>,
     inserted: u64,
 }
@@ -186,7 +188,7 @@ impl Model<'_> {
         let Some(place) = self.store.insert(&self.arena, info) else { return };
         let id = place.id;
         assert_eq!(place.len_bytes(), len_bytes);
-        assert!(len_bytes > 64 << 10 || place.fragments().len() <= extent::MOST_RUNS);
+        assert!(len_bytes > 64 << 10 || place.fragments().len() <= extent::MAX_RUNS);
         let content = content_of(self.inserted, len_bytes);
         self.arena.write(&place, &content);
         if sealed {
@@ -247,7 +249,7 @@ impl Model<'_> {
         }
     }
 
-    /// Has the store leave one of the frames it holds, and those that go with it.
+    /// Evacuates one of the held frames, and those that go with it.
     fn evacuate(&self, which: usize) {
         let held: Vec<u32> =
             (0..).zip(&*self.arena.held.lock()).filter(|&(_, &held)| held).map(|(frame, _)| frame).collect();
@@ -304,7 +306,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_piece_reads_back_until_its_last_reference_is_gone(steps in steps()) {
+    fn every_piece_reads_back_until_its_last_release(steps in steps()) {
         let store = Store::new(1000);
         let mut model = Model::new(&store);
         for (index, step) in steps.into_iter().enumerate() {
@@ -318,8 +320,8 @@ proptest! {
     }
 }
 
-/// Sizes such as lz4 makes of granules of real memory at a ratio of about 2: some pages nearly empty, most
-/// about half their size, some hardly smaller, and one in sixteen not compressible at all.
+/// Sizes as lz4 makes of granules of real memory at a ratio of about 2: some nearly empty, most
+/// about half their size, some hardly smaller, and one in sixteen incompressible.
 fn realistic_len(random: &mut Random, granule: Order) -> (u32, bool) {
     let whole = granule.bytes() as u64;
     let percent = match random.below(16) {
@@ -367,7 +369,7 @@ impl Filling {
         self.store.release(&self.arena, self.pieces.swap_remove(which), 1);
     }
 
-    /// Part of what the store takes that is not compressed data, in percent.
+    /// Returns the share of the store's memory that is not compressed data, in percent.
     fn waste(&self) -> f64 {
         let stats = self.store.stats();
         100.0 * (1.0 - stats.compr_data_bytes as f64 / stats.used_bytes as f64)
@@ -415,7 +417,7 @@ fn a_small_store_wastes_little() {
 }
 
 #[test]
-fn metadata_is_small_per_piece() {
+fn metadata_of_a_piece_is_small() {
     let mut filling = Filling::new(Order::ZERO, 64);
     (0..1000).for_each(|_| filling.insert());
     let per_piece = filling.store.stats().metadata_bytes as f64 / filling.pieces.len() as f64;
@@ -427,7 +429,7 @@ fn metadata_is_small_per_piece() {
 fn a_raw_2_mib_piece_needs_no_run_above_order_4() {
     let arena = Arena::new(2048);
     *arena.highest.lock() = Order::new(4).unwrap();
-    // Nothing is contiguous: every second run of 64 KiB is somebody else's.
+    // No two runs of 64 KiB are adjacent: every second one is taken.
     for frame in 0..2048 {
         arena.held.lock()[frame] = frame / 16 % 2 == 1;
     }
@@ -442,7 +444,7 @@ fn a_raw_2_mib_piece_needs_no_run_above_order_4() {
 }
 
 #[test]
-fn extents_that_happen_to_be_neighbours_are_one_fragment() {
+fn adjacent_extents_are_one_fragment() {
     let arena = Arena::new(2048);
     let store = Store::new(10);
     let info = PieceInfo { len_bytes: 1_000_000, granule: MAX_ORDER, raw: false, checksum: 5, pages: 512 };
@@ -452,15 +454,15 @@ fn extents_that_happen_to_be_neighbours_are_one_fragment() {
 }
 
 #[test]
-fn failing_to_insert_leaves_nothing_behind() {
+fn a_failed_insert_leaves_nothing_behind() {
     let arena = Arena::new(64);
     let store = Store::new(2);
     let info = |len_bytes| PieceInfo { len_bytes, granule: MAX_ORDER, raw: false, checksum: 0, pages: 1 };
-    assert!(store.insert(&arena, info(300 << 10)).is_none(), "no frames");
+    assert!(store.insert(&arena, info(300 << 10)).is_none(), "there are no frames");
     assert_eq!(arena.held_frames(), 0);
     let first = store.insert(&arena, info(100)).unwrap();
     assert!(store.insert_filled(7, Order::ZERO, 1).is_some());
-    assert!(store.insert(&arena, info(100)).is_none(), "no ids");
+    assert!(store.insert(&arena, info(100)).is_none(), "there are no ids");
     assert_eq!(store.insert_filled(7, Order::ZERO, 1), None);
     store.release(&arena, first.id, 1);
     assert!(store.insert(&arena, info(100)).is_some());
@@ -507,10 +509,10 @@ fn pinned_and_unsealed_pieces_stay_where_they_are() {
         is_kept
     });
     let held = store.held_frames();
-    assert_eq!(store.compact(&arena, &arena, u32::MAX), 0, "nothing is sealed");
+    assert_eq!(store.compact(&arena, &arena, u32::MAX), 0, "no piece is sealed");
     let kept: Vec<_> = kept.into_iter().map(|place| store.seal(place)).collect();
     let pinned: Vec<_> = kept.iter().map(|&id| store.pin(id)).collect();
-    assert_eq!(store.compact(&arena, &arena, u32::MAX), 0, "everything is pinned");
+    assert_eq!(store.compact(&arena, &arena, u32::MAX), 0, "every piece is pinned");
     for (id, pinned) in kept.iter().zip(pinned) {
         store.unpin(&arena, pinned);
         assert_eq!(store.references(*id), 1);
@@ -519,7 +521,8 @@ fn pinned_and_unsealed_pieces_stay_where_they_are() {
     store.check();
 }
 
-/// Frames in whose search somebody else stores a piece, which leaves free slots of the same size.
+/// A source of frames that inserts a piece during each allocation, which leaves free slots of that
+/// size.
 struct Overtaken<'a> {
     arena: &'a Arena,
     store: &'a Store,

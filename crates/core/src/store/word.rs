@@ -1,28 +1,29 @@
-//! A piece in 64 bits: where it is, how many references and pins it has, and what it is.
+//! The piece word: 64 bits with the place, the references, the pins and the kind of a piece.
 //!
 //! | bits | field | values |
 //! |---|---|---|
-//! | 0..16 | last byte | offset of the piece's last byte in its zspage, or in the last extent of its chain |
+//! | 0..16 | last byte | of the piece, in its zspage or the last extent of its chain |
 //! | 16..40 | zspage | its zspage or first extent |
-//! | 40 | elsewhere | bits 0..32 are the record of a piece in the swap file; all ones in 16..40: [`Location::FILLED`] |
+//! | 40 | elsewhere | bits 0..32 are the record of a piece in the swap file, or all of 16..40 are |
+//! | | | ones: [`Location::FILLED`] |
 //! | 41..51 | references | 0 (free or dying) to 512 |
 //! | 51..55 | granule | order 0..=9 |
-//! | 55 | raw | the bytes are the content |
+//! | 55 | raw | the bytes are the uncompressed content |
 //! | 56 | sealed | the bytes are written |
 //! | 57..59 | mark | a [`Mark`] |
 //! | 59..64 | pins | 0..=31 |
 //!
-//! Slots of a class have one size, so the last byte tells both the slot (quotient) and the piece's length
-//! (remainder): two numbers for the price of one. A free piece is all zeros.
+//! Slots of a class have one size, so the last byte encodes both the slot (quotient) and the
+//! piece's length (remainder). A free piece is all zeros.
 
 use crate::units::Order;
 
-/// Index of a zspage or an extent in the table of both.
+/// The index of a zspage or an extent in the table of both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct ZspageId(u32);
 
 impl ZspageId {
-    /// How many there can be.
+    /// Upper bound of the indices.
     pub(super) const LIMIT: u32 = 1 << (ZSPAGE_BITS - 1);
 
     pub(super) const fn new(index: u32) -> ZspageId {
@@ -36,7 +37,7 @@ impl ZspageId {
 }
 
 const LAST_BITS: u32 = 16;
-/// The highest one says that there is no zspage.
+/// Bits of the zspage field; its highest bit means that there is no zspage.
 const ZSPAGE_BITS: u32 = 25;
 const REFERENCES_BITS: u32 = 10;
 const GRANULE_BITS: u32 = 4;
@@ -57,7 +58,7 @@ const _: () = assert!(super::classes::EXTENT_FRAMES as usize * crate::units::PAG
 
 const ELSEWHERE: u64 = 1 << (ZSPAGE_AT + ZSPAGE_BITS - 1);
 
-/// Index of the record of a piece in the swap file.
+/// The index of the record of a piece in the swap file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct RecordId(pub(super) u32);
 
@@ -65,29 +66,29 @@ const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// Where a piece's bytes are: the low bits of its word.
+/// The location of a piece's bytes: the low bits of its word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Location(u64);
 
 impl Location {
-    /// Nowhere: the content is one word repeated.
+    /// No location: the content repeats one word.
     pub(super) const FILLED: Location = Location(mask(ZSPAGE_BITS) << ZSPAGE_AT);
 
     pub(super) const fn new(zspage: ZspageId, last_byte: u16) -> Location {
         Location((zspage.0 as u64) << ZSPAGE_AT | last_byte as u64)
     }
 
-    /// In the swap file, where `record` says.
+    /// Returns the location in the swap file that `record` describes.
     pub(super) const fn in_file(record: RecordId) -> Location {
         Location(ELSEWHERE | record.0 as u64)
     }
 
-    /// The record of a piece that is in the swap file.
+    /// Returns the record of a piece in the swap file.
     pub(super) fn record(self) -> Option<RecordId> {
         (self.0 & ELSEWHERE != 0 && self != Location::FILLED).then_some(RecordId(self.0 as u32))
     }
 
-    /// Whether the bytes are in a zspage or in extents.
+    /// Returns whether the bytes are in a zspage or in extents.
     pub(super) const fn is_in_memory(self) -> bool {
         self.0 & ELSEWHERE == 0
     }
@@ -101,20 +102,20 @@ impl Location {
     }
 }
 
-/// What recompression knows of a piece.
+/// The recompression state of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mark {
-    /// Nothing.
+    /// The clock hand has not visited the piece.
     Young,
-    /// It has been there for some time.
+    /// The clock hand has visited the piece once.
     Idle,
-    /// The second codec does not make it smaller.
+    /// The second codec does not make the piece smaller.
     Settled,
-    /// It is compressed by the second codec.
+    /// The second codec compressed the piece.
     Recompressed,
 }
 
-/// See the module.
+/// The word of a piece. The module describes its bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PieceWord(u64);
 
@@ -179,7 +180,8 @@ impl PieceWord {
         (self.0 >> PINS_AT) as u32
     }
 
-    /// Nobody refers to it and nobody reads it: whoever made it so frees it.
+    /// Returns whether the piece has no references and no pins. The thread that made it so frees
+    /// it.
     pub(super) const fn is_dead(self) -> bool {
         self.references() == 0 && self.pins() == 0
     }
@@ -188,7 +190,7 @@ impl PieceWord {
         PieceWord(self.0 | 1 << SEALED_AT)
     }
 
-    /// `pages` references fewer, if it has them.
+    /// Returns the word with `pages` references fewer, if it has them.
     pub(super) const fn released(self, pages: u16) -> Option<PieceWord> {
         if pages == 0 || self.references() < pages {
             return None;
@@ -196,28 +198,28 @@ impl PieceWord {
         Some(PieceWord(self.0 - ((pages as u64) << REFERENCES_AT)))
     }
 
-    /// With so many pins.
+    /// Returns the word with `pins` pins.
     const fn with_pins(self, pins: u32) -> PieceWord {
         PieceWord(self.0 & !(mask(PINS_BITS) << PINS_AT) | (pins as u64) << PINS_AT)
     }
 
-    /// With all pins taken: nobody else can have one.
+    /// Returns the word with all pins taken, so that no thread can pin the piece.
     pub(super) const fn locked(self) -> PieceWord {
         self.with_pins(Self::MAX_PINS)
     }
 
-    /// No pin left, and what the second codec has made of it is at `to`.
+    /// Returns the word without pins, marked as recompressed, with its location at `to`.
     pub(super) const fn replaced(self, to: Location) -> PieceWord {
         let unpinned = self.moved(to).marked(Mark::Recompressed).with_pins(0);
         PieceWord(unpinned.0 & !(1 << RAW_AT))
     }
 
-    /// One pin more, if there is room for it.
+    /// Returns the word with one more pin, if there is room for it.
     pub(super) const fn pinned(self) -> Option<PieceWord> {
         if self.pins() == Self::MAX_PINS { None } else { Some(PieceWord(self.0 + (1 << PINS_AT))) }
     }
 
-    /// One pin fewer, if it has one.
+    /// Returns the word with one pin fewer, if it has one.
     pub(super) const fn unpinned(self) -> Option<PieceWord> {
         if self.pins() == 0 { None } else { Some(PieceWord(self.0 - (1 << PINS_AT))) }
     }

@@ -1,24 +1,26 @@
-//! Zspages and extents: the frames the store holds, and which of their slots are taken.
+//! Zspages and extents: the frames that the store holds, and their taken slots.
 //!
-//! Both have a descriptor of eight words in one table. A zspage belongs to a size class for good: when it
-//! is empty its frames go back, and its descriptor, with its slots' elements, waits for the next zspage of
-//! that class. Extents are those of pieces that own their frames; they are chained by `next`.
+//! Both have a descriptor of eight words in one table. A zspage's descriptor belongs to one size
+//! class forever: when the zspage is empty, its frames are freed, and the descriptor with its
+//! slots' elements waits for the next zspage of that class. Extents belong to pieces that own their
+//! frames; they are chained by `next`.
 //!
-//! An element per slot: the id of the piece in it, or [`FREE`] with the next free slot.
+//! Each slot has an element: the id of the piece in it, or [`FREE`] with the next free slot.
 //!
 //! # Lists
-//! A zspage with free slots is on the list of its class for its *fullness*: eighths of its slots that are
-//! taken, rounded down. A full one is on none; neither is one that compaction has *isolated*, which gets
-//! no new pieces. Allocation takes the fullest, so that the emptiest run empty by themselves.
+//! A zspage with free slots is on its class's list for its *fullness*: the taken eighths of its
+//! slots, rounded down. A full zspage is on no list. Nor is one that compaction has *isolated*,
+//! which gets no new pieces. Allocation takes slots of the fullest zspage, so that the emptiest
+//! become empty by themselves.
 //!
 //! # Locks
-//! Everything of a zspage changes only under the lock of its class, everything of an extent belongs to the
-//! piece that owns it. So all accesses are relaxed: the lock, or the word of the piece, orders them. What
-//! a reader that has a piece pinned needs (head, frames, class, next) does not change while it is there.
+//! A zspage changes only under the lock of its class; an extent belongs to the piece that owns it.
+//! So all accesses are relaxed: the lock, or the word of the piece, orders them. The fields that a
+//! reader with a pin needs (heads, frames, class, next) are constant while the piece is there.
 
 use super::PieceId;
 use super::classes::{CLASSES, ClassId, FEW_ZSPAGES};
-use super::extent::{Extent, MOST_RUNS};
+use super::extent::{Extent, MAX_RUNS};
 use super::word::{Location, ZspageId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -27,26 +29,27 @@ use crate::units::{Frame, PAGE_BYTES};
 
 /// No zspage.
 const NIL: u32 = u32::MAX;
-/// In a slot's element: the slot is free, the low byte names the next free one.
+/// The bit of an element whose slot is free; its low byte names the next free slot.
 const FREE: u32 = 1 << 31;
-/// After the last free slot.
+/// The end of the list of free slots.
 const NO_SLOT: u8 = u8::MAX;
-/// Lists of a class.
+/// Number of lists of a class.
 pub(super) const FULLNESSES: usize = 8;
-/// The class of extents.
+/// The class index of extents.
 const EXTENTS: usize = CLASSES;
 
 const _: () = assert!(EXTENTS < u8::MAX as usize);
 
 #[derive(Debug, Default)]
 struct Descriptor {
-    /// Of its runs; those that it does not have are anything.
-    heads: [AtomicU32; MOST_RUNS],
+    /// The heads of the runs. The remaining elements have no meaning.
+    heads: [AtomicU32; MAX_RUNS],
     /// A [`State`].
     state: AtomicU32,
-    /// The first of the elements of its slots.
+    /// The index of the zspage's first element.
     elements: AtomicU32,
-    /// Neighbours on its list; `next` also links extents of a piece and spare descriptors. `prev` of an extent is its piece.
+    /// The neighbours on the list. `next` also links extents of a piece and spare descriptors.
+    /// `prev` of an extent is its piece.
     prev: AtomicU32,
     next: AtomicU32,
 }
@@ -74,7 +77,7 @@ impl Descriptor {
     }
 }
 
-/// What a descriptor says of its zspage, in a word that is changed as it is, with every piece that comes or goes.
+/// The state of a zspage in one word, which changes with every piece that comes or goes.
 ///
 /// | bits | field | values |
 /// |---|---|---|
@@ -93,7 +96,7 @@ const FRAMES: u32 = 31 << FRAMES_AT;
 const ISOLATED: u32 = 1 << 29;
 
 impl State {
-    /// That of what has `frames` frames and no slot taken, and is on no list.
+    /// Returns the state of a zspage with `frames` frames and no taken slot, on no list.
     const fn new(class: usize, frames: u32, first_free: u8) -> State {
         State(class as u32 | (first_free as u32) << FIRST_FREE_AT | frames << FRAMES_AT | ISOLATED)
     }
@@ -134,39 +137,41 @@ impl State {
         State(self.0 & !(0xff << FIRST_FREE_AT) | (slot as u32) << FIRST_FREE_AT)
     }
 
-    /// One more slot is taken, and the first free one is another.
+    /// Returns the state with one more slot taken and another first free slot.
     const fn with_taken_slot(self, first_free: u8) -> State {
         State(self.with_first_free(first_free).0 + (1 << TAKEN_AT))
     }
 
-    /// A taken slot is free, and the first free one.
+    /// Returns the state with `slot` freed, as the first free one.
     const fn with_freed_slot(self, slot: u8) -> State {
         State(self.with_first_free(slot).0 - (1 << TAKEN_AT))
     }
 
-    /// Slots its frames have room for: fewer than its class's where no longer run could be had.
+    /// Returns the number of slots that fit into the frames: fewer than the class's if no longer
+    /// run was free.
     fn slots(self) -> u32 {
         let shape = ClassId::new(self.class()).shape();
-        // Most have all frames: this is asked for with every piece that comes or goes, and a division takes longer.
+        // Most have all frames, and a division would take longer. Every piece that comes or goes
+        // needs this.
         if self.frames() == u32::from(shape.frames) {
             return shape.slots.into();
         }
         self.frames() * PAGE_BYTES as u32 / shape.size_bytes
     }
 
-    /// Which list it belongs on, if any.
+    /// Returns the list on which the zspage belongs, if any.
     fn list(self) -> Option<usize> {
         self.list_of(self.slots())
     }
 
-    /// The same, of one that has so many slots.
+    /// Returns the list for a zspage of `slots` slots, if any.
     fn list_of(self, slots: u32) -> Option<usize> {
         let taken = self.taken();
         if self.is_isolated() || taken == slots { None } else { Some((taken * FULLNESSES as u32 / slots) as usize) }
     }
 }
 
-/// The class of a zspage in `state`; `None` for an extent.
+/// Returns the class of a zspage in `state`; `None` for an extent.
 fn class_in(state: State) -> Option<ClassId> {
     let class = state.class();
     if class == EXTENTS { None } else { Some(ClassId::new(class)) }
@@ -179,20 +184,20 @@ pub(super) struct TakenSlot<'a> {
     descriptor: &'a Descriptor,
     class: ClassId,
     slot: u32,
-    /// What of the slot the piece takes.
+    /// The length of the piece in the slot.
     pub(super) len_bytes: u32,
 }
 
 /// The zspages of one class.
 #[derive(Debug)]
 pub(super) struct Class {
-    /// Heads of the lists by fullness.
+    /// The first zspage of each list, by fullness.
     partial: [u32; FULLNESSES],
-    /// Head of the list of spare descriptors.
+    /// The first spare descriptor.
     spare: u32,
-    /// Free slots of zspages on the lists.
+    /// Number of free slots in listed zspages.
     free_slots: u32,
-    /// Zspages in use.
+    /// Number of zspages in use.
     zspages: u32,
 }
 
@@ -202,14 +207,14 @@ impl Class {
     }
 }
 
-/// See the module.
+/// The zspages and extents of a store.
 #[derive(Debug)]
 pub(super) struct Zspages {
     descriptors: SparseTable<Descriptor>,
     elements: SparseTable<AtomicU32>,
     used_descriptors: AtomicU32,
     used_elements: AtomicU32,
-    /// One per class, and one for extents.
+    /// One for each class, and one for extents.
     classes: Box<[Mutex<Class, StoreClass>]>,
 }
 
@@ -225,7 +230,7 @@ impl Zspages {
     }
 
     pub(super) fn metadata_bytes(&self) -> usize {
-        // As in a program, also where locks are cells: the lab's figures are to be those.
+        // The size of the real locks, also where locks are cells, so that the lab's figures match.
         let classes_bytes = self.classes.len() * size_of::<std::sync::Mutex<Class>>();
         self.descriptors.bytes() + self.elements.bytes() + classes_bytes
     }
@@ -239,17 +244,17 @@ impl Zspages {
         self.descriptor(zspage).state()
     }
 
-    /// The class of a zspage; `None` for an extent.
+    /// Returns the class of a zspage; `None` for an extent.
     pub(super) fn class(&self, zspage: ZspageId) -> Option<ClassId> {
         class_in(self.state(zspage))
     }
 
-    /// Its frames.
+    /// Returns the frames of a zspage or extent.
     pub(super) fn extent(&self, zspage: ZspageId) -> Extent {
         self.descriptor(zspage).extent()
     }
 
-    /// The slot that ends at `location`, which is in memory; `None` for a chain.
+    /// Returns the slot that ends at `location`, which must be in memory; `None` for a chain.
     #[inline]
     pub(super) fn slot_at(&self, location: Location) -> Option<TakenSlot<'_>> {
         let zspage = location.zspage();
@@ -260,7 +265,7 @@ impl Zspages {
         Some(TakenSlot { zspage, descriptor, class, slot, len_bytes })
     }
 
-    /// The class and the frames of a zspage.
+    /// Returns the class and the frames of a zspage.
     pub(super) fn class_and_extent(&self, zspage: ZspageId) -> (Option<ClassId>, Extent) {
         let descriptor = self.descriptor(zspage);
         (class_in(descriptor.state()), descriptor.extent())
@@ -275,13 +280,14 @@ impl Zspages {
         self.elements.get(descriptor.elements.load(Relaxed) + slot)
     }
 
-    /// The piece in `slot` of a zspage. Under the lock of its class.
+    /// Returns the piece in `slot` of a zspage. Called under the lock of its class.
     fn piece_in(&self, zspage: ZspageId, slot: u32) -> Option<PieceId> {
         let element = self.element(zspage, slot).load(Relaxed);
         if element & FREE != 0 { None } else { PieceId::new(element) }
     }
 
-    /// A descriptor for class `class`: a spare one, or a new one with elements for `slots` slots.
+    /// Allocates a descriptor for a class: a spare one, or a new one with elements for `slots`
+    /// slots.
     fn new_descriptor(&self, guard: &mut MutexGuard<'_, Class, StoreClass>, slots: u32) -> Option<ZspageId> {
         if guard.spare != NIL {
             let zspage = ZspageId::new(guard.spare);
@@ -314,7 +320,7 @@ impl Zspages {
         }
     }
 
-    /// Takes a zspage off `list`.
+    /// Removes a zspage from `list`.
     #[inline]
     fn unlink(&self, class: &mut Class, descriptor: &Descriptor, list: usize) {
         let (prev, next) = (descriptor.prev.load(Relaxed), descriptor.next.load(Relaxed));
@@ -327,8 +333,8 @@ impl Zspages {
         }
     }
 
-    /// Changes the state of a zspage and puts it on the list it then belongs on.
-    // In line: who calls it knows most of what the two states differ in.
+    /// Changes the state of a zspage and moves it to the list where it then belongs.
+    // Inlined: each caller knows most of the difference between the two states.
     #[inline(always)]
     fn change(&self, class: &mut Class, zspage: ZspageId, descriptor: &Descriptor, before: State, after: State) {
         let slots = before.slots();
@@ -337,13 +343,13 @@ impl Zspages {
             from.into_iter().for_each(|list| self.unlink(class, descriptor, list));
             to.into_iter().for_each(|list| self.link(class, zspage, descriptor, list));
         }
-        // One that is on no list because it is full has none.
+        // A full zspage is on no list and has no free slots.
         let free_in = |state: State| if state.is_isolated() { 0 } else { slots - state.taken() };
         class.free_slots = class.free_slots + free_in(after) - free_in(before);
         descriptor.set_state(after);
     }
 
-    /// Takes a slot of the fullest zspage of `class` that has one, for `piece`.
+    /// Takes a slot of the fullest zspage of `class` with a free slot, for `piece`.
     #[inline]
     pub(super) fn take_slot(&self, class: ClassId, piece: PieceId) -> Option<(ZspageId, u32)> {
         self.take_slot_locked(&mut self.classes[class.index()].lock(), piece)
@@ -351,7 +357,8 @@ impl Zspages {
 
     #[inline]
     fn take_slot_locked(&self, class: &mut Class, piece: PieceId) -> Option<(ZspageId, u32)> {
-        // The last one that there is. Which that is nobody can predict, so all are looked at.
+        // Takes the last nonempty list. All are read, because a branch on it would be
+        // unpredictable.
         let fullest = class.partial.iter().fold(NIL, |fullest, &head| if head == NIL { fullest } else { head });
         if fullest == NIL {
             return None;
@@ -360,7 +367,7 @@ impl Zspages {
         Some((zspage, self.take_slot_of(class, zspage, piece)))
     }
 
-    /// Takes a slot of `zspage`, which has one and is on its list.
+    /// Takes a slot of `zspage`, which must have one and be on its list.
     #[inline]
     fn take_slot_of(&self, class: &mut Class, zspage: ZspageId, piece: PieceId) -> u32 {
         let descriptor = self.descriptor(zspage);
@@ -374,16 +381,17 @@ impl Zspages {
         slot
     }
 
-    /// Whether `class` has so few zspages that a half-empty one more would weigh much.
+    /// Returns whether `class` has so few zspages that another half-empty one would weigh much.
     pub(super) fn has_few(&self, class: ClassId) -> bool {
         self.classes[class.index()].lock().zspages < FEW_ZSPAGES
     }
 
-    /// Makes a zspage of `extent` and takes a slot of it for `piece`. `None` where descriptors have run out.
+    /// Makes a zspage of `extent` and takes a slot of it for `piece`. Returns `None` if descriptors
+    /// run out.
     pub(super) fn open(&self, class: ClassId, extent: Extent, piece: PieceId) -> Option<(ZspageId, u32)> {
         let mut guard = self.classes[class.index()].lock();
         let zspage = self.new_descriptor(&mut guard, u32::from(class.shape().slots))?;
-        // On no list yet, as if it were isolated.
+        // It is on no list yet, like an isolated one.
         let state = State::new(class.index(), extent.frames, 0);
         let descriptor = self.descriptor(zspage);
         descriptor.set_heads(extent);
@@ -394,11 +402,12 @@ impl Zspages {
         }
         guard.zspages += 1;
         self.change(&mut guard, zspage, descriptor, state, state.listed());
-        // Of this one, even if others have free slots by now: nobody would close it while it is empty.
+        // The slot is of this zspage even if others have free slots now: while it is empty, nothing
+        // would close it.
         Some((zspage, self.take_slot_of(&mut guard, zspage, piece)))
     }
 
-    /// Frees a slot. Returns the frames of its zspage if that was its last piece.
+    /// Frees a slot. Returns the frames of its zspage if that held its last piece.
     #[inline]
     pub(super) fn free_slot(&self, taken: TakenSlot<'_>) -> Option<Extent> {
         let TakenSlot { zspage, descriptor, class, slot, .. } = taken;
@@ -408,7 +417,7 @@ impl Zspages {
         self.element_of(descriptor, slot).store(FREE | u32::from(before.first_free()), Relaxed);
         let after = before.with_freed_slot(slot as u8);
         self.change(&mut guard, zspage, descriptor, before, after);
-        // Whoever has isolated it looks for that itself when it is done with it.
+        // The thread that isolated a zspage checks whether it is empty.
         if after.taken() == 0 && !after.is_isolated() {
             Some(self.close(&mut guard, zspage, descriptor, after))
         } else {
@@ -416,7 +425,7 @@ impl Zspages {
         }
     }
 
-    /// Takes an empty zspage out of use.
+    /// Takes an empty zspage out of use and returns its frames.
     fn close(
         &self,
         guard: &mut MutexGuard<'_, Class, StoreClass>,
@@ -431,8 +440,8 @@ impl Zspages {
         extent
     }
 
-    /// Takes the emptiest zspage of `class` off its list, if what is in it fits into the free slots of
-    /// the others.
+    /// Isolates the emptiest zspage of `class`, if its pieces fit into the free slots of the
+    /// others.
     pub(super) fn isolate_emptiest(&self, class: ClassId) -> Option<ZspageId> {
         let mut guard = self.classes[class.index()].lock();
         let &emptiest = guard.partial.iter().find(|&&head| head != NIL)?;
@@ -446,7 +455,7 @@ impl Zspages {
         Some(zspage)
     }
 
-    /// Takes `zspage` off its list, whatever is in it, if it is still one of `class` that has a run from `head` on.
+    /// Isolates `zspage` whatever it holds, if it still is of `class` and has a run from `head` on.
     pub(super) fn isolate(&self, class: ClassId, zspage: ZspageId, head: Frame) -> bool {
         let mut guard = self.classes[class.index()].lock();
         let descriptor = self.descriptor(zspage);
@@ -458,23 +467,24 @@ impl Zspages {
         true
     }
 
-    /// The piece that had the extent last. Whether it has it still shows once it is pinned.
+    /// Returns the last known owner of the extent. The caller pins that piece to check whether it
+    /// still is.
     pub(super) fn piece_of_extent(&self, extent: ZspageId) -> Option<PieceId> {
         PieceId::new(self.descriptor(extent).prev.load(Relaxed))
     }
 
-    /// Slots of an isolated zspage.
+    /// Returns the number of slots of an isolated zspage.
     pub(super) fn slots(&self, zspage: ZspageId) -> u32 {
         self.state(zspage).slots()
     }
 
-    /// The piece in `slot` of an isolated zspage, if any.
+    /// Returns the piece in `slot` of an isolated zspage, if any.
     pub(super) fn piece_of_isolated(&self, class: ClassId, zspage: ZspageId, slot: u32) -> Option<PieceId> {
         let _guard = self.classes[class.index()].lock();
         self.piece_in(zspage, slot)
     }
 
-    /// Puts an isolated zspage back, or returns its frames if it is empty now.
+    /// Returns an isolated zspage to its list, or returns its frames if it is empty now.
     pub(super) fn put_back(&self, class: ClassId, zspage: ZspageId) -> Option<Extent> {
         let mut guard = self.classes[class.index()].lock();
         let descriptor = self.descriptor(zspage);
@@ -486,7 +496,7 @@ impl Zspages {
         None
     }
 
-    /// A descriptor for frames that a piece owns. `None` where descriptors have run out.
+    /// Allocates a descriptor for frames that a piece owns. Returns `None` if descriptors run out.
     pub(super) fn add_extent(&self, extent: Extent, piece: PieceId) -> Option<ZspageId> {
         let zspage = self.new_descriptor(&mut self.classes[EXTENTS].lock(), 0)?;
         let descriptor = self.descriptor(zspage);
@@ -502,7 +512,7 @@ impl Zspages {
         self.descriptor(extent).next.store(next.index(), Relaxed);
     }
 
-    /// The extent after `extent` in its chain.
+    /// Returns the extent after `extent` in its chain.
     pub(super) fn next_extent(&self, extent: ZspageId) -> Option<ZspageId> {
         match self.descriptor(extent).next.load(Relaxed) {
             NIL => None,
@@ -510,7 +520,7 @@ impl Zspages {
         }
     }
 
-    /// Forgets an extent; returns its frames and the extent after it.
+    /// Retires an extent; returns its frames and the extent after it.
     pub(super) fn remove_extent(&self, zspage: ZspageId) -> (Extent, Option<ZspageId>) {
         let found = (self.extent(zspage), self.next_extent(zspage));
         let state = self.state(zspage);
@@ -519,14 +529,14 @@ impl Zspages {
     }
 }
 
-/// For [`Store::check`](super::Store::check): nothing else runs meanwhile.
+/// Parts of [`Store::check`](super::Store::check). Nothing else may run meanwhile.
 impl Zspages {
-    /// Every zspage and extent in use.
+    /// Iterates over every zspage and extent in use.
     pub(super) fn in_use(&self) -> impl Iterator<Item = ZspageId> {
         (0..self.used_descriptors.load(Relaxed)).map(ZspageId::new).filter(|&zspage| self.state(zspage).frames() != 0)
     }
 
-    /// Pieces by slot of a zspage, after checking everything there is to check about it alone.
+    /// Checks a zspage by itself and returns its pieces by slot.
     pub(super) fn check_zspage(&self, zspage: ZspageId) -> Vec<(u32, PieceId)> {
         let state = self.state(zspage);
         assert!(!state.is_isolated(), "{zspage:?} was left isolated");
@@ -546,7 +556,7 @@ impl Zspages {
         taken
     }
 
-    /// Checks that the lists hold exactly the zspages they should.
+    /// Checks that the lists hold exactly the zspages that belong on them.
     pub(super) fn check_lists(&self) {
         let (mut listed, mut zspages) = (0, 0);
         for index in 0..CLASSES {

@@ -1,48 +1,51 @@
-//! Locks and atomics for an engine that one thread has for itself: cells, which the compiler keeps to one thread.
+//! Locks and atomics for an engine that one thread uses: cells, which the compiler confines to one
+//! thread.
 //!
-//! They do what the real ones do as long as nobody else is there, without the price of a locked bus: half of what the lab
-//! spent. Waiting for a lock would be waiting for oneself, and panics.
+//! They behave like the real ones as long as there is one thread, without locked bus cycles, which
+//! took half of the lab's time. A wait for a lock would wait for the same thread, so it panics.
 
 use std::cell::{RefCell, RefMut};
 
-/// In the place of what is made once: looking at it is one load, and it takes half as much memory.
+/// A value that is initialised once. A cell needs one load to read and half the memory of the real
+/// one.
 pub use std::cell::OnceCell as OnceLock;
 
-/// In the place of a mutual exclusion lock.
+/// A mutual exclusion lock as a cell.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RefCell<T>);
 
-/// What a [`Mutex`] hands out while it is held.
+/// The guard of a locked [`Mutex`].
 pub type MutexGuard<'a, T> = RefMut<'a, T>;
 
 impl<T> Mutex<T> {
-    /// A lock around `value`.
+    /// Makes a lock around `value`.
     pub const fn new(value: T) -> Self {
         Self(RefCell::new(value))
     }
 
-    /// Takes the lock, which nobody holds.
+    /// Takes the lock. Panics if it is held.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.borrow_mut()
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_borrow_mut().ok()
     }
 }
 
-/// There is nobody to be let run.
+/// Does nothing: there is no other thread to run.
 pub fn yield_now() {}
 
-/// What all threads may use at once: there is one.
+/// The bound of values shared between threads. Every type satisfies it, because there is one
+/// thread.
 pub trait Shared {}
 
 impl<T: ?Sized> Shared for T {}
 
-/// Cells with the methods of atomics, as far as the engine and the lab use them.
+/// Cells with the methods of atomics that the engine and the lab use.
 pub mod atomic {
     pub use std::sync::atomic::Ordering;
 
@@ -50,66 +53,67 @@ pub mod atomic {
 
     macro_rules! atomics {
         ($($name:ident of $number:ty),*) => {$(
-            /// As the atomic of that name.
+            /// A cell with the methods of the atomic of that name.
             #[derive(Debug, Default)]
             #[repr(transparent)]
             pub struct $name(Cell<$number>);
 
             impl $name {
-                /// One of that value.
+                /// Makes a cell with `value`.
                 pub const fn new(value: $number) -> Self {
                     Self(Cell::new(value))
                 }
 
-                /// Its value.
+                /// Returns the value.
                 #[inline]
                 pub fn load(&self, _: Ordering) -> $number {
                     self.0.get()
                 }
 
-                /// Gives it a value.
+                /// Sets the value.
                 #[inline]
                 pub fn store(&self, value: $number, _: Ordering) {
                     self.0.set(value);
                 }
 
-                /// Gives it a value; returns the one before, as all below do.
+                /// Sets the value and returns the previous one.
                 #[inline]
                 pub fn swap(&self, value: $number, _: Ordering) -> $number {
                     self.0.replace(value)
                 }
 
-                /// Adds, around the end.
+                /// Adds `more`, wrapping, and returns the previous value.
                 #[inline]
                 pub fn fetch_add(&self, more: $number, _: Ordering) -> $number {
                     self.0.replace(self.0.get().wrapping_add(more))
                 }
 
-                /// Subtracts, around the end.
+                /// Subtracts `less`, wrapping, and returns the previous value.
                 #[inline]
                 pub fn fetch_sub(&self, less: $number, _: Ordering) -> $number {
                     self.0.replace(self.0.get().wrapping_sub(less))
                 }
 
-                /// Raises it.
+                /// Raises the value to `least` and returns the previous value.
                 #[inline]
                 pub fn fetch_max(&self, least: $number, _: Ordering) -> $number {
                     self.0.replace(self.0.get().max(least))
                 }
 
-                /// Sets bits.
+                /// Sets `bits` and returns the previous value.
                 #[inline]
                 pub fn fetch_or(&self, bits: $number, _: Ordering) -> $number {
                     self.0.replace(self.0.get() | bits)
                 }
 
-                /// Keeps bits.
+                /// Clears all bits except `bits` and returns the previous value.
                 #[inline]
                 pub fn fetch_and(&self, bits: $number, _: Ordering) -> $number {
                     self.0.replace(self.0.get() & bits)
                 }
 
-                /// Changes it, unless there is nothing to change it to.
+                /// Replaces the value unless `change` returns `None`. Returns the previous value as
+                /// `Ok` or `Err`.
                 #[inline]
                 pub fn fetch_update(
                     &self,
@@ -121,7 +125,8 @@ pub mod atomic {
                     change(now).map(|new| self.0.replace(new)).ok_or(now)
                 }
 
-                /// Changes it if it is `current`.
+                /// Replaces the value if it is `current`. Returns the previous value as `Ok` or
+                /// `Err`.
                 #[inline]
                 pub fn compare_exchange(
                     &self,
@@ -134,7 +139,7 @@ pub mod atomic {
                     if now == current { Ok(self.0.replace(new)) } else { Err(now) }
                 }
 
-                /// The same: it never fails without a reason.
+                /// Calls `compare_exchange`: a cell never fails spuriously.
                 #[inline]
                 pub fn compare_exchange_weak(
                     &self,
@@ -186,7 +191,7 @@ mod tests {
                         let exchanged = cell.compare_exchange_weak(now, a, SeqCst, SeqCst);
                         assert_eq!(exchanged, real.compare_exchange(now, a, SeqCst, SeqCst));
                     }
-                    _ => unreachable!("one of those"),
+                    _ => unreachable!("steps are 0..9"),
                 }
                 assert_eq!(cell.load(SeqCst), real.load(SeqCst));
             }
@@ -195,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cells_count_as_atomics_do(
+        fn cells_behave_like_atomics(
             start in any::<u64>(), steps in prop::collection::vec((0..9, any::<u64>(), any::<u64>()), 1..60)
         ) {
             same_as_real!(AtomicU16, u16, start, steps.iter().copied());
@@ -207,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_stays() {
+    fn an_initialised_value_stays() {
         let made = OnceLock::new();
         assert_eq!((made.get(), made.get_or_init(|| 1), made.get_or_init(|| 2)), (None, &1, &1));
     }

@@ -1,38 +1,37 @@
-//! The order in which locks are taken, as data: each lock has a [`Rank`], and a thread takes locks
-//! in ascending order.
+//! The lock order as data: each lock has a [`Rank`], and a thread takes locks in ascending order.
 //!
-//! Two locks of one rank are never held by one thread. The order holds for all locks of the engine
-//! and of the agent that are held while another one is taken; all the others are leaves.
-//! [`Mutex`](super::Mutex) and [`RwLock`](super::RwLock) have their rank as a type.
+//! A thread never holds two locks of one rank. The order covers all locks of the engine and of the
+//! agent under which another lock is taken; all other locks are leaves. The rank is a type
+//! parameter of [`Mutex`](super::Mutex) and [`RwLock`](super::RwLock).
 //!
 //! | rank | lock | protects |
 //! |---|---|---|
-//! | (none) | [`crate::gate`] | everything, while the program forks: passed before any lock |
+//! | (none) | [`crate::gate`], passed before any lock | everything, while the program forks |
 //! | `Compaction` | [`crate::compaction`]: the scanners | one compaction at a time |
-//! | `Mappings` | the machine's known mapping changes | changes are heard by one thread; pages move only between changes |
-//! | `Block` | [`crate::page_table`]: a block | the entries of 2 MiB of the program's address space |
+//! | `Mappings` | the machine's known mapping events | pages move only between events |
+//! | `Block` | [`crate::page_table`]: a block | the entries of 2 MiB of the address space |
 //! | `StoreClass` | [`crate::store`]: a size class | its zspages |
-//! | `FileSlots` | [`crate::store`]: the slots of the swap file | which clusters are whose |
-//! | `SlotSpare` | [`crate::cluster`]: the spares of a CPU | |
+//! | `FileSlots` | [`crate::store`]: the slots of the swap file | the owners of its clusters |
+//! | `SlotSpare` | [`crate::cluster`]: the spares of a CPU | its spare clusters |
 //! | `SlotCluster` | [`crate::cluster`]: a cluster | its slots |
 //! | `SlotLists` | [`crate::cluster`]: the lists | which clusters are free, full, in use |
-//! | `Advice` | advice for memory that is not managed | is held while the managed ranges are looked up |
-//! | `Leaf` | all others | no other lock is taken under one |
-//! | `Unchecked` | those of the worlds in tests | |
+//! | `Advice` | advice for unmanaged memory | held while the managed ranges are looked up |
+//! | `Leaf` | all other locks | no other lock is taken under a leaf |
+//! | `Unchecked` | locks of the worlds in tests | |
 //!
-//! Below the leaves is the lock of the agent's heap: any thread may allocate while it holds a lock.
-//! It is no lock of this module.
+//! The lock of the agent's heap is below the leaves: a thread may allocate while it holds any lock.
+//! The heap's lock is not a lock of this module.
 //!
-//! With the feature `lock-ranks`, which the tests of this crate and of `foliomem-linux` have, each
-//! acquisition is checked: a thread that takes a lock out of order panics, whatever the others do
-//! at that moment. A thread is known by a number, not by thread-local storage of this library,
-//! which threads of the agent do not have: see [`identify_threads`].
+//! The feature `lock-ranks`, which the tests of this crate and of `foliomem-linux` enable, checks
+//! each acquisition: a thread that takes a lock out of order panics, whether or not another thread
+//! holds it. A number identifies a thread, because threads of the agent have no thread-local
+//! storage of this library: see [`identify_threads`].
 
-/// Where a lock is in the order.
+/// The place of a lock in the lock order.
 pub trait Rank {
-    /// Its place: locks are taken in ascending order.
+    /// The place, below 32. A thread takes locks in ascending order of places.
     const PLACE: u8;
-    /// For messages.
+    /// The name in messages.
     const NAME: &'static str;
 }
 
@@ -48,7 +47,7 @@ macro_rules! ranks {
         }
     )*
 
-    /// The names of all ranks, by place; empty where there is none.
+    /// The names of all ranks by place; the name of an unused place is empty.
     #[cfg(feature = "lock-ranks")]
     const NAMES: [&str; 32] = {
         let mut names = [""; 32];
@@ -61,7 +60,7 @@ macro_rules! ranks {
 ranks! {
     /// The scanners of the compactor.
     Compaction = 1;
-    /// The machine's known mapping changes.
+    /// The machine's known mapping events.
     Mappings = 2;
     /// A block of the page table.
     Block = 3;
@@ -75,24 +74,24 @@ ranks! {
     SlotCluster = 7;
     /// The lists of clusters.
     SlotLists = 8;
-    /// Advice for memory that is not managed.
+    /// Advice for unmanaged memory.
     Advice = 9;
     /// A lock under which no other is taken.
     Leaf = 30;
-    /// A lock of a test's own world, which is no part of the order.
+    /// A lock of a test's world, outside the lock order.
     Unchecked = 31;
 }
 
-/// Whether a thread that takes a lock waits for it.
+/// The two ways to take a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waits {
-    /// It does, so the order must be kept.
+    /// The thread waits for the lock, so it must keep the order.
     Yes,
-    /// It goes on without the lock.
+    /// The thread continues without the lock if the lock is held.
     No,
 }
 
-/// The calling thread takes a lock; nobody checks.
+/// Does nothing: acquisitions are not checked.
 #[cfg(not(feature = "lock-ranks"))]
 #[inline]
 pub(super) fn acquire<R: Rank>(_waits: Waits) {}
@@ -109,16 +108,17 @@ mod checks {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-    /// Threads that can hold locks at a time.
+    /// Maximum number of threads that are checked at a time.
     const THREADS: usize = 1024;
-    /// Entries that are looked at for a thread. Where others have all of them, it goes unchecked.
+    /// Number of entries that a thread tries. It is not checked if other threads own all of them.
     const PROBES: usize = 16;
 
-    /// What a thread holds. No ordering: only that thread changes it while it holds something.
+    /// The locks that a thread holds. Relaxed accesses suffice, because only the owner changes the
+    /// entry while it holds a lock.
     struct Held {
-        /// The thread's number; 0 while nobody has the entry.
+        /// The number of the owner; 0 if the entry is free.
         thread: AtomicU32,
-        /// A bit for each rank.
+        /// A bit for each rank that the owner holds.
         ranks: AtomicU32,
     }
 
@@ -128,12 +128,12 @@ mod checks {
     #[cfg(feature = "shuttle")]
     use shuttle::thread_local;
     thread_local! {
-        /// A bit for each rank that the thread holds, unless threads are known by a number.
-        static RANKS: Cell<u32> = Cell::new(0);
+        /// A bit for each rank that the thread holds. Unused if numbers identify threads.
+        static RANKS: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Has threads known by what `identify` says, a number above 0 that no two living threads
-    /// share, instead of by thread-local storage. Once, before any lock is taken.
+    /// Makes `identify` identify threads, instead of thread-local storage. It must return a number
+    /// above 0 that no two living threads share. Called once, before any lock is taken.
     pub fn identify_threads(identify: fn() -> u32) {
         let _ = IDENTIFY.set(identify);
     }
@@ -141,16 +141,16 @@ mod checks {
     fn entry(thread: u32) -> Option<&'static Held> {
         let first = thread.wrapping_mul(0x9e37_79b9) as usize;
         let entries = || (first..first + PROBES).map(|index| &HELD[index % THREADS]);
-        // While a thread holds a lock it has an entry, which others do not take.
+        // A thread that holds a lock owns an entry, and other threads do not take it.
         let has = |held: &&Held| held.thread.load(Relaxed) == thread;
         let takes = |held: &&Held| held.thread.compare_exchange(0, thread, Relaxed, Relaxed).is_ok();
         entries().find(has).or_else(|| entries().find(takes))
     }
 
-    /// Changes what the calling thread holds.
+    /// Changes the set of ranks that the calling thread holds.
     fn change(to: impl FnOnce(u32) -> u32) {
         let Some(identify) = IDENTIFY.get() else {
-            // A thread that ends has no storage any more, and is not looked at.
+            // An ending thread has no storage any more and is not checked.
             let _ = RANKS.try_with(|ranks| ranks.set(to(ranks.get())));
             return;
         };
@@ -162,7 +162,7 @@ mod checks {
         }
     }
 
-    /// The calling thread takes a lock.
+    /// Notes that the calling thread takes a lock of rank `R`, and panics if the order forbids it.
     pub fn acquire<R: Rank>(waits: Waits) {
         if R::PLACE == Unchecked::PLACE {
             return;
@@ -176,7 +176,7 @@ mod checks {
         });
     }
 
-    /// The calling thread lets go of it.
+    /// Notes that the calling thread releases a lock of rank `R`.
     pub fn release<R: Rank>() {
         if R::PLACE != Unchecked::PLACE {
             change(|ranks| ranks & !(1 << R::PLACE));
@@ -197,7 +197,7 @@ mod tests {
         let guard = block.lock();
         assert_eq!(*leaf.lock() + *guard + *read, 3);
         drop((guard, read));
-        // One that is not waited for needs no order.
+        // `try_lock` does not wait, so the order does not apply.
         let held = leaf.lock();
         assert!(block.try_lock().is_some());
         drop(held);
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a lock of rank Block is taken under one of rank Leaf")]
-    fn a_lock_under_a_leaf_is_refused() {
+    fn taking_a_lock_under_a_leaf_panics() {
         let (block, leaf) = (Mutex::<(), Block>::default(), Mutex::<()>::default());
         let _leaf = leaf.lock();
         let _block = block.lock();
@@ -214,14 +214,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a lock of rank Block is taken under one of rank Block")]
-    fn a_second_block_is_refused() {
+    fn taking_a_second_block_panics() {
         let (one, other) = (Mutex::<(), Block>::default(), Mutex::<(), Block>::default());
         let _one = one.lock();
         let _other = other.lock();
     }
 
     #[test]
-    fn what_one_thread_holds_is_nothing_to_another() {
+    fn each_thread_has_its_own_set_of_held_ranks() {
         let (block, leaf) = (Mutex::<(), Block>::default(), Mutex::<()>::default());
         let _leaf = leaf.lock();
         std::thread::scope(|scope| {

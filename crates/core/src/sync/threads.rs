@@ -1,10 +1,10 @@
-//! The real locks and atomics, or a schedule explorer's.
+//! The real locks and atomics, or those of the schedule explorer.
 
 #[cfg(not(feature = "shuttle"))]
 pub use std::sync::atomic;
 #[cfg(not(feature = "shuttle"))]
 use std::sync::{Mutex as RawMutex, RwLock as RawRwLock};
-/// Lets others run, where what they do is waited for.
+/// Yields the CPU to a thread that the caller waits for.
 #[cfg(not(feature = "shuttle"))]
 pub use std::thread::yield_now;
 
@@ -15,31 +15,31 @@ use shuttle::sync::{Mutex as RawMutex, RwLock as RawRwLock};
 #[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
-/// What is made once, by whoever needs it first.
+/// A value that its first user initialises.
 pub use std::sync::OnceLock;
 
-/// What all threads may use at once.
+/// The bound of values shared between threads.
 pub use std::marker::Sync as Shared;
 
 /// A mutual exclusion lock without poisoning.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RawMutex<T>);
 
-/// What the locks hand out while they are held.
+/// The guards of held locks.
 #[cfg(not(feature = "shuttle"))]
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// What the locks hand out while they are held.
+/// The guards of held locks.
 #[cfg(feature = "shuttle")]
 pub use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 impl<T> Mutex<T> {
-    /// A lock around `value`.
+    /// Makes a lock around `value`.
     pub const fn new(value: T) -> Self {
         Self(RawMutex::new(value))
     }
 
-    /// Waits for the lock.
+    /// Takes the lock; waits while it is held.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -47,7 +47,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
@@ -57,12 +57,12 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A lock that many hold for reading, or one for writing, without poisoning.
+/// A lock that several threads hold for reading, or one for writing, without poisoning.
 #[derive(Debug, Default)]
 pub struct RwLock<T>(RawRwLock<T>);
 
 impl<T> RwLock<T> {
-    /// Waits until nobody writes.
+    /// Takes the lock for reading; waits while a thread writes.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         match self.0.read() {
             Ok(guard) => guard,
@@ -70,7 +70,7 @@ impl<T> RwLock<T> {
         }
     }
 
-    /// Waits until nobody else has the lock.
+    /// Takes the lock for writing; waits while another thread holds it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         match self.0.write() {
             Ok(guard) => guard,
@@ -78,7 +78,7 @@ impl<T> RwLock<T> {
         }
     }
 
-    /// Whether somebody holds it for writing at this moment.
+    /// Returns whether a thread holds the lock for writing at this moment.
     pub fn is_written(&self) -> bool {
         self.0.try_read().is_err()
     }

@@ -1,6 +1,7 @@
-//! A machine made of maps: a page's content is one word, so that a test can say what every page of the
-//! program must hold. Faults can be injected: pinned pages, mappings that refuse moves, pages shared by
-//! a fork, a budget that is too small, a swap file that fails or belongs to others.
+//! A test double of the machine, made of maps. The content of a page is one word, so that a test
+//! knows what every page of the program must hold. Tests can inject faults: pinned pages, mappings
+//! that refuse moves, pages shared by a fork, a small budget, a swap file that fails or belongs to
+//! others.
 
 use foliomem_core::machine::{
     Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped,
@@ -14,22 +15,22 @@ use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER,
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
-/// Wakes who waits.
+/// A call that wakes a waiting thread.
 pub type Waker = Box<dyn FnOnce() + Send>;
 
-/// Pieces in the swap file, by where they begin, each with its nonce.
+/// The pieces in the swap file, by their start, each with its nonce.
 type FilePieces = HashMap<(u32, u32), (u64, Vec<u64>)>;
 
-/// A thread's scratch memory, and what it has begun to write to the swap file.
+/// The scratch memory of a thread, and its unfinished writes to the swap file.
 #[derive(Default)]
 pub struct Worker {
     words: Vec<u64>,
-    /// None outside of a call of the engine.
+    /// The unfinished writes; none outside of a call of the engine.
     pub writes: VecDeque<FilePieces>,
 }
 
 impl Worker {
-    /// The content of a piece whose stored words these are.
+    /// Turns the stored words in the scratch memory into the content of `piece`.
     fn decode(&mut self, piece: &Piece<'_>) {
         if piece.recompressed {
             self.words.iter_mut().for_each(|word| *word = !*word);
@@ -37,75 +38,75 @@ impl Worker {
     }
 }
 
-/// What the machine holds.
+/// The state of the machine.
 #[derive(Default)]
 pub struct State {
-    /// Pages present in the program.
+    /// The pages present in the program.
     pub program: BTreeMap<u64, u64>,
-    /// Pages at home, by frame.
+    /// The staged and free pages, by frame.
     pub homes: HashMap<u32, u64>,
-    /// Mapped ranges, and what was said about each.
+    /// The mapped ranges, each with its advice.
     pub mappings: Vec<(Range<u64>, Advice)>,
-    /// Which folio sizes there may be.
+    /// The size policy.
     pub sizes: SizePolicy,
-    /// Whether the program has disabled huge pages for itself.
+    /// Whether the program disabled huge pages for itself.
     pub disabled: Disabled,
-    /// Pages that cannot be moved.
+    /// The pages that cannot be moved.
     pub pinned: BTreeSet<u64>,
-    /// Pages of mappings that refuse moves.
+    /// The pages of mappings that refuse moves.
     pub refusing: BTreeSet<u64>,
-    /// Pages shared since a fork.
+    /// The pages shared since a fork.
     pub shared: BTreeSet<u64>,
-    /// Pages whose access ends the program.
+    /// The pages whose access ends the program.
     pub poisoned: BTreeSet<u64>,
-    /// Pages whose waiters were woken.
+    /// The pages whose waiting threads were woken.
     pub woken: BTreeSet<u64>,
-    /// Who waits for a page, and how to wake it.
+    /// The waiting threads, by page.
     pub waiting: Vec<(u64, Waker)>,
-    /// Moves out of the program so far.
+    /// Number of moves out of the program.
     pub moves_out: u32,
-    /// Changes of mappings that are under way, heard or not: nothing is moved meanwhile.
+    /// Number of mapping changes in progress, received or not. No page moves meanwhile.
     pub changes: u32,
-    /// One of them is being heard.
+    /// Whether the engine is receiving one of them.
     pub is_hearing: bool,
-    /// How many look at what they know and rely on it.
+    /// Number of guards that hold off mapping events.
     pub steady: u32,
-    /// Pieces, by where their first byte is.
+    /// The pieces, by the place of their first byte.
     pub pieces: HashMap<(u32, u32), Vec<u64>>,
-    /// The clock.
+    /// The time.
     pub now_ns: u64,
-    /// Pages charged to the budget.
+    /// The pages charged to the budget.
     pub charged: i64,
-    /// The budget.
+    /// The limit in pages.
     pub limit_pages: i64,
-    /// Marks where pages were that have moved out.
+    /// Marks in place of pages that were unmapped into the arena.
     pub marks: BTreeSet<u64>,
-    /// Frames must not be used again in place.
+    /// Whether a frame must go back to the system before it is used again.
     pub frames_escape: bool,
-    /// It was said that the arena is full.
+    /// Whether the engine reported that the arena is full.
     pub arena_is_full: bool,
-    /// Pieces compressed so far.
+    /// Number of compressed pieces.
     pub compressions: u64,
-    /// The next piece read is corrupted.
+    /// Whether the next read finds a corrupted piece.
     pub corrupt_next: bool,
-    /// What is in the swap file.
+    /// The content of the swap file.
     pub file: FilePieces,
-    /// Writes to the swap file so far.
+    /// Number of writes to the swap file.
     pub file_writes: u64,
-    /// The most that one worker has had under way.
+    /// Maximum unfinished writes that one worker has had.
     pub most_writes: usize,
-    /// So many writes to the swap file fail from now on.
+    /// Number of next writes to the swap file that fail.
     pub failing_writes: u32,
-    /// So many reads of the swap file fail from now on.
+    /// Number of next reads of the swap file that fail.
     pub failing_reads: u32,
-    /// Clusters of the swap file that the engine holds.
+    /// The clusters of the swap file that the engine holds.
     pub clusters: BTreeSet<ClusterNumber>,
-    /// Clusters that other processes hold, too, or alone.
+    /// The clusters that other processes hold, alone or together with this one.
     pub foreign_clusters: BTreeSet<ClusterNumber>,
 }
 
 impl State {
-    /// The program's page is gone, and the kernel has freed it.
+    /// Frees a page of the program, as the kernel does.
     pub fn drop_page(&mut self, page: u64) {
         self.marks.remove(&page);
         if self.program.remove(&page).is_some() {
@@ -113,7 +114,7 @@ impl State {
         }
     }
 
-    /// What the kernel does for munmap.
+    /// Unmaps `range`, as munmap does.
     pub fn unmap(&mut self, range: Range<u64>) {
         self.cut(&range);
         for page in range {
@@ -124,7 +125,7 @@ impl State {
         }
     }
 
-    /// What the kernel does for mremap to an address where nothing is mapped.
+    /// Moves a range to an unmapped address, as mremap does.
     pub fn remap(&mut self, from: Range<u64>, to: u64) {
         for (mapping, advice) in self.cut(&from) {
             self.mappings.push((mapping.start - from.start + to..mapping.end - from.start + to, advice));
@@ -144,19 +145,19 @@ impl State {
         }
     }
 
-    /// What the kernel does for madvise: mappings are split where it goes for a part of them.
+    /// Changes the advice of `range`, as madvise does; splits mappings if needed.
     pub fn advise(&mut self, range: &Range<u64>, advice: Advice) {
         for (mapping, _) in self.cut(range) {
             self.mappings.push((mapping, advice));
         }
     }
 
-    /// The mapping around `page`.
+    /// Returns the mapping of `page`.
     pub fn mapping(&self, page: u64) -> Option<&(Range<u64>, Advice)> {
         self.mappings.iter().find(|(mapping, _)| mapping.contains(&page))
     }
 
-    /// Takes out what of the mappings lies in `range`.
+    /// Removes the parts of mappings in `range` and returns them.
     fn cut(&mut self, range: &Range<u64>) -> Vec<(Range<u64>, Advice)> {
         let all = std::mem::take(&mut self.mappings);
         let parts = |part: fn(&Range<u64>, &Range<u64>) -> Range<u64>| {
@@ -169,7 +170,7 @@ impl State {
     }
 }
 
-/// While it lives, no change of mappings is heard.
+/// A guard that holds off mapping events.
 pub struct Steady<'a>(&'a Double);
 
 impl Drop for Steady<'_> {
@@ -253,7 +254,7 @@ impl Machine for Double {
     fn populate(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
         for frame in frames(*run) {
-            assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was not empty");
+            assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was populated");
         }
     }
 
@@ -264,14 +265,14 @@ impl Machine for Double {
     fn release(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
         for frame in frames(*run) {
-            assert!(state.homes.remove(&frame).is_some(), "frame {frame:x} was empty");
+            assert!(state.homes.remove(&frame).is_some(), "frame {frame:x} was unpopulated");
         }
     }
 
     fn zero(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
         for frame in frames(*run) {
-            *state.homes.get_mut(&frame).expect("a page at home") = 0;
+            *state.homes.get_mut(&frame).expect("a populated frame") = 0;
         }
     }
 
@@ -295,7 +296,7 @@ impl Machine for Double {
         let mut state = self.state.lock();
         for (from, to) in frames(*from).zip(frames(*to)) {
             let content = state.homes[&from];
-            *state.homes.get_mut(&to).expect("a page at home") = content;
+            *state.homes.get_mut(&to).expect("a populated frame") = content;
         }
     }
 
@@ -308,7 +309,7 @@ impl Machine for Double {
         for index in 0..pages {
             let absent = Stopped { moved_pages: index, error: MoveError::Absent };
             let content = state.homes.remove(&(from.0 + index)).ok_or(absent)?;
-            assert!(state.homes.insert(to.0 + index, content).is_none(), "{to:?} was not empty");
+            assert!(state.homes.insert(to.0 + index, content).is_none(), "{to:?} was populated");
         }
         Ok(())
     }
@@ -370,7 +371,7 @@ impl Machine for Double {
                 return stop(error);
             }
             let Some(content) = state.program.remove(&page) else { return stop(MoveError::Absent) };
-            assert!(state.homes.insert(frame, content).is_none(), "home {frame:x} was not empty");
+            assert!(state.homes.insert(frame, content).is_none(), "frame {frame:x} was populated");
             state.marks.insert(page);
         }
         Ok(())
@@ -436,8 +437,8 @@ impl Machine for Double {
     fn wake(&self, pages: Range<PageNumber>) {
         let woken: Vec<_> = {
             let mut state = self.state.lock();
-            // Under schedules, others may hold them.
-            assert!(cfg!(feature = "shuttle") || state.steady == 0, "woken while the mappings are held");
+            // Under the schedule explorer, other threads may hold guards.
+            assert!(cfg!(feature = "shuttle") || state.steady == 0, "a wake while mapping events are held off");
             state.woken.extend(pages.start.0..pages.end.0);
             state.waiting.extract_if(.., |(page, _)| pages.contains(&PageNumber(*page))).collect()
         };
@@ -468,7 +469,7 @@ impl Machine for Double {
 
     fn compress(&self, worker: &mut Worker, _head: PageNumber, run: RunRef<'_>) -> Compressed {
         self.state.lock().compressions += 1;
-        // Page by page, as long as it takes: nobody else may have anything to do with them.
+        // Page by page, which takes long: no other thread may use these frames meanwhile.
         worker.words.clear();
         worker.words.extend(frames(*run).map(|frame| self.state.lock().homes[&frame]));
         if worker.words.iter().all(|&word| word == worker.words[0]) && worker.words[0].is_multiple_of(5) {
@@ -489,7 +490,8 @@ impl Machine for Double {
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
         let mut state = self.state.lock();
-        // What is at `from` stays there: somebody may have begun to read it. All of a piece is where its first fragment begins.
+        // The bytes at `from` stay: a reader may have started. A piece is stored under the place of
+        // its first fragment.
         if let Some(content) = state.pieces.get(&key(&from)).cloned() {
             state.pieces.insert(key(&to), content);
         }
@@ -517,7 +519,7 @@ impl Machine for Double {
             }
         }
         for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
-            *self.state.lock().homes.get_mut(&frame).expect("a page at home") = *word;
+            *self.state.lock().homes.get_mut(&frame).expect("a populated frame") = *word;
         }
         Ok(())
     }
@@ -528,7 +530,8 @@ impl Machine for Double {
         if checksum(&worker.words) != piece.checksum || worker.words[0].is_multiple_of(3) {
             return None;
         }
-        // What it writes is told apart from what it was: one that is read as the other is corrupted.
+        // Recompressed words differ from the original ones, so that a read of the wrong kind is
+        // corrupted.
         worker.words.iter_mut().for_each(|word| *word = !*word);
         Some(Recompressed { len_bytes: piece.place.len_bytes() * 3 / 4, checksum: checksum(&worker.words) })
     }
@@ -542,9 +545,9 @@ impl Machine for Double {
         let slots = batch.first().0..batch.first().0 + batch.slots();
         let cluster = Slot(slots.start).cluster();
         assert!(state.clusters.contains(&cluster), "a write to {cluster:?}, which is not held");
-        assert!(worker.writes.len() < MOST_WRITES, "more writes than may be under way");
+        assert!(worker.writes.len() < MOST_WRITES, "too many unfinished writes");
         state.file_writes += 1;
-        // What was there is gone, whatever the write comes to.
+        // The old content is lost whatever the result of the write.
         state.file.retain(|&(slot, _), _| !slots.contains(&slot));
         let mut written = FilePieces::new();
         for (piece, start_bytes) in batch.pieces() {
@@ -562,7 +565,7 @@ impl Machine for Double {
 
     fn finish_write(&self, worker: &mut Worker) -> Result<(), NotWritten> {
         let mut state = self.state.lock();
-        let written = worker.writes.pop_front().expect("a write that was begun");
+        let written = worker.writes.pop_front().expect("an unfinished write");
         if state.failing_writes > 0 {
             state.failing_writes -= 1;
             return Err(NotWritten);
@@ -592,14 +595,14 @@ impl Machine for Double {
         worker.words = content;
         worker.decode(piece);
         for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
-            *state.homes.get_mut(&frame).expect("a page at home") = *word;
+            *state.homes.get_mut(&frame).expect("a populated frame") = *word;
         }
         Ok(())
     }
 
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
         let mut state = self.state.lock();
-        assert!(state.clusters.contains(&cluster), "{cluster:?} is discarded and not held");
+        assert!(state.clusters.contains(&cluster), "{cluster:?} is discarded but not held");
         state.file.retain(|&(slot, _), _| Slot(slot).cluster() != cluster);
         true
     }

@@ -1,17 +1,17 @@
-//! How the tests `schedule_*` look for an order of steps that breaks something: many small runs, each under
-//! another schedule, half of them random and half with few, well-placed preemptions (PCT), which finds what
-//! needs one thread to sleep for long. A schedule that fails is printed, for `shuttle::replay`.
-//! `FOLIOMEM_SCHEDULES=n` tries n times as many.
+//! The schedule search of the `schedule_*` tests: many small runs, each under another schedule.
+//! Half of the schedules are random; half have few, well-placed preemptions (PCT), which finds bugs
+//! that need one thread to sleep long. A failing schedule is printed for `shuttle::replay`.
+//! `FOLIOMEM_SCHEDULES=n` multiplies the number of schedules by n.
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner};
 
-/// The engine keeps arrays of a block's pages on its stack.
+/// Stack size of a thread in bytes: the engine keeps arrays of a block's pages on it.
 const STACK_BYTES: usize = 256 << 10;
-/// Preemptions that PCT places in a run: a race of two threads needs one or two.
+/// Number of preemptions that PCT places in a run: a race of two threads needs one or two.
 const PREEMPTIONS: usize = 3;
 
-/// Runs `body` under `schedules` schedules. Everything that `body` starts it must wait for.
+/// Runs `body` under `schedules` schedules. `body` must wait for everything that it starts.
 pub fn explore(schedules: usize, body: impl Fn() + Clone + Send + Sync + 'static) {
     let times = std::env::var("FOLIOMEM_SCHEDULES").map_or(1, |times| times.parse().expect("a number of times"));
     let schedules = schedules * times;
@@ -22,7 +22,7 @@ pub fn explore(schedules: usize, body: impl Fn() + Clone + Send + Sync + 'static
 fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = STACK_BYTES;
-    // Orderings are not what is explored here.
+    // Shuttle does not explore memory orderings.
     config.silence_warnings = true;
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
     Runner::new(scheduler, config).run(body);

@@ -1,45 +1,46 @@
-//! Allocation of folios, as `__alloc_pages` does it for what can do with less (`__GFP_NORETRY`): free runs, then compaction and reclaim
-//! once, then nothing.
+//! Folio allocation as `__alloc_pages` does it for callers that can use less (`__GFP_NORETRY`):
+//! free runs, then one try of compaction and reclaim, then failure.
 
 use super::PageCache;
-use super::per_cpu::{Keeps, MOST};
+use super::per_cpu::{Keeps, MAX_CACHED_ORDER};
 use crate::error::LabError;
 use foliomem_core::units::{Frame, FrameRun, Order};
 
-/// How much must be free.
+/// The free memory to keep, in frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Watermarks {
     low_frames: u32,
     high_frames: u32,
 }
 
-/// Of a machine of 16 GiB with huge pages: `min_free_kbytes` is 67584 then (`set_recommended_min_free_kbytes` with three zones), low and high
-/// are a quarter of that above it each. Smaller machines have as large a part.
+/// Watermarks of a machine of 16 GiB with huge pages: `min_free_kbytes` is 67584 there
+/// (`set_recommended_min_free_kbytes` with three zones), and low and high are each a quarter of
+/// that further up. Smaller machines keep the proportion.
 const MACHINE_FRAMES: u64 = 4 << 20;
 const LOW_FRAMES: u64 = 16_896 + 4_224;
 const HIGH_FRAMES: u64 = 16_896 + 2 * 4_224;
-/// `zone_batchsize` of it.
+/// Frames that a per-CPU list takes or returns at a time: `zone_batchsize` of that machine.
 const BATCH_FRAMES: u32 = 63;
-/// What direct reclaim frees at least: `SWAP_CLUSTER_MAX`.
+/// Minimum frames that direct reclaim frees: `SWAP_CLUSTER_MAX`.
 const RECLAIM_FRAMES: u32 = 32;
 
-/// What came of a request for compaction.
+/// The result of a request for compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Compacted {
     Made,
     Failed,
-    /// It has failed too often lately.
+    /// Deferred, because compaction failed recently.
     Deferred,
 }
 
 impl Watermarks {
-    /// Those of a machine with so many frames.
+    /// Returns the watermarks of a machine with `frames` frames.
     pub fn of(frames: u32) -> Watermarks {
         let part = |of: u64| (u64::from(frames) * of / MACHINE_FRAMES) as u32;
         Watermarks { low_frames: part(LOW_FRAMES), high_frames: part(HIGH_FRAMES) }
     }
 
-    /// What CPUs keep for themselves, all of them together: the low watermark.
+    /// Returns the limits of per-CPU lists: all of them together hold the low watermark.
     pub fn keeps(&self, cpus: u16) -> Keeps {
         let high_frames = self.low_frames / u32::from(cpus);
         Keeps { high_frames, batch_frames: BATCH_FRAMES.min(high_frames / 4).max(1) }
@@ -53,7 +54,7 @@ impl PageCache {
         Some(run)
     }
 
-    /// What `kswapd` does: below the low watermark it reclaims until the high one.
+    /// Does the work of `kswapd`: below the low watermark it reclaims up to the high one.
     fn balance(&mut self) {
         let free = self.folios.homes.empty_frames();
         if free < self.watermarks.low_frames {
@@ -61,7 +62,7 @@ impl PageCache {
         }
     }
 
-    /// A run of `order` that is free.
+    /// Allocates a free run of `order`, without compaction.
     pub(super) fn alloc_free(&mut self, order: Order) -> Option<FrameRun> {
         self.balance();
         let run = self.take(order);
@@ -69,7 +70,8 @@ impl PageCache {
         run
     }
 
-    /// A run of `order`; `None` where compaction and reclaim have not made one. A single page is always had, or memory is out.
+    /// Allocates a run of `order`; `None` if neither compaction nor reclaim makes one. Fails
+    /// with [`LabError`] if not even a single page can be made.
     pub(super) fn alloc(&mut self, order: Order) -> Result<Option<FrameRun>, LabError> {
         self.balance();
         let run = self.take(order).or_else(|| self.alloc_slowly(order));
@@ -80,17 +82,18 @@ impl PageCache {
         Ok(run)
     }
 
-    /// A single page, or memory is out.
+    /// Allocates a single page. Fails if memory is exhausted.
     pub(super) fn alloc_page(&mut self) -> Result<FrameRun, LabError> {
         match self.alloc(Order::ZERO)? {
             Some(run) => Ok(run),
-            None => unreachable!("a page was had, or an error"),
+            None => unreachable!("alloc returns a page or an error"),
         }
     }
 
-    /// What is costly is compacted for first, and given up at once while that is deferred.
+    /// Allocates with compaction and reclaim. Costly orders compact first and give up at once while
+    /// compaction is deferred.
     fn alloc_slowly(&mut self, order: Order) -> Option<FrameRun> {
-        if order > MOST {
+        if order > MAX_CACHED_ORDER {
             match self.compact(order) {
                 Compacted::Made => return self.take(order),
                 Compacted::Deferred => return None,
@@ -104,8 +107,8 @@ impl PageCache {
         run
     }
 
-    /// A page for what cannot be moved. Such pages are kept together as Linux groups them by mobility: where none is left among
-    /// them, the largest free run there is becomes theirs (`__rmqueue_fallback`).
+    /// Allocates an immovable page. Linux groups such pages by mobility: if the group has none
+    /// left, it takes the largest free run (`__rmqueue_fallback`).
     pub(super) fn alloc_unmovable(&mut self) -> Result<Frame, LabError> {
         self.balance();
         loop {
@@ -134,7 +137,7 @@ impl PageCache {
         LabError::NoReclaimableMemory { used_mib: mib(self.used_pages()), memory_mib: mib(self.folios.homes.frames()) }
     }
 
-    /// Direct reclaim. Where that has freed something and it still is not a run, CPUs give up what they keep.
+    /// Does direct reclaim. If that frees memory but no run of `order`, CPUs drain their lists.
     fn reclaim_for(&mut self, order: Order) -> Option<FrameRun> {
         let freed = self.reclaim(RECLAIM_FRAMES.max(order.pages()));
         self.take(order).or_else(|| {

@@ -1,4 +1,4 @@
-//! What becomes of a touch of mapped memory: files, shared and anonymous memory.
+//! Touches of mapped memory: files, shared and anonymous memory.
 
 use super::files::{Backing, FolioId};
 use super::readahead::{Readahead, WINDOW_PAGES};
@@ -6,11 +6,11 @@ use super::{Content, FileId, Mapper, PageCache};
 use crate::error::LabError;
 use foliomem_core::units::MAX_ORDER;
 
-/// What a fault maps of what is cached, at most: `fault_around_bytes`.
+/// Maximum pages that a fault maps around: `fault_around_bytes`.
 const AROUND_PAGES: u32 = 16;
 
 impl PageCache {
-    /// A program reads a page of a file that it has mapped, or writes it.
+    /// Reads or writes a page of a file that the program mapped.
     pub fn touch(
         &mut self,
         mapper: Mapper,
@@ -36,14 +36,15 @@ impl PageCache {
         let is_first_write = write && !std::mem::replace(&mut page.dirty, true);
         let id = page.folio;
         if is_first_write && self.file(file).backing == Backing::File {
-            // Linux maps pages of files read-only at first, to learn when they are written: by the fault itself, where there is one.
+            // Linux maps file pages read-only first, to notice the first write; a fault for the
+            // mapping itself already knows.
             self.spend(u32::from(was_mapped), self.cache_costs().fault_ns);
             self.folios.table.get_mut().folio_mut(id).dirty = true;
         }
         Ok(())
     }
 
-    /// A page table. It stays until its address space is gone, whatever becomes of what it maps.
+    /// Allocates a page table. It stays until its address space is gone, whatever it still maps.
     fn add_table(&mut self) -> Result<(), LabError> {
         let frame = self.alloc_unmovable()?;
         self.spend(1, self.costs.page_cache.insert_folio_ns + self.costs.zero_page_ns);
@@ -52,7 +53,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// Maps what is cached around `index` and not marked; returns how many pages that are.
+    /// Maps the cached, unmarked pages around `index`; returns their number.
     fn map_around(&mut self, mapper: Mapper, file: FileId, index: u32) -> u32 {
         let first = index & !(AROUND_PAGES - 1);
         let end = (first + AROUND_PAGES).min(self.len_pages(file));
@@ -110,7 +111,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// Shared memory is by pages (Linux 6.6, by default).
+    /// Handles a fault on shared memory, which has single pages (default of Linux 6.6).
     fn fault_shm(&mut self, mapper: Mapper, file: FileId, index: u32) -> Result<(), LabError> {
         if self.folio_at(file, index) == FolioId::NONE {
             self.insert_page(file, index)?;
@@ -121,8 +122,9 @@ impl PageCache {
         Ok(())
     }
 
-    /// Anonymous memory is by 2 MiB where nothing of them was touched yet and a run is free, else by pages. (Linux 6.6 with huge pages
-    /// always and `defrag=madvise`, its defaults: nothing is moved for it.)
+    /// Handles a fault on anonymous memory: with 2 MiB if that range is untouched and a run is
+    /// free, else with a page. (Linux 6.6 with huge pages always and `defrag=madvise`, its default:
+    /// it does not compact for this.)
     fn fault_anonymous(&mut self, mapper: Mapper, file: FileId, index: u32) -> Result<(), LabError> {
         let block = index & !(MAX_ORDER.pages() - 1);
         let len = self.len_pages(file);
@@ -144,7 +146,8 @@ impl PageCache {
         Ok(())
     }
 
-    /// A program writes a page that it shares with its parent since a fork: it gets one of its own, in `own`.
+    /// Gives a program its own copy of a page shared with its parent since a fork, in the file
+    /// `own`.
     pub fn copy_on_write(&mut self, mapper: Mapper, own: FileId, index: u32) -> Result<(), LabError> {
         if self.folio_at(own, index) == FolioId::NONE {
             if self.file(own).needs_table(index, mapper.bit()) {

@@ -1,24 +1,24 @@
-//! Which folio holds which page of a file, and who has it mapped.
+//! Files: which folio holds which page, and which address spaces map it.
 
 use super::FileId;
 use foliomem_core::units::BLOCK_PAGES;
 use std::ops::Range;
 
-/// Pages that are kept together.
+/// Pages of a chunk of the page index.
 const CHUNK: u32 = 64;
 
-/// Where the content of a file is when it is not in memory.
+/// The backing of a file's content outside of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Backing {
-    /// In a file system: clean folios can be dropped.
+    /// A file system: clean folios can be dropped.
     File,
-    /// Nowhere: shared memory.
+    /// Nothing: shared memory.
     Shm,
-    /// Nowhere: a program's own.
+    /// Nothing: anonymous memory.
     Anonymous,
 }
 
-/// A folio of the table.
+/// The index of a folio in the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FolioId(pub u32);
 
@@ -27,16 +27,16 @@ impl FolioId {
     pub const NONE: FolioId = FolioId(0);
 }
 
-/// A page of a file.
+/// The state of one page of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Page {
-    /// The folio that holds it.
+    /// The folio that holds the page.
     pub folio: FolioId,
-    /// A bit for each address space that maps it.
+    /// The address spaces that map the page, one bit each.
     pub mapped: u16,
-    /// Those of them that have used it since that was looked at.
+    /// The address spaces that used the page since the last check.
     pub young: u16,
-    /// It was written since it was written back.
+    /// Whether the page was written since its last writeback.
     pub dirty: bool,
 }
 
@@ -45,37 +45,37 @@ struct Chunk {
     cached: u32,
 }
 
-/// A file of any size, of which what is cached takes memory.
+/// A file of any size. Only cached pages take memory.
 pub struct File {
-    /// See [`Backing`].
+    /// The backing of the content.
     pub backing: Backing,
-    /// Where its content is kept when it was written back, if that is a file of the page cache, too.
+    /// The file of the page cache that keeps written-back content, if there is one.
     pub image: Option<FileId>,
     chunks: Vec<Option<Box<Chunk>>>,
-    /// By 2 MiB, a bit for each address space that has a page table for them.
+    /// The address spaces with a page table, one bit each, for each 2 MiB.
     tables: Vec<u16>,
     pages: u32,
 }
 
 impl File {
-    /// A sparse file of `pages` pages, none of which is cached.
+    /// Makes a sparse file of `pages` pages; none is cached.
     pub fn new(backing: Backing, pages: u32, image: Option<FileId>) -> File {
         let chunks = (0..pages.div_ceil(CHUNK)).map(|_| None).collect();
         File { backing, image, chunks, tables: vec![0; pages.div_ceil(BLOCK_PAGES as u32) as usize], pages }
     }
 
-    /// Its length.
+    /// Returns the length in pages.
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// What is known of a page.
+    /// Returns the state of a page.
     pub fn page(&self, index: u32) -> Page {
         let chunk = self.chunks[(index / CHUNK) as usize].as_ref();
         chunk.map_or(Page::default(), |chunk| chunk.pages[(index % CHUNK) as usize])
     }
 
-    /// A page that is cached.
+    /// Returns the state of a cached page.
     pub fn cached_mut(&mut self, index: u32) -> &mut Page {
         let Some(chunk) = &mut self.chunks[(index / CHUNK) as usize] else {
             unreachable!("page {index} is not cached")
@@ -83,7 +83,7 @@ impl File {
         &mut chunk.pages[(index % CHUNK) as usize]
     }
 
-    /// From now on `folio` holds the pages of `range`.
+    /// Records that `folio` holds the pages of `range`.
     pub fn insert(&mut self, range: Range<u32>, folio: FolioId) {
         for index in range {
             let empty = || Box::new(Chunk { pages: [Page::default(); CHUNK as usize], cached: 0 });
@@ -94,7 +94,7 @@ impl File {
         }
     }
 
-    /// The pages of `range`, which are cached, are not any more.
+    /// Records that the pages of `range` are no longer cached.
     pub fn remove(&mut self, range: Range<u32>) {
         for index in range {
             let slot = &mut self.chunks[(index / CHUNK) as usize];
@@ -107,7 +107,8 @@ impl File {
         }
     }
 
-    /// Whether the address space of that bit has no page table for page `index` yet. From now on it has.
+    /// Returns whether the address space `mapper` still lacks a page table for page `index`, and
+    /// records that it has one now.
     pub fn needs_table(&mut self, index: u32, mapper: u16) -> bool {
         let table = &mut self.tables[index as usize / BLOCK_PAGES];
         let needs = *table & mapper == 0;
@@ -115,12 +116,12 @@ impl File {
         needs
     }
 
-    /// All address spaces that had it mapped are gone; returns how many page tables they had for it.
+    /// Drops the page tables of all address spaces; returns their number.
     pub fn drop_tables(&mut self) -> u32 {
         self.tables.iter_mut().map(|table| std::mem::take(table).count_ones()).sum()
     }
 
-    /// The folios that hold anything of it, ascending.
+    /// Returns the folios of the file, ascending.
     pub fn folios(&self) -> Vec<FolioId> {
         let cached = self.chunks.iter().flatten().flat_map(|chunk| &chunk.pages);
         let mut folios: Vec<FolioId> = cached.map(|page| page.folio).filter(|&folio| folio != FolioId::NONE).collect();

@@ -1,4 +1,4 @@
-//! All folios of the machine: which frames they are in, of which file, and in what order they are to go. Compaction moves them.
+//! Folios: the frames, the file and the list of every folio. Compaction moves them.
 
 use super::files::{File, FolioId};
 use crate::costs::PageCacheCosts;
@@ -10,53 +10,54 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Which of the lists a folio is on.
+/// The list that a folio is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum List {
-    /// None: it cannot be reclaimed.
+    /// No list: the folio cannot be reclaimed.
     #[default]
     Unlisted,
-    /// What goes first.
+    /// The inactive list, which is reclaimed first.
     Inactive,
-    /// What was used twice.
+    /// The active list: folios used twice.
     Active,
 }
 
 /// A folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Folio {
-    /// Where it is; `None` for an entry of the table that is free.
+    /// The frames of the folio; `None` for a free entry.
     pub run: Option<FrameRun>,
-    /// Its file, and its first page of it.
+    /// The number of the file.
     pub file: u16,
-    /// See `file`.
+    /// The first page of the folio in its file.
     pub index: u32,
-    /// Its use is to start the next window of readahead.
+    /// Whether a use of the folio starts the next readahead window.
     pub marked: bool,
-    /// It was used once.
+    /// Whether the folio was used once.
     pub referenced: bool,
-    /// It is to be written back.
+    /// Whether the folio must be written back.
     pub dirty: bool,
-    /// See [`List`].
+    /// The list of the folio.
     pub list: List,
-    /// Its place in the list: other entries of it there are old.
+    /// The stamp of the folio's current position in the list; entries with other stamps are stale.
     stamp: u64,
-    /// What was a part of it before it was split follows it in the list, unless its stamp is another by now.
+    /// The next part of the folio that this one was split from, which follows it in the list unless
+    /// its stamp changed.
     next_part: (FolioId, u64),
 }
 
 impl Folio {
-    /// Its pages of its file.
+    /// Returns the folio's pages in its file.
     pub fn range(&self, run: FrameRun) -> Range<u32> {
         self.index..self.index + run.frames()
     }
 }
 
-/// The table and the lists.
+/// The table of folios and the lists.
 pub struct Table {
     folios: Vec<Folio>,
     spare: Vec<FolioId>,
-    /// Which folio each frame is of.
+    /// The folio of each frame.
     by_frame: Box<[FolioId]>,
     /// All files, by number.
     pub files: Vec<File>,
@@ -79,7 +80,7 @@ const FREE: Folio = Folio {
 
 const NO_PART: (FolioId, u64) = (FolioId::NONE, 0);
 
-/// The place of a list among the lists.
+/// Returns the index of a list in `lists`.
 fn place(list: List) -> Option<usize> {
     match list {
         List::Unlisted => None,
@@ -101,17 +102,17 @@ impl Table {
         }
     }
 
-    /// A folio of the table.
+    /// Returns a folio.
     pub fn folio(&self, id: FolioId) -> &Folio {
         &self.folios[id.0 as usize]
     }
 
-    /// The same, to be changed.
+    /// Returns a folio for changes.
     pub fn folio_mut(&mut self, id: FolioId) -> &mut Folio {
         &mut self.folios[id.0 as usize]
     }
 
-    /// Where a folio is that is there.
+    /// Returns the frames of a folio in use.
     pub fn run(&self, id: FolioId) -> FrameRun {
         let Some(run) = self.folio(id).run else { unreachable!("{id:?} is free") };
         run
@@ -122,7 +123,7 @@ impl Table {
         self.by_frame[run.head.0 as usize..][..run.frames() as usize].fill(id);
     }
 
-    /// Puts a new folio in `run` into `file`, at page `index`; on no list.
+    /// Adds a new folio in `run` to `file` at page `index`; it is on no list.
     pub fn add(&mut self, run: FrameRun, file: u16, index: u32) -> FolioId {
         let id = self.spare.pop().unwrap_or_else(|| {
             self.folios.push(FREE);
@@ -134,7 +135,7 @@ impl Table {
         id
     }
 
-    /// Takes a folio out of its file and of the table; returns where it was.
+    /// Removes a folio from its file and the table; returns its frames.
     pub fn remove(&mut self, id: FolioId) -> FrameRun {
         self.unlist(id);
         let (folio, run) = (*self.folio(id), self.run(id));
@@ -145,7 +146,7 @@ impl Table {
         run
     }
 
-    /// Puts a folio to the young end of a list.
+    /// Appends a folio as the youngest to a list.
     pub fn enlist(&mut self, id: FolioId, list: List) {
         self.unlist(id);
         let (stamp, pages) = (self.stamps, self.run(id).frames());
@@ -170,7 +171,7 @@ impl Table {
         (folio.list, folio.next_part) = (List::Unlisted, NO_PART);
     }
 
-    /// Takes the oldest folio off a list.
+    /// Removes and returns the oldest folio of a list.
     pub fn pop(&mut self, list: List) -> Option<FolioId> {
         let place = place(list)?;
         while let Some((id, stamp)) = self.lists[place].pop_front() {
@@ -182,41 +183,42 @@ impl Table {
         None
     }
 
-    /// Whether that is a folio's place in a list, not one it has had.
+    /// Returns whether an entry is the folio's current position in a list.
     fn is_current(&self, list: List, (id, stamp): (FolioId, u64)) -> bool {
         let folio = self.folio(id);
         folio.run.is_some() && folio.list == list && folio.stamp == stamp
     }
 
-    /// Pages on a list.
+    /// Returns the number of pages on a list.
     pub fn listed_pages(&self, list: List) -> u32 {
         place(list).map_or(0, |place| self.listed_pages[place])
     }
 
-    /// The pages of its file that a folio holds.
+    /// Returns the pages of its file that a folio holds.
     pub fn folio_range(&self, id: FolioId) -> Range<u32> {
         self.folio(id).range(self.run(id))
     }
 
-    /// A folio's pages are written back.
+    /// Marks a folio and its pages as clean.
     pub fn clean(&mut self, id: FolioId) {
         let (file, range) = (usize::from(self.folio(id).file), self.folio_range(id));
         self.folio_mut(id).dirty = false;
         range.for_each(|index| self.files[file].cached_mut(index).dirty = false);
     }
 
-    /// Pages of all folios.
+    /// Returns the number of pages of all folios.
     pub fn pages(&self) -> u32 {
         self.folios.iter().filter_map(|folio| folio.run).map(FrameRun::frames).sum()
     }
 
-    /// How many page-table entries map a folio.
+    /// Returns the number of page table entries that map a folio.
     pub fn mappings(&self, id: FolioId) -> u32 {
         let file = &self.files[usize::from(self.folio(id).file)];
         self.folio_range(id).map(|index| file.page(index).mapped.count_ones()).sum()
     }
 
-    /// Splits a folio into others of `to`, which take its place in its list; returns how many there are.
+    /// Splits a folio into folios of order `to`, which take its position in the list; returns their
+    /// number.
     fn split(&mut self, id: FolioId, to: Order) -> u32 {
         let (whole, run) = (*self.folio(id), self.run(id));
         let mut last = id;
@@ -235,7 +237,7 @@ impl Table {
         run.frames() / to.pages()
     }
 
-    /// Walks everything: files, folios and frames know each other, lists hold what is counted.
+    /// Checks that files, folios and frames agree and that the lists hold the counted pages.
     pub fn check(&self, homes: &Homes) {
         let mut listed = [0; 2];
         for id in (1..self.folios.len() as u32).map(FolioId) {
@@ -269,21 +271,22 @@ impl Table {
     }
 }
 
-/// All memory of the machine.
+/// All folios and free frames of the machine.
 pub struct Folios {
-    /// The buddy allocator of the engine. A frame of this machine has no other home: all that are free are empty.
+    /// The engine's allocator. Frames of this machine are never populated, so all free ones are
+    /// unpopulated.
     pub homes: Homes,
-    /// Who is where.
+    /// The table of folios.
     pub table: RefCell<Table>,
-    /// Whether compaction moves folios of more than a page.
+    /// Whether compaction moves folios of more than one page.
     pub moves_large: bool,
-    /// What was done has cost so much so far.
+    /// Time spent so far.
     pub spent_ns: Cell<u64>,
     costs: PageCacheCosts,
 }
 
 impl Folios {
-    /// `frames` free frames.
+    /// Makes a machine with `frames` free frames.
     pub fn new(frames: u32, moves_large: bool, pick: Pick, costs: PageCacheCosts) -> Folios {
         let table = RefCell::new(Table::new(frames));
         Folios { homes: Homes::with_pick(frames, pick), table, moves_large, spent_ns: Cell::new(0), costs }
@@ -295,7 +298,7 @@ impl Folios {
 }
 
 impl Occupants for Folios {
-    /// What is in nobody's file is on a CPU's own list of free runs: it cannot be moved.
+    /// Frames of no file are on per-CPU lists and cannot be moved.
     fn occupant(&self, frame: Frame) -> Option<Occupant> {
         self.spend(1, self.costs.scan_ns);
         let table = self.table.borrow();
@@ -308,7 +311,7 @@ impl Occupants for Folios {
         let id = table.by_frame[from.head.0 as usize];
         table.by_frame[from.head.0 as usize..][..from.frames() as usize].fill(FolioId::NONE);
         table.place_in(id, to);
-        // Every page table is changed twice: that it is being moved, and where to.
+        // Every page table entry changes twice: to a migration entry, and to the new frame.
         self.spend(1, self.costs.migrate_folio_ns);
         self.spend(from.frames(), self.costs.migrate_page_ns);
         self.spend(2 * table.mappings(id), self.costs.rmap_page_ns);

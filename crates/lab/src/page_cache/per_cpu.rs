@@ -1,41 +1,41 @@
-//! Free runs that a CPU keeps for itself, as Linux does for orders up to 3 (`PAGE_ALLOC_COSTLY_ORDER`): they do not merge with their
-//! buddies, and compaction cannot move them.
+//! Per-CPU lists of free runs, which Linux keeps for orders up to 3 (`PAGE_ALLOC_COSTLY_ORDER`).
+//! Their runs do not merge with buddies, and compaction cannot move them.
 
 use foliomem_core::homes::Homes;
 use foliomem_core::units::{FrameRun, Order};
 use std::collections::VecDeque;
 
-/// Orders above this one are taken from the buddy allocator itself.
-pub const MOST: Order = match Order::new(3) {
+/// Maximum order of per-CPU lists; higher orders come from the buddy allocator.
+pub const MAX_CACHED_ORDER: Order = match Order::new(3) {
     Some(order) => order,
     None => unreachable!(),
 };
 
-/// Of one CPU.
+/// The lists of one CPU.
 #[derive(Clone, Debug, Default)]
 pub struct PerCpu {
-    runs: [VecDeque<FrameRun>; MOST.index() + 1],
+    runs: [VecDeque<FrameRun>; MAX_CACHED_ORDER.index() + 1],
     frames: u32,
 }
 
-/// How much a CPU keeps at most, and how much it takes or gives back at a time.
+/// Limits of a CPU's lists, in frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeps {
-    /// See the type.
+    /// Maximum number of frames on the lists.
     pub high_frames: u32,
-    /// See the type.
+    /// Frames taken or returned at a time.
     pub batch_frames: u32,
 }
 
 impl PerCpu {
-    /// Free frames that are kept here.
+    /// Returns the number of free frames on the lists.
     pub fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// A run of `order`, from `homes` where none is kept.
+    /// Takes a run of `order`, from `homes` if the list is empty.
     pub fn take(&mut self, homes: &Homes, order: Order, keeps: Keeps) -> Option<FrameRun> {
-        if order > MOST {
+        if order > MAX_CACHED_ORDER {
             return homes.alloc_empty(order);
         }
         let runs = &mut self.runs[order.index()];
@@ -51,9 +51,9 @@ impl PerCpu {
         Some(run)
     }
 
-    /// Takes `run` back; where too much is kept, the oldest goes on to `homes`.
+    /// Returns `run` to the lists; if they hold too much, the oldest runs go to `homes`.
     pub fn give(&mut self, homes: &Homes, run: FrameRun, keeps: Keeps) {
-        if run.order > MOST {
+        if run.order > MAX_CACHED_ORDER {
             return homes.free_empty(run);
         }
         self.runs[run.order.index()].push_back(run);
@@ -63,7 +63,7 @@ impl PerCpu {
         }
     }
 
-    /// Gives back what is kept beyond `frames`.
+    /// Returns runs to `homes` until at most `frames` are left.
     pub fn drain(&mut self, homes: &Homes, frames: u32) {
         while self.frames > frames {
             for runs in &mut self.runs {

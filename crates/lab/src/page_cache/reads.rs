@@ -1,4 +1,4 @@
-//! Files that are read by `read()`, and windows of readahead that are read for whoever uses a file.
+//! Reads by `read()`, and filling readahead windows.
 
 use super::files::FolioId;
 use super::folios::List;
@@ -6,7 +6,7 @@ use super::readahead::{Readahead, WINDOW_PAGES, Window};
 use super::{Content, FileId, PageCache};
 use crate::error::LabError;
 
-/// Who reads a file by `read()`, one after the other.
+/// A sequential reader of a file by `read()`.
 #[derive(Clone, Debug)]
 pub struct Reader {
     file: FileId,
@@ -14,14 +14,14 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// One that is at the beginning of `file`.
+    /// Makes a reader at the beginning of `file`.
     pub fn new(file: FileId) -> Reader {
         Reader { file, readahead: Readahead::default() }
     }
 }
 
 impl PageCache {
-    /// `read()` of a page.
+    /// Reads a page with `read()`.
     pub fn read(&mut self, reader: &mut Reader, index: u32) -> Result<(), LabError> {
         let mut id = self.folio_at(reader.file, index);
         if id == FolioId::NONE {
@@ -33,13 +33,13 @@ impl PageCache {
             id = self.insert_page(reader.file, index)?;
         }
         let head = self.folios.table.get_mut().folio(id).index;
-        // A page is asked for, and the rest of the folio before it is counted with it.
+        // The request is for a page; the part of the folio before it is counted with it.
         self.use_mark(reader.file, &mut reader.readahead, id, head, index + 1 - head)?;
         let last = reader.readahead.read(index);
         self.spend(1, self.cache_costs().read_page_ns);
-        // What was read ahead may have taken the very page's folio.
+        // Readahead may have reclaimed the folio of this very page.
         let id = self.folio_at(reader.file, index);
-        // It was used when the page before was read, if that is of it.
+        // The read of the previous page already used the folio if both are in it.
         if id != FolioId::NONE && last.is_none_or(|last| self.folio_at(reader.file, last) != id) {
             self.spend(1, self.cache_costs().read_folio_ns);
             self.note_use(id);
@@ -47,7 +47,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// `mark_page_accessed`: what is used twice while it is inactive becomes active.
+    /// Records a use (`mark_page_accessed`): a second use on the inactive list activates the folio.
     fn note_use(&mut self, id: FolioId) {
         let table = self.folios.table.get_mut();
         let folio = table.folio_mut(id);
@@ -59,7 +59,7 @@ impl PageCache {
         }
     }
 
-    /// Starts the next window, if `id` is marked for that: it is used at `index`, for `pages` pages.
+    /// Starts the next window if `id` is marked for that; it is used at `index`, for `pages` pages.
     pub(super) fn use_mark(
         &mut self,
         file: FileId,
@@ -84,7 +84,8 @@ impl PageCache {
         window.map_or(Ok(()), |window| self.fill(file, window))
     }
 
-    /// Reads a window: in the largest folios, or by pages from where one of those cannot be had, or from what is cached already on.
+    /// Reads a window in the largest folios; with single pages from where such a folio cannot be
+    /// allocated or a page is cached already.
     pub(super) fn fill(&mut self, file: FileId, window: Window) -> Result<(), LabError> {
         let end = (window.start + window.pages).min(self.len_pages(file));
         let window = Window { pages: end.saturating_sub(window.start), ..window };

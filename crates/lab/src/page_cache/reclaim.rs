@@ -1,14 +1,15 @@
-//! Which folios go, as `shrink_inactive_list` and `shrink_active_list` of Linux decide it for files.
+//! Reclaim of folios as `shrink_inactive_list` and `shrink_active_list` of Linux do it for files.
 
 use super::files::FolioId;
 use super::folios::List;
 use super::{FileId, PageCache};
 use foliomem_core::units::Order;
 
-/// How many times as much may be active as inactive: the square root of ten times the GiB (`inactive_is_low`), of a machine of 16 GiB.
+/// Maximum ratio of active to inactive pages: the square root of ten times the GiB
+/// (`inactive_is_low`), of a machine of 16 GiB.
 const ACTIVE_BY_INACTIVE: u32 = 12;
 
-/// What becomes of a folio that is looked at.
+/// The decision about a scanned folio.
 #[derive(Debug)]
 pub(super) enum Fate {
     Activate,
@@ -17,10 +18,10 @@ pub(super) enum Fate {
 }
 
 impl PageCache {
-    /// Frees `pages` pages or more; returns how many it has.
+    /// Frees at least `pages` pages if possible; returns the number of freed pages.
     pub(super) fn reclaim(&mut self, pages: u32) -> u32 {
         let (mut freed, mut not_written) = (0, 0);
-        // Where all that is left cannot be written back, there is no room for what is.
+        // If none of the remaining folios can be written back, there is no memory for their copies.
         while freed < pages && not_written <= self.folios.table.get_mut().listed_pages(List::Inactive) {
             self.deactivate();
             let Some(id) = self.folios.table.get_mut().pop(List::Inactive) else { break };
@@ -46,8 +47,8 @@ impl PageCache {
         freed
     }
 
-    /// `folio_check_references`: what several address spaces have used, or one a second time, becomes active; what one has used
-    /// stays.
+    /// Decides about a folio (`folio_check_references`): used by several address spaces, or a
+    /// second time by one, it is activated; used once, it is kept.
     pub(super) fn fate(&mut self, id: FolioId) -> Fate {
         let users = self.take_young(id);
         let folio = self.folios.table.get_mut().folio_mut(id);
@@ -59,7 +60,8 @@ impl PageCache {
         }
     }
 
-    /// How many address spaces have used a folio since this was last asked. (`folio_referenced`: however many of its pages.)
+    /// Returns how many address spaces used a folio since the last call. (`folio_referenced`:
+    /// regardless of how many of its pages.)
     fn take_young(&mut self, id: FolioId) -> u32 {
         let table = self.folios.table.get_mut();
         let (file, range) = (usize::from(table.folio(id).file), table.folio_range(id));
@@ -73,7 +75,7 @@ impl PageCache {
         young.count_ones()
     }
 
-    /// Takes from the active list what it has too much, oldest first.
+    /// Moves the oldest surplus folios of the active list to the inactive list.
     fn deactivate(&mut self) {
         loop {
             let table = self.folios.table.get_mut();
@@ -87,7 +89,7 @@ impl PageCache {
         }
     }
 
-    /// Takes a folio out of its file and frees it.
+    /// Removes a folio from its file and frees it.
     pub(super) fn free(&mut self, id: FolioId) {
         let run = self.folios.table.get_mut().remove(id);
         let costs = self.cache_costs();
@@ -96,8 +98,8 @@ impl PageCache {
         self.per_cpu[self.cpu].give(&self.folios.homes, run, self.keeps);
     }
 
-    /// Copies a dirty folio to where it is kept, in pages that are free: nothing is reclaimed for what reclaim needs. False where
-    /// there are none.
+    /// Writes back a dirty folio into free pages; it does not reclaim memory for that. Returns
+    /// false if there are none.
     fn write_back(&mut self, id: FolioId) -> bool {
         let (file, pages) = (self.folios.table.get_mut().folio(id).file, self.folios.table.get_mut().folio_range(id));
         let count = pages.end - pages.start;

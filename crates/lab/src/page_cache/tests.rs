@@ -1,11 +1,11 @@
-//! A small machine, looked through after everything that is done.
+//! Tests with a small machine, which is checked after every operation.
 
 use super::*;
 use crate::random::Random;
 use foliomem_core::units::Order;
 use proptest::prelude::*;
 
-/// 16 MiB.
+/// Memory of the machine: 16 MiB.
 const FRAMES: u32 = 4096;
 
 fn machine(variant: Option<Variant>) -> PageCache {
@@ -22,7 +22,7 @@ fn variants() -> impl Iterator<Item = Option<Variant>> {
 }
 
 #[test]
-fn a_file_that_is_read_in_order_gets_large_folios() {
+fn a_file_read_in_order_gets_large_folios() {
     let mut cache = machine(None);
     let file = cache.create(Backing::File, 1024);
     read_all(&mut cache, file, 1024);
@@ -30,7 +30,7 @@ fn a_file_that_is_read_in_order_gets_large_folios() {
     assert_eq!(cache.used_pages(), 1024);
     let counters = cache.counters();
     let pages: u64 = (0..).zip(counters.allocated).map(|(order, folios)| folios << order).sum();
-    assert_eq!(pages, 1024, "nothing was read twice");
+    assert_eq!(pages, 1024, "no page was read twice");
     assert!(counters.allocated[4] >= 16 && counters.allocated[0] < 8, "{counters:?}");
     cache.truncate(file);
     cache.check();
@@ -38,7 +38,7 @@ fn a_file_that_is_read_in_order_gets_large_folios() {
 }
 
 #[test]
-fn a_file_larger_than_memory_pushes_itself_out() {
+fn a_file_larger_than_memory_reclaims_itself() {
     for variant in variants() {
         let mut cache = machine(variant);
         let file = cache.create(Backing::File, 4 * FRAMES);
@@ -50,7 +50,7 @@ fn a_file_larger_than_memory_pushes_itself_out() {
 }
 
 #[test]
-fn what_is_used_twice_stays_longer_than_what_is_used_once() {
+fn folios_used_twice_outlive_folios_used_once() {
     let mut cache = machine(None);
     let (twice, once) = (cache.create(Backing::File, 512), cache.create(Backing::File, 2 * FRAMES));
     read_all(&mut cache, twice, 512);
@@ -62,7 +62,7 @@ fn what_is_used_twice_stays_longer_than_what_is_used_once() {
     assert!(before > 0);
     cache.check();
     read_all(&mut cache, once, FRAMES);
-    assert_eq!(cached(&cache, twice), before, "it is active still");
+    assert_eq!(cached(&cache, twice), before, "the file is still active");
 }
 
 #[test]
@@ -84,7 +84,8 @@ fn mapped_files_are_mapped_around_and_their_page_tables_stay() {
 fn compaction_moves_large_folios_only_with_the_series() {
     for variant in variants() {
         let mut cache = machine(variant);
-        // Every second run of 16 pages is free, and those between are files of 16 pages: a block of 2 MiB has to be cleared.
+        // Every second run of 16 pages is free, the others are files of 16 pages, so that a block
+        // of 2 MiB must be cleared.
         let files: Vec<FileId> = (0..FRAMES / 16).map(|_| cache.create(Backing::File, 16)).collect();
         let order = Order::new(4).unwrap();
         for &file in &files {
@@ -105,7 +106,7 @@ fn compaction_moves_large_folios_only_with_the_series() {
 }
 
 #[test]
-fn what_was_written_is_written_back_once() {
+fn dirty_pages_are_written_back_once() {
     let mut cache = machine(Some(Variant::FreeSplit));
     let image = cache.create(Backing::Shm, 64);
     let file = cache.create_kept_in(image, 64);
@@ -118,7 +119,7 @@ fn what_was_written_is_written_back_once() {
 }
 
 #[test]
-fn what_is_written_back_for_room_takes_room_where_it_is_kept() {
+fn written_back_pages_take_memory_in_their_image() {
     let mut cache = machine(None);
     let image = cache.create(Backing::Shm, 1024);
     let file = cache.create_kept_in(image, 1024);
@@ -135,7 +136,7 @@ fn what_is_written_back_for_room_takes_room_where_it_is_kept() {
 }
 
 #[test]
-fn a_large_folio_that_one_program_has_used_goes_unless_it_is_used_again() {
+fn a_large_folio_used_by_one_program_is_freed_unless_used_again() {
     let mut cache = machine(None);
     let file = cache.create(Backing::File, 64);
     let mut readahead = Readahead::default();
@@ -147,7 +148,7 @@ fn a_large_folio_that_one_program_has_used_goes_unless_it_is_used_again() {
     let large = |cache: &PageCache| cache.folios.table.borrow().run(id).frames();
     assert!(large(&cache) > 1);
     let list = |cache: &PageCache| cache.folios.table.borrow().folio(id).list;
-    // It is looked at once, and stays; however many of its pages were used.
+    // The first check keeps the folio, however many of its pages were used.
     let pop = |cache: &mut PageCache| {
         let fate = cache.fate(id);
         let to = if matches!(fate, reclaim::Fate::Activate) { List::Active } else { List::Inactive };
@@ -156,17 +157,17 @@ fn a_large_folio_that_one_program_has_used_goes_unless_it_is_used_again() {
     };
     assert!(matches!(pop(&mut cache), reclaim::Fate::Keep) && list(&cache) == List::Inactive);
     touch(&mut cache, &mut readahead, Mapper(0));
-    assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "a second time");
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "the second use activates");
     touch(&mut cache, &mut readahead, Mapper(0));
-    assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "and it is remembered while it is active");
-    assert!(matches!(pop(&mut cache), reclaim::Fate::Free), "not used since");
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "a use while it is active counts");
+    assert!(matches!(pop(&mut cache), reclaim::Fate::Free), "it was not used since");
     let other = cache.folio_at(file, 0);
     cache.touch(Mapper(1), file, &mut readahead, 0, false).unwrap();
-    assert!(matches!(cache.fate(other), reclaim::Fate::Activate), "two programs");
+    assert!(matches!(cache.fate(other), reclaim::Fate::Activate), "two programs used it");
 }
 
 #[test]
-fn pages_that_are_copied_are_not_zeroed_and_a_write_is_one_fault() {
+fn copied_pages_are_not_zeroed_and_a_write_is_one_fault() {
     let mut cache = machine(None);
     let costs = Costs::reference();
     let spent = |cache: &mut PageCache| cache.take_spent_ns().0;
@@ -176,7 +177,7 @@ fn pages_that_are_copied_are_not_zeroed_and_a_write_is_one_fault() {
     cache.copy_on_write(Mapper(0), own, 1).unwrap();
     let PageCacheCosts { fault_ns, map_folio_ns, insert_folio_ns, .. } = costs.page_cache;
     assert_eq!(spent(&mut cache), u64::from(fault_ns + map_folio_ns + insert_folio_ns + costs.copy_page_ns));
-    // A page that is cached, but not mapped: one fault maps it and lets it be written.
+    // The page is cached but not mapped: one fault maps it and makes it writable.
     let file = cache.create(Backing::File, 64);
     let run = cache.alloc_page().unwrap();
     cache.insert(run, file, 3, Content::Zeros);
@@ -190,11 +191,11 @@ fn pages_that_are_copied_are_not_zeroed_and_a_write_is_one_fault() {
     cache.sync(file, 0..64).unwrap();
     spent(&mut cache);
     cache.touch(Mapper(0), file, &mut readahead, 40, true).unwrap();
-    assert_eq!(spent(&mut cache), u64::from(fault_ns), "it is written for the first time since it was written back");
+    assert_eq!(spent(&mut cache), u64::from(fault_ns), "the first write after writeback takes a fault");
 }
 
 #[test]
-fn memory_that_has_no_other_place_ends_and_says_so() {
+fn shared_memory_beyond_the_limit_is_out_of_memory() {
     let mut cache = machine(None);
     let shm = cache.create(Backing::Shm, 2 * FRAMES);
     let mut readahead = Readahead::default();
@@ -228,7 +229,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn everything_adds_up_whatever_is_done(
+    fn all_checks_hold_after_random_operations(
         variant in 0usize..5, steps in prop::collection::vec(step(), 1..40)
     ) {
         const PAGES: u32 = 8192;
@@ -253,7 +254,7 @@ proptest! {
                     let readahead = &mut readaheads[usize::from(mapper)];
                     let file = files[usize::from(file)];
                     for index in at..(at + pages).min(PAGES) {
-                        // What is written back takes memory for ever here, so it is only a part.
+                        // Written-back pages take memory forever here, so only a part is written.
                         cache.touch(Mapper(mapper), file, readahead, index, write && index < 1024).unwrap();
                     }
                 }

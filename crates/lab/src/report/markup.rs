@@ -1,15 +1,15 @@
-//! HTML that is well-formed, also as XML, whatever stands in it: elements are closed where they were opened, and no text gets in
-//! but escaped.
+//! HTML that is also well-formed XML with any content: elements are closed where they were opened,
+//! and all text is escaped.
 
 use std::fmt::{Display, Write};
 
-/// A piece of a page.
+/// A part of a page.
 #[derive(Default)]
 pub struct Markup {
     text: String,
 }
 
-/// Attributes of an element.
+/// Attributes of an element, by name.
 pub type Attributes<'a> = &'a [(&'a str, &'a dyn Display)];
 
 impl Markup {
@@ -31,15 +31,15 @@ impl Markup {
         self.text.push_str(">\n");
     }
 
-    /// Adds an element with nothing but text.
+    /// Adds an element that contains only text.
     pub fn leaf(&mut self, tag: &'static str, text: impl Display) {
         self.element(tag, &[], |inside| inside.text(text));
     }
 
-    /// Adds an element with nothing in it that takes no end tag in HTML.
+    /// Adds an empty element without an end tag in HTML.
     pub fn void(&mut self, tag: &'static str, attributes: Attributes) {
         self.element(tag, attributes, |_| {});
-        // As both HTML and XML have it.
+        // The form that is valid in HTML and XML.
         let end = format!("></{tag}>\n");
         self.text.truncate(self.text.len() - end.len());
         self.text.push_str("/>\n");
@@ -47,10 +47,10 @@ impl Markup {
 
     /// Adds text.
     pub fn text(&mut self, text: impl Display) {
-        let Ok(()) = write!(Escaped(&mut self.text), "{text}") else { unreachable!("a string takes all text") };
+        let Ok(()) = write!(Escaped(&mut self.text), "{text}") else { unreachable!("writing to a string cannot fail") };
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn into_page(self) -> String {
         format!("<!DOCTYPE html>\n{}", self.text)
     }
@@ -67,7 +67,7 @@ impl Write for Escaped<'_> {
                 '>' => self.0.push_str("&gt;"),
                 '"' => self.0.push_str("&quot;"),
                 '\'' => self.0.push_str("&#39;"),
-                // XML has no place for these.
+                // XML does not allow these characters.
                 '\u{0}'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}' => {
                     self.0.push(char::REPLACEMENT_CHARACTER);
                 }
@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_markup(text in any::<String>(), noise in "[<>&\"'\\x00-\\x1f]{0,20}") {
+        fn no_text_becomes_markup(text in any::<String>(), noise in "[<>&\"'\\x00-\\x1f]{0,20}") {
             let mut markup = Markup::default();
             let hostile = format!("{text}{noise}");
             markup.element("p", &[("title", &hostile)], |inside| {
@@ -101,7 +101,7 @@ mod tests {
             let tags: Vec<&str> =
                 document.descendants().filter(|node| node.is_element()).map(|node| node.tag_name().name()).collect();
             prop_assert_eq!(tags, ["p", "br", "b"]);
-            // Line ends and what XML cannot have aside, it is the same text.
+            // Apart from line ends and characters that XML does not allow, the text is unchanged.
             let plain = |text: &str| text.chars().filter(|letter| !letter.is_control()).collect::<String>();
             let shown = document.descendants().find(|node| node.has_tag_name("b")).unwrap().text().unwrap_or_default();
             prop_assert_eq!(

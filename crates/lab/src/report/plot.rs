@@ -1,4 +1,4 @@
-//! Plots as SVG: lines over numbers, bars over names.
+//! Plots as SVG: lines against numbers, bars against names.
 
 use super::markup::Markup;
 
@@ -8,48 +8,51 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
-/// What a number below the axis needs.
+/// Minimum distance of the numbers below an axis.
 const LABEL_WIDTH: f64 = 44.0;
-/// A few values so far apart stand by their logarithms: a plain axis would put all but the largest in one place.
+/// Minimum ratio of the largest to the smallest value for a logarithmic axis: a linear one would
+/// put all but the largest into one place.
 const WIDE_RATIO: f64 = 32.0;
+/// Maximum number of values on a logarithmic axis.
 const FEW: usize = 12;
 
-/// Colours that colour-blind people can tell apart (Okabe and Ito, without yellow and black).
+/// Colours that colour-blind people can distinguish (Okabe and Ito, without yellow and black).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
-/// What tells lines of one colour apart.
+/// Dash patterns that distinguish lines of one colour.
 const DASHES: [&str; 2] = ["none", "6 3"];
-/// How many series one plot can tell apart.
-pub const MOST_SERIES: usize = COLOURS.len() * DASHES.len();
+/// Maximum number of series in a plot.
+pub const MAX_SERIES: usize = COLOURS.len() * DASHES.len();
 
-/// Where values stand.
+/// The horizontal axis.
 pub enum Axis {
-    /// By numbers, in any order.
+    /// Positions by numbers, in any order.
     Numbers(Vec<f64>),
-    /// Side by side.
+    /// Positions side by side.
     Names(Vec<String>),
 }
 
-/// Values of one thing, one for each place of the axis, if there is one.
+/// A series of values, one for each position of the axis if there is one.
 pub struct Series {
-    /// What it is.
+    /// The name of the series.
     pub name: String,
-    /// See there.
+    /// The values by position.
     pub values: Vec<Option<f64>>,
 }
 
 /// A plot.
 pub struct Plot {
-    /// What the values are.
+    /// The title: the name of the values.
     pub title: String,
-    /// What the axis is.
+    /// The name of the axis.
     pub axis_name: String,
-    /// See there.
+    /// The horizontal axis.
     pub axis: Axis,
-    /// At most [`MOST_SERIES`].
+    /// The series, at most [`MAX_SERIES`].
     pub series: Vec<Series>,
 }
 
-/// Steps of 1, 2 or 5 times a power of ten from 0 on, at most six, up to `most` or a little more.
+/// Returns at most six steps of 1, 2 or 5 times a power of ten, from 0 up to `most` or slightly
+/// more.
 fn ticks(most: f64) -> Vec<f64> {
     let most = if most > 0.0 && most.is_finite() { most } else { 1.0 };
     let decade = 10f64.powf((most / 5.0).log10().floor());
@@ -59,7 +62,7 @@ fn ticks(most: f64) -> Vec<f64> {
     (0..=last).map(|number| f64::from(number) * step).collect()
 }
 
-/// Short, as it stands at an axis.
+/// Formats a number short, for an axis.
 fn short(value: f64) -> String {
     let (value, unit) = match value.abs() {
         large if large >= 1e9 => (value / 1e9, "G"),
@@ -67,7 +70,7 @@ fn short(value: f64) -> String {
         large if large >= 1e4 => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    // Three digits; what an addition has left in the last place is no part of the number.
+    // Three digits: rounding errors of additions must not show.
     let digits = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).max(0) };
     let text = format!("{value:.*}", digits as usize);
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
@@ -100,7 +103,7 @@ fn y(value: f64, most: f64) -> f64 {
 }
 
 impl Plot {
-    /// Adds it to a page.
+    /// Adds the plot to a page.
     pub fn draw(&self, page: &mut Markup) {
         let highest = self.series.iter().flat_map(|series| &series.values).flatten().copied().fold(0.0, f64::max);
         let ticks = ticks(highest);
@@ -206,12 +209,12 @@ impl Plot {
     }
 }
 
-/// Colour and dashes of a series.
+/// Returns the colour and the dashes of a series.
 fn look(number: usize) -> (&'static str, &'static str) {
     (COLOURS[number % COLOURS.len()], DASHES[number / COLOURS.len() % DASHES.len()])
 }
 
-/// As it is shown next to a point.
+/// Formats a number for the tip of a point.
 fn exact(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.3}") }
 }
@@ -232,7 +235,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_at_an_axis_are_short() {
+    fn axis_numbers_are_short() {
         let cases = [
             (0.0, "0"),
             (0.3 - 0.1, "0.2"),
@@ -249,14 +252,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ticks_reach_over_every_value_and_are_few(most in prop_oneof![0.0..1e-3, 0.0..1e3, 0.0..1e15]) {
+        fn ticks_are_few_and_cover_every_value(most in prop_oneof![0.0..1e-3, 0.0..1e3, 0.0..1e15]) {
             let ticks = ticks(most);
             prop_assert!((2..=7).contains(&ticks.len()), "{ticks:?}");
             prop_assert!(*ticks.last().unwrap() >= most * (1.0 - 1e-12));
         }
 
         #[test]
-        fn whatever_is_drawn_lies_inside_the_plot(
+        fn all_marks_lie_inside_the_plot(
             points in prop::collection::vec((0.001..1e7f64, prop::option::of(0.0..1e9f64)), 1..20), is_named: bool
         ) {
             let (numbers, values): (Vec<f64>, Vec<Option<f64>>) = points.into_iter().unzip();

@@ -1,13 +1,14 @@
-//! Which plots a page has: how figures depend on what varies, and the runs side by side by round and by folio size.
+//! The plots of a page: figures against each varied setting, and runs side by side by round and by
+//! folio size.
 
 use super::markup::Markup;
-use super::plot::{Axis, MOST_SERIES, Plot, Series};
+use super::plot::{Axis, MAX_SERIES, Plot, Series};
 use super::{FIGURES, Figure, label, mib, value};
 use crate::outcome::{Outcome, SizeOutcome};
 use crate::sweep::Run;
 use foliomem_core::units::Order;
 
-/// Adds all of them.
+/// Adds all plots.
 pub fn add(body: &mut Markup, runs: &[Run], varied: &[String]) {
     for key in varied {
         section(body, &format!("Against {key}"), against(runs, varied, key));
@@ -24,12 +25,12 @@ fn section(body: &mut Markup, title: &str, plots: Vec<Plot>) {
     body.element("div", &[("class", &"plots")], |div| plots.iter().for_each(|plot| plot.draw(div)));
 }
 
-/// As many plots as it takes to tell all series apart.
+/// Distributes series over as many plots as needed to distinguish them.
 fn split(series: Vec<Series>, plot: impl Fn(Vec<Series>) -> Plot) -> Vec<Plot> {
     let mut series = series.into_iter().peekable();
     let mut plots = Vec::new();
     while series.peek().is_some() {
-        plots.push(plot(series.by_ref().take(MOST_SERIES).collect()));
+        plots.push(plot(series.by_ref().take(MAX_SERIES).collect()));
     }
     plots
 }
@@ -43,7 +44,8 @@ fn in_order(values: impl Iterator<Item = String>) -> Vec<String> {
     })
 }
 
-/// Every figure against the setting `key`, one series for each combination of the others.
+/// Plots every figure against the setting `key`, with one series for each combination of the
+/// others.
 fn against(runs: &[Run], varied: &[String], key: &str) -> Vec<Plot> {
     let others: Vec<String> = varied.iter().filter(|other| *other != key).cloned().collect();
     let places = in_order(runs.iter().map(|run| value(run, key).to_owned()));
@@ -68,7 +70,7 @@ fn against(runs: &[Run], varied: &[String], key: &str) -> Vec<Plot> {
     FIGURES.iter().flat_map(plots).collect()
 }
 
-/// How a run is called beside others: by what varies, or as the only one.
+/// Returns the name of a run beside others: its varied settings, or its number.
 fn name(number: usize, run: &Run, varied: &[String]) -> String {
     if varied.is_empty() { format!("run {number}") } else { label(run, varied) }
 }
@@ -90,7 +92,7 @@ fn by_round(runs: &[Run], varied: &[String]) -> Vec<Plot> {
     })
 }
 
-/// Memory, not folios: one of 2 MiB is 512 of 4 KiB.
+/// Returns memory in MiB, not folios: one folio of 2 MiB equals 512 of 4 KiB.
 fn moved_mib(size: &SizeOutcome, folios: u64) -> Option<f64> {
     mib(folios * u64::from(size.kib / Order::ZERO.kib()))
 }

@@ -1,4 +1,4 @@
-//! What a page holds.
+//! Tests of the report.
 
 use super::*;
 use crate::costs::Costs;
@@ -24,7 +24,7 @@ fn document(page: &str) -> Document<'_> {
     Document::parse_with_options(page, ParsingOptions { allow_dtd: true, ..ParsingOptions::default() }).unwrap()
 }
 
-/// All text of elements of a name.
+/// Returns all texts of the elements with this tag.
 fn texts(document: &Document, tag: &str) -> Vec<String> {
     let found = document.descendants().filter(|node| node.tag_name().name() == tag);
     found
@@ -33,7 +33,7 @@ fn texts(document: &Document, tag: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_page_has_what_each_run_came_to_and_needs_nothing_else() {
+fn a_page_has_all_results_and_no_external_references() {
     let runs = runs(&[
         ("workload.swap-allocator.rounds", &["3", "5", "9"]),
         ("swap.strategy", &["cluster-lists", "nonfull-first"]),
@@ -59,7 +59,7 @@ fn a_page_has_what_each_run_came_to_and_needs_nothing_else() {
     for wanted in ["Against swap.strategy", "Against workload.swap-allocator.rounds", "By round", "By folio size"] {
         assert!(headings.iter().any(|heading| heading == wanted), "{headings:?}");
     }
-    assert!(!headings.iter().any(|heading| heading == "Against swap.size_mib"), "it does not vary");
+    assert!(!headings.iter().any(|heading| heading == "Against swap.size_mib"), "swap.size_mib does not vary");
     let points = texts(&document, "circle");
     let last = runs[5].outcome.rounds[8].percent().unwrap();
     let wanted = format!("swap.strategy=nonfull-first, 9: {last:.3}");
@@ -70,7 +70,7 @@ fn a_page_has_what_each_run_came_to_and_needs_nothing_else() {
 }
 
 #[test]
-fn more_runs_than_there_are_colours_are_in_several_plots() {
+fn more_runs_than_colours_need_several_plots() {
     let seeds: Vec<String> = (1..=30).map(|seed| seed.to_string()).collect();
     let seeds: Vec<&str> = seeds.iter().map(String::as_str).collect();
     let runs = runs(&[("workload.swap-allocator.rounds", &["2"]), ("seed", &seeds)]);
@@ -81,11 +81,11 @@ fn more_runs_than_there_are_colours_are_in_several_plots() {
     let lines = by_round.map(|svg| svg.children().filter(|node| node.has_tag_name("polyline")).count());
     let lines: Vec<usize> = lines.filter(|&lines| lines > 1).collect();
     assert_eq!(lines.iter().sum::<usize>(), 30);
-    assert!(lines.iter().all(|&lines| lines <= plot::MOST_SERIES));
+    assert!(lines.iter().all(|&lines| lines <= plot::MAX_SERIES));
 }
 
 #[test]
-fn no_runs_make_a_page_too() {
+fn a_page_without_runs_is_valid() {
     document(&page("swap-allocator", text(), &[]).unwrap());
 }
 
@@ -93,7 +93,7 @@ static RUNS: LazyLock<Vec<Run>> = LazyLock::new(|| runs(&[("workload.swap-alloca
 
 proptest! {
     #[test]
-    fn names_and_settings_are_text_whatever_they_are(name in any::<String>(), about in "[ -~]{0,30}[<>&\"']{0,9}") {
+    fn any_name_or_setting_is_shown_as_text(name in any::<String>(), about in "[ -~]{0,30}[<>&\"']{0,9}") {
         let hostile = format!("{about}\"><script>alert(1)</script>");
         let mut table: toml::Table = toml::from_str(text()).unwrap();
         table["about"] = hostile.clone().into();

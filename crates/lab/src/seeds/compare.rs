@@ -1,61 +1,69 @@
-//! Whether the lab's figures are what was published: by a rule for each kind of figure.
+//! The comparison of the lab's figures with the published ones, with a rule for each kind of
+//! figure.
 
 use super::{Published, SeedRow};
 use crate::outcome::Outcome;
 use crate::workload::fallback_percent;
 
-/// Which figure of the runs. The first two of them are before and after, unless it is said here.
+/// The figure to take from the runs. The first two runs are before and after unless stated
+/// otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
-    /// Fallbacks of a round, in per cent: within [`ROUND_POINTS`] points of the published.
+    /// Fallbacks of a round in percent; they agree within [`ROUND_POINTS`] points.
     RoundPercent(usize),
-    /// Folios that went out in a round: the same number.
+    /// Folios swapped out in a round; the numbers must be equal.
     RoundSwpout(usize),
-    /// Of a size in KiB: folios that went out. Before and after differ by as much, within [`SWPOUT_POINTS`] points.
+    /// Folios of a size in KiB swapped out. The relative changes agree within [`SWPOUT_POINTS`]
+    /// points.
     Swpout(u32),
-    /// Of a size: those that fell back. All that follows changes in the same direction, by a factor within
-    /// [`CHANGE_FACTOR`] times.
+    /// Folios of a size that fell back. For this and all following figures, direction and factor of
+    /// the change agree within [`CHANGE_FACTOR`].
     Fallback(u32),
-    /// Of a size: both, of which the part that falls back is compared.
+    /// Both counts of a size; the fallback rates are compared.
     Both(u32),
-    /// Speed of the second and third run, by how it differs from that of the first.
+    /// Speeds of the second and third run relative to the first.
     Throughput,
-    /// What programs did not compute themselves.
+    /// CPU time in which programs did not compute.
     SysTime,
-    /// See [`Outcome::modelled_page_out_seconds`].
+    /// [`Outcome::modelled_page_out_seconds`].
     PageOutTime,
-    /// See [`Outcome::modelled_page_in_seconds`].
+    /// [`Outcome::modelled_page_in_seconds`].
     PageInTime,
-    /// How fast memory came back.
+    /// Bandwidth of swap-in.
     Bandwidth,
-    /// How real, kernel and user time change.
+    /// Changes of real, system and user time.
     Times,
-    /// How the memory of the second and all further runs differs from that of the first.
+    /// Memory of the second and further runs relative to the first.
     Memory,
 }
 
-/// The test's first rounds differ by this much between strategies that share the published shape.
+/// Tolerance in percentage points: the test's first rounds differ by this much between strategies
+/// of the published shape.
 const ROUND_POINTS: f64 = 10.0;
+/// Tolerance of the relative change of swap-outs, in percentage points.
 const SWPOUT_POINTS: f64 = 5.0;
-/// Figures are of different machines and programs: only how they change can be compared.
+/// Tolerance of changes as a factor: figures come from different machines and programs, so only
+/// their changes are comparable.
 const CHANGE_FACTOR: f64 = 4.0;
+/// Factor below which a change counts as none.
 const HARDLY: f64 = 1.2;
 
-/// Folios of a size that went out, and that fell back.
+/// Returns the folios of a size that were swapped out, and that fell back.
 fn counts(outcome: &Outcome, kib: u32) -> (u64, u64) {
     let size = outcome.sizes.iter().find(|size| size.kib == kib);
     size.map_or((0, 0), |size| (size.swpout, size.swpout_fallback))
 }
 
-/// What of all falls back, in per cent; 0 where nothing does.
+/// Returns the percentage of fallbacks; 0 if there are none.
 fn rate((swpout, fallback): (u64, u64)) -> f64 {
     fallback_percent(swpout, fallback).unwrap_or(0.0)
 }
 
-/// What falls back so seldom is as good as nothing.
+/// Rate of fallbacks that counts as none, in percent.
 const NEXT_TO_NOTHING_PERCENT: f64 = 2.0;
 
-/// Whether rates of fallbacks, in per cent, change as the published do. Where next to nothing is left of them, how little does not matter.
+/// Returns whether rates of fallbacks, in percent, change like the published ones. If next to
+/// nothing is left of both, the exact rest does not matter.
 fn same_rates(published: [f64; 2], ours: [f64; 2]) -> bool {
     let vanish = |[before, after]: [f64; 2]| before > NEXT_TO_NOTHING_PERCENT && after < NEXT_TO_NOTHING_PERCENT;
     if vanish(published) && vanish(ours) {
@@ -64,7 +72,8 @@ fn same_rates(published: [f64; 2], ours: [f64; 2]) -> bool {
     same_change(published, ours)
 }
 
-/// Whether something changes as the published does. Where that hardly does, the direction does not matter.
+/// Returns whether a figure changes like the published one. If that one hardly changes, the
+/// direction does not matter.
 fn same_change(published: [f64; 2], ours: [f64; 2]) -> bool {
     let [before, after] = ours;
     if (published[0] > 0.0) != (before > 0.0) || (published[1] > 0.0) != (after > 0.0) {
@@ -83,7 +92,7 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
-/// Numbers with something between them.
+/// Parses numbers separated by `between`.
 fn numbers(text: &str, between: char) -> Vec<f64> {
     text.split(between).map(number).collect()
 }
@@ -92,12 +101,12 @@ fn percent(change: f64) -> f64 {
     (change - 1.0) * 100.0
 }
 
-/// As it is published: "-2.8/-23.0/-0.3".
+/// Formats changes as they are published: "-2.8/-23.0/-0.3".
 fn percents(changes: &[f64]) -> String {
     changes.iter().map(|&change| format!("{:.1}", percent(change))).collect::<Vec<_>>().join("/")
 }
 
-/// What the runs come to beside what was published.
+/// Compares the figure of the runs with the published one.
 pub fn compare(published: Published, figure: Figure, runs: &[&Outcome]) -> SeedRow {
     let both = |figure: fn(&Outcome) -> f64| [figure(runs[0]), figure(runs[1])];
     let theirs = [number(&published.before), number(&published.after)];
@@ -190,7 +199,7 @@ pub fn compare(published: Published, figure: Figure, runs: &[&Outcome]) -> SeedR
     SeedRow { published, ours_before: Some(ours_before), ours_after: Some(ours_after), agrees: Some(agrees), why }
 }
 
-/// Several changes at once, each in per cent of what was before.
+/// Compares several changes, each in percent of the value before.
 fn changes(published: &Published, ours: &[f64], why: &str) -> ([String; 2], bool, String) {
     let theirs = numbers(&published.after, '/');
     let alike = |(theirs, &ours): (&f64, &f64)| same_change([1.0, 1.0 + theirs / 100.0], [1.0, ours]);
@@ -203,21 +212,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_the_same_where_direction_and_size_are() {
+    fn changes_agree_in_direction_and_size() {
         assert!(same_change([9.0, 3.0], [20.0, 4.0]));
-        assert!(!same_change([9.0, 3.0], [20.0, 21.0]), "the other way");
-        assert!(!same_change([9.0, 3.0], [20.0, 1.0]), "five times as far");
-        assert!(!same_change([9.0, 3.0], [20.0, 19.0]), "the same way, but hardly at all");
-        assert!(same_change([0.98, 0.99], [2.0, 1.9]), "hardly at all");
+        assert!(!same_change([9.0, 3.0], [20.0, 21.0]), "the direction differs");
+        assert!(!same_change([9.0, 3.0], [20.0, 1.0]), "the change is five times as large");
+        assert!(!same_change([9.0, 3.0], [20.0, 19.0]), "the direction agrees, but there is hardly a change");
+        assert!(same_change([0.98, 0.99], [2.0, 1.9]), "both hardly change");
         assert!(same_change([9.0, 0.0], [1.0, 0.0]));
         assert!(!same_change([9.0, 0.0], [0.0, 0.0]), "nothing fell back before");
         assert!(!same_change([9.0, 0.0], [9.0, 1.0]));
     }
 
     #[test]
-    fn rates_are_the_same_where_next_to_nothing_is_left_of_as_much() {
+    fn vanishing_rates_agree_if_they_started_alike() {
         assert!(same_rates([99.2, 1.2], [88.3, 0.0]));
-        assert!(!same_rates([99.2, 1.2], [88.3, 55.3]), "half of it is left");
+        assert!(!same_rates([99.2, 1.2], [88.3, 55.3]), "half of the rate is left");
         assert!(!same_rates([99.2, 1.2], [0.0, 0.0]), "nothing fell back before");
         assert!(!same_rates([15.6, 0.03], [3.0, 0.0]), "a fifth as much fell back before");
         assert!(same_rates([9.6, 3.6], [6.4, 2.4]) && !same_rates([9.6, 3.6], [6.4, 0.6]));

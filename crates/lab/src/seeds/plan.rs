@@ -1,4 +1,4 @@
-//! Which runs stand for a published row.
+//! The plan of the comparison: the runs for each published row.
 
 use super::compare::Figure;
 use super::{Published, vm_scalability};
@@ -6,21 +6,21 @@ use crate::error::LabError;
 use crate::scenario::Scenario;
 use crate::shipped;
 
-/// A shipped scenario and what is set in it.
+/// A shipped scenario with settings.
 pub type RunSpec = (&'static str, Vec<(&'static str, String)>);
 
-/// What is done for a row.
+/// The plan for a row.
 pub enum Plan {
-    /// The figure says what its runs are.
+    /// Runs, as the figure needs them.
     Covered { runs: Vec<RunSpec>, figure: Figure },
-    /// A kernel without a series, and with one patch more each time.
+    /// Runs of a kernel without a series, and with one more of its patches each time.
     Variants(Vec<RunSpec>),
-    /// Nothing, and why.
+    /// No runs, with the reason.
     NotCovered(&'static str),
 }
 
 impl Plan {
-    /// The runs it needs.
+    /// Returns the runs of the plan.
     pub fn runs(&self) -> &[RunSpec] {
         match self {
             Plan::Covered { runs, .. } | Plan::Variants(runs) => runs,
@@ -29,7 +29,7 @@ impl Plan {
     }
 }
 
-/// The scenario of a run.
+/// Parses the scenario of a run.
 pub fn parse(spec: &RunSpec) -> Result<Scenario, LabError> {
     let (name, settings) = spec;
     let Some(shipped) = shipped::find(name) else { unreachable!("{name} is shipped") };
@@ -37,12 +37,12 @@ pub fn parse(spec: &RunSpec) -> Result<Scenario, LabError> {
     Scenario::parse_with(name, shipped.text, &settings)
 }
 
-/// A scenario with settings.
+/// Makes a run of a scenario with settings.
 pub fn run(scenario: &'static str, settings: &[(&'static str, &str)]) -> RunSpec {
     (scenario, settings.iter().map(|&(key, value)| (key, value.to_owned())).collect())
 }
 
-/// What stands for the row.
+/// Returns the plan for a row.
 pub fn plan(row: &Published) -> Plan {
     match row.series.as_str() {
         "mthp-swap-out-2024-04" => usemem(row),
@@ -54,7 +54,8 @@ pub fn plan(row: &Published) -> Plan {
     }
 }
 
-/// An eighth of everything, which comes to the same. Before mTHP was swapped out whole, 2 MiB already were.
+/// Scales everything down to an eighth, which gives equal results. Before mTHP was swapped out
+/// whole, 2 MiB folios already were.
 fn usemem(row: &Published) -> Plan {
     let eighth = [("machine.limit_mib", "5120"), ("swap.size_mib", "4480"), ("workload.usemem.task_mib", "128")];
     let usemem = |sizes, split| {
@@ -108,7 +109,7 @@ fn swap_in(row: &Published) -> Plan {
 
 fn anon_folios(row: &Published) -> Plan {
     if row.table != "kernel build" {
-        return Plan::NotCovered("not modelled: nobody has recorded what a browser does with its memory");
+        return Plan::NotCovered("not modelled: there is no trace of a browser");
     }
     let jobs = if row.workload.contains("-j80 ") { "80" } else { "8" };
     let units = if jobs == "80" { "400" } else { "100" };
@@ -133,7 +134,7 @@ fn cluster_scan(row: &Published) -> Plan {
         "patch 2" => [ONE, NONFULL],
         _ => [LISTS, NONFULL],
     };
-    // A folio that was swapped in keeps its slots there, as it came: by pages.
+    // On such a device a swapped-in folio keeps its slots, and is swapped in by pages.
     let not_synchronous = [("swap.store", "ram-disk"), ("swap.swap_in", "page"), ("swap.keep_copies", "true")];
     let only_pages = [("machine.sizes_kib", ""), ("machine.limit_mib", "768"), ("workload.kernel-build.jobs", "48")];
     let described = format!("{} {}", row.workload, row.config);
@@ -162,7 +163,7 @@ mod tests {
     use foliomem_core::units::Order;
 
     #[test]
-    fn every_row_names_what_can_be_run_or_says_why_not() {
+    fn every_row_has_valid_runs_or_a_reason() {
         let rows = published().unwrap();
         assert_eq!(rows.len(), 75);
         let mut not_covered = 0;

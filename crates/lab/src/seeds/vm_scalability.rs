@@ -1,27 +1,30 @@
-//! The published rows of vm-scalability: what stands for them, and whether that agrees.
+//! The published rows of vm-scalability: their runs, and the rule of comparison.
 //!
-//! They are throughputs of a kernel without the series and with one, two, three and all four of its patches. The machines differ, so only
-//! how the throughput changes is compared. The series says how far its own five runs of each case differ (`%stddev`): a change that is
-//! no larger than both ends' deviations together is none.
+//! The rows are throughputs of a kernel without the series and with one, two, three and all four of
+//! its patches. The machines differ, so only changes of the throughput are compared. The series
+//! states the deviation of its own five runs of each case (`%stddev`): a change no larger than the
+//! deviations of both ends together counts as none.
 
 use super::plan::{Plan, RunSpec, run};
 use super::{Published, SeedRow};
 use crate::outcome::Outcome;
 use crate::workload::CacheOutcome;
 
-/// What is compared with the kernel without the series.
+/// The variants that are compared with the kernel without the series.
 const VARIANTS: [&str; 4] = ["split-folios", "migrate-whole", "+free-split", "+sort-sources"];
-/// Deviations of less than 2% are not printed; there is one at both ends, and repeated series differ by as much again.
+/// Minimum spread in percent: deviations below 2% are not printed, there is one at both ends, and
+/// repeated series differ by as much again.
 const LEAST_SPREAD_PERCENT: u32 = 5;
-/// Changes are as large within this factor.
+/// Tolerance of the size of a change, as a factor.
 const SIZE_FACTOR: f64 = 3.0;
 
-/// A case: how often it is to fill memory, and the sum of the two largest deviations that are printed for it, in per cent.
+/// A case, how often it fills memory, and its spread: the sum of the two largest deviations printed
+/// for it, in percent.
 struct Known {
     case: &'static str,
     memories: &'static str,
     spread_percent: u32,
-    /// Said of it besides.
+    /// A remark for the row.
     note: &'static str,
 }
 
@@ -35,12 +38,14 @@ const fn known(case: &'static str, memories: &'static str, spread_percent: u32) 
     Known { case, memories, spread_percent, note: "" }
 }
 
-/// Chance has a part where memory is full. The published figures are means of five runs.
+/// The seeds of cases in which chance matters because memory is full. The published figures are
+/// means of five runs.
 const SEEDS: [&str; 5] = ["1", "2", "3", "4", "5"];
 
-/// Where files are read, that is how often the published 300 s at the published speed fill memory, each page of a file counted once.
-/// (Page tables of what was mapped stay, so that it matters how long a case goes on.) Cases that begin anew in each half of memory
-/// come to the same each time.
+/// The cases. For cases that read files, the number of memories is how often the published 300 s at
+/// the published speed fill memory, with each page of a file counted once. (Page tables of mapped
+/// files stay, so the length of a case matters.) Cases that restart in each half of memory give
+/// equal results each time.
 const CASES: [Known; 19] = [
     known("mmap-xread-seq-mt", "29", 5),
     known("mmap-pread-seq", "33", LEAST_SPREAD_PERCENT),
@@ -79,7 +84,7 @@ fn find(case: &str) -> Option<&'static Known> {
     CASES.iter().find(|known| known.case == case)
 }
 
-/// What stands for the row.
+/// Returns the plan for a row.
 pub fn plan(row: &Published) -> Plan {
     let Some(known) = find(&row.config) else { return Plan::NotCovered("the lab does not know the case") };
     let by = |compaction: &'static str| {
@@ -92,7 +97,7 @@ pub fn plan(row: &Published) -> Plan {
     Plan::Variants(std::iter::once("base").chain(VARIANTS).flat_map(by).collect())
 }
 
-/// Runs that differ by their seeds, together.
+/// The runs of one variant, which differ in their seeds.
 struct Runs<'a>(Vec<&'a CacheOutcome>);
 
 impl Runs<'_> {
@@ -104,7 +109,7 @@ impl Runs<'_> {
         self.0.iter().map(|cache| count(cache)).sum()
     }
 
-    /// Of all large folios that were wanted, what was not had, in per cent.
+    /// Returns the percentage of large folio allocations that failed.
     fn not_had_percent(&self) -> f64 {
         let had = self.sum(|cache| cache.counters.allocated[1..].iter().sum());
         let not_had = self.sum(|cache| cache.counters.fallbacks[1..].iter().sum());
@@ -112,12 +117,12 @@ impl Runs<'_> {
     }
 }
 
-/// How far `now` is from `base`, in per cent.
+/// Returns the change from `base` to `now`, in percent.
 fn change_percent(base: f64, now: f64) -> f64 {
     (now / base - 1.0) * 100.0
 }
 
-/// Whether ours is the same change: none within the spread where the published is, else as large in the same direction.
+/// Returns whether two changes agree: both within the spread, or of one direction and similar size.
 fn is_same(published: f64, ours: f64, spread: f64) -> bool {
     if published.abs() <= spread {
         return ours.abs() <= spread;
@@ -130,7 +135,7 @@ fn joined(figures: impl Iterator<Item = String>) -> String {
     figures.collect::<Vec<_>>().join("|")
 }
 
-/// What the runs come to beside what was published.
+/// Compares the runs with the published throughputs.
 pub fn compare(published: Published, runs: &[&Outcome]) -> SeedRow {
     let caches: Vec<&CacheOutcome> = runs.iter().filter_map(|run| run.page_cache.as_ref()).collect();
     let by_variant = caches.chunks((caches.len() / (VARIANTS.len() + 1)).max(1));
@@ -173,7 +178,7 @@ mod tests {
     use crate::seeds::published;
 
     #[test]
-    fn every_published_case_has_its_runs_and_its_rule() {
+    fn every_published_case_has_runs_and_a_rule() {
         let rows: Vec<_> = published().unwrap().into_iter().filter(|row| row.series == "compaction-2023-11").collect();
         assert_eq!(rows.len(), CASES.len());
         for row in rows {
@@ -184,12 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_the_same_within_the_spread_or_in_direction_and_size() {
-        assert!(is_same(1.5, 0.0, 5.0) && is_same(-4.0, 4.0, 5.0), "both are none");
-        assert!(!is_same(1.5, -45.0, 5.0), "ours is one");
+    fn changes_agree_within_the_spread_or_in_direction_and_size() {
+        assert!(is_same(1.5, 0.0, 5.0) && is_same(-4.0, 4.0, 5.0), "neither is a change");
+        assert!(!is_same(1.5, -45.0, 5.0), "ours is a change");
         assert!(is_same(30.0, 12.0, 9.0) && is_same(-18.0, -40.0, 5.0));
-        assert!(!is_same(30.0, 0.9, 9.0), "ours is none");
-        assert!(!is_same(30.0, -20.0, 9.0), "the other way");
-        assert!(!is_same(-8.0, -45.9, 5.0), "six times as large");
+        assert!(!is_same(30.0, 0.9, 9.0), "ours is no change");
+        assert!(!is_same(30.0, -20.0, 9.0), "the directions differ");
+        assert!(!is_same(-8.0, -45.9, 5.0), "ours is six times as large");
     }
 }

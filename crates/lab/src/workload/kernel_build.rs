@@ -1,8 +1,10 @@
-//! `make -jN` of a tree on tmpfs: a `make` for each directory, whose jobs run one compiler after the other, each with a shell
-//! and a driver that wait for it, and an assembler and a checker of objects behind it.
+//! The kernel build workload: `make -jN` of a tree on tmpfs. Each directory has a `make`, whose
+//! jobs run one compiler after another. A shell and a driver wait for each compiler; an assembler
+//! and an object checker follow it.
 //!
-//! Fitted to a build of Linux 6.1 (docs/lab/models.md has the figures). What lives for long is little of it, and what single pages of
-//! swap are about: each `make` stays until its directory is built, and files until the end.
+//! The model is fitted to a build of Linux 6.1 (docs/lab/models.md has the figures). Long-lived
+//! memory is a small part of it, but it matters for single pages in swap: each `make` stays until
+//! its directory is built, and files stay until the end.
 
 use super::process::{Kind, Process, SLICE_NS};
 use super::tmpfs::{Files, pages_of_kib};
@@ -15,52 +17,55 @@ use crate::schedule::{self, Took};
 use foliomem_core::units::{MAX_ORDER, PageNumber};
 use serde::Deserialize;
 
-/// See the module.
+/// A kernel build and its parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelBuild {
-    /// Jobs at a time.
+    /// Number of concurrent jobs.
     jobs: Within<1, 1024>,
-    /// Files to compile.
+    /// Number of files to compile.
     units: Within<1, 1_000_000>,
-    /// The median of what a compiler takes in the end, and how far they differ, within a directory and those of one directory
-    /// from those of another: the logarithm's standard deviation, in hundredths.
+    /// The median of a compiler's final memory, and the spread within a directory and between
+    /// directories: the standard deviation of the logarithm, in hundredths.
     compiler_mib: Within<1, 1024>,
     compiler_spread_percent: Within<0, 100>,
     directory_spread_percent: Within<0, 100>,
-    /// What of it comes from `brk`.
+    /// The part of it that comes from `brk`.
     heap_percent: Within<0, 100>,
-    /// An assembler and a checker, by their compiler.
+    /// Memory of an assembler and checker, relative to their compiler.
     assembler_percent: Within<1, 100>,
-    /// Directories in build at a time, as long as there are others, and what their files are on average.
+    /// Number of directories built at a time, as long as there are others, and their average number
+    /// of files.
     directories: Within<1, 1024>,
     directory_units: Within<1, 100_000>,
-    /// What stands above them until all is built.
+    /// The parent `make` processes, which stay until everything is built.
     parent_makes: Within<0, 1024>,
     make_kib: Within<4, 65536>,
-    /// Files of tmpfs: what there is before the build, what each compiler reads and each job writes.
+    /// Files of tmpfs: those before the build, and those that each compiler reads and each job
+    /// writes.
     tree_mib: Within<0, 65536>,
     headers_kib: Within<0, 1_048_576>,
     source_kib: Within<0, 1024>,
     object_kib: Within<0, 1024>,
 }
 
-/// No compiler takes more than this many times the median.
-const MOST_TIMES: u32 = 4;
-/// Single pages: of a compiler, of a shell and the driver together, of an assembler, of a `make`.
+/// Maximum memory of a compiler as a multiple of the median.
+const MAX_TIMES: u32 = 4;
+/// Single pages of a compiler, of a shell and a driver together, of an assembler, of a `make`.
 const COMPILER_SMALL: u32 = 55;
 const WAITING_SMALL: u32 = 90;
 const ASSEMBLER_SMALL: u32 = 40;
 const MAKE_SMALL: u32 = 25;
-/// Most directories are small: the median of their files by the mean, and the logarithm's standard deviation.
+/// Distribution of directory sizes, most of which are small: the median of their files relative to
+/// the mean, and the standard deviation of the logarithm.
 const UNITS_MEDIAN_BY_MEAN: f64 = 0.47;
 const UNITS_SPREAD_PERCENT: u32 = 122;
-/// What of its heap a `make` goes through whenever a job begins or ends.
+/// Part of its heap that a `make` touches whenever a job starts or ends.
 const MAKE_PERCENT: u32 = 85;
 
-/// What a job does.
+/// The state of a job.
 enum Job {
-    /// The `make` of a directory reads what is to be done there.
+    /// The `make` of a directory reads its targets.
     Read {
         directory: usize,
     },
@@ -84,26 +89,26 @@ struct Unit {
     compiler_pages: u32,
 }
 
-/// A directory in build.
+/// A directory being built.
 struct Directory {
     make: Process,
-    /// What its compilers take as a rule, by the median of all.
+    /// The usual memory of its compilers, relative to the median of all.
     times: f64,
     is_read: bool,
     units_left: u32,
     jobs: u32,
 }
 
-/// What of the build is beside its jobs.
+/// The state of the build except its jobs.
 struct Tree<'a> {
     build: &'a KernelBuild,
     seed: u64,
-    /// By their place in the address space.
+    /// The directories by their place in the address space.
     directories: Vec<Option<Directory>>,
     parents: Vec<Process>,
     files: Files,
     directories_begun: u32,
-    /// Those of no directory yet, and those begun.
+    /// Units not yet in a directory, and units started.
     units_left: u32,
     units_begun: u32,
     random: Random,
@@ -114,7 +119,7 @@ impl KernelBuild {
         Kind { pages, heap_percent: self.heap_percent.get(), small_pages: COMPILER_SMALL }
     }
 
-    /// gas keeps what it assembles on the heap.
+    /// Returns the kind of an assembler: gas keeps its data on the heap.
     fn assembler(&self, compiler_pages: u32) -> Kind {
         let pages = compiler_pages * self.assembler_percent.get() / 100;
         Kind { pages: pages.max(1), heap_percent: 70, small_pages: ASSEMBLER_SMALL }
@@ -126,9 +131,10 @@ impl KernelBuild {
 
     const WAITING: Kind = Kind { pages: 0, heap_percent: 0, small_pages: WAITING_SMALL };
 
-    /// Address space of a job: what waits, and the largest compiler behind it.
+    /// Returns the address space of a job: the waiting processes, and the largest compiler after
+    /// them.
     fn job_pages(&self) -> u32 {
-        let most = self.compiler(self.compiler_mib.get() * MIB * MOST_TIMES);
+        let most = self.compiler(self.compiler_mib.get() * MIB * MAX_TIMES);
         let pages = Process::address_pages(Self::WAITING) + Process::address_pages(most);
         pages.next_multiple_of(MAX_ORDER.pages())
     }
@@ -137,7 +143,7 @@ impl KernelBuild {
         Process::address_pages(self.make()).next_multiple_of(MAX_ORDER.pages())
     }
 
-    /// Each directory beyond those that may be in build at a time has a last job.
+    /// Returns the maximum number of directories: each beyond the concurrent ones has a last job.
     fn most_directories(&self) -> u32 {
         self.directories.get() + self.jobs.get()
     }
@@ -147,7 +153,7 @@ impl KernelBuild {
         Files::address_pages(self.tree_mib.get() * MIB + written)
     }
 
-    /// The address space: jobs, directories, parents, files.
+    /// Returns the base of a job. The address space has jobs, then directories, parents and files.
     fn job_base(&self, number: u32) -> PageNumber {
         PageNumber(0).offset(number * self.job_pages())
     }
@@ -164,7 +170,7 @@ impl KernelBuild {
         self.parent_base(self.parent_makes.get())
     }
 
-    /// Pages of address space.
+    /// Returns the pages of address space.
     pub fn pages(&self) -> u32 {
         self.files_base().offset(self.files_pages()).0 as u32
     }
@@ -172,10 +178,10 @@ impl KernelBuild {
     fn compiler_pages(&self, directory_times: f64, random: &mut Random) -> u32 {
         let median = f64::from(self.compiler_mib.get() * MIB);
         let pages = median * directory_times * lognormal(self.compiler_spread_percent.get(), random);
-        (pages as u32).clamp(MIB, self.compiler_mib.get() * MIB * MOST_TIMES)
+        (pages as u32).clamp(MIB, self.compiler_mib.get() * MIB * MAX_TIMES)
     }
 
-    /// Does it.
+    /// Runs the workload.
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let mut tree = Tree::new(self, lab, seed)?;
         let mut rounds = Rounds::new(lab);
@@ -196,7 +202,7 @@ impl KernelBuild {
 }
 
 impl<'a> Tree<'a> {
-    /// The files are there, and whatever `make` stands above the directories.
+    /// Makes the files and the parent `make` processes.
     fn new(build: &'a KernelBuild, lab: &mut Lab, seed: u64) -> Result<Tree<'a>, LabError> {
         let directories = (0..build.most_directories()).map(|_| None).collect();
         let random = Random::new(seed << 40 | 1 << 39);
@@ -222,17 +228,18 @@ impl<'a> Tree<'a> {
         Ok(tree)
     }
 
-    /// The numbers that a part of a unit draws, whoever does it and when.
+    /// Returns the random numbers of a part of a unit. They depend on nothing else.
     fn random_of(&self, unit: u32, part: u32) -> Random {
         Random::new(self.seed << 40 | u64::from(unit) << 4 | u64::from(part))
     }
 
-    /// Whether all files have been begun.
+    /// Returns whether all files have been started.
     fn is_begun(&self) -> bool {
         self.units_begun == self.build.units.get()
     }
 
-    /// What a job without work does next; nothing while all that is to be compiled is in directories that are being read.
+    /// Returns the next work of an idle job; none while everything left is in directories that are
+    /// still being read.
     fn begin(&mut self, lab: &mut Lab, job: u32) -> Result<Option<Job>, LabError> {
         let in_build = self.directories.iter().flatten().count() as u32;
         let ready: Vec<usize> = (0..self.directories.len()).filter(|&at| self.has_ready_unit(at)).collect();
@@ -243,7 +250,7 @@ impl<'a> Tree<'a> {
             lab.machine().compute(SLICE_NS);
             return Ok(None);
         }
-        // Each make waits for the next token, and chance says which of them has it.
+        // Every make waits for the next job token, and chance decides which of them gets it.
         let directory = ready[self.random.below(ready.len() as u64) as usize];
         self.compile(lab, job, directory).map(Some)
     }
@@ -253,8 +260,10 @@ impl<'a> Tree<'a> {
     }
 
     fn open(&mut self, lab: &mut Lab) -> Result<Job, LabError> {
-        let Some(at) = self.directories.iter().position(Option::is_none) else { unreachable!("jobs are no more") };
-        // The same directories come one after the other whatever time takes.
+        let Some(at) = self.directories.iter().position(Option::is_none) else {
+            unreachable!("there are more places than jobs")
+        };
+        // The sequence of directories does not depend on time.
         let mut random = Random::new(self.seed << 40 | 1 << 38 | u64::from(self.directories_begun));
         self.directories_begun += 1;
         let mean = f64::from(self.build.directory_units.get());
@@ -303,11 +312,11 @@ impl<'a> Tree<'a> {
     }
 
     fn directory(&mut self, at: usize) -> &mut Directory {
-        let Some(directory) = &mut self.directories[at] else { unreachable!("it is in build") };
+        let Some(directory) = &mut self.directories[at] else { unreachable!("the directory is being built") };
         directory
     }
 
-    /// The next slice of a job; what it does then, if anything.
+    /// Runs the next slice of a job; returns its next state, if it has one.
     fn go_on(&mut self, lab: &mut Lab, number: u32, mut job: Job) -> Result<Option<Job>, LabError> {
         let works = match &mut job {
             Job::Read { directory } => self.directory(*directory).make.work(lab)?,
@@ -341,7 +350,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// A job in that directory has ended, and with the last of them so does its `make`.
+    /// Ends a job in a directory. The last one also ends the directory's `make`.
     fn end(&mut self, lab: &mut Lab, at: usize) -> Result<(), LabError> {
         let directory = self.directory(at);
         directory.jobs -= 1;
@@ -355,17 +364,17 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// By chance, around 1, with that standard deviation of the logarithm.
+/// Returns a lognormal number around 1 with this standard deviation of the logarithm.
 fn lognormal(spread_percent: u32, random: &mut Random) -> f64 {
-    // Twelve numbers in 0..1 are as good as a normal distribution here.
+    // The sum of twelve numbers in 0..1 approximates a normal distribution well enough.
     let normal = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
-    // e to the power of it by squares: what exp() says in its last bit depends on the C library.
+    // Squaring computes e to its power, because the last bit of exp() depends on the C library.
     let mut times = 1.0 + normal * f64::from(spread_percent) / 100.0 / 1024.0;
     (0..10).for_each(|_| times *= times);
     times
 }
 
-/// It looks what is to be done next.
+/// Wakes a `make` to look for its next target.
 fn wake_make(lab: &mut Lab, make: &mut Process) -> Result<(), LabError> {
     make.wake_up(lab)?;
     make.go_through(lab, MAKE_PERCENT)
@@ -383,7 +392,7 @@ mod tests {
                     make_kib = 65536\ntree_mib = 65536\nheaders_kib = 1048576\nsource_kib = 1024\nobject_kib = 1024\n";
         let build: KernelBuild = toml::from_str(most).unwrap();
         let files = u64::from(build.tree_mib.get() * MIB) + u64::from(build.units.get()) * 256;
-        assert!(build.files_base().0 + files < u64::from(build.pages()), "nothing overflows");
+        assert!(build.files_base().0 + files < u64::from(build.pages()), "the address space overflows");
         let read = pages_of_kib(build.headers_kib.get()) + build.units.get() * pages_of_kib(build.source_kib.get());
         assert!(read < build.pages());
     }

@@ -1,16 +1,18 @@
-//! One process that computes: memory that grows, of which some is looked at again, until it exits.
+//! A computing process: its memory grows, and parts of it are touched again, until it exits.
 //!
-//! Fitted to gcc 12's `cc1` on C files of Linux, sampled by `/proc/PID/smaps` and `clear_refs` every 50 ms of its CPU time
-//! (docs/lab/models.md has the figures): how mappings grow, what is referenced again, how fast it goes.
-//! - The heap grows by `brk` in steps of 33 pages. A folio must lie inside what is mapped when it is first touched, so that
-//!   the steps leave single pages.
-//! - The rest, gcc's collector, asks for 2 MiB at a time. Linux looks for room from the top down, and since 6.7 aligns
-//!   anonymous mappings of whole 2 MiB to 2 MiB, so that each lies right below the one before and merges with it. Each is
-//!   touched upwards.
+//! The model is fitted to gcc 12's `cc1` on C files of Linux, sampled by `/proc/PID/smaps` and
+//! `clear_refs` every 50 ms of its CPU time (docs/lab/models.md has the figures): how mappings
+//! grow, what is referenced again, how fast.
+//! - The heap grows by `brk` in steps of 33 pages. A folio must lie inside the mapping when it is
+//!   first touched, so the steps leave single pages.
+//! - The rest, gcc's collector, maps 2 MiB at a time. Linux searches for room from the top down,
+//!   and since 6.7 aligns anonymous mappings of whole 2 MiB to 2 MiB, so each lies right below the
+//!   previous one and merges with it. Each is touched upwards.
 //! - Data of libraries, stacks and the like are single pages in small mappings.
-//! - What is looked at again was traced instruction by instruction (six compilers of 28 to 131 MiB). Of blocks of 64 KiB that have
-//!   been left alone for g slices 0.8/g are looked at, young ones and old ones, in small compilers and in large ones; and of the pages
-//!   of a block that is looked at, 0.7/n of those that were not the last n times but the one before.
+//! - Repeated touches were traced instruction by instruction (six compilers of 28 to 131 MiB). Of
+//!   the blocks of 64 KiB whose last visit was g slices ago, 0.8/g are visited, whatever their age
+//!   and the size of the compiler. Of the pages of a visited block whose last touch was n visits
+//!   ago, 0.7/n are touched.
 
 use super::MIB;
 use crate::error::LabError;
@@ -19,28 +21,30 @@ use crate::random::Random;
 use foliomem_core::units::{MAX_ORDER, PageNumber};
 use std::ops::Range;
 
-/// What gcc's collector maps at a time.
+/// Pages that gcc's collector maps at a time.
 const CHUNK_PAGES: u32 = MAX_ORDER.pages();
-/// What `malloc` asks for beyond what it needs, and a page.
+/// Pages that `malloc` requests beyond its need, and one more.
 const BRK_PAGES: u32 = 33;
-/// Small mappings are this large.
+/// Pages of a small mapping.
 const SMALL_PAGES: u32 = 5;
-/// What is looked at is a block of so many pages, of which some are touched.
+/// Pages of a block, the unit of repeated visits, of which some pages are touched.
 const BLOCK_PAGES: u32 = 16;
-/// How long a slice is, without faults.
+/// Length of a slice in nanoseconds, without faults.
 pub const SLICE_NS: u64 = 2_000_000;
-/// In how many slices it comes to a MiB: 170 MiB a second on average. Half-way it has three quarters.
+/// Slices for each MiB of growth: 170 MiB a second on average. At half time a process has three
+/// quarters of its memory.
 const SLICES_PER_MIB: u32 = 3;
-/// Of blocks, and of the pages of such a block, how many hundredths are touched that were the time before.
+/// Percentage of blocks, and of pages of a visited block, touched again if the previous slice or
+/// visit touched them.
 const BLOCK_PERCENT: u32 = 80;
 const PAGE_PERCENT: u32 = 70;
-/// Of touches, how many hundredths write.
+/// Percentage of touches that write.
 const WRITE_PERCENT: u32 = 33;
 
-/// A mapping that grows.
+/// A growing mapping.
 #[derive(Clone, Debug)]
 struct Area {
-    /// Where it began.
+    /// The start of the growth.
     edge: PageNumber,
     growth: Growth,
     mapped_pages: u32,
@@ -51,7 +55,7 @@ struct Area {
 enum Growth {
     /// Upwards, by [`BRK_PAGES`].
     Brk,
-    /// Downwards, by [`CHUNK_PAGES`] from where such a chunk may begin.
+    /// Downwards, by [`CHUNK_PAGES`], from an aligned address.
     Chunks,
 }
 
@@ -67,7 +71,7 @@ impl Area {
         }
     }
 
-    /// The page that is touched as the one of that number.
+    /// Returns the page that is touched as number `number`.
     fn page(&self, number: u32) -> PageNumber {
         match self.growth {
             Growth::Brk => self.edge.offset(number),
@@ -89,26 +93,27 @@ impl Area {
     }
 }
 
-/// Some pages that were made one after the other, and when they were touched.
+/// A block of pages that were touched in a row, and the times of their touches.
 #[derive(Clone, Debug)]
 struct Block {
     area: usize,
     /// The number of its first page in the area.
     first: u32,
-    /// The slice it was looked at last, and how many times it was.
+    /// The slice of the last visit, and the number of visits.
     slice: u32,
     looks: u32,
-    /// Which of these touched each page last.
+    /// The last visit that touched each page.
     page_looks: [u32; BLOCK_PAGES as usize],
 }
 
 impl Block {
-    /// By chance, the less the longer it has been left alone.
+    /// Returns whether the block is visited now; the chance falls with the time since the last
+    /// visit.
     fn is_due(&self, slice: u32, random: &mut Random) -> bool {
         random.has_chance(BLOCK_PERCENT, slice - self.slice)
     }
 
-    /// Touches some of its pages.
+    /// Visits the block: touches some of its pages.
     fn look_at(&mut self, lab: &mut Lab, area: &Area, slice: u32, random: &mut Random) -> Result<(), LabError> {
         (self.slice, self.looks) = (slice, self.looks + 1);
         for (number, look) in (self.first..area.touched_pages).zip(&mut self.page_looks) {
@@ -121,18 +126,18 @@ impl Block {
     }
 }
 
-/// What a process is like.
+/// The parameters of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// What it comes to.
+    /// Final number of pages.
     pub pages: u32,
-    /// Of that, the part that `brk` gives.
+    /// The percentage of them that comes from `brk`.
     pub heap_percent: u32,
-    /// Pages in small mappings.
+    /// Number of pages in small mappings.
     pub small_pages: u32,
 }
 
-/// See the module.
+/// A simulated process.
 #[derive(Clone, Debug)]
 pub struct Process {
     kind: Kind,
@@ -144,27 +149,27 @@ pub struct Process {
 }
 
 impl Process {
-    /// Address space it needs.
+    /// Returns the pages of address space that a process needs.
     pub fn address_pages(kind: Kind) -> u32 {
-        // Beside what it comes to: what is mapped and not touched yet, and where a chunk may not begin.
+        // The final pages, plus pages mapped but not yet touched, plus alignment.
         2 * kind.small_pages + kind.pages + 2 * CHUNK_PAGES + BRK_PAGES + 3 * BLOCK_PAGES
     }
 
-    /// A process in the address space from `base` on. It has nothing but its small mappings.
+    /// Starts a process in the address space from `base` on. It has only its small mappings.
     pub fn start(lab: &mut Lab, base: PageNumber, kind: Kind, mut random: Random) -> Result<Process, LabError> {
         let small = base..base.offset(kind.small_pages / SMALL_PAGES * (SMALL_PAGES + 1));
         small_mappings(&small).try_for_each(|mapping| {
             lab.map(mapping.clone());
             lab.touch_all(mapping, true)
         })?;
-        // Where the loader puts things is random by pages.
+        // The loader's placement is random in pages.
         let heap_start = small.end.offset(1 + random.below(16) as u32);
         let chunks_end = base.offset(Self::address_pages(kind)).head(MAX_ORDER);
         let areas = [Area::new(heap_start, Growth::Brk), Area::new(chunks_end, Growth::Chunks)];
         Ok(Process { kind, small, areas, blocks: Vec::new(), slice: 0, random })
     }
 
-    /// Works for a slice; false when it has all it will have.
+    /// Works for a slice; returns false when the process has all its memory.
     pub fn work(&mut self, lab: &mut Lab) -> Result<bool, LabError> {
         lab.machine().compute(SLICE_NS);
         self.slice += 1;
@@ -186,12 +191,12 @@ impl Process {
         Ok(self.slice < slices)
     }
 
-    /// Touches the small mappings again: it goes on, or ends.
+    /// Touches the small mappings again, because the process continues or ends.
     pub fn wake_up(&mut self, lab: &mut Lab) -> Result<(), LabError> {
         small_mappings(&self.small).try_for_each(|mapping| lab.touch_all(mapping, false))
     }
 
-    /// Touches the first `percent` of what has grown.
+    /// Touches the first `percent` of the grown memory.
     pub fn go_through(&mut self, lab: &mut Lab, percent: u32) -> Result<(), LabError> {
         let Process { areas, random, .. } = self;
         areas.iter().try_for_each(|area| {
@@ -200,14 +205,14 @@ impl Process {
         })
     }
 
-    /// All it had is gone.
+    /// Unmaps all memory of the process.
     pub fn exit(self, lab: &mut Lab) {
         small_mappings(&self.small).for_each(|mapping| lab.unmap(mapping));
         self.areas.iter().filter(|area| area.mapped_pages > 0).for_each(|area| lab.unmap(area.mapping()));
     }
 }
 
-/// Of each six pages five are mapped.
+/// Iterates over the small mappings: five of every six pages are mapped.
 fn small_mappings(small: &Range<PageNumber>) -> impl Iterator<Item = Range<PageNumber>> + use<> {
     let starts = (small.start.0..small.end.0).step_by(SMALL_PAGES as usize + 1).map(PageNumber);
     starts.map(|start| start..start.offset(SMALL_PAGES))
@@ -219,9 +224,10 @@ mod tests {
     use crate::scenario::Scenario;
     use crate::shipped;
 
-    /// Of `mm/mlock.c`, 62 MiB: by the end 15 to 24 MiB of blocks are looked at in 2 ms, and 4 to 6 MiB of pages.
+    /// Checks against `mm/mlock.c`, 62 MiB: at the end, a slice of 2 ms visits 15 to 24 MiB of
+    /// blocks and touches 4 to 6 MiB of pages.
     #[test]
-    fn a_compiler_looks_at_its_memory_as_traced_ones_do() {
+    fn a_compiler_visits_its_memory_like_traced_ones() {
         let text = shipped::find("kernel-build-roomy").unwrap().text;
         let mut lab = Scenario::parse_with("process", text, &[]).unwrap().lab(None);
         let kind = Kind { pages: 62 * MIB, heap_percent: 9, small_pages: 55 };

@@ -1,15 +1,19 @@
-//! A recorded run ([`crate::trace`]) once more: what it mapped, touched and dropped is done as it was.
+//! The replay workload: it repeats the mappings, touches and drops of a recorded run
+//! ([`crate::trace`]).
 //!
-//! - Every touch of what the limit had put out of reach is known, and so is what was read ahead. Touches of what was in reach were
-//!   not seen. Whether a page was in use until it left that, the run itself has found out by staging it ([`reach`]): then it is touched
-//!   when the engine moves it home, as long after that as others were, once for each time that it had come into reach. All touches
-//!   only read.
-//!   Others that the run had in reach, and the replay has not, are touched by chance, where they are ([`chance`]).
-//! - A trace that names no limit tells of every touch.
-//! - What is compressed comes to what it came to there ([`crate::density`]).
-//! - What was not managed takes its part of the room.
-//! - Pages of all processes lie in one address space. Blocks of 2 MiB that were used are side by side where they were.
-//!   Memory that was moved, or was shared with a parent, counts as touched anew.
+//! - The trace has every touch of pages that the limit had made non-resident, and everything read
+//!   ahead. It does not have touches of resident pages. The run itself found out whether a page was
+//!   in use until it was evicted, by staging it ([`reach`]). Such a page is touched after the
+//!   engine stages it in the replay, after a delay like those of other pages, once for each time
+//!   that it became resident. All these touches only read.
+//! - Other pages that were resident in the run but are not in the replay are touched by chance in
+//!   their place ([`chance`]).
+//! - A trace without a limit has every touch.
+//! - Memory compresses as it did in the run ([`crate::density`]).
+//! - Unmanaged memory takes its part of the room.
+//! - Pages of all processes lie in one address space. Used blocks of 2 MiB that were adjacent are
+//!   adjacent here. Memory that was moved, or shared with a parent, counts as touched for the first
+//!   time.
 
 mod chance;
 mod reach;
@@ -33,63 +37,63 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A block of a process, by its number and the block's.
+/// A block of a process: the process's number and the block's.
 type Block = (u32, u64);
 
-/// Blocks that a run uses, at most: 1 TiB.
-const MOST_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
-/// Events between two looks at how much is out.
+/// Maximum number of blocks of a run: 1 TiB.
+const MAX_BLOCKS: usize = (1 << 28) / BLOCK_PAGES;
+/// Number of events between two counts of the swapped-out pages.
 const NOTE_EVERY: u64 = 4096;
 
-/// What a trace comes to.
+/// The summary of a trace.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// The most pages that had content at a time, with what was not managed.
+    /// Peak of the pages with content, plus unmanaged memory.
     pub peak_pages: u64,
-    /// The most that it might take, if it was recorded under a limit.
+    /// Maximum limit of the run, if it was recorded under one.
     pub limit_pages: Option<u64>,
-    /// Processes that were large enough to be looked at, and all.
+    /// Number of processes large enough to be managed.
     pub managed_processes: u32,
-    /// See `managed_processes`.
+    /// Number of all processes.
     pub processes: u32,
-    /// Touches that were seen.
+    /// Number of recorded touches.
     pub touches: u64,
-    /// Events that are missing.
+    /// Number of lost events.
     pub lost: u64,
     places: Places,
-    /// Of processes that were recorded under a limit.
+    /// The residency periods of processes recorded under a limit.
     stays: Stays,
-    /// Of each unit of the address space that was compressed.
+    /// The first piece of each unit of the address space that was compressed.
     first_pieces: Vec<FirstPiece>,
 }
 
-/// Where each block that was used lies: blocks that were side by side are so here, too, and nothing else is.
+/// The place of each used block. Blocks are adjacent here exactly if they were adjacent in the run.
 #[derive(Clone, Debug, Default)]
 struct Places {
-    /// By process and block.
+    /// Sorted by process and block.
     runs: Vec<BlockRun>,
 }
 
-/// Blocks of a process that were side by side.
+/// Adjacent blocks of a process.
 #[derive(Clone, Debug)]
 struct BlockRun {
     process: u32,
     blocks: Range<u64>,
-    /// Where the first one lies.
+    /// The place of the first block.
     place: Place,
 }
 
-/// Where a block lies: the number of a block of the address space.
+/// The place of a block: its number in the address space of the replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place(u32);
 
 impl Place {
-    /// The one in which a page of the address space is.
+    /// Returns the place that contains a page of the address space.
     fn of(page: PageNumber) -> Place {
         Place((page.0 / BLOCK_PAGES as u64) as u32)
     }
 
-    /// The page of it that is the one of that number in its block.
+    /// Returns the page with this index in the block.
     fn page(self, index: usize) -> PageNumber {
         PageNumber(u64::from(self.0) * BLOCK_PAGES as u64 + index as u64)
     }
@@ -104,7 +108,7 @@ impl Place {
 }
 
 impl Places {
-    /// Places for `blocks`, in their order.
+    /// Assigns places to `blocks`, in their order.
     fn of(blocks: impl IntoIterator<Item = Block>) -> Places {
         let mut runs: Vec<BlockRun> = Vec::new();
         for (process, block) in blocks {
@@ -119,7 +123,7 @@ impl Places {
         Places { runs }
     }
 
-    /// The place behind the last one.
+    /// Returns the place after the last one.
     fn end(&self) -> Place {
         self.runs.last().map_or(Place(0), BlockRun::end)
     }
@@ -129,7 +133,7 @@ impl Places {
         (run.process == process).then(|| run.place_of(block)).flatten()
     }
 
-    /// Where the blocks lie that a range has pages in, and which pages: of those that are ever used.
+    /// Iterates over the places of the used blocks in a range, each with its part of the range.
     fn parts(&self, process: u32, pages: &Range<PageNumber>) -> impl Iterator<Item = (Place, Range<usize>)> + use<'_> {
         let (blocks, pages) = (blocks(pages), pages.clone());
         let first = self.runs.partition_point(|run| run.ends_before(process, blocks.start));
@@ -148,7 +152,7 @@ impl BlockRun {
         Place(self.place.0 + (self.blocks.end - self.blocks.start) as u32)
     }
 
-    /// Whether all of it is before that block.
+    /// Returns whether the run ends before that block.
     fn ends_before(&self, process: u32, block: u64) -> bool {
         (self.process, self.blocks.end) <= (process, block)
     }
@@ -158,18 +162,18 @@ impl BlockRun {
     }
 }
 
-/// The blocks that a range has pages in.
+/// Returns the blocks that a range overlaps.
 fn blocks(pages: &Range<PageNumber>) -> Range<u64> {
     pages.start.0 / BLOCK_PAGES as u64..pages.end.0.div_ceil(BLOCK_PAGES as u64)
 }
 
-/// The pages of a block that a range has there.
+/// Returns the part of a block that a range covers.
 fn part(pages: &Range<PageNumber>, block: u64) -> Range<usize> {
     let within = |page: PageNumber| page.0.saturating_sub(block * BLOCK_PAGES as u64).min(BLOCK_PAGES as u64) as usize;
     within(pages.start)..within(pages.end)
 }
 
-/// What has content, by block.
+/// The pages with content, by block.
 #[derive(Default)]
 struct Content {
     blocks: BTreeMap<Block, Bits>,
@@ -191,7 +195,7 @@ impl Content {
         }
     }
 
-    /// The process has ended.
+    /// Drops the content of a process that ended.
     fn end(&mut self, process: u32) {
         let of_process = (process, 0)..=(process, u64::MAX);
         while let Some((&block, bits)) = self.blocks.range(of_process.clone()).next() {
@@ -200,7 +204,7 @@ impl Content {
         }
     }
 
-    /// The parts of a range that have content.
+    /// Iterates over the parts of a range that have content.
     fn runs(&self, process: u32, pages: &Range<PageNumber>) -> impl Iterator<Item = Range<PageNumber>> {
         let (mut at, end) = (pages.start.0, pages.end.0);
         let mut next = move |on: bool| {
@@ -216,7 +220,7 @@ impl Content {
     }
 }
 
-/// What is not managed, by process.
+/// Unmanaged memory by process.
 #[derive(Default)]
 struct Unmanaged {
     by_process: BTreeMap<u32, u32>,
@@ -224,7 +228,7 @@ struct Unmanaged {
 }
 
 impl Unmanaged {
-    /// Returns how many they were.
+    /// Sets the unmanaged memory of a process; returns the previous value.
     fn set(&mut self, process: u32, pages: u32) -> u32 {
         let before_pages = self.by_process.insert(process, pages).unwrap_or(0);
         self.pages = self.pages + u64::from(pages) - u64::from(before_pages);
@@ -233,7 +237,7 @@ impl Unmanaged {
 }
 
 impl Summary {
-    /// Reads a trace through.
+    /// Reads a trace and summarises it.
     pub fn of(path: &Path) -> Result<Summary, LabError> {
         let mut summary = Summary::default();
         let (mut content, mut unmanaged, mut reach) = (Content::default(), Unmanaged::default(), Reach::default());
@@ -242,13 +246,14 @@ impl Summary {
         for record in TraceReader::open(path)? {
             let Record { process, event, time_us } = record?;
             let mut fill = |range: &Range<PageNumber>| {
-                // Most touches are of what is there.
+                // Most touches are of pages with content.
                 if range.end == range.start.offset(1) && content.has(process, range.start) {
                     return Ok(());
                 }
-                // A trace of a living process has no more pages than it had memory; a bad one is not to take all of ours.
+                // A real process has no more pages than it had memory; a bad trace must not take
+                // all of ours.
                 let blocks = blocks(range);
-                if (blocks.end - blocks.start) as usize + used.len() > MOST_BLOCKS {
+                if (blocks.end - blocks.start) as usize + used.len() > MAX_BLOCKS {
                     return Err(LabError::TraceTooLarge(path.to_owned()));
                 }
                 used.extend(blocks.map(|block| (process, block)));
@@ -268,7 +273,7 @@ impl Summary {
                 }
                 Event::Unmanaged(pages) => {
                     unmanaged.set(process, pages);
-                    if unmanaged.pages > (MOST_BLOCKS * BLOCK_PAGES) as u64 {
+                    if unmanaged.pages > (MAX_BLOCKS * BLOCK_PAGES) as u64 {
                         return Err(LabError::TraceTooLarge(path.to_owned()));
                     }
                 }
@@ -324,27 +329,27 @@ impl Summary {
         Ok(summary)
     }
 
-    /// The scenario of the trace, which is at `path`: the settings of a run, to be set as wanted.
+    /// Returns the scenario of the trace at `path`, whose settings can be replaced.
     pub fn scenario(&self, path: &Path) -> String {
         let file = toml::Value::String(path.display().to_string());
         format!(
-            "about = \"what foliomem record has recorded\"\nseed = 1\n\n[machine]\ncpus = 1\nlimit_mib = 16\nsizes_kib = []\n\
+            "about = \"a run recorded by foliomem record\"\nseed = 1\n\n[machine]\ncpus = 1\nlimit_mib = 16\nsizes_kib = []\n\
              no_room = \"reclaim\"\n\n[swap]\nsize_mib = {}\nstrategy = \"nonfull-first\"\nswap_in = \"adaptive\"\n\
              keep_copies = true\nsplit_kib = []\nstore = \"lz4\"\ngranule_kib = 64\n\n[workload.replay]\nfile = {file}\n",
-            // Slots that are not used cost nothing.
+            // Unused slots cost nothing.
             (self.peak_pages / u64::from(MIB) * 16).clamp(1024, 8_388_608)
         )
     }
 }
 
-/// The file's part of a scenario.
+/// The workload section of a scenario.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     file: PathBuf,
 }
 
-/// See the module.
+/// A recorded run to replay.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "File")]
 pub struct Replay {
@@ -360,55 +365,56 @@ impl TryFrom<File> for Replay {
     }
 }
 
-/// Pages of a block that are in reach of the recorded run.
+/// The resident pages of the recorded run in a block.
 #[derive(Clone, Default)]
-struct InReach {
+struct Resident {
     pages: Bits,
-    /// Those that are in use until they leave it.
+    /// Those that were in use until they were evicted.
     in_use: Bits,
 }
 
-/// Where `page` is in its block.
+/// Returns the index of `page` in its block, as a range.
 fn at(page: PageNumber) -> Range<usize> {
     page.index_in_block()..page.index_in_block() + 1
 }
 
-/// A run on its way.
+/// The state of a replay.
 struct Player<'a> {
     lab: &'a mut Lab,
     places: &'a Places,
-    /// By place, what has content, and what is mapped.
+    /// The pages with content and the mapped pages, by place.
     content: Box<[Bits]>,
     mapped: Box<[Bits]>,
-    /// Processes that were recorded under a limit, what is known of what comes into their reach, and how often something has.
+    /// The processes recorded under a limit, their residency periods, and the number of periods so
+    /// far.
     limited: BTreeSet<u32>,
     stays: &'a Stays,
     stay: usize,
-    /// By place.
-    in_reach: Box<[InReach]>,
+    /// The resident pages of the recorded run, by place.
+    resident: Box<[Resident]>,
     chance: Chance,
     unmanaged: Unmanaged,
     random: Random,
 }
 
 impl Replay {
-    /// Pages of address space.
+    /// Returns the pages of address space.
     pub fn pages(&self) -> u32 {
         (self.summary.places.end().0 + 1) * BLOCK_PAGES as u32
     }
 
-    /// The most that had content at a time.
+    /// Returns the peak of the pages with content.
     pub fn peak_pages(&self) -> u32 {
         self.summary.peak_pages as u32
     }
 
-    /// How well each part of its memory compresses when it first does, by the table of `costs`. (It was compressed by lz4; what zstd makes
-    /// of it differs from that as in the table.)
+    /// Returns the densities of the memory at its first compression, relative to the table of
+    /// `costs`. (The run compressed with lz4; sizes for zstd differ from these as in the table.)
     pub fn density(&self, costs: &Costs) -> Density {
         Density::new(self.pages() as usize, &self.summary.first_pieces, costs.lz4.ratio_percent)
     }
 
-    /// Does it, on one CPU; what is not known is drawn from `seed` on.
+    /// Replays the run on one CPU; unknown touches are drawn from `seed`.
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let mut rounds = Rounds::new(lab);
         lab.keep();
@@ -421,7 +427,7 @@ impl Replay {
             limited: BTreeSet::new(),
             stays: &self.summary.stays,
             stay: 0,
-            in_reach: vec![InReach::default(); self.summary.places.end().index()].into(),
+            resident: vec![Resident::default(); self.summary.places.end().index()].into(),
             chance: Chance::new(self.summary.places.end().index()),
             unmanaged: Unmanaged::default(),
             random: Random::new(seed),
@@ -429,7 +435,7 @@ impl Replay {
         let (mut took, mut clock_us) = (Took::default(), None);
         for (number, record) in (0..).zip(TraceReader::open(&self.file)?) {
             let record = record?;
-            // The program's own time between events, as far as it goes forward.
+            // The program's own time between events, as long as the clock does not go back.
             let before_us = clock_us.replace(record.time_us).unwrap_or(record.time_us);
             took.elapsed_ns += record.time_us.saturating_sub(before_us) * 1000;
             player.lab.begin(CpuNumber(0), took.elapsed_ns);
@@ -487,7 +493,8 @@ impl Player<'_> {
             Event::Refault(range) => {
                 let is_alone = range.end == range.start.offset(1);
                 if !is_alone {
-                    // With the page that was touched before it was one, in either direction.
+                    // The stream includes its touched page, which precedes the range in either
+                    // direction.
                     let stream = PageNumber(range.start.0.saturating_sub(1))..range.end.offset(1);
                     self.places.parts(process, &stream).for_each(|(place, part)| self.chance.forget(place, part));
                 }
@@ -520,9 +527,10 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// A page, which lies `here`, was touched on its own while it was out of reach of the run. (Some are told of twice.)
+    /// Records that a page, at `here`, was touched by itself while it was not resident in the run.
+    /// (The trace has some of these touches twice.)
     fn see(&mut self, process: u32, here: PageNumber, now_us: u64, from_home: bool) {
-        let InReach { pages, .. } = &self.in_reach[Place::of(here).index()];
+        let Resident { pages, .. } = &self.resident[Place::of(here).index()];
         if self.limited.contains(&process) && !is_set(pages, here.index_in_block()) {
             self.chance.touched(here, now_us, from_home);
         }
@@ -534,7 +542,7 @@ impl Player<'_> {
         self.lab.touch(here, false)
     }
 
-    /// Where a page lies, if it has content.
+    /// Returns the place of a page if it has content.
     fn find(&self, process: u32, page: PageNumber) -> Option<PageNumber> {
         let place = self.places.find(process, page.0 / BLOCK_PAGES as u64)?;
         is_set(&self.content[place.index()], page.index_in_block()).then(|| place.page(page.index_in_block()))
@@ -544,11 +552,12 @@ impl Player<'_> {
         self.find(process, page).is_some()
     }
 
-    /// Pages came into reach: says which of them are in use until they leave it, if the process was recorded under a limit.
+    /// Marks pages as resident in the run. For a process recorded under a limit, also marks those
+    /// that stay in use until their eviction.
     fn come(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let InReach { pages, in_use } = &mut self.in_reach[place.index()];
+                let Resident { pages, in_use } = &mut self.resident[place.index()];
                 set(pages, part.clone(), true);
                 self.chance.come(place, part.clone());
                 for at in part {
@@ -559,18 +568,19 @@ impl Player<'_> {
         }
     }
 
-    /// They are out of it.
+    /// Marks pages as no longer resident in the run.
     fn go(&mut self, process: u32, range: &Range<PageNumber>) {
         if self.limited.contains(&process) {
             for (place, part) in self.places.parts(process, range) {
-                let InReach { pages, in_use } = &mut self.in_reach[place.index()];
+                let Resident { pages, in_use } = &mut self.resident[place.index()];
                 set(pages, part.clone(), false);
                 set(in_use, part, false);
             }
         }
     }
 
-    /// What was moved home just now, and was in reach of the run, will be touched: what was in use there soon, once.
+    /// Schedules touches of the pages that the engine just staged and that were resident in the
+    /// run: soon and once, if they were in use.
     #[inline]
     fn expect_moved_home(&mut self, now_us: u64) {
         if self.stays.is_empty() {
@@ -578,17 +588,17 @@ impl Player<'_> {
         }
         for range in self.lab.machine().take_moved_home() {
             for page in (range.start.0..range.end.0).map(PageNumber) {
-                let InReach { pages, in_use } = &mut self.in_reach[Place::of(page).index()];
+                let Resident { pages, in_use } = &mut self.resident[Place::of(page).index()];
                 if is_set(pages, page.index_in_block()) {
                     let soon = set(in_use, at(page), false) > 0;
-                    let wait_us = soon.then(|| self.random.below(2 * self.stays.at_home_us() + 1));
+                    let wait_us = soon.then(|| self.random.below(2 * self.stays.staged_us() + 1));
                     self.chance.expect(page, wait_us, now_us, &mut self.random);
                 }
             }
         }
     }
 
-    /// Does what is due until then.
+    /// Does all touches due until `time_us`.
     #[inline]
     fn do_until(&mut self, time_us: u64) -> Result<(), LabError> {
         while let Some(page) = self.chance.next(time_us) {
@@ -613,7 +623,7 @@ impl Player<'_> {
     }
 
     fn fill(&mut self, process: u32, range: &Range<PageNumber>) -> Result<(), LabError> {
-        // What has grown is not told of.
+        // The trace has no events for growing mappings.
         self.map(process, range, true);
         self.come(process, range);
         for (place, part) in self.places.parts(process, range) {
@@ -664,8 +674,9 @@ mod tests {
     const CHUNK_PAGES: u64 = 64;
     const CHUNKS: u64 = PAGES / CHUNK_PAGES;
 
-    /// Accesses behind the first one of each page, and faults from swap, of a program that fills its pages and goes on with `events`; and
-    /// how many pages of the first half are in reach at the end.
+    /// Replays a program that fills its pages and continues with `events`. Returns the accesses
+    /// after the first one of each page, the faults from swap, and the resident pages of the first
+    /// half at the end.
     fn replayed(name: &str, limit_mib: u32, events: impl IntoIterator<Item = (u64, Event)>) -> (u64, u64, usize) {
         let path = std::env::temp_dir().join(format!("foliomem-{name}-{}.mft", std::process::id()));
         let all = PageNumber(FIRST)..PageNumber(FIRST + PAGES);
@@ -688,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_lie_side_by_side_where_they_were() {
+    fn adjacent_blocks_stay_adjacent() {
         let blocks = [(0, 7), (0, 8), (0, 20), (3, 21), (3, 22)];
         let places = Places::of(blocks);
         let found = blocks.map(|(process, block)| places.find(process, block).map(Place::index));
@@ -711,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn where_every_touch_is_told_each_is_one() {
+    fn every_recorded_touch_is_replayed() {
         let touches = (0..PAGES * 2).map(|at| (at, touch(FIRST + at % PAGES)));
         let (accesses, faults, _) = replayed("each", 16, touches);
         assert_eq!(accesses, PAGES * 2);
@@ -719,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nowhere_goes_beyond_the_limit_as_it_has() {
+    fn a_replay_may_exceed_the_limit_as_the_run_did() {
         let beside = (0, Event::Unmanaged(40 << 8));
         let touches = (0..PAGES).map(|at| (at, touch(FIRST + at)));
         let (accesses, ..) = replayed("beyond", 16, [beside].into_iter().chain(touches));
@@ -730,7 +741,8 @@ mod tests {
         PageNumber(FIRST + number * CHUNK_PAGES)..PageNumber(FIRST + (number + 1) * CHUNK_PAGES)
     }
 
-    /// A run within a limit, in which some chunks were out of reach and these come and go, four times.
+    /// Returns a run within a limit in which the chunks `out` were evicted, and `come_and_go` are
+    /// fetched and evicted four times.
     fn limited(out: Range<u64>, come_and_go: Range<u64>) -> impl Iterator<Item = (u64, Event)> + Clone {
         let out = out.map(|number| (0, Event::Stage(chunk(number))));
         let laps = (0..4).flat_map(move |_| come_and_go.clone());
@@ -741,11 +753,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_recorded_under_a_limit_is_touched_as_it_was() {
+    fn a_run_recorded_under_a_limit_is_touched_alike() {
         let (accesses, faults, _) = replayed("limited", 16, limited(0..CHUNKS, 0..CHUNKS));
         assert_eq!(accesses, PAGES / 2 + PAGES * 4);
         assert!(faults > 100, "{faults}");
-        // It has room for all, unless others take some of it.
+        // All pages fit, unless unmanaged memory takes some of the room.
         let beside = |pages| {
             replayed("beside", 40, [(0, Event::Unmanaged(pages))].into_iter().chain(limited(0..CHUNKS, 0..CHUNKS))).1
         };
@@ -754,8 +766,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_in_reach_under_a_limit_stays_so_in_a_larger_one() {
-        // The second half of it comes and goes; the first lies idle, or was in reach when it ended.
+    fn pages_resident_under_a_limit_stay_resident_under_a_larger_one() {
+        // The second half is fetched and evicted; the first is idle, or was resident at the end.
         let half = CHUNKS / 2;
         let (.., idle_pages) = replayed("idle", 28, limited(0..CHUNKS, half..CHUNKS));
         let (.., used_pages) = replayed("used", 28, limited(half..CHUNKS, half..CHUNKS));
@@ -763,9 +775,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_touched_at_home_was_in_use_and_what_had_gone_was_not() {
+    fn pages_touched_while_staged_were_in_use_and_swapped_out_ones_were_not() {
         let half = CHUNKS / 2;
-        // The second half comes and goes; then the first is staged, and comes back.
+        // The second half is fetched and evicted; then the first is staged, and returns.
         let faults = |name, comes_back: fn(PageNumber) -> Event| {
             let stages = (0..half).map(|number| (2000, Event::Stage(chunk(number))));
             let touches = (FIRST..FIRST + PAGES / 2).map(|page| (2000, comes_back(PageNumber(page))));
@@ -773,14 +785,14 @@ mod tests {
         };
         let from_home = faults("from-home", Event::Activate);
         let from_swap = faults("from-swap", |page| Event::Refault(page.folio(Order::ZERO)));
-        // What is in use takes room from what comes and goes; what is not goes out once.
+        // Pages in use take room from those that come and go; unused ones are swapped out once.
         assert!(from_swap * 3 < from_home, "{from_home} and {from_swap}");
     }
 
     #[test]
-    fn what_the_run_had_in_reach_and_the_replay_has_not_is_touched_by_chance() {
+    fn pages_resident_only_in_the_run_are_touched_by_chance() {
         let half = CHUNKS / 2;
-        // The first half has come back three times and stays; then the second comes and goes.
+        // The first half returns three times and stays; then the second is fetched and evicted.
         let accesses = |name, comes_back: fn(u64) -> Vec<Event>| {
             let laps = (0..3).flat_map(move |lap| {
                 let out = (0..half).map(move |number| (lap * 40_000, Event::Stage(chunk(number))));
@@ -804,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_along_is_not_touched() {
+    fn pages_mapped_in_along_with_another_are_not_touched() {
         let accesses = |along: Option<Event>| {
             let along = along.into_iter().map(|event| (2000, event));
             replayed("along", 40, limited(0..CHUNKS, 0..CHUNKS).chain(along)).0
@@ -814,18 +826,19 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_memory_compresses_as_it_did() {
-        // Half of it comes and goes and compresses to `share` eighths of it; the other half, which stays out, to the rest.
+    fn each_part_of_memory_compresses_as_in_the_run() {
+        // Half of the memory comes and goes and compresses to 8 - `share` eighths; the other half
+        // stays out and compresses to `share` eighths.
         let faults = |share: u64| {
             let half = CHUNKS / 2;
-            let told = (0..CHUNKS).map(move |number| {
+            let compressed = (0..CHUNKS).map(move |number| {
                 let eighths = if number < half { 8 - share } else { share };
                 let len_bytes = (CHUNK_PAGES * PAGE_BYTES as u64 * eighths / 8) as u32;
                 (0, Event::Compressed { pages: chunk(number), len_bytes })
             });
-            replayed("dense", 24, limited(0..CHUNKS, half..CHUNKS).chain(told)).1
+            replayed("dense", 24, limited(0..CHUNKS, half..CHUNKS).chain(compressed)).1
         };
-        // It is what stays out that takes room.
+        // The half that stays out takes the room.
         let [worst, even, best] = [1, 4, 7].map(faults);
         assert!(best < even && even < worst, "{worst}, {even}, {best}");
     }

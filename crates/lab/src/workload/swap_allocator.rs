@@ -1,8 +1,9 @@
 //! The kernel's swap allocator test (`tools/mm/thp_swap_allocator_test.c`), operation by operation.
 //!
-//! An area is written and paged out. Then, round by round: some of it is touched at random, by pages or by aligned pieces;
-//! pieces of it are discarded and written anew; everything is paged out. A second area of small folios may take part. The
-//! numbers are those of the C library, so that the pieces are those of everybody who ever ran it.
+//! An area is written and paged out. Then, in each round, random pages or aligned pieces of it are
+//! touched, pieces of it are discarded and written again, and everything is paged out. A second
+//! area of small folios may take part. The random numbers are those of the C library, so the pieces
+//! are those of every run of the test.
 
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
@@ -14,26 +15,26 @@ use foliomem_core::units::{CpuNumber, MAX_ORDER, Order, PageNumber};
 use serde::Deserialize;
 use std::ops::Range;
 
-/// What is discarded, and touched by pieces.
+/// The order of the pieces that are discarded, or touched with `aligned`: 64 KiB.
 const PIECE: Order = Order::new(4).unwrap();
 
-/// See the module.
+/// The swap allocator test and its parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwapAllocator {
-    /// The area.
+    /// Size of the area.
     area_mib: Within<1, 65536>,
-    /// What is touched of it a round, and what is discarded.
+    /// Amount touched, and amount discarded, in each round.
     round_mib: Within<1, 65536>,
-    /// An area of small folios, 0 for none; 1/4 of it is touched a round (`-s`).
+    /// Size of an area of small folios, 0 for none; 1/4 of it is touched in each round (`-s`).
     small_area_mib: Within<0, 65536>,
-    /// Touch it by aligned pieces of 64 KiB instead of by pages (`-a`).
+    /// Whether to touch aligned pieces of 64 KiB instead of pages (`-a`).
     aligned: bool,
     rounds: Within<1, 100_000>,
 }
 
 impl SwapAllocator {
-    /// Pages of address space.
+    /// Returns the pages of address space.
     pub fn pages(&self) -> u32 {
         self.small_area().end.0 as u32
     }
@@ -48,7 +49,7 @@ impl SwapAllocator {
         start..start.offset(self.small_area_mib.get() * MIB)
     }
 
-    /// Does it, on one CPU.
+    /// Runs the workload on one CPU.
     pub fn run(&self, lab: &mut Lab) -> Result<(Vec<Round>, Took), LabError> {
         let (area, small) = (self.area(), self.small_area());
         let mut rand = GlibcRand::default();
@@ -58,7 +59,7 @@ impl SwapAllocator {
         };
         lab.begin(CpuNumber(0), 0);
         lab.map(area.clone());
-        // MADV_NOHUGEPAGE: a mapping for each page has the same effect.
+        // A mapping for each page has the effect of MADV_NOHUGEPAGE.
         (small.start.0..small.end.0).for_each(|page| lab.map(PageNumber(page).folio(Order::ZERO)));
         let all = [area.clone(), small.clone()];
         for area in &all {

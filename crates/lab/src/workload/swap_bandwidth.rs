@@ -1,4 +1,5 @@
-//! An area that is written, paged out and read again, round by round: how fast memory goes out and comes in.
+//! The swap bandwidth workload: an area is written, paged out and read again in each round, to
+//! measure swap-out and swap-in.
 
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
@@ -8,23 +9,23 @@ use crate::schedule::Took;
 use foliomem_core::units::{CpuNumber, MAX_ORDER, PageNumber};
 use serde::Deserialize;
 
-/// See the module.
+/// The swap bandwidth workload and its parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwapBandwidth {
     area_mib: Within<1, 65536>,
     rounds: Within<1, 100_000>,
-    /// Every page repeats one word.
+    /// Whether every page repeats one word.
     pub(super) filled: bool,
 }
 
 impl SwapBandwidth {
-    /// Pages of address space.
+    /// Returns the pages of address space.
     pub fn pages(&self) -> u32 {
         MAX_ORDER.pages() + self.area_mib.get() * MIB
     }
 
-    /// Does it, on one CPU.
+    /// Runs the workload on one CPU.
     pub fn run(&self, lab: &mut Lab) -> Result<(Vec<Round>, Took), LabError> {
         let start = PageNumber(MAX_ORDER.pages().into());
         let area = start..start.offset(self.area_mib.get() * MIB);

@@ -1,4 +1,4 @@
-//! Files of tmpfs: they stay until the end, and under pressure they go out to the swap device, by single pages.
+//! Files of tmpfs: they stay until the end and are swapped out under pressure as single pages.
 
 use super::MIB;
 use crate::error::LabError;
@@ -6,10 +6,10 @@ use crate::lab::Lab;
 use foliomem_core::units::PageNumber;
 use std::ops::Range;
 
-/// Files lie in mappings of so many pages, which no folio fits into.
+/// Pages of a mapping of a file: no large folio fits into it.
 const MAPPING_PAGES: u32 = 3;
 
-/// All files, one behind the other.
+/// All files, one after the other.
 #[derive(Debug)]
 pub struct Files {
     base: PageNumber,
@@ -17,12 +17,12 @@ pub struct Files {
 }
 
 impl Files {
-    /// Address space of so many pages of files.
+    /// Returns the pages of address space for `pages` pages of files.
     pub fn address_pages(pages: u32) -> u32 {
         pages.div_ceil(MAPPING_PAGES) * (MAPPING_PAGES + 1)
     }
 
-    /// None yet, in the address space from `base` on.
+    /// Makes an empty tmpfs in the address space from `base` on.
     pub fn new(base: PageNumber) -> Files {
         Files { base, pages: 0 }
     }
@@ -31,7 +31,7 @@ impl Files {
         self.base.offset(number / MAPPING_PAGES * (MAPPING_PAGES + 1) + number % MAPPING_PAGES)
     }
 
-    /// Writes `pages` more.
+    /// Writes `pages` more pages.
     pub fn write(&mut self, lab: &mut Lab, pages: u32) -> Result<(), LabError> {
         for number in self.pages..self.pages + pages {
             if number.is_multiple_of(MAPPING_PAGES) {
@@ -44,13 +44,13 @@ impl Files {
         Ok(())
     }
 
-    /// Reads those of the pages `range` that there are.
+    /// Reads the existing pages of `range`.
     pub fn read(&self, lab: &mut Lab, range: Range<u32>) -> Result<(), LabError> {
         (range.start..range.end.min(self.pages)).try_for_each(|number| lab.touch(self.page(number), false))
     }
 }
 
-/// Pages that hold so many KiB.
+/// Returns the number of pages that hold `kib` KiB.
 pub fn pages_of_kib(kib: u32) -> u32 {
     (kib * MIB).div_ceil(1024)
 }

@@ -1,4 +1,4 @@
-//! `usemem` of vm-scalability: tasks that map memory and write it once, from start to end.
+//! The `usemem` workload of vm-scalability: tasks map memory and write it once, from start to end.
 
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
@@ -9,20 +9,20 @@ use foliomem_core::units::{MAX_ORDER, PageNumber};
 use serde::Deserialize;
 use std::ops::Range;
 
-/// What a task writes before the next one on its CPU goes on.
+/// Pages that a task writes before the next task of its CPU runs.
 const SLICE_PAGES: u32 = MAX_ORDER.pages();
 
-/// See the module.
+/// The usemem workload and its parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Usemem {
     tasks: Within<1, 4096>,
-    /// What each writes.
+    /// Memory that each task writes.
     task_mib: Within<1, 65536>,
 }
 
 impl Usemem {
-    /// Pages of address space: a gap between tasks keeps their mappings apart.
+    /// Returns the pages of address space; gaps keep the mappings of tasks apart.
     pub fn pages(&self) -> u32 {
         self.tasks.get() * self.stride()
     }
@@ -36,7 +36,7 @@ impl Usemem {
         start..start.offset(self.task_mib.get() * MIB)
     }
 
-    /// Does it.
+    /// Runs the workload.
     pub fn run(&self, lab: &mut Lab) -> Result<(Vec<Round>, Took), LabError> {
         let mut rounds = Rounds::new(lab);
         let mut next: Vec<PageNumber> = (0..self.tasks.get()).map(|task| self.memory(task).start).collect();

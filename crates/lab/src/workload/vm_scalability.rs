@@ -1,8 +1,9 @@
-//! Cases of vm-scalability on a page cache of large folios ([`crate::page_cache`]): files that are read and mapped, shared memory,
-//! anonymous memory, by as many tasks as there are CPUs.
+//! Cases of vm-scalability on a page cache of large folios ([`crate::page_cache`]): files that are
+//! read or mapped, shared memory and anonymous memory, with one task for each CPU.
 //!
-//! What is said to be as large as memory is so many times the limit of the scenario. Files are as much larger than it as in the
-//! published runs; of those, so much is read as fills memory `memories` times, after it was filled once without taking the time.
+//! Sizes relative to memory are relative to the scenario's limit. Files exceed memory by the factor
+//! of the published runs. They are read as much as fills memory `memories` times, after one untimed
+//! pass that fills it.
 
 mod case;
 
@@ -20,18 +21,19 @@ use serde::{Deserialize, Serialize};
 
 pub use case::Case;
 
-/// See the module.
+/// A case and its parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmScalability {
     case: Case,
-    /// How compaction moves large folios; none for that of Linux before the series, which does not.
+    /// The compaction variant; none means Linux before the series, which does not move large
+    /// folios.
     #[serde(deserialize_with = "compaction")]
     compaction: Option<Variant>,
-    /// Which free run of an order is given out first.
+    /// The choice among free runs of an order.
     #[serde(deserialize_with = "free_runs")]
     free_runs: Pick,
-    /// How many times as much as there is memory is read or written.
+    /// How many times the size of memory is read or written.
     memories: Within<1, 1024>,
 }
 
@@ -50,25 +52,25 @@ fn free_runs<'de, D: Deserializer<'de>>(from: D) -> Result<Pick, D::Error> {
     }
 }
 
-/// What a case came to.
+/// The outcome of a case.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheOutcome {
-    /// See [`CacheCounters`].
+    /// The counters of the page cache.
     #[serde(flatten)]
     pub counters: CacheCounters,
-    /// Requests for compaction, and what they came to.
+    /// Allocations that waited for compaction.
     pub compact_stall: u64,
-    /// See `compact_stall`.
+    /// Successful compactions.
     pub compact_success: u64,
-    /// See `compact_stall`.
+    /// Failed compactions.
     pub compact_fail: u64,
-    /// What its scanners looked at.
+    /// Pages visited by the migrate scanner.
     pub compact_migrate_scanned: u64,
-    /// See `compact_migrate_scanned`.
+    /// Pages visited by the free scanner.
     pub compact_free_scanned: u64,
-    /// Pages that were moved.
+    /// Migrated pages.
     pub pgmigrate_success: u64,
-    /// Modelled: KiB a second, over all tasks.
+    /// Modelled throughput of all tasks in KiB a second.
     pub modelled_throughput: f64,
 }
 
@@ -87,7 +89,7 @@ impl CacheOutcome {
         }
     }
 
-    /// Pages that came, went or were moved.
+    /// Returns the number of allocated, reclaimed and migrated pages.
     pub fn page_events(&self) -> u64 {
         let came: u64 = (0..).zip(self.counters.allocated).map(|(order, folios)| folios << order).sum();
         came + self.counters.reclaimed_pages + self.pgmigrate_success
@@ -95,12 +97,12 @@ impl CacheOutcome {
 }
 
 impl VmScalability {
-    /// The engine's address space is not used.
+    /// Returns 1: the case does not use the engine's address space.
     pub fn pages(&self) -> u32 {
         1
     }
 
-    /// Does it; with `check`, all of the page cache is looked through after each round.
+    /// Runs the workload. If the lab is checked, also checks the page cache after each round.
     pub fn run(&self, lab: &mut Lab, seed: u64) -> Result<(Vec<Round>, Took), LabError> {
         let cpus = lab.engine().config().cpus;
         let memory_pages = lab.machine().limit_pages() as u32;
@@ -130,7 +132,7 @@ impl VmScalability {
     }
 }
 
-/// Lets all tasks do what they have to, by turns.
+/// Runs all tasks in turns until they are done.
 fn drive(lab: &mut Lab, cpus: u16, run: &mut Run) -> Result<Took, LabError> {
     run.cache().take_spent_ns();
     schedule::run(lab, cpus, run.tasks(), |lab, task| {

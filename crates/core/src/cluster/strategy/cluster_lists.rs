@@ -1,5 +1,6 @@
-//! The lists as first merged ("mTHP swap allocator", late 2024; `cluster_alloc_swap_entry` of Linux 6.12): a free
-//! cluster, then nonfull ones, then every fragmented one. Each failure looks through all that are fragmented.
+//! The cluster lists as first merged ("mTHP swap allocator", late 2024; `cluster_alloc_swap_entry`
+//! of Linux 6.12): a free cluster, then nonfull ones, then every fragmented one. Each failure scans
+//! all fragmented clusters.
 
 use super::Policy;
 use crate::cluster::lists::Place;

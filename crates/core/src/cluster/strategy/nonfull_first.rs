@@ -1,14 +1,20 @@
-//! "mm, swap: prefer nonfull over free clusters" (2025-08, the second patch of "improve cluster scan strategy";
-//! `cluster_alloc_swap_entry` of Linux 6.18): nonfull clusters are filled up before a free one is opened, unless the
-//! device wants discard, where spreading writes is better.
+//! The nonfull-first strategy: "mm, swap: prefer nonfull over free clusters" (2025-08, the second
+//! patch of "improve cluster scan strategy"; `cluster_alloc_swap_entry` of Linux 6.18). Nonfull
+//! clusters are filled up before a free one is opened, unless the device wants discard, where
+//! spreading writes is better.
 //!
-//! Three things differ from the kernel. A CPU goes on at the beginning of its current cluster when it comes to its end, if that
-//! has room there. A cluster that was full and has room again is the spare of the CPU that freed it, unless it has one: the
-//! kernel puts it on the list of nonfull ones, where all CPUs meet. And a cluster is nonfull in the kernel once any slot of it
-//! was freed, so that an allocation may look through any number of nonfull clusters before one has room. Here it is nonfull,
-//! or a spare, only once *room for its order* was freed, and stays so until it is tried, or stolen from to the last such room. So the
-//! first nonfull cluster has room, and an allocation looks through three clusters at most: the CPU's current one,
-//! one that is nonfull, a spare, fragmented or stolen from, and a full one for something to reclaim.
+//! Three rules differ from the kernel.
+//! - A CPU at the end of its current cluster continues at the start of that cluster if it has room
+//!   there.
+//! - A full cluster that gets room again becomes the spare of the CPU that freed it, unless that
+//!   CPU has one. The kernel puts it on the nonfull list, where all CPUs meet.
+//! - In the kernel, any freed slot makes a cluster nonfull, so an allocation may scan any number of
+//!   nonfull clusters before one has room. Here a cluster is nonfull, or a spare, only after *room
+//!   for its order* was freed, until it is tried or its last such room is stolen.
+//!
+//! So the first nonfull cluster has room, and an allocation scans three clusters at most: the CPU's
+//! current one; one that is nonfull, a spare, fragmented or stolen from; and a full one for slots
+//! to reclaim.
 
 use super::{Policy, full};
 use crate::cluster::lists::Place;

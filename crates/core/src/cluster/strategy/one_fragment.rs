@@ -1,5 +1,6 @@
-//! "mm, swap: only scan one cluster in fragment list" (2025-08, the first patch of "improve cluster scan strategy"): as
-//! [`super::cluster_lists`], but one fragmented cluster is enough; it goes to the end of its list, so that each gets its turn.
+//! The one-fragment strategy: "mm, swap: only scan one cluster in fragment list" (2025-08, the
+//! first patch of "improve cluster scan strategy"). It is [`super::cluster_lists`] with a scan of
+//! only one fragmented cluster, which then goes to the end of its list, so that each gets its turn.
 
 use super::Policy;
 use crate::cluster::lists::Place;

@@ -1,7 +1,8 @@
-//! Swap-out of large folios as first merged ("Swap-out mTHP without splitting", 2024-04; `scan_swap_map_try_ssd_cluster`
-//! and `scan_swap_map_slots` of Linux 6.10). Apart from free clusters nothing is on a list: a CPU goes once through its
-//! current cluster, then takes a free one. When there is none, higher orders fail, whatever was freed behind the CPUs,
-//! and order 0 looks through the whole device, other CPUs' clusters included.
+//! The per-CPU strategy: swap-out of large folios as first merged ("Swap-out mTHP without
+//! splitting", 2024-04; `scan_swap_map_try_ssd_cluster` and `scan_swap_map_slots` of Linux 6.10).
+//! Only free clusters are on a list. A CPU goes once through its current cluster, then takes a free
+//! one. If there is none, higher orders fail, although slots may have been freed behind the CPUs;
+//! order 0 scans the whole device, including other CPUs' clusters.
 
 use super::Policy;
 use crate::cluster::lists::Place;

@@ -1,5 +1,5 @@
-//! Larger free runs are cut where there is none of the very order (2023-11, third patch; merged in Linux 6.9). The rest goes
-//! back to the free runs of its orders.
+//! The free-split variant: larger free runs are split if none has exactly the order (2023-11, third
+//! patch; merged in Linux 6.9). The rest returns to the free runs of its orders.
 
 use super::Policy;
 

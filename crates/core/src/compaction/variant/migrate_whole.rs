@@ -1,5 +1,6 @@
-//! Folios are moved whole (2023-11, second patch): free runs are kept per order, and each is given out at its own order. A folio
-//! without one stays, and with it all of the block it is in: what is moved out of a block that is given up is moved for nothing.
+//! The migrate-whole variant: folios move whole (2023-11, second patch). Free runs are kept by
+//! order, and each serves exactly its order. A folio without such a run stays, and with it the
+//! whole block: moves out of a block that is then given up are wasted.
 
 use super::Policy;
 use crate::compaction::Occupant;

@@ -1,7 +1,10 @@
-//! Sources are moved by their order, the largest first, so that the smaller ones do not cut the runs that those need (2023-11,
-//! fourth patch, which was not merged). And what Linux does besides: blocks where much is free already are looked at first
-//! (`fast_find_migrateblock`), because there is less to move; a folio for which no run is left is halved (`migrate_pages` splits one
-//! for which there is no memory). So a block can be freed wherever as many frames are free elsewhere.
+//! The sort-sources variant: the largest sources move first, so that smaller ones do not split the
+//! runs that they need (2023-11, fourth patch, not merged).
+//!
+//! It also does what Linux does besides: it tries blocks with much free room first
+//! (`fast_find_migrateblock`), because less is left to move; and it halves a folio without a target
+//! (`migrate_pages` splits a folio for which there is no memory). So a block can be freed wherever
+//! enough frames are free elsewhere.
 
 use super::Policy;
 use crate::compaction::Occupant;

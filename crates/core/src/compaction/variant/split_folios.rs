@@ -1,5 +1,6 @@
-//! "mm/compaction: allow compaction of folios by splitting them" (2023-11, first patch): every folio is split and moved page by
-//! page, whatever its order. Needs no run to move to, and leaves none of the folios it meets.
+//! The split-folios variant: "mm/compaction: allow compaction of folios by splitting them"
+//! (2023-11, first patch). Every folio is split and moved page by page, whatever its order. It
+//! needs no run as a target, and leaves no large folio whole.
 
 use super::Policy;
 use crate::units::Order;

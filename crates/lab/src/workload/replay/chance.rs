@@ -1,8 +1,10 @@
-//! When a page is touched next that is in reach of the recorded run, and that the replay has moved home: nobody saw that.
+//! Chance: when to touch a page that was resident in the run and that the replay has staged. The
+//! run did not see such touches.
 //!
-//! A page that was in use until it left that reach is touched soon ([`super::reach`]). One that the run has brought back on its own some times, and not in a
-//! stream meanwhile, is touched by chance: as often as it was when it was out of reach, where its touches were seen. Without that a replay that keeps
-//! other pages in reach than the run did would miss all touches of those that it does not keep.
+//! A page in use until its eviction is touched soon ([`super::reach`]). A page that the run fetched
+//! by itself several times, and not in a stream since, is touched by chance: as often as when it
+//! was not resident and its touches were seen. Otherwise a replay that keeps other pages resident
+//! than the run did would miss all touches of the pages that it does not keep.
 
 use super::Place;
 use crate::random::Random;
@@ -10,28 +12,31 @@ use foliomem_core::units::{BLOCK_PAGES, PageNumber};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// A new wait counts 1/2^2 in their mean.
+/// Weight of the moving average of waits as a shift: a new wait counts 1/2^2.
 const WAIT_SHIFT: u32 = 2;
-/// Times of pages are kept in 2^4 us, from the first one on: in 32 bits for 19 hours, behind which all times are the last one.
+/// Unit of times of pages as a shift, 2^4 µs from the first one on: 32 bits cover 19 hours; later
+/// times saturate.
 const TICK_SHIFT: u32 = 4;
-/// What is touched by chance has come back so often on its own: where a program picks some of its memory once, it mostly writes there next.
+/// Number of single returns after which a page is touched by chance: a program that picks some of
+/// its memory once mostly writes there next.
 const ENOUGH: u8 = 3;
-/// Who has not seen a page for so many times as long as it waits does not know any more whether it is in use.
-const MOST_WAITS: u64 = 16;
+/// Maximum age of an estimate, as a multiple of the page's wait: a page unseen for longer may no
+/// longer be in use.
+const MAX_WAITS: u64 = 16;
 
-/// What is known of a page; 0 where it is not.
+/// The estimate for a page; 0 where unknown.
 #[derive(Clone, Copy, Default)]
 struct Page {
-    /// When it left the recorded reach, or was touched since.
+    /// When the page was evicted in the run, or was touched since.
     left: u32,
-    /// How long it waits for a touch on average, and of how many that is, up to [`ENOUGH`].
+    /// The average wait for a touch, and the number of waits averaged, up to [`ENOUGH`].
     wait: u32,
     touches: u8,
-    /// When it is to be touched.
+    /// When the page is due to be touched.
     due: u32,
 }
 
-/// See the module.
+/// The scheduler of unseen touches.
 pub struct Chance {
     pages: Box<[Option<Box<[Page; BLOCK_PAGES]>>]>,
     due: BTreeSet<(u32, PageNumber)>,
@@ -39,7 +44,7 @@ pub struct Chance {
 }
 
 impl Chance {
-    /// Of so many places.
+    /// Makes a scheduler for `places` places.
     pub fn new(places: usize) -> Chance {
         Chance { pages: vec![None; places].into(), due: BTreeSet::new(), start_us: None }
     }
@@ -54,7 +59,7 @@ impl Chance {
         &mut pages[part]
     }
 
-    /// Those of which something may be known.
+    /// Iterates over the pages that may have an estimate.
     fn known(&mut self, place: Place, part: Range<usize>) -> impl Iterator<Item = &mut Page> {
         self.pages[place.index()].iter_mut().flat_map(move |pages| &mut pages[part.clone()])
     }
@@ -64,24 +69,24 @@ impl Chance {
         &mut self.part(Place::of(page), at..at + 1)[0]
     }
 
-    /// Pages leave the recorded reach.
+    /// Records that the run evicts pages.
     pub fn leave(&mut self, place: Place, part: Range<usize>, now_us: u64) {
         let left = self.tick(now_us);
         self.part(place, part).iter_mut().for_each(|page| (page.left, page.due) = (left, 0));
     }
 
-    /// Pages come into it: whatever was expected of them.
+    /// Records that pages become resident in the run, which cancels their scheduled touches.
     pub fn come(&mut self, place: Place, part: Range<usize>) {
         self.known(place, part).for_each(|page| page.due = 0);
     }
 
-    /// What is known of pages holds no more: they are gone, or were touched in a stream.
+    /// Drops the estimates for pages that are gone or were touched in a stream.
     pub fn forget(&mut self, place: Place, part: Range<usize>) {
         self.known(place, part).for_each(|page| *page = Page::default());
     }
 
-    /// A page was touched on its own while it was out of the recorded reach; `from_home`, if it had gone no further. That alone does not say
-    /// that it is touched by chance.
+    /// Records that a page was touched by itself while it was not resident in the run. `from_home`
+    /// says that it was only staged; that alone does not start an estimate.
     pub fn touched(&mut self, page: PageNumber, now_us: u64, from_home: bool) {
         let now = self.tick(now_us);
         let page = self.page(page);
@@ -96,11 +101,12 @@ impl Chance {
         }
     }
 
-    /// A page that is in the recorded reach was moved home: it is touched in `wait_us`, or else by chance, if that is known of it.
+    /// Schedules a touch of a page that is resident in the run and was staged here: after
+    /// `wait_us`, or else by chance if there is an estimate.
     pub fn expect(&mut self, page: PageNumber, wait_us: Option<u64>, now_us: u64, random: &mut Random) {
         let now = self.tick(now_us);
         let Page { left: seen, wait, touches, .. } = *self.page(page);
-        let may_wait = u64::from(wait) * MOST_WAITS;
+        let may_wait = u64::from(wait) * MAX_WAITS;
         let is_by_chance = touches == ENOUGH && u64::from(now) < u64::from(seen) + may_wait;
         let wait_us = match wait_us {
             Some(wait_us) => wait_us,
@@ -114,7 +120,7 @@ impl Chance {
         }
     }
 
-    /// The next page that is to be touched until then.
+    /// Returns the next page that is due until `until_us`.
     #[inline]
     pub fn next(&mut self, until_us: u64) -> Option<PageNumber> {
         let until = self.tick(until_us);
@@ -124,7 +130,7 @@ impl Chance {
         while let Some(&first @ (due, page)) = self.due.first().filter(|&&(due, _)| due <= until) {
             self.due.remove(&first);
             let known = self.page(page);
-            // What was expected later on, or of a page that has come or gone since, does not count.
+            // A touch that was rescheduled or cancelled does not count.
             if known.due == due {
                 known.due = 0;
                 return Some(page);
@@ -144,7 +150,7 @@ mod tests {
         (Place::of(PAGE), 7..8)
     }
 
-    /// How long it waits on average when it is moved home, if it is touched at all.
+    /// Returns the average wait of the page when it is staged, if it is touched at all.
     fn wait_us(chance: &mut Chance, now_us: u64) -> Option<u64> {
         let mut random = Random::new(1);
         let mut sum_us = 0;
@@ -159,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn what_came_back_on_its_own_is_touched_as_often_as_it_was() {
+    fn pages_that_returned_singly_are_touched_as_often_as_in_the_run() {
         let mut chance = Chance::new(3);
         let (place, part) = place();
         chance.leave(place, part.clone(), 0);
         chance.touched(PAGE, 500, true);
-        assert_eq!(wait_us(&mut chance, 0), None, "from home");
+        assert_eq!(wait_us(&mut chance, 0), None, "a staged page starts no estimate");
         for at in 0..20 {
             assert_eq!(wait_us(&mut chance, at * 10_000).is_some(), at >= ENOUGH.into(), "{at} times");
             chance.leave(place, part.clone(), at * 10_000);
@@ -172,13 +178,13 @@ mod tests {
         }
         let mean_us = wait_us(&mut chance, 200_000).unwrap();
         assert!((2800..3600).contains(&mean_us), "{mean_us}");
-        assert_eq!(wait_us(&mut chance, 193_200 + 3200 * (MOST_WAITS + 1)), None, "for too long not seen");
+        assert_eq!(wait_us(&mut chance, 193_200 + 3200 * (MAX_WAITS + 1)), None, "the estimate is too old");
         chance.forget(place, part);
-        assert_eq!(wait_us(&mut chance, 200_000), None, "in a stream");
+        assert_eq!(wait_us(&mut chance, 200_000), None, "a stream drops the estimate");
     }
 
     #[test]
-    fn what_comes_or_goes_is_not_touched_as_was_expected() {
+    fn scheduled_touches_are_cancelled_when_pages_come_or_go() {
         let (mut chance, mut random) = (Chance::new(3), Random::new(1));
         let (place, part) = place();
         let mut expected = |change: &dyn Fn(&mut Chance)| {
@@ -192,6 +198,6 @@ mod tests {
         let mut random = Random::new(1);
         chance.expect(PAGE, Some(100), 1000, &mut random);
         chance.expect(PAGE, Some(500), 1000, &mut random);
-        assert_eq!((chance.next(1200), chance.next(1600)), (None, Some(PAGE)), "what was expected last counts");
+        assert_eq!((chance.next(1200), chance.next(1600)), (None, Some(PAGE)), "the last schedule counts");
     }
 }

@@ -1,4 +1,4 @@
-//! What the cases do.
+//! The cases of vm-scalability: what their tasks do.
 
 use crate::costs::Costs;
 use crate::error::LabError;
@@ -7,64 +7,70 @@ use crate::random::Random;
 use foliomem_core::units::{MAX_ORDER, PAGE_BYTES};
 use serde::Deserialize;
 
-/// A script of vm-scalability. A "task" is a thread where its name ends in `-mt`, else a process: threads have one address space.
+/// A script of vm-scalability. A task is a thread if the name ends in `-mt`, else a process;
+/// threads share one address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Case {
     /// Threads read one mapping of a file from start to end.
     MmapXreadSeqMt,
-    /// Tasks map the same file and read it from start to end.
+    /// Processes map one file and read it from start to end.
     MmapPreadSeq,
-    /// See `MmapPreadSeq`: each has a mapping of its own, of one open file.
+    /// Threads with separate mappings of one open file read it from start to end.
     MmapPreadSeqMt,
     /// Two readers for each of as many files as there are tasks, 4 KiB at a time.
     LruFileReadtwice,
-    /// Each task maps a file of its own and reads it from start to end.
+    /// Each task maps its own file and reads it from start to end.
     LruFileMmapRead,
-    /// The same at random.
+    /// Each task maps its own file and reads it at random.
     LruFileMmapReadRand,
-    /// Tasks write half of memory, each a part, from start to end. (`x`: the area was mapped before they began.)
+    /// Tasks write half of memory, each one part, from start to end, in an area mapped before they
+    /// start.
     AnonWxSeqMt,
-    /// See `AnonWxSeqMt`.
+    /// Tasks map and write half of memory, each one part, from start to end.
     AnonWSeqMt,
-    /// The same at random.
+    /// Tasks write half of memory at random, in an area mapped before they start.
     AnonWxRandMt,
-    /// See `AnonWxRandMt`.
+    /// Processes map and write half of memory at random.
     AnonWRand,
-    /// See `AnonWxRandMt`.
+    /// Threads map and write half of memory at random.
     AnonWRandMt,
-    /// Half of memory was written before a fork; children write it at random.
+    /// Processes write half of memory at random that was written before a fork.
     AnonCowRand,
-    /// See `AnonCowRand`.
+    /// Threads of forked children write half of memory at random that was written before the fork.
     AnonCowRandMt,
-    /// All tasks read the same half of memory, a file of tmpfs.
+    /// Processes read one half of memory, a file of tmpfs mapped before they start.
     ShmXreadSeq,
-    /// See `ShmXreadSeq`.
+    /// Threads read one half of memory, a file of tmpfs mapped before they start.
     ShmXreadSeqMt,
-    /// See `ShmXreadSeq`.
+    /// Processes map and read one half of memory, a file of tmpfs.
     ShmPreadSeq,
-    /// Each task writes a mapped file and has it written back: half of memory together.
+    /// Each task writes a mapped file and writes it back: half of memory together.
     Msync,
-    /// The same with parts of one file.
+    /// Each task writes a part of one mapped file and writes it back.
     MsyncMt,
-    /// Half of memory holds what was read of as many files as there are tasks, which are removed then.
+    /// Half of memory caches as many files as there are tasks; then the files are removed.
     Truncate,
 }
 
-/// What a task does before another one may: what a fault maps.
+/// Pages that a task uses before another task runs: those that a fault maps.
 const SLICE: u32 = 16;
-/// The same where several share a CPU: 3 ms, a turn of Linux 6.6 on 8 CPUs, of reading 0.8 GB a second, as each CPU was published to.
+/// Pages that a task uses before another task on its CPU runs: 3 ms (a turn of Linux 6.6 on 8 CPUs)
+/// at 0.8 GB a second, the published speed of a CPU.
 const TURN: u32 = 600;
-/// Writes at random by page: 511 words of 512 are found in memory anyway and cost the same for everybody, so most are left out.
+/// Random writes for each page: 511 of 512 words hit memory anyway at an equal cost in all
+/// variants, so most are left out.
 const RANDOM_BY_PAGE: u32 = 8;
 const WORD_BYTES: u64 = 8;
-/// Where a task touches pages at random, it does so this many times as often as there are pages, at most: 2^32 in all.
-const MOST_FILE_PAGES: u64 = (u32::MAX / RANDOM_BY_PAGE) as u64;
-/// A bit each says which address spaces map a page.
-const MOST_CPUS: u32 = 16;
-/// So that a task's part of half the memory is a block of 2 MiB at least.
+/// Maximum pages of a file: random touches are this many times [`RANDOM_BY_PAGE`], at most 2^32 in
+/// all.
+const MAX_FILE_PAGES: u64 = (u32::MAX / RANDOM_BY_PAGE) as u64;
+/// Maximum number of CPUs: a page has one bit for each address space that maps it.
+const MAX_CPUS: u32 = 16;
+/// Minimum memory for each CPU, so that a task's part of half the memory is at least a block of 2
+/// MiB.
 const LEAST_CPU_PAGES: u32 = 2 * MAX_ORDER.pages();
-/// How much larger than memory all files together are: `ROTATE_BYTES`.
+/// Size of all files together, as a multiple of memory: `ROTATE_BYTES`.
 const ROTATE_MEMORIES: u64 = 256;
 
 /// How a task uses memory.
@@ -87,7 +93,7 @@ enum Way {
         pages: u32,
         write: bool,
     },
-    /// Pages of `own` are made when they are written.
+    /// Pages of `own` are allocated when they are written.
     CopyAtRandom {
         mapper: Mapper,
         own: FileId,
@@ -100,12 +106,12 @@ enum Way {
 struct Task {
     way: Way,
     at: u32,
-    /// Pages, or touches, that are left to do.
+    /// Number of pages or touches left to do.
     left: u32,
     random: Random,
 }
 
-/// A case that runs.
+/// A running case.
 pub struct Run {
     case: Case,
     cache: PageCache,
@@ -144,7 +150,7 @@ impl Case {
         matches!(self, Case::Msync | Case::MsyncMt)
     }
 
-    /// Whether all tasks use one address space, or one mapping.
+    /// Returns whether all tasks use one address space or one mapping.
     fn shares_mapping(self) -> bool {
         use Case::{
             AnonCowRandMt, AnonWRandMt, AnonWSeqMt, AnonWxRandMt, AnonWxSeqMt, MmapXreadSeqMt, MsyncMt, ShmXreadSeqMt,
@@ -162,14 +168,14 @@ impl Case {
         )
     }
 
-    /// Whether all tasks use one open file, or one area.
+    /// Returns whether all tasks use one open file or one area.
     fn shares_file(self) -> bool {
         use Case::{MmapPreadSeq, MmapPreadSeqMt, ShmPreadSeq, ShmXreadSeq};
         self.shares_mapping() && !self.copies()
             || matches!(self, MmapPreadSeq | MmapPreadSeqMt | ShmXreadSeq | ShmPreadSeq)
     }
 
-    /// Whether each task uses all of a shared file, not a part of it.
+    /// Returns whether each task uses all of a shared file instead of a part.
     fn uses_all(self) -> bool {
         use Case::{MmapPreadSeq, MmapPreadSeqMt, MmapXreadSeqMt, ShmPreadSeq, ShmXreadSeq, ShmXreadSeqMt};
         matches!(self, MmapXreadSeqMt | MmapPreadSeq | MmapPreadSeqMt | ShmXreadSeq | ShmXreadSeqMt | ShmPreadSeq)
@@ -185,7 +191,7 @@ impl Case {
 }
 
 impl Run {
-    /// The files of the case, and its tasks.
+    /// Makes the files of the case and its tasks.
     pub fn new(
         case: Case,
         cache: PageCache,
@@ -194,7 +200,7 @@ impl Run {
         memory_pages: u32,
         seed: u64,
     ) -> Result<Run, LabError> {
-        if cpus > MOST_CPUS || memory_pages < cpus * LEAST_CPU_PAGES {
+        if cpus > MAX_CPUS || memory_pages < cpus * LEAST_CPU_PAGES {
             return Err(LabError::NoSuchMachine { cpus, memory_mib: memory_pages >> 8 });
         }
         let mut run = Run {
@@ -214,32 +220,32 @@ impl Run {
         Ok(run)
     }
 
-    /// The page cache.
+    /// Returns the page cache.
     pub fn cache(&mut self) -> &mut PageCache {
         &mut self.cache
     }
 
-    /// How many tasks there are.
+    /// Returns the number of tasks.
     pub fn tasks(&self) -> u32 {
         self.tasks.len() as u32
     }
 
-    /// What they have read or written since the round began.
+    /// Returns the bytes that the tasks read or wrote in this round.
     pub fn done_bytes(&self) -> u64 {
         self.done_bytes
     }
 
-    /// Whether memory is full when time begins to be taken.
+    /// Returns whether an untimed pass fills memory first.
     pub fn fills_memory_first(&self) -> bool {
         self.case.reads_files()
     }
 
-    /// How many rounds make `memories` times the memory.
+    /// Returns the number of rounds that use `memories` times the memory.
     pub fn rounds(&self, memories: u32) -> u32 {
         if self.case.reads_files() { 1 } else { 2 * memories }
     }
 
-    /// Pages of a file, or of a task's part.
+    /// Returns the pages of a file or of a task's part.
     fn file_pages(&self) -> u32 {
         let files = if self.case.shares_file() { 1 } else { self.cpus };
         let all = if self.case.reads_files() {
@@ -248,7 +254,7 @@ impl Run {
             u64::from(self.memory_pages / 2)
         };
         let pages = all / u64::from(files);
-        pages.min(MOST_FILE_PAGES) as u32 & !(MAX_ORDER.pages() - 1)
+        pages.min(MAX_FILE_PAGES) as u32 & !(MAX_ORDER.pages() - 1)
     }
 
     fn open(&mut self) -> Result<(), LabError> {
@@ -274,7 +280,7 @@ impl Run {
         let (case, cpu) = (self.case, task % self.cpus);
         let mapper = Mapper(if case.shares_mapping() { 0 } else { cpu as u8 });
         let file = self.files[cpu as usize % self.files.len()];
-        // An open file has one state of readahead, whoever uses it.
+        // An open file has one readahead state for all its users.
         let ahead =
             if case == Case::MmapXreadSeqMt || case == Case::MmapPreadSeqMt || case == Case::MsyncMt { 0 } else { cpu };
         let ahead = ahead as usize;
@@ -292,7 +298,7 @@ impl Run {
         Task { way, at: 0, left: 0, random: Random::new(self.seed << 32 | self.round << 8 | u64::from(task)) }
     }
 
-    /// Pages that fill a part of memory are read.
+    /// Reads all files, to fill a part of memory.
     fn fill_files(&mut self) -> Result<(), LabError> {
         for file in self.files.clone() {
             let mut reader = Reader::new(file);
@@ -301,7 +307,7 @@ impl Run {
         Ok(())
     }
 
-    /// From now on tasks have to do so much more: what fills memory `memories` times, or all of their part.
+    /// Starts a round: each task must do what fills memory `memories` times, or all of its part.
     pub fn start(&mut self, memories: u32) {
         let (case, file_pages) = (self.case, self.file_pages());
         let of_task = if case.reads_files() {
@@ -316,14 +322,14 @@ impl Run {
             task.left = match task.way {
                 Way::AtRandom { .. } | Way::CopyAtRandom { .. } if !case.reads_files() => of_task * RANDOM_BY_PAGE,
                 Way::AtRandom { .. } => of_task,
-                // A file that is read ends some time.
+                // A file may end during the round.
                 _ => of_task.min(file_pages - task.at),
             };
         }
         self.done_bytes = 0;
     }
 
-    /// Lets a task do a little; false when it has done what it has to.
+    /// Runs a task for a slice; returns false when it is done.
     pub fn slice(&mut self, number: u32) -> Result<bool, LabError> {
         let shares_cpu = self.tasks() > self.cpus;
         let task = &mut self.tasks[number as usize];
@@ -372,7 +378,7 @@ impl Run {
         Ok(task.left > 0)
     }
 
-    /// The round is over: what its programs had is gone, and its files are removed.
+    /// Finishes a round: drops its programs' memory and removes its files.
     pub fn finish(&mut self) -> Result<(), LabError> {
         if self.case.reads_files() {
             return Ok(());

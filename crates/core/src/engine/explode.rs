@@ -1,9 +1,10 @@
-//! Pieces that are taken apart.
+//! Exploding pieces: a piece returns as a whole, in parts.
 //!
-//! Where only parts of folios come back, a piece that was compressed as one stays in the store as long as a single page of it
-//! is out, which is memory that nobody uses; and each of its parts costs the decompression of what is before it. So the
-//! first fault on one, or step of a walk, fetches all that is left of it. The part that is touched goes to the program; the others are staged,
-//! and go out again one by one unless they are touched.
+//! If only parts of folios are fetched, a piece that was compressed as one stays in the store as
+//! long as one of its pages is swapped out: memory that nothing uses. Each of its parts costs the
+//! decompression of everything before it. So the first fault on such a piece, or step of a strided
+//! stream, fetches all that is left of it. The touched part is mapped into the program; the others
+//! are staged, and are swapped out again one by one unless they are touched.
 //!
 //! Locks: as for any fault ([`super::fault`]).
 
@@ -19,49 +20,50 @@ use crate::store::PieceId;
 use crate::units::{Order, PageNumber, Slot};
 use std::ops::Range;
 
-/// The largest piece that is taken apart: 64 KiB. To decompress more takes longer than some faults.
-const MOST_ORDER: Order = Order::new(4).unwrap();
-/// Its pages.
-const MOST_PAGES: usize = MOST_ORDER.pages() as usize;
+/// Maximum order of an exploded piece, 64 KiB: decompressing more takes longer than some faults.
+const MAX_EXPLODED_ORDER: Order = Order::new(4).unwrap();
+/// Maximum number of pages of an exploded piece.
+const MAX_EXPLODED_PAGES: usize = MAX_EXPLODED_ORDER.pages() as usize;
 
-/// What is left of a piece, being fetched.
-pub(super) struct InParts {
+/// The remaining parts of a piece, being fetched.
+pub(super) struct ExplodedPiece {
     piece: PieceId,
-    /// Where the whole piece goes.
+    /// The frames for the whole piece.
     run: UniqueRun,
-    /// The part that is touched.
+    /// The part with the faulting page.
     touched: FolioName,
     parts: Fetches,
 }
 
-impl InParts {
-    /// What the program gets.
+impl ExplodedPiece {
+    /// Returns the part that is mapped into the program.
     pub fn touched(&self) -> FolioName {
         self.touched
     }
 
-    /// Its pages.
+    /// Returns the pages of that part.
     pub fn touched_pages(&self) -> Range<PageNumber> {
         self.touched.head.folio(self.touched.order)
     }
 
-    /// From the first page that is fetched to the last.
+    /// Returns the range from the first fetched page to the last.
     pub fn pages(&self) -> Range<PageNumber> {
         self.parts.first().head..self.parts.end()
     }
 }
 
 impl<M: Machine> Engine<M> {
-    /// Marks what is left of the piece of `page`, which is out, as being fetched, in parts of `order`. `None` where whole folios
-    /// pay, unless the page is wanted `alone`, where the piece is no larger than that, too large, or there is no room for it; or where it
-    /// was moved so that it lies otherwise now.
-    pub(super) fn start_taking_apart(
+    /// Marks the remaining pages of the piece of `page`, which is swapped out, as being fetched, in
+    /// parts of `order`. Returns `None` if whole folios pay (unless `page` is wanted `alone`), if
+    /// the piece is no larger than `order` or too large, if there is no room for it, or if it was
+    /// moved so that its alignment changed.
+    pub(super) fn start_explode(
         &self,
         entries: &mut Entries,
         page: PageNumber,
         order: Order,
         alone: bool,
-    ) -> Option<InParts> {
+    ) -> Option<ExplodedPiece> {
         if self.config.swap_in != SwapIn::Adaptive {
             return None;
         }
@@ -70,7 +72,7 @@ impl<M: Machine> Engine<M> {
         let granule = self.store.granule_of_bytes(piece)?;
         let index = slot.0 % granule.pages();
         if granule <= order
-            || granule > MOST_ORDER
+            || granule > MAX_EXPLODED_ORDER
             || page != page.head(granule).offset(index)
             || !alone && self.locality.part_order(page).is_none()
         {
@@ -78,7 +80,7 @@ impl<M: Machine> Engine<M> {
         }
         let (run, _) = self.homes.alloc_full(&self.machine, granule, Urgency::Normal).ok()?;
         let (first, first_slot) = (page.head(granule), Slot(slot.0 - index));
-        // A page that has come back may have gone out anew, to its old slot: as another piece.
+        // A page that returned may have been swapped out again to its old slot, as another piece.
         let is_out = |entries: &Entries, mut part: Range<u32>| {
             part.all(|index| {
                 let slot = first_slot.offset(index);
@@ -96,7 +98,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             };
             let pages = first.offset(next).folio(order);
-            self.carve(entries, pages.clone());
+            self.split_borders(entries, pages.clone());
             let part = mark_fetching(entries, pages.start, run.part(next, order), false);
             if pages.contains(&page) {
                 touched = FolioName { head: pages.start, order };
@@ -107,11 +109,12 @@ impl<M: Machine> Engine<M> {
             }
             next += order.pages();
         }
-        parts.map(|parts| InParts { piece, run, touched, parts })
+        parts.map(|parts| ExplodedPiece { piece, run, touched, parts })
     }
 
-    /// Brings the part that is touched into the program, and the others home. The caller wakes who waits.
-    pub(super) fn take_apart(&self, worker: &mut M::Worker, block: &Block, piece: InParts) -> Result<(), Changing> {
+    /// Maps the touched part into the program, and stages the others. The caller wakes waiting
+    /// threads.
+    pub(super) fn explode(&self, worker: &mut M::Worker, block: &Block, piece: ExplodedPiece) -> Result<(), Changing> {
         let (parts, touched_pages) = (piece.parts.marked(), piece.touched_pages());
         let mut run = piece.run;
         let (piece_head, piece_end) = (run.head, run.head.offset(run.frames()));
@@ -121,9 +124,9 @@ impl<M: Machine> Engine<M> {
         if read.is_err() {
             self.counters().vm.store_corrupted.inc();
         }
-        // Frames of pages that are not fetched are free.
+        // The loops free the frames of pages that are not fetched.
         let (mut frames, mut next) = (run.split(), piece_head);
-        let runs: [Option<UniqueRun>; MOST_PAGES] = std::array::from_fn(|index| {
+        let runs: [Option<UniqueRun>; MAX_EXPLODED_PAGES] = std::array::from_fn(|index| {
             let part = parts.get(index)?;
             while next < part.run.head {
                 self.free_content(frames.take(Order::ZERO));
@@ -138,6 +141,6 @@ impl<M: Machine> Engine<M> {
         }
         let fetched = parts.iter().zip(runs.into_iter().flatten()).map(|(part, run)| (part, run, read.map(|()| None)));
         let corrupted = self.finish_fetches(block, fetched, &touched_pages);
-        self.bring_in_fetched(block, parts, touched_pages, corrupted)
+        self.map_in_fetched(block, parts, touched_pages, corrupted)
     }
 }
