@@ -1,11 +1,11 @@
-//! Threads of the program tell that they begin, before anything else (`foliomem_linux::control_block`).
+//! Threads of the program tell that they begin, before anything else (`foliomem_linux::thread_control_block`).
 //!
 //! What a thread is to begin with it gets in a *cell* of the program's heap. Cells are used again: a thread that has never
 //! allocated does not begin to, which would cost it an arena of its own. Who takes one takes the whole list for a moment, so
 //! nobody else changes what it reads; what a fork catches there is lost to the child.
 
 use crate::start::runtime;
-use foliomem_linux::fork_sites;
+use foliomem_linux::fork::sites;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
@@ -100,7 +100,7 @@ extern "C" fn begun(handed: *mut Handed) -> Beginning {
         beginning
     };
     // A thread whose control block was here may have ended with its calls dispatched.
-    fork_sites::dispatches(None);
+    sites::dispatches(None);
     runtime().into_iter().for_each(Runtime::thread_begins);
     beginning
 }

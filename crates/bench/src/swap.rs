@@ -23,7 +23,7 @@ use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
 use foliomem_linux::codec::Codec;
 use foliomem_linux::control::{Configuration, Control, Limit};
 use foliomem_linux::heap;
-use foliomem_linux::own::OwnMemory;
+use foliomem_linux::agent_memory::AgentMemory;
 use foliomem_linux::region::Region;
 use foliomem_linux::runtime::Runtime;
 use serde::{Deserialize, Serialize};
@@ -248,7 +248,7 @@ fn measure(case: Case) -> Result<(), Error> {
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;
     let slot = control.claim_slot(rustix::process::getpid()).map_err(|e| failed("control segment", e.to_string()))?;
-    let own = OwnMemory::new(heap::ranges);
+    let own = AgentMemory::new(heap::ranges);
     // No other memory is the runtime's to manage.
     own.add(0..range.start);
     own.add(range.end..usize::MAX);

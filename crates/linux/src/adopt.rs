@@ -15,14 +15,14 @@
 //! (the program may have unmapped a part before, and mapped something else there since); then the pages
 //! it has already become folios.
 
-use crate::control_block;
-use crate::growth::Held;
+use crate::allocation_notice::Held;
+use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
 use crate::pagemap;
-use crate::placement::APART_WHILE_GROWING_NS;
 use crate::ranges::{Ranges, pages};
 use crate::runtime::{Engaged, Pending, Runtime};
+use crate::thread_control_block;
 use crate::uffd;
 use foliomem_core::machine::Machine;
 use foliomem_core::trace::Event;
@@ -226,7 +226,7 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
                 || is_registered(mapping)
-                || !control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
+                || !thread_control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
             for part in runtime.own.outside(mapping.start..mapping.end) {
                 found.parts.extend(machine.ranges().missing(part));

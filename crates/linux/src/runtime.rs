@@ -19,33 +19,35 @@
 //! Lock order: gate, mappings, then the engine's.
 
 use crate::adopt::{adopt_growth, adopt_mappings, adopt_part, make_whole};
+use crate::agent_memory::AgentMemory;
+use crate::allocation_notice::{Growth, Told, What};
+use crate::arena_size;
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
-use crate::companion::{Adoption, Companion, Member, Stacks, Woken};
 use crate::clock::{self, now_ns, timespec};
+use crate::companion::memory_users::{self, User};
+use crate::companion::placement::{
+    APART_AFTER_STARVING_NS, APART_WHILE_GROWING_NS, Follower, Place, Placement, Standby,
+};
+use crate::companion::process::{Adoption, Companion, Member, Stacks, Woken};
 use crate::control::{Configuration, Control, SlotIndex};
-use crate::control_block::{self, ControlBlocks};
-use crate::copies::{self, Copies};
+use crate::cow_throttle::{self, Copies};
 use crate::cpu_load;
-use crate::death::DeathNotice;
 use crate::filters::{self, Call};
+use crate::fork::descriptor_hand_over::DescriptorHandOver;
+use crate::fork::quiesce::Quiesce;
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
-use crate::growth::{Growth, Told, What};
-use crate::hand_over::HandOver;
 use crate::lenders::{Lenders, Table};
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
-use crate::memory_users::{self, User};
-use crate::own::OwnMemory;
 use crate::pagemap;
-use crate::placement::{APART_AFTER_STARVING_NS, APART_WHILE_GROWING_NS, Follower, Place, Placement, Standby};
+use crate::process_exit_notice::ProcessExitNotice;
 use crate::ranges::{Ranges, page, pages};
 use crate::region::Region;
-use crate::sizing;
-use crate::still::Still;
 use crate::swap_space::Event;
 use crate::thread::{self, Kind, Spec};
+use crate::thread_control_block::{self, ControlBlocks};
 use crate::tracer::Tracer;
 use crate::uffd::{Features, Message, UffdError, Userfaultfd};
 use crate::why::Why;
@@ -57,8 +59,8 @@ use foliomem_core::sync::Mutex;
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
-use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Access, Mode, OFlags, access};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
@@ -228,18 +230,18 @@ struct ProcFiles {
 pub struct Runtime {
     pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
-    pub(crate) still: Still,
+    pub(crate) still: Quiesce,
     pub(crate) growth: Growth,
     /// The swap file, while a fork goes on.
-    pub(crate) hand_over: HandOver,
+    pub(crate) hand_over: DescriptorHandOver,
     /// `/proc`, while a fork goes on, where the child could not find it.
-    pub(crate) proc_over: HandOver,
+    pub(crate) proc_over: DescriptorHandOver,
     pub(crate) companion: Companion,
     pub(crate) budget: Budget,
-    pub(crate) own: OwnMemory,
+    pub(crate) own: AgentMemory,
     pub(crate) engaged: OnceLock<Engaged>,
     files: ForkCell<Option<ProcFiles>>,
-    death: DeathNotice,
+    death: ProcessExitNotice,
     /// Bumped to wake the reclaimers.
     reclaim_kick: AtomicU32,
     /// The keeper's hello to whoever started it: 0 not yet, 1 ready, 2 failed.
@@ -324,10 +326,15 @@ struct HandlerStart {
 impl Runtime {
     /// The agent of the calling process, which has claimed `slot`. Starts the keeper and waits until it
     /// is ready.
-    pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
+    pub fn start(
+        control: &'static Control,
+        slot: SlotIndex,
+        own: AgentMemory,
+    ) -> Result<&'static Runtime, RuntimeError> {
         let settings = control.configuration();
         let stack = || {
-            let stack = Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
+            let stack =
+                Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
             own.add(stack.start()..stack.start() + stack.len());
             Ok::<_, RuntimeError>(stack)
         };
@@ -339,16 +346,16 @@ impl Runtime {
             settings,
             fork_stack,
             gate: Gate::default(),
-            still: Still::default(),
+            still: Quiesce::default(),
             growth: Growth::new(budget.limit_pages()),
-            hand_over: HandOver::default(),
-            proc_over: HandOver::default(),
+            hand_over: DescriptorHandOver::default(),
+            proc_over: DescriptorHandOver::default(),
             companion: Companion::new(stacks),
             budget,
             own,
             engaged: OnceLock::new(),
             files: ForkCell::new(None),
-            death: DeathNotice::default(),
+            death: ProcessExitNotice::default(),
             reclaim_kick: AtomicU32::new(0),
             ready: AtomicU32::new(0),
             stacks: Mutex::new(Vec::new()),
@@ -445,7 +452,10 @@ impl Runtime {
         }
         control.process(self.budget.slot()).has_ended();
         self.is_off.store(true, Ordering::Release);
-        control.notice(format_args!("process {process} goes on without the limit: {error}", process = process.as_raw_nonzero()));
+        control.notice(format_args!(
+            "process {process} goes on without the limit: {error}",
+            process = process.as_raw_nonzero()
+        ));
     }
 
     /// Whether the process goes on without the agent.
@@ -553,12 +563,12 @@ impl Runtime {
         }
         // Who waits for this thread would wait for ever, so a filter for system calls is no reason not to tell: one under which threads are made
         // allows the calls of a wait, which is all there is here.
-        let begun = What::Begun(control_block::own_thread());
-        let is_told = || self.growth.tell(begun, control_block::own(), || self.still.wake_keeper());
+        let begun = What::Begun(thread_control_block::own_thread());
+        let is_told = || self.growth.tell(begun, thread_control_block::own(), || self.still.wake_keeper());
         for _ in 0..MOST_TELLINGS {
             if is_told() {
                 // It may have gone out before.
-                return control_block::touch_own();
+                return thread_control_block::touch_own();
             }
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&clock::timespec(TELLING_PAUSE)));
         }
@@ -757,7 +767,7 @@ impl Runtime {
         for entry in entries.flatten() {
             // Others are `.` and `..`.
             let id = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-            if let Some((id, block)) = id.and_then(|id| Some((id, control_block::of_thread(id)?))) {
+            if let Some((id, block)) = id.and_then(|id| Some((id, thread_control_block::of_thread(id)?))) {
                 self.keep_control_block(&block, id);
             }
         }
@@ -769,7 +779,7 @@ impl Runtime {
         // Who is moving something out has looked before.
         let _held = engine.map(|engine| engine.machine().hold_mappings());
         self.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
-        for page in control_block::pages(block) {
+        for page in thread_control_block::pages(block) {
             engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         }
     }
@@ -1005,7 +1015,7 @@ impl Runtime {
     fn settle_limit(&self, engine: &Engine<LinuxMachine>) {
         let limit_pages = self.budget.limit_pages();
         self.growth.limit_is(limit_pages);
-        engine.limit_is(watermark::floor_pages(limit_pages), sizing::store_pages(limit_pages));
+        engine.limit_is(watermark::floor_pages(limit_pages), arena_size::store_pages(limit_pages));
         self.tracer.limit(&self.budget);
     }
 
@@ -1055,7 +1065,7 @@ impl Runtime {
     fn engage(&'static self) -> Result<(), RuntimeError> {
         let _held = self.growth.hold();
         let most_pages = (self.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
-        let [wanted_bytes, needed_bytes] = sizing::arena_bytes(most_pages);
+        let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(most_pages);
         // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
         let arena = Region::reserve(wanted_bytes)
             .or_else(|_| Region::reserve(needed_bytes))
@@ -1074,11 +1084,11 @@ impl Runtime {
         let file_slots =
             if machine.has_swap_file() { self.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
         let discard = self.budget.control().swap().discard();
-        let backing = BackingConfig { slots: file_slots, discard, store_pages: sizing::store_pages(limit_pages) };
+        let backing = BackingConfig { slots: file_slots, discard, store_pages: arena_size::store_pages(limit_pages) };
         let config = EngineConfig {
             granule: self.settings.granule,
             arena_frames: (arena_bytes / PAGE_BYTES) as u32,
-            swap_slots: sizing::swap_slots(most_pages, file_slots),
+            swap_slots: arena_size::swap_slots(most_pages, file_slots),
             strategy: Default::default(),
             swap_in: Default::default(),
             no_room: Default::default(),
@@ -1485,7 +1495,7 @@ impl Runtime {
     fn serve_copy(&self, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
         let machine = engaged.engine.machine();
         let started_ns = now_ns();
-        let block = copies::block(machine, page);
+        let block = cow_throttle::block(machine, page);
         engaged.engine.charge_copies(worker, (block.len() / PAGE_BYTES) as u32);
         engaged.engine.unprotect(pages(&block));
         self.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);

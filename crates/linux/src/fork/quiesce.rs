@@ -7,12 +7,12 @@
 //! | still | the thread may fork | the forking thread: over, or failed |
 //! | over, failed | the fork has happened, or not | the keeper: idle |
 //!
-//! One thread forks at a time (`crate::clone_trap`). A futex word.
+//! One thread forks at a time (`crate::fork::trap`). A futex word.
 //!
 //! The forking thread waits for nothing else of the agent's: at every return from a system call the kernel may touch
 //! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
 
-use crate::control_block::BLOCK_PAGES;
+use crate::thread_control_block::BLOCK_PAGES;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -24,7 +24,7 @@ const FAILED: u32 = 4;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Still {
+pub struct Quiesce {
     state: AtomicU32,
     /// Bumped to wake the keeper.
     kick: AtomicU32,
@@ -32,7 +32,7 @@ pub struct Still {
     needed: [AtomicUsize; BLOCK_PAGES],
 }
 
-impl Still {
+impl Quiesce {
     /// The forking thread: returns when everything is still and the pages in `needed` are there to stay.
     pub fn request(&self, needed: [usize; BLOCK_PAGES]) {
         self.wait_while(&[WANTED, STILL, OVER, FAILED]);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_keeper_holds_still_while_a_thread_forks() {
-        let still = Still::default();
+        let still = Quiesce::default();
         let (held, stop, forks) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -15,15 +15,15 @@ use std::ops::Range;
 pub type HeapRanges = [Range<usize>; heap::REGIONS];
 
 /// See the module.
-pub struct OwnMemory {
+pub struct AgentMemory {
     heap: fn() -> HeapRanges,
     ranges: Mutex<Vec<Range<usize>>>,
 }
 
-impl OwnMemory {
+impl AgentMemory {
     /// The agent's memory so far: what `heap` reports.
-    pub fn new(heap: fn() -> HeapRanges) -> OwnMemory {
-        OwnMemory { heap, ranges: Mutex::new(Vec::new()) }
+    pub fn new(heap: fn() -> HeapRanges) -> AgentMemory {
+        AgentMemory { heap, ranges: Mutex::new(Vec::new()) }
     }
 
     /// Adds a range.
@@ -54,7 +54,7 @@ impl OwnMemory {
 /// Adds what is written of one object. The first one is the program itself, whose name is empty.
 unsafe extern "C" fn add_library(object: *mut dl_phdr_info, _bytes: size_t, own: *mut c_void) -> c_int {
     // SAFETY: the loader passes an object of its list, which it keeps as it is meanwhile, and `add_libraries` itself.
-    let (own, object) = unsafe { (&*own.cast::<OwnMemory>(), &*object) };
+    let (own, object) = unsafe { (&*own.cast::<AgentMemory>(), &*object) };
     // SAFETY: a name of the loader ends in zero; the headers are where and as many as it says.
     let (name, headers) =
         unsafe { (*object.dlpi_name, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into())) };
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
     fn own_memory_is_cut_out() {
-        let own = OwnMemory::new(|| heap(100..200));
+        let own = AgentMemory::new(|| heap(100..200));
         own.add(300..400);
         assert_eq!(own.outside(0..50), [0..50]);
         assert_eq!(own.outside(0..500), [0..100, 200..300, 400..500]);
@@ -105,7 +105,7 @@ mod tests {
             static environ: *const c_void;
         }
         static OURS: AtomicU32 = AtomicU32::new(0);
-        let own = OwnMemory::new(|| heap(0..0));
+        let own = AgentMemory::new(|| heap(0..0));
         own.add_libraries();
         let is_own = |address: usize| own.outside(address..address + 1).is_empty();
         assert!(is_own((&raw const environ).addr()));

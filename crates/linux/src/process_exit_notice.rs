@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// `struct robust_list_head` and the one element of its list.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct DeathNotice {
+pub struct ProcessExitNotice {
     first: AtomicUsize,
     /// From an element to its word.
     offset: AtomicUsize,
@@ -24,7 +24,7 @@ pub struct DeathNotice {
 const FUTEX_OWNER_DIED: u32 = 1 << 30;
 const HEAD_BYTES: usize = 3 * size_of::<usize>();
 
-impl DeathNotice {
+impl ProcessExitNotice {
     /// Has `word` marked when the calling thread ends, which has no other such list.
     pub fn leave(&'static self, word: &'static AtomicU32) {
         let element = (&raw const self.next).expose_provenance();
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn a_word_is_marked_when_its_thread_ends() {
-        let (notice, word): (&'static DeathNotice, &'static AtomicU32) =
+        let (notice, word): (&'static ProcessExitNotice, &'static AtomicU32) =
             (Box::leak(Box::default()), Box::leak(Box::default()));
         let thread = std::thread::spawn(move || {
             notice.leave(word);

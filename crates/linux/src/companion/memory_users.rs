@@ -12,16 +12,14 @@
 
 use crate::clock::now_ns;
 use crate::filters::{self, Call};
+use foliomem_core::units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process};
 use rustix::time::Timespec;
-use foliomem_core::units::PAGE_BYTES;
 
 /// Comparisons of two sizes while the memory changes all the time, after which they count as equal.
 const MAX_COMPARISONS: u32 = 16;

@@ -15,15 +15,15 @@ const NONE: RawFd = -1;
 
 /// See the module.
 #[derive(Debug)]
-pub struct HandOver(AtomicI32);
+pub struct DescriptorHandOver(AtomicI32);
 
-impl Default for HandOver {
-    fn default() -> HandOver {
-        HandOver(AtomicI32::new(NONE))
+impl Default for DescriptorHandOver {
+    fn default() -> DescriptorHandOver {
+        DescriptorHandOver(AtomicI32::new(NONE))
     }
 }
 
-impl HandOver {
+impl DescriptorHandOver {
     /// The forking thread, before the fork: takes `descriptor` from the table of `process`, if the system allows that.
     pub fn take(&self, process: Pid, descriptor: RawFd) {
         let Ok(pidfd) = pidfd_open(process, PidfdFlags::empty()) else { return };
@@ -49,7 +49,7 @@ impl HandOver {
     /// The child's keeper, whose table is a copy of the program's: its own copy of the descriptor.
     ///
     /// # Safety
-    /// Called once by a keeper that has kept it, before [`HandOver::finish`].
+    /// Called once by a keeper that has kept it, before [`DescriptorHandOver::finish`].
     pub unsafe fn receive(&self) -> Option<OwnedFd> {
         // SAFETY: this table's copy is the keeper's, by the contract.
         self.descriptor().map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
@@ -80,7 +80,7 @@ mod tests {
             let _ = go.1.recv();
         });
         let (owner, descriptor) = ready.1.recv().unwrap();
-        let handed = HandOver::default();
+        let handed = DescriptorHandOver::default();
         handed.take(owner, descriptor);
         let Some(here) = handed.descriptor() else {
             // Before Linux 6.9, or forbidden: there is none, and all the same nothing is left open.

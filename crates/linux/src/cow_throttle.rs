@@ -9,7 +9,7 @@
 //! A page that has been out is nobody else's: what comes in is not protected. A protected page that is moved out is not
 //! protected any more. In the child of a fork nothing is protected.
 //!
-//! Control blocks of threads are never protected ([`crate::control_block`]). The keeper protects; any handler serves. No locks.
+//! Control blocks of threads are never protected ([`crate::thread_control_block`]). The keeper protects; any handler serves. No locks.
 
 use crate::budget::Budget;
 use crate::machine::LinuxMachine;
