@@ -15,7 +15,7 @@
 //! (the program may have unmapped a part before, and mapped something else there since); then the pages
 //! it has already become folios.
 
-use crate::allocation_notice::Held;
+use crate::allocation_notice::Paused;
 use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
@@ -50,7 +50,7 @@ pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
     let advices = engaged.engine.machine().advices();
     let mapped = advices.has_waiting().then(Ranges::default);
     // Threads that map all the time would keep the lock that looking and registering take, and what they get between the two be missed.
-    let held = runtime.growth.hold();
+    let held = runtime.growth.pause();
     let found = find(runtime, engaged, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
     adopt(runtime, engaged, held, found, || {})
@@ -64,7 +64,7 @@ pub(crate) fn adopt_part(
     within: &Range<usize>,
     registered: impl FnOnce(),
 ) -> bool {
-    let held = runtime.growth.hold();
+    let held = runtime.growth.pause();
     let mut found = find(runtime, engaged, within, None);
     found.parts.retain(|part| part.start < within.end && within.start < part.end);
     adopt(runtime, engaged, held, found, registered)
@@ -126,7 +126,7 @@ const EVERYTHING: Range<usize> = 0..usize::MAX;
 fn adopt(
     runtime: &Runtime,
     engaged: &Engaged,
-    held: Held<'_>,
+    held: Paused<'_>,
     Found { parts, reserves, others }: Found,
     told: impl FnOnce(),
 ) -> bool {
@@ -192,7 +192,7 @@ fn insert_registered(
         }
         for (part, mapping) in &registered {
             if mapping.kind == Kind::Heap {
-                runtime.growth.heap_is_managed(part.end);
+                runtime.growth.note_managed_heap(part.end);
             }
             machine.adopt_range(part.clone(), mapping.start..mapping.end);
             machine.prepare_for_huge(part.clone());

@@ -1,29 +1,32 @@
-//! What the program says of memory that it has just got and may touch at once.
+//! Allocation notices: a thread of the program waits until the monitor has seen its new memory.
 //!
-//! The keeper samples the size of the process as often as a program could outgrow the limit, if it gets a CPU. On a busy machine it
-//! does not, while the program fills what it has mapped. So whenever threads have got much, for which there may be no
-//! room, the one that got the last of it waits until the keeper has looked: it is registered before it is touched, and so is what
-//! the kernel has joined with it. For what was got before in small pieces the keeper looks everywhere then, before it hears the next one.
+//! The monitor samples the size of the process often enough to keep the limit, if it gets a CPU. On
+//! a busy machine it may get none while the program fills new mappings. So a thread that allocates
+//! much, where there may be no room for it, sends a *notice* and waits until the monitor has
+//! registered the memory. If the memory is only the last of many small pieces, the monitor looks at
+//! all mappings before it receives the next notice.
 //!
-//! What is allocated may also have been there before: the C library gives out again what was freed. Each time that the keeper has found
-//! nothing new, twice as much is let pass before it is asked again, up to a quarter of the limit; until something new is found.
-//! But of the heap that grows by `brk` it is known how far it is managed: what lies above that is new. (What grows within a mapping
-//! that forbids access faults by itself: [`crate::adopt`].)
+//! Allocated memory is not always new: the C library gives out freed memory again. After each
+//! notice for which the monitor finds nothing new, twice as many pages may pass without a notice, up
+//! to a quarter of the limit, until the monitor finds something new. The end of the heap that grows
+//! by `brk` is known: an allocation above it is always new. (A mapping that grows into inaccessible
+//! address space faults by itself: [`crate::adopt`].)
 //!
-//! While the keeper engages, anybody registers what is new, or waits in vain for an instant at which no mapping changes, all that allocate are *held*: many threads that
-//! grow at the speed of memory keep a lock of the kernel's (that of the mappings) for themselves, each time that the keeper needs it, for some tens of milliseconds,
-//! and of many that unmap all the time one is always at it.
+//! Allocating threads are *paused* while the agent activates, registers mappings, or waits for a
+//! moment without a pending mapping event. Threads that allocate at memory speed would otherwise keep
+//! the kernel's lock of the mappings from the monitor for tens of milliseconds.
 //!
 //! | slot | meaning | left by |
 //! |---|---|---|
 //! | free | | a thread: taken |
-//! | taken | a thread writes its range | that thread: told |
-//! | told | the thread waits | the keeper: looked at; the thread, which has waited too long: free |
-//! | looked at | the thread waits on | the keeper: answered; the thread, likewise: left |
-//! | answered | | the thread: free |
-//! | left | nobody waits | the keeper: free |
+//! | taken | a thread writes its notice | that thread: posted |
+//! | posted | the thread waits | the monitor: received; the thread, after its time limit: free |
+//! | received | the thread waits | the monitor: answered; the thread, after its time limit: abandoned |
+//! | answered | the monitor has handled the notice | the thread: free |
+//! | abandoned | the thread waits no longer | the monitor: free |
 //!
-//! Futex words, without locks: a thread of the program may be anywhere when another one forks.
+//! All words are futexes. There is no lock, because a fork may interrupt another thread anywhere
+//! here.
 
 use crate::clock::{now_ns, timespec};
 use foliomem_core::units::PAGE_BYTES;
@@ -33,67 +36,70 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Nobody waits longer for the keeper: in the child of a fork there may be none yet.
-const MOST_NS: u64 = 100_000_000;
-/// Threads that can wait at a time. Others go on at once.
+/// The longest wait for the monitor, in nanoseconds: the child of a fork may have no monitor yet.
+const MAX_WAIT_NS: u64 = 100_000_000;
+/// Threads that can wait at the same time. Any other thread goes on at once.
 const SLOTS: usize = 64;
-/// Much is this share of the limit (1/2^n), and this at least: so much may pass after something new was found, and so much of
-/// the heap need not be managed.
+/// An allocation of this share of the limit (1/2^n), but of 1 MiB at least, is worth a notice. As
+/// much may pass after the monitor has found something new, and as much of the heap may be
+/// unmanaged.
 const MUCH_SHIFT: u32 = 6;
 const MUCH_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
-/// After the first time that nothing new is found, this share of the limit may pass; after the last that counts, a quarter.
+/// The share of the limit (1/2^n) that may pass after the first futile notice, and after the last
+/// one that counts.
 const FIRST_PASS_SHIFT: u32 = 5;
 const LAST_PASS_SHIFT: u32 = 2;
-/// What lies further above the heap's end is elsewhere.
+/// An address further above the heap's end does not belong to the heap.
 const HEAP_REACH_BYTES: usize = 1 << 40;
-/// Where a heap ends of which nothing is managed: nothing is right above that.
+/// The end of an unmanaged heap: no mapping lies right above this address.
 const NO_HEAP: usize = usize::MAX / 2;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-const TOLD: u32 = 2;
-const LOOKED_AT: u32 = 3;
+const POSTED: u32 = 2;
+const RECEIVED: u32 = 3;
 const ANSWERED: u32 = 4;
-const LEFT: u32 = 5;
+const ABANDONED: u32 = 5;
 
 fn pages(range: &Range<usize>) -> i64 {
     range.len().div_ceil(PAGE_BYTES) as i64
 }
 
-/// What a thread tells of.
+/// Why a thread sends a notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
-    /// It has got a range, and may touch it at once.
-    Got,
-    /// It needs the mappings there whole, as the program has made them.
-    Whole,
-    /// It has begun, and has this id: the range is its control block, which is to stay.
-    Begun(Pid),
+pub enum NoticeKind {
+    /// The thread has allocated the range, and may touch it at once.
+    Allocated,
+    /// The thread needs the mappings in the range joined, as the program has made them.
+    JoinMappings,
+    /// The thread of this id has started. The range is its control block, which must stay resident.
+    ThreadStarted(Pid),
 }
 
-impl What {
+impl NoticeKind {
     /// As a word: thread ids are positive.
     fn word(self) -> i32 {
         match self {
-            What::Got => 0,
-            What::Whole => -1,
-            What::Begun(thread) => thread.as_raw_nonzero().get(),
+            NoticeKind::Allocated => 0,
+            NoticeKind::JoinMappings => -1,
+            NoticeKind::ThreadStarted(thread) => thread.as_raw_nonzero().get(),
         }
     }
 
-    fn from_word(word: i32) -> What {
-        Pid::from_raw(word.max(0)).map_or(if word == 0 { What::Got } else { What::Whole }, What::Begun)
+    fn from_word(word: i32) -> NoticeKind {
+        Pid::from_raw(word.max(0))
+            .map_or(if word == 0 { NoticeKind::Allocated } else { NoticeKind::JoinMappings }, NoticeKind::ThreadStarted)
     }
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     state: AtomicU32,
-    /// [`What::word`].
+    /// As [`NoticeKind::word`].
     what: AtomicI32,
     start: AtomicUsize,
     end: AtomicUsize,
-    /// How often something had been found by then.
+    /// `AllocationNotices::finds` when the notice was posted.
     finds: AtomicU32,
 }
 
@@ -103,58 +109,58 @@ impl Slot {
     }
 }
 
-/// See the module.
+/// The notices of one process, and what limits their number.
 #[derive(Debug)]
-pub struct Growth {
+pub struct AllocationNotices {
     limit_pages: AtomicI64,
     slots: [Slot; SLOTS],
-    /// After the slot that the keeper has heard last.
-    heard: AtomicUsize,
-    /// Somebody has waited in vain since the keeper looked last.
-    is_unheard: AtomicBool,
-    /// Times that something new was found.
+    /// The slot after the one that the monitor has received last.
+    next_slot: AtomicUsize,
+    /// A thread has reached its time limit since the monitor looked last.
+    is_monitor_late: AtomicBool,
+    /// How often the monitor has found something new.
     finds: AtomicU32,
-    /// Times in a row that nothing was.
+    /// Futile notices in a row.
     futile: AtomicU32,
-    /// What may still be got before the keeper is asked again.
+    /// Pages that may still be allocated without a notice.
     pass_pages: AtomicI64,
-    /// Where the managed part of the heap ends.
+    /// The end of the managed part of the heap.
     heap_end: AtomicUsize,
-    /// What ends so far above this is told of: from there on the heap is to be managed.
+    /// An allocation that ends less than `reach` above this address needs a notice.
     border: AtomicUsize,
     reach: AtomicUsize,
-    /// How many hold all others: not 0 while they are held.
-    held: AtomicU32,
+    /// Guards of [`AllocationNotices::pause`] that exist. Allocating threads wait while it is not 0.
+    pauses: AtomicU32,
 }
 
-/// All who allocate are held as long as this is there.
+/// Allocating threads are paused until this is dropped.
 #[derive(Debug)]
-pub struct Held<'a>(&'a Growth);
+pub struct Paused<'a>(&'a AllocationNotices);
 
-impl Drop for Held<'_> {
+impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        if self.0.held.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.0.pauses.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.release();
         }
     }
 }
 
-/// A range that a thread waits for.
+/// A received notice. A thread waits for its answer.
 #[derive(Debug)]
-pub struct Told<'a> {
+pub struct Notice<'a> {
     slot: &'a Slot,
-    /// What the thread tells of it.
-    pub what: What,
-    /// Where.
+    /// Why the thread sends it.
+    pub what: NoticeKind,
+    /// The memory that it is about.
     pub range: Range<usize>,
-    /// How often something had been found when the thread told it.
+    /// How often the monitor had found something new when the thread sent the notice.
     pub finds: u32,
 }
 
-impl Told<'_> {
-    /// The keeper: the thread may go on.
+impl Notice<'_> {
+    /// Monitor: lets the thread go on.
     pub fn answer(self) {
-        if self.slot.change(LOOKED_AT, ANSWERED) {
+        if self.slot.change(RECEIVED, ANSWERED) {
             let _ = futex::wake(&self.slot.state, futex::Flags::PRIVATE, 1);
         } else {
             self.slot.state.store(FREE, Ordering::Release);
@@ -162,26 +168,26 @@ impl Told<'_> {
     }
 }
 
-impl Growth {
-    /// Of a process under that limit.
-    pub fn new(limit_pages: i64) -> Growth {
-        Growth {
+impl AllocationNotices {
+    /// No notices, for a process under a limit of `limit_pages`.
+    pub fn new(limit_pages: i64) -> AllocationNotices {
+        AllocationNotices {
             limit_pages: AtomicI64::new(limit_pages),
             slots: std::array::from_fn(|_| Slot::default()),
-            heard: AtomicUsize::new(0),
-            is_unheard: AtomicBool::new(false),
+            next_slot: AtomicUsize::new(0),
+            is_monitor_late: AtomicBool::new(false),
             finds: AtomicU32::new(0),
             futile: AtomicU32::new(0),
             pass_pages: AtomicI64::new(0),
             heap_end: AtomicUsize::new(NO_HEAP),
             border: AtomicUsize::new(NO_HEAP),
             reach: AtomicUsize::new(HEAP_REACH_BYTES),
-            held: AtomicU32::new(0),
+            pauses: AtomicU32::new(0),
         }
     }
 
-    /// The limit is this now.
-    pub fn limit_is(&self, limit_pages: i64) {
+    /// The limit has changed.
+    pub fn set_limit(&self, limit_pages: i64) {
         self.limit_pages.store(limit_pages, Ordering::Relaxed);
     }
 
@@ -189,19 +195,19 @@ impl Growth {
         (self.limit_pages.load(Ordering::Relaxed) >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
     }
 
-    /// Whether `range` alone is worth telling of.
+    /// Whether `range` alone is worth a notice.
     pub fn is_much(&self, range: &Range<usize>) -> bool {
         pages(range) >= self.much_pages()
     }
 
-    /// Whether somebody is to be told of what ends at `end`, however small it is: well above the part of the heap that is managed,
-    /// or anywhere while all are held.
+    /// Whether an allocation that ends at `end` needs a notice, however small it is: it lies well above
+    /// the managed part of the heap, or threads are paused.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
         end.wrapping_sub(self.border.load(Ordering::Relaxed)) < self.reach.load(Ordering::Relaxed)
     }
 
-    /// Whether the keeper need not look at `range`, which a thread has got, going by what it has found lately.
+    /// Whether an allocated `range` needs no notice, as judged by the last finds of the monitor.
     pub fn may_pass(&self, range: &Range<usize>) -> bool {
         let pages = pages(range);
         !self.is_watched(range.end)
@@ -209,30 +215,30 @@ impl Growth {
             && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
     }
 
-    /// Holds all who allocate, until the returned guard is gone. For threads of the agent.
-    pub fn hold(&self) -> Held<'_> {
-        self.held.fetch_add(1, Ordering::Relaxed);
+    /// Pauses allocating threads until the returned guard is dropped. For the agent's threads.
+    pub fn pause(&self) -> Paused<'_> {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
         self.reach.store(usize::MAX, Ordering::Release);
-        Held(self)
+        Paused(self)
     }
 
     fn release(&self) {
         self.reach.store(HEAP_REACH_BYTES, Ordering::Relaxed);
-        let _ = futex::wake(&self.held, futex::Flags::PRIVATE, i32::MAX as u32);
+        let _ = futex::wake(&self.pauses, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// A thread has got something; returns when nobody is held.
-    pub fn wait_while_held(&self) {
-        let held = self.held.load(Ordering::Acquire);
-        if held != 0 {
-            // Woken by the wrong one, it goes on.
-            let most = timespec(Duration::from_nanos(MOST_NS));
-            let _ = futex::wait(&self.held, futex::Flags::PRIVATE, held, Some(&most));
+    /// For an allocating thread: returns when threads are not paused.
+    pub fn wait_while_paused(&self) {
+        let pauses = self.pauses.load(Ordering::Acquire);
+        if pauses != 0 {
+            // A wake-up for another reason lets it go on, too.
+            let most = timespec(Duration::from_nanos(MAX_WAIT_NS));
+            let _ = futex::wait(&self.pauses, futex::Flags::PRIVATE, pauses, Some(&most));
         }
     }
 
-    /// A part of the heap is managed up to `end`. (Others may be further up.)
-    pub fn heap_is_managed(&self, end: usize) {
+    /// A part of the heap is managed up to `end`. (Another part may be further up.)
+    pub fn note_managed_heap(&self, end: usize) {
         let known = self.heap_end.load(Ordering::Relaxed);
         if known == NO_HEAP || known < end {
             self.heap_ends(end);
@@ -244,7 +250,7 @@ impl Growth {
         self.border.store(end + self.much_pages() as usize * PAGE_BYTES, Ordering::Relaxed);
     }
 
-    /// The program has unmapped `range`, which may be the heap's end.
+    /// The program has unmapped `range`, which may be the end of the heap.
     pub fn unmapped(&self, range: &Range<usize>) {
         let end = self.heap_end.load(Ordering::Relaxed);
         if range.start < end && end <= range.end {
@@ -252,9 +258,10 @@ impl Growth {
         }
     }
 
-    /// A thread tells of `range`, and `wake`s the keeper to look at it; waits for that. Whether it has looked.
-    pub fn tell(&self, what: What, range: Range<usize>, wake: impl FnOnce()) -> bool {
-        if self.is_unheard.load(Ordering::Relaxed) {
+    /// Sends a notice about `range`, calls `wake` to wake the monitor, and waits for the answer; whether
+    /// there was one in time.
+    pub fn notify(&self, what: NoticeKind, range: Range<usize>, wake: impl FnOnce()) -> bool {
+        if self.is_monitor_late.load(Ordering::Relaxed) {
             return false;
         }
         let Some(slot) = self.slots.iter().find(|slot| slot.change(FREE, TAKEN)) else { return false };
@@ -262,9 +269,9 @@ impl Growth {
         slot.start.store(range.start, Ordering::Relaxed);
         slot.end.store(range.end, Ordering::Relaxed);
         slot.finds.store(self.finds.load(Ordering::Relaxed), Ordering::Relaxed);
-        slot.state.store(TOLD, Ordering::Release);
+        slot.state.store(POSTED, Ordering::Release);
         wake();
-        let until_ns = now_ns() + MOST_NS;
+        let until_ns = now_ns() + MAX_WAIT_NS;
         loop {
             let state = slot.state.load(Ordering::Acquire);
             if state == ANSWERED {
@@ -273,8 +280,8 @@ impl Growth {
             }
             let left_ns = until_ns.saturating_sub(now_ns());
             if left_ns == 0 {
-                self.is_unheard.store(true, Ordering::Relaxed);
-                if slot.change(TOLD, FREE) || slot.change(LOOKED_AT, LEFT) {
+                self.is_monitor_late.store(true, Ordering::Relaxed);
+                if slot.change(POSTED, FREE) || slot.change(RECEIVED, ABANDONED) {
                     return false;
                 }
                 continue;
@@ -284,40 +291,40 @@ impl Growth {
         }
     }
 
-    /// The keeper: it looks. What a thread waits for, if one does.
-    pub fn next(&self) -> Option<Told<'_>> {
-        self.is_unheard.store(false, Ordering::Relaxed);
-        // All in turn: who tells again at once does not keep others waiting.
-        let start = self.heard.load(Ordering::Relaxed);
-        let index = (start..start + SLOTS).find(|index| self.slots[index % SLOTS].change(TOLD, LOOKED_AT))?;
-        self.heard.store((index + 1) % SLOTS, Ordering::Relaxed);
+    /// Monitor: receives a notice, if there is one.
+    pub fn receive(&self) -> Option<Notice<'_>> {
+        self.is_monitor_late.store(false, Ordering::Relaxed);
+        // Slots take turns, so a thread that sends notices all the time does not keep others waiting.
+        let start = self.next_slot.load(Ordering::Relaxed);
+        let index = (start..start + SLOTS).find(|index| self.slots[index % SLOTS].change(POSTED, RECEIVED))?;
+        self.next_slot.store((index + 1) % SLOTS, Ordering::Relaxed);
         let slot = &self.slots[index % SLOTS];
-        let what = What::from_word(slot.what.load(Ordering::Relaxed));
+        let what = NoticeKind::from_word(slot.what.load(Ordering::Relaxed));
         let range = slot.start.load(Ordering::Relaxed)..slot.end.load(Ordering::Relaxed);
-        Some(Told { slot, what, range, finds: slot.finds.load(Ordering::Relaxed) })
+        Some(Notice { slot, what, range, finds: slot.finds.load(Ordering::Relaxed) })
     }
 
-    /// The keeper: whether somebody waits for it to look.
-    pub fn is_told(&self) -> bool {
-        self.slots.iter().any(|slot| slot.state.load(Ordering::Acquire) == TOLD)
+    /// Monitor: whether a notice waits to be received.
+    pub fn has_pending(&self) -> bool {
+        self.slots.iter().any(|slot| slot.state.load(Ordering::Acquire) == POSTED)
     }
 
-    /// The keeper has found something new, whoever asked.
-    pub fn found(&self) {
+    /// Monitor: it has found something new, with a notice or without.
+    pub fn note_found(&self) {
         self.finds.fetch_add(1, Ordering::Relaxed);
         self.futile.store(0, Ordering::Relaxed);
         self.pass_pages.store(self.much_pages(), Ordering::Relaxed);
     }
 
-    /// The keeper, which has been asked to look at `range` when something had been found so often, has found nothing new.
-    pub fn found_nothing(&self, range: &Range<usize>, finds: u32) {
+    /// Monitor: a notice about `range`, sent after `finds` finds, has shown nothing new.
+    pub fn note_futile(&self, range: &Range<usize>, finds: u32) {
         if finds != self.finds.load(Ordering::Relaxed) {
-            // It was new then, and found with something else.
+            // It was new when the notice was sent, and was found with something else.
             return;
         }
-        // (Not what is watched only because somebody holds.)
+        // (Unless the notice was needed only because threads are paused.)
         if range.end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES {
-            // Whatever it is, it cannot be managed.
+            // This part of the heap cannot be managed.
             self.heap_ends(range.end);
         }
         let futile = self.futile.load(Ordering::Relaxed);
@@ -326,11 +333,26 @@ impl Growth {
         self.pass_pages.store(self.limit_pages.load(Ordering::Relaxed) >> shift, Ordering::Relaxed);
     }
 
-    /// In the child of a fork, where nobody waits.
+    /// In the child of a fork, where no other thread waits.
     pub fn reset(&self) {
-        self.slots.iter().for_each(|slot| slot.state.store(FREE, Ordering::Relaxed));
-        self.is_unheard.store(false, Ordering::Relaxed);
-        self.held.store(0, Ordering::Relaxed);
+        let AllocationNotices {
+            slots,
+            is_monitor_late,
+            pauses,
+            // Reset by `release`.
+            reach: _,
+            // Kept: the child has the parent's limit, heap, and finds.
+            limit_pages: _,
+            next_slot: _,
+            finds: _,
+            futile: _,
+            pass_pages: _,
+            heap_end: _,
+            border: _,
+        } = self;
+        slots.iter().for_each(|slot| slot.state.store(FREE, Ordering::Relaxed));
+        is_monitor_late.store(false, Ordering::Relaxed);
+        pauses.store(0, Ordering::Relaxed);
         self.release();
     }
 }
@@ -342,157 +364,159 @@ mod tests {
     const LIMIT_PAGES: i64 = 128 * MUCH_MIN_PAGES;
 
     #[test]
-    fn who_tells_goes_on_when_the_keeper_has_looked() {
+    fn a_thread_goes_on_when_the_monitor_has_answered() {
         const THREADS: usize = SLOTS / 2;
-        let (growth, stop) = (Growth::new(LIMIT_PAGES), AtomicBool::new(false));
+        let (notices, stop) = (AllocationNotices::new(LIMIT_PAGES), AtomicBool::new(false));
         let seen: [AtomicUsize; THREADS] = Default::default();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Acquire) {
-                    while let Some(told) = growth.next() {
-                        seen[told.range.start].store(told.range.end, Ordering::Release);
-                        told.answer();
+                    while let Some(notice) = notices.receive() {
+                        seen[notice.range.start].store(notice.range.end, Ordering::Release);
+                        notice.answer();
                     }
                     std::thread::yield_now();
                 }
             });
             let tellers: Vec<_> = (0..THREADS)
                 .map(|teller| {
-                    let (growth, seen) = (&growth, &seen);
+                    let (notices, seen) = (&notices, &seen);
                     scope.spawn(move || {
                         (0..200)
                             .filter(|&turn| {
-                                growth.tell(What::Got, teller..turn, || {})
+                                notices.notify(NoticeKind::Allocated, teller..turn, || {})
                                     && seen[teller].load(Ordering::Acquire) == turn
                             })
                             .count()
                     })
                 })
                 .collect();
-            let heard: Vec<_> = tellers.into_iter().map(|teller| teller.join().unwrap()).collect();
+            let answered: Vec<_> = tellers.into_iter().map(|teller| teller.join().unwrap()).collect();
             stop.store(true, Ordering::Release);
-            // A test's keeper may starve, too.
-            assert!(heard.iter().all(|&heard| heard > 100), "{heard:?}");
+            // The monitor of a test may starve, too.
+            assert!(answered.iter().all(|&answered| answered > 100), "{answered:?}");
         });
-        assert!(growth.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+        assert!(notices.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
     }
 
     #[test]
-    fn without_a_keeper_nobody_waits_for_ever_and_no_more_than_once() {
-        let growth = Growth::new(LIMIT_PAGES);
+    fn a_thread_waits_once_and_not_for_ever_without_a_monitor() {
+        let notices = AllocationNotices::new(LIMIT_PAGES);
         let mut woken = 0;
-        assert!(!(0..3).any(|_| growth.tell(What::Got, 0..1, || woken += 1)));
+        assert!(!(0..3).any(|_| notices.notify(NoticeKind::Allocated, 0..1, || woken += 1)));
         assert_eq!(woken, 1);
-        // It looks too late, and hears the next one.
-        assert!(growth.next().is_none());
-        growth.tell(What::Got, 0..1, || woken += 1);
+        // The monitor looks too late, and receives the next one.
+        assert!(notices.receive().is_none());
+        notices.notify(NoticeKind::Allocated, 0..1, || woken += 1);
         assert_eq!(woken, 2);
     }
 
     #[test]
-    fn the_keeper_hears_what_a_thread_tells() {
-        let growth = Growth::new(LIMIT_PAGES);
-        for what in [What::Got, What::Whole, What::Begun(Pid::from_raw(7).unwrap())] {
+    fn the_monitor_receives_each_kind_of_notice() {
+        let notices = AllocationNotices::new(LIMIT_PAGES);
+        for what in
+            [NoticeKind::Allocated, NoticeKind::JoinMappings, NoticeKind::ThreadStarted(Pid::from_raw(7).unwrap())]
+        {
             std::thread::scope(|scope| {
-                let teller = scope.spawn(|| growth.tell(what, 5..6, || {}));
-                let told = loop {
-                    if let Some(told) = growth.next() {
-                        break told;
+                let teller = scope.spawn(|| notices.notify(what, 5..6, || {}));
+                let notice = loop {
+                    if let Some(notice) = notices.receive() {
+                        break notice;
                     }
                 };
-                assert_eq!((told.what, told.range.clone()), (what, 5..6));
-                told.answer();
+                assert_eq!((notice.what, notice.range.clone()), (what, 5..6));
+                notice.answer();
                 assert!(teller.join().unwrap());
             });
         }
     }
 
     #[test]
-    fn who_leaves_while_the_keeper_looks_leaves_a_slot_that_is_free_in_the_end() {
-        let growth = Growth::new(LIMIT_PAGES);
+    fn an_abandoned_slot_is_free_in_the_end() {
+        let notices = AllocationNotices::new(LIMIT_PAGES);
         std::thread::scope(|scope| {
-            let teller = scope.spawn(|| growth.tell(What::Whole, 5..6, || {}));
-            let told = loop {
-                if let Some(told) = growth.next() {
-                    break told;
+            let teller = scope.spawn(|| notices.notify(NoticeKind::JoinMappings, 5..6, || {}));
+            let notice = loop {
+                if let Some(notice) = notices.receive() {
+                    break notice;
                 }
                 std::thread::yield_now();
             };
-            assert_eq!((told.what, told.range.clone()), (What::Whole, 5..6));
+            assert_eq!((notice.what, notice.range.clone()), (NoticeKind::JoinMappings, 5..6));
             teller.join().unwrap();
-            told.answer();
+            notice.answer();
         });
-        assert!(growth.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+        assert!(notices.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
     }
 
     #[test]
-    fn who_is_held_goes_on_when_released() {
-        let growth = Growth::new(LIMIT_PAGES);
-        growth.wait_while_held();
-        let (held, other) = (growth.hold(), growth.hold());
+    fn paused_threads_go_on_with_the_last_guard() {
+        let notices = AllocationNotices::new(LIMIT_PAGES);
+        notices.wait_while_paused();
+        let (first, other) = (notices.pause(), notices.pause());
         drop(other);
-        assert!([64, 0x5555_0000_0000, 0x7f00_0000_0000].iter().all(|&end| growth.is_watched(end)));
+        assert!([64, 0x5555_0000_0000, 0x7f00_0000_0000].iter().all(|&end| notices.is_watched(end)));
         let gone_on = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let wait = || {
-                growth.wait_while_held();
+                notices.wait_while_paused();
                 gone_on.fetch_add(1, Ordering::Release);
             };
             let waiting = [(); 3].map(|()| scope.spawn(wait));
-            drop(held);
+            drop(first);
             waiting.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(gone_on.load(Ordering::Acquire), 3);
         });
-        assert!(!growth.is_watched(64));
+        assert!(!notices.is_watched(64));
         // The child of a fork has the word, but not who holds.
-        std::mem::forget(growth.hold());
-        growth.wait_while_held();
-        growth.reset();
-        assert!(!growth.is_watched(64));
+        std::mem::forget(notices.pause());
+        notices.wait_while_paused();
+        notices.reset();
+        assert!(!notices.is_watched(64));
     }
 
     #[test]
     fn the_more_often_nothing_is_new_the_more_may_pass() {
-        let growth = Growth::new(LIMIT_PAGES);
+        let notices = AllocationNotices::new(LIMIT_PAGES);
         let piece = 0..MUCH_MIN_PAGES as usize * PAGE_BYTES;
-        let passed = || (0..).take_while(|_| growth.may_pass(&piece)).count();
+        let passed = || (0..).take_while(|_| notices.may_pass(&piece)).count();
         assert_eq!(passed(), 0);
         let after = [(); 6].map(|()| {
-            growth.found_nothing(&(0..0), growth.finds.load(Ordering::Relaxed));
+            notices.note_futile(&(0..0), notices.finds.load(Ordering::Relaxed));
             passed()
         });
         assert_eq!(after, [4, 8, 16, 32, 32, 32]);
-        let before = growth.finds.load(Ordering::Relaxed);
-        growth.found();
+        let before = notices.finds.load(Ordering::Relaxed);
+        notices.note_found();
         assert_eq!(passed(), 2);
-        growth.found_nothing(&(0..0), before);
+        notices.note_futile(&(0..0), before);
         assert_eq!(passed(), 0, "it was found with something else");
-        growth.found_nothing(&(0..0), growth.finds.load(Ordering::Relaxed));
+        notices.note_futile(&(0..0), notices.finds.load(Ordering::Relaxed));
         assert_eq!(passed(), 4);
     }
 
     #[test]
     fn what_lies_above_the_managed_heap_is_new() {
         const END: usize = 0x5555_0000_0000;
-        let growth = Growth::new(LIMIT_PAGES);
+        let notices = AllocationNotices::new(LIMIT_PAGES);
         let is_new = |start: usize, bytes: usize| {
-            growth.found_nothing(&(0..0), growth.finds.load(Ordering::Relaxed));
-            !growth.may_pass(&(start..start + bytes))
+            notices.note_futile(&(0..0), notices.finds.load(Ordering::Relaxed));
+            !notices.may_pass(&(start..start + bytes))
         };
-        let above = END + growth.much_pages() as usize * PAGE_BYTES;
+        let above = END + notices.much_pages() as usize * PAGE_BYTES;
         assert!([END, above, 0x40_0000, 0x7f00_0000_0000].iter().all(|&start| !is_new(start, 64)), "no heap is known");
-        growth.heap_is_managed(END);
+        notices.note_managed_heap(END);
         assert_eq!([END - 64, END, above - 64, above].map(|start| is_new(start, 32)), [false, false, false, true]);
         assert!(!is_new(0x7f00_0000_0000, 64), "another mapping");
-        growth.unmapped(&(END..END + 64));
-        growth.unmapped(&(END - 128..END - 64));
+        notices.unmapped(&(END..END + 64));
+        notices.unmapped(&(END - 128..END - 64));
         assert!(!is_new(above - 64, 32));
-        growth.unmapped(&(END - 64..END + 64));
+        notices.unmapped(&(END - 64..END + 64));
         assert!(is_new(above - 64, 64), "it has shrunk");
-        growth.heap_is_managed(END);
-        growth.heap_is_managed(END - 4096);
+        notices.note_managed_heap(END);
+        notices.note_managed_heap(END - 4096);
         assert_eq!([above - 64, above].map(|start| is_new(start, 32)), [false, true], "no end, but further down");
-        growth.found_nothing(&(above..above + 64), 0);
+        notices.note_futile(&(above..above + 64), 0);
         assert!(!is_new(above, 32), "it cannot be managed");
     }
 }

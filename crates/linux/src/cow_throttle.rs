@@ -1,4 +1,4 @@
-//! Copies of what a fork has left shared, and how they wait for memory.
+//! CowThrottle of what a fork has left shared, and how they wait for memory.
 //!
 //! After a fork a write to a page that is still shared makes a copy, which the kernel does by itself: nobody charges it, and
 //! nobody makes the program wait for room. Several processes copy gigabytes in a second, a keeper that sees it later
@@ -22,16 +22,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What one write makes writable: 64 KiB, as a folio of the usual size.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Copies that show that a side of the fork has work to do on what is shared: 1 MiB.
+/// CowThrottle that show that a side of the fork has work to do on what is shared: 1 MiB.
 const BEGUN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct CowThrottle {
     are_watched: AtomicBool,
 }
 
-impl Copies {
+impl CowThrottle {
     /// There was a fork: what is shared is not protected, or not all of it.
     pub(crate) fn forked(&self) {
         self.are_watched.store(false, Relaxed);

@@ -20,7 +20,7 @@
 
 use crate::adopt::{adopt_growth, adopt_mappings, adopt_part, make_whole};
 use crate::agent_memory::AgentMemory;
-use crate::allocation_notice::{Growth, Told, What};
+use crate::allocation_notice::{AllocationNotices, Notice, NoticeKind};
 use crate::arena_size;
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
@@ -31,7 +31,7 @@ use crate::companion::placement::{
 };
 use crate::companion::process::{Adoption, Companion, Member, Stacks, Woken};
 use crate::control::{Configuration, Control, SlotIndex};
-use crate::cow_throttle::{self, Copies};
+use crate::cow_throttle::{self, CowThrottle};
 use crate::cpu_load;
 use crate::filters::{self, Call};
 use crate::fork::descriptor_hand_over::DescriptorHandOver;
@@ -231,7 +231,7 @@ pub struct Runtime {
     pub(crate) settings: Configuration,
     pub(crate) gate: Gate,
     pub(crate) still: Quiesce,
-    pub(crate) growth: Growth,
+    pub(crate) growth: AllocationNotices,
     /// The swap file, while a fork goes on.
     pub(crate) hand_over: DescriptorHandOver,
     /// `/proc`, while a fork goes on, where the child could not find it.
@@ -269,7 +269,7 @@ pub struct Runtime {
     /// The program's own.
     nice: AtomicI32,
     pub(crate) placement: Placement,
-    copies: Copies,
+    copies: CowThrottle,
     control_blocks: ControlBlocks,
     parked: AtomicU32,
     /// Bumped to wake a parked handler.
@@ -347,7 +347,7 @@ impl Runtime {
             fork_stack,
             gate: Gate::default(),
             still: Quiesce::default(),
-            growth: Growth::new(budget.limit_pages()),
+            growth: AllocationNotices::new(budget.limit_pages()),
             hand_over: DescriptorHandOver::default(),
             proc_over: DescriptorHandOver::default(),
             companion: Companion::new(stacks),
@@ -373,7 +373,7 @@ impl Runtime {
             managing: AtomicU32::new(0),
             nice: AtomicI32::new(0),
             placement: Placement::default(),
-            copies: Copies::default(),
+            copies: CowThrottle::default(),
             control_blocks: ControlBlocks::default(),
             parked: AtomicU32::new(0),
             unpark: AtomicU32::new(0),
@@ -542,18 +542,18 @@ impl Runtime {
         if !self.may_tell() {
             return;
         }
-        self.growth.wait_while_held();
+        self.growth.wait_while_paused();
         // Where nothing compresses, there will be no room however long a thread waits.
         let is_futile = self.engaged.get().is_some_and(|engaged| engaged.engine.reclaim_is_futile());
         if !is_futile && self.lacks_room(range.len()) && !self.growth.may_pass(&range) {
-            self.growth.tell(What::Got, range, || self.still.wake_keeper());
+            self.growth.notify(NoticeKind::Allocated, range, || self.still.wake_monitor());
         }
     }
 
     /// The kernel has refused something that concerns the mapping at `range` as a whole: returns when reserves there are as they
     /// were without us, and all of it is managed if some is. Whether the keeper has looked.
     pub fn is_made_whole(&self, range: Range<usize>) -> bool {
-        self.may_tell() && self.growth.tell(What::Whole, range, || self.still.wake_keeper())
+        self.may_tell() && self.growth.notify(NoticeKind::JoinMappings, range, || self.still.wake_monitor())
     }
 
     /// The calling thread begins: returns when its control block stays in the program, if anything may go out.
@@ -563,8 +563,8 @@ impl Runtime {
         }
         // Who waits for this thread would wait for ever, so a filter for system calls is no reason not to tell: one under which threads are made
         // allows the calls of a wait, which is all there is here.
-        let begun = What::Begun(thread_control_block::own_thread());
-        let is_told = || self.growth.tell(begun, thread_control_block::own(), || self.still.wake_keeper());
+        let begun = NoticeKind::ThreadStarted(thread_control_block::own_thread());
+        let is_told = || self.growth.notify(begun, thread_control_block::own(), || self.still.wake_monitor());
         for _ in 0..MOST_TELLINGS {
             if is_told() {
                 // It may have gone out before.
@@ -686,7 +686,7 @@ impl Runtime {
                 }
             }
             // Who told while others were heard has woken nobody.
-            if self.growth.is_told() {
+            if self.growth.has_pending() {
                 continue;
             }
             let until_ns = due_ns.min(users_due_ns);
@@ -714,16 +714,16 @@ impl Runtime {
     /// Hears what threads tell and wait for; whether to look around at once.
     fn hear_growth(&'static self) -> bool {
         let mut is_due = false;
-        for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.next()) {
+        for told in (0..HEARD_AT_ONCE).map_while(|_| self.growth.receive()) {
             match told.what {
-                What::Got => is_due |= self.hear_got(told),
-                What::Whole => {
+                NoticeKind::Allocated => is_due |= self.hear_got(told),
+                NoticeKind::JoinMappings => {
                     if let Some(engaged) = self.engaged.get() {
                         make_whole(self, engaged, &told.range);
                     }
                     told.answer();
                 }
-                What::Begun(thread) => {
+                NoticeKind::ThreadStarted(thread) => {
                     self.keep_control_block(&told.range, thread);
                     told.answer();
                 }
@@ -734,7 +734,7 @@ impl Runtime {
 
     /// Looks at what a thread has got and waits to touch. If that may be too much, everything is managed from now on. Whether it
     /// was not before, or is to be looked for elsewhere: the piece is only the last of many.
-    fn hear_got(&'static self, told: Told<'_>) -> bool {
+    fn hear_got(&'static self, told: Notice<'_>) -> bool {
         let (range, finds) = (told.range.clone(), told.finds);
         let is_one_of_many = !self.growth.is_much(&range);
         let engages = self.engaged.get().is_none();
@@ -750,9 +750,9 @@ impl Runtime {
         }
         let Some(engaged) = self.engaged.get() else { unreachable!("it has engaged") };
         if adopt_part(self, engaged, &range, || told.answer()) {
-            self.growth.found();
+            self.growth.note_found();
         } else {
-            self.growth.found_nothing(&range, finds);
+            self.growth.note_futile(&range, finds);
         }
         engages || is_one_of_many
     }
@@ -809,7 +809,7 @@ impl Runtime {
             engaged.engine.lend_file();
             engaged.engine.machine().share_swap_file();
         }
-        let forked = self.still.hold();
+        let forked = self.still.wait_for_fork();
         if let Some(engaged) = self.engaged.get() {
             let machine = engaged.engine.machine();
             machine.shared_swap_file(forked);
@@ -995,7 +995,7 @@ impl Runtime {
         // New memory shows as growth of what nobody manages.
         if unmanaged > looks.unmanaged_pages + watermark::LOW_MIN_PAGES / 4 || self.settings.torture {
             if adopt_mappings(self, engaged) {
-                self.growth.found();
+                self.growth.note_found();
             }
             looks.unmanaged_pages = self.budget.own_pages() - engine.resident_pages() as i64;
         }
@@ -1014,7 +1014,7 @@ impl Runtime {
     /// What follows from the limit, which may have grown.
     fn settle_limit(&self, engine: &Engine<LinuxMachine>) {
         let limit_pages = self.budget.limit_pages();
-        self.growth.limit_is(limit_pages);
+        self.growth.set_limit(limit_pages);
         engine.limit_is(watermark::floor_pages(limit_pages), arena_size::store_pages(limit_pages));
         self.tracer.limit(&self.budget);
     }
@@ -1063,7 +1063,7 @@ impl Runtime {
 
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
-        let _held = self.growth.hold();
+        let _held = self.growth.pause();
         let most_pages = (self.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
         let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(most_pages);
         // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
@@ -1461,7 +1461,7 @@ impl Runtime {
                 std::thread::yield_now();
             } else {
                 // Of many threads one is always at it, or who is at it gets no CPU beside us.
-                _held = _held.or_else(|| Some(self.growth.hold()));
+                _held = _held.or_else(|| Some(self.growth.pause()));
                 clock::sleep(GIVE_WAY);
             }
         }

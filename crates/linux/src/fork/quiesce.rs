@@ -1,93 +1,102 @@
-//! How a forking thread has the keeper hold everything still.
+//! How a forking thread has the monitor quiesce the agent.
 //!
 //! | state | meaning | left by |
 //! |---|---|---|
-//! | idle | no fork | the forking thread: wanted |
-//! | wanted | the keeper is to hold still | the keeper: still |
-//! | still | the thread may fork | the forking thread: over, or failed |
-//! | over, failed | the fork has happened, or not | the keeper: idle |
+//! | idle | no fork | the forking thread: requested |
+//! | requested | the monitor quiesces the agent | the monitor: quiesced |
+//! | quiesced | the thread may fork | the forking thread: forked, or failed |
+//! | forked, failed | the fork has happened, or not | the monitor: idle |
 //!
-//! One thread forks at a time (`crate::fork::trap`). A futex word.
+//! One thread forks at a time (`crate::fork::entry`, `crate::fork::trap`). The state is a futex word,
+//! and takes no part in the lock order: the forking thread waits for nothing else of the agent's. At
+//! every return from a system call the kernel may touch that thread's control block (rseq(2)), and
+//! the agent may have to map it in first, with locks of its own.
 //!
-//! The forking thread waits for nothing else of the agent's: at every return from a system call the kernel may touch
-//! its control block (rseq(2)), which somebody may have to bring in first, with whatever lock that takes.
+//! The *kick* is the word on which the monitor sleeps. Allocation notices bump it, too.
 
 use crate::thread_control_block::BLOCK_PAGES;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 const IDLE: u32 = 0;
-const WANTED: u32 = 1;
-const STILL: u32 = 2;
-const OVER: u32 = 3;
+const REQUESTED: u32 = 1;
+const QUIESCED: u32 = 2;
+const FORKED: u32 = 3;
 const FAILED: u32 = 4;
 
-/// See the module.
+/// The state of a fork, as the forking thread and the monitor see it.
 #[derive(Debug, Default)]
 pub struct Quiesce {
     state: AtomicU32,
-    /// Bumped to wake the keeper.
+    /// Bumped to wake the monitor.
     kick: AtomicU32,
-    /// Addresses of pages that must be there while everything is still.
+    /// Addresses of pages that must be resident while the agent is quiesced.
     needed: [AtomicUsize; BLOCK_PAGES],
 }
 
 impl Quiesce {
-    /// The forking thread: returns when everything is still and the pages in `needed` are there to stay.
+    /// Forking thread: returns when the agent is quiesced, and the pages `needed` stay resident.
     pub fn request(&self, needed: [usize; BLOCK_PAGES]) {
-        self.wait_while(&[WANTED, STILL, OVER, FAILED]);
+        self.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED]);
         for (slot, address) in self.needed.iter().zip(needed) {
             slot.store(address, Ordering::Relaxed);
         }
-        self.change(WANTED);
-        self.wake_keeper();
-        self.wait_while(&[WANTED]);
+        self.change(REQUESTED);
+        self.wake_monitor();
+        self.wait_while(&[REQUESTED]);
     }
 
-    /// Anybody: the keeper is to look around now.
-    pub fn wake_keeper(&self) {
+    /// Any thread: wakes the monitor.
+    pub fn wake_monitor(&self) {
         self.kick.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
     }
 
-    /// The forking thread, in the parent: lets things go on.
+    /// Forking thread, in the parent: lets the agent go on.
     pub fn release(&self, forked: bool) {
-        self.change(if forked { OVER } else { FAILED });
+        self.change(if forked { FORKED } else { FAILED });
     }
 
-    /// In the child, where nobody else is.
+    /// In the child of a fork, where no other thread is.
     pub fn reset(&self) {
-        self.state.store(IDLE, Ordering::Relaxed);
+        let Quiesce {
+            state,
+            // Kept: a counter.
+            kick: _,
+            // Kept: the child's monitor keeps these control blocks resident.
+            needed: _,
+        } = self;
+        state.store(IDLE, Ordering::Relaxed);
     }
 
-    /// The keeper: a number that changes with the next request.
+    /// Monitor: a number that changes with the next kick.
     pub fn kicks(&self) -> u32 {
         self.kick.load(Ordering::Acquire)
     }
 
-    /// The word that changes with each request.
+    /// The word that changes with each kick.
     pub fn kick(&self) -> &AtomicU32 {
         &self.kick
     }
 
-    /// The keeper: whether somebody wants to fork.
+    /// Monitor: whether a thread wants to fork.
     pub fn is_requested(&self) -> bool {
-        self.state.load(Ordering::Acquire) == WANTED
+        self.state.load(Ordering::Acquire) == REQUESTED
     }
 
-    /// The keeper: the addresses of the pages that the request wants to be there.
+    /// Monitor: the addresses of the pages that must be resident.
     pub fn needed(&self) -> [usize; BLOCK_PAGES] {
         std::array::from_fn(|index| self.needed[index].load(Ordering::Relaxed))
     }
 
-    /// The keeper: says that everything is still, and returns when the fork is over; whether there was one.
-    pub fn hold(&self) -> bool {
-        self.change(STILL);
-        self.wait_while(&[STILL]);
-        self.state.load(Ordering::Acquire) == OVER
+    /// Monitor: lets the thread fork, and returns when that is over; whether there was a fork.
+    pub fn wait_for_fork(&self) -> bool {
+        self.change(QUIESCED);
+        self.wait_while(&[QUIESCED]);
+        self.state.load(Ordering::Acquire) == FORKED
     }
 
-    /// The keeper: everything goes on.
+    /// Monitor: the agent goes on.
     pub fn finish(&self) {
         self.change(IDLE);
     }
@@ -116,31 +125,31 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_keeper_holds_still_while_a_thread_forks() {
-        let still = Quiesce::default();
-        let (held, stop, forks) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
+    fn the_agent_is_quiesced_while_a_thread_forks() {
+        let quiesce = Quiesce::default();
+        let (quiesced, stop, forks) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let kicks = still.kicks();
-                    if still.is_requested() {
-                        assert_eq!(still.needed(), [4096, 8192]);
-                        held.store(true, Ordering::Relaxed);
-                        forks.fetch_add(u32::from(still.hold()), Ordering::Relaxed);
-                        held.store(false, Ordering::Relaxed);
-                        still.finish();
+                    let kicks = quiesce.kicks();
+                    if quiesce.is_requested() {
+                        assert_eq!(quiesce.needed(), [4096, 8192]);
+                        quiesced.store(true, Ordering::Relaxed);
+                        forks.fetch_add(u32::from(quiesce.wait_for_fork()), Ordering::Relaxed);
+                        quiesced.store(false, Ordering::Relaxed);
+                        quiesce.finish();
                     } else {
                         let time = timespec(Duration::from_millis(1));
-                        let _ = futex::wait(still.kick(), futex::Flags::PRIVATE, kicks, Some(&time));
+                        let _ = futex::wait(quiesce.kick(), futex::Flags::PRIVATE, kicks, Some(&time));
                     }
                 }
             });
             for round in 0..1000 {
-                still.request([4096, 8192]);
-                assert!(held.load(Ordering::Relaxed));
-                still.release(round % 2 == 0);
+                quiesce.request([4096, 8192]);
+                assert!(quiesced.load(Ordering::Relaxed));
+                quiesce.release(round % 2 == 0);
             }
-            still.wait_while(&[WANTED, STILL, OVER, FAILED]);
+            quiesce.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED]);
             stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(forks.load(Ordering::Relaxed), 500);
