@@ -21,7 +21,7 @@ lint:
 test: build lint
 	scripts/setup test
 	cargo test --workspace
-	cargo test -p foliomem-core --features shuttle --test 'schedule_*'
+	scripts/soundness
 	target/venv/bin/python -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src
 	cd python/foliomem_lab && $(CURDIR)/target/venv/bin/python -m pytest -q
 	target/venv/bin/python -m pytest -q tests/e2e

@@ -36,7 +36,7 @@ mod tests;
 pub use discard::PendingDiscard;
 pub use strategy::{Strategy, UnknownStrategy};
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, ranks};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, MAX_ORDER, ORDERS, Order, Slot};
 use current::PerCpu;
 use lists::{Lists, Place};
@@ -118,7 +118,7 @@ pub struct SwapClusters {
     device: SwapDevice,
     policy: &'static dyn Policy,
     table: ClusterTable,
-    lists: Mutex<Lists>,
+    lists: Mutex<Lists, ranks::SlotLists>,
     per_cpu: Box<[PerCpu]>,
 }
 

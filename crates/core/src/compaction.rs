@@ -25,7 +25,7 @@ pub use variant::{UnknownVariant, Variant};
 
 use crate::homes::Homes;
 use crate::stats::VmCounters;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, ranks};
 use crate::units::{Frame, FrameRun, MAX_ORDER, Order};
 
 /// What is in frames that are not free, and can be moved.
@@ -109,7 +109,7 @@ struct Scanners {
 #[derive(Debug)]
 pub struct Compactor {
     variant: Variant,
-    scanners: Mutex<Scanners>,
+    scanners: Mutex<Scanners, ranks::Compaction>,
 }
 
 impl Compactor {

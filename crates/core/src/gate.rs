@@ -43,7 +43,7 @@ impl<W: WordWait> Gate<W> {
                 now = self.word.load(Ordering::Relaxed);
                 continue;
             }
-            // Acquire pairs with the release in `open`: what the closing thread did is seen.
+            // Acquire pairs with the Release in `open`: what the closing thread did is seen.
             match self.word.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Inside(self),
                 Err(changed) => now = changed,
@@ -52,7 +52,8 @@ impl<W: WordWait> Gate<W> {
     }
 
     fn leave(&self) {
-        // Release pairs with the acquire in `close`: what was done inside is seen by the closing thread.
+        // Release pairs with the Acquire in `close`: what was done inside is seen by the closing
+        // thread.
         if self.word.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
             self.waiting.wake_all(&self.word);
         }
@@ -60,15 +61,18 @@ impl<W: WordWait> Gate<W> {
 
     /// Closes the gate and waits until nobody is inside. One thread at a time may close it.
     pub fn close(&self) {
+        // Acquire pairs with the Release in `leave`.
         let mut now = self.word.fetch_or(CLOSED, Ordering::Acquire) | CLOSED;
         while now != CLOSED {
             self.waiting.wait(&self.word, now);
+            // Acquire pairs with the Release in `leave`.
             now = self.word.load(Ordering::Acquire);
         }
     }
 
     /// Opens it again.
     pub fn open(&self) {
+        // Release pairs with the Acquire in `enter`.
         self.word.fetch_and(!CLOSED, Ordering::Release);
         self.waiting.wake_all(&self.word);
     }
@@ -76,7 +80,8 @@ impl<W: WordWait> Gate<W> {
     /// In a fork's child, where no thread but the caller exists: open, with nobody inside, whatever the
     /// word said at the instant of the fork.
     pub fn reset(&self) {
-        self.word.store(0, Ordering::Release);
+        // Relaxed: threads that are started later see it.
+        self.word.store(0, Ordering::Relaxed);
     }
 }
 

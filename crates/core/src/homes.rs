@@ -112,7 +112,8 @@ impl Homes {
         Homes { free: Mutex::new(Free { full, empty, capture: None }), frames }
     }
 
-    /// An arena whose `frames` frames all have a page from the start, where memory is an ordinary array.
+    /// An arena whose `frames` frames all have a page from the start, where memory is an ordinary
+    /// array.
     pub fn populated(frames: u32) -> Homes {
         let (mut full, empty) = (Buddy::new(frames), Buddy::new(frames));
         full.add_free(Frame(0), frames);
@@ -228,7 +229,8 @@ impl Homes {
         self.free.lock().put(run.into_run(), true);
     }
 
-    /// The page of `from`, which is free, was moved to `to`: the one is without a page now, the other with one.
+    /// The page of `from`, which is free, was moved to `to`: the one is without a page now, the
+    /// other with one.
     pub fn free_moved(&self, from: UniqueRun, to: FrameRun) {
         let mut free = self.free.lock();
         free.put(from.into_run(), false);

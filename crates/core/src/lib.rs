@@ -6,16 +6,8 @@
 //! budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster* is 512 slots.
 //!
 //! # Lock order
-//! A lock may be taken while holding only locks of a lower rank.
-//!
-//! | rank | lock | protects |
-//! |---|---|---|
-//! | 0 | [`gate`] | everything, while the program forks |
-//! | 1 | [`compaction`] | the scanners: one compaction at a time |
-//! | 2 | [`page_table`] block | the entries of one 2 MiB block of the program's address space |
-//! | 3 | [`store`]: ids, then a chunk, then a class | the table of pieces and their places |
-//! | 3 | the swap file's slots, then their [`cluster`] allocator | who has what in the swap file |
-//! | 4 | everything else in [`homes`], [`cluster`], [`queue`] | leaves: none of them takes another |
+//! Each lock has a rank, and a thread takes locks in ascending order: the table is in
+//! [`sync::ranks`], and tests check it.
 #![forbid(unsafe_code)]
 
 pub mod buddy;

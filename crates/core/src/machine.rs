@@ -7,9 +7,9 @@
 //! Places: the *program* is addressed by [`PageNumber`]; the *arena* by [`Frame`]. A frame's page is
 //! either at home (in the arena), or moved into the program, its home then being *empty*.
 //!
-//! Memory is read and written only for a token: [`RunRef`] and [`RunMut`] for pages at home, [`Piece`] and
-//! [`PlaceMut`] for what the store holds. Safe code cannot have two tokens for the same bytes of which one
-//! allows writing, so a machine may turn them into slices.
+//! Memory is read and written only for a token: [`RunRef`] and [`RunMut`] for pages at home,
+//! [`Piece`] and [`PlaceMut`] for what the store holds. Safe code cannot have two tokens for the
+//! same bytes of which one allows writing, so a machine may turn them into slices.
 
 use crate::run_tokens::{RunMut, RunRef};
 use crate::stats::Counters;

@@ -21,7 +21,7 @@
 
 use crate::queue::{Claim, Ticket};
 use crate::run_tokens::{RunMut, RunRef, SharedRun, UniqueRun};
-use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::sync::{Mutex, MutexGuard, OnceLock, ranks};
 use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
 
@@ -242,21 +242,23 @@ impl Entries {
         Some(RunRef::mint(FrameRun::new(frame, order), self))
     }
 
-    /// The right to write the folio at `head` while the block is locked, if it is at home and nobody writes it back.
+    /// The right to write the folio at `head` while the block is locked, if it is at home and
+    /// nobody writes it back.
     pub fn home_mut(&mut self, head: PageNumber) -> Option<RunMut<'_>> {
         let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
         Some(RunMut::mint(FrameRun::new(frame, order), self))
     }
 
-    /// Forgets the folio at `head`, if it is at home and nobody writes it back; its frames are the caller's.
+    /// Forgets the folio at `head`, if it is at home and nobody writes it back; its frames are the
+    /// caller's.
     pub fn take_home(&mut self, head: PageNumber) -> Option<UniqueRun> {
         let PageState::Home { frame, order, writeback: false } = self.get(head) else { return None };
         self.set_folio(head, order, PageState::None);
         Some(UniqueRun::mint(FrameRun::new(frame, order)))
     }
 
-    /// Marks the folio of `order` at `head` as being written back, if it is at home and nobody does so; the right to
-    /// read it is the caller's.
+    /// Marks the folio of `order` at `head` as being written back, if it is at home and nobody does
+    /// so; the right to read it is the caller's.
     pub fn begin_writeback(&mut self, head: PageNumber, order: Order) -> Option<SharedRun> {
         match self.get(head) {
             PageState::Home { frame, order: now, writeback: false } if now == order => {
@@ -273,8 +275,8 @@ impl Entries {
         matches!(self.get(page), PageState::Home { frame: now, writeback: true, .. } if now == frame)
     }
 
-    /// A worker does not write `page` back after all. If that is still in `part`, it stays there: at home, nobody writes it
-    /// back. If it is not, the frame is the caller's.
+    /// A worker does not write `page` back after all. If that is still in `part`, it stays there:
+    /// at home, nobody writes it back. If it is not, the frame is the caller's.
     pub fn cancel_writeback(&mut self, page: PageNumber, part: SharedRun) -> Option<UniqueRun> {
         let run = part.into_run();
         match self.get(page) {
@@ -286,8 +288,8 @@ impl Entries {
         }
     }
 
-    /// A worker has written back what was at `head`: the frames are the caller's. No page has its content there any more,
-    /// and whoever has read one of them had the block locked.
+    /// A worker has written back what was at `head`: the frames are the caller's. No page has its
+    /// content there any more, and whoever has read one of them had the block locked.
     pub fn finish_writeback(&mut self, head: PageNumber, run: SharedRun) -> UniqueRun {
         let run = run.into_run();
         debug_assert!(
@@ -388,11 +390,11 @@ impl Entries {
 }
 
 /// 2 MiB of managed address space.
-pub struct Block(Mutex<Box<Entries>>);
+pub struct Block(Mutex<Box<Entries>, ranks::Block>);
 
 impl Block {
     /// Takes the block's lock.
-    pub fn lock(&self) -> MutexGuard<'_, Box<Entries>> {
+    pub fn lock(&self) -> MutexGuard<'_, Box<Entries>, ranks::Block> {
         self.0.lock()
     }
 }

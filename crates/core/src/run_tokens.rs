@@ -1,7 +1,8 @@
 //! Rights to the memory of frames, as types: who may read a run, and who may write it.
 //!
-//! A [`FrameRun`] is a pair of numbers. It says nothing about who uses the memory, so no function of a
-//! [`Machine`](crate::machine::Machine) reads or writes memory for a `FrameRun`: it asks for a token.
+//! A [`FrameRun`] is a pair of numbers. It says nothing about who uses the memory, so no function
+//! of a [`Machine`](crate::machine::Machine) reads or writes memory for a `FrameRun`: it asks for a
+//! token.
 //!
 //! | token | grants | exists |
 //! |---|---|---|
@@ -12,10 +13,10 @@
 //!
 //! A `UniqueRun` is to a `RunMut` what a `Box` is to a `&mut`; the borrow checker does the rest.
 //!
-//! Between two owners a run is data: in the free lists, in an entry of the page table, in an extent of
-//! the store. So a few functions have to trust that data. They call [`UniqueRun::mint`] or
-//! [`SharedRun::mint`]; a test lists the modules that do, and the engine's fault and reclaim paths are not among them.
-//! A run without pages has no memory to protect. It stays a `FrameRun`.
+//! Between two owners a run is data: in the free lists, in an entry of the page table, in an extent
+//! of the store. So a few functions have to trust that data. They call [`UniqueRun::mint`] or
+//! [`SharedRun::mint`]; a test lists the modules that do, and the engine's fault and reclaim paths
+//! are not among them. A run without pages has no memory to protect. It stays a `FrameRun`.
 //!
 //! What the tokens rule out does not compile: a second writer, or a reader beside a writer.
 //! ```compile_fail,E0499
@@ -39,8 +40,8 @@
 //! homes.free_full(run);
 //! let writer = run.as_mut();
 //! ```
-//! And of a piece: its bytes are not read once it is unpinned, and nobody can pin a piece before it is sealed, because only
-//! sealing tells its id.
+//! And of a piece: its bytes are not read once it is unpinned, and nobody can pin a piece before it
+//! is sealed, because only sealing tells its id.
 //! ```compile_fail,E0505
 //! # use foliomem_core::{store::{RunSource, Store}, units::{FrameRun, Order}};
 //! # fn read(store: &Store, runs: &dyn RunSource) {
@@ -62,12 +63,14 @@ use std::ops::Deref;
 pub struct UniqueRun(FrameRun);
 
 impl UniqueRun {
-    /// A token for `run`. The caller's data says that nobody else has one, or the memory of a part of it.
+    /// A token for `run`. The caller's data says that nobody else has one, or the memory of a part
+    /// of it.
     pub(crate) const fn mint(run: FrameRun) -> UniqueRun {
         UniqueRun(run)
     }
 
-    /// Gives the right up: the numbers go to the page table, to an extent, or to a list of empty runs.
+    /// Gives the right up: the numbers go to the page table, to an extent, or to a list of empty
+    /// runs.
     pub fn into_run(self) -> FrameRun {
         self.0
     }
@@ -131,7 +134,8 @@ impl RunSplitter {
     }
 }
 
-/// The right of a worker that writes a folio back: it reads the content, and frees the frames in the end.
+/// The right of a worker that writes a folio back: it reads the content, and frees the frames in
+/// the end.
 #[must_use = "the frames leak unless writeback is ended"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct SharedRun(FrameRun);
@@ -259,7 +263,8 @@ mod tests {
         assert!(!std::mem::needs_drop::<UniqueRun>());
     }
 
-    /// Modules that mint tokens of runs: the free lists, the page table, and the engine's two seams (the store, the spare frame).
+    /// Modules that mint tokens of runs: the free lists, the page table, and the engine's two seams
+    /// (the store, the spare frame).
     const MINTERS: [&str; 4] = ["run_tokens.rs", "homes.rs", "page_table.rs", "engine.rs"];
 
     #[test]

@@ -130,7 +130,8 @@ pub struct PieceInfo {
     pub pages: u16,
 }
 
-/// A stored piece, as [`Store::pin`] finds it. Whoever can borrow one has it pinned, so its bytes may be read.
+/// A stored piece, as [`Store::pin`] finds it. Whoever can borrow one has it pinned, so its bytes
+/// may be read.
 #[derive(Debug)]
 pub struct Piece<'a> {
     /// How much content it is.
@@ -238,8 +239,9 @@ impl Store {
         }
     }
 
-    /// Makes room for a piece. The caller writes its bytes at the returned place, and then [`seal`](Store::seal)s it,
-    /// which tells its id: nobody can read it before. `None` where frames or ids have run out.
+    /// Makes room for a piece. The caller writes its bytes at the returned place, and then
+    /// [`seal`](Store::seal)s it, which tells its id: nobody can read it before. `None` where
+    /// frames or ids have run out.
     ///
     /// # Panics
     /// If `info` contradicts itself: no bytes or more than its granule, no references or too many.

@@ -5,10 +5,9 @@
 mod schedules;
 
 use foliomem_core::gate::{Gate, WordWait};
-use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use schedules::explore;
-use shuttle::sync::{Arc, Condvar};
+use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
 const WORKERS: usize = 3;
@@ -23,14 +22,14 @@ struct Futex {
 
 impl WordWait for Futex {
     fn wait(&self, word: &AtomicU32, now: u32) {
-        let bucket = self.bucket.lock();
+        let bucket = self.bucket.lock().unwrap();
         if word.load(SeqCst) == now {
             drop(self.woken.wait(bucket));
         }
     }
 
     fn wake_all(&self, _word: &AtomicU32) {
-        let _bucket = self.bucket.lock();
+        let _bucket = self.bucket.lock().unwrap();
         self.woken.notify_all();
     }
 }

@@ -15,12 +15,12 @@
 use crate::filters;
 use crate::ranges::Ranges;
 use foliomem_core::policy::{Advice, Disabled};
-use foliomem_core::sync::Mutex;
+use foliomem_core::sync::atomic::{AtomicUsize, Ordering};
+use foliomem_core::sync::{Mutex, ranks};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Calls that can be told of before anybody hears.
-const CALLS: usize = 256;
+/// Calls that can be told of before anybody hears. (An explorer is to see the ring full.)
+const CALLS: usize = if cfg!(feature = "shuttle") { 4 } else { 256 };
 
 /// Whether the program has disabled huge pages for itself (PR_SET_THP_DISABLE). The kernel is asked each time: it may have
 /// been done before an exec.
@@ -51,7 +51,7 @@ pub struct Advices {
     calls: [Call; CALLS],
     next_told: AtomicUsize,
     next_heard: AtomicUsize,
-    waiting: Mutex<Ranges>,
+    waiting: Mutex<Ranges, ranks::Advice>,
 }
 
 impl Default for Advices {
@@ -76,6 +76,7 @@ impl Advices {
         let mut turn = self.next_told.load(Ordering::Relaxed);
         loop {
             let call = &self.calls[turn % CALLS];
+            // Acquire pairs with the Release in `hear` that empties the call: it has been read.
             let ahead = call.turn.load(Ordering::Acquire).wrapping_sub(turn).cast_signed();
             if ahead < 0 {
                 return;
@@ -89,7 +90,7 @@ impl Advices {
                 call.start.store(range.start, Ordering::Relaxed);
                 call.end.store(range.end, Ordering::Relaxed);
                 call.advice.store(usize::from(advice == Advice::Huge), Ordering::Relaxed);
-                // Release pairs with the acquire in `hear`.
+                // Release pairs with the Acquire in `hear`.
                 call.turn.store(turn.wrapping_add(1), Ordering::Release);
                 return;
             }
@@ -99,6 +100,7 @@ impl Advices {
 
     /// Brings what was told to the ranges that are managed; the rest waits.
     pub fn hear(&self, managed: &Ranges) {
+        // Acquire pairs with the Release in `tell`: the call is whole.
         let is_written = |turn: usize| self.calls[turn % CALLS].turn.load(Ordering::Acquire) == turn.wrapping_add(1);
         if !is_written(self.next_heard.load(Ordering::Relaxed)) {
             return;
@@ -109,6 +111,7 @@ impl Advices {
             let call = &self.calls[turn % CALLS];
             let range = call.start.load(Ordering::Relaxed)..call.end.load(Ordering::Relaxed);
             let advice = if call.advice.load(Ordering::Relaxed) == 0 { Advice::NoHuge } else { Advice::Huge };
+            // Release pairs with the Acquire in `tell`, which writes the call anew.
             call.turn.store(turn.wrapping_add(CALLS), Ordering::Release);
             turn = turn.wrapping_add(1);
             managed.advise(range.clone(), advice);
@@ -167,7 +170,7 @@ impl Advices {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -27,19 +27,24 @@
 //!
 //! All words are futexes. There is no lock, because a fork may interrupt another thread anywhere
 //! here.
+//!
+//! Orderings: a slot's `state` carries the rest of the slot. Each change of the state releases what
+//! its maker has written and acquires what the maker of the change before has written: posted to
+//! received (the range), received to answered (what is registered), free to taken (the thread before
+//! has read the slot). When `pauses` becomes 0, it releases the work of the pausing threads to
+//! `wait_while_paused`.
 
-use crate::clock::{now_ns, timespec};
+use crate::word_wait::{self, ALL, now_ns};
+use foliomem_core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use foliomem_core::units::PAGE_BYTES;
 use rustix::process::Pid;
-use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The longest wait for the monitor, in nanoseconds: the child of a fork may have no monitor yet.
 const MAX_WAIT_NS: u64 = 100_000_000;
 /// Threads that can wait at the same time. Any other thread goes on at once.
-const SLOTS: usize = 64;
+const SLOTS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 /// An allocation of this share of the limit (1/2^n), but of 1 MiB at least, is worth a notice. As
 /// much may pass after the monitor has found something new, and as much of the heap may be
 /// unmanaged.
@@ -95,7 +100,7 @@ impl NoticeKind {
 #[derive(Debug, Default)]
 struct Slot {
     state: AtomicU32,
-    /// As [`NoticeKind::word`].
+    /// [`NoticeKind::word`].
     what: AtomicI32,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -105,6 +110,7 @@ struct Slot {
 
 impl Slot {
     fn change(&self, from: u32, to: u32) -> bool {
+        // AcqRel pairs with itself, and with the Release stores to `state` in `notify` and `answer`.
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
@@ -126,9 +132,8 @@ pub struct AllocationNotices {
     pass_pages: AtomicI64,
     /// The end of the managed part of the heap.
     heap_end: AtomicUsize,
-    /// An allocation that ends less than `reach` above this address needs a notice.
+    /// An allocation that ends less than `HEAP_REACH_BYTES` above this address needs a notice.
     border: AtomicUsize,
-    reach: AtomicUsize,
     /// Guards of [`AllocationNotices::pause`] that exist. Allocating threads wait while it is not 0.
     pauses: AtomicU32,
 }
@@ -139,6 +144,8 @@ pub struct Paused<'a>(&'a AllocationNotices);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
+        // AcqRel: the last holder has seen what the others did. Pairs with itself, and with the
+        // Acquire in `wait_while_paused`.
         if self.0.pauses.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.release();
         }
@@ -161,8 +168,9 @@ impl Notice<'_> {
     /// Monitor: lets the thread go on.
     pub fn answer(self) {
         if self.slot.change(RECEIVED, ANSWERED) {
-            let _ = futex::wake(&self.slot.state, futex::Flags::PRIVATE, 1);
+            word_wait::wake(&self.slot.state, 1);
         } else {
+            // Release pairs with the AcqRel in `change`, when another thread takes the slot.
             self.slot.state.store(FREE, Ordering::Release);
         }
     }
@@ -181,7 +189,6 @@ impl AllocationNotices {
             pass_pages: AtomicI64::new(0),
             heap_end: AtomicUsize::new(NO_HEAP),
             border: AtomicUsize::new(NO_HEAP),
-            reach: AtomicUsize::new(HEAP_REACH_BYTES),
             pauses: AtomicU32::new(0),
         }
     }
@@ -204,7 +211,8 @@ impl AllocationNotices {
     /// the managed part of the heap, or threads are paused.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
-        end.wrapping_sub(self.border.load(Ordering::Relaxed)) < self.reach.load(Ordering::Relaxed)
+        self.pauses.load(Ordering::Relaxed) != 0
+            || end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES
     }
 
     /// Whether an allocated `range` needs no notice, as judged by the last finds of the monitor.
@@ -217,23 +225,22 @@ impl AllocationNotices {
 
     /// Pauses allocating threads until the returned guard is dropped. For the agent's threads.
     pub fn pause(&self) -> Paused<'_> {
+        // Relaxed: a thread that sees it late allocates once more before it waits.
         self.pauses.fetch_add(1, Ordering::Relaxed);
-        self.reach.store(usize::MAX, Ordering::Release);
         Paused(self)
     }
 
     fn release(&self) {
-        self.reach.store(HEAP_REACH_BYTES, Ordering::Relaxed);
-        let _ = futex::wake(&self.pauses, futex::Flags::PRIVATE, i32::MAX as u32);
+        word_wait::wake(&self.pauses, ALL);
     }
 
     /// For an allocating thread: returns when threads are not paused.
     pub fn wait_while_paused(&self) {
+        // Acquire pairs with the AcqRel in the drop of `Paused`.
         let pauses = self.pauses.load(Ordering::Acquire);
         if pauses != 0 {
             // A wake-up for another reason lets it go on, too.
-            let most = timespec(Duration::from_nanos(MAX_WAIT_NS));
-            let _ = futex::wait(&self.pauses, futex::Flags::PRIVATE, pauses, Some(&most));
+            word_wait::wait_for(&self.pauses, pauses, Duration::from_nanos(MAX_WAIT_NS));
         }
     }
 
@@ -269,12 +276,15 @@ impl AllocationNotices {
         slot.start.store(range.start, Ordering::Relaxed);
         slot.end.store(range.end, Ordering::Relaxed);
         slot.finds.store(self.finds.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Release pairs with the AcqRel of `receive`, which reads the range.
         slot.state.store(POSTED, Ordering::Release);
         wake();
         let until_ns = now_ns() + MAX_WAIT_NS;
         loop {
+            // Acquire pairs with the AcqRel of `answer`: what the monitor has done is seen.
             let state = slot.state.load(Ordering::Acquire);
             if state == ANSWERED {
+                // Release pairs with the AcqRel with which the next thread takes the slot.
                 slot.state.store(FREE, Ordering::Release);
                 return true;
             }
@@ -286,8 +296,7 @@ impl AllocationNotices {
                 }
                 continue;
             }
-            let _ =
-                futex::wait(&slot.state, futex::Flags::PRIVATE, state, Some(&timespec(Duration::from_nanos(left_ns))));
+            word_wait::wait_for(&slot.state, state, Duration::from_nanos(left_ns));
         }
     }
 
@@ -306,7 +315,8 @@ impl AllocationNotices {
 
     /// Monitor: whether a notice waits to be received.
     pub fn has_pending(&self) -> bool {
-        self.slots.iter().any(|slot| slot.state.load(Ordering::Acquire) == POSTED)
+        // Relaxed: `receive` acquires what was notice.
+        self.slots.iter().any(|slot| slot.state.load(Ordering::Relaxed) == POSTED)
     }
 
     /// Monitor: it has found something new, with a notice or without.
@@ -333,14 +343,18 @@ impl AllocationNotices {
         self.pass_pages.store(self.limit_pages.load(Ordering::Relaxed) >> shift, Ordering::Relaxed);
     }
 
+    /// Whether no slot is in use.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE)
+    }
+
     /// In the child of a fork, where no other thread waits.
     pub fn reset(&self) {
         let AllocationNotices {
             slots,
             is_monitor_late,
             pauses,
-            // Reset by `release`.
-            reach: _,
             // Kept: the child has the parent's limit, heap, and finds.
             limit_pages: _,
             next_slot: _,
@@ -357,7 +371,7 @@ impl AllocationNotices {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 
@@ -396,7 +410,7 @@ mod tests {
             // The monitor of a test may starve, too.
             assert!(answered.iter().all(|&answered| answered > 100), "{answered:?}");
         });
-        assert!(notices.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+        assert!(notices.is_idle());
     }
 
     #[test]
@@ -446,7 +460,7 @@ mod tests {
             teller.join().unwrap();
             notice.answer();
         });
-        assert!(notices.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE));
+        assert!(notices.is_idle());
     }
 
     #[test]

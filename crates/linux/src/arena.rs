@@ -1,9 +1,10 @@
 //! The arena's memory as slices: of a run for a token of it, of a piece for a borrow of it.
 //!
-//! This is the one place where the arena's memory becomes Rust references. A slice lives no longer than the token
-//! it was made for. The tokens keep the rules of references: [`foliomem_core::run_tokens`] and
-//! [`foliomem_core::store`] give out one that writes, or any number that read. The free lists and the store behind
-//! those tokens must be those of this arena; an agent has only one of each.
+//! This is the one place where the arena's memory becomes Rust references. A slice lives no longer
+//! than the token it was made for. The tokens keep the rules of references:
+//! [`foliomem_core::run_tokens`] and [`foliomem_core::store`] give out one that writes, or any
+//! number that read. The free lists and the store behind those tokens must be those of this arena;
+//! an agent has only one of each.
 
 use crate::region::Region;
 use foliomem_core::run_tokens::{RunMut, RunRef};
@@ -39,26 +40,29 @@ impl Arena {
 
     /// The bytes of a run with pages, to read.
     pub fn bytes<'a>(&'a self, run: RunRef<'a>) -> &'a [u8] {
-        // SAFETY: nobody has the right to write the run while the token lives. It has pages: only runs with pages have tokens,
-        // but for the moment in which it gets them.
+        // SAFETY: nobody has the right to write the run while the token lives. It has pages: only
+        // runs with pages have tokens, but for the moment in which it gets them.
         unsafe { self.0.slice(offset(*run), run.order.bytes()) }
     }
 
     /// The bytes of a run with pages, to write.
     pub fn bytes_mut<'a>(&'a self, run: RunMut<'a>) -> &'a mut [u8] {
-        // SAFETY: nobody else has the right to read or write the run while the token lives, and it has pages, as above.
+        // SAFETY: nobody else has the right to read or write the run while the token lives, and it
+        // has pages, as above.
         unsafe { self.0.slice_mut(offset(*run), run.order.bytes()) }
     }
 
     fn stored<'a>(&'a self, fragment: FragmentRef<'a>) -> &'a [u8] {
         let (start, len) = range(&fragment);
-        // SAFETY: the piece is pinned while the fragment lives, so nobody writes its bytes, nor frees its frames.
+        // SAFETY: the piece is pinned while the fragment lives, so nobody writes its bytes, nor
+        // frees its frames.
         unsafe { self.0.slice(start, len) }
     }
 
     fn stored_mut<'a>(&'a self, fragment: FragmentMut<'a>) -> &'a mut [u8] {
         let (start, len) = range(&fragment);
-        // SAFETY: the place has no reader before its piece is sealed, and one writer; the store holds its frames.
+        // SAFETY: the place has no reader before its piece is sealed, and one writer; the store
+        // holds its frames.
         unsafe { self.0.slice_mut(start, len) }
     }
 

@@ -162,6 +162,8 @@ impl Budget {
         let slot = self.control.process(*self.slot);
         let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));
         let (own, others_bytes) = loop {
+            // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: a child that has halved
+            // these has been counted below.
             let [before_bytes, before_measured_bytes] =
                 [&slot.anon_bytes, &slot.measured_bytes].map(|word| word.load(Acquire));
             let (tree_bytes, processes) = self.control.tree_anon_bytes();
@@ -295,5 +297,7 @@ impl Budget {
 
 /// Publishes `pages`, if the word still says what it did before.
 fn publish(word: &AtomicU64, before_bytes: u64, pages: i64) -> bool {
+    // AcqRel pairs with that of `ProcessSlot::inherit` in a child, and with the Acquire in
+    // `Control::tree_bytes`.
     word.compare_exchange(before_bytes, pages as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok()
 }

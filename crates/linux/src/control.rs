@@ -161,11 +161,12 @@ impl Message {
             }
             self.len.store(line.len() as u32, Ordering::Relaxed);
         });
-        // Release pairs with the acquire in `read`: the message is whole.
+        // Release pairs with the Acquire in `read` and `take`: the message is whole.
         self.state.store(2, Ordering::Release);
     }
 
     fn read(&self) -> Option<String> {
+        // Acquire pairs with the Release in `write`.
         if self.state.load(Ordering::Acquire) < 2 {
             return None;
         }
@@ -176,6 +177,7 @@ impl Message {
 
     /// Reads a message once.
     fn take(&self) -> Option<String> {
+        // Acquire pairs with the Release in `write`.
         let taken = self.state.compare_exchange(2, 3, Ordering::Acquire, Ordering::Relaxed);
         taken.ok().and_then(|_| self.read())
     }
@@ -264,6 +266,8 @@ impl ProcessSlot {
         self.counters.inherit_gauges(&parent.counters);
         for (ours, theirs) in [(&self.anon_bytes, &parent.anon_bytes), (&self.measured_bytes, &parent.measured_bytes)] {
             let keep = |bytes: u64| Some(bytes - bytes / 2);
+            // AcqRel pairs with that of `publish` in the parent, and with the Acquire in
+            // `tree_bytes`: the child's slot is claimed.
             let half = theirs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, keep).unwrap_or(0) / 2;
             ours.store(half, Ordering::Relaxed);
         }
@@ -333,6 +337,7 @@ impl Control {
         let flags = flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD);
         set(&header.flags, flags | flag(configuration.records, FLAG_RECORD));
         header.version.store(VERSION, Ordering::Relaxed);
+        // Release pairs with the Acquire in `of`: the header is whole.
         header.magic.store(MAGIC, Ordering::Release);
         Ok((control, fd))
     }
@@ -353,6 +358,7 @@ impl Control {
         }
         let control = map(&fd)?;
         let header = &control.header;
+        // Acquire pairs with the Release in `create`.
         let is_ours =
             header.magic.load(Ordering::Acquire) == MAGIC && header.version.load(Ordering::Relaxed) == VERSION;
         if !is_ours || decode_codec(header.codec.load(Ordering::Relaxed)).is_none() {
@@ -536,6 +542,8 @@ impl Control {
 
     fn try_claim(&self, slot: SlotIndex, from: u32, pid: u32) -> bool {
         let word = &self.process(slot).pid;
+        // AcqRel pairs with itself, and with the Acquire in `pid`: the slot is as its last owner,
+        // or `retire`, has left it.
         word.compare_exchange(from, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -556,10 +564,13 @@ impl Control {
     fn retire(&self, slot: SlotIndex, pid: u32) {
         let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
         let owner = &self.header.totals_owner;
+        // Acquire pairs with the Release of the holder before, below.
         while let Err(holder) = owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             if !is_alive(holder) {
                 // Killed in the middle: what it folded may be counted twice, which beats waiting for ever.
-                let _ = owner.compare_exchange(holder, 0, Ordering::Release, Ordering::Relaxed);
+                // Relaxed: it continues the release sequence of the dead holder, which released
+                // nothing.
+                let _ = owner.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed);
             }
             std::hint::spin_loop();
         }
@@ -573,6 +584,7 @@ impl Control {
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
+        // Release pairs with the Acquire above, of the next holder.
         owner.store(0, Ordering::Release);
     }
 
@@ -582,6 +594,7 @@ impl Control {
     }
 
     fn pid(&self, slot: SlotIndex) -> u32 {
+        // Acquire pairs with the AcqRel in `try_claim`.
         self.process(slot).pid.load(Ordering::Acquire)
     }
 
@@ -646,6 +659,8 @@ impl Control {
     /// The sum of a gauge over the living processes, and how many they are.
     fn tree_bytes(&self, gauge: impl Fn(&ProcessSlot) -> &AtomicU64) -> (u64, u32) {
         let sum = || {
+            // Acquire pairs with the AcqRel of `ProcessSlot::inherit` and `publish`: of who has
+            // halved it, the slot is seen.
             let each = self.living().map(|process| gauge(process).load(Ordering::Acquire));
             each.fold((0, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
         };

@@ -1,8 +1,8 @@
 //! The gate that stops the agent's threads for a fork ([`foliomem_core::gate`]), over the kernel's futexes.
 
+use crate::word_wait::{self, ALL};
 use foliomem_core::gate::WordWait;
-use rustix::thread::futex;
-use std::sync::atomic::AtomicU32;
+use foliomem_core::sync::atomic::AtomicU32;
 
 /// Sleeping on a word of this process.
 #[derive(Debug, Default)]
@@ -10,12 +10,11 @@ pub struct Futex;
 
 impl WordWait for Futex {
     fn wait(&self, word: &AtomicU32, now: u32) {
-        // An error is a return without reason: the caller looks again.
-        let _ = futex::wait(word, futex::Flags::PRIVATE, now, None);
+        word_wait::wait(word, now);
     }
 
     fn wake_all(&self, word: &AtomicU32) {
-        let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
+        word_wait::wake(word, ALL);
     }
 }
 

@@ -44,6 +44,7 @@ static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// What is reserved; those of the regions that are not are empty.
 pub fn ranges() -> [Range<usize>; REGIONS] {
     // An end is stored first: a region that is being added is known as a whole, or not at all.
+    // Acquire pairs with the Release in `reserve`.
     std::array::from_fn(|index| STARTS[index].load(Ordering::Acquire)..ENDS[index].load(Ordering::Acquire))
         .map(|range| if range.start == 0 { 0..0 } else { range })
 }
@@ -69,6 +70,7 @@ fn reserve(least_bytes: usize) -> bool {
         };
         let Ok(start) = mapped else { continue };
         let start = start.addr();
+        // Release pairs with the Acquire in `ranges`: who sees the start sees the end.
         ENDS[index].store(start + bytes, Ordering::Release);
         STARTS[index].store(start, Ordering::Release);
         COUNT.store(index + 1, Ordering::Relaxed);

@@ -11,6 +11,7 @@ mod allocation_notice;
 mod arena;
 mod arena_size;
 pub mod budget;
+pub mod cell_list;
 mod changes;
 pub mod child;
 pub mod clock;
@@ -52,3 +53,7 @@ pub mod trial;
 pub mod uffd;
 mod uring;
 mod why;
+mod word_wait;
+
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;

@@ -6,7 +6,9 @@
 //! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages holds for
 //! reading. So no page is ever moved out of, or into, a mapping that has taken the place of the one the engine knows.
 //!
-//! An empty home is never touched: whoever reads or writes arena memory has a token of it ([`crate::arena`]). After a fork the child makes userfaultfds of its own ([`LinuxMachine::rearm`]).
+//! An empty home is never touched: whoever reads or writes arena memory has a token of it
+//! ([`crate::arena`]). After a fork the child makes userfaultfds of its own
+//! ([`LinuxMachine::rearm`]).
 
 use crate::advice::{self, Advices};
 use crate::arena::Arena;
@@ -34,7 +36,8 @@ use foliomem_core::policy::{Advice, Disabled};
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
-use foliomem_core::sync::Mutex;
+use foliomem_core::sync::ranks::Mappings;
+use foliomem_core::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use foliomem_core::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
@@ -42,8 +45,8 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 /// What belongs to one process and must be made anew in the child of a fork.
@@ -161,7 +164,7 @@ pub struct LinuxMachine {
     /// Addresses whose mappings may have grown, which the kernel does not tell of.
     may_have_grown: Mutex<Vec<usize>>,
     /// Held for writing from the reading of a message until what it says is applied, or waits to be.
-    mappings: RwLock<Changes>,
+    mappings: RwLock<Changes, Mappings>,
     swap: Option<Swap>,
     tracer: &'static Tracer,
     /// See [`LinuxMachine::detach`].
@@ -372,14 +375,13 @@ impl LinuxMachine {
     }
 
     /// Keeps others from hearing messages and from moving pages out.
-    pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, Changes> {
-        // A panic aborts: the lock cannot be poisoned.
-        self.mappings.write().unwrap_or_else(PoisonError::into_inner)
+    pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, Changes, Mappings> {
+        self.mappings.write()
     }
 
     /// Whether somebody [holds the mappings](Self::hold_mappings).
     pub fn is_being_heard(&self) -> bool {
-        self.mappings.try_read().is_err()
+        self.mappings.is_written()
     }
 
     /// Whether it has a swap file.
@@ -486,11 +488,13 @@ impl LinuxMachine {
     }
 
     fn try_hold_unsharing(&self) -> bool {
+        // Acquire pairs with the Release in `release_unsharing`.
         self.is_unsharing.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// The reverse.
     pub fn release_unsharing(&self) {
+        // Release pairs with the Acquire in `try_hold_unsharing`.
         self.is_unsharing.store(false, Ordering::Release);
     }
 
@@ -711,10 +715,10 @@ fn page_range(pages: &Range<PageNumber>) -> (usize, usize) {
 
 impl Machine for LinuxMachine {
     type Worker = Worker;
-    type Steady<'a> = RwLockReadGuard<'a, Changes>;
+    type Steady<'a> = RwLockReadGuard<'a, Changes, Mappings>;
 
-    fn steady(&self) -> Option<RwLockReadGuard<'_, Changes>> {
-        let changes = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
+    fn steady(&self) -> Option<RwLockReadGuard<'_, Changes, Mappings>> {
+        let changes = self.mappings.read();
         changes.is_applied().then_some(changes)
     }
 

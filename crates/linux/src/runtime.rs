@@ -55,7 +55,8 @@ use foliomem_core::engine::{Attempt, BackingConfig, Engine, EngineConfig, Served
 use foliomem_core::machine::Machine;
 use foliomem_core::policy::{Advice, SizePolicy};
 use foliomem_core::stats::FaultKind;
-use foliomem_core::sync::Mutex;
+use foliomem_core::sync::ranks::Mappings;
+use foliomem_core::sync::{Mutex, RwLockWriteGuard};
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
@@ -67,8 +68,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use rustix::thread::futex;
 use std::ffi::CStr;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{OnceLock, RwLockWriteGuard};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -505,6 +506,7 @@ impl Runtime {
     /// Starts to manage now, however far the limit is, and returns when everything there is adopted.
     pub fn manage_now(&self) {
         self.manage_now.store(true, Ordering::Relaxed);
+        // Acquire pairs with the Release in `engage`: everything is adopted.
         while self.managing.load(Ordering::Acquire) == 0 {
             let _ = futex::wait(&self.managing, futex::Flags::PRIVATE, 0, None);
         }
@@ -521,6 +523,7 @@ impl Runtime {
         self.wake_reclaimers();
         let wanted = self.page_outs_wanted.load(Ordering::Relaxed);
         loop {
+            // Acquire pairs with the Release of the reclaimer that finishes the last part.
             let done = self.page_outs_done.load(Ordering::Acquire);
             if done == wanted {
                 return;
@@ -1116,6 +1119,7 @@ impl Runtime {
             maps::for_each_advised(&self.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
             adopt_mappings(self, engaged);
         }
+        // Release pairs with the Acquire in `manage_now`.
         self.managing.store(1, Ordering::Release);
         let _ = futex::wake(&self.managing, futex::Flags::PRIVATE, i32::MAX as u32);
         Ok(())
@@ -1221,6 +1225,7 @@ impl Runtime {
                 if let Some(part) = part {
                     engine.page_out(&mut worker, pages(&part));
                     if self.page_out_parts.lock().finish() {
+                        // Release pairs with the Acquire in `page_out`.
                         self.page_outs_done.fetch_add(1, Ordering::Release);
                         let _ = futex::wake(&self.page_outs_done, futex::Flags::PRIVATE, 1);
                     }
@@ -1445,7 +1450,7 @@ impl Runtime {
         &self,
         engaged: &'a Engaged,
         pending: &mut Pending,
-    ) -> RwLockWriteGuard<'a, Changes> {
+    ) -> RwLockWriteGuard<'a, Changes, Mappings> {
         let (mut looks, mut _held) = (0, None);
         loop {
             while let Some(fault) = self.hear(engaged) {

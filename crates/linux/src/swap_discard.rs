@@ -7,6 +7,7 @@ use foliomem_core::units::ClusterNumber;
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
+use rustix::ioctl::Opcode;
 
 /// How `file` is discarded, which is tried on its first cluster: there is nothing yet.
 pub fn probe(file: impl AsFd, is_device: bool) -> Discard {
@@ -25,7 +26,7 @@ pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<
         Discard::ForDevice => {
             let mut range = [start, CLUSTER_BYTES];
             // SAFETY: BLKDISCARD reads two words, start and length in bytes, and changes no memory.
-            unsafe { raw_ioctl::call(file, linux_raw_sys::ioctl::BLKDISCARD, &mut range) }.map(drop)
+            unsafe { raw_ioctl::call(file, linux_raw_sys::ioctl::BLKDISCARD as Opcode, &mut range) }.map(drop)
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::uring::{Ring, Uring};
 use crate::why::Why;
 use foliomem_core::cluster::Discard;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
+use foliomem_core::sync::atomic::{AtomicU64, Ordering};
 use foliomem_core::units::{CLUSTER_SLOTS, PAGE_BYTES, Slot};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +28,6 @@ use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
 /// Bytes of a key.

@@ -9,6 +9,10 @@
 //! A cluster is discarded by who holds it, alone or with others that have nothing there either; what nobody held long enough for that is
 //! discarded by the supervisor, which holds it meanwhile.
 //!
+//! Orderings: what a cluster holds is handed over by its count of holders. Whoever lets go of it
+//! releases what it read and wrote there, and whoever claims it acquires that. A row's owner hands
+//! over the row in the same way.
+//!
 //! The key and the counter of nonces are here, too: one of each for all processes, so that a child of a fork reads what its
 //! parent has written, and no two processes ever use one nonce.
 
@@ -16,19 +20,23 @@ use crate::control::MOST_PROCESSES;
 use crate::swap_discard;
 use crate::swap_file::{self, CLUSTER_BYTES, Created, KEY_BYTES};
 use foliomem_core::cluster::Discard;
+use foliomem_core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use foliomem_core::units::ClusterNumber;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Clusters of the largest file: 128 GiB. (Rows of 8 KiB, of which only the pages that are used exist.)
-const MOST_CLUSTERS: usize = 1 << 16;
+const MOST_CLUSTERS: usize = if cfg!(feature = "shuttle") { 64 } else { 1 << 16 };
+/// Processes that can use the file at a time.
+const ROWS: usize = if cfg!(feature = "shuttle") { 4 } else { MOST_PROCESSES };
 const WORDS: usize = MOST_CLUSTERS / 64;
 /// Clusters that the supervisor discards before it looks around again.
 const DISCARDED_AT_ONCE: usize = 64;
 /// In a row's owner: the process is about to be forked by this one.
 const PENDING: u64 = 1 << 32;
+/// In a row's owner: the owner before is gone, and this process counts down what it held.
+const REAPING: u64 = 1 << 33;
 
 /// A bit for each cluster.
 #[repr(C)]
@@ -72,10 +80,11 @@ pub struct SwapSpace {
     holders: [AtomicU16; MOST_CLUSTERS],
     /// Clusters that were claimed, and not discarded since.
     undiscarded: Row,
-    /// Whose rows these are: a pid, perhaps with [`PENDING`]; 0 while nobody has the row. Apart from the rows, so that
+    /// Whose rows these are: a pid, perhaps with [`PENDING`] or [`REAPING`]; 0 while nobody has the
+    /// row. Apart from the rows, so that
     /// looking for one makes no pages for all of them.
-    owners: [AtomicU64; MOST_PROCESSES],
-    rows: [Row; MOST_PROCESSES],
+    owners: [AtomicU64; ROWS],
+    rows: [Row; ROWS],
 }
 
 /// A row of the table of who holds what.
@@ -90,7 +99,32 @@ impl RowIndex {
 
     /// Row number `index`, if there is one.
     pub fn new(index: u32) -> Option<RowIndex> {
-        ((index as usize) < MOST_PROCESSES).then_some(RowIndex(index))
+        ((index as usize) < ROWS).then_some(RowIndex(index))
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+impl SwapSpace {
+    /// Of a file of `clusters` clusters. (Zeros are no atomics of the explorer's.)
+    pub(crate) fn for_schedules(clusters: u32) -> SwapSpace {
+        let (half, word) = (|| AtomicU32::new(0), || AtomicU64::new(0));
+        let row = || Row(std::array::from_fn(|_| word()));
+        SwapSpace {
+            clusters: AtomicU32::new(clusters),
+            direct: half(),
+            discard: half(),
+            pid: half(),
+            descriptor: half(),
+            device: word(),
+            number: word(),
+            key: std::array::from_fn(|_| word()),
+            nonces: word(),
+            told: half(),
+            holders: std::array::from_fn(|_| AtomicU16::new(0)),
+            undiscarded: row(),
+            owners: std::array::from_fn(|_| word()),
+            rows: std::array::from_fn(|_| row()),
+        }
     }
 }
 
@@ -115,12 +149,14 @@ impl SwapSpace {
         self.discard.store(created.discard as u32, Ordering::Relaxed);
         self.pid.store(std::process::id(), Ordering::Relaxed);
         self.descriptor.store(created.file.as_raw_fd() as u32, Ordering::Relaxed);
+        // Release pairs with the Acquire in `clusters`: the rest of the announcement is there.
         self.clusters.store((created.bytes / CLUSTER_BYTES) as u32, Ordering::Release);
         Ok(())
     }
 
     /// Clusters of the file; 0 where there is none.
     pub fn clusters(&self) -> u32 {
+        // Acquire pairs with the Release in `announce`.
         self.clusters.load(Ordering::Acquire)
     }
 
@@ -170,7 +206,7 @@ impl SwapSpace {
     }
 
     fn rows(&self) -> impl Iterator<Item = RowIndex> {
-        (0..MOST_PROCESSES as u32).map(RowIndex)
+        (0..ROWS as u32).map(RowIndex)
     }
 
     fn words(&self) -> usize {
@@ -178,8 +214,9 @@ impl SwapSpace {
     }
 
     fn claim_row(&self, owner: u64) -> Option<RowIndex> {
+        // Acquire pairs with the Release in `leave`: the row is empty.
         let free =
-            |&row: &RowIndex| self.owner(row).compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            |&row: &RowIndex| self.owner(row).compare_exchange(0, owner, Ordering::Acquire, Ordering::Relaxed).is_ok();
         self.rows().find(free).or_else(|| {
             self.reap();
             self.rows().find(free)
@@ -194,18 +231,28 @@ impl SwapSpace {
     /// Counts down what the row holds, and frees it.
     pub fn leave(&self, row: RowIndex) {
         for (index, word) in self.held(row).iter().enumerate().take(self.words()) {
-            for cluster in clusters_in(index, word.swap(0, Ordering::AcqRel)) {
-                self.holders[cluster].fetch_sub(1, Ordering::AcqRel);
+            // Acquire pairs with the Release of `claim` and `share` in this row: the count was
+            // raised before the bit was set.
+            for cluster in clusters_in(index, word.swap(0, Ordering::Acquire)) {
+                // Release pairs with the Acquire of who claims it next.
+                self.holders[cluster].fetch_sub(1, Ordering::Release);
             }
         }
+        // Release pairs with the Acquire in `claim_row`.
         self.owner(row).store(0, Ordering::Release);
     }
 
-    /// Frees the rows of processes that are gone.
+    /// Frees the rows of processes that are gone. Of several that find one gone, one frees its row:
+    /// another that did so more slowly would take what the row's next owner holds.
     pub fn reap(&self) {
+        let reaper = REAPING | u64::from(std::process::id());
         for row in self.rows() {
-            let owner = self.owner(row).load(Ordering::Acquire);
-            if owner != 0 && !crate::control::is_alive(owner as u32) {
+            // Relaxed, as is the change: `leave` acquires each word of the row.
+            let owner = self.owner(row).load(Ordering::Relaxed);
+            let is_gone = owner != 0 && !crate::control::is_alive(owner as u32);
+            let is_ours =
+                || self.owner(row).compare_exchange(owner, reaper, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            if is_gone && is_ours() {
                 self.leave(row);
             }
         }
@@ -214,19 +261,23 @@ impl SwapSpace {
     /// Makes the owner of `row` the holder of a cluster that has none.
     pub fn claim(&self, row: RowIndex, cluster: ClusterNumber) -> bool {
         let holders = &self.holders[cluster.0 as usize];
-        if holders.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        // Acquire pairs with the Release of who held it last (`leave`, `release`, `discard_left`).
+        if holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
         let (word, bit) = word_and_bit(cluster);
-        self.undiscarded.0[word].fetch_or(bit, Ordering::AcqRel);
-        self.held(row)[word].fetch_or(bit, Ordering::AcqRel);
+        // Relaxed: it is looked at again by who holds the cluster (`discard_left`).
+        self.undiscarded.0[word].fetch_or(bit, Ordering::Relaxed);
+        // Release pairs with the Acquire in `leave` and `release`: the count is 1 by then.
+        self.held(row)[word].fetch_or(bit, Ordering::Release);
         true
     }
 
     /// A process that holds the cluster has discarded it.
     pub fn discarded(&self, cluster: ClusterNumber) {
         let (word, bit) = word_and_bit(cluster);
-        self.undiscarded.0[word].fetch_and(!bit, Ordering::AcqRel);
+        // Relaxed: called by a holder, whose letting go releases it.
+        self.undiscarded.0[word].fetch_and(!bit, Ordering::Relaxed);
     }
 
     /// Discards what has been left as it was, by processes that have ended or shared it. What the supervisor does now and then.
@@ -237,27 +288,34 @@ impl SwapSpace {
         }
         self.reap();
         let words = self.undiscarded.0.iter().enumerate().take(self.words());
-        let left = words.flat_map(|(index, word)| clusters_in(index, word.load(Ordering::Acquire)));
+        // Relaxed: a hint, until the cluster is claimed.
+        let left = words.flat_map(|(index, word)| clusters_in(index, word.load(Ordering::Relaxed)));
+        // Acquire pairs with the Release of who held it last, as in `claim`.
         let claimed =
-            |&number: &usize| self.holders[number].compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            |&number: &usize| self.holders[number].compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
         for number in left.filter(claimed).take(DISCARDED_AT_ONCE) {
             let cluster = ClusterNumber(number as u32);
             self.discarded(cluster);
             let _ = swap_discard::discard(file, how, cluster);
-            self.holders[number].fetch_sub(1, Ordering::AcqRel);
+            // Release pairs with the Acquire in `claim`: nothing is written before it is discarded.
+            self.holders[number].fetch_sub(1, Ordering::Release);
         }
     }
 
     /// The owner of `row` holds the cluster no more.
     pub fn release(&self, row: RowIndex, cluster: ClusterNumber) {
         let (word, bit) = word_and_bit(cluster);
-        if self.held(row)[word].fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
-            self.holders[cluster.0 as usize].fetch_sub(1, Ordering::AcqRel);
+        // Acquire pairs with the Release of `claim` and `share` in this row.
+        if self.held(row)[word].fetch_and(!bit, Ordering::Acquire) & bit != 0 {
+            // Release pairs with the Acquire of who claims it next, and with that of
+            // `has_one_holder`.
+            self.holders[cluster.0 as usize].fetch_sub(1, Ordering::Release);
         }
     }
 
     /// Whether one process alone holds the cluster.
     pub fn has_one_holder(&self, cluster: ClusterNumber) -> bool {
+        // Acquire pairs with the Release of those that held it, too: they read it no more.
         self.holders[cluster.0 as usize].load(Ordering::Acquire) == 1
     }
 
@@ -266,11 +324,14 @@ impl SwapSpace {
         let child = self.claim_row(u64::from(pid) | PENDING)?;
         let words = self.held(row).iter().zip(self.held(child)).take(self.words());
         for (index, (from, to)) in words.enumerate() {
-            let held = from.load(Ordering::Acquire);
+            // Relaxed: the row is this process's, and everything in it is still.
+            let held = from.load(Ordering::Relaxed);
             for cluster in clusters_in(index, held) {
-                self.holders[cluster].fetch_add(1, Ordering::AcqRel);
+                self.holders[cluster].fetch_add(1, Ordering::Relaxed);
             }
             if held != 0 {
+                // Release pairs with the Acquire in `leave` and `release`: the counts are raised by
+                // then.
                 to.store(held, Ordering::Release);
             }
         }
@@ -280,7 +341,10 @@ impl SwapSpace {
     /// In the child of a fork by `parent`: the row is its own. False where it was taken for a dead process's.
     pub fn adopt(&self, row: RowIndex, parent: u32, pid: u32) -> bool {
         let owner = &self.owner(row);
-        owner.compare_exchange(u64::from(parent) | PENDING, u64::from(pid), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        // Relaxed: the fork has ordered what the parent wrote before it.
+        owner
+            .compare_exchange(u64::from(parent) | PENDING, u64::from(pid), Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     }
 }
 
@@ -304,7 +368,7 @@ impl fmt::Debug for SwapSpace {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 
@@ -350,8 +414,8 @@ mod tests {
         space.discard_left(&file);
         assert_eq!((blocks(), space.undiscarded.0[0].load(Ordering::Relaxed)), (0, 0));
         assert!(space.claim(mine, near) && !space.claim(mine, far));
-        // After an exec.
-        space.begin(me);
+        // A process that ends gives up all that it holds.
+        space.leave(mine);
         let again = space.enter(me).unwrap();
         assert!(space.claim(again, near) && space.claim(again, far));
     }

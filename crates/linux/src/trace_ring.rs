@@ -5,14 +5,15 @@
 //! event. Nobody waits for the other side: where the ring is full, events are counted instead, and the count is the
 //! next event. A program may write over all of it; then what cannot be understood is counted as lost, too.
 
+use foliomem_core::sync::atomic::{AtomicU64, Ordering};
 use foliomem_core::trace::Event;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Events on their way: a process makes some 300 a millisecond with its faults; they are fetched every 10 ms.
-const RECORDS: usize = 8192;
+const RECORDS: usize = if cfg!(feature = "shuttle") { 2 } else { 8192 };
 const TAG_SHIFT: u32 = 56;
 
 /// See the module.
+#[cfg_attr(all(test, feature = "shuttle"), derive(Default))]
 #[repr(C)]
 #[derive(Debug)]
 pub struct TraceRing {
@@ -26,7 +27,7 @@ impl TraceRing {
     /// Adds an event that was at `time_us`; false if there is no room. For one writer at a time.
     pub fn push(&self, time_us: u64, event: &Event) -> bool {
         let written = self.written.load(Ordering::Relaxed);
-        // Acquire pairs with the release in `take`: what was there has been read.
+        // Acquire pairs with the Release in `take`: what was there has been read.
         if written.wrapping_sub(self.read.load(Ordering::Acquire)) >= RECORDS as u64 {
             return false;
         }
@@ -34,13 +35,14 @@ impl TraceRing {
         let record = &self.records[written as usize % RECORDS];
         record[0].store(u64::from(tag) << TAG_SHIFT | time_us & ((1 << TAG_SHIFT) - 1), Ordering::Relaxed);
         record[1..].iter().zip(numbers).for_each(|(word, number)| word.store(number, Ordering::Relaxed));
-        // Release pairs with the acquire in `take`: the event is whole.
+        // Release pairs with the Acquire in `take`: the event is whole.
         self.written.store(written.wrapping_add(1), Ordering::Release);
         true
     }
 
     /// Takes out what is there, in order: events, and when they were. For one reader.
     pub fn take(&self, told: &mut dyn FnMut(u64, Event)) {
+        // Acquire pairs with the Release in `push`: the events are whole.
         let written = self.written.load(Ordering::Acquire);
         let mut read = self.read.load(Ordering::Relaxed);
         if written.wrapping_sub(read) > RECORDS as u64 {
@@ -55,11 +57,12 @@ impl TraceRing {
             told(time_us, event.unwrap_or(Event::Lost(1)));
             read = read.wrapping_add(1);
         }
+        // Release pairs with the Acquire in `push`, which may write the records anew.
         self.read.store(read, Ordering::Release);
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use foliomem_core::units::PageNumber;

@@ -12,7 +12,7 @@ use crate::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, ranks::SlotSpare};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, ORDERS, Order, SlotIndex};
 
 /// A CPU's current cluster for an order, and where to go on in it.
@@ -44,11 +44,11 @@ pub(super) struct PerCpu {
     /// Allocations that found room in the current cluster or a spare, where no list is locked.
     hits: [AtomicU64; ORDERS],
     freed_slots: AtomicU64,
-    spares: Mutex<[Option<ClusterNumber>; ORDERS]>,
+    spares: Mutex<[Option<ClusterNumber>; ORDERS], SlotSpare>,
 }
 
 impl PerCpu {
-    pub fn spares(&self) -> MutexGuard<'_, [Option<ClusterNumber>; ORDERS]> {
+    pub fn spares(&self) -> MutexGuard<'_, [Option<ClusterNumber>; ORDERS], SlotSpare> {
         self.spares.lock()
     }
 
@@ -64,11 +64,13 @@ impl PerCpu {
     }
 
     pub fn count_freed(&self, slots: u32) {
-        // Pairs with the load: what is seen as freed is seen as allocated.
+        // Release pairs with the Acquire in `freed_slots`: what is seen as freed is seen as
+        // allocated.
         self.freed_slots.fetch_add(slots.into(), Release);
     }
 
     pub fn freed_slots(&self) -> u64 {
+        // Acquire pairs with the Release in `count_freed`.
         self.freed_slots.load(Acquire)
     }
 

@@ -12,6 +12,7 @@ use super::lists::{Lists, Place};
 use super::table::Cluster;
 use super::{NoSlots, SwapClusters};
 use crate::sync::MutexGuard;
+use crate::sync::ranks::{SlotCluster, SlotLists};
 use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
 
@@ -26,9 +27,9 @@ pub(super) enum Tries {
 
 /// A look at a list, which stays locked with all others.
 pub(super) struct Look<'a> {
-    pub lists: MutexGuard<'a, Lists>,
+    pub lists: MutexGuard<'a, Lists, SlotLists>,
     /// Its first cluster that nobody else has locked.
-    pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster>)>,
+    pub first: Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>,
     /// One that was passed over.
     pub contended: Option<ClusterNumber>,
 }
@@ -247,7 +248,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn look_at(&mut self, place: Place) -> (MutexGuard<'a, Lists>, Option<(ClusterNumber, MutexGuard<'a, Cluster>)>) {
+    fn look_at(
+        &mut self,
+        place: Place,
+    ) -> (MutexGuard<'a, Lists, SlotLists>, Option<(ClusterNumber, MutexGuard<'a, Cluster, SlotCluster>)>) {
         let Look { lists, first, contended } = self.clusters.look_at(place);
         self.contended = self.contended.or(contended);
         self.moves.get_or_insert(lists.moves());

@@ -2,7 +2,7 @@
 
 use super::bits::Bits;
 use super::lists::Place;
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{Mutex, OnceLock, ranks::SlotCluster};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
 
 /// Clusters made at a time: 12 KiB for 128 MiB of slots.
@@ -27,7 +27,7 @@ pub(super) struct Cluster {
 /// A cluster's lock, in cache lines of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Padded(Mutex<Cluster>);
+struct Padded(Mutex<Cluster, SlotCluster>);
 
 impl Default for Cluster {
     fn default() -> Cluster {
@@ -165,7 +165,7 @@ impl ClusterTable {
     }
 
     #[inline]
-    pub fn get(&self, number: ClusterNumber) -> &Mutex<Cluster> {
+    pub fn get(&self, number: ClusterNumber) -> &Mutex<Cluster, SlotCluster> {
         let (chunk, index) = (number.0 as usize / CHUNK_CLUSTERS, number.0 as usize % CHUNK_CLUSTERS);
         let make = || (0..CHUNK_CLUSTERS).map(|_| Padded::default()).collect();
         &self.chunks[chunk].get_or_init(make)[index].0

@@ -6,6 +6,9 @@ use crate::stats::Counters;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A lock of these tests' own.
+type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
+
 /// Folios by their first frame; some cannot be moved.
 #[derive(Default)]
 struct Notes {

@@ -535,8 +535,8 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Brings what was marked into the program: one folio, or several of one order one behind the other, to frames one
-    /// behind the other, which are `run`. The caller wakes who waits, for pages that are not ours any more, too: they
-    /// are to ask again.
+    /// behind the other, which are `run`. The caller wakes who waits, for pages that are not ours
+    /// any more, too: they are to ask again.
     fn swap_in(
         &self,
         worker: &mut M::Worker,

@@ -402,6 +402,7 @@ impl Store {
         records.extend(&free.ids);
         records.sort_unstable();
         assert!(records.iter().copied().eq(0..free.used), "every record is free or has one piece");
+        drop(free);
         let ages = backing.ages.lock();
         let queued: std::collections::HashSet<_> = ages.iter().collect();
         for aged in in_memory.iter().filter(|(id, _)| self.pieces.at(*id).load().granule() <= MAX_FILE_PIECE_ORDER) {

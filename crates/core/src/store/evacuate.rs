@@ -94,7 +94,8 @@ impl Store {
     }
 }
 
-/// Copies what lies at `from`, the place of a piece that the caller has pinned, to `to`, whose fragments may be others.
+/// Copies what lies at `from`, the place of a piece that the caller has pinned, to `to`, whose
+/// fragments may be others.
 pub(super) fn copy(mover: &dyn PieceMover, from: &Place<'_>, mut to: PlaceMut<'_>) {
     let targets = to.fragments();
     let mut targets = targets.iter().copied();

@@ -27,7 +27,7 @@
 
 use super::RunSource;
 use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, ranks};
 use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
 
@@ -79,7 +79,7 @@ struct Space {
 pub(super) struct FileSlots {
     slots: SwapClusters,
     wants_discard: bool,
-    space: Mutex<Space>,
+    space: Mutex<Space, ranks::FileSlots>,
 }
 
 impl std::fmt::Debug for FileSlots {
@@ -310,6 +310,9 @@ mod tests {
 
     const CLUSTERS: u32 = 4;
 
+    /// A lock of these tests' own.
+    type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
+
     /// The clusters, as all processes see them.
     #[derive(Default)]
     struct Others {
@@ -325,7 +328,8 @@ mod tests {
         fn free_run(&self, _run: FrameRun) {}
 
         fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
-            !self.theirs.lock().contains(&cluster) && self.ours.lock().insert(cluster)
+            let is_theirs = self.theirs.lock().contains(&cluster);
+            !is_theirs && self.ours.lock().insert(cluster)
         }
 
         fn release_cluster(&self, cluster: ClusterNumber) {

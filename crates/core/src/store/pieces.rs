@@ -27,6 +27,7 @@ const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Entry>() == 16);
 
 impl Entry {
     fn load(&self) -> PieceWord {
+        // Acquire pairs with the Release in `publish` and `update`.
         PieceWord::from_bits(self.word.load(Ordering::Acquire))
     }
 
@@ -36,6 +37,8 @@ impl Entry {
         let mut before = self.load();
         loop {
             let after = change(before)?;
+            // AcqRel pairs with itself and with the Release in `publish`, as the module's head
+            // says.
             match self.word.compare_exchange_weak(before.bits(), after.bits(), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(after),
                 Err(now) => before = PieceWord::from_bits(now),
@@ -77,11 +80,13 @@ impl Pieces {
     /// A place for a new piece. Its word says *free* until it is published.
     #[inline]
     pub(super) fn allocate(&self) -> Option<PieceRef<'_>> {
+        // Acquire pairs with the Release in `free`: the link and the free word.
         let mut head = self.free.load(Ordering::Acquire);
         while let Some(id) = PieceId::new(head as u32) {
             let top = self.at(id);
             let next = top.extra() & u64::from(u32::MAX);
             let popped = head & !u64::from(u32::MAX) | next;
+            // Acquire pairs with the Release in `free`, too, where another top is found.
             match self.free.compare_exchange_weak(head, popped, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => return Some(top),
                 Err(now) => head = now,
@@ -101,7 +106,7 @@ impl Pieces {
         loop {
             entry.extra.store(head & u64::from(u32::MAX), Ordering::Relaxed);
             let tag = (head >> 32).wrapping_add(1) << 32;
-            // Release: pairs with the Acquire in `allocate`, for the link and the free word.
+            // Release pairs with the Acquire in `allocate`, for the link and the free word.
             match self.free.compare_exchange_weak(head, tag | u64::from(id.get()), Ordering::Release, Ordering::Relaxed)
             {
                 Ok(_) => return,
@@ -134,6 +139,7 @@ impl PieceRef<'_> {
     #[inline]
     pub(super) fn publish(self, word: PieceWord, extra: u64) {
         self.entry.extra.store(extra, Ordering::Relaxed);
+        // Release pairs with the Acquire in `load` and `update`: the extra word.
         self.entry.word.store(word.bits(), Ordering::Release);
     }
 

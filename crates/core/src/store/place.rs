@@ -51,14 +51,16 @@ pub struct FragmentRef<'a>(Fragment, PhantomData<&'a [u8]>);
 pub struct FragmentMut<'a>(Fragment, PhantomData<&'a mut [u8]>);
 
 impl FragmentRef<'_> {
-    /// A stretch of `place`, whose bytes nobody writes while `place` is borrowed: it is that of a pinned piece.
+    /// A stretch of `place`, whose bytes nobody writes while `place` is borrowed: it is that of a
+    /// pinned piece.
     pub(super) fn of<'a>(fragment: Fragment, _place: &'a Place<'_>) -> FragmentRef<'a> {
         FragmentRef(fragment, PhantomData)
     }
 }
 
 impl FragmentMut<'_> {
-    /// A stretch of `place`. The caller asks for one at a time, or for stretches that do not overlap.
+    /// A stretch of `place`. The caller asks for one at a time, or for stretches that do not
+    /// overlap.
     pub(super) fn of<'a>(fragment: Fragment, _place: &'a mut PlaceMut<'_>) -> FragmentMut<'a> {
         FragmentMut(fragment, PhantomData)
     }

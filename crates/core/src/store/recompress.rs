@@ -24,7 +24,8 @@ pub(super) struct Hand {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PassOver;
 
-/// A place for what a piece is recompressed to: nobody else knows of it before it takes the place of the old one.
+/// A place for what a piece is recompressed to: nobody else knows of it before it takes the place
+/// of the old one.
 #[must_use = "its frames are taken until it is handed back"]
 #[derive(Debug)]
 pub struct NewPlace<'a> {

@@ -1,10 +1,12 @@
 //! The store against a naive model: an arena of bytes, and what every piece must read back as.
 
 use super::*;
-use crate::sync::Mutex;
 use crate::units::{Frame, MAX_ORDER};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+
+/// A lock of these tests' own.
+type Mutex<T> = crate::sync::Mutex<T, crate::sync::ranks::Unchecked>;
 
 /// Frames, and which of them the store holds.
 struct Arena {

@@ -22,7 +22,7 @@ use super::extent::{Extent, MOST_RUNS};
 use super::word::{Location, ZspageId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, ranks::StoreClass};
 use crate::units::{Frame, PAGE_BYTES};
 
 /// No zspage.
@@ -210,7 +210,7 @@ pub(super) struct Zspages {
     used_descriptors: AtomicU32,
     used_elements: AtomicU32,
     /// One per class, and one for extents.
-    classes: Box<[Mutex<Class>]>,
+    classes: Box<[Mutex<Class, StoreClass>]>,
 }
 
 impl Zspages {
@@ -282,7 +282,7 @@ impl Zspages {
     }
 
     /// A descriptor for class `class`: a spare one, or a new one with elements for `slots` slots.
-    fn new_descriptor(&self, guard: &mut MutexGuard<'_, Class>, slots: u32) -> Option<ZspageId> {
+    fn new_descriptor(&self, guard: &mut MutexGuard<'_, Class, StoreClass>, slots: u32) -> Option<ZspageId> {
         if guard.spare != NIL {
             let zspage = ZspageId::new(guard.spare);
             guard.spare = self.descriptor(zspage).next.load(Relaxed);
@@ -296,7 +296,7 @@ impl Zspages {
         Some(zspage)
     }
 
-    fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class>, zspage: ZspageId, state: State) {
+    fn retire_descriptor(&self, guard: &mut MutexGuard<'_, Class, StoreClass>, zspage: ZspageId, state: State) {
         let descriptor = self.descriptor(zspage);
         descriptor.set_state(state.spare());
         descriptor.next.store(guard.spare, Relaxed);
@@ -419,7 +419,7 @@ impl Zspages {
     /// Takes an empty zspage out of use.
     fn close(
         &self,
-        guard: &mut MutexGuard<'_, Class>,
+        guard: &mut MutexGuard<'_, Class, StoreClass>,
         zspage: ZspageId,
         descriptor: &Descriptor,
         state: State,

@@ -3,7 +3,7 @@
 #[cfg(not(feature = "shuttle"))]
 pub use std::sync::atomic;
 #[cfg(not(feature = "shuttle"))]
-use std::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+use std::sync::{Mutex as RawMutex, RwLock as RawRwLock};
 /// Lets others run, where what they do is waited for.
 #[cfg(not(feature = "shuttle"))]
 pub use std::thread::yield_now;
@@ -11,7 +11,7 @@ pub use std::thread::yield_now;
 #[cfg(feature = "shuttle")]
 pub use shuttle::sync::atomic;
 #[cfg(feature = "shuttle")]
-use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+use shuttle::sync::{Mutex as RawMutex, RwLock as RawRwLock};
 #[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
@@ -25,8 +25,13 @@ pub use std::marker::Sync as Shared;
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RawMutex<T>);
 
-/// What a [`Mutex`] hands out while it is held.
-pub type MutexGuard<'a, T> = RawGuard<'a, T>;
+/// What the locks hand out while they are held.
+#[cfg(not(feature = "shuttle"))]
+pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+/// What the locks hand out while they are held.
+#[cfg(feature = "shuttle")]
+pub use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 impl<T> Mutex<T> {
     /// A lock around `value`.
@@ -49,5 +54,32 @@ impl<T> Mutex<T> {
             Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(std::sync::TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+/// A lock that many hold for reading, or one for writing, without poisoning.
+#[derive(Debug, Default)]
+pub struct RwLock<T>(RawRwLock<T>);
+
+impl<T> RwLock<T> {
+    /// Waits until nobody writes.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        match self.0.read() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Waits until nobody else has the lock.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        match self.0.write() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Whether somebody holds it for writing at this moment.
+    pub fn is_written(&self) -> bool {
+        self.0.try_read().is_err()
     }
 }

@@ -76,7 +76,7 @@ struct Samples {
 impl Dictionaries {
     /// The last one made, and its generation.
     pub(super) fn newest(&self) -> Option<(u8, &zstd::Dictionary)> {
-        // Acquire: pairs with the release in `train`.
+        // Acquire pairs with the Release in `train`.
         let generation = self.newest.load(Ordering::Acquire) as u8;
         self.get(generation).map(|dictionary| (generation, dictionary))
     }
@@ -146,7 +146,8 @@ impl Dictionaries {
         }
         let generation = self.newest.load(Ordering::Relaxed);
         if self.generations[generation].set(dictionary).is_ok() {
-            // Release: whoever sees the number sees the dictionary.
+            // Release pairs with the Acquire in `newest`: whoever sees the number sees the
+            // dictionary.
             self.newest.store(generation + 1, Ordering::Release);
         }
     }

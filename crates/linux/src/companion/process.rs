@@ -16,15 +16,14 @@
 //! The end of a process clears a word: the kernel clears the thread id in the control block of the program's first
 //! thread when that thread ends or executes another program. The monitor sleeps on this *exit word*, too.
 
-use crate::clock;
 use crate::filters::{self, Call};
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
 use crate::thread_control_block;
+use crate::word_wait::{self, ExitWord, Found};
+use foliomem_core::sync::atomic as sync;
 use rustix::io::Errno;
 use rustix::process::Pid;
-use rustix::thread::futex;
-use rustix::time::ClockId;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -210,39 +209,20 @@ impl Companion {
     }
 
     /// The monitor: sleeps until `kick` is not `kicks` any more, or the exit word is cleared, or for `time`.
-    pub fn doze(&self, kick: &AtomicU32, kicks: u32, time: Duration) -> Woken {
+    pub fn doze(&self, kick: &sync::AtomicU32, kicks: u32, time: Duration) -> Woken {
         let address = self.exit_word.load(Ordering::Relaxed);
         if address == 0 || !filters::allow(Call::FutexWaitv) {
-            let _ = futex::wait(kick, futex::Flags::PRIVATE, kicks, Some(&clock::timespec(time)));
+            word_wait::wait_for(kick, kicks, time);
             return Woken::Called;
         }
-        let wait = |word: *mut u32, value: u32, flags| {
-            let mut wait = futex::Wait::new();
-            wait.val = value.into();
-            wait.uaddr = futex::WaitPtr::new(word.cast());
-            wait.flags = futex::WaitFlags::SIZE_U32 | flags;
-            wait
-        };
-        let exit_word = std::ptr::with_exposed_provenance_mut(address);
-        let waits = [
-            wait(kick.as_ptr(), kicks, futex::WaitFlags::PRIVATE),
-            // The kernel wakes by the shared kind of futex.
-            wait(exit_word, self.exit_id.load(Ordering::Relaxed), futex::WaitFlags::empty()),
-        ];
-        let until = clock::timespec(Duration::from_nanos(clock::now_ns()) + time);
-        match futex::waitv(&waits, futex::WaitvFlags::empty(), Some(&until), ClockId::Monotonic) {
-            Ok(1) => {
-                // The kernel wakes one only: whoever joins the thread is to be woken, too.
-                wake_all_shared(address);
-                Woken::Exit
-            }
-            Err(Errno::AGAIN) if kick.load(Ordering::Acquire) == kicks => Woken::Exit,
-            // Unmapped, or the call is not allowed here.
-            Err(Errno::FAULT | Errno::NOSYS | Errno::PERM | Errno::INVAL) => {
+        let exit = ExitWord { address, id: self.exit_id.load(Ordering::Relaxed) };
+        match word_wait::wait_for_both(kick, kicks, exit, time) {
+            Found::Exit => Woken::Exit,
+            Found::Change => Woken::Called,
+            Found::NoExitWord => {
                 self.forget_exit_word();
                 Woken::Called
             }
-            _ => Woken::Called,
         }
     }
 }
@@ -263,13 +243,6 @@ pub enum Adoption {
     ByOthers,
     /// The program itself.
     ByProgram,
-}
-
-fn wake_all_shared(address: usize) {
-    const FUTEX_WAKE: usize = 1;
-    let number = linux_raw_sys::general::__NR_futex as usize;
-    // SAFETY: wakes those who wait at an address, whatever is there.
-    unsafe { thread::syscall3(number, address, FUTEX_WAKE, i32::MAX as usize) };
 }
 
 extern "C" fn intermediate_entry(argument: *mut u8) {

@@ -13,10 +13,14 @@
 //! the agent may have to map it in first, with locks of its own.
 //!
 //! The *kick* is the word on which the monitor sleeps. Allocation notices bump it, too.
+//!
+//! Orderings: `state` carries everything, in both directions: each change releases what its maker
+//! did before, and each look acquires it. `kick` orders nothing else: the monitor looks at `state`
+//! after a kick.
 
 use crate::thread_control_block::BLOCK_PAGES;
-use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::word_wait::{self, ALL};
+use foliomem_core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 const IDLE: u32 = 0;
 const REQUESTED: u32 = 1;
@@ -48,8 +52,9 @@ impl Quiesce {
 
     /// Any thread: wakes the monitor.
     pub fn wake_monitor(&self) {
+        // Release pairs with the Acquire in `kicks`: the monitor sees the reason for the kick.
         self.kick.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, 1);
+        word_wait::wake(&self.kick, 1);
     }
 
     /// Forking thread, in the parent: lets the agent go on.
@@ -71,6 +76,7 @@ impl Quiesce {
 
     /// Monitor: a number that changes with the next kick.
     pub fn kicks(&self) -> u32 {
+        // Acquire pairs with the Release in `wake_monitor`.
         self.kick.load(Ordering::Acquire)
     }
 
@@ -81,6 +87,7 @@ impl Quiesce {
 
     /// Monitor: whether a thread wants to fork.
     pub fn is_requested(&self) -> bool {
+        // Acquire pairs with the Release in `change` of `request`: the needed pages.
         self.state.load(Ordering::Acquire) == REQUESTED
     }
 
@@ -93,6 +100,7 @@ impl Quiesce {
     pub fn wait_for_fork(&self) -> bool {
         self.change(QUIESCED);
         self.wait_while(&[QUIESCED]);
+        // Acquire pairs with the Release in `change` of `release`.
         self.state.load(Ordering::Acquire) == FORKED
     }
 
@@ -102,25 +110,26 @@ impl Quiesce {
     }
 
     fn change(&self, to: u32) {
+        // Release pairs with the Acquire in `wait_while`, `is_requested` and `wait_for_fork`.
         self.state.store(to, Ordering::Release);
-        let _ = futex::wake(&self.state, futex::Flags::PRIVATE, i32::MAX as u32);
+        word_wait::wake(&self.state, ALL);
     }
 
     fn wait_while(&self, states: &[u32]) {
         loop {
+            // Acquire pairs with the Release in `change`: what the other side did before.
             let now = self.state.load(Ordering::Acquire);
             if !states.contains(&now) {
                 return;
             }
-            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, now, None);
+            word_wait::wait(&self.state, now);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::clock::timespec;
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
@@ -139,8 +148,7 @@ mod tests {
                         quiesced.store(false, Ordering::Relaxed);
                         quiesce.finish();
                     } else {
-                        let time = timespec(Duration::from_millis(1));
-                        let _ = futex::wait(quiesce.kick(), futex::Flags::PRIVATE, kicks, Some(&time));
+                        word_wait::wait_for(quiesce.kick(), kicks, Duration::from_millis(1));
                     }
                 }
             });

@@ -143,6 +143,7 @@ pub fn trap_forks<R>(real: impl FnOnce() -> R, mut hooks: &'static dyn ForkHooks
         if trap.sigsys_blocked.load(Ordering::Relaxed) {
             change_mask(libc::SIG_BLOCK, SIGSYS_BIT);
         }
+        // Release pairs with the Acquire in `arm`, of the next thread that claims the trap.
         trap.thread.store(0, Ordering::Release);
     }
     result
@@ -159,6 +160,7 @@ fn trap_of(thread: u32) -> Option<&'static Trap> {
 
 /// Sets the trap for the calling thread; `None` where the kernel refuses.
 fn arm(thread: u32, hooks: *mut &'static dyn ForkHooks) -> Option<&'static Trap> {
+    // Acquire pairs with the Release of the thread that had the trap before.
     let claim = |trap: &&Trap| trap.thread.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let trap = loop {
         match ALL_TRAPS.iter().find(claim) {
@@ -188,9 +190,12 @@ fn arm(thread: u32, hooks: *mut &'static dyn ForkHooks) -> Option<&'static Trap>
     let range = [start.expose_provenance(), end.addr() - start.addr()];
     if dispatch(PR_SYS_DISPATCH_ON, range[0], range[1], selector) < 0 {
         disarm(trap, &mut forking(), false);
+        // Release pairs with the Acquire above.
         trap.thread.store(0, Ordering::Release);
         return None;
     }
+    // Release pairs with nothing of ours: the kernel reads the selector in this thread. It keeps
+    // the compiler from moving what is above below it.
     trap.selector.store(SELECTOR_BLOCK, Ordering::Release);
     Some(trap)
 }
@@ -305,6 +310,7 @@ fn end_trap(trap: &Trap, registers: &mut Registers<'_>, disposition: &mut Dispos
     if trap.sigsys_blocked.load(Ordering::Relaxed) {
         *registers.mask() |= SIGSYS_BIT;
     }
+    // Release pairs with the Acquire in `arm`.
     trap.thread.store(0, Ordering::Release);
 }
 
