@@ -2,6 +2,7 @@
 
 use crate::{hooks, valgrind};
 use foliomem_linux::agent_memory::AgentMemory;
+use foliomem_linux::companion;
 use foliomem_linux::control::Control;
 use foliomem_linux::fork::sites;
 use foliomem_linux::heap;
@@ -66,7 +67,7 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     own.add_libraries();
     // Before any thread of the agent's runs code of the C library.
     sites::install();
-    match Runtime::start(control, slot, own) {
+    match companion::start(control, slot, own) {
         Ok(runtime) => {
             sites::activate(runtime);
             let _ = RUNTIME.set(runtime);

@@ -2,8 +2,8 @@
 //! number of threads.
 //!
 //! What is measured is the runtime as it works in a program: this process maps memory, fills it with the corpus, lets
-//! a [`Runtime`] manage it, and times
-//! - *out*: its reclaimers stage and compress all of it ([`Runtime::page_out`]), as `MADV_PAGEOUT` does in the kernel;
+//! a [`Runtime`](foliomem_linux::runtime::Runtime) manage it, and times
+//! - *out*: its reclaimers stage and compress all of it ([`Runtime::page_out`](foliomem_linux::runtime::Runtime::page_out)), as `MADV_PAGEOUT` does in the kernel;
 //! - *in*: each thread reads a byte of every page of its part, in order; every fault goes the whole way through userfaultfd.
 //!
 //! With N threads there are N reclaimers and N threads that read; handlers are one for each CPU always, and read ahead. The
@@ -20,12 +20,12 @@ use crate::rounds::{Rounds, serve};
 use crate::{Error, median};
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
+use foliomem_linux::agent_memory::AgentMemory;
 use foliomem_linux::codec::Codec;
+use foliomem_linux::companion;
 use foliomem_linux::control::{Configuration, Control, Limit};
 use foliomem_linux::heap;
-use foliomem_linux::agent_memory::AgentMemory;
 use foliomem_linux::region::Region;
-use foliomem_linux::runtime::Runtime;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
@@ -252,7 +252,7 @@ fn measure(case: Case) -> Result<(), Error> {
     // No other memory is the runtime's to manage.
     own.add(0..range.start);
     own.add(range.end..usize::MAX);
-    let runtime = Runtime::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
+    let runtime = companion::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
     runtime.manage_now();
     let content = memory.as_mut_slice();
     content.copy_from_slice(&data);

@@ -16,12 +16,12 @@
 //! it has already become folios.
 
 use crate::allocation_notice::Paused;
+use crate::companion::mapping_events::{MappingEvents, PendingFaults};
 use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
 use crate::pagemap;
 use crate::ranges::{Ranges, pages};
-use crate::runtime::{Engaged, Pending, Runtime};
 use crate::thread_control_block;
 use crate::uffd;
 use foliomem_core::machine::Machine;
@@ -41,43 +41,38 @@ const HEAP_ALIGN_BYTES: usize = 64 << 20;
 const WINDOW_SHIFT: u32 = 8;
 const WINDOW_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
 
-fn window_bytes(runtime: &Runtime) -> usize {
-    (runtime.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES
+fn window_bytes(events: MappingEvents) -> usize {
+    (events.context.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES
 }
 
 /// Adopts every mapping that is not managed yet; whether there was one.
-pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
-    let advices = engaged.engine.machine().advices();
+pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
+    let advices = events.activated.engine.machine().advices();
     let mapped = advices.has_waiting().then(Ranges::default);
     // Threads that map all the time would keep the lock that looking and registering take, and what they get between the two be missed.
-    let held = runtime.growth.pause();
-    let found = find(runtime, engaged, &EVERYTHING, mapped.as_ref());
+    let paused = events.allocations.pause();
+    let found = find(events, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
-    adopt(runtime, engaged, held, found, || {})
+    adopt(events, paused, found, || {})
 }
 
 /// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages there that have been touched:
 /// those that are touched from then on fault. Whether there was anything.
-pub(crate) fn adopt_part(
-    runtime: &Runtime,
-    engaged: &Engaged,
-    within: &Range<usize>,
-    registered: impl FnOnce(),
-) -> bool {
-    let held = runtime.growth.pause();
-    let mut found = find(runtime, engaged, within, None);
+pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registered: impl FnOnce()) -> bool {
+    let paused = events.allocations.pause();
+    let mut found = find(events, within, None);
     found.parts.retain(|part| part.start < within.end && within.start < part.end);
-    adopt(runtime, engaged, held, found, registered)
+    adopt(events, paused, found, registered)
 }
 
 /// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping has grown by, and waits until there is
 /// room for the next window.
-pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
-    let (address, window) = (page.address() as usize, window_bytes(runtime));
-    adopt_part(runtime, engaged, &(address.saturating_sub(window)..address + window), || {});
-    let machine = engaged.engine.machine();
+pub(crate) fn adopt_growth(events: MappingEvents, worker: &mut Worker, page: PageNumber) {
+    let (address, window) = (page.address() as usize, window_bytes(events));
+    adopt_part(events, &(address.saturating_sub(window)..address + window), || {});
+    let machine = events.activated.engine.machine();
     if machine.ranges().containing(address).is_some() {
-        return engaged.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
+        return events.activated.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
     }
     let Some(_steady) = machine.steady() else { return };
     if machine.ranges().containing(address).is_none() {
@@ -88,22 +83,22 @@ pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Wo
 
 /// Leaves the reserves at `range` to the kernel, which joins what registering has set apart. Where there are none, it has grown while
 /// its beginning was being registered: then all of it is.
-pub(crate) fn make_whole(runtime: &Runtime, engaged: &Engaged, range: &Range<usize>) {
-    let mut pending = Pending::default();
-    let machine = engaged.engine.machine();
+pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
+    let mut pending = PendingFaults::default();
+    let machine = events.activated.engine.machine();
     if machine.reserved(range.clone()).is_empty() {
-        adopt_part(runtime, engaged, range, || {});
+        adopt_part(events, range, || {});
         return;
     }
     {
-        let _hearing = runtime.hear_changes(engaged, &mut pending);
+        let _received = events.receive_changes(&mut pending);
         machine.reserved(range.clone()).into_iter().for_each(|part| machine.let_go(part));
     }
-    ask_again(machine, pending);
+    raise_again(machine, pending);
 }
 
 /// Faults that were heard on the way are raised again by the threads that wait for them.
-fn ask_again(machine: &LinuxMachine, mut pending: Pending) {
+fn raise_again(machine: &LinuxMachine, mut pending: PendingFaults) {
     while let Some(fault) = pending.pop() {
         machine.fault_again(fault.page);
     }
@@ -124,22 +119,21 @@ struct Found {
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
 fn adopt(
-    runtime: &Runtime,
-    engaged: &Engaged,
-    held: Paused<'_>,
+    events: MappingEvents,
+    paused: Paused<'_>,
     Found { parts, reserves, others }: Found,
-    told: impl FnOnce(),
+    registered_all: impl FnOnce(),
 ) -> bool {
     if parts.is_empty() && reserves.is_empty() && others.is_empty() {
-        told();
+        registered_all();
         return false;
     }
     // While the program grows, nobody waits for a follower that it keeps from its CPU.
-    runtime.placement.come_apart(APART_WHILE_GROWING_NS);
-    let mut pending = Pending::default();
-    let machine = engaged.engine.machine();
+    events.placement.come_apart(APART_WHILE_GROWING_NS);
+    let mut pending = PendingFaults::default();
+    let machine = events.activated.engine.machine();
     {
-        let _hearing = runtime.hear_changes(engaged, &mut pending);
+        let _received = events.receive_changes(&mut pending);
         for range in &parts {
             // A failure leaves the range to the next look.
             let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
@@ -147,34 +141,33 @@ fn adopt(
         reserves.into_iter().for_each(|range| machine.reserve(range));
         others.into_iter().for_each(|range| machine.let_go(range));
     }
-    let registered = insert_registered(runtime, engaged, &parts, &mut pending);
-    told();
-    drop(held);
+    let registered = insert_registered(events, &parts, &mut pending);
+    registered_all();
+    drop(paused);
     for range in registered {
-        if runtime.tracer.is_on() {
-            tell_present(runtime, machine, &range);
+        if events.context.tracer.is_on() {
+            trace_present(events, machine, &range);
         }
         let mut rest = pages(&range);
-        while let Err(left) = engaged.engine.adopt(rest) {
-            drop(runtime.hear_changes(engaged, &mut pending));
+        while let Err(left) = events.activated.engine.adopt(rest) {
+            drop(events.receive_changes(&mut pending));
             rest = left;
         }
     }
-    ask_again(machine, pending);
+    raise_again(machine, pending);
     true
 }
 
 /// Adds to the managed ranges what of `candidates` is registered, and returns it.
 fn insert_registered(
-    runtime: &Runtime,
-    engaged: &Engaged,
+    events: MappingEvents,
     candidates: &[Range<usize>],
-    pending: &mut Pending,
+    pending: &mut PendingFaults,
 ) -> Vec<Range<usize>> {
-    let machine = engaged.engine.machine();
+    let machine = events.activated.engine.machine();
     let (uffd, maps) = (&machine.descriptors().program, &machine.descriptors().maps);
     loop {
-        let _hearing = runtime.hear_changes(engaged, pending);
+        let _received = events.receive_changes(pending);
         let mut registered = Vec::new();
         machine.advices().hear(machine.ranges());
         maps::for_each_around(maps, candidates, &mut |mapping| {
@@ -192,27 +185,27 @@ fn insert_registered(
         }
         for (part, mapping) in &registered {
             if mapping.kind == Kind::Heap {
-                runtime.growth.note_managed_heap(part.end);
+                events.allocations.note_managed_heap(part.end);
             }
             machine.adopt_range(part.clone(), mapping.start..mapping.end);
             machine.prepare_for_huge(part.clone());
-            runtime.tracer.tell(&runtime.budget, || Event::Map(pages(part)));
+            events.context.tracer.tell(&events.context.budget, || Event::Map(pages(part)));
         }
         return registered.into_iter().map(|(part, _)| part).collect();
     }
 }
 
 /// Tells for the record what was there before it was managed.
-fn tell_present(runtime: &Runtime, machine: &LinuxMachine, range: &Range<usize>) {
+fn trace_present(events: MappingEvents, machine: &LinuxMachine, range: &Range<usize>) {
     pagemap::present(&machine.descriptors().pagemap, range.start, range.end, &mut |run| {
-        runtime.tracer.filled(&runtime.budget, pages(&run));
+        events.context.tracer.filled(&events.context.budget, pages(&run));
     });
 }
 
 /// Of mappings of which a part of `within` is not managed; `mapped` gets all of these, and what is managed.
-fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
-    let machine = engaged.engine.machine();
-    let window = window_bytes(runtime);
+fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
+    let machine = events.activated.engine.machine();
+    let window = window_bytes(events);
     let is_registered = |mapping: &Mapping| machine.descriptors().program.is_registered(mapping.start);
     let mut found = Found::default();
     let mut before: Option<(Mapping, bool)> = None;
@@ -228,7 +221,7 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
                 || is_registered(mapping)
                 || !thread_control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
-            for part in runtime.own.outside(mapping.start..mapping.end) {
+            for part in events.context.agent_memory.outside(mapping.start..mapping.end) {
                 found.parts.extend(machine.ranges().missing(part));
             }
         } else if is_private_anonymous(mapping) {
@@ -244,7 +237,7 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
                 Some((below, true))
                     if !is_accessible && is_reserve(mapping, below) && mapping.end - window_end > window =>
                 {
-                    found.reserves.extend(runtime.own.outside(window_end..mapping.end));
+                    found.reserves.extend(events.context.agent_memory.outside(window_end..mapping.end));
                 }
                 _ => {}
             }

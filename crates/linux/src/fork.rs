@@ -12,9 +12,11 @@
 //! | [`descriptor_hand_over`] | passes a descriptor from the parent's companion to the child's |
 
 mod call;
-pub mod descriptor_hand_over;
+pub(crate) mod child;
+pub(crate) mod descriptor_hand_over;
 mod entry;
-pub mod protocol;
-pub mod quiesce;
+pub(crate) mod protocol;
+pub(crate) mod quiesce;
 pub mod sites;
+pub(crate) mod state;
 pub mod trap;

@@ -16,7 +16,7 @@ mod changes;
 pub mod child;
 pub mod clock;
 pub mod codec;
-mod companion;
+pub mod companion;
 pub mod control;
 mod cow_throttle;
 mod cpu_load;

@@ -16,6 +16,7 @@
 //! The end of a process clears a word: the kernel clears the thread id in the control block of the program's first
 //! thread when that thread ends or executes another program. The monitor sleeps on this *exit word*, too.
 
+use crate::clock::timespec;
 use crate::filters::{self, Call};
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
@@ -24,8 +25,12 @@ use crate::word_wait::{self, ExitWord, Found};
 use foliomem_core::sync::atomic as sync;
 use rustix::io::Errno;
 use rustix::process::Pid;
+use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// How often a thread that waits for the companion checks that it is alive.
+const ANSWER_PAUSE: Duration = Duration::from_millis(20);
 
 /// Stacks of the companion's processes.
 #[derive(Debug)]
@@ -62,6 +67,8 @@ pub struct Companion {
     /// Where the id of the program's first thread is, and what it is; 0 where that is unknown.
     exit_word: AtomicUsize,
     exit_id: AtomicU32,
+    /// The monitor's answer to the starting thread: 0, or an [`Answer`]. A futex word.
+    answer: AtomicU32,
     /// It ends by itself.
     is_over: AtomicBool,
     /// The program's pid namespace is not the supervisor's, so processes of the program may adopt others.
@@ -89,6 +96,7 @@ impl Companion {
             program: AtomicI32::new(0),
             exit_word: AtomicUsize::new(0),
             exit_id: AtomicU32::new(0),
+            answer: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
             is_nested: AtomicBool::new(false),
         }
@@ -110,15 +118,32 @@ impl Companion {
         argument: *mut u8,
         adoption: Adoption,
     ) -> Result<(), Errno> {
-        let program = rustix::process::getpid();
-        self.program.store(program.as_raw_nonzero().get(), Ordering::Relaxed);
-        let (address, id) = thread_control_block::own_id_word().unwrap_or((0, 0));
-        self.exit_word.store(address, Ordering::Relaxed);
-        self.exit_id.store(id, Ordering::Relaxed);
-        self.is_over.store(false, Ordering::Relaxed);
-        self.guard.store(0, Ordering::Relaxed);
-        self.numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
-        if program.is_init() {
+        let Companion {
+            program,
+            exit_word,
+            exit_id,
+            is_over,
+            guard,
+            numbers,
+            // Kept: stacks are used again.
+            stacks: _,
+            // Set when the process is made.
+            id: _,
+            intermediate: _,
+            // Kept: `expect_answer` has reset it.
+            answer: _,
+            // Kept: a child is in the same namespace, or in a nested one.
+            is_nested: _,
+        } = self;
+        let process = rustix::process::getpid();
+        program.store(process.as_raw_nonzero().get(), Ordering::Relaxed);
+        let (address, thread) = thread_control_block::own_id_word().unwrap_or((0, 0));
+        exit_word.store(address, Ordering::Relaxed);
+        exit_id.store(thread, Ordering::Relaxed);
+        is_over.store(false, Ordering::Relaxed);
+        guard.store(0, Ordering::Relaxed);
+        numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
+        if process.is_init() {
             self.set_nested();
         }
         if adoption == Adoption::ByProgram || self.is_nested.load(Ordering::Relaxed) {
@@ -132,6 +157,32 @@ impl Companion {
             0 => Ok(()),
             errno => Err(Errno::from_raw_os_error(errno)),
         }
+    }
+
+    /// The starting thread, before it starts the companion.
+    pub fn expect_answer(&self) {
+        self.answer.store(0, Ordering::Relaxed);
+    }
+
+    /// The starting thread: returns the monitor's answer; `None` if the companion ended without one.
+    pub fn wait_for_answer(&self) -> Option<Answer> {
+        loop {
+            // Acquire pairs with the Release in `answer`: what the monitor has prepared.
+            match self.answer.load(Ordering::Acquire) {
+                answer if answer == Answer::Ready as u32 => return Some(Answer::Ready),
+                answer if answer == Answer::Failed as u32 => return Some(Answer::Failed),
+                _ if self.process().is_none() => return None,
+                _ => {}
+            }
+            let _ = futex::wait(&self.answer, futex::Flags::PRIVATE, 0, Some(&timespec(ANSWER_PAUSE)));
+        }
+    }
+
+    /// The monitor: answers the starting thread.
+    pub fn answer(&self, answer: Answer) {
+        // Release pairs with the Acquire in `wait_for_answer`.
+        self.answer.store(answer as u32, Ordering::Release);
+        let _ = futex::wake(&self.answer, futex::Flags::PRIVATE, 1);
     }
 
     /// Runs a process that shares the memory in `entry`, to its end.
@@ -225,6 +276,16 @@ impl Companion {
             }
         }
     }
+}
+
+/// Whether a companion that has been started can work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Answer {
+    /// It works.
+    Ready = 1,
+    /// It cannot, and has said why.
+    Failed = 2,
 }
 
 /// One of the agent's processes.

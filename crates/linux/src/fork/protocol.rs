@@ -1,50 +1,211 @@
-//! What happens around a fork that the agent knows of.
+//! The fork protocol: who does what, in which order, and what a child resets.
 //!
-//! Before: the keeper closes the gate, so that the agent's threads are outside the engine, hears every
-//! change of mappings that is under way, and allows the managed ranges to be copied
-//! ([`Runtime::hold_still`]). In the parent afterwards: the reverse. In the child, before it may touch
-//! anything: a slot of its own, and a keeper, which makes userfaultfds, registers everything anew, and
-//! starts handlers. The engine, the arena and the store are the child's own consistent copies.
+//! | # | who | does | where |
+//! |---|---|---|---|
+//! | 1 | forking thread | calls a patched system call, or a trapped one; all signals are blocked, and it runs on the agent's stack | `fork::entry`, `fork::trap` |
+//! | 2 | forking thread | requests the fork, names the pages of its control block, and waits | [`Quiesce::request`](crate::fork::quiesce::Quiesce::request) |
+//! | 3 | monitor | keeps these pages resident, closes the gate: no other thread of the agent is in the engine | [`quiesce`] |
+//! | 4 | monitor | receives all pending mapping events, lets the kernel copy managed ranges, lends the slots of the swap file | [`quiesce`] |
+//! | 5 | monitor | lets the thread fork, and waits | `Quiesce::wait_for_fork` |
+//! | 6 | forking thread | copies the descriptors that the child cannot open from the companion | [`take_descriptors`] |
+//! | 7 | kernel | copies the memory: program, arena, engine and store are of one state | `fork::call` |
+//! | 8 | parent's thread | closes the copied descriptors, reports the fork, and returns to the program | `parent_after` |
+//! | 9 | parent's monitor | takes the swap file and managed ranges back, opens the gate, accepts the next fork | [`quiesce`] |
+//! | 10 | child's thread | claims a slot, resets the state of the agent, starts a companion, and waits for it | `child_after` |
+//! | 11 | child's companion | opens its files and userfaultfds, takes over the engine, forgets unmapped and wiped memory, starts guard and workers, answers | `companion::start`, [`fork::child`](crate::fork::child) |
+//! | 12 | child's thread | closes the copied descriptors, and returns to the program; without a companion it maps all its memory in before, and goes on without the agent | `child_after`, [`go_on_alone`] |
 //!
-//! Everything here runs on the agent's memory only, and takes no lock that another thread may hold.
+//! Steps 8 and 9 run beside 10 to 12. From 3 to 8, and in the child to 12, the program's memory must not
+//! be touched: its faults are not served.
+//!
+//! Lock order: the monitor holds the closed gate; after it come the lock of the mappings and the
+//! engine's. The forking thread takes no lock that another thread may hold.
 
+use crate::adopt::adopt_mappings;
+use crate::companion::activated::Activation;
+use crate::companion::context::Context;
+use crate::companion::mapping_events::PendingFaults;
+use crate::companion::notices::Notices;
+use crate::companion::placement::APART_WHILE_GROWING_NS;
+use crate::companion::reclaimer::ReclaimRequests;
+use crate::companion::shared_pages::SharedPages;
+use crate::companion::workers::Workers;
+use crate::control::SlotIndex;
 use crate::fork::call::ForkHooks;
+use crate::fork::child::{go_on_alone, start_childs_companion};
+use crate::fork::state::ForkState;
+use crate::machine::LinuxMachine;
+use crate::ranges::pages;
 use crate::region::Region;
 use crate::runtime::Runtime;
 use crate::thread_control_block::BLOCK_PAGES;
+use foliomem_core::units::PAGE_BYTES;
+use rustix::fd::AsRawFd;
+use rustix::fs::{Access, access};
+use std::sync::atomic::Ordering;
 
 impl ForkHooks for Runtime {
     fn stack(&self) -> &Region {
-        &self.fork_stack
+        &self.fork.stack
     }
 
     fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
-        self.still.request(needed);
-        self.take_descriptors();
+        self.fork.quiesce.request(needed);
+        take_descriptors(self);
     }
 
     fn parent_after(&'static self, forked: bool) {
-        self.hand_over.finish();
-        self.proc_over.finish();
-        self.still.release(forked);
+        self.fork.swap_file.finish();
+        self.fork.proc.finish();
+        self.fork.quiesce.release(forked);
     }
 
     fn child_after(&'static self) {
-        let control = self.budget.control();
-        let parent = self.budget.slot();
-        // Where all slots are taken, it shares its parent's: it is managed all the same.
+        let control = self.context.budget.control();
+        let parent = self.context.budget.slot();
+        // Where all slots are taken, the child shares its parent's, and is managed all the same.
         let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
         if slot != parent {
             control.process(slot).inherit(control.process(parent));
         }
-        self.set_keeper_slot(slot);
-        self.gate.reset();
-        self.still.reset();
-        self.growth.reset();
-        if let Err(error) = self.start_childs_companion() {
-            self.go_on_alone(&error);
+        reset_in_child(self, slot);
+        if let Err(error) = start_childs_companion(self) {
+            go_on_alone(self, &error);
         }
-        self.hand_over.finish();
-        self.proc_over.finish();
+        self.fork.swap_file.finish();
+        self.fork.proc.finish();
+    }
+}
+
+/// The list of what the child of a fork resets. Called by the child's only thread.
+///
+/// It names every field, so a new field does not compile until somebody has decided what a child does
+/// with it:
+/// - *reset*: here and now;
+/// - *companion*: the child's companion makes it anew before it answers (step 11);
+/// - *start*: each start of a companion resets it;
+/// - *kept*: the parent's value is right in the child.
+fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
+    let Runtime {
+        context:
+            Context {
+                settings: _,     // Kept: constant in a run.
+                budget: _,       // Companion: `Budget::arm`.
+                agent_memory: _, // Kept: the child has the same memory.
+                tracer: _,       // Companion: `Tracer::started`.
+                files: _,        // Companion: `prepare_monitor` opens the child's own.
+            },
+        companion: _,   // Start: `Companion::start`, which lists its own fields.
+        exit_notice: _, // Companion: `prepare_monitor`.
+        notices:
+            Notices {
+                allocations,              // Reset: waiting threads are not in the child.
+                lenders: _,               // Companion: `Lenders::arm`.
+                control_blocks: _,        // Companion: `ControlBlocks::forked`.
+                is_filtered: _,           // Kept: filters are inherited.
+                has_reported_unlocked: _, // Kept: once for a process and its children.
+            },
+        activation:
+            Activation {
+                activated: _,  // Companion: `take_over_engine`.
+                manage_now: _, // Kept.
+                managing: _,   // Kept: everything that the parent managed is managed in the child.
+            },
+        workers:
+            Workers {
+                stacks: _,       // Kept: the child's workers use them again. The monitor, which held no lock, is quiesced.
+                stacks_used: _,  // Start: `start_companion`.
+                parked: _,       // Companion: `start_workers`.
+                unpark: _,       // Kept: a counter.
+                program_nice: _, // Start: `monitor_entry`.
+            },
+        reclaim:
+            ReclaimRequests {
+                kick: _,             // Kept: a counter.
+                page_out_parts: _,   // Kept: the child's reclaimers finish what is left.
+                page_outs_wanted: _, // Kept: goes with `page_outs_done`.
+                page_outs_done: _,   // Kept: a counter.
+            },
+        placement: _, // Companion: `Placement::begin`.
+        sharing:
+            SharedPages {
+                throttle: _, // Companion: `SharedPages::forked`.
+                due_ns: _,   // Companion: `SharedPages::forked`.
+            },
+        fork:
+            ForkState {
+                quiesce,      // Reset: the child is not forking.
+                gate,         // Reset: open, and nobody inside.
+                swap_file: _, // Kept until the companion has taken the descriptor; then `child_after`.
+                proc: _,      // Kept, likewise.
+                stack: _,     // Kept: the child's thread runs on it.
+                slot: own,    // Reset: the child's own.
+                is_child,     // Reset: from now on it is one.
+                is_off: _,    // Kept: a process without the agent calls no hooks.
+            },
+    } = runtime;
+    is_child.store(true, Ordering::Relaxed);
+    own.store(slot.get(), Ordering::Relaxed);
+    gate.reset();
+    quiesce.reset();
+    allocations.reset();
+}
+
+/// The monitor: stops the agent's other threads while a thread of the program forks. A fork must copy
+/// one state: so all pending mapping events are received before.
+pub(crate) fn quiesce(runtime: &'static Runtime) {
+    let needed = runtime.fork.quiesce.needed();
+    // A follower that starves would keep the gate from closing.
+    runtime.placement.come_apart(APART_WHILE_GROWING_NS);
+    if let Some(activated) = runtime.activation.activated.get() {
+        // Handlers map them in. A page that is not managed by now is not swapped out before the agent goes on.
+        needed.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
+        activated.engine.machine().hold_in_place(&needed, true);
+        activated.engine.machine().hold_unsharing();
+    }
+    runtime.fork.gate.close();
+    // The child may keep open what the parent closes.
+    runtime.notices.lenders.look();
+    let mut faults = PendingFaults::default();
+    if let Some(events) = runtime.mapping_events() {
+        let activated = events.activated;
+        // A mapping that grew and was then unmapped in part is found like a new one.
+        adopt_mappings(events);
+        drop(events.receive_changes(&mut faults));
+        activated.engine.drop_all_lost();
+        activated.engine.machine().allow_forks(true);
+        activated.engine.lend_file();
+        activated.engine.machine().share_swap_file();
+    }
+    let forked = runtime.fork.quiesce.wait_for_fork();
+    if let Some(activated) = runtime.activation.activated.get() {
+        let machine = activated.engine.machine();
+        machine.shared_swap_file(forked);
+        machine.allow_forks(false);
+        // Threads that wait for received faults raise them again.
+        while let Some(fault) = faults.pop() {
+            machine.fault_again(fault.page);
+        }
+        machine.hold_in_place(&needed, false);
+        machine.release_unsharing();
+    }
+    if forked {
+        runtime.sharing.forked(&runtime.context);
+    }
+    runtime.fork.gate.open();
+    runtime.fork.quiesce.finish();
+}
+
+/// The forking thread, while the agent is quiesced: takes along descriptors that the child could not
+/// open.
+fn take_descriptors(runtime: &'static Runtime) {
+    let Some(companion) = runtime.companion.process() else { return };
+    let is_hidden = || access("/proc/self/statm", Access::EXISTS).is_err();
+    if let Some(files) = runtime.context.files.as_ref().filter(|_| is_hidden()) {
+        runtime.fork.proc.take(companion, files.proc.as_raw_fd());
+    }
+    let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
+    if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
+        runtime.fork.swap_file.take(companion, file);
     }
 }
