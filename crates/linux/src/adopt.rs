@@ -1,19 +1,26 @@
 //! Finding the program's memory and taking it over.
 //!
-//! Managed is private anonymous memory that may be read and written and not executed, wherever it comes
-//! from (malloc, mmap, a run time's heap), except the main stack, thread stacks, the agent's own memory,
-//! and the static data of the libraries the program started with, which the agent's threads may use.
+//! The agent manages private anonymous memory that may be read and written and not executed,
+//! wherever it comes from (malloc, mmap, a run time's heap). Exceptions are the main stack, thread
+//! stacks, the agent's own memory, and the static data of the libraries the program started with,
+//! which the agent's threads may use.
 //!
-//! What forbids all access right above a managed mapping may be for that to grow into, step by step (the heap of an arena of malloc's,
-//! or of a run time's): a *reserve*. Its lowest part, the *window*, is left alone, so that small steps cost no more than
-//! without us; what lies above is registered. When what grows gets there, a fault tells: the window, by then full, is
-//! adopted, and the next one opened.
+//! An inaccessible mapping right above a managed one may be a *reserve*, into which the managed one
+//! grows step by step (the heap of one of malloc's arenas, or of a run time). Its lowest part, the
+//! *window*, is not registered, so that small steps cost no more than without the agent. The rest
+//! is registered. When the mapping grows beyond the window, a fault follows: the window, by then
+//! full, is adopted, and the next one opened.
 //!
-//! A mapping is taken over in this order: the list of mappings is read; every change that was under way
-//! by then is heard (a range that was unmapped and mapped anew must not be dropped later for its past);
-//! the range is registered, so that first touches come to the handlers; what of it is registered indeed is looked up
-//! (the program may have unmapped a part before, and mapped something else there since); then the pages
-//! it has already become folios.
+//! A mapping is adopted in this order:
+//! 1. The list of mappings is read.
+//! 2. All pending mapping events are received: a range that was unmapped and mapped anew must not
+//!    be dropped later.
+//! 3. The range is registered, so that first touches fault.
+//! 4. The registered part is looked up: the program may have unmapped a part before, and mapped
+//!    something else there since.
+//! 5. The resident pages become folios.
+//!
+//! Lock order: inside the gate; takes the lock of the mappings, then the engine's.
 
 use crate::allocation_notice::Paused;
 use crate::companion::mapping_events::{MappingEvents, PendingFaults};
@@ -29,15 +36,17 @@ use foliomem_core::trace::Event;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
-/// A mapping of at most this many bytes that forbids all access, right below another of at most `STACK_MAX_BYTES`, may be the
-/// guard of a thread's stack. Twice what `ulimit -s` mostly is: allocators have guards, too.
+/// A mapping of at most this many bytes that forbids all access, right below another of at most
+/// `STACK_MAX_BYTES`, may be the guard of a thread's stack. Twice what `ulimit -s` mostly is:
+/// allocators have guards, too.
 const GUARD_MAX_BYTES: usize = 64 << 10;
 const STACK_MAX_BYTES: usize = 16 << 20;
-/// Where the C library puts a heap of a thread's arena, right above what is left of the heap below it.
+/// Where the C library puts a heap of a thread's arena, right above what is left of the heap below
+/// it.
 const HEAP_ALIGN_BYTES: usize = 64 << 20;
 
-/// The window of a reserve is this share of the limit (1/2^8), and so large at least: a program that fills it takes no more before
-/// somebody notices.
+/// The window of a reserve is this share of the limit (1/2^8), and so large at least: a program
+/// that fills it takes no more before somebody notices.
 const WINDOW_SHIFT: u32 = 8;
 const WINDOW_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
 
@@ -45,19 +54,21 @@ fn window_bytes(events: MappingEvents) -> usize {
     (events.context.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES
 }
 
-/// Adopts every mapping that is not managed yet; whether there was one.
+/// Adopts every unmanaged mapping; whether there was one.
 pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
     let advices = events.activated.engine.machine().advices();
     let mapped = advices.has_waiting().then(Ranges::default);
-    // Threads that map all the time would keep the lock that looking and registering take, and what they get between the two be missed.
+    // Threads that map all the time would keep the kernel's lock of the mappings, and what they map
+    // between the look and the registration would be missed.
     let paused = events.allocations.pause();
     let found = find(events, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
     adopt(events, paused, found, || {})
 }
 
-/// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages there that have been touched:
-/// those that are touched from then on fault. Whether there was anything.
+/// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages
+/// there that have been touched: those that are touched from then on fault. Whether there was
+/// anything.
 pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registered: impl FnOnce()) -> bool {
     let paused = events.allocations.pause();
     let mut found = find(events, within, None);
@@ -65,8 +76,8 @@ pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registere
     adopt(events, paused, found, registered)
 }
 
-/// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping has grown by, and waits until there is
-/// room for the next window.
+/// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping
+/// has grown by, and waits until there is room for the next window.
 pub(crate) fn adopt_growth(events: MappingEvents, worker: &mut Worker, page: PageNumber) {
     let (address, window) = (page.address() as usize, window_bytes(events));
     adopt_part(events, &(address.saturating_sub(window)..address + window), || {});
@@ -81,8 +92,8 @@ pub(crate) fn adopt_growth(events: MappingEvents, worker: &mut Worker, page: Pag
     }
 }
 
-/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart. Where there are none, it has grown while
-/// its beginning was being registered: then all of it is.
+/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart. Where
+/// there are none, it has grown while its beginning was being registered: then all of it is.
 pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
     let mut pending = PendingFaults::default();
     let machine = events.activated.engine.machine();
@@ -97,7 +108,7 @@ pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
     raise_again(machine, pending);
 }
 
-/// Faults that were heard on the way are raised again by the threads that wait for them.
+/// Has the threads that wait for received faults raise them again.
 fn raise_again(machine: &LinuxMachine, mut pending: PendingFaults) {
     while let Some(fault) = pending.pop() {
         machine.fault_again(fault.page);
@@ -128,14 +139,14 @@ fn adopt(
         registered_all();
         return false;
     }
-    // While the program grows, nobody waits for a follower that it keeps from its CPU.
+    // While the program grows, its faults must not wait for a follower that it keeps from its CPU.
     events.placement.come_apart(APART_WHILE_GROWING_NS);
     let mut pending = PendingFaults::default();
     let machine = events.activated.engine.machine();
     {
         let _received = events.receive_changes(&mut pending);
         for range in &parts {
-            // A failure leaves the range to the next look.
+            // After a failure the next look finds the range again.
             let _ = machine.descriptors().program.register(range.start, range.end - range.start, uffd::Mode::Faults);
         }
         reserves.into_iter().for_each(|range| machine.reserve(range));
@@ -179,7 +190,7 @@ fn insert_registered(
                 }
             }
         });
-        // A change that has begun meanwhile cannot end before it is heard.
+        // A mapping event that is pending by now ends only after it is received.
         if uffd.mapping_is_changing() {
             continue;
         }
@@ -195,14 +206,15 @@ fn insert_registered(
     }
 }
 
-/// Tells for the record what was there before it was managed.
+/// Traces the pages that were resident before they were managed.
 fn trace_present(events: MappingEvents, machine: &LinuxMachine, range: &Range<usize>) {
     pagemap::present(&machine.descriptors().pagemap, range.start, range.end, &mut |run| {
         events.context.tracer.filled(&events.context.budget, pages(&run));
     });
 }
 
-/// Of mappings of which a part of `within` is not managed; `mapped` gets all of these, and what is managed.
+/// Of mappings of which a part of `within` is not managed; `mapped` gets all of these, and what is
+/// managed.
 fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
     let machine = events.activated.engine.machine();
     let window = window_bytes(events);
@@ -215,7 +227,8 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
     maps::for_each_around(&machine.descriptors().maps, &unknown, &mut |mapping| {
         mapped.iter().for_each(|mapped| mapped.insert(mapping.start..mapping.end));
         let below = before.as_ref().filter(|(below, _)| below.end == mapping.start);
-        // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
+        // The kernel registers a mapping as a whole: what has grown is managed whatever lies below
+        // it now.
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
                 || is_registered(mapping)
@@ -247,8 +260,9 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
     found
 }
 
-/// Whether `mapping`, which forbids all access right above one that is managed, is for that to grow into. A thread's stack, which forbids access
-/// for a moment when it is made, is smaller, and does not end where an arena's heap does.
+/// Whether `mapping`, which forbids all access right above one that is managed, is for that to grow
+/// into. A thread's stack, which forbids access for a moment when it is made, is smaller, and does
+/// not end where an arena's heap does.
 fn is_reserve(mapping: &Mapping, below: &Mapping) -> bool {
     let is_rest_of_heap = mapping.end.is_multiple_of(HEAP_ALIGN_BYTES) && below.start <= mapping.end - HEAP_ALIGN_BYTES;
     is_rest_of_heap || mapping.end - mapping.start > STACK_MAX_BYTES

@@ -7,21 +7,21 @@
 //! all mappings before it receives the next notice.
 //!
 //! Allocated memory is not always new: the C library gives out freed memory again. After each
-//! notice for which the monitor finds nothing new, twice as many pages may pass without a notice, up
-//! to a quarter of the limit, until the monitor finds something new. The end of the heap that grows
-//! by `brk` is known: an allocation above it is always new. (A mapping that grows into inaccessible
-//! address space faults by itself: [`crate::adopt`].)
+//! notice for which the monitor finds nothing new, twice as many pages may pass without a notice,
+//! up to a quarter of the limit, until the monitor finds something new. The end of the heap that
+//! grows by `brk` is known: an allocation above it is always new. (A mapping that grows into
+//! inaccessible address space faults by itself: [`crate::adopt`].)
 //!
 //! Allocating threads are *paused* while the agent activates, registers mappings, or waits for a
-//! moment without a pending mapping event. Threads that allocate at memory speed would otherwise keep
-//! the kernel's lock of the mappings from the monitor for tens of milliseconds.
+//! moment without a pending mapping event. Threads that allocate at memory speed would otherwise
+//! keep the kernel's lock of the mappings from the monitor for tens of milliseconds.
 //!
 //! | slot | meaning | left by |
 //! |---|---|---|
 //! | free | | a thread: taken |
 //! | taken | a thread writes its notice | that thread: posted |
-//! | posted | the thread waits | the monitor: received; the thread, after its time limit: free |
-//! | received | the thread waits | the monitor: answered; the thread, after its time limit: abandoned |
+//! | posted | the thread waits | the monitor: received; the thread, too late: free |
+//! | received | the thread waits | the monitor: answered; the thread, too late: abandoned |
 //! | answered | the monitor has handled the notice | the thread: free |
 //! | abandoned | the thread waits no longer | the monitor: free |
 //!
@@ -30,9 +30,9 @@
 //!
 //! Orderings: a slot's `state` carries the rest of the slot. Each change of the state releases what
 //! its maker has written and acquires what the maker of the change before has written: posted to
-//! received (the range), received to answered (what is registered), free to taken (the thread before
-//! has read the slot). When `pauses` becomes 0, it releases the work of the pausing threads to
-//! `wait_while_paused`.
+//! received (the range), received to answered (what is registered), free to taken (the thread
+//! before has read the slot). When `pauses` becomes 0, it releases the work of the pausing threads
+//! to `wait_while_paused`.
 
 use crate::word_wait::{self, ALL, now_ns};
 use foliomem_core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
@@ -110,7 +110,8 @@ struct Slot {
 
 impl Slot {
     fn change(&self, from: u32, to: u32) -> bool {
-        // AcqRel pairs with itself, and with the Release stores to `state` in `notify` and `answer`.
+        // AcqRel pairs with itself, and with the Release stores to `state` in `notify` and
+        // `answer`.
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
@@ -134,7 +135,8 @@ pub struct AllocationNotices {
     heap_end: AtomicUsize,
     /// An allocation that ends less than `HEAP_REACH_BYTES` above this address needs a notice.
     border: AtomicUsize,
-    /// Guards of [`AllocationNotices::pause`] that exist. Allocating threads wait while it is not 0.
+    /// Guards of [`AllocationNotices::pause`] that exist. Allocating threads wait while it is not
+    /// 0.
     pauses: AtomicU32,
 }
 
@@ -207,8 +209,8 @@ impl AllocationNotices {
         pages(range) >= self.much_pages()
     }
 
-    /// Whether an allocation that ends at `end` needs a notice, however small it is: it lies well above
-    /// the managed part of the heap, or threads are paused.
+    /// Whether an allocation that ends at `end` needs a notice, however small it is: it lies well
+    /// above the managed part of the heap, or threads are paused.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
         self.pauses.load(Ordering::Relaxed) != 0
@@ -265,8 +267,8 @@ impl AllocationNotices {
         }
     }
 
-    /// Sends a notice about `range`, calls `wake` to wake the monitor, and waits for the answer; whether
-    /// there was one in time.
+    /// Sends a notice about `range`, calls `wake` to wake the monitor, and waits for the answer;
+    /// whether there was one in time.
     pub fn notify(&self, what: NoticeKind, range: Range<usize>, wake: impl FnOnce()) -> bool {
         if self.is_monitor_late.load(Ordering::Relaxed) {
             return false;
@@ -303,7 +305,8 @@ impl AllocationNotices {
     /// Monitor: receives a notice, if there is one.
     pub fn receive(&self) -> Option<Notice<'_>> {
         self.is_monitor_late.store(false, Ordering::Relaxed);
-        // Slots take turns, so a thread that sends notices all the time does not keep others waiting.
+        // Slots take turns, so a thread that sends notices all the time does not keep others
+        // waiting.
         let start = self.next_slot.load(Ordering::Relaxed);
         let index = (start..start + SLOTS).find(|index| self.slots[index % SLOTS].change(POSTED, RECEIVED))?;
         self.next_slot.store((index + 1) % SLOTS, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The companion: the process beside the program that manages the program's memory.
 //!
-//! Its first thread, the monitor, samples the process's size. When the limit comes near, it activates:
-//! it makes the arena and the engine, starts handlers and reclaimers, registers the program's memory,
-//! and adopts it. All threads are made by [`crate::thread`]: they have no thread-local storage of the
-//! C library.
+//! Its first thread, the monitor, samples the process's size. When the limit comes near, it
+//! activates: it makes the arena and the engine, starts handlers and reclaimers, registers the
+//! program's memory, and adopts it. All threads are made by [`crate::thread`]: they have no
+//! thread-local storage of the C library.
 //!
 //! | role | module | its state |
 //! |---|---|---|
@@ -17,8 +17,8 @@
 //! | reclaimer | [`reclaimer`] | its requests |
 //! | guard, end | `guard`, `end`, [`memory_users`] | none |
 //!
-//! The state modules know no roles. [`crate::runtime::Runtime`] owns the state, and the roles are given
-//! it, or the parts that they need.
+//! The state modules know no roles. [`crate::runtime::Runtime`] owns the state, and the roles are
+//! given it, or the parts that they need.
 //!
 //! Lock order: the gate, the lock of the mappings, then the engine's. All other locks are leaves.
 

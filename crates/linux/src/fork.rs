@@ -1,6 +1,7 @@
 //! Forks: how a forking process and its child keep their swapped-out memory.
 //!
-//! [`protocol`] states the whole sequence, and what a child resets. The other modules are its parts:
+//! [`protocol`] states the whole sequence, and what a child resets. The other modules are its
+//! parts:
 //!
 //! | module | part |
 //! |---|---|

@@ -55,14 +55,14 @@ impl Runtime {
         self.activation.manage_now();
     }
 
-    /// Has the reclaimers swap out the managed memory in `range` (MADV_PAGEOUT), and waits for it. One
-    /// thread at a time may call.
+    /// Has the reclaimers swap out the managed memory in `range` (MADV_PAGEOUT), and waits for it.
+    /// One thread at a time may call.
     pub fn page_out(&self, range: Range<usize>) {
         self.reclaim.page_out(range);
     }
 
-    /// The program has given advice about a mapping, and the kernel has taken it. For any thread, in any
-    /// state.
+    /// The program has given advice about a mapping, and the kernel has taken it. For any thread,
+    /// in any state.
     pub fn advised(&self, range: Range<usize>, advice: Advice) {
         if let Some(activated) = self.activation.get() {
             activated.engine.machine().advices().tell(range, advice);
@@ -70,15 +70,15 @@ impl Runtime {
     }
 
     /// The program has allocated `range`, and may touch it at once. If there may be no room for it,
-    /// together with what the program allocated before, returns when it is managed. For any thread, in
-    /// any state.
+    /// together with what the program allocated before, returns when it is managed. For any thread,
+    /// in any state.
     pub fn grows(&self, range: Range<usize>) {
         self.notices.allocated(&self.context, self.activation.get(), &self.fork.quiesce, range);
     }
 
-    /// The kernel has refused something that concerns the mapping at `range` as a whole: returns when
-    /// reserves there are as without the agent, and all of the mapping is managed if a part is. Whether
-    /// the monitor has looked.
+    /// The kernel has refused something that concerns the mapping at `range` as a whole: returns
+    /// when reserves there are as without the agent, and all of the mapping is managed if a part
+    /// is. Whether the monitor has looked.
     pub fn is_made_whole(&self, range: Range<usize>) -> bool {
         self.notices.join_mappings(&self.context, &self.fork.quiesce, range)
     }
@@ -91,8 +91,8 @@ impl Runtime {
         }
     }
 
-    /// Whether [`grows`](Self::grows) must be called for an allocation that ends at `end`, however small
-    /// it is.
+    /// Whether [`grows`](Self::grows) must be called for an allocation that ends at `end`, however
+    /// small it is.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
         self.notices.allocations.is_watched(end)
@@ -103,13 +103,14 @@ impl Runtime {
         bytes.div_ceil(PAGE_BYTES) as i64 > self.context.budget.limit_pages()
     }
 
-    /// Whether there may soon be no room if the program takes `bytes`. For any thread, in any state.
+    /// Whether there may soon be no room if the program takes `bytes`. For any thread, in any
+    /// state.
     pub fn is_short_of_room(&self, bytes: usize) -> bool {
         self.context.budget.is_armed() && self.context.lacks_room(bytes)
     }
 
-    /// The program lets a filter decide which system calls its threads may make: they make none of the
-    /// agent's any more.
+    /// The program lets a filter decide which system calls its threads may make: they make none of
+    /// the agent's any more.
     pub fn is_filtered(&self) {
         self.notices.is_filtered.store(true, Ordering::Relaxed);
     }
@@ -119,7 +120,8 @@ impl Runtime {
         self.notices.wants_all_locked(self.context.budget.control());
     }
 
-    /// The program hands pages to the kernel by reference: from now on no frame is used again in place.
+    /// The program hands pages to the kernel by reference: from now on no frame is used again in
+    /// place.
     pub fn pages_escape(&self) {
         self.notices.lenders.found();
     }

@@ -1,7 +1,7 @@
 //! Activation: from here on the program's memory is managed.
 //!
-//! The monitor activates when the tree comes near its limit, once in the life of a process. Allocating
-//! threads are paused meanwhile.
+//! The monitor activates when the tree comes near its limit, once in the life of a process.
+//! Allocating threads are paused meanwhile.
 //!
 //! Lock order: called inside the gate; takes the lock of the mappings.
 
@@ -107,13 +107,14 @@ pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeErro
     Ok(())
 }
 
-/// Opens what the machine of this process needs. In the child of a fork the swap file may come from the
-/// parent.
+/// Opens what the machine of this process needs. In the child of a fork the swap file may come from
+/// the parent.
 pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors, RuntimeError> {
     let control = runtime.context.budget.control();
     let mut swap_file = None;
     if control.swap().clusters() > 0 {
-        // SAFETY: there is one only while the forking thread waits for this monitor, which takes it once.
+        // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
+        // once.
         let handed = unsafe { runtime.fork.swap_file.receive() };
         match handed.map_or_else(|| control.swap().open(), Ok) {
             Ok(file) => swap_file = Some(file),

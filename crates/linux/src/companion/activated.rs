@@ -1,8 +1,8 @@
 //! The state of activation: whether memory is managed, and the engine that manages it.
 //!
-//! The monitor activates once in the life of a process ([`crate::companion::activate`]). The child of
-//! a fork takes over its copy of the engine. The engine's locks come after the gate and the lock of
-//! the mappings.
+//! The monitor activates once in the life of a process ([`crate::companion::activate`]). The child
+//! of a fork takes over its copy of the engine. The engine's locks come after the gate and the lock
+//! of the mappings.
 
 use crate::companion::context::Context;
 use crate::gate::Gate;

@@ -1,7 +1,7 @@
 //! The guard: a process beside the companion that stops the program if the companion is killed.
 //!
-//! It runs from activation on, with the companion's descriptors, so it holds the userfaultfd open. It
-//! takes no lock.
+//! It runs from activation on, with the companion's descriptors, so it holds the userfaultfd open.
+//! It takes no lock.
 
 use crate::companion::end::stop_program;
 use crate::companion::error::RuntimeError;
@@ -48,6 +48,7 @@ fn stop_lost_program(runtime: &'static Runtime) -> ! {
 /// Monitor: starts the guard. There must be none.
 pub(crate) fn start_guard(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
-    // SAFETY: the runtime lives as long as the memory; only the monitor starts the guard, where there is none.
+    // SAFETY: the runtime lives as long as the memory; only the monitor starts the guard, where
+    // there is none.
     unsafe { runtime.companion.start_guard(guard_entry, argument) }.map_err(RuntimeError::Companion)
 }

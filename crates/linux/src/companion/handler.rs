@@ -1,7 +1,7 @@
 //! Handlers: they receive messages and serve the program's faults.
 //!
-//! There is one handler for each CPU, and two at least. A handler serves inside the gate. Each message
-//! wakes all handlers that listen, and the one on the program's own CPU receives it.
+//! There is one handler for each CPU, and two at least. A handler serves inside the gate. Each
+//! message wakes all handlers that listen, and the one on the program's own CPU receives it.
 //!
 //! Lock order: the gate, then the lock of the mappings, then the engine's.
 
@@ -21,9 +21,9 @@ use foliomem_core::machine::Machine;
 use foliomem_core::stats::FaultKind;
 use foliomem_core::units::{Order, PAGE_BYTES, PageNumber};
 
-/// A handler that came too late this often in a row is on the wrong CPU, and parks: to wake it costs
-/// each fault of a one-threaded program 6 us. Under reclaim, which moves the program about, 32 in a
-/// row are so rare that half of all reads were in vain.
+/// A handler that came too late this often in a row is on the wrong CPU, and parks: to wake it
+/// costs each fault of a one-threaded program 6 us. Under reclaim, which moves the program about,
+/// 32 in a row are so rare that half of all reads were in vain.
 const MAX_LOST_RACES: u32 = 4;
 
 /// What a handler is started with.
@@ -36,7 +36,8 @@ pub(crate) struct HandlerStart {
     pub(crate) cpu: usize,
     /// How many handlers there are.
     pub(crate) handlers: u32,
-    /// For the first handler of the first process that activates, to measure the cost of an interrupt.
+    /// For the first handler of the first process that activates, to measure the cost of an
+    /// interrupt.
     pub(crate) measured: Option<Region>,
 }
 
@@ -108,8 +109,8 @@ impl Handler {
         }
     }
 
-    /// Maps in the folios that the program will touch next, until it waits for something else; their
-    /// order, if there are any.
+    /// Maps in the folios that the program will touch next, until it waits for something else;
+    /// their order, if there are any.
     fn read_ahead(&mut self, page: PageNumber) -> Option<Order> {
         let uffd = &self.events.activated.engine.machine().descriptors().program;
         let (mut chunks, mut fetched) = (0, None);
@@ -136,7 +137,8 @@ impl Handler {
         fetched
     }
 
-    /// Serves a write to a page that a fork may have left shared: the program waits for room for the copy.
+    /// Serves a write to a page that a fork may have left shared: the program waits for room for
+    /// the copy.
     fn serve_copy(&mut self, page: PageNumber) {
         let machine = self.events.activated.engine.machine();
         let started_ns = now_ns();

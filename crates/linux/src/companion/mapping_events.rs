@@ -1,8 +1,9 @@
 //! Messages of the userfaultfd: faults, and mapping events in their order.
 //!
-//! Messages are read one at a time under the lock of the mappings ([`LinuxMachine::hold_mappings`]),
-//! and a mapping event is applied before that lock is released. So no fault that the program raises
-//! after an event is served before the event is applied. Faults are served outside the lock.
+//! Messages are read one at a time under the lock of the mappings
+//! ([`LinuxMachine::hold_mappings`]), and a mapping event is applied before that lock is released.
+//! So no fault that the program raises after an event is served before the event is applied. Faults
+//! are served outside the lock.
 //!
 //! Lock order: the gate, then the lock of the mappings, then the engine's.
 
@@ -62,8 +63,8 @@ pub(crate) struct MappingEvents {
 }
 
 impl MappingEvents {
-    /// Receives messages until one is a fault, and applies the mapping events before it. `None` when
-    /// there is no message.
+    /// Receives messages until one is a fault, and applies the mapping events before it. `None`
+    /// when there is no message.
     pub(crate) fn receive(&self) -> Option<Fault> {
         let machine = self.activated.engine.machine();
         let uffd = &machine.descriptors().program;
@@ -88,8 +89,8 @@ impl MappingEvents {
         }
     }
 
-    /// Applies an event that was received while others were pending: it waits for the next message, and
-    /// until then no page can be moved.
+    /// Applies an event that was received while others were pending: it waits for the next message,
+    /// and until then no page can be moved.
     pub(crate) fn settle(&self) {
         let machine = self.activated.engine.machine();
         if machine.steady().is_some() {
@@ -100,8 +101,9 @@ impl MappingEvents {
         }
     }
 
-    /// Receives all pending mapping events, and waits until none is pending. `pending` keeps the faults
-    /// that came with them. No other thread receives messages while the returned guard exists.
+    /// Receives all pending mapping events, and waits until none is pending. `pending` keeps the
+    /// faults that came with them. No other thread receives messages while the returned guard
+    /// exists.
     pub(crate) fn receive_changes(&self, pending: &mut PendingFaults) -> RwLockWriteGuard<'static, Changes, Mappings> {
         let (mut looks, mut _paused) = (0, None);
         loop {
@@ -155,9 +157,9 @@ impl MappingEvents {
     }
 }
 
-/// Whether a thread that receives a message has not got on for a while: it is kept from its CPU. (The
-/// caller sleeps between looks: the scheduler puts no waking thread on a CPU that is in use, however
-/// briefly.)
+/// Whether a thread that receives a message has not got on for a while: it is kept from its CPU.
+/// (The caller sleeps between looks: the scheduler puts no waking thread on a CPU that is in use,
+/// however briefly.)
 pub(crate) fn is_receiver_starved(machine: &LinuxMachine) -> bool {
     machine.is_being_heard()
         && (0..RECEIVING_LOOKS).all(|_| {

@@ -1,12 +1,12 @@
 //! The monitor: the companion's first thread. It samples the process's size and keeps the limit.
 //!
-//! Before activation nothing is registered, so a program that fits its limit runs at its own speed. The
-//! nearer the tree is to its limit, the shorter the monitor sleeps. After activation it adopts new
-//! mappings as they appear, and does little else: a program can touch a new mapping at memory speed
-//! before it is adopted, so the monitor must get a CPU whenever it wakes.
+//! Before activation nothing is registered, so a program that fits its limit runs at its own speed.
+//! The nearer the tree is to its limit, the shorter the monitor sleeps. After activation it adopts
+//! new mappings as they appear, and does little else: a program can touch a new mapping at memory
+//! speed before it is adopted, so the monitor must get a CPU whenever it wakes.
 //!
-//! The monitor also receives notices, quiesces the agent for forks, and ends the companion. Lock order:
-//! its looks are inside the gate; it closes the gate for a fork.
+//! The monitor also receives notices, quiesces the agent for forks, and ends the companion. Lock
+//! order: its looks are inside the gate; it closes the gate for a fork.
 
 use crate::adopt::adopt_mappings;
 use crate::arena_size;
@@ -40,25 +40,26 @@ pub(crate) const MONITOR_NICE: i32 = -20;
 /// The monitor's shortest and longest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// The shortest sleep while program and handler are co-located: while the monitor runs, the scheduler
-/// moves the program's thread to another CPU, and the handler has to follow. A program that faults
-/// page by page grows by 11 MiB meanwhile, at most.
+/// The shortest sleep while program and handler are co-located: while the monitor runs, the
+/// scheduler moves the program's thread to another CPU, and the handler has to follow. A program
+/// that faults page by page grows by 11 MiB meanwhile, at most.
 const SLEEP_TOGETHER: Duration = Duration::from_millis(2);
 /// The longest sleep while new mappings may need adoption soon, or the process has just changed its
 /// size.
 const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
-/// A recorded process is managed from this size on, 4 MiB. Of a smaller one the trace has the start.
+/// A recorded process is managed from this size on, 4 MiB. Of a smaller one the trace has the
+/// start.
 const RECORDED_PAGES: i64 = (4 << 20) / PAGE_BYTES as i64;
 /// The longest sleep before that size.
 const SLEEP_RECORDING_MAX: Duration = Duration::from_millis(2);
 /// This many looks in a row without a change make a quiet process: it sleeps, or works on resident
-/// memory. They take an eighth of a second: on a busy machine a program that is about to grow may wait
-/// for a CPU for tens of milliseconds.
+/// memory. They take an eighth of a second: on a busy machine a program that is about to grow may
+/// wait for a CPU for tens of milliseconds.
 const QUIET_LOOKS: u32 = 256;
-/// A quiet process may touch this much before the monitor looks again, though there is no room: 8 MiB
-/// and 1/2^6 of the limit. That is half and a third of what a tree may be over its limit for a moment
-/// (16 MiB a process and a twentieth). However many processes wake up at the same time, the machine's
-/// memory has one speed.
+/// A quiet process may touch this much before the monitor looks again, though there is no room: 8
+/// MiB and 1/2^6 of the limit. That is half and a third of what a tree may be over its limit for a
+/// moment (16 MiB a process and a twentieth). However many processes wake up at the same time, the
+/// machine's memory has one speed.
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
 /// A process that has not changed for this many looks is not awake.
@@ -90,7 +91,8 @@ impl Looks {
         self.alike >= QUIET_LOOKS
     }
 
-    /// Before activation: the size of a short program must be seen, and an idle one must not be woken.
+    /// Before activation: the size of a short program must be seen, and an idle one must not be
+    /// woken.
     fn longest_sleep(&self) -> Duration {
         SLEEP_ACTIVATED_MAX.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
     }
@@ -142,8 +144,8 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
 }
 
 /// How much rarer the monitor may look because of other processes: how many processes there are for
-/// each that can grow at full speed. A process that grows counts against those that are awake, and one
-/// that does not against all.
+/// each that can grow at full speed. A process that grows counts against those that are awake, and
+/// one that does not against all.
 fn crowd(runtime: &'static Runtime, looks: &Looks) -> u32 {
     let control = runtime.context.budget.control();
     let is_awake = looks.idle < AWAKE_LOOKS;

@@ -1,8 +1,8 @@
 //! What threads of the program tell the monitor, and how: the state, and the program's side of it.
 //!
 //! The functions run in threads of the program, in any state: they allocate nothing, take no lock,
-//! and wait on futexes with a time limit only. [`crate::companion::receive_notices`] is the monitor's
-//! side. The lock of the control blocks is a leaf.
+//! and wait on futexes with a time limit only. [`crate::companion::receive_notices`] is the
+//! monitor's side. The lock of the control blocks is a leaf.
 
 use crate::allocation_notice::{AllocationNotices, NoticeKind};
 use crate::clock;
@@ -64,17 +64,17 @@ impl Notices {
         }
     }
 
-    /// The kernel has refused something that concerns the mapping at `range` as a whole: waits until
-    /// the monitor has joined the mappings there; whether it has.
+    /// The kernel has refused something that concerns the mapping at `range` as a whole: waits
+    /// until the monitor has joined the mappings there; whether it has.
     pub(crate) fn join_mappings(&self, context: &Context, quiesce: &Quiesce, range: Range<usize>) -> bool {
         self.may_wait(context) && self.allocations.notify(NoticeKind::JoinMappings, range, || quiesce.wake_monitor())
     }
 
-    /// The calling thread starts, and something may be swapped out: waits until its control block stays
-    /// resident.
+    /// The calling thread starts, and something may be swapped out: waits until its control block
+    /// stays resident.
     ///
-    /// A filter for system calls is no reason not to wait: a thread that joins this one would hang, and
-    /// a filter under which threads are made allows futexes.
+    /// A filter for system calls is no reason not to wait: a thread that joins this one would hang,
+    /// and a filter under which threads are made allows futexes.
     pub(crate) fn thread_starts(&self, quiesce: &Quiesce) {
         let started = NoticeKind::ThreadStarted(thread_control_block::own_thread());
         let is_received = || self.allocations.notify(started, thread_control_block::own(), || quiesce.wake_monitor());
@@ -87,8 +87,8 @@ impl Notices {
         }
     }
 
-    /// Whether a thread of the program may send a notice and wait for the answer: a filter may forbid
-    /// it to wait.
+    /// Whether a thread of the program may send a notice and wait for the answer: a filter may
+    /// forbid it to wait.
     fn may_wait(&self, context: &Context) -> bool {
         context.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed)
     }

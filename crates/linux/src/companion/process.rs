@@ -1,20 +1,23 @@
 //! The companion: the agent's process beside the program's.
 //!
-//! It shares the program's memory and nothing else: its descriptors, signal handlers, directories, credentials and
-//! filters are its own, and it is in a session of its own. So the program has no thread that it has not made, and is
-//! stopped, traced and filtered without the agent. The monitor is the companion's first thread, handlers and
-//! reclaimers are the others.
+//! It shares the program's memory and nothing else: its descriptors, signal handlers, directories,
+//! credentials and filters are its own, and it is in a session of its own. So the program has no
+//! thread that it has not made, and is stopped, traced and filtered without the agent. The monitor
+//! is the companion's first thread, handlers and reclaimers are the others.
 //!
-//! An *intermediate* process makes the companion and ends at once, so the companion is nobody's child that the program
-//! might wait for: the supervisor adopts it, which is a subreaper. Where the program itself would adopt it (it is a
-//! subreaper, or the first process of a pid namespace), there is no intermediate: the companion is then a child that
-//! only waits with `__WALL` or `__WCLONE` report.
+//! An *intermediate* process makes the companion and ends at once, so the companion is nobody's
+//! child that the program might wait for: the supervisor adopts it, which is a subreaper. Where the
+//! program itself would adopt it (it is a subreaper, or the first process of a pid namespace),
+//! there is no intermediate: the companion is then a child that only waits with `__WALL` or
+//! `__WCLONE` report.
 //!
-//! Once anything can be swapped out, a *guard* runs beside the companion, with the companion's descriptors. If the
-//! companion is killed, the guard holds the userfaultfd open, so nobody reads zeros, and kills the program.
+//! Once anything can be swapped out, a *guard* runs beside the companion, with the companion's
+//! descriptors. If the companion is killed, the guard holds the userfaultfd open, so nobody reads
+//! zeros, and kills the program.
 //!
-//! The end of a process clears a word: the kernel clears the thread id in the control block of the program's first
-//! thread when that thread ends or executes another program. The monitor sleeps on this *exit word*, too.
+//! The end of a process clears a word: the kernel clears the thread id in the control block of the
+//! program's first thread when that thread ends or executes another program. The monitor sleeps on
+//! this *exit word*, too.
 
 use crate::clock::timespec;
 use crate::filters::{self, Call};
@@ -71,7 +74,8 @@ pub struct Companion {
     answer: AtomicU32,
     /// It ends by itself.
     is_over: AtomicBool,
-    /// The program's pid namespace is not the supervisor's, so processes of the program may adopt others.
+    /// The program's pid namespace is not the supervisor's, so processes of the program may adopt
+    /// others.
     is_nested: AtomicBool,
 }
 
@@ -107,11 +111,12 @@ impl Companion {
         self.is_nested.store(true, Ordering::Relaxed);
     }
 
-    /// Starts the companion of the calling process in `entry`, which must not return. `is_subreaper`: the calling process
-    /// adopts orphans.
+    /// Starts the companion of the calling process in `entry`, which must not return.
+    /// `is_subreaper`: the calling process adopts orphans.
     ///
     /// # Safety
-    /// `entry` may be called with `argument` in a process that shares the memory. No other thread calls this.
+    /// `entry` may be called with `argument` in a process that shares the memory. No other thread
+    /// calls this.
     pub unsafe fn start(
         &'static self,
         entry: extern "C" fn(*mut u8),
@@ -147,7 +152,8 @@ impl Companion {
             self.set_nested();
         }
         if adoption == Adoption::ByProgram || self.is_nested.load(Ordering::Relaxed) {
-            // SAFETY: by the contract; the stack and the word live as long as this, which is static.
+            // SAFETY: by the contract; the stack and the word live as long as this, which is
+            // static.
             return unsafe { self.spawn(entry, argument) }.map(|_| ());
         }
         let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
@@ -164,7 +170,8 @@ impl Companion {
         self.answer.store(0, Ordering::Relaxed);
     }
 
-    /// The starting thread: returns the monitor's answer; `None` if the companion ended without one.
+    /// The starting thread: returns the monitor's answer; `None` if the companion ended without
+    /// one.
     pub fn wait_for_answer(&self) -> Option<Answer> {
         loop {
             // Acquire pairs with the Release in `answer`: what the monitor has prepared.
@@ -188,7 +195,8 @@ impl Companion {
     /// Runs a process that shares the memory in `entry`, to its end.
     ///
     /// # Safety
-    /// `entry` may be called with `argument` in such a process, and ends it. One thread at a time calls this.
+    /// `entry` may be called with `argument` in such a process, and ends it. One thread at a time
+    /// calls this.
     pub unsafe fn run_intermediate(
         &'static self,
         entry: extern "C" fn(*mut u8),
@@ -259,7 +267,8 @@ impl Companion {
         self.exit_word.store(0, Ordering::Relaxed);
     }
 
-    /// The monitor: sleeps until `kick` is not `kicks` any more, or the exit word is cleared, or for `time`.
+    /// The monitor: sleeps until `kick` is not `kicks` any more, or the exit word is cleared, or
+    /// for `time`.
     pub fn doze(&self, kick: &sync::AtomicU32, kicks: u32, time: Duration) -> Woken {
         let address = self.exit_word.load(Ordering::Relaxed);
         if address == 0 || !filters::allow(Call::FutexWaitv) {

@@ -39,8 +39,9 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
     is_due
 }
 
-/// Receives that a thread has allocated memory. If that may be too much, the agent activates. Whether
-/// it has, or whether there are more new mappings, because the range is only the last of many.
+/// Receives that a thread has allocated memory. If that may be too much, the agent activates.
+/// Whether it has, or whether there are more new mappings, because the range is only the last of
+/// many.
 fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
     let (range, finds) = (notice.range.clone(), notice.finds);
     let is_one_of_many = !runtime.notices.allocations.is_much(&range);

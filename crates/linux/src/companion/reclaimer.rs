@@ -1,5 +1,5 @@
-//! Reclaimers: they compress memory from the low watermark up to the high one, so that faults rarely
-//! have to.
+//! Reclaimers: they compress memory from the low watermark up to the high one, so that faults
+//! rarely have to.
 //!
 //! The idle ones compact, discard, and recompress. A reclaimer works inside the gate.
 //!
@@ -192,7 +192,8 @@ impl Reclaimer {
         }
     }
 
-    /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to do.
+    /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to
+    /// do.
     fn compact(&self) -> bool {
         let _inside = self.gate.enter();
         let engine = &self.activated.engine;
@@ -203,8 +204,8 @@ impl Reclaimer {
         engine.compact_proactively()
     }
 
-    /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU; returns when to
-    /// look again.
+    /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU; returns when
+    /// to look again.
     fn recompress(&mut self, kicked: u32) -> Option<Duration> {
         let loadavg = self.context.files.as_ref()?.loadavg.as_ref()?;
         let engine = &self.activated.engine;

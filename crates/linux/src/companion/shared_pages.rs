@@ -8,7 +8,8 @@ use crate::cow_throttle::CowThrottle;
 use crate::pagemap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often the kernel is asked for the number of shared pages, for which it walks the page tables.
+/// How often the kernel is asked for the number of shared pages, for which it walks the page
+/// tables.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
 
 /// What is known of pages that a fork has left shared.
@@ -20,8 +21,8 @@ pub(crate) struct SharedPages {
 }
 
 impl SharedPages {
-    /// On either side of a fork: the number of shared pages is known for now. (To measure it costs more
-    /// than a short child.)
+    /// On either side of a fork: the number of shared pages is known for now. (To measure it costs
+    /// more than a short child.)
     pub(crate) fn forked(&self, context: &Context) {
         context.budget.forked();
         self.throttle.forked();
@@ -29,7 +30,8 @@ impl SharedPages {
     }
 
     /// Measures again if that is due: while the other side of a fork lives, each write changes the
-    /// number of shared pages. `crowd`: how much rarer the monitor looks because of other processes.
+    /// number of shared pages. `crowd`: how much rarer the monitor looks because of other
+    /// processes.
     pub(crate) fn measure(&self, context: &Context, crowd: impl FnOnce() -> u32) {
         let Some(files) = &*context.files else { return };
         let started = now_ns();

@@ -27,8 +27,8 @@ use crate::thread;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
-/// Starts the agent of the calling process, which has claimed `slot`: makes its companion, and waits
-/// until that is ready.
+/// Starts the agent of the calling process, which has claimed `slot`: makes its companion, and
+/// waits until that is ready.
 pub fn start(
     control: &'static Control,
     slot: SlotIndex,
@@ -63,7 +63,8 @@ pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> 
     runtime.companion.expect_answer();
     runtime.workers.stacks_used.store(0, Ordering::Relaxed);
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
-    // SAFETY: the runtime lives as long as the memory; only the thread that starts it, or has forked, is here.
+    // SAFETY: the runtime lives as long as the memory; only the thread that starts it, or has
+    // forked, is here.
     unsafe { runtime.companion.start(monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
     match runtime.companion.wait_for_answer() {
         Some(Answer::Ready) => Ok(()),
@@ -75,7 +76,8 @@ pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> 
 extern "C" fn monitor_entry(argument: *mut u8) {
     // SAFETY: `start_companion` passes the runtime, which lives as long as the memory.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
-    // Not the program's session, terminal or directory. Where a filter forbids a call, it goes on as it is.
+    // Not the program's session, terminal or directory. Where a filter forbids a call, it goes on
+    // as it is.
     filters::answer_filters();
     if filters::allow(Call::Setsid) {
         let _ = rustix::process::setsid();
@@ -106,11 +108,13 @@ pub(crate) fn set_name(name: &CStr) {
     }
 }
 
-/// Opens the files of this process's agent. In the child of an activated parent, takes over the engine.
+/// Opens the files of this process's agent. In the child of an activated parent, takes over the
+/// engine.
 fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     // The table is a copy of the program's: none of its descriptors may be kept open here.
     thread::close_descriptors_but([runtime.fork.swap_file.descriptor(), runtime.fork.proc.descriptor()]);
-    // SAFETY: there is one only while the forking thread waits for this monitor, which takes it once.
+    // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
+    // once.
     let handed = unsafe { runtime.fork.proc.receive() };
     let proc = handed.map_or_else(open_proc, Ok)?;
     let statm = open_in(&proc, "self/statm")?;
@@ -152,7 +156,8 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     Ok(user)
 }
 
-/// The companion cannot work: a program that has just been started is not to go on, a child of a fork is.
+/// The companion cannot work: a program that has just been started is not to go on, a child of a
+/// fork is.
 fn explain(runtime: &'static Runtime, error: &RuntimeError) {
     let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
     if runtime.fork.is_child.load(Ordering::Relaxed) {

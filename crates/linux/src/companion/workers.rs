@@ -59,8 +59,9 @@ impl Workers {
         }
         let WorkerStack { region, id } = &stacks[index];
         let spec = Spec { kind: Kind::Thread, stack: region, cpu, id };
-        // SAFETY: the stack lives as long as the memory and belongs to this thread alone: in the child
-        // of a fork the parent's threads do not exist, and their stacks are used again from the first on.
+        // SAFETY: the stack lives as long as the memory and belongs to this thread alone: in the
+        // child of a fork the parent's threads do not exist, and their stacks are used again from
+        // the first on.
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
     }
 

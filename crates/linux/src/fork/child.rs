@@ -1,8 +1,8 @@
 //! What the child of a fork does: its thread starts a companion, which takes over the engine.
 //!
-//! The engine, the arena and the store are the child's own consistent copies. The functions run before
-//! the child's thread returns to the program, and while no other thread of the child exists: they take
-//! locks in any order.
+//! The engine, the arena and the store are the child's own consistent copies. The functions run
+//! before the child's thread returns to the program, and while no other thread of the child exists:
+//! they take locks in any order.
 
 use crate::companion::activate::{open_descriptors, start_workers};
 use crate::companion::activated::Activated;
@@ -21,8 +21,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// In the child of a fork: starts its companion. If a filter for system calls kills that, it is started without the calls
-/// that do.
+/// In the child of a fork: starts its companion. If a filter for system calls kills that, it is
+/// started without the calls that do.
 pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     match start_companion(runtime, Adoption::ByOthers) {
         Err(RuntimeError::CompanionKilled) if filters::rehearse(&runtime.companion) => {
@@ -89,9 +89,10 @@ fn forget_unmapped(activated: &Activated, maps: &OwnedFd) {
     }
 }
 
-/// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was. The program may have advised
-/// that by an inline system call, so only the kernel knows what it is. What was resident is known to be absent; to ask
-/// about the rest takes about as long as the kernel takes to copy the page tables.
+/// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was.
+/// The program may have advised that by an inline system call, so only the kernel knows what it is.
+/// What was resident is known to be absent; to ask about the rest takes about as long as the kernel
+/// takes to copy the page tables.
 fn forget_wiped(runtime: &'static Runtime, activated: &Activated) -> Result<(), RuntimeError> {
     if activated.engine.has_content_out() {
         maps::for_each_flagged(&runtime.context.open("self/smaps")?, &mut |range, flags| {

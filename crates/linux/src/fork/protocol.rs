@@ -1,22 +1,29 @@
 //! The fork protocol: who does what, in which order, and what a child resets.
 //!
-//! | # | who | does | where |
-//! |---|---|---|---|
-//! | 1 | forking thread | calls a patched system call, or a trapped one; all signals are blocked, and it runs on the agent's stack | `fork::entry`, `fork::trap` |
-//! | 2 | forking thread | requests the fork, names the pages of its control block, and waits | [`Quiesce::request`](crate::fork::quiesce::Quiesce::request) |
-//! | 3 | monitor | keeps these pages resident, closes the gate: no other thread of the agent is in the engine | [`quiesce`] |
-//! | 4 | monitor | receives all pending mapping events, lets the kernel copy managed ranges, lends the slots of the swap file | [`quiesce`] |
-//! | 5 | monitor | lets the thread fork, and waits | `Quiesce::wait_for_fork` |
-//! | 6 | forking thread | copies the descriptors that the child cannot open from the companion | [`take_descriptors`] |
-//! | 7 | kernel | copies the memory: program, arena, engine and store are of one state | `fork::call` |
-//! | 8 | parent's thread | closes the copied descriptors, reports the fork, and returns to the program | `parent_after` |
-//! | 9 | parent's monitor | takes the swap file and managed ranges back, opens the gate, accepts the next fork | [`quiesce`] |
-//! | 10 | child's thread | claims a slot, resets the state of the agent, starts a companion, and waits for it | `child_after` |
-//! | 11 | child's companion | opens its files and userfaultfds, takes over the engine, forgets unmapped and wiped memory, starts guard and workers, answers | `companion::start`, [`fork::child`](crate::fork::child) |
-//! | 12 | child's thread | closes the copied descriptors, and returns to the program; without a companion it maps all its memory in before, and goes on without the agent | `child_after`, [`go_on_alone`] |
+//! | # | who | does |
+//! |---|---|---|
+//! | 1 | forking thread | makes a patched call (`fork::entry`) or a trapped one (`fork::trap`) |
+//! | 2 | forking thread | requests the fork, and waits (`Quiesce::request`) |
+//! | 3 | monitor | keeps that thread's control block resident, and closes the gate ([`quiesce`]) |
+//! | 4 | monitor | receives all pending mapping events, and lends the swap file's slots |
+//! | 5 | monitor | lets the thread fork, and waits (`Quiesce::wait_for_fork`) |
+//! | 6 | forking thread | copies descriptors that a child cannot open ([`take_descriptors`]) |
+//! | 7 | kernel | copies program, arena, engine and store in one state (`ForkCall::make`) |
+//! | 8 | parent's thread | closes copied descriptors, reports the fork (`parent_after`) |
+//! | 9 | parent's monitor | takes the slots back, opens the gate, accepts the next fork |
+//! | 10 | child's thread | claims a slot, and resets the agent ([`reset_in_child`]) |
+//! | 11 | child's thread | starts a companion, and waits for it ([`start_childs_companion`]) |
+//! | 12 | child's companion | opens its files and descriptors (`prepare_monitor`) |
+//! | 13 | child's companion | takes over the engine, starts workers (`take_over_engine`) |
+//! | 14 | child's companion | answers |
+//! | 15 | child's thread | closes copied descriptors, returns to the program |
 //!
-//! Steps 8 and 9 run beside 10 to 12. From 3 to 8, and in the child to 12, the program's memory must not
-//! be touched: its faults are not served.
+//! From 1 on the forking thread runs on the agent's stack with all signals blocked. Without a
+//! companion the child's thread maps all its memory in, and goes on without the agent
+//! ([`go_on_alone`]).
+//!
+//! Steps 8 and 9 run beside 10 to 15. From 3 to 8, and in the child to 14, the program's memory
+//! must not be touched: its faults are not served.
 //!
 //! Lock order: the monitor holds the closed gate; after it come the lock of the mappings and the
 //! engine's. The forking thread takes no lock that another thread may hold.
@@ -79,10 +86,10 @@ impl ForkHooks for Runtime {
 
 /// The list of what the child of a fork resets. Called by the child's only thread.
 ///
-/// It names every field, so a new field does not compile until somebody has decided what a child does
-/// with it:
+/// It names every field, so a new field does not compile until somebody has decided what a child
+/// does with it:
 /// - *reset*: here and now;
-/// - *companion*: the child's companion makes it anew before it answers (step 11);
+/// - *companion*: the child's companion makes it anew before it answers (step 14);
 /// - *start*: each start of a companion resets it;
 /// - *kept*: the parent's value is right in the child.
 fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
@@ -113,7 +120,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
             },
         workers:
             Workers {
-                stacks: _,       // Kept: the child's workers use them again. The monitor, which held no lock, is quiesced.
+                stacks: _,       // Kept: used again. Only the monitor locks them.
                 stacks_used: _,  // Start: `start_companion`.
                 parked: _,       // Companion: `start_workers`.
                 unpark: _,       // Kept: a counter.
@@ -136,7 +143,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
             ForkState {
                 quiesce,      // Reset: the child is not forking.
                 gate,         // Reset: open, and nobody inside.
-                swap_file: _, // Kept until the companion has taken the descriptor; then `child_after`.
+                swap_file: _, // Kept for the companion; then `child_after` resets it.
                 proc: _,      // Kept, likewise.
                 stack: _,     // Kept: the child's thread runs on it.
                 slot: own,    // Reset: the child's own.
@@ -151,14 +158,15 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     allocations.reset();
 }
 
-/// The monitor: stops the agent's other threads while a thread of the program forks. A fork must copy
-/// one state: so all pending mapping events are received before.
+/// The monitor: stops the agent's other threads while a thread of the program forks. A fork must
+/// copy one state: so all pending mapping events are received before.
 pub(crate) fn quiesce(runtime: &'static Runtime) {
     let needed = runtime.fork.quiesce.needed();
     // A follower that starves would keep the gate from closing.
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
     if let Some(activated) = runtime.activation.activated.get() {
-        // Handlers map them in. A page that is not managed by now is not swapped out before the agent goes on.
+        // Handlers map them in. A page that is not managed by now is not swapped out before the
+        // agent goes on.
         needed.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         activated.engine.machine().hold_in_place(&needed, true);
         activated.engine.machine().hold_unsharing();
@@ -196,8 +204,8 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
     runtime.fork.quiesce.finish();
 }
 
-/// The forking thread, while the agent is quiesced: takes along descriptors that the child could not
-/// open.
+/// The forking thread, while the agent is quiesced: takes along descriptors that the child could
+/// not open.
 fn take_descriptors(runtime: &'static Runtime) {
     let Some(companion) = runtime.companion.process() else { return };
     let is_hidden = || access("/proc/self/statm", Access::EXISTS).is_err();

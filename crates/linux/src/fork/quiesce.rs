@@ -7,10 +7,10 @@
 //! | quiesced | the thread may fork | the forking thread: forked, or failed |
 //! | forked, failed | the fork has happened, or not | the monitor: idle |
 //!
-//! One thread forks at a time (`crate::fork::entry`, `crate::fork::trap`). The state is a futex word,
-//! and takes no part in the lock order: the forking thread waits for nothing else of the agent's. At
-//! every return from a system call the kernel may touch that thread's control block (rseq(2)), and
-//! the agent may have to map it in first, with locks of its own.
+//! One thread forks at a time (`crate::fork::entry`, `crate::fork::trap`). The state is a futex
+//! word, and takes no part in the lock order: the forking thread waits for nothing else of the
+//! agent's. At every return from a system call the kernel may touch that thread's control block
+//! (rseq(2)), and the agent may have to map it in first, with locks of its own.
 //!
 //! The *kick* is the word on which the monitor sleeps. Allocation notices bump it, too.
 //!
