@@ -1066,7 +1066,7 @@ impl Machine for LinuxMachine {
     fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
         let Some((swap, file)) = self.swap_file() else { return false };
         swap.space.discarded(cluster);
-        swap_discard::discard(&file, swap.space.discard(), cluster).is_ok()
+        swap_discard::discard(file, swap.space.discard(), cluster).is_ok()
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {

@@ -75,7 +75,7 @@ impl Handler {
         loop {
             if follower.is_none() && self.events.placement.cpu().is_some() {
                 self.workers.park(start.handlers);
-                if !standby.sees_it_stuck(&self.events.placement, now_ns(), || uffd.has_message()) {
+                if !standby.sees_it_stuck(self.events.placement, now_ns(), || uffd.has_message()) {
                     continue;
                 }
                 self.events.placement.come_apart(APART_AFTER_STARVING_NS);
@@ -90,14 +90,14 @@ impl Handler {
                 while let Some(fault) = self.events.receive() {
                     served += 1;
                     if let Some(follower) = &mut follower {
-                        follower.follow(&self.events.placement);
+                        follower.follow(self.events.placement);
                     }
                     self.serve(fault, &mut pending);
                     while let Some(fault) = pending.pop() {
                         self.serve(fault, &mut pending);
                     }
                     if let Some(follower) = &follower {
-                        follower.has_served(&self.events.placement);
+                        follower.has_served(self.events.placement);
                     }
                 }
             }

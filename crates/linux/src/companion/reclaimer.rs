@@ -139,7 +139,7 @@ impl Reclaimer {
         let engine = &self.activated.engine;
         let mut place = Place::here();
         loop {
-            place.settle(&self.placement);
+            place.settle(self.placement);
             let kicked = self.requests.kick.load(Ordering::Relaxed);
             loop {
                 let _inside = self.gate.enter();

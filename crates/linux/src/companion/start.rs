@@ -124,10 +124,8 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     let program = runtime.companion.program();
     let user = User::open(&proc, program).map_err(|errno| RuntimeError::Proc("PID", errno))?;
     let stat = memory_users::open_in(&proc, format_args!("{}/stat", program.as_raw_nonzero()));
-    if control.is_of(slot, program) {
-        if filters::allow(Call::SetRobustList) {
-            runtime.exit_notice.leave(&control.process(slot).keeper);
-        }
+    if control.is_of(slot, program) && filters::allow(Call::SetRobustList) {
+        runtime.exit_notice.leave(&control.process(slot).keeper);
     }
     let files = ProcFiles {
         smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
