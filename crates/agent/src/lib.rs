@@ -2,11 +2,12 @@
 //!
 //! It exports nothing but the hooks below (a test checks the built library) and does nothing unless
 //! `FOLIOMEM_CONTROL` names the control segment of a run. Its constructor claims a slot there, says
-//! hello, and starts the keeper (`foliomem_linux::runtime`); from then on everything happens in the
-//! agent's own threads and around forks.
+//! hello, and starts the companion (`foliomem_linux::companion`). From then on everything happens
+//! in the companion, around forks, and in hooks.
 //!
-//! Rules for code in this library: no allocation from the program's malloc (see `foliomem_linux::heap`), no
-//! thread-local storage, no output to stdout, `errno` kept, no symbol bound lazily.
+//! Rules for code in this library: no allocation from the program's malloc (see
+//! `foliomem_linux::heap`), no thread-local storage, no output to stdout, `errno` kept, no symbol
+//! bound lazily.
 
 mod c_library;
 mod hooks;

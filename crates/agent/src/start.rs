@@ -1,10 +1,11 @@
 //! Getting started, before the program's own constructors and `main`.
 
 use crate::{hooks, valgrind};
+use foliomem_linux::agent_memory::AgentMemory;
+use foliomem_linux::companion;
 use foliomem_linux::control::Control;
-use foliomem_linux::fork_sites;
+use foliomem_linux::fork::sites;
 use foliomem_linux::heap;
-use foliomem_linux::own::OwnMemory;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
@@ -62,13 +63,13 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
         return;
     }
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
-    let own = OwnMemory::new(heap::ranges);
+    let own = AgentMemory::new(heap::ranges);
     own.add_libraries();
     // Before any thread of the agent's runs code of the C library.
-    fork_sites::install();
-    match Runtime::start(control, slot, own) {
+    sites::install();
+    match companion::start(control, slot, own) {
         Ok(runtime) => {
-            fork_sites::activate(runtime);
+            sites::activate(runtime);
             let _ = RUNTIME.set(runtime);
             control.hello();
         }

@@ -1,11 +1,12 @@
-//! Threads of the program tell that they begin, before anything else (`foliomem_linux::control_block`).
+//! Threads of the program tell that they begin, before anything else
+//! (`foliomem_linux::thread_control_block`).
 //!
-//! What a thread is to begin with it gets in a *cell* of the program's heap. Cells are used again: a thread that has never
-//! allocated does not begin to, which would cost it an arena of its own.
+//! What a thread is to begin with it gets in a *cell* of the program's heap. Cells are used again:
+//! a thread that has never allocated does not begin to, which would cost it an arena of its own.
 
 use crate::start::runtime;
 use foliomem_linux::cell_list::{Cell, CellList};
-use foliomem_linux::fork_sites;
+use foliomem_linux::fork::sites;
 use foliomem_linux::runtime::Runtime;
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
@@ -36,8 +37,8 @@ fn take() -> Option<NonNull<Handed>> {
     SPARE.take().or_else(|| NonNull::new(unsafe { crate::hooks::malloc(size_of::<Handed>()).cast() }))
 }
 
-/// Has `real` make a thread that tells that it begins, then goes to `entry`. What that returns: not 0 where there is no thread. `None` where there is no
-/// memory for it.
+/// Has `real` make a thread that tells that it begins, then goes to `entry`. What that returns: not
+/// 0 where there is no thread. `None` where there is no memory for it.
 pub fn create(real: impl FnOnce(Entry, *mut c_void) -> c_int, entry: Entry, argument: *mut c_void) -> Option<c_int> {
     let handed = take()?;
     // SAFETY: the cell is ours until there is a thread, and if there is none. It is never freed.
@@ -51,7 +52,8 @@ pub fn create(real: impl FnOnce(Entry, *mut c_void) -> c_int, entry: Entry, argu
     }
 }
 
-/// What a thread begins with in the program's stead. It leaves no frame: threads may be ended by unwinding their stacks.
+/// What a thread begins with in the program's stead. It leaves no frame: threads may be ended by
+/// unwinding their stacks.
 #[unsafe(naked)]
 extern "C" fn begin(handed: *mut c_void) -> *mut c_void {
     naked_asm!("sub rsp, 8", "call {begun}", "add rsp, 8", "mov rdi, rdx", "jmp rax", begun = sym begun)
@@ -66,7 +68,7 @@ extern "C" fn begun(handed: NonNull<Handed>) -> Beginning {
         beginning
     };
     // A thread whose control block was here may have ended with its calls dispatched.
-    fork_sites::dispatches(None);
+    sites::dispatches(None);
     runtime().into_iter().for_each(Runtime::thread_begins);
     beginning
 }

@@ -24,12 +24,12 @@ use crate::rounds::{Rounds, serve};
 use crate::{Error, median};
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
+use foliomem_linux::agent_memory::AgentMemory;
 use foliomem_linux::codec::Codec;
+use foliomem_linux::companion;
 use foliomem_linux::control::{Configuration, Control, Limit};
 use foliomem_linux::heap;
-use foliomem_linux::own::OwnMemory;
 use foliomem_linux::region::Region;
-use foliomem_linux::runtime::Runtime;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
@@ -257,11 +257,11 @@ fn measure(case: Case) -> Result<(), Error> {
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;
     let slot = control.claim_slot(rustix::process::getpid()).map_err(|e| failed("control segment", e.to_string()))?;
-    let own = OwnMemory::new(heap::ranges);
+    let own = AgentMemory::new(heap::ranges);
     // The runtime must not manage any other memory.
     own.add(0..range.start);
     own.add(range.end..usize::MAX);
-    let runtime = Runtime::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
+    let runtime = companion::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
     runtime.manage_now();
     let content = memory.as_mut_slice();
     content.copy_from_slice(&data);

@@ -1,83 +1,89 @@
 //! Finding the program's memory and taking it over.
 //!
-//! Managed is private anonymous memory that may be read and written and not executed, wherever it comes
-//! from (malloc, mmap, a run time's heap), except the main stack, thread stacks, the agent's own memory,
-//! and the static data of the libraries the program started with, which the agent's threads may use.
+//! The agent manages private anonymous memory that may be read and written and not executed,
+//! wherever it comes from (malloc, mmap, a run time's heap). Exceptions are the main stack, thread
+//! stacks, the agent's own memory, and the static data of the libraries the program started with,
+//! which the agent's threads may use.
 //!
-//! What forbids all access right above a managed mapping may be for that to grow into, step by step (the heap of an arena of malloc's,
-//! or of a run time's): a *reserve*. Its lowest part, the *window*, is left alone, so that small steps cost no more than
-//! without us; what lies above is registered. When what grows gets there, a fault tells: the window, by then full, is
-//! adopted, and the next one opened.
+//! An inaccessible mapping right above a managed one may be a *reserve*, into which the managed one
+//! grows step by step (the heap of one of malloc's arenas, or of a run time). Its lowest part, the
+//! *window*, is not registered, so that small steps cost no more than without the agent. The rest
+//! is registered. When the mapping grows beyond the window, a fault follows: the window, by then
+//! full, is adopted, and the next one opened.
 //!
-//! A mapping is taken over in this order: the list of mappings is read; every change that was under way
-//! by then is heard (a range that was unmapped and mapped anew must not be dropped later for its past);
-//! the range is registered, so that first touches come to the handlers; what of it is registered indeed is looked up
-//! (the program may have unmapped a part before, and mapped something else there since); then the pages
-//! it has already become folios.
+//! A mapping is adopted in this order:
+//! 1. The list of mappings is read.
+//! 2. All pending mapping events are received: a range that was unmapped and mapped anew must not
+//!    be dropped later.
+//! 3. The range is registered, so that first touches fault.
+//! 4. The registered part is looked up: the program may have unmapped a part before, and mapped
+//!    something else there since.
+//! 5. The resident pages become folios.
+//!
+//! Lock order: inside the gate; takes the lock of the mappings, then the engine's.
 
-use crate::control_block;
-use crate::growth::Held;
+use crate::allocation_notice::Paused;
+use crate::companion::mapping_events::{MappingEvents, PendingFaults};
+use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::machine::{LinuxMachine, Worker};
 use crate::maps::{self, Kind, Mapping};
 use crate::pagemap;
-use crate::placement::APART_WHILE_GROWING_NS;
 use crate::ranges::{Ranges, pages};
-use crate::runtime::{Engaged, Pending, Runtime};
+use crate::thread_control_block;
 use crate::uffd;
 use foliomem_core::machine::Machine;
 use foliomem_core::trace::Event;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
-/// A mapping of at most this many bytes that forbids all access, right below another of at most `STACK_MAX_BYTES`, may be the
-/// guard of a thread's stack. Twice what `ulimit -s` mostly is: allocators have guards, too.
+/// A mapping of at most this many bytes that forbids all access, right below another of at most
+/// `STACK_MAX_BYTES`, may be the guard of a thread's stack. Twice what `ulimit -s` mostly is:
+/// allocators have guards, too.
 const GUARD_MAX_BYTES: usize = 64 << 10;
 const STACK_MAX_BYTES: usize = 16 << 20;
-/// Where the C library puts a heap of a thread's arena, right above what is left of the heap below it.
+/// Where the C library puts a heap of a thread's arena, right above what is left of the heap below
+/// it.
 const HEAP_ALIGN_BYTES: usize = 64 << 20;
 
-/// The window of a reserve is this share of the limit (1/2^8), and so large at least: a program that fills it takes no more before
-/// somebody notices.
+/// The window of a reserve is this share of the limit (1/2^8), and so large at least: a program
+/// that fills it takes no more before somebody notices.
 const WINDOW_SHIFT: u32 = 8;
 const WINDOW_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
 
-fn window_bytes(runtime: &Runtime) -> usize {
-    (runtime.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES
+fn window_bytes(events: MappingEvents) -> usize {
+    (events.context.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES
 }
 
-/// Adopts every mapping that is not managed yet; whether there was one.
-pub(crate) fn adopt_mappings(runtime: &Runtime, engaged: &Engaged) -> bool {
-    let advices = engaged.engine.machine().advices();
+/// Adopts every unmanaged mapping; whether there was one.
+pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
+    let advices = events.activated.engine.machine().advices();
     let mapped = advices.has_waiting().then(Ranges::default);
-    // Threads that map all the time would keep the lock that looking and registering take, and what they get between the two be missed.
-    let held = runtime.growth.hold();
-    let found = find(runtime, engaged, &EVERYTHING, mapped.as_ref());
+    // Threads that map all the time would keep the kernel's lock of the mappings, and what they map
+    // between the look and the registration would be missed.
+    let paused = events.allocations.pause();
+    let found = find(events, &EVERYTHING, mapped.as_ref());
     mapped.iter().for_each(|mapped| advices.forget_unmapped(mapped));
-    adopt(runtime, engaged, held, found, || {})
+    adopt(events, paused, found, || {})
 }
 
-/// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages there that have been touched:
-/// those that are touched from then on fault. Whether there was anything.
-pub(crate) fn adopt_part(
-    runtime: &Runtime,
-    engaged: &Engaged,
-    within: &Range<usize>,
-    registered: impl FnOnce(),
-) -> bool {
-    let held = runtime.growth.hold();
-    let mut found = find(runtime, engaged, within, None);
+/// Adopts what is not managed yet of `within`, and calls `registered` before it looks for pages
+/// there that have been touched: those that are touched from then on fault. Whether there was
+/// anything.
+pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registered: impl FnOnce()) -> bool {
+    let paused = events.allocations.pause();
+    let mut found = find(events, within, None);
     found.parts.retain(|part| part.start < within.end && within.start < part.end);
-    adopt(runtime, engaged, held, found, registered)
+    adopt(events, paused, found, registered)
 }
 
-/// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping has grown by, and waits until there is
-/// room for the next window.
-pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Worker, page: PageNumber) {
-    let (address, window) = (page.address() as usize, window_bytes(runtime));
-    adopt_part(runtime, engaged, &(address.saturating_sub(window)..address + window), || {});
-    let machine = engaged.engine.machine();
+/// `page`, where nothing is known, is registered, and somebody waits for it: adopts what a mapping
+/// has grown by, and waits until there is room for the next window.
+pub(crate) fn adopt_growth(events: MappingEvents, worker: &mut Worker, page: PageNumber) {
+    let (address, window) = (page.address() as usize, window_bytes(events));
+    adopt_part(events, &(address.saturating_sub(window)..address + window), || {});
+    let machine = events.activated.engine.machine();
     if machine.ranges().containing(address).is_some() {
-        return engaged.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
+        return events.activated.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
     }
     let Some(_steady) = machine.steady() else { return };
     if machine.ranges().containing(address).is_none() {
@@ -86,24 +92,24 @@ pub(crate) fn adopt_growth(runtime: &Runtime, engaged: &Engaged, worker: &mut Wo
     }
 }
 
-/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart. Where there are none, it has grown while
-/// its beginning was being registered: then all of it is.
-pub(crate) fn make_whole(runtime: &Runtime, engaged: &Engaged, range: &Range<usize>) {
-    let mut pending = Pending::default();
-    let machine = engaged.engine.machine();
+/// Leaves the reserves at `range` to the kernel, which joins what registering has set apart. Where
+/// there are none, it has grown while its beginning was being registered: then all of it is.
+pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
+    let mut pending = PendingFaults::default();
+    let machine = events.activated.engine.machine();
     if machine.reserved(range.clone()).is_empty() {
-        adopt_part(runtime, engaged, range, || {});
+        adopt_part(events, range, || {});
         return;
     }
     {
-        let _hearing = runtime.hear_changes(engaged, &mut pending);
+        let _received = events.receive_changes(&mut pending);
         machine.reserved(range.clone()).into_iter().for_each(|part| machine.let_go(part));
     }
-    ask_again(machine, pending);
+    raise_again(machine, pending);
 }
 
-/// Faults that were heard on the way are raised again by the threads that wait for them.
-fn ask_again(machine: &LinuxMachine, mut pending: Pending) {
+/// Has the threads that wait for received faults raise them again.
+fn raise_again(machine: &LinuxMachine, mut pending: PendingFaults) {
     while let Some(fault) = pending.pop() {
         machine.fault_again(fault.page);
     }
@@ -124,57 +130,55 @@ struct Found {
 const EVERYTHING: Range<usize> = 0..usize::MAX;
 
 fn adopt(
-    runtime: &Runtime,
-    engaged: &Engaged,
-    held: Held<'_>,
+    events: MappingEvents,
+    paused: Paused<'_>,
     Found { mut parts, reserves, others }: Found,
-    told: impl FnOnce(),
+    registered_all: impl FnOnce(),
 ) -> bool {
     if parts.is_empty() && reserves.is_empty() && others.is_empty() {
-        told();
+        registered_all();
         return false;
     }
-    // While the program grows, nobody waits for a follower that it keeps from its CPU.
-    runtime.placement.come_apart(APART_WHILE_GROWING_NS);
-    let mut pending = Pending::default();
-    let machine = engaged.engine.machine();
+    // While the program grows, its faults must not wait for a follower that it keeps from its CPU.
+    events.placement.come_apart(APART_WHILE_GROWING_NS);
+    let mut pending = PendingFaults::default();
+    let machine = events.activated.engine.machine();
     {
-        let _hearing = runtime.hear_changes(engaged, &mut pending);
-        // The program may have registered a part with a userfaultfd of its own, which serves it. Another failure leaves the
-        // range to the next look.
+        let _received = events.receive_changes(&mut pending);
+        // The program may have registered a part with a userfaultfd of its own, which serves it. After another
+        // failure the next look finds the range again.
         let program = &machine.descriptors().program;
         parts.retain(|range| program.register(range.start, range.end - range.start, uffd::Mode::Faults).is_ok());
         reserves.into_iter().for_each(|range| machine.reserve(range));
         others.into_iter().for_each(|range| machine.let_go(range));
     }
-    let registered = insert_registered(runtime, engaged, &parts, &mut pending);
-    told();
-    drop(held);
+    let registered = insert_registered(events, &parts, &mut pending);
+    registered_all();
+    drop(paused);
     for range in registered {
-        if runtime.tracer.is_on() {
-            tell_present(runtime, machine, &range);
+        if events.context.tracer.is_on() {
+            trace_present(events, machine, &range);
         }
         let mut rest = pages(&range);
-        while let Err(left) = engaged.engine.adopt(rest) {
-            drop(runtime.hear_changes(engaged, &mut pending));
+        while let Err(left) = events.activated.engine.adopt(rest) {
+            drop(events.receive_changes(&mut pending));
             rest = left;
         }
     }
-    ask_again(machine, pending);
+    raise_again(machine, pending);
     true
 }
 
 /// Adds to the managed ranges what of `candidates` is registered, and returns it.
 fn insert_registered(
-    runtime: &Runtime,
-    engaged: &Engaged,
+    events: MappingEvents,
     candidates: &[Range<usize>],
-    pending: &mut Pending,
+    pending: &mut PendingFaults,
 ) -> Vec<Range<usize>> {
-    let machine = engaged.engine.machine();
+    let machine = events.activated.engine.machine();
     let (uffd, maps) = (&machine.descriptors().program, &machine.descriptors().maps);
     loop {
-        let _hearing = runtime.hear_changes(engaged, pending);
+        let _received = events.receive_changes(pending);
         let mut registered = Vec::new();
         machine.advices().hear(machine.ranges());
         maps::for_each_around(maps, candidates, &mut |mapping| {
@@ -186,33 +190,34 @@ fn insert_registered(
                 }
             }
         });
-        // A change that has begun meanwhile cannot end before it is heard.
+        // A mapping event that is pending by now ends only after it is received.
         if uffd.mapping_is_changing() {
             continue;
         }
         for (part, mapping) in &registered {
             if mapping.kind == Kind::Heap {
-                runtime.growth.heap_is_managed(part.end);
+                events.allocations.note_managed_heap(part.end);
             }
             machine.adopt_range(part.clone(), mapping.start..mapping.end);
             machine.prepare_for_huge(part.clone());
-            runtime.tracer.tell(&runtime.budget, || Event::Map(pages(part)));
+            events.context.tracer.tell(&events.context.budget, || Event::Map(pages(part)));
         }
         return registered.into_iter().map(|(part, _)| part).collect();
     }
 }
 
-/// Tells for the record what was there before it was managed.
-fn tell_present(runtime: &Runtime, machine: &LinuxMachine, range: &Range<usize>) {
+/// Traces the pages that were resident before they were managed.
+fn trace_present(events: MappingEvents, machine: &LinuxMachine, range: &Range<usize>) {
     pagemap::present(&machine.descriptors().pagemap, range.start, range.end, &mut |run| {
-        runtime.tracer.filled(&runtime.budget, pages(&run));
+        events.context.tracer.filled(&events.context.budget, pages(&run));
     });
 }
 
-/// Of mappings of which a part of `within` is not managed; `mapped` gets all of these, and what is managed.
-fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
-    let machine = engaged.engine.machine();
-    let window = window_bytes(runtime);
+/// Of mappings of which a part of `within` is not managed; `mapped` gets all of these, and what is
+/// managed.
+fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
+    let machine = events.activated.engine.machine();
+    let window = window_bytes(events);
     let is_registered = |mapping: &Mapping| machine.descriptors().program.is_registered(mapping.start);
     let mut found = Found::default();
     let mut before: Option<(Mapping, bool)> = None;
@@ -222,13 +227,14 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
     maps::for_each_around(&machine.descriptors().maps, &unknown, &mut |mapping| {
         mapped.iter().for_each(|mapped| mapped.insert(mapping.start..mapping.end));
         let below = before.as_ref().filter(|(below, _)| below.end == mapping.start);
-        // The kernel registers a mapping as a whole: what has grown is managed whatever lies below it now.
+        // The kernel registers a mapping as a whole: what has grown is managed whatever lies below
+        // it now.
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
                 || is_registered(mapping)
-                || !control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
+                || !thread_control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
-            for part in runtime.own.outside(mapping.start..mapping.end) {
+            for part in events.context.agent_memory.outside(mapping.start..mapping.end) {
                 found.parts.extend(machine.ranges().missing(part));
             }
         } else if is_private_anonymous(mapping) {
@@ -244,7 +250,7 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
                 Some((below, true))
                     if !is_accessible && is_reserve(mapping, below) && mapping.end - window_end > window =>
                 {
-                    found.reserves.extend(runtime.own.outside(window_end..mapping.end));
+                    found.reserves.extend(events.context.agent_memory.outside(window_end..mapping.end));
                 }
                 _ => {}
             }
@@ -254,8 +260,9 @@ fn find(runtime: &Runtime, engaged: &Engaged, within: &Range<usize>, mapped: Opt
     found
 }
 
-/// Whether `mapping`, which forbids all access right above one that is managed, is for that to grow into. A thread's stack, which forbids access
-/// for a moment when it is made, is smaller, and does not end where an arena's heap does.
+/// Whether `mapping`, which forbids all access right above one that is managed, is for that to grow
+/// into. A thread's stack, which forbids access for a moment when it is made, is smaller, and does
+/// not end where an arena's heap does.
 fn is_reserve(mapping: &Mapping, below: &Mapping) -> bool {
     let is_rest_of_heap = mapping.end.is_multiple_of(HEAP_ALIGN_BYTES) && below.start <= mapping.end - HEAP_ALIGN_BYTES;
     is_rest_of_heap || mapping.end - mapping.start > STACK_MAX_BYTES

@@ -10,8 +10,8 @@
 //! then on. The supervisor, or another process that needs a slot, folds the counters of ended processes into the totals.
 
 use crate::codec::{Codec, ZSTD_MAX_LEVEL};
-use crate::death;
 use crate::line::with_line;
+use crate::process_exit_notice;
 use crate::swap_space::SwapSpace;
 use crate::trace_ring::TraceRing;
 use foliomem_core::policy::SizePolicy;
@@ -247,7 +247,7 @@ impl ProcessSlot {
         self.ended.store(ENDING, Ordering::Release);
         self.anon_bytes.store(0, Ordering::Relaxed);
         self.measured_bytes.store(0, Ordering::Relaxed);
-        death::mark(&self.keeper);
+        process_exit_notice::mark(&self.keeper);
         // Release pairs with the acquire in `is_gone`: nothing is written here after the slot is used again.
         self.ended.store(ENDED, Ordering::Release);
     }
@@ -256,7 +256,7 @@ impl ProcessSlot {
     fn is_gone(&self) -> bool {
         let pid = self.pid.load(Ordering::Acquire);
         let companion = self.keeper.load(Ordering::Relaxed);
-        let has_companion = companion != 0 && !death::is_marked(&self.keeper) && is_alive(companion);
+        let has_companion = companion != 0 && !process_exit_notice::is_marked(&self.keeper) && is_alive(companion);
         pid != 0 && (self.ended.load(Ordering::Acquire) == ENDED || !is_alive(pid) && !has_companion)
     }
 
@@ -423,7 +423,7 @@ impl Control {
 
     /// The supervisor's thread that runs for as long as the supervisor: the run is abandoned if it ends before [`Control::is_over`].
     pub fn supervise(&'static self) {
-        let notice = Box::leak(Box::<death::DeathNotice>::default());
+        let notice = Box::leak(Box::<process_exit_notice::ProcessExitNotice>::default());
         notice.leave(&self.header.supervisor, rustix::thread::gettid());
         self.header.pid_namespace.store(own_pid_namespace(), Ordering::Relaxed);
     }
@@ -435,7 +435,7 @@ impl Control {
 
     /// Whether the supervisor was killed.
     pub fn is_abandoned(&self) -> bool {
-        death::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
+        process_exit_notice::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
     }
 
     /// Whether the caller is in another pid namespace than the supervisor.
@@ -453,7 +453,7 @@ impl Control {
     pub fn unattended(&self) -> Option<Pid> {
         let is_unattended = |&slot: &SlotIndex| {
             let (process, pid) = (self.process(slot), self.pid(slot));
-            let is_marked = pid != 0 && death::is_marked(&process.keeper);
+            let is_marked = pid != 0 && process_exit_notice::is_marked(&process.keeper);
             // The kernel marks the word of a companion that ends by itself, too.
             is_marked && process.ended.load(Ordering::Acquire) == 0 && is_running(pid)
         };
@@ -617,7 +617,7 @@ impl Control {
     pub fn each_slot(&self) -> impl Iterator<Item = (SlotIndex, bool)> {
         self.slots().map(|slot| {
             let process = self.process(slot);
-            (slot, process.pid.load(Ordering::Relaxed) != 0 && !death::is_marked(&process.keeper))
+            (slot, process.pid.load(Ordering::Relaxed) != 0 && !process_exit_notice::is_marked(&process.keeper))
         })
     }
 
@@ -629,7 +629,9 @@ impl Control {
     /// The slots of processes that have not ended.
     fn living(&self) -> impl Iterator<Item = &ProcessSlot> {
         let processes = self.slots().map(|slot| self.process(slot));
-        processes.filter(|process| process.pid.load(Ordering::Relaxed) != 0 && !death::is_marked(&process.keeper))
+        processes.filter(|process| {
+            process.pid.load(Ordering::Relaxed) != 0 && !process_exit_notice::is_marked(&process.keeper)
+        })
     }
 
     /// Anonymous memory of the tree, as its agents last saw it, and of how many processes.
@@ -896,7 +898,7 @@ mod tests {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
         me.anon_bytes.store(4096, Ordering::Relaxed);
-        let notice: &'static death::DeathNotice = Box::leak(Box::default());
+        let notice: &'static process_exit_notice::ProcessExitNotice = Box::leak(Box::default());
         std::thread::spawn(|| notice.leave(&me.keeper, rustix::thread::gettid())).join().unwrap();
         assert_eq!(control.tree_anon_bytes(), (0, 0));
         assert_eq!(control.reap(), 0);

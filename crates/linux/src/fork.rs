@@ -1,50 +1,23 @@
-//! What happens around a fork that the agent knows of.
+//! Forks: how a forking process and its child keep their swapped-out memory.
 //!
-//! Before: the keeper closes the gate, so that the agent's threads are outside the engine, hears every
-//! change of mappings that is under way, and allows the managed ranges to be copied
-//! ([`Runtime::hold_still`]). In the parent afterwards: the reverse. In the child, before it may touch
-//! anything: a slot of its own, and a keeper, which makes userfaultfds, registers everything anew, and
-//! starts handlers. The engine, the arena and the store are the child's own consistent copies.
+//! [`protocol`] states the whole sequence, and what a child resets. The other modules are its
+//! parts:
 //!
-//! Everything here runs on the agent's memory only, and takes no lock that another thread may hold.
+//! | module | part |
+//! |---|---|
+//! | [`sites`] | finds the system calls of the C library that may fork, and patches them |
+//! | `entry` | makes a patched system call |
+//! | [`trap`] | catches the fork where nothing is patched |
+//! | `call` | reads the arguments of a fork, and makes the fork between the hooks |
+//! | [`quiesce`] | the word by which the forking thread and the monitor wait for each other |
+//! | [`descriptor_hand_over`] | passes a descriptor from the parent's companion to the child's |
 
-use crate::control_block::BLOCK_PAGES;
-use crate::fork_call::ForkHooks;
-use crate::region::Region;
-use crate::runtime::Runtime;
-
-impl ForkHooks for Runtime {
-    fn stack(&self) -> &Region {
-        &self.fork_stack
-    }
-
-    fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
-        self.still.request(needed);
-        self.take_descriptors();
-    }
-
-    fn parent_after(&'static self, forked: bool) {
-        self.hand_over.finish();
-        self.proc_over.finish();
-        self.still.release(forked);
-    }
-
-    fn child_after(&'static self) {
-        let control = self.budget.control();
-        let parent = self.budget.slot();
-        // Where all slots are taken, it shares its parent's: it is managed all the same.
-        let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
-        if slot != parent {
-            control.process(slot).inherit(control.process(parent));
-        }
-        self.set_keeper_slot(slot);
-        self.gate.reset();
-        self.still.reset();
-        self.growth.reset();
-        if let Err(error) = self.start_childs_companion() {
-            self.go_on_alone(&error);
-        }
-        self.hand_over.finish();
-        self.proc_over.finish();
-    }
-}
+mod call;
+pub(crate) mod child;
+pub(crate) mod descriptor_hand_over;
+mod entry;
+pub(crate) mod protocol;
+pub(crate) mod quiesce;
+pub mod sites;
+pub(crate) mod state;
+pub mod trap;

@@ -17,9 +17,9 @@
 //! A frame that goes back costs 0.4 us for each page, and the next one 1.3 us (Linux 6.18, 2 CPUs).
 
 use crate::clock::now_ns;
+use crate::companion::memory_users;
 use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
-use crate::memory_users;
 use crate::thread::syscall5;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, RawDir, SeekFrom, fstat, readlinkat_raw, seek, statat};

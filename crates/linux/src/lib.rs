@@ -1,36 +1,31 @@
 //! The Linux side of foliomem: every system call, and nearly all `unsafe`.
 //!
 //! [`machine`] is the engine's machine on a real program; [`runtime`] its threads; `adopt` finds the
-//! program's memory; [`fork`] and [`clone_trap`] carry it over a fork. Below them are thin modules, one a
+//! program's memory; [`fork`] carries it over a fork. Below them are thin modules, one a
 //! kernel interface. Code here runs inside foreign programs: no libc allocation, no thread-local storage.
 
 pub mod adopt;
 mod advice;
+pub mod agent_memory;
+mod allocation_notice;
 mod arena;
+mod arena_size;
 pub mod budget;
 pub mod cell_list;
 mod changes;
 pub mod child;
 pub mod clock;
-pub mod clone_trap;
 pub mod codec;
-mod companion;
+pub mod companion;
 pub mod control;
-mod control_block;
-mod copies;
+mod cow_throttle;
 mod cpu_load;
-mod death;
 pub mod file_mapping;
 mod filters;
 pub mod find;
 pub mod fork;
-mod fork_call;
 mod fork_cell;
-mod fork_entry;
-pub mod fork_sites;
 pub mod gate;
-mod growth;
-mod hand_over;
 pub mod heap;
 mod lenders;
 mod line;
@@ -39,22 +34,19 @@ pub mod loader;
 pub mod machine;
 pub mod maps;
 mod marks;
-mod memory_users;
-pub mod own;
 pub mod pagemap;
-mod placement;
 pub mod probe;
+mod process_exit_notice;
 pub mod ranges;
 mod raw_ioctl;
 pub mod region;
 pub mod runtime;
-mod sizing;
-mod still;
 mod swap_discard;
 pub mod swap_file;
 pub mod swap_space;
 mod swap_writer;
 pub mod thread;
+mod thread_control_block;
 pub mod trace_ring;
 mod tracer;
 pub mod trial;

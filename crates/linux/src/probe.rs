@@ -1,8 +1,8 @@
 //! What this machine allows: the checks of `foliomem doctor`, each tried rather than guessed.
 
-use crate::clone_trap;
+use crate::arena_size;
+use crate::fork::trap;
 use crate::region::Region;
-use crate::sizing;
 use crate::uffd::{Features, Mode, UffdError, Userfaultfd};
 use crate::uring::Uring;
 use crate::why::Why;
@@ -150,7 +150,7 @@ fn try_move() -> Result<(), String> {
 }
 
 fn fork_trap() -> Finding {
-    if clone_trap::is_supported() {
+    if trap::is_supported() {
         finding("fork", State::Fine, "system calls can be dispatched (PR_SET_SYSCALL_USER_DISPATCH)", "")
     } else {
         let remedy = "programs that fork stop with SIGSEGV in the child; allow prctl(2), or use a kernel with \
@@ -184,7 +184,7 @@ fn overcommit() -> Finding {
 
 fn address_space() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-    let needed = (sizing::ARENA_MIN_BYTES as u64) * 2;
+    let needed = (arena_size::ARENA_MIN_BYTES as u64) * 2;
     match limit {
         None => finding("address space", State::Fine, "unlimited", ""),
         Some(bytes) if bytes >= needed => {

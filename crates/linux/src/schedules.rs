@@ -1,4 +1,4 @@
-//! Schedules of the protocols without locks: what the program's threads, the keeper and other
+//! Schedules of the protocols without locks: what the program's threads, the monitor and other
 //! processes tell each other arrives whole, once and in order, and nobody sleeps for ever (a run
 //! whose threads all sleep fails).
 
@@ -6,12 +6,12 @@
 mod explorer;
 
 use crate::advice::Advices;
+use crate::allocation_notice::{AllocationNotices, NoticeKind};
 use crate::cell_list::{Cell, CellList};
-use crate::control_block::BLOCK_PAGES;
-use crate::growth::{Growth, What};
+use crate::fork::quiesce::Quiesce;
 use crate::ranges::Ranges;
-use crate::still::Still;
 use crate::swap_space::{RowIndex, SwapSpace};
+use crate::thread_control_block::BLOCK_PAGES;
 use crate::trace_ring::TraceRing;
 use crate::word_wait;
 use explorer::explore;
@@ -34,9 +34,9 @@ fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
 }
 
 struct Notices {
-    growth: Growth,
-    still: Still,
-    /// What the keeper has seen last of each thread.
+    allocations: AllocationNotices,
+    quiesce: Quiesce,
+    /// What the monitor has seen last of each thread.
     seen: [AtomicUsize; TELLERS],
     tellers: AtomicUsize,
 }
@@ -44,25 +44,25 @@ struct Notices {
 impl Notices {
     fn keep(&self) {
         loop {
-            let kicks = self.still.kicks();
-            while let Some(told) = self.growth.next() {
+            let kicks = self.quiesce.kicks();
+            while let Some(told) = self.allocations.receive() {
                 self.seen[told.range.start].store(told.range.end, SeqCst);
                 told.answer();
             }
             if self.tellers.load(SeqCst) == 0 {
                 break;
             }
-            word_wait::wait_for(self.still.kick(), kicks, LONG);
+            word_wait::wait_for(self.quiesce.kick(), kicks, LONG);
         }
     }
 
     fn tell(&self, teller: usize) {
         for turn in TELLERS..TELLERS + 2 {
-            let is_heard = self.growth.tell(What::Got, teller..turn, || self.still.wake_keeper());
+            let is_heard = self.allocations.notify(NoticeKind::Allocated, teller..turn, || self.quiesce.wake_monitor());
             assert!(!is_heard || self.seen[teller].load(SeqCst) == turn, "answered, but not seen");
         }
         self.tellers.fetch_sub(1, SeqCst);
-        self.still.wake_keeper();
+        self.quiesce.wake_monitor();
     }
 }
 
@@ -70,8 +70,9 @@ impl Notices {
 fn a_notice_is_answered_after_it_was_seen() {
     explore(3000, || {
         let seen = std::array::from_fn(|_| AtomicUsize::new(0));
-        let (growth, still, tellers) = (Growth::new(1 << 20), Still::default(), AtomicUsize::new(TELLERS));
-        let notices = Arc::new(Notices { growth, still, seen, tellers });
+        let (allocations, quiesce, tellers) =
+            (AllocationNotices::new(1 << 20), Quiesce::default(), AtomicUsize::new(TELLERS));
+        let notices = Arc::new(Notices { allocations, quiesce, seen, tellers });
         let tellers = (0..TELLERS).map(|teller| {
             let notices = Arc::clone(&notices);
             thread::spawn(move || notices.tell(teller))
@@ -79,29 +80,29 @@ fn a_notice_is_answered_after_it_was_seen() {
         let tellers: Vec<_> = tellers.collect();
         notices.keep();
         join(tellers);
-        assert!(notices.growth.is_idle(), "a slot is lost");
+        assert!(notices.allocations.is_idle(), "a slot is lost");
     });
 }
 
 #[test]
 fn paused_threads_go_on_when_the_last_holder_lets_go() {
     explore(3000, || {
-        let growth = Arc::new(Growth::new(1 << 20));
+        let allocations = Arc::new(AllocationNotices::new(1 << 20));
         let mut threads = Vec::new();
         for _ in 0..2 {
-            let growth = Arc::clone(&growth);
+            let allocations = Arc::clone(&allocations);
             threads.push(thread::spawn(move || {
-                let held = growth.hold();
-                assert!(growth.is_watched(64), "others go on");
+                let held = allocations.pause();
+                assert!(allocations.is_watched(64), "others go on");
                 drop(held);
             }));
         }
         for _ in 0..2 {
-            let growth = Arc::clone(&growth);
-            threads.push(thread::spawn(move || growth.wait_while_held()));
+            let allocations = Arc::clone(&allocations);
+            threads.push(thread::spawn(move || allocations.wait_while_paused()));
         }
         join(threads);
-        growth.wait_while_held();
+        allocations.wait_while_paused();
     });
 }
 
@@ -109,36 +110,36 @@ fn paused_threads_go_on_when_the_last_holder_lets_go() {
 fn everything_is_quiet_while_a_thread_forks() {
     const FORKS: u32 = 3;
     explore(4000, || {
-        let still = Arc::new(Still::default());
+        let quiesce = Arc::new(Quiesce::default());
         let (quiet, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let forking = {
-            let (still, quiet, over) = (Arc::clone(&still), Arc::clone(&quiet), Arc::clone(&over));
+            let (quiesce, quiet, over) = (Arc::clone(&quiesce), Arc::clone(&quiet), Arc::clone(&over));
             thread::spawn(move || {
                 for fork in 0..FORKS {
-                    still.request([fork as usize; BLOCK_PAGES]);
+                    quiesce.request([fork as usize; BLOCK_PAGES]);
                     assert!(quiet.load(SeqCst), "a fork while others run");
-                    still.release(fork != 1);
+                    quiesce.release(fork != 1);
                 }
                 over.fetch_add(1, SeqCst);
-                still.wake_keeper();
+                quiesce.wake_monitor();
             })
         };
         let other = {
-            let still = Arc::clone(&still);
-            thread::spawn(move || still.wake_keeper())
+            let quiesce = Arc::clone(&quiesce);
+            thread::spawn(move || quiesce.wake_monitor())
         };
         let mut forks = 0;
         while over.load(SeqCst) == 0 {
-            let kicks = still.kicks();
-            if still.is_requested() {
-                let needed = still.needed();
+            let kicks = quiesce.kicks();
+            if quiesce.is_requested() {
+                let needed = quiesce.needed();
                 assert!(needed.iter().all(|&page| page == needed[0]), "a request that is not whole: {needed:?}");
                 quiet.store(true, SeqCst);
-                forks += u32::from(still.hold());
+                forks += u32::from(quiesce.wait_for_fork());
                 quiet.store(false, SeqCst);
-                still.finish();
+                quiesce.finish();
             } else if over.load(SeqCst) == 0 {
-                word_wait::wait_for(still.kick(), kicks, LONG);
+                word_wait::wait_for(quiesce.kick(), kicks, LONG);
             }
         }
         join([forking, other]);

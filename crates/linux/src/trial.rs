@@ -3,7 +3,7 @@
 //! A fault here is one as the runtime serves it: a handler on the faulting thread's CPU polls, reads the message, moves a
 //! page from home, and wakes who waits. There is no engine.
 
-use crate::placement::run_on;
+use crate::companion::placement::run_on;
 use crate::region::Region;
 use crate::uffd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
 use foliomem_core::units::PAGE_BYTES;

@@ -1,7 +1,7 @@
 //! Forks by the patched C library of this process: the hooks run around each, and nothing else
 //! changes.
 
-use foliomem_linux::fork_sites::{self, ForkHooks};
+use foliomem_linux::fork::sites::{self, ForkHooks};
 use foliomem_linux::region::Region;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -53,9 +53,9 @@ fn hooks() -> &'static Counting {
         child: AtomicU32::new(0),
     });
     INSTALLED.get_or_init(|| {
-        fork_sites::install();
-        assert!(fork_sites::COVERED.load(SeqCst), "the C library of this machine is not recognised");
-        fork_sites::activate(hooks);
+        sites::install();
+        assert!(sites::COVERED.load(SeqCst), "the C library of this machine is not recognised");
+        sites::activate(hooks);
     });
     hooks
 }

@@ -416,11 +416,11 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
     let created = create(&path, Some(5 << 20), 1).unwrap();
     assert!(!path.exists());
     assert_eq!(created.bytes, 4 << 20);
-    let stat = fs::fstat(&created.file.as_fd()).unwrap();
+    let stat = fs::fstat(created.file.as_fd()).unwrap();
     assert_eq!((stat.st_mode & 0o7777, stat.st_nlink, stat.st_size), (0o600, 0, 4 << 20));
     // Another process opens it by the descriptor, and finds what is written there.
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(&created.file.as_fd()) as u32;
-    let identity = identity_of(&created.file.as_fd()).unwrap();
+    let identity = identity_of(created.file.as_fd()).unwrap();
     let again = reopen(std::process::id(), descriptor, created.direct, identity).unwrap();
     let nonces = Box::leak(Box::new(AtomicU64::new(0)));
     let swap = SwapFile::new(&[1; KEY_BYTES], nonces);

@@ -1,15 +1,17 @@
-//! Copies of what a fork has left shared, and how they wait for memory.
+//! The copy-on-write throttle: writes to pages that a fork left shared wait for memory.
 //!
-//! After a fork a write to a page that is still shared makes a copy, which the kernel does by itself: nobody charges it, and
-//! nobody makes the program wait for room. Several processes copy gigabytes in a second, a keeper that sees it later
-//! cannot make as much free. So where all that might be copied does not fit, and copying has begun, the keeper
-//! write-protects what is managed. The first write to each block of [`BLOCK_BYTES`] faults then, and waits until
-//! there is room for its copy. Short children that write little, and programs with room, never notice.
+//! After a fork the kernel copies a shared page at the first write to it. It charges no budget and
+//! makes no thread wait. Several processes copy gigabytes in a second, faster than a monitor that
+//! sees it later can free memory. So where the copies may not fit, and copying has begun, the
+//! monitor write-protects managed memory. The first write to each block of [`BLOCK_BYTES`] then
+//! faults, and waits until there is room for the copy. A short child that writes little, and a
+//! program with room, are never throttled.
 //!
-//! A page that has been out is nobody else's: what comes in is not protected. A protected page that is moved out is not
-//! protected any more. In the child of a fork nothing is protected.
+//! A page that was swapped out is not shared: it is mapped in unprotected. Swapping out a page
+//! removes its protection. In the child of a fork no page is protected.
 //!
-//! Control blocks of threads are never protected ([`crate::control_block`]). The keeper protects; any handler serves. No locks.
+//! Control blocks of threads are never protected ([`crate::thread_control_block`]). The monitor
+//! protects, and any handler serves the faults. There is no lock.
 
 use crate::budget::Budget;
 use crate::machine::LinuxMachine;
@@ -20,24 +22,25 @@ use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What one write makes writable: 64 KiB, as a folio of the usual size.
+/// One write makes this much memory writable: 64 KiB, the usual size of a folio.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Copies that show that a side of the fork has work to do on what is shared: 1 MiB.
+/// So many copied pages show that a side of the fork works on shared memory: 1 MiB.
 const BEGUN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 
-/// See the module.
+/// Whether managed memory is write-protected.
 #[derive(Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct CowThrottle {
     are_watched: AtomicBool,
 }
 
-impl Copies {
-    /// There was a fork: what is shared is not protected, or not all of it.
+impl CowThrottle {
+    /// There was a fork: not all shared pages are protected.
     pub(crate) fn forked(&self) {
         self.are_watched.store(false, Relaxed);
     }
 
-    /// The keeper: watches copies where they do not fit, until nothing is shared any more.
+    /// Monitor: protects shared memory where the copies may not fit, until no page is shared any
+    /// more.
     pub(crate) fn look(&self, budget: &Budget, engine: &Engine<LinuxMachine>) {
         let are_watched = self.are_watched.load(Relaxed);
         if !budget.shares() {
@@ -50,20 +53,20 @@ impl Copies {
         let may_not_fit = budget.room_pages() < budget.own_pages() + budget.shared_pages();
         if !are_watched && may_not_fit && budget.copied_pages() > BEGUN_PAGES {
             let done = each(engine, Userfaultfd::protect);
-            // A change of mappings that was under way is over by the next look.
+            // A mapping event that was pending is over by the next look.
             self.are_watched.store(done, Relaxed);
         }
     }
 }
 
-/// Does something to all that is resident and may be protected; whether no change of mappings was in the way. What is swapped
-/// out has marks that are to stay ([`crate::marks`]).
+/// Calls `act` for all resident memory that may be protected; whether no mapping event was in the
+/// way. Swapped-out pages have marks that must stay ([`crate::marks`]).
 fn each(engine: &Engine<LinuxMachine>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
     let mut done = true;
     for range in engine.machine().protectable() {
         engine.for_each_resident(pages(&range), |run| {
             let (start, end) = (run.start.address() as usize, run.end.address() as usize);
-            // What is not as it is known to be is being unmapped.
+            // A range that is not as the engine knows it is being unmapped.
             done &= act(&engine.machine().descriptors().program, start, end - start) != Err(MoveError::Again);
         });
     }

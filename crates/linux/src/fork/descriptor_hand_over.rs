@@ -1,11 +1,14 @@
-//! A descriptor on its way from the parent's agent to its child's: the swap file, or `/proc` where the program has changed its root.
+//! A descriptor on its way from the parent's companion to the child's: the swap file, or `/proc`
+//! where the program has changed its root.
 //!
-//! The agent's threads have a descriptor table of their own, and a fork copies the program's. So the forking thread takes a
-//! copy of the descriptor into the program's table before the fork, and both sides close it there right after; the
-//! child's keeper finds it in its copy of the table. Nothing is opened anew, so it does not matter what the
-//! program has become since: another user, who may neither open the file nor look at other processes.
+//! The companion has a descriptor table of its own, and a fork copies the program's table. So the
+//! forking thread copies the descriptor into the program's table before the fork, both sides close
+//! it right after the fork, and the child's companion takes it from its own copy of the table.
+//! Nothing is opened anew, so it does not matter what the program has become since: for example
+//! another user, who may neither open the file nor look at other processes.
 //!
-//! Threads of a process may always take each other's descriptors (pidfd_getfd(2)); that they can be named takes Linux 6.9.
+//! A process may take descriptors of its companion by `pidfd_getfd(2)`. There is no lock: one
+//! thread forks at a time.
 
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -13,18 +16,19 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 const NONE: RawFd = -1;
 
-/// See the module.
+/// The number of the descriptor on its way; -1 without one.
 #[derive(Debug)]
-pub struct HandOver(AtomicI32);
+pub struct DescriptorHandOver(AtomicI32);
 
-impl Default for HandOver {
-    fn default() -> HandOver {
-        HandOver(AtomicI32::new(NONE))
+impl Default for DescriptorHandOver {
+    fn default() -> DescriptorHandOver {
+        DescriptorHandOver(AtomicI32::new(NONE))
     }
 }
 
-impl HandOver {
-    /// The forking thread, before the fork: takes `descriptor` from the table of `process`, if the system allows that.
+impl DescriptorHandOver {
+    /// Forking thread, before the fork: takes `descriptor` from the table of `process`, if the
+    /// system allows that.
     pub fn take(&self, process: Pid, descriptor: RawFd) {
         let Ok(pidfd) = pidfd_open(process, PidfdFlags::empty()) else { return };
         if let Ok(file) = pidfd_getfd(&pidfd, descriptor, PidfdGetfdFlags::empty()) {
@@ -33,7 +37,7 @@ impl HandOver {
         close(pidfd.into_raw_fd());
     }
 
-    /// The forking thread, after the fork, on both sides.
+    /// Forking thread, after the fork, on both sides: closes the descriptor.
     pub fn finish(&self) {
         let descriptor = self.0.swap(NONE, Ordering::Relaxed);
         if descriptor != NONE {
@@ -41,22 +45,23 @@ impl HandOver {
         }
     }
 
-    /// The number of the descriptor on its way, in the tables of the program and of the child's new keeper.
+    /// The number of the descriptor in the tables of the program and of the child's companion.
     pub fn descriptor(&self) -> Option<RawFd> {
         Some(self.0.load(Ordering::Relaxed)).filter(|&descriptor| descriptor != NONE)
     }
 
-    /// The child's keeper, whose table is a copy of the program's: its own copy of the descriptor.
+    /// The child's monitor: takes its own copy of the descriptor.
     ///
     /// # Safety
-    /// Called once by a keeper that has kept it, before [`HandOver::finish`].
+    /// Called once by a monitor that has not closed it, before [`DescriptorHandOver::finish`].
     pub unsafe fn receive(&self) -> Option<OwnedFd> {
-        // SAFETY: this table's copy is the keeper's, by the contract.
+        // SAFETY: this table's copy is the monitor's, by the contract.
         self.descriptor().map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }
 
-/// Closes by a system call: the C library's `close` looks at the thread's state, which may be out.
+/// Closes by a system call: the C library's `close` reads the thread's state, which may be swapped
+/// out.
 fn close(descriptor: RawFd) {
     // SAFETY: both callers own it.
     unsafe { rustix::io::close(descriptor) };
@@ -80,7 +85,7 @@ mod tests {
             let _ = go.1.recv();
         });
         let (owner, descriptor) = ready.1.recv().unwrap();
-        let handed = HandOver::default();
+        let handed = DescriptorHandOver::default();
         handed.take(owner, descriptor);
         let Some(here) = handed.descriptor() else {
             // Before Linux 6.9, or forbidden: there is none, and all the same nothing is left open.

@@ -1,6 +1,6 @@
 //! Running hooks exactly around the system call that forks, where the C library is not patched.
 //!
-//! This is what is left where [`crate::fork_sites`] does not recognise the C library or the CPU, or
+//! This is what is left where [`crate::fork::sites`] does not recognise the C library or the CPU, or
 //! cannot write code. It sees the forks only of functions that the agent stands before, and takes
 //! stack of the program's.
 //!
@@ -18,8 +18,8 @@
 //!
 //! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
 
-use crate::control_block::{self, BLOCK_PAGES};
-use crate::fork_call::{CallKind, ForkCall, ForkHooks};
+use crate::fork::call::{CallKind, ForkCall, ForkHooks};
+use crate::thread_control_block::{self, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::{PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, PR_SYS_DISPATCH_ON};
 use std::arch::{global_asm, naked_asm};
@@ -373,7 +373,7 @@ fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: For
     // SAFETY: `trap_forks` waits on this thread's stack for the call this is in, and holds the reference.
     let hooks = unsafe { *trap.hooks.load(Ordering::Relaxed) };
     let stack = hooks.stack();
-    let mut on_stack = OnStack { call, hooks, needed: control_block::pages(&control_block::own()) };
+    let mut on_stack = OnStack { call, hooks, needed: thread_control_block::pages(&thread_control_block::own()) };
     let argument = (&raw mut on_stack).cast();
     // SAFETY: the stack is the agent's, for one thread at a time, which holding the lock makes us; the
     // function reads and writes `on_stack` only while the program's memory may be touched.
@@ -430,7 +430,7 @@ mod tests {
         }
 
         fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
-            assert_eq!(needed, control_block::pages(&control_block::own()));
+            assert_eq!(needed, thread_control_block::pages(&thread_control_block::own()));
             self.before.fetch_add(1, Ordering::SeqCst);
         }
 

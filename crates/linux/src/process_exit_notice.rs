@@ -1,9 +1,10 @@
-//! How the end of a process is known at once, however it ends: the kernel marks a word of the control segment.
+//! The process exit notice: the kernel marks a word of the control segment when a process ends.
 //!
-//! A thread can tell the kernel of locks in memory that it may hold when it ends (set_robust_list(2)); the kernel then
-//! marks those that have the thread's number in them, before it gives the memory back, also after SIGKILL and at exec. The
-//! keeper holds one such word for as long as the process has its memory. Where the call is forbidden the word
-//! is never marked.
+//! A thread can register a list of locks in memory that it may hold when it ends
+//! (set_robust_list(2)). Before the kernel gives the memory back, also after SIGKILL and at exec,
+//! it marks each lock that has the thread's id in it. The monitor holds one such word as long as
+//! the process has its memory. Where a filter forbids the call, the word is never marked. There is
+//! no lock.
 
 use crate::thread;
 use rustix::process::Pid;
@@ -12,20 +13,20 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// `struct robust_list_head` and the one element of its list.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct DeathNotice {
+pub struct ProcessExitNotice {
     first: AtomicUsize,
     /// From an element to its word.
     offset: AtomicUsize,
-    /// A lock that is being taken: none.
+    /// A lock that the thread is about to take: none.
     pending: AtomicUsize,
-    /// The element points to the head: it is the last.
+    /// The element points back to the head, so it is the last one.
     next: AtomicUsize,
 }
 
 const FUTEX_OWNER_DIED: u32 = 1 << 30;
 const HEAD_BYTES: usize = 3 * size_of::<usize>();
 
-impl DeathNotice {
+impl ProcessExitNotice {
     /// Has `word` marked when the calling thread ends, which has no other such list. Its id is `thread`.
     pub fn leave(&'static self, word: &'static AtomicU32, thread: Pid) {
         let element = (&raw const self.next).expose_provenance();
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_word_is_marked_when_its_thread_ends() {
-        let (notice, word): (&'static DeathNotice, &'static AtomicU32) =
+        let (notice, word): (&'static ProcessExitNotice, &'static AtomicU32) =
             (Box::leak(Box::default()), Box::leak(Box::default()));
         let thread = std::thread::spawn(move || {
             notice.leave(word, rustix::thread::gettid());

@@ -1,12 +1,14 @@
 //! Who uses the program's memory besides the companion, and when the last of them has gone.
 //!
-//! The companion keeps the memory alive as long as it runs, so it must end when nobody else uses it any more. A user
-//! is the program's process, or any other that a `clone(CLONE_VM)` has made (a `vfork` child, which may outlive its
-//! parent). A user leaves when its last thread ends, and when it executes another program.
+//! The companion keeps the memory alive as long as it runs, so it must end when nobody else uses it
+//! any more. A user is the program's process, or any other that a `clone(CLONE_VM)` has made (a
+//! `vfork` child, which may outlive its parent). A user leaves when its last thread ends, and when
+//! it executes another program.
 //!
-//! One user at a time is watched: its pidfd tells its end, its size in `/proc/PID/statm` an exec, because that is then
-//! the size of another memory. When it has left, all processes are searched for one whose memory has the size of ours,
-//! and changes by any number of pages when ours does: others of the same program are often of the same size.
+//! One user at a time is watched: its pidfd tells its end, its size in `/proc/PID/statm` an exec,
+//! because that is then the size of another memory. When it has left, all processes are searched
+//! for one whose memory has the size of ours, and changes by any number of pages when ours does:
+//! others of the same program are often of the same size.
 //!
 //! Only the monitor uses this. No locks.
 
@@ -45,7 +47,8 @@ pub struct User {
 /// How a user is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// It has started the companion: as long as it does not execute another program, its memory is ours.
+    /// It has started the companion: as long as it does not execute another program, its memory is
+    /// ours.
     Given,
     /// By its size. That is looked at each time.
     Found,
@@ -91,8 +94,8 @@ fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
     }
 }
 
-/// Finds another user of the memory, where `last` has left: one of its threads, or another process. `own` are the ids of the
-/// agent's processes, as `proc` numbers them.
+/// Finds another user of the memory, where `last` has left: one of its threads, or another process.
+/// `own` are the ids of the agent's processes, as `proc` numbers them.
 pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<User> {
     if uses_alone() {
         return None;
@@ -104,7 +107,8 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     ids(proc, format_args!(".")).into_iter().filter(|pid| *pid != last_pid && !own.contains(pid)).find_map(|pid| {
         let statm = open_in(proc, format_args!("{pid}/statm"))?;
         match mapped_pages(&statm) {
-            // The thread that the process began with has ended, others may not have; or it is the kernel's.
+            // The thread that the process began with has ended, others may not have; or it is the
+            // kernel's.
             Some(0) => find_thread(proc, ours, pid),
             Some(_) => user_if_same(ours, pid, statm),
             None => None,
@@ -171,7 +175,8 @@ fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
     true
 }
 
-/// The first number of a `statm`: pages that are mapped. 0 for a thread that has no memory any more.
+/// The first number of a `statm`: pages that are mapped. 0 for a thread that has no memory any
+/// more.
 fn mapped_pages(statm: impl AsFd) -> Option<u64> {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(statm, &mut text, 0).ok()?;
@@ -203,7 +208,8 @@ fn open_with(proc: &OwnedFd, path: std::fmt::Arguments<'_>, flags: OFlags) -> Op
     openat(proc, name, flags, Mode::empty()).ok()
 }
 
-/// The number that `proc` gives the calling process: not that of `getpid` where it is another namespace's.
+/// The number that `proc` gives the calling process: not that of `getpid` where it is another
+/// namespace's.
 pub fn own_number(proc: &OwnedFd) -> Option<u32> {
     let link = filters::allow(Call::Readlinkat).then(|| rustix::fs::readlinkat(proc, c"self", Vec::new()))?.ok()?;
     link.to_str().ok()?.parse().ok()

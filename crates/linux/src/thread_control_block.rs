@@ -1,16 +1,18 @@
-//! The control blocks of threads: what stacks are known by, and what stays in the program.
+//! Thread control blocks: they identify stacks, and stay resident.
 //!
-//! The C library keeps a thread's control block at the top of its stack. When the thread ends, the kernel clears its id there, wakes
-//! who joins it, and reads its list of robust mutexes; all of that while the thread counts as exiting, and Linux serves no
-//! faults of userfaultfds then: who joins would wait for ever. So nothing moves the pages of these blocks out or protects them. What lies right
-//! above a guard and has a block at its top is a stack, and left alone; but others may be managed (of the program's own, without a guard,
-//! very large, or joined with a mapping above).
+//! The C library keeps a thread's control block at the top of its stack. When the thread ends, the
+//! kernel clears the thread's id there, wakes a joining thread, and reads the list of robust
+//! mutexes. An exiting thread cannot take userfaultfd faults, so a joining thread would hang if the
+//! block were swapped out. So the pages of these blocks are neither swapped out nor protected. A
+//! mapping right above a guard with a block at its top is a stack, and is not managed. Other stacks
+//! may be managed: the program's own, without a guard, very large, or joined with a mapping above.
 //!
-//! Where the blocks of the threads are that there are when everything begins to be managed, the kernel tells: it knows their lists of robust
-//! mutexes. From then on each that begins tells the keeper, before anything else.
+//! For threads that exist at activation, `get_robust_list(2)` yields the address of the control
+//! block. A thread that starts later sends a notice before anything else.
 //!
-//! They are known until a thread of that id is no more, which is looked up when twice as many are known as the last time.
-//! Only the keeper changes them, while it holds the mappings: who moves a page out looks in the same hold. One leaf lock.
+//! A block is known until its thread has ended, which is checked when twice as many blocks are
+//! known as at the last check. Only the monitor changes the list, under the lock of the mappings: a
+//! thread that swaps a page out looks under that lock, too. The list's own lock is a leaf.
 
 use crate::filters::{self, Call};
 use crate::thread::syscall3;
@@ -25,20 +27,22 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A block is not larger: glibc's `struct pthread`, with the area for rseq(2), has 2.3 KiB.
 const BLOCK_BYTES: usize = 0xb00;
-/// So far from the list of robust mutexes lies what else the kernel uses: the id is 16 bytes below.
+/// The kernel uses memory this near to the list of robust mutexes: the id is 16 bytes below.
 const LIST_REACH_BYTES: usize = 64;
-/// In so much of it lie the thread's id, which the kernel clears, and its list of robust mutexes.
+/// The thread's id and its list of robust mutexes lie in this many bytes at its start.
 const ENDS_WITH_BYTES: usize = 1024;
 /// Pages that a block can lie across.
 pub const BLOCK_PAGES: usize = BLOCK_BYTES.div_ceil(PAGE_BYTES) + 1;
-/// Where in a block, in words, its own address is: what `fs:[0]` holds by the ABI, and glibc's name of the thread.
+/// Where in a block, in words, its own address is: what `fs:[0]` holds by the ABI, and glibc's name
+/// of the thread.
 const SELF_WORDS: [usize; 2] = [0, 2];
 /// A block is as aligned at least.
 const BLOCK_ALIGN: usize = 64;
 const BLOCK_ALIGN_WORDS: usize = BLOCK_ALIGN / size_of::<usize>();
-/// A block lies in the last so many bytes of a stack, unless the program has thread-local data of a larger alignment.
+/// A block lies in the last so many bytes of a stack, unless the program has thread-local data of a
+/// larger alignment.
 const TOP_BYTES: usize = 2 * PAGE_BYTES;
-/// So many pages are known before ended threads are looked for.
+/// This many pages are known before the first check for ended threads.
 const LOOK_MIN: usize = 64;
 
 /// The control block of the calling thread.
@@ -49,8 +53,9 @@ pub fn own() -> Range<usize> {
     start..start + BLOCK_BYTES
 }
 
-/// The id of the calling thread, which has a control block, without a system call: the C library finds it there for the number of the thread's clock, which has it in
-/// its upper bits (the kernel's `MAKE_THREAD_CPUCLOCK`).
+/// The id of the calling thread, which has a control block, without a system call: the C library
+/// finds it there for the number of the thread's clock, which has it in its upper bits (the
+/// kernel's `MAKE_THREAD_CPUCLOCK`).
 pub fn own_thread() -> Pid {
     let mut clock = 0;
     // SAFETY: asks about the calling thread, and writes to `clock`.
@@ -58,8 +63,8 @@ pub fn own_thread() -> Pid {
     Pid::from_raw(!(clock >> 3)).filter(|_| failed == 0).unwrap_or_else(rustix::thread::gettid)
 }
 
-/// Where the calling thread's id is in its control block, and the id: the kernel clears it there when the thread ends or
-/// executes another program. `None` where the C library keeps it elsewhere.
+/// Where the calling thread's id is in its control block, and the id: the kernel clears it there
+/// when the thread ends or executes another program. `None` where the C library keeps it elsewhere.
 pub fn own_id_word() -> Option<(usize, u32)> {
     let (start, id) = (own().start, rustix::thread::gettid().as_raw_nonzero().get() as u32);
     let words = (start..start + ENDS_WITH_BYTES).step_by(size_of::<u32>());
@@ -69,7 +74,8 @@ pub fn own_id_word() -> Option<(usize, u32)> {
     words.filter(holds_id).map(|address| (address, id)).next()
 }
 
-/// What the kernel uses of the control block of `thread` when that ends, if it has one. (Not all of the block: glibc keeps the id right below the list.)
+/// What the kernel uses of the control block of `thread` when that ends, if it has one. (Not all of
+/// the block: glibc keeps the id right below the list.)
 pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
     if !filters::allow(Call::GetRobustList) {
         return None;
@@ -87,7 +93,7 @@ pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
     (result == 0 && list != 0).then(|| list - LIST_REACH_BYTES..list + LIST_REACH_BYTES)
 }
 
-/// Brings in what the kernel writes of the calling thread's block when the thread ends.
+/// Touches the parts of the calling thread's block that the kernel writes when the thread ends.
 pub fn touch_own() {
     let start = own().start;
     for address in [start, start + ENDS_WITH_BYTES - 1] {
@@ -101,7 +107,8 @@ pub fn pages(block: &Range<usize>) -> [usize; BLOCK_PAGES] {
     [block.start, block.end - 1].map(|address| address & !(PAGE_BYTES - 1))
 }
 
-/// Whether a control block lies at the top of `stack`, as of what `memory` (`/proc/self/mem`) has there.
+/// Whether a control block lies at the top of `stack`, as of what `memory` (`/proc/self/mem`) has
+/// there.
 pub fn is_at_top(memory: impl AsFd, stack: &Range<usize>) -> bool {
     let mut bytes = [0u8; TOP_BYTES];
     let start = stack.start.max(stack.end.saturating_sub(TOP_BYTES));
@@ -136,7 +143,8 @@ impl ControlBlocks {
         self.len.store(kept.len(), Relaxed);
     }
 
-    /// In the child of a fork: only the pages of who has forked are a thread's, which has another id.
+    /// In the child of a fork: only the pages of who has forked are a thread's, which has another
+    /// id.
     pub fn forked(&self, own: [usize; BLOCK_PAGES], thread: Pid) {
         let mut kept = self.kept.lock();
         kept.retain(|page, _| own.contains(page));

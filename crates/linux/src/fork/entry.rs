@@ -1,4 +1,4 @@
-//! Where a patched system call of the C library's goes when it may fork ([`crate::fork_sites`]).
+//! Where a patched system call of the C library's goes when it may fork ([`crate::fork::sites`]).
 //!
 //! The entry is reached by jumps from a stub, with the registers of the system call, and `rcx` at
 //! the stub's own `syscall` instruction. It leaves with a jump there, where the caller is to make
@@ -22,8 +22,8 @@
 //!
 //! Lock: `LOCK`, before the gate. It is held over the fork, and the child drops its copy.
 
-use crate::control_block;
-use crate::fork_call::{CallKind, ForkCall, ForkHooks};
+use crate::fork::call::{CallKind, ForkCall, ForkHooks};
+use crate::thread_control_block;
 use std::arch::{asm, global_asm};
 use std::mem::{MaybeUninit, offset_of};
 use std::sync::OnceLock;
@@ -333,7 +333,7 @@ pub fn dispatches(selector: Option<usize>) {
     if selector.is_none() && !HAS_DISPATCH.load(Ordering::Relaxed) {
         return;
     }
-    let thread = control_block::own().start | 1;
+    let thread = thread_control_block::own().start | 1;
     let has = |wanted: usize| move |entry: &&Entry| entry.thread.load(Ordering::Relaxed) == wanted;
     let own = DISPATCHES.0.iter().find(has(thread));
     let Some(selector) = selector else {
@@ -372,7 +372,7 @@ extern "C" fn fork_on_own_stack(frame: &mut Frame) {
         CallKind::Other => return,
         CallKind::Invalid(errno) => -(errno.raw_os_error() as isize),
         CallKind::Fork(mut call) => {
-            call.make(hooks, control_block::pages(&control_block::own()), system_call);
+            call.make(hooks, thread_control_block::pages(&thread_control_block::own()), system_call);
             if call.result() == 0 {
                 // Only this thread has come along.
                 LOCK.store(LOCKED, Ordering::Relaxed);

@@ -1,9 +1,11 @@
-//! Memory of the agent itself, which is never managed: its heap, image, arena and stacks.
+//! The agent's own memory, which is never managed: its heap, image, arena and stacks.
 //!
-//! A small list that only grows. The agent's heap reports its ranges through a function, because they
-//! are reserved when they are needed. The static data of the libraries that are there at the start counts as the
-//! agent's: its own, and that of whatever its functions are bound to. (Of those that are loaded later it uses none, and
-//! any mapping of the program may lie right above them.)
+//! The list of ranges only grows. The agent's heap reports its ranges through a function, because
+//! it reserves them when they are needed. The static data of all libraries that are loaded at the
+//! start counts as the agent's, because its functions may use it. The agent uses no library that is
+//! loaded later, and a mapping of the program may lie right above such a library.
+//!
+//! The lock of the list is a leaf.
 
 use crate::heap;
 use foliomem_core::sync::Mutex;
@@ -11,19 +13,19 @@ use foliomem_core::units::PAGE_BYTES;
 use libc::{c_int, c_void, dl_phdr_info, size_t};
 use std::ops::Range;
 
-/// What [`crate::heap::ranges`] tells.
+/// The ranges that [`crate::heap::ranges`] reports.
 pub type HeapRanges = [Range<usize>; heap::REGIONS];
 
-/// See the module.
-pub struct OwnMemory {
+/// The ranges of the agent's own memory.
+pub struct AgentMemory {
     heap: fn() -> HeapRanges,
     ranges: Mutex<Vec<Range<usize>>>,
 }
 
-impl OwnMemory {
-    /// The agent's memory so far: what `heap` reports.
-    pub fn new(heap: fn() -> HeapRanges) -> OwnMemory {
-        OwnMemory { heap, ranges: Mutex::new(Vec::new()) }
+impl AgentMemory {
+    /// The agent's memory at the start: the ranges that `heap` reports.
+    pub fn new(heap: fn() -> HeapRanges) -> AgentMemory {
+        AgentMemory { heap, ranges: Mutex::new(Vec::new()) }
     }
 
     /// Adds a range.
@@ -51,10 +53,12 @@ impl OwnMemory {
     }
 }
 
-/// Adds what is written of one object. The first one is the program itself, whose name is empty.
+/// Adds the writable segments of one object. The first object is the program itself, and has an
+/// empty name.
 unsafe extern "C" fn add_library(object: *mut dl_phdr_info, _bytes: size_t, own: *mut c_void) -> c_int {
-    // SAFETY: the loader passes an object of its list, which it keeps as it is meanwhile, and `add_libraries` itself.
-    let (own, object) = unsafe { (&*own.cast::<OwnMemory>(), &*object) };
+    // SAFETY: the loader passes an object of its list, which it keeps as it is meanwhile, and
+    // `add_libraries` itself.
+    let (own, object) = unsafe { (&*own.cast::<AgentMemory>(), &*object) };
     // SAFETY: a name of the loader ends in zero; the headers are where and as many as it says.
     let (name, headers) =
         unsafe { (*object.dlpi_name, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into())) };
@@ -68,7 +72,7 @@ unsafe extern "C" fn add_library(object: *mut dl_phdr_info, _bytes: size_t, own:
     0
 }
 
-/// What is left of `part` without `own`.
+/// The parts of `part` outside of `own`.
 fn cut(part: Range<usize>, own: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let (before, after) = if own.start >= own.end || own.end <= part.start || part.end <= own.start {
         (part.clone(), part.end..part.end)
@@ -90,7 +94,7 @@ mod tests {
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
     fn own_memory_is_cut_out() {
-        let own = OwnMemory::new(|| heap(100..200));
+        let own = AgentMemory::new(|| heap(100..200));
         own.add(300..400);
         assert_eq!(own.outside(0..50), [0..50]);
         assert_eq!(own.outside(0..500), [0..100, 200..300, 400..500]);
@@ -105,7 +109,7 @@ mod tests {
             static environ: *const c_void;
         }
         static OURS: AtomicU32 = AtomicU32::new(0);
-        let own = OwnMemory::new(|| heap(0..0));
+        let own = AgentMemory::new(|| heap(0..0));
         own.add_libraries();
         let is_own = |address: usize| own.outside(address..address + 1).is_empty();
         assert!(is_own((&raw const environ).addr()));

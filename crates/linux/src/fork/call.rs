@@ -5,8 +5,8 @@
 //! memory while that is quiesced, so the thread ids that the program wants to have stored are
 //! stored afterwards. Invalid arguments get the error that the kernel has for them.
 
-use crate::control_block::{self, BLOCK_PAGES};
 use crate::region::Region;
+use crate::thread_control_block::{self, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
@@ -199,7 +199,7 @@ impl ForkCall {
         let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
         let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
         // SAFETY: the kernel has this address already.
-        unsafe { crate::fork_entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
+        unsafe { crate::fork::entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
     }
 }
 
@@ -243,7 +243,7 @@ fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
 /// Writes where the program has asked its own system call to write. Like the kernel, does nothing
 /// where there is no memory.
 fn write_memory(address: usize, value: i32) {
-    let own = control_block::own();
+    let own = thread_control_block::own();
     if !own.contains(&address) {
         let bytes = value.to_ne_bytes();
         let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -262,6 +262,6 @@ fn copied(number: u32, local: &libc::iovec, remote: &libc::iovec) -> Result<usiz
     let [local, remote] = [local, remote].map(|vector| std::ptr::from_ref(vector).expose_provenance());
     // SAFETY: one vector each; the local one is the caller's own memory, the kernel checks the
     // remote one.
-    let result = unsafe { crate::fork_entry::system_call(number, [process, local, 1, remote, 1, 0]) };
+    let result = unsafe { crate::fork::entry::system_call(number, [process, local, 1, remote, 1, 0]) };
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as usize) }
 }

@@ -1,22 +1,25 @@
 //! On which CPUs the threads that serve faults run.
 //!
-//! As a rule a handler waits on each CPU, and the scheduler places reclaimers. But a page that is moved is flushed from the
-//! TLBs of all CPUs that run the process, and a thread that wakes up elsewhere is woken by an interrupt. Between the CPUs of
-//! a virtual machine an interrupt may take longer than to compress three pages. So where interrupts are dear and one
-//! thread raises the faults, the agent *comes together* with it: one handler, the *follower*, serves all, on the CPU where
-//! that thread runs, and all others of the agent go there, too.
+//! As a rule a handler waits on each CPU, and the scheduler places reclaimers. But a page that is
+//! moved is flushed from the TLBs of all CPUs that run the process, and a thread that wakes up
+//! elsewhere is woken by an interrupt. Between the CPUs of a virtual machine an interrupt may take
+//! longer than to compress three pages. So where interrupts are dear and one thread raises the
+//! faults, the agent *comes together* with it: one handler, the *follower*, serves all, on the CPU
+//! where that thread runs, and all others of the agent go there, too.
 //!
-//! The scheduler puts a thread that is woken on an idle CPU, unless its own has nothing to run but SCHED_IDLE threads. So the
-//! follower is one: the thread that it wakes stays, and goes on at once in its stead. Who else runs there drives it
-//! away, so the keeper looks around less often. Where the thread is taken away all the same, the follower goes after it: it looks where
-//! the thread is whenever a fault comes later than from nearby.
+//! The scheduler puts a thread that is woken on an idle CPU, unless its own has nothing to run but
+//! SCHED_IDLE threads. So the follower is one: the thread that it wakes stays, and goes on at once
+//! in its stead. Who else runs there drives it away, so the monitor looks around less often. Where
+//! the thread is taken away all the same, the follower goes after it: it looks where the thread is
+//! whenever a fault comes later than from nearby.
 //!
-//! A stream of large folios is served better apart, while the reclaimers need no CPU: there are few moves and few wakes for
-//! what is decompressed, which the handler does beside the program then, not in its stead.
+//! A stream of large folios is served better apart, while the reclaimers need no CPU: there are few
+//! moves and few wakes for what is decompressed, which the handler does beside the program then,
+//! not in its stead.
 //!
-//! A SCHED_IDLE thread starves where others want the CPU. The other handlers look now and then whether the follower gets on
-//! ([`Standby`]), and end it all for a while where it does not. So do a fork, which must not wait
-//! for it, and the adoption of new mappings.
+//! A SCHED_IDLE thread starves where others want the CPU. The other handlers look now and then
+//! whether the follower gets on ([`Standby`]), and end it all for a while where it does not. So do
+//! a fork, which must not wait for it, and the adoption of new mappings.
 //!
 //! No lock: where they are is written by the follower, and taken back by anybody.
 
@@ -30,27 +33,31 @@ use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, Pid};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// A flush that interrupts another CPU takes 18 us in a virtual machine without help of its host, 2 to 4 us elsewhere; on
-/// one CPU 1 us.
+/// A flush that interrupts another CPU takes 18 us in a virtual machine without help of its host, 2
+/// to 4 us elsewhere; on one CPU 1 us.
 const DEAR_NS: u64 = 7_000;
 /// Flushes measured.
 const FLUSHES: usize = 9;
 /// The longest that one handler waits for the other to measure.
 const MEET_NS: u64 = 5_000_000;
-/// So many faults of one thread, less [`STRANGER`] for each of another, bring the agent together, and fewer than half apart.
+/// So many faults of one thread, less [`STRANGER`] for each of another, bring the agent together,
+/// and fewer than half apart.
 const STREAK: u32 = 64;
 const STRANGER: u32 = 16;
 /// From this size on moves cost little next to what is moved.
 const LARGE_BYTES: usize = 64 << 10;
-/// So many faults with large folios ahead of them, less those without, take the agent apart, and a quarter as many keep it so.
+/// So many faults with large folios ahead of them, less those without, take the agent apart, and a
+/// quarter as many keep it so.
 const STREAMING: u32 = 16;
-/// A thread that was woken nearby and touches one page after the other raises its next fault within this time.
+/// A thread that was woken nearby and touches one page after the other raises its next fault within
+/// this time.
 const NEAR_NS: u64 = 12_000;
 /// A follower that does nothing about a fault for so long starves.
 const STUCK_NS: u64 = 8_000_000;
 /// How long the agent stays apart after the follower has starved.
 pub(crate) const APART_AFTER_STARVING_NS: u64 = 1_000_000_000;
-/// And after the program has got new memory, or forked: then others have more to do than to serve its faults.
+/// And after the program has got new memory, or forked: then others have more to do than to serve
+/// its faults.
 pub(crate) const APART_WHILE_GROWING_NS: u64 = 20_000_000;
 /// Neither a CPU nor a thread.
 const NONE: u32 = u32::MAX;
@@ -58,7 +65,8 @@ const NONE: u32 = u32::MAX;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Placement {
-    /// What a flush takes while another CPU runs the process; 0 until it is measured. A fork takes it along.
+    /// What a flush takes while another CPU runs the process; 0 until it is measured. A fork takes
+    /// it along.
     flush_ns: AtomicU64,
     is_other_cpu_busy: AtomicBool,
     /// Whether a thread may come back from SCHED_IDLE.
@@ -97,7 +105,8 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// Before handlers are started: nobody follows. `is_allowed`: threads may come back from SCHED_IDLE here.
+    /// Before handlers are started: nobody follows. `is_allowed`: threads may come back from
+    /// SCHED_IDLE here.
     pub fn begin(&self, is_allowed: bool) {
         self.is_allowed.store(is_allowed, Relaxed);
         self.streak.store(0, Relaxed);
@@ -154,7 +163,8 @@ impl Placement {
         }
     }
 
-    /// A fault is served, and folios like its own, of the order `ahead`, are fetched ahead; or none are.
+    /// A fault is served, and folios like its own, of the order `ahead`, are fetched ahead; or none
+    /// are.
     pub fn streams(&self, ahead: Option<Order>) {
         let streaming = self.streaming.load(Relaxed);
         let is_large = ahead.is_some_and(|order| order.bytes() >= LARGE_BYTES);
@@ -169,7 +179,8 @@ impl Placement {
         Some(self.cpu.load(Relaxed)).filter(|&cpu| cpu != NONE)
     }
 
-    /// Whether to come together pays here at all, and is allowed. Nothing changes that once it is measured.
+    /// Whether to come together pays here at all, and is allowed. Nothing changes that once it is
+    /// measured.
     pub fn pays(&self) -> bool {
         self.is_allowed.load(Relaxed) && self.flush_ns.load(Relaxed) >= DEAR_NS
     }
@@ -217,7 +228,8 @@ impl Follower {
         Follower { home, at: home, stat: None }
     }
 
-    /// A fault was heard: goes where its thread is, if it is to be there. To be followed by [`Follower::has_served`].
+    /// A fault was heard: goes where its thread is, if it is to be there. To be followed by
+    /// [`Follower::has_served`].
     pub fn follow(&mut self, placement: &Placement) {
         placement.progress.fetch_add(1, Relaxed);
         let now_ns = now_ns();

@@ -12,9 +12,9 @@
 //!   thread can be in the call.
 //!
 //! A stub lies within reach of the jumps, on a page of its own for each C library. It goes on with
-//! the call, or has [`crate::fork_entry`] make it if it may be a fork. What is not recognised is
+//! the call, or has [`crate::fork::entry`] make it if it may be a fork. What is not recognised is
 //! not patched; where that is so in the C library of the program, nothing is, and
-//! `crate::clone_trap` is used.
+//! `crate::fork::trap` is used.
 //!
 //! The loader calls an empty function after each change of its list of objects, for debuggers; that
 //! is patched, too, so that a C library of a new namespace (`dlmopen(3)`) is patched before any of
@@ -23,8 +23,8 @@
 //! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which
 //! policies may forbid.
 
-pub use crate::fork_call::ForkHooks;
-use crate::fork_entry;
+pub use crate::fork::call::ForkHooks;
+use crate::fork::entry;
 use crate::link_maps::{self, Object};
 use foliomem_core::units::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
@@ -282,7 +282,7 @@ fn patch(sites: &[Site]) -> Result<(), Errno> {
     let Some(first) = sites.first() else { return Ok(()) };
     let code = Code::open()?;
     let page = page_near(first.at)?;
-    let mut stubs = fork_entry::address().to_ne_bytes().to_vec();
+    let mut stubs = entry::address().to_ne_bytes().to_vec();
     let mut starts = Vec::with_capacity(sites.len());
     for site in sites {
         stubs.resize(stubs.len().next_multiple_of(16), 0xcc);
@@ -313,7 +313,7 @@ fn users() -> Users {
 /// recognised.
 pub fn install() {
     link_maps::find();
-    if !fork_entry::is_supported() {
+    if !entry::is_supported() {
         return;
     }
     let mut sites = None;
@@ -336,13 +336,13 @@ pub fn install() {
 
 /// Runs `hooks` around all forks from here on.
 pub fn activate(hooks: &'static dyn ForkHooks) {
-    fork_entry::set_hooks(hooks);
+    entry::set_hooks(hooks);
 }
 
 /// The program has the calling thread's system calls dispatched (Syscall User Dispatch), by the
 /// selector at an address, or no longer has.
 pub fn dispatches(selector: Option<usize>) {
-    fork_entry::dispatches(selector);
+    entry::dispatches(selector);
 }
 
 /// Has the loader call [`objects_changed`].
@@ -457,7 +457,7 @@ mod tests {
     fn patched(before: &[u8], after: &[u8]) -> extern "C" fn(usize) -> isize {
         // mov rax, rdi
         let code = [&[0x48, 0x89, 0xf8], before, &SYSCALL, after, &[0xc3]].concat();
-        let page = page_near(fork_entry::address()).unwrap();
+        let page = page_near(entry::address()).unwrap();
         Code::open().unwrap().write(page, &code).unwrap();
         let sites = sites_in(&code, page, Wanted::All).unwrap();
         assert_eq!(sites.len(), 1);

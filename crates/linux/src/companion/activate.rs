@@ -1,0 +1,161 @@
+//! Activation: from here on the program's memory is managed.
+//!
+//! The monitor activates when the tree comes near its limit, once in the life of a process.
+//! Allocating threads are paused meanwhile.
+//!
+//! Lock order: called inside the gate; takes the lock of the mappings.
+
+use crate::adopt::adopt_mappings;
+use crate::arena_size;
+use crate::companion::activated::Activated;
+use crate::companion::context::Context;
+use crate::companion::error::RuntimeError;
+use crate::companion::guard::start_guard;
+use crate::companion::handler::{HandlerStart, handler_entry};
+use crate::companion::monitor::MONITOR_NICE;
+use crate::companion::receive_notices::pin_control_blocks;
+use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
+use crate::companion::workers::{handler_cpus, set_nice};
+use crate::machine::{Descriptors, LinuxMachine};
+use crate::maps;
+use crate::region::Region;
+use crate::runtime::Runtime;
+use crate::swap_space::Event;
+use crate::uffd::{Features, Userfaultfd};
+use crate::why::Why;
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
+use foliomem_core::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
+use foliomem_core::watermark;
+use std::sync::atomic::Ordering;
+
+/// One reclaimer for so many CPUs: the program needs some, too.
+const CPUS_PER_RECLAIMER: usize = 2;
+/// A piece that has been in the store for this time is recompressed: to recompress a piece that is
+/// touched again sooner does not pay.
+const IDLE_NS: u64 = 2_000_000_000;
+
+/// Makes the arena and the engine, starts the workers, and adopts the program's memory.
+pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+    let _paused = runtime.notices.allocations.pause();
+    let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
+    let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
+    // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
+    let arena = Region::reserve(wanted_bytes)
+        .or_else(|_| Region::reserve(needed_bytes))
+        .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
+    let arena_bytes = arena.len();
+    runtime.context.agent_memory.add(arena.start()..arena.start() + arena.len());
+    let machine = LinuxMachine::new(
+        arena,
+        open_descriptors(runtime)?,
+        &runtime.context.budget,
+        &runtime.notices.lenders,
+        &runtime.notices.control_blocks,
+        &runtime.context.tracer,
+    )?;
+    let config = engine_config(&runtime.context, &machine, arena_bytes);
+    let activated = Activated { engine: Engine::new(machine, config) };
+    if runtime.activation.activated.set(activated).is_err() {
+        unreachable!("only the monitor activates");
+    }
+    // From here on something may be swapped out.
+    start_guard(runtime)?;
+    // Threads that start from now on send a notice.
+    pin_control_blocks(runtime);
+    start_workers(runtime)?;
+    if let Some(events) = runtime.mapping_events() {
+        // From now on advice is received; earlier advice is looked up.
+        let advices = events.activated.engine.machine().advices();
+        maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
+        adopt_mappings(events);
+    }
+    runtime.activation.complete();
+    Ok(())
+}
+
+/// Starts the handlers and the reclaimers.
+pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+    let Some(events) = runtime.mapping_events() else { unreachable!("workers start after activation") };
+    // Torture does everything at once, and never lets a follower have its CPU.
+    runtime.placement.begin(set_nice(MONITOR_NICE) && !runtime.context.settings.torture);
+    runtime.workers.parked.store(0, Ordering::Relaxed);
+    let cpus = handler_cpus();
+    for (index, &cpu) in cpus.iter().enumerate() {
+        let measures = index == 0 && cpus[0] != cpus[1] && runtime.placement.is_unknown();
+        let measured = measures.then(|| runtime.context.reserve(PAGE_BYTES)).transpose()?;
+        let handlers = cpus.len() as u32;
+        let (workers, reclaim) = (&runtime.workers, &runtime.reclaim);
+        let start = HandlerStart { events, gate: &runtime.fork.gate, workers, reclaim, index, cpu, handlers, measured };
+        let start = Box::leak(Box::new(start));
+        runtime.workers.spawn(&runtime.context, handler_entry, std::ptr::from_mut(start).cast(), Some(cpu))?;
+    }
+    let reclaimers = match runtime.context.settings.reclaimers {
+        0 => cpus.len().div_ceil(CPUS_PER_RECLAIMER),
+        some => some as usize,
+    };
+    for _ in 0..reclaimers {
+        let start = Box::leak(Box::new(ReclaimerStart {
+            context: &runtime.context,
+            activated: events.activated,
+            gate: &runtime.fork.gate,
+            placement: &runtime.placement,
+            workers: &runtime.workers,
+            requests: &runtime.reclaim,
+        }));
+        runtime.workers.spawn(&runtime.context, reclaimer_entry, std::ptr::from_mut(start).cast(), None)?;
+    }
+    Ok(())
+}
+
+/// Opens what the machine of this process needs. In the child of a fork the swap file may come from
+/// the parent.
+pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors, RuntimeError> {
+    let control = runtime.context.budget.control();
+    let mut swap_file = None;
+    if control.swap().clusters() > 0 {
+        // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
+        // once.
+        let handed = unsafe { runtime.fork.swap_file.receive() };
+        match handed.map_or_else(|| control.swap().open(), Ok) {
+            Ok(file) => swap_file = Some(file),
+            Err(errno) if control.swap().is_news(Event::Open) => {
+                control
+                    .notice(format_args!("a process cannot open the swap file: {}: it goes on without it", Why(errno)));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(Descriptors {
+        program: Userfaultfd::open(Features { events: true })?,
+        pagemap: runtime.context.open("self/pagemap")?,
+        maps: runtime.context.open("self/maps")?,
+        memory: runtime.context.open("self/mem")?,
+        swap_file,
+    })
+}
+
+/// How the engine of a process is configured.
+fn engine_config(context: &Context, machine: &LinuxMachine, arena_bytes: usize) -> EngineConfig {
+    let max_pages = (context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
+    let limit_pages = context.budget.limit_pages();
+    let file_slots =
+        if machine.has_swap_file() { context.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
+    let discard = context.budget.control().swap().discard();
+    let backing = BackingConfig { slots: file_slots, discard, store_pages: arena_size::store_pages(limit_pages) };
+    EngineConfig {
+        granule: context.settings.granule,
+        arena_frames: (arena_bytes / PAGE_BYTES) as u32,
+        swap_slots: arena_size::swap_slots(max_pages, file_slots),
+        strategy: Default::default(),
+        swap_in: Default::default(),
+        no_room: Default::default(),
+        whole_out: OrderSet::ALL,
+        keep_copies: true,
+        make_ahead: !context.tracer.is_on(),
+        compaction: Default::default(),
+        floor_pages: watermark::floor_pages(limit_pages),
+        backing: (file_slots > 0).then_some(backing),
+        recompress_idle_ns: context.settings.recompress.map(|_| if context.settings.torture { 0 } else { IDLE_NS }),
+        cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
+    }
+}

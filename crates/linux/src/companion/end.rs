@@ -1,0 +1,76 @@
+//! The end of a companion, and of a program that cannot go on.
+//!
+//! Lock order: [`end`] closes the gate and keeps it closed; it is not called inside the gate.
+
+use crate::companion::error::RuntimeError;
+use crate::companion::guard::start_guard;
+use crate::companion::memory_users::{self, User};
+use crate::runtime::Runtime;
+use crate::thread;
+
+/// The companion stops the program, which may have memory that cannot be mapped in any more.
+pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
+    runtime.context.budget.control().fail(format_args!("{error}"));
+    stop_program(runtime);
+    end(runtime);
+}
+
+/// A thread of the program stops it, for the same reason.
+pub(crate) fn fail_in_program(runtime: &'static Runtime, error: &RuntimeError) -> ! {
+    runtime.context.budget.control().fail(format_args!("{error}"));
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// Ends the companion if no process uses the memory any more, and the program if its supervisor was
+/// killed. Starts a new guard if the guard was killed.
+pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
+    let Some(files) = &*runtime.context.files else { return };
+    if !user.remains(&files.statm) {
+        match memory_users::find(&files.proc, &files.statm, user, &runtime.companion.numbers()) {
+            Some(other) => *user = other,
+            None => end(runtime),
+        }
+        // It has been cleared, and says nothing more.
+        runtime.companion.forget_exit_word();
+    }
+    if runtime.context.budget.control().is_abandoned() {
+        stop_program(runtime);
+        end(runtime);
+    }
+    if runtime.activation.activated.get().is_some() && runtime.companion.guard().is_none() {
+        // It was killed. If a new one cannot be started now, the next look tries again.
+        let _ = start_guard(runtime);
+    }
+}
+
+/// Kills all processes that use the memory, and waits for their end: after the companion's end they
+/// would read zeros.
+pub(crate) fn stop_program(runtime: &'static Runtime) {
+    let Some(files) = &*runtime.context.files else { return };
+    let Ok(mut user) = User::open(&files.proc, runtime.companion.program()) else { return };
+    loop {
+        user.kill();
+        match memory_users::find(&files.proc, &files.statm, &user, &runtime.companion.numbers()) {
+            Some(other) => user = other,
+            None => return,
+        }
+    }
+}
+
+/// Ends the companion and its guard. No other process uses the memory.
+pub(crate) fn end(runtime: &'static Runtime) -> ! {
+    runtime.companion.is_ending();
+    // From here on the swap file is not used, so its slots can be given up.
+    runtime.fork.gate.close();
+    if let Some(activated) = runtime.activation.activated.get() {
+        activated.engine.machine().leave_swap_file();
+    }
+    let control = runtime.context.budget.control();
+    if control.is_of(runtime.context.budget.slot(), runtime.companion.program()) {
+        control.process(runtime.context.budget.slot()).has_ended();
+    }
+    thread::exit_process(0)
+}

@@ -1,0 +1,36 @@
+//! Errors of the agent.
+
+use crate::uffd::UffdError;
+use crate::why::Why;
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why the agent cannot do its work. The program must not go on: it may have memory that only the
+/// agent can give back to it.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// No userfaultfd.
+    #[error(transparent)]
+    Userfaultfd(#[from] UffdError),
+    /// A file under /proc/self.
+    #[error("cannot open /proc/{0}: {why}; is /proc mounted?", why = Why(*.1))]
+    Proc(&'static str, Errno),
+    /// Address space or memory for the agent itself.
+    #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = Why(*.1))]
+    Reserve(usize, Errno),
+    /// A thread.
+    #[error("cannot start a thread: {}", Why(*.0))]
+    Thread(Errno),
+    /// The companion process.
+    #[error("cannot start the companion process: {}", Why(*.0))]
+    Companion(Errno),
+    /// The companion was killed at its start.
+    #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]
+    CompanionKilled,
+    /// The companion has printed the reason.
+    #[error("the companion process could not start")]
+    CompanionFailed,
+    /// The child of a fork cannot reach its memory in the swap file.
+    #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", Why(*.0))]
+    SwapFile(Errno),
+}

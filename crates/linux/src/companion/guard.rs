@@ -1,0 +1,54 @@
+//! The guard: a process beside the companion that stops the program if the companion is killed.
+//!
+//! It runs from activation on, with the companion's descriptors, so it holds the userfaultfd open.
+//! It takes no lock.
+
+use crate::companion::end::stop_program;
+use crate::companion::error::RuntimeError;
+use crate::companion::memory_users;
+use crate::companion::process::Member;
+use crate::companion::start::set_name;
+use crate::runtime::Runtime;
+use crate::thread;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+extern "C" fn guard_entry(argument: *mut u8) {
+    // SAFETY: `start_guard` passes the runtime, which lives as long as the memory.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    set_name(c"foliomem-guard");
+    guard(runtime);
+}
+
+/// Waits until the companion ends. If the companion was killed, the program must not go on: its
+/// swapped-out memory is lost, and would read as zeros when the last userfaultfd is closed.
+fn guard(runtime: &'static Runtime) -> ! {
+    if let Some(files) = &*runtime.context.files {
+        runtime.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
+    }
+    let Some(companion) = runtime.companion.process() else { stop_lost_program(runtime) };
+    let Ok(pidfd) = pidfd_open(companion, PidfdFlags::empty()) else { stop_lost_program(runtime) };
+    let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+    while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+    if !runtime.companion.ends_by_itself() {
+        stop_lost_program(runtime);
+    }
+    thread::exit_process(0)
+}
+
+fn stop_lost_program(runtime: &'static Runtime) -> ! {
+    runtime.context.budget.control().fail(format_args!(
+        "the companion process of process {} was killed: stopped, because only that can bring back swapped-out memory",
+        runtime.companion.program().as_raw_nonzero()
+    ));
+    stop_program(runtime);
+    thread::exit_process(0)
+}
+
+/// Monitor: starts the guard. There must be none.
+pub(crate) fn start_guard(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+    let argument = std::ptr::from_ref(runtime).cast_mut().cast();
+    // SAFETY: the runtime lives as long as the memory; only the monitor starts the guard, where
+    // there is none.
+    unsafe { runtime.companion.start_guard(guard_entry, argument) }.map_err(RuntimeError::Companion)
+}

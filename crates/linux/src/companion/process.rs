@@ -1,0 +1,326 @@
+//! The companion: the agent's process beside the program's.
+//!
+//! It shares the program's memory and nothing else: its descriptors, signal handlers, directories,
+//! credentials and filters are its own, and it is in a session of its own. So the program has no
+//! thread that it has not made, and is stopped, traced and filtered without the agent. The monitor
+//! is the companion's first thread, handlers and reclaimers are the others.
+//!
+//! An *intermediate* process makes the companion and ends at once, so the companion is nobody's
+//! child that the program might wait for: the supervisor adopts it, which is a subreaper. Where the
+//! program itself would adopt it (it is a subreaper, or the first process of a pid namespace),
+//! there is no intermediate: the companion is then a child that only waits with `__WALL` or
+//! `__WCLONE` report.
+//!
+//! Once anything can be swapped out, a *guard* runs beside the companion, with the companion's
+//! descriptors. If the companion is killed, the guard holds the userfaultfd open, so nobody reads
+//! zeros, and kills the program.
+//!
+//! The end of a process clears a word: the kernel clears the thread id in the control block of the
+//! program's first thread when that thread ends or executes another program. The monitor sleeps on
+//! this *exit word*, too.
+
+use crate::clock::timespec;
+use crate::filters::{self, Call};
+use crate::region::Region;
+use crate::thread::{self, Kind, Spec};
+use crate::thread_control_block;
+use crate::word_wait::{self, ExitWord, Found};
+use foliomem_core::sync::atomic as sync;
+use rustix::io::Errno;
+use rustix::process::Pid;
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How often a thread that waits for the companion checks that it is alive.
+const ANSWER_PAUSE: Duration = Duration::from_millis(20);
+
+/// Stacks of the companion's processes.
+#[derive(Debug)]
+pub struct Stacks {
+    /// Of the companion's first thread.
+    pub companion: Region,
+    /// Of the intermediate.
+    pub intermediate: Region,
+    /// Of the guard.
+    pub guard: Region,
+}
+
+/// Why the monitor goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// Somebody wants something of it, or its time is over.
+    Called,
+    /// The exit word has been cleared.
+    Exit,
+}
+
+/// One process's companion, as the program and the companion itself know it.
+#[derive(Debug)]
+pub struct Companion {
+    stacks: Stacks,
+    /// Its process id; 0 when it has ended.
+    id: AtomicU32,
+    intermediate: AtomicU32,
+    guard: AtomicU32,
+    /// The numbers of both under `/proc`, which may be of another pid namespace: by [`Member`].
+    numbers: [AtomicU32; 2],
+    /// The program's process.
+    program: AtomicI32,
+    /// Where the id of the program's first thread is, and what it is; 0 where that is unknown.
+    exit_word: AtomicUsize,
+    exit_id: AtomicU32,
+    /// The monitor's answer to the starting thread: 0, or an [`Answer`]. A futex word.
+    answer: AtomicU32,
+    /// It ends by itself.
+    is_over: AtomicBool,
+    /// The program's pid namespace is not the supervisor's, so processes of the program may adopt
+    /// others.
+    is_nested: AtomicBool,
+}
+
+/// What the intermediate is given.
+struct Birth {
+    companion: &'static Companion,
+    entry: extern "C" fn(*mut u8),
+    argument: *mut u8,
+    /// 0, or an error number.
+    errno: AtomicI32,
+}
+
+impl Companion {
+    /// None is running yet.
+    pub fn new(stacks: Stacks) -> Companion {
+        Companion {
+            stacks,
+            id: AtomicU32::new(0),
+            intermediate: AtomicU32::new(0),
+            guard: AtomicU32::new(0),
+            numbers: Default::default(),
+            program: AtomicI32::new(0),
+            exit_word: AtomicUsize::new(0),
+            exit_id: AtomicU32::new(0),
+            answer: AtomicU32::new(0),
+            is_over: AtomicBool::new(false),
+            is_nested: AtomicBool::new(false),
+        }
+    }
+
+    /// The program's pid namespace is not the supervisor's.
+    pub fn set_nested(&self) {
+        self.is_nested.store(true, Ordering::Relaxed);
+    }
+
+    /// Starts the companion of the calling process in `entry`, which must not return.
+    /// `is_subreaper`: the calling process adopts orphans.
+    ///
+    /// # Safety
+    /// `entry` may be called with `argument` in a process that shares the memory. No other thread
+    /// calls this.
+    pub unsafe fn start(
+        &'static self,
+        entry: extern "C" fn(*mut u8),
+        argument: *mut u8,
+        adoption: Adoption,
+    ) -> Result<(), Errno> {
+        let Companion {
+            program,
+            exit_word,
+            exit_id,
+            is_over,
+            guard,
+            numbers,
+            // Kept: stacks are used again.
+            stacks: _,
+            // Set when the process is made.
+            id: _,
+            intermediate: _,
+            // Kept: `expect_answer` has reset it.
+            answer: _,
+            // Kept: a child is in the same namespace, or in a nested one.
+            is_nested: _,
+        } = self;
+        let process = rustix::process::getpid();
+        program.store(process.as_raw_nonzero().get(), Ordering::Relaxed);
+        let (address, thread) = thread_control_block::own_id_word().unwrap_or((0, 0));
+        exit_word.store(address, Ordering::Relaxed);
+        exit_id.store(thread, Ordering::Relaxed);
+        is_over.store(false, Ordering::Relaxed);
+        guard.store(0, Ordering::Relaxed);
+        numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
+        if process.is_init() {
+            self.set_nested();
+        }
+        if adoption == Adoption::ByProgram || self.is_nested.load(Ordering::Relaxed) {
+            // SAFETY: by the contract; the stack and the word live as long as this, which is
+            // static.
+            return unsafe { self.spawn(entry, argument) }.map(|_| ());
+        }
+        let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
+        // SAFETY: the intermediate ends before `birth` does.
+        unsafe { self.run_intermediate(intermediate_entry, std::ptr::from_ref(&birth).cast_mut().cast()) }?;
+        match birth.errno.load(Ordering::Acquire) {
+            0 => Ok(()),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+
+    /// The starting thread, before it starts the companion.
+    pub fn expect_answer(&self) {
+        self.answer.store(0, Ordering::Relaxed);
+    }
+
+    /// The starting thread: returns the monitor's answer; `None` if the companion ended without
+    /// one.
+    pub fn wait_for_answer(&self) -> Option<Answer> {
+        loop {
+            // Acquire pairs with the Release in `answer`: what the monitor has prepared.
+            match self.answer.load(Ordering::Acquire) {
+                answer if answer == Answer::Ready as u32 => return Some(Answer::Ready),
+                answer if answer == Answer::Failed as u32 => return Some(Answer::Failed),
+                _ if self.process().is_none() => return None,
+                _ => {}
+            }
+            let _ = futex::wait(&self.answer, futex::Flags::PRIVATE, 0, Some(&timespec(ANSWER_PAUSE)));
+        }
+    }
+
+    /// The monitor: answers the starting thread.
+    pub fn answer(&self, answer: Answer) {
+        // Release pairs with the Acquire in `wait_for_answer`.
+        self.answer.store(answer as u32, Ordering::Release);
+        let _ = futex::wake(&self.answer, futex::Flags::PRIVATE, 1);
+    }
+
+    /// Runs a process that shares the memory in `entry`, to its end.
+    ///
+    /// # Safety
+    /// `entry` may be called with `argument` in such a process, and ends it. One thread at a time
+    /// calls this.
+    pub unsafe fn run_intermediate(
+        &'static self,
+        entry: extern "C" fn(*mut u8),
+        argument: *mut u8,
+    ) -> Result<(), Errno> {
+        let spec = Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
+        // SAFETY: by the contract; the stack and the word live as long as this, which is static.
+        let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
+        thread::wait_for_exit(intermediate, &self.intermediate);
+        Ok(())
+    }
+
+    unsafe fn spawn(&'static self, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<Pid, Errno> {
+        let spec = Spec { kind: Kind::Process, stack: &self.stacks.companion, cpu: None, id: &self.id };
+        // SAFETY: by the caller's contract.
+        unsafe { thread::spawn(&spec, entry, argument) }
+    }
+
+    /// The companion: starts the guard in `entry`, which must not return.
+    ///
+    /// # Safety
+    /// As for [`Companion::start`]; no guard is running.
+    pub unsafe fn start_guard(&'static self, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<(), Errno> {
+        let spec = Spec { kind: Kind::ProcessOfSameFiles, stack: &self.stacks.guard, cpu: None, id: &self.guard };
+        // SAFETY: by the contract.
+        unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ())
+    }
+
+    /// The companion's process; `None` when it has ended.
+    pub fn process(&self) -> Option<Pid> {
+        Pid::from_raw(self.id.load(Ordering::Acquire) as i32)
+    }
+
+    /// The guard's, likewise.
+    pub fn guard(&self) -> Option<Pid> {
+        Pid::from_raw(self.guard.load(Ordering::Acquire) as i32)
+    }
+
+    /// The program's process. (It may have ended.)
+    pub fn program(&self) -> Pid {
+        // There is one from the start of the companion on.
+        Pid::from_raw(self.program.load(Ordering::Relaxed)).unwrap_or(Pid::INIT)
+    }
+
+    /// Process `member`, which calls this, has this number under `/proc`.
+    pub fn note_number(&self, member: Member, number: Option<u32>) {
+        self.numbers[member as usize].store(number.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// The numbers of the agent's processes under `/proc`.
+    pub fn numbers(&self) -> [u32; 4] {
+        let [companion, guard] = &self.numbers;
+        [companion, guard, &self.id, &self.guard].map(|number| number.load(Ordering::Relaxed))
+    }
+
+    /// The companion is about to end by itself.
+    pub fn is_ending(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// Whether it ends by itself.
+    pub fn ends_by_itself(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The monitor: the program's first thread has ended, and others have not.
+    pub fn forget_exit_word(&self) {
+        self.exit_word.store(0, Ordering::Relaxed);
+    }
+
+    /// The monitor: sleeps until `kick` is not `kicks` any more, or the exit word is cleared, or
+    /// for `time`.
+    pub fn doze(&self, kick: &sync::AtomicU32, kicks: u32, time: Duration) -> Woken {
+        let address = self.exit_word.load(Ordering::Relaxed);
+        if address == 0 || !filters::allow(Call::FutexWaitv) {
+            word_wait::wait_for(kick, kicks, time);
+            return Woken::Called;
+        }
+        let exit = ExitWord { address, id: self.exit_id.load(Ordering::Relaxed) };
+        match word_wait::wait_for_both(kick, kicks, exit, time) {
+            Found::Exit => Woken::Exit,
+            Found::Change => Woken::Called,
+            Found::NoExitWord => {
+                self.forget_exit_word();
+                Woken::Called
+            }
+        }
+    }
+}
+
+/// Whether a companion that has been started can work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Answer {
+    /// It works.
+    Ready = 1,
+    /// It cannot, and has said why.
+    Failed = 2,
+}
+
+/// One of the agent's processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Member {
+    /// The companion.
+    Companion,
+    /// Its guard.
+    Guard,
+}
+
+/// Who adopts an orphan of the calling process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Adoption {
+    /// The supervisor, or another process above the program.
+    ByOthers,
+    /// The program itself.
+    ByProgram,
+}
+
+extern "C" fn intermediate_entry(argument: *mut u8) {
+    // SAFETY: `start` passes what it keeps until this process has ended.
+    let birth = unsafe { &*argument.cast::<Birth>() };
+    // SAFETY: by the contract of `start`.
+    if let Err(errno) = unsafe { birth.companion.spawn(birth.entry, birth.argument) } {
+        birth.errno.store(errno.raw_os_error(), Ordering::Release);
+    }
+    thread::exit_thread();
+}
