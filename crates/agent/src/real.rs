@@ -40,6 +40,7 @@ impl Real {
             Definer::Next => next_function(self.name),
             Definer::CLibrary => c_library_function(self.name),
         };
+        // Release pairs with the Acquire in `get`.
         self.address.store(found.unwrap_or(0), Ordering::Release);
         found.unwrap_or(0)
     }
@@ -50,6 +51,7 @@ impl Real {
     /// `F` is the function's type.
     pub unsafe fn get<F: Copy>(&self) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<usize>()) };
+        // Acquire pairs with the Release in `resolve`.
         let mut address = self.address.load(Ordering::Acquire);
         if address == 0 {
             address = self.resolve();

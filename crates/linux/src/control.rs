@@ -257,6 +257,7 @@ impl ProcessSlot {
         let pid = self.pid.load(Ordering::Acquire);
         let companion = self.keeper.load(Ordering::Relaxed);
         let has_companion = companion != 0 && !process_exit_notice::is_marked(&self.keeper) && is_alive(companion);
+        // Acquire pairs with the Release in `has_ended`.
         pid != 0 && (self.ended.load(Ordering::Acquire) == ENDED || !is_alive(pid) && !has_companion)
     }
 
@@ -430,11 +431,13 @@ impl Control {
 
     /// The supervisor has seen the run to its end. Processes that are left go on by themselves.
     pub fn is_over(&self) {
+        // Release pairs with the Acquire in `is_abandoned`.
         self.header.is_over.store(1, Ordering::Release);
     }
 
     /// Whether the supervisor was killed.
     pub fn is_abandoned(&self) -> bool {
+        // Acquire pairs with the Release in `is_over`.
         process_exit_notice::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
     }
 
@@ -455,6 +458,7 @@ impl Control {
             let (process, pid) = (self.process(slot), self.pid(slot));
             let is_marked = pid != 0 && process_exit_notice::is_marked(&process.keeper);
             // The kernel marks the word of a companion that ends by itself, too.
+            // Acquire pairs with the Release in `has_ended`.
             is_marked && process.ended.load(Ordering::Acquire) == 0 && is_running(pid)
         };
         self.slots().find(is_unattended).and_then(|slot| Pid::from_raw(self.pid(slot) as i32))

@@ -123,6 +123,7 @@ pub fn rehearse(companion: &'static Companion) -> bool {
         if unsafe { companion.run_intermediate(rehearsal_entry, std::ptr::null_mut()) }.is_err() {
             return false;
         }
+        // Acquire pairs with the Release of the rehearsing process.
         let ended_at = REHEARSED.load(Ordering::Acquire);
         if ended_at as usize >= ALL.len() {
             return DEADLY.load(Ordering::Relaxed) != 0;
@@ -136,9 +137,11 @@ extern "C" fn rehearsal_entry(_: *mut u8) {
     answer_filters();
     let first = REHEARSED.load(Ordering::Relaxed) as usize;
     for call in &ALL[first..] {
+        // Release pairs with the Acquire in `rehearse`.
         REHEARSED.store(*call as u32, Ordering::Release);
         call.rehearse();
     }
+    // Release pairs with the Acquire in `rehearse`.
     REHEARSED.store(ALL.len() as u32, Ordering::Release);
     thread::exit_thread();
 }

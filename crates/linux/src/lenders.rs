@@ -190,6 +190,7 @@ impl Lenders {
     /// Looks, whether a look is due or not. Somebody who comes meanwhile is told that the program may have lent pages.
     pub(crate) fn look(&self) -> bool {
         let Some(table) = &*self.table else { return true };
+        // Acquire pairs with the Release of the last look.
         if self.are_found.load(Ordering::Relaxed) || self.is_looking.swap(true, Ordering::Acquire) {
             return true;
         }
@@ -201,6 +202,7 @@ impl Lenders {
         self.seen.store(seen, Ordering::Relaxed);
         let took_ns = now_ns() - started_ns;
         self.due_ns.store(started_ns + LOOK_INTERVAL_NS.max(took_ns * LOOK_SHARE), Ordering::Relaxed);
+        // Release pairs with the Acquire of the next look.
         self.is_looking.store(false, Ordering::Release);
         lends
     }

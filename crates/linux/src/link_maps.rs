@@ -73,11 +73,13 @@ pub struct Object {
 pub fn find() {
     // SAFETY: a lookup by name; the symbol is the loader's.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) };
+    // Release pairs with the Acquire of each look: the list is found.
     DEBUG_INFO.store(found.cast(), Ordering::Release);
 }
 
 /// The address of the function that the loader calls before and after it changes its list.
 pub fn notify_function() -> Option<usize> {
+    // Acquire pairs with the Release of the search.
     let info = DEBUG_INFO.load(Ordering::Acquire);
     // SAFETY: the loader's, which stays.
     (!info.is_null()).then(|| unsafe { (*info).notify }).filter(|&address| address != 0)
@@ -86,6 +88,7 @@ pub fn notify_function() -> Option<usize> {
 /// Visits all objects of all lists that are complete. The caller has the loader's lock, or there is
 /// one thread.
 pub fn visit(mut each: impl FnMut(&Object)) {
+    // Acquire pairs with the Release of the search.
     let mut info = DEBUG_INFO.load(Ordering::Acquire).cast_const();
     while !info.is_null() {
         // SAFETY: the loader's lists, which nobody changes meanwhile.

@@ -161,6 +161,7 @@ pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
         }
     }
     loop {
+        // Acquire pairs with the kernel's clearing of the word: the process has ended.
         let now = word.load(Ordering::Acquire);
         if now == 0 {
             return;

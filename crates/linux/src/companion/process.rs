@@ -159,6 +159,7 @@ impl Companion {
         let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
         // SAFETY: the intermediate ends before `birth` does.
         unsafe { self.run_intermediate(intermediate_entry, std::ptr::from_ref(&birth).cast_mut().cast()) }?;
+        // Acquire pairs with the Release in `intermediate_entry`.
         match birth.errno.load(Ordering::Acquire) {
             0 => Ok(()),
             errno => Err(Errno::from_raw_os_error(errno)),
@@ -227,11 +228,13 @@ impl Companion {
 
     /// The companion's process; `None` when it has ended.
     pub fn process(&self) -> Option<Pid> {
+        // Acquire pairs with the kernel's clearing of the word: the companion has ended.
         Pid::from_raw(self.id.load(Ordering::Acquire) as i32)
     }
 
     /// The guard's, likewise.
     pub fn guard(&self) -> Option<Pid> {
+        // Acquire pairs with the kernel's clearing of the word: the guard has ended.
         Pid::from_raw(self.guard.load(Ordering::Acquire) as i32)
     }
 
@@ -254,11 +257,13 @@ impl Companion {
 
     /// The companion is about to end by itself.
     pub fn is_ending(&self) {
+        // Release pairs with the Acquire of the guard, in `ends_by_itself`.
         self.is_over.store(true, Ordering::Release);
     }
 
     /// Whether it ends by itself.
     pub fn ends_by_itself(&self) -> bool {
+        // Acquire pairs with the Release in `is_ending`.
         self.is_over.load(Ordering::Acquire)
     }
 
@@ -320,6 +325,7 @@ extern "C" fn intermediate_entry(argument: *mut u8) {
     let birth = unsafe { &*argument.cast::<Birth>() };
     // SAFETY: by the contract of `start`.
     if let Err(errno) = unsafe { birth.companion.spawn(birth.entry, birth.argument) } {
+        // Release pairs with the Acquire in `start`.
         birth.errno.store(errno.raw_os_error(), Ordering::Release);
     }
     thread::exit_thread();

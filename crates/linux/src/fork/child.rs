@@ -53,6 +53,7 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         machine.give_arena_back();
     }
     control.process(runtime.context.budget.slot()).has_ended();
+    // Release pairs with the Acquire of the hooks: all memory is back.
     runtime.fork.is_off.store(true, Ordering::Release);
     control.notice(format_args!(
         "process {process} goes on without the limit: {error}",

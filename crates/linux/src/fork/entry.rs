@@ -323,6 +323,7 @@ pub fn is_supported() -> bool {
 pub fn set_hooks(hooks: &'static dyn ForkHooks) {
     if HOOKS.set(hooks).is_ok() {
         let stack = hooks.stack();
+        // Release pairs with the read in the entry code: the stack is there.
         STACK_TOP.store(stack.start() + stack.len(), Ordering::Release);
     }
 }
@@ -337,13 +338,16 @@ pub fn dispatches(selector: Option<usize>) {
     let has = |wanted: usize| move |entry: &&Entry| entry.thread.load(Ordering::Relaxed) == wanted;
     let own = DISPATCHES.0.iter().find(has(thread));
     let Some(selector) = selector else {
+        // Release pairs with the Acquire of the next claim.
         own.into_iter().for_each(|entry| entry.thread.store(0, Ordering::Release));
         return;
     };
     HAS_DISPATCH.store(true, Ordering::Relaxed);
+    // Acquire pairs with the Release of the thread that gave the entry up.
     let claim = |entry: &&Entry| entry.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     if let Some(entry) = own.or_else(|| DISPATCHES.0.iter().find(claim)) {
         entry.value.store(selector, Ordering::Relaxed);
+        // Release pairs with the look of a signal handler of this thread: the entry is filled.
         entry.thread.store(thread, Ordering::Release);
     }
 }

@@ -327,6 +327,7 @@ pub fn install() {
         return;
     }
     if patch(&sites).is_ok() {
+        // Release pairs with the plain reads of the hooks: they jump to functions that are patched by then.
         COVERED.store(true, Ordering::Release);
         // Without it forks in other namespaces are not seen, as with a loader that is not
         // recognised.
