@@ -1351,6 +1351,21 @@ fn reclaim_backs_off_from_incompressible_data_and_recovers() {
 }
 
 #[test]
+fn bringing_all_in_with_a_full_arena_evicts_nothing() {
+    for (no_room, swap_in) in [(NoRoom::Reclaim, SwapIn::Adaptive), (NoRoom::FallBack, SwapIn::Whole)] {
+        for value in [COMPRESSIBLE, INCOMPRESSIBLE] {
+            let config = EngineConfig { arena_frames: 700, no_room, swap_in, ..config(4) };
+            let mut world = World::with(config, 1 << 4, 400);
+            fill(&mut world, 0..2048, value);
+            world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 2048));
+            world.bring_all_in();
+            assert_eq!(world.engine.staged_pages() + world.engine.swapped_pages(), 0);
+            world.check();
+        }
+    }
+}
+
+#[test]
 fn a_full_arena_loses_nothing_and_still_serves_faults() {
     let mut world = World::with(EngineConfig { arena_frames: 1200, ..config(4) }, 1 << 4, 400);
     // Some folios are swapped out and must return when no frame is free.

@@ -118,12 +118,23 @@ impl<M: Machine> Engine<M> {
     /// Serves a fault on `page` without the wake. The caller wakes the threads that wait for the
     /// returned pages, which may be none.
     pub fn fault_unwoken(&self, worker: &mut M::Worker, page: PageNumber) -> (Served, Range<PageNumber>) {
+        let mut tries = Tries::new(self.config.no_room);
+        self.wait_for_others(&mut tries.pauses);
+        self.fault_with(worker, page, tries)
+    }
+
+    /// Serves a fault on `page` like [`fault_unwoken`](Engine::fault_unwoken), but never reclaims:
+    /// it exceeds the limit, and without a free frame the page becomes unmanaged.
+    pub(super) fn fault_without_reclaim(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
+        let tries = Tries { is_futile: true, ..Tries::new(self.config.no_room) };
+        self.fault_with(worker, page, tries).0
+    }
+
+    fn fault_with(&self, worker: &mut M::Worker, page: PageNumber, mut tries: Tries) -> (Served, Range<PageNumber>) {
         let nobody = page..page;
         let Some(block) = self.table.get_or_create(page) else {
             return (Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
-        let mut tries = Tries::new(self.config.no_room);
-        self.wait_for_others(&mut tries.pauses);
         loop {
             match self.try_fault(worker, block, page, tries) {
                 Step::Served(served, pages) => return (served, pages),

@@ -1,7 +1,8 @@
 //! Mapping in all memory of a program that continues without the agent.
 //!
 //! The child of a fork whose companion cannot start continues without the agent, so all its memory
-//! must be mapped in. Reclaim does not run meanwhile, and the budget does not count.
+//! must be mapped in. Reclaim does not run meanwhile, because it would evict pages that are already
+//! mapped in, and the budget does not count.
 
 use crate::engine::{Engine, Served};
 use crate::machine::Machine;
@@ -20,7 +21,7 @@ impl<M: Machine> Engine<M> {
             while page < end {
                 if !self.is_away(page) {
                     page = page.offset(1);
-                } else if let (Served::Again, _) = self.fault_unwoken(worker, page) {
+                } else if self.fault_without_reclaim(worker, page) == Served::Again {
                     unreachable!("no thread changes the mappings");
                 }
             }
