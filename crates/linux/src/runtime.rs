@@ -1174,10 +1174,12 @@ impl Runtime {
         if let Some(files) = &*self.files {
             self.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
         }
-        let Some(companion) = self.companion.process() else { self.stop_lost_program() };
-        let Ok(pidfd) = pidfd_open(companion, PidfdFlags::empty()) else { self.stop_lost_program() };
-        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
-        while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+        // On a busy machine the companion may have ended before its guard gets a CPU.
+        let pidfd = self.companion.process().and_then(|companion| pidfd_open(companion, PidfdFlags::empty()).ok());
+        if let Some(pidfd) = pidfd {
+            let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+            while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+        }
         if !self.companion.ends_by_itself() {
             self.stop_lost_program();
         }
