@@ -6,6 +6,7 @@
 //! is never marked.
 
 use crate::thread;
+use rustix::process::Pid;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// `struct robust_list_head` and the one element of its list.
@@ -47,6 +48,11 @@ pub fn is_marked(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) & FUTEX_OWNER_DIED != 0
 }
 
+/// The thread that holds `word`, or has held it when it ended.
+pub fn holder(word: &AtomicU32) -> Option<Pid> {
+    Pid::from_raw((word.load(Ordering::Relaxed) & !FUTEX_OWNER_DIED) as i32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +66,6 @@ mod tests {
             assert!(!is_marked(word) && word.load(Ordering::Relaxed) > 0);
         });
         thread.join().unwrap();
-        assert!(is_marked(word));
+        assert!(is_marked(word) && holder(word).is_some());
     }
 }

@@ -18,6 +18,7 @@ pub mod control;
 mod control_block;
 mod copies;
 mod cpu_load;
+pub mod custody;
 mod death;
 pub mod file_mapping;
 mod filters;

@@ -943,8 +943,12 @@ impl Runtime {
                 Err(_) => {}
             }
         }
+        let program = Userfaultfd::open(Features { events: true })?;
+        if control.is_of(self.budget.slot(), self.companion.program()) {
+            control.process(self.budget.slot()).offer_userfaultfd(&program);
+        }
         Ok(Descriptors {
-            program: Userfaultfd::open(Features { events: true })?,
+            program,
             pagemap: self.open("self/pagemap")?,
             maps: self.open("self/maps")?,
             memory: self.open("self/mem")?,
