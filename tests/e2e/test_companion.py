@@ -168,10 +168,10 @@ def traces(run, program):
 def test_ended_children_leave_nothing_behind(built, how):
     program = built("many.c")
     count = CHILDREN if how != "killed" else CHILDREN // 10
-    piped = Piped([program, how, count, 4], "12M")
+    piped = Piped([program, how, count, 6], "16M")
     held = {}
     for where in (b"ready\n", b"done\n"):
-        piped.run.wait_output(where, timeout=600)
+        piped.run.wait_output(where, 600 if LONG else 100)
         assert until(lambda: len(who_runs(program)[0]) == 1 and len(who_runs(program)[1]) == 2), who_runs(program)
         assert until(lambda: not zombies(piped.run.pid)), zombies(piped.run.pid)
         held[where] = traces(piped.run, program)

@@ -50,7 +50,7 @@ def look_at(argv, look, program=None, limit=LIMIT):
     got = run.finish().ok()
     os.close(write)
     assert got.out == b"ready\nOK\n"
-    assert_swapped(got)
+    assert not got.stats or got.stats["vmstat"]["pswpin"] > 0
     return looked
 
 

@@ -262,12 +262,19 @@ static const char *session(void) {
     // In its own group of its own session. (Run alone, it begins so.)
     if (setsid() < 0 && getsid(0) != getpid()) return say("setsid");
     if (companions_in_session()) return "others are in the program's session or group";
+    int ready[2], go[2];
+    char byte = 0;
+    if (pipe(ready) || pipe(go)) return say("pipe");
     pid_t child = fork();
     if (child == 0) {
-        nap(0.05);
+        close(go[1]);
+        if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) < 0) _exit(2);
         _exit(companions_in_session() != 1);
     }
+    // Before its fork returns, the child is not alone.
+    if (read(ready[0], &byte, 1) != 1) return "the child has ended";
     const char *fault = companions_in_session() == 1 ? NULL : "a fork brings others into the session";
+    close(go[1]);
     return status_of(child) ? "the child's session or group has others" : fault;
 }
 
