@@ -9,6 +9,7 @@ use crate::size::format_mib;
 use crate::unmanaged::Lookout;
 use foliomem_linux::child::{self, Child, Event};
 use foliomem_linux::control::{Configuration, Control, Limit};
+use foliomem_linux::custody::Custody;
 use foliomem_linux::swap_file::{self, Created};
 use rustix::fd::AsRawFd;
 use rustix::process::Pid;
@@ -101,6 +102,7 @@ pub fn run(
     let mut run = Run {
         control,
         child,
+        custody: Custody::default(),
         swap_file,
         peaks,
         started,
@@ -185,6 +187,7 @@ fn start_error(program: &Path, error: std::io::Error) -> CliError {
 struct Run {
     control: &'static Control,
     child: Child,
+    custody: Custody,
     swap_file: Option<Created>,
     peaks: Peaks,
     started: Instant,
@@ -234,6 +237,7 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
+        self.custody.look(self.control);
         self.peaks.sample(self.control);
         self.child.reap_adopted();
         if let Some(recorder) = &mut self.recorder {

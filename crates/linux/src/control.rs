@@ -17,7 +17,7 @@ use crate::trace_ring::TraceRing;
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::{Order, PAGE_BYTES};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -229,6 +229,8 @@ pub struct ProcessSlot {
     pub keeper: AtomicU32,
     /// [`ENDING`] and [`ENDED`] once its companion ends by itself.
     ended: AtomicU32,
+    /// The number of the userfaultfd among the companion's descriptors, plus 1; 0 where there is none.
+    userfaultfd: AtomicU32,
     /// Anonymous memory the process takes, at most: what it may have stopped sharing since that was measured
     /// counts as its own.
     pub anon_bytes: AtomicU64,
@@ -241,6 +243,20 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
+    /// The companion offers its userfaultfd to the supervisor.
+    pub fn offer_userfaultfd(&self, userfaultfd: impl AsFd) {
+        let number = userfaultfd.as_fd().as_raw_fd() as u32 + 1;
+        // Release pairs with the acquire in `userfaultfd`: the companion has left its own number before.
+        self.userfaultfd.store(number, Ordering::Release);
+    }
+
+    /// The companion, which may have ended, and the number of its userfaultfd.
+    pub fn userfaultfd(&self) -> Option<(Pid, RawFd)> {
+        // Acquire pairs with the Release in `offer_userfaultfd`.
+        let number = self.userfaultfd.load(Ordering::Acquire).checked_sub(1)?;
+        Some((process_exit_notice::holder(&self.keeper)?, number as RawFd))
+    }
+
     /// The process takes nothing from here on, and the slot may be used again.
     pub fn has_ended(&self) {
         // Release pairs with the acquire in `unattended`: the mark is not a killed companion's.
@@ -582,6 +598,7 @@ impl Control {
         if self.pid(slot) == pid {
             process.keeper.store(0, Ordering::Relaxed);
             process.ended.store(0, Ordering::Relaxed);
+            process.userfaultfd.store(0, Ordering::Relaxed);
             process.anon_bytes.store(0, Ordering::Relaxed);
             process.measured_bytes.store(0, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
@@ -750,7 +767,6 @@ mod tests {
     use super::*;
     use foliomem_core::policy::Enabled;
     use proptest::prelude::*;
-    use rustix::fd::AsRawFd;
 
     fn opened(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
         Control::open(&std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap())

@@ -20,6 +20,7 @@ pub mod companion;
 pub mod control;
 mod cow_throttle;
 mod cpu_load;
+pub mod custody;
 pub mod file_mapping;
 mod filters;
 pub mod find;

@@ -4,6 +4,7 @@
 //! Read from the loader's own list (`r_debug` of `<link.h>`), which it offers to debuggers.
 //! Namespaces other than the first are in it since glibc 2.35.
 
+use crate::loader;
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -71,10 +72,8 @@ pub struct Object {
 
 /// Finds the loader's list. Called once, before anything else here.
 pub fn find() {
-    // SAFETY: a lookup by name; the symbol is the loader's.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) };
     // Release pairs with the Acquire of each look: the list is found.
-    DEBUG_INFO.store(found.cast(), Ordering::Release);
+    DEBUG_INFO.store(loader::debug_info().cast_mut().cast(), Ordering::Release);
 }
 
 /// The address of the function that the loader calls before and after it changes its list.

@@ -64,6 +64,11 @@ unsafe extern "C" {
 #[derive(Clone, Copy)]
 struct Object(&'static LinkMap);
 
+/// Where the loader keeps what it tells debuggers.
+pub(crate) fn debug_info() -> *const u8 {
+    (&raw const _r_debug).cast()
+}
+
 /// The objects of the base name space, in the order of lookup.
 fn objects() -> impl Iterator<Item = Object> {
     // SAFETY: the loader sets the list up before it relocates this object, and keeps entries of objects in use.

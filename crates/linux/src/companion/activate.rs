@@ -125,8 +125,13 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
             Err(_) => {}
         }
     }
+    let program = Userfaultfd::open(Features { events: true })?;
+    let slot = runtime.context.budget.slot();
+    if control.is_of(slot, runtime.companion.program()) {
+        control.process(slot).offer_userfaultfd(&program);
+    }
     Ok(Descriptors {
-        program: Userfaultfd::open(Features { events: true })?,
+        program,
         pagemap: runtime.context.open("self/pagemap")?,
         maps: runtime.context.open("self/maps")?,
         memory: runtime.context.open("self/mem")?,

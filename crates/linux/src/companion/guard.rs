@@ -26,10 +26,12 @@ fn guard(runtime: &'static Runtime) -> ! {
     if let Some(files) = &*runtime.context.files {
         runtime.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
     }
-    let Some(companion) = runtime.companion.process() else { stop_lost_program(runtime) };
-    let Ok(pidfd) = pidfd_open(companion, PidfdFlags::empty()) else { stop_lost_program(runtime) };
-    let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
-    while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+    // On a busy machine the companion may have ended before its guard gets a CPU.
+    let pidfd = runtime.companion.process().and_then(|companion| pidfd_open(companion, PidfdFlags::empty()).ok());
+    if let Some(pidfd) = pidfd {
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+    }
     if !runtime.companion.ends_by_itself() {
         stop_lost_program(runtime);
     }

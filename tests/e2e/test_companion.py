@@ -1,0 +1,252 @@
+"""The companion and its guard: they end with the last user of the memory, leave nothing behind, and whoever kills them, no
+program reads zeros."""
+import os
+import random
+import select
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import LONG, MIB, foliomem_only, read_text, start
+
+pytestmark = foliomem_only
+
+CHILDREN = 10_000 if LONG else 2_000
+MAX_LAG = 0.05
+# On a busy machine a process may have to wait for a CPU.
+TRIES = 6
+KILLS = 40 if LONG else 6
+MESSAGE = "was killed: stopped, because"
+
+
+# ---- who there is ----
+
+def stat(pid):
+    """State and parent of a process; nothing where there is none."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (fields[0], int(fields[1])) if fields else None
+
+
+def is_running(pid, program):
+    """Whether a process runs this program, and not only did."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe") == str(program)
+    except OSError:
+        return False
+
+
+def who_runs(program):
+    """The processes that use the memory of `program`, and those of the agent."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_running(path.name, program)]
+    agents = [pid for pid in pids if read_text(f"/proc/{pid}/comm").startswith("foliomem")]
+    return [pid for pid in pids if pid not in agents], agents
+
+
+def pairs(program):
+    """Companions with their guards."""
+    agents = who_runs(program)[1]
+    return [(stat(pid)[1], pid) for pid in agents if stat(pid) and stat(pid)[1] in agents]
+
+
+def zombies(parent):
+    """Children of a process that nobody has reaped."""
+    pids = [path.name for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if stat(pid) == ("Z", parent)]
+
+
+def until(condition, seconds=5.0):
+    """Waits for something; whether it has come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def kill(pid):
+    """Kills a process, if it is still there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+# ---- the end ----
+
+class Piped:
+    """A program under foliomem that goes on when it is told so."""
+
+    def __init__(self, argv, limit):
+        read, self.write_end = os.pipe()
+        self.run = start(argv, limit, stdin=os.fdopen(read))
+        self.program = argv[0]
+
+    def go_on(self):
+        os.write(self.write_end, b"x")
+
+
+class Watch:
+    """Tells when processes end or execute another program."""
+
+    def __init__(self, program):
+        self.program, self.fds, self.poll = program, {}, select.poll()
+
+    def add(self, pids):
+        for pid in pids:
+            fd = os.pidfd_open(pid)
+            self.fds[fd] = pid
+            self.poll.register(fd, select.POLLIN)
+
+    def ends(self, seconds=20):
+        """The time of each end, in order, once there are all."""
+        ends, end = {}, time.monotonic() + seconds
+        while len(ends) < len(self.fds) and time.monotonic() < end:
+            for fd, _ in self.poll.poll(1):
+                ends.setdefault(self.fds[fd], time.monotonic())
+                self.poll.unregister(fd)
+            for pid in set(self.fds.values()) - set(ends):
+                if not is_running(pid, self.program) and stat(pid) and stat(pid)[0] != "Z":
+                    ends.setdefault(pid, time.monotonic())
+        for fd in self.fds:
+            os.close(fd)
+        return ends
+
+
+def lag_of_end(program, how, mib, limit):
+    """How long the companion lives on when the last user of the memory has left."""
+    piped = Piped([program, how, mib], limit)
+    piped.run.wait_output(b"ready\n")
+    users, agents = who_runs(program)
+    assert len(users) == 1 and agents, (users, agents)
+    watch = Watch(program)
+    watch.add(users + agents)
+    piped.go_on()
+    if how == "vfork":
+        assert until(lambda: len(who_runs(program)[0]) == 2), "no vfork"
+        parent, = users
+        child, = set(who_runs(program)[0]) - {parent}
+        watch.add([child])
+        users.append(child)
+        kill(parent)
+    ends = watch.ends()
+    assert set(ends) == {*users, *agents}, f"of {users} and the agent's {agents} only {sorted(ends)} have ended"
+    got = piped.run.finish()
+    codes = {"killed": 137, "aborted": 134, "vfork": 137}
+    texts = {"main-gone": b"ready\nOK\n", "vfork": b"ready\ny"}
+    assert (got.code, got.out) == (codes.get(how, 0), texts.get(how, b"ready\n")), got.err
+    # What lives between two looks of this test may seem to end in another order.
+    return max(ends[pid] for pid in agents) - max(ends[pid] for pid in users)
+
+
+WAYS = ["main", "exit", "raw", "killed", "aborted", "executes", "main-gone", "raw-main-gone", "vfork"]
+
+
+@pytest.mark.parametrize("mib, limit", [(24, "48M"), (1, "64M")], ids=["swapping", "idle"])
+@pytest.mark.parametrize("how", WAYS)
+def test_the_companion_ends_with_the_last_user_of_the_memory(built, how, mib, limit):
+    lags = []
+    while len(lags) < TRIES and (not lags or min(lags) > MAX_LAG):
+        lags.append(lag_of_end(built("ends.c"), how, mib, limit))
+        assert until(lambda: who_runs(built("ends.c")) == ([], [])), "processes are left"
+    assert min(lags) <= MAX_LAG, lags
+
+
+# ---- leftovers ----
+
+def traces(run, program):
+    """What a run holds: descriptors of its processes, and KiB of address space and of the supervisor."""
+    users, agents = who_runs(program)
+    pids = [run.pid, *users, *agents]
+    status = {pid: dict(line.split(":", 1) for line in read_text(f"/proc/{pid}/status").splitlines()) for pid in pids}
+    kib = [int(status[users[0]]["VmSize"].split()[0]), int(status[run.pid]["VmRSS"].split()[0])]
+    return sorted(pids), [len(os.listdir(f"/proc/{pid}/fd")) for pid in sorted(pids)], kib
+
+
+@pytest.mark.parametrize("how", ["exit", "raw", "killed"])
+def test_ended_children_leave_nothing_behind(built, how):
+    program = built("many.c")
+    count = CHILDREN if how != "killed" else CHILDREN // 10
+    piped = Piped([program, how, count, 6], "16M")
+    held = {}
+    for where in (b"ready\n", b"done\n"):
+        piped.run.wait_output(where, 600 if LONG else 100)
+        assert until(lambda: len(who_runs(program)[0]) == 1 and len(who_runs(program)[1]) == 2), who_runs(program)
+        assert until(lambda: not zombies(piped.run.pid)), zombies(piped.run.pid)
+        held[where] = traces(piped.run, program)
+        piped.go_on()
+    got = piped.run.finish().ok()
+    assert got.out.endswith(b"OK\n")
+    before, after = held.values()
+    assert before[:2] == after[:2], "processes or descriptors are left"
+    grown = [now - then for then, now in zip(before[2], after[2])]
+    assert max(grown) < MIB >> 10, f"{grown} KiB are left"
+
+
+# ---- kill -9 ----
+
+def kill_companion(companion, guard, pause):
+    kill(companion)
+
+
+def kill_guard(companion, guard, pause):
+    kill(guard)
+
+
+def kill_both(companion, guard, pause):
+    kill(companion)
+    kill(guard)
+
+
+def kill_both_guard_first(companion, guard, pause):
+    kill(guard)
+    kill(companion)
+
+
+def kill_both_one_later(companion, guard, pause):
+    kill(guard)
+    time.sleep(pause)
+    kill(companion)
+
+
+ORDERS = [kill_companion, kill_guard, kill_both, kill_both_guard_first, kill_both_one_later]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
+def test_nobody_reads_zeros_when_the_agents_processes_are_killed(stress, order):
+    stopped = 0
+    for seed in range(KILLS):
+        chance = random.Random(f"{order.__name__} {seed}")
+        run = start([stress, "-t", 2, "-n", 3, "-m", 96, "-s", seed], "32M")
+        assert until(lambda: pairs(stress) or run.proc.poll() is not None, 20)
+        time.sleep(chance.uniform(0, 1))
+        there = pairs(stress)
+        if there:
+            order(*chance.choice(there), chance.uniform(0, 0.03))
+        got = run.finish()
+        assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
+        if got.code:
+            assert got.code == 125 and MESSAGE in got.err, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
+            stopped += 1
+        else:
+            assert got.out.endswith(b"ok\n")
+        assert until(lambda: who_runs(stress) == ([], [])), f"seed {seed}: {who_runs(stress)} are left"
+    if order is not kill_guard:
+        assert stopped, "no run was stopped: the kills came to nothing"
+
+
+@pytest.mark.parametrize("where", ["child", "session", "alone"])
+def test_the_tree_ends_when_the_supervisor_is_killed(built, where):
+    program = built("held.c")
+    # What a shell starts in the background reads nothing otherwise.
+    script = {"child": '"$@" <&3 & "$@" <&3 & "$@"', "session": 'setsid "$@" <&3 & "$@"', "alone": 'exec "$@"'}[where]
+    piped = Piped(["sh", "-c", f"exec 3<&0; {script}; true", "sh", program, "wait", 8], "32M")
+    count = {"child": 3, "session": 2, "alone": 1}[where]
+    assert until(lambda: piped.run.text(piped.run.out).count(b"ready\n") == count, 20), piped.run.text(piped.run.err)
+    users, agents = who_runs(program)
+    assert len(users) == count and len(agents) >= count
+    kill(piped.run.pid)
+    assert until(lambda: who_runs(program) == ([], []), 2), who_runs(program)
+    piped.run.stats_path = None  # nobody has written any
+    piped.run.finish()

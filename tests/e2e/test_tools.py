@@ -1,0 +1,177 @@
+"""Tracers, debuggers, profilers and leak checkers see a program that is mostly swapped out as they see it without foliomem."""
+import os
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import PLAIN, PYTHON, assert_swapped, clean_env, foliomem, plain, start
+from test_companion import who_runs
+from test_reports import NOT_BY_FILE
+
+MIB = 16
+LIMIT = "32M"
+PAGE = 4096
+PY_SPY = Path(PYTHON).with_name("py-spy")
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+needs_gdb = pytest.mark.skipif(not shutil.which("gdb"), reason="no gdb")
+WAITS = ("import sys\n"
+         "data = [bytes([i % 251]) * 65536 for i in range(1000)]\n"
+         "def waits_to_be_looked_at():\n"
+         "    print('ready', flush=True)\n"
+         "    return sys.stdin.read(1)\n"
+         "waits_to_be_looked_at()\n"
+         "print('OK' if all(b[0] == b[-1] == i % 251 for i, b in enumerate(data)) else 'WRONG')\n")
+
+
+@pytest.fixture
+def held(built):
+    return built("held.c", "-g")
+
+
+def tool(argv, timeout=60):
+    """What a tool says that runs outside of foliomem."""
+    done = subprocess.run([str(word) for word in argv], env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True,
+                          errors="replace", timeout=timeout)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def look_at(argv, look, program=None, limit=LIMIT):
+    """Starts a program that waits with most of its memory swapped out, calls `look` with its process id, and lets it go on."""
+    read, write = os.pipe()
+    with os.fdopen(read) as source:
+        run = start(argv, limit, stdin=source)
+    run.wait_output(b"ready\n", 60)
+    looked = look(next(pid for pid in who_runs(program or argv[0])[0] if os.getsid(pid) == run.pid))
+    os.write(write, b"x")
+    got = run.finish().ok()
+    os.close(write)
+    assert got.out == b"ready\nOK\n"
+    assert not got.stats or got.stats["vmstat"]["pswpin"] > 0
+    return looked
+
+
+# ---- strace ----
+
+def traced(log):
+    """How many processes and threads strace has seen, which must all have ended."""
+    lines = Path(log).read_text(errors="replace").splitlines()
+    pids = {line.split()[0] for line in lines}
+    ended = {line.split()[0] for line in lines if "+++ exited with 0 +++" in line}
+    assert pids == ended
+    return len(pids)
+
+
+@needs_strace
+def test_strace_inside_a_run_sees_the_program_only(held, torture, tmp_path):
+    argv = ["strace", "-f", "-o", tmp_path / "log", held, "threads", MIB // 2]
+    plain(argv).ok()
+    wanted = traced(tmp_path / "log")
+    got = foliomem(argv, "16M", torture=torture, timeout=120).ok()
+    assert got.out == b"OK\n"
+    assert_swapped(got)
+    assert traced(tmp_path / "log") == wanted
+
+
+@needs_strace
+def test_strace_around_a_run_ends_with_it(held, tmp_path):
+    inside = start([held, "threads", MIB // 2], "16M").argv
+    argv = ["strace", "-f", "-o", tmp_path / "log", *inside]
+    got = plain(argv, timeout=120).ok()
+    assert got.out == b"OK\n"
+    assert traced(tmp_path / "log") > 1
+
+
+@needs_strace
+def test_strace_attaches_and_detaches(held, tmp_path):
+    def trace(pid):
+        argv = ["timeout", "-s", "INT", "1", "strace", "-f", "-o", tmp_path / "log", "-p", pid]
+        done = subprocess.run([str(word) for word in argv], env=clean_env(), capture_output=True, text=True, timeout=20)
+        assert "attached" in done.stderr and "detached" in done.stderr, done.stderr
+        assert "with" not in done.stderr.replace(f"Process {pid} attached", ""), "it has threads of the agent"
+
+    look_at([held, "wait", MIB], trace)
+
+
+# ---- gdb ----
+
+GDB = ["gdb", "-nx", "-batch", "-iex", "set debuginfod enabled off"]
+
+
+@needs_gdb
+def test_gdb_attaches_to_a_program_that_is_mostly_swapped_out(held):
+    def debug(pid):
+        return tool([*GDB, "-p", pid, "-ex", "info threads", "-ex", "bt", "-ex", "print check(&data)", "-ex", "print check(&pressure)"])
+
+    said = look_at([held, "wait", MIB], debug)
+    assert re.search(r"#\d+ .*\bmain \(", said), said
+    # One thread, which finds its memory right when the debugger calls it.
+    assert said.count("Thread ") <= 2 and "$1 = 1" in said and "$2 = 1" in said, said
+
+
+@needs_gdb
+@pytest.mark.xfail(condition=not PLAIN, reason=NOT_BY_FILE, strict=True)
+def test_gdb_reads_memory_that_is_swapped_out(held, tmp_path):
+    dump = tmp_path / "dump"
+    words = MIB * (1 << 20) // 8
+    commands = ["-ex", f"dump binary memory {dump} data.at (data.at+{words})"]
+    look_at([held, "wait", MIB], lambda pid: tool([*GDB, "-p", pid, *commands]))
+    mask, content = (1 << 64) - 1, dump.read_bytes()
+    for page in range(len(content) // PAGE):
+        first = (page + 1) * 0x9E3779B97F4A7C15 & mask ^ 0xD1B54A32D192ED03
+        assert struct.unpack_from("<2Q", content, page * PAGE) == (first, first + 1 & mask), f"page {page}"
+
+
+@needs_gdb
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_gdb_runs_a_program_with_a_breakpoint(held, where):
+    script = ["-ex", "break check", "-ex", "run", "-ex", "bt", "-ex", "continue", "-ex", "continue"]
+    if where == "inside":
+        got = foliomem([*GDB, *script, "--args", held, "now", MIB], LIMIT, timeout=120).ok()
+        assert b"#0  check" in got.out and b"main (" in got.out, got.out
+        assert_swapped(got)
+    else:
+        # The debugger's own program is foliomem, which has no such function.
+        script = ["-ex", "set breakpoint pending on", "-ex", "run"]
+        inside = start([held, "now", MIB], LIMIT).argv
+        got = plain([*GDB, *script, "--args", *inside], timeout=120).ok()
+    assert b"OK\n" in got.out and b"exited normally" in got.out, got.out
+
+
+@needs_gdb
+def test_gdb_debugs_threads_and_forks_inside_a_run(held):
+    got = foliomem([*GDB, "-ex", "run", "--args", held, "threads", MIB // 2], "16M", timeout=120).ok()
+    assert b"OK\n" in got.out and b"exited normally" in got.out, got.out
+
+
+# ---- py-spy ----
+
+@pytest.mark.skipif(not PY_SPY.exists(), reason="no py-spy")
+@pytest.mark.parametrize("how", [[], ["--nonblocking"], ["--native"]], ids=["stopping", "nonblocking", "native"])
+def test_py_spy_dumps_the_stack_of_a_program_that_is_mostly_swapped_out(how):
+    python = Path(PYTHON).resolve()
+    said = look_at([PYTHON, "-c", WAITS], lambda pid: tool([PY_SPY, "dump", *how, "--pid", pid]), python, "40M")
+    assert "waits_to_be_looked_at" in said
+
+
+# ---- leak checkers ----
+
+def leaks(got):
+    """What a leak checker has found."""
+    summary = [line.partition("SUMMARY: ")[2] for line in got.err.splitlines() if "SUMMARY: " in line]
+    return got.code, got.out, summary
+
+
+@pytest.mark.parametrize("kind, mib, limit", [("leak", 64, "48M"), ("address", 150, "160M")])
+@pytest.mark.parametrize("loses", [[], ["leak"]], ids=["nothing", "memory"])
+def test_a_leak_checker_finds_the_same_in_a_program_that_is_swapped_out(built, kind, mib, limit, loses, torture):
+    program = built("sanitized.c", f"-fsanitize={kind}", "-g")
+    env = {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "max_leaks=5"}
+    wanted = plain([program, mib, *loses], env=env, timeout=120)
+    got = foliomem([program, mib, *loses], limit, env=env, torture=torture, timeout=120)
+    assert leaks(got) == leaks(wanted), got.err[-3000:]
+    assert bool(loses) == (wanted.code != 0)
+    assert not got.stats or got.stats["vmstat"]["pswpin"] > 0
