@@ -60,7 +60,7 @@ mod tests {
         let (control, _segment) = Control::create(&configuration).unwrap();
         let me = rustix::process::getpid();
         let slot = control.process(control.claim_slot(me).unwrap());
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
         let mut custody = Custody::default();
         custody.look(control);
         slot.keeper.store(me.as_raw_nonzero().get() as u32, Ordering::Relaxed);
