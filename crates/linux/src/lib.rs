@@ -38,6 +38,7 @@ mod marks;
 pub mod pagemap;
 pub mod probe;
 mod process_exit_notice;
+mod process_limits;
 pub mod ranges;
 mod raw_ioctl;
 pub mod region;

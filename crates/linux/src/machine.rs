@@ -901,8 +901,9 @@ impl Machine for LinuxMachine {
         if !self.try_hold_unsharing() {
             return false;
         }
+        // Only what is there: a fault of this thread may be one that nobody else can serve.
         let (start, len) = page_range(&pages);
-        own_alone(start, len);
+        pagemap::present(&self.descriptors().pagemap, start, start + len, &mut |run| own_alone(run.start, run.len()));
         self.release_unsharing();
         true
     }

@@ -18,6 +18,7 @@ use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
 use crate::machine::{Descriptors, LinuxMachine};
 use crate::maps;
+use crate::process_limits;
 use crate::region::Region;
 use crate::runtime::Runtime;
 use crate::swap_space::Event;
@@ -39,7 +40,10 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let _paused = runtime.notices.allocations.pause();
     let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
-    // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
+    // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The program's limits are not
+    // those of the companion, whose mappings count against both.
+    let program = runtime.companion.program();
+    [libc::RLIMIT_AS, libc::RLIMIT_DATA].into_iter().for_each(|resource| process_limits::adopt(resource, program));
     let arena = Region::reserve(wanted_bytes)
         .or_else(|_| Region::reserve(needed_bytes))
         .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;

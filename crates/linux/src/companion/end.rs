@@ -7,12 +7,27 @@ use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, User};
 use crate::runtime::Runtime;
 use crate::thread;
+use std::sync::atomic::Ordering;
 
 /// The companion stops the program, which may have memory that cannot be mapped in any more.
 pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     runtime.context.budget.control().fail(format_args!("{error}"));
     stop_program(runtime);
-    end(runtime);
+    leave(runtime);
+}
+
+/// The companion cannot activate. If the kernel refuses a userfaultfd (the program has become another
+/// user), the program goes on without the limit: all its memory is there. Else it is stopped.
+pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -> ! {
+    let is_refused = matches!(error, RuntimeError::Userfaultfd(_)) && runtime.activation.activated.get().is_none();
+    if !is_refused || runtime.context.settings.hard {
+        fail(runtime, error);
+    }
+    let process = runtime.companion.program().as_raw_nonzero();
+    runtime.context.budget.control().notice(format_args!("process {process} goes on without the limit: {error}"));
+    // Release pairs with the Acquire of the hooks.
+    runtime.fork.is_off.store(true, Ordering::Release);
+    leave(runtime);
 }
 
 /// A thread of the program stops it, for the same reason.
@@ -62,12 +77,17 @@ pub(crate) fn stop_program(runtime: &'static Runtime) {
 
 /// Ends the companion and its guard. No other process uses the memory.
 pub(crate) fn end(runtime: &'static Runtime) -> ! {
-    runtime.companion.is_ending();
     // From here on the swap file is not used, so its slots can be given up.
     runtime.fork.gate.close();
     if let Some(activated) = runtime.activation.activated.get() {
         activated.engine.machine().leave_swap_file();
     }
+    leave(runtime);
+}
+
+/// Ends the companion, in the gate or not. What it holds of the swap file is free when it has ended.
+fn leave(runtime: &'static Runtime) -> ! {
+    runtime.companion.is_ending();
     let control = runtime.context.budget.control();
     if control.is_of(runtime.context.budget.slot(), runtime.companion.program()) {
         control.process(runtime.context.budget.slot()).has_ended();

@@ -12,7 +12,7 @@ use crate::adopt::adopt_mappings;
 use crate::arena_size;
 use crate::clock::{self, now_ns};
 use crate::companion::activate::activate;
-use crate::companion::end::{fail, look_for_users};
+use crate::companion::end::{cannot_activate, look_for_users};
 use crate::companion::mapping_events::is_receiver_starved;
 use crate::companion::memory_users::User;
 use crate::companion::placement::{APART_WHILE_GROWING_NS, Place};
@@ -173,7 +173,7 @@ fn look_around(runtime: &'static Runtime, looks: &mut Looks) -> Option<Duration>
         if now || room < runtime.context.activation_pages() {
             match activate(runtime) {
                 Ok(()) => return None,
-                Err(error) => fail(runtime, &error),
+                Err(error) => cannot_activate(runtime, &error),
             }
         }
         runtime.context.tracer.unmanaged(&runtime.context.budget, runtime.context.budget.own_pages());

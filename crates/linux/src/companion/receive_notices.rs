@@ -5,7 +5,7 @@
 use crate::adopt::{adopt_part, join_mappings};
 use crate::allocation_notice::{Notice, NoticeKind};
 use crate::companion::activate::activate;
-use crate::companion::end::fail;
+use crate::companion::end::cannot_activate;
 use crate::companion::memory_users;
 use crate::ranges::pages;
 use crate::runtime::Runtime;
@@ -53,7 +53,7 @@ fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
             return false;
         }
         if let Err(error) = activate(runtime) {
-            fail(runtime, &error);
+            cannot_activate(runtime, &error);
         }
     }
     let Some(events) = runtime.mapping_events() else { unreachable!("it has activated") };

@@ -57,17 +57,26 @@ impl ForkHooks for Runtime {
     }
 
     fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
+        if self.is_off() {
+            return;
+        }
         self.fork.quiesce.request(needed);
         take_descriptors(self);
     }
 
     fn parent_after(&'static self, forked: bool) {
+        if self.is_off() {
+            return;
+        }
         self.fork.swap_file.finish();
         self.fork.proc.finish();
         self.fork.quiesce.release(forked);
     }
 
     fn child_after(&'static self) {
+        if self.is_off() {
+            return;
+        }
         let control = self.context.budget.control();
         let parent = self.context.budget.slot();
         // Where all slots are taken, the child shares its parent's, and is managed all the same.
