@@ -229,8 +229,8 @@ pub struct ProcessSlot {
     pub keeper: AtomicU32,
     /// [`ENDING`] and [`ENDED`] once its companion ends by itself.
     ended: AtomicU32,
-    /// The number of the userfaultfd among the companion's descriptors, plus 1; 0 where there is none.
-    userfaultfd: AtomicU32,
+    /// The companion's pid (bits 32..64) and the number of its userfaultfd, plus 1; 0 where there is none.
+    userfaultfd: AtomicU64,
     /// Anonymous memory the process takes, at most: what it may have stopped sharing since that was measured
     /// counts as its own.
     pub anon_bytes: AtomicU64,
@@ -244,17 +244,17 @@ pub struct ProcessSlot {
 
 impl ProcessSlot {
     /// The companion offers its userfaultfd to the supervisor.
-    pub fn offer_userfaultfd(&self, userfaultfd: impl AsFd) {
-        let number = userfaultfd.as_fd().as_raw_fd() as u32 + 1;
-        // Release pairs with the acquire in `userfaultfd`: the companion has left its own number before.
-        self.userfaultfd.store(number, Ordering::Release);
+    pub fn offer_userfaultfd(&self, companion: Pid, userfaultfd: impl AsFd) {
+        let number = userfaultfd.as_fd().as_raw_fd() as u64 + 1;
+        let word = (companion.as_raw_nonzero().get() as u64) << 32 | number;
+        self.userfaultfd.store(word, Ordering::Relaxed);
     }
 
     /// The companion, which may have ended, and the number of its userfaultfd.
     pub fn userfaultfd(&self) -> Option<(Pid, RawFd)> {
-        // Acquire pairs with the Release in `offer_userfaultfd`.
-        let number = self.userfaultfd.load(Ordering::Acquire).checked_sub(1)?;
-        Some((process_exit_notice::holder(&self.keeper)?, number as RawFd))
+        let word = self.userfaultfd.load(Ordering::Relaxed);
+        let number = (word & u64::from(u32::MAX)).checked_sub(1)?;
+        Some((Pid::from_raw((word >> 32) as i32)?, number as RawFd))
     }
 
     /// The process takes nothing from here on, and the slot may be used again.

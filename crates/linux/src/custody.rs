@@ -42,7 +42,6 @@ mod tests {
     use crate::control::{Configuration, Limit};
     use foliomem_core::policy::SizePolicy;
     use foliomem_core::units::Order;
-    use std::sync::atomic::Ordering;
 
     #[test]
     fn what_is_offered_stays_open_until_its_slot_is_free() {
@@ -63,8 +62,7 @@ mod tests {
         let (reader, writer) = std::io::pipe().unwrap();
         let mut custody = Custody::default();
         custody.look(control);
-        slot.keeper.store(me.as_raw_nonzero().get() as u32, Ordering::Relaxed);
-        slot.offer_userfaultfd(&writer);
+        slot.offer_userfaultfd(me, &writer);
         custody.look(control);
         custody.look(control);
         drop(writer);

@@ -576,6 +576,14 @@ impl LinuxMachine {
         let _ = self.arena.discard(0, self.arena.len());
     }
 
+    /// Reports pages without marks. While a change of mappings is under way that nobody has received, a missing mark says
+    /// nothing: the kernel has moved it, and the page's content counts where it is now.
+    fn report_lost(&self, found: Vec<Range<usize>>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if !found.is_empty() && !self.descriptors().program.mapping_is_changing() {
+            found.into_iter().for_each(|run| lost(ranges::pages(&run)));
+        }
+    }
+
     /// Copies pages of the arena to the program, of whose memory the calling thread is the only user.
     fn copy_detached(&self, to: usize, from: usize, len: usize) {
         let target: *mut u8 = std::ptr::with_exposed_provenance_mut(to);
@@ -812,7 +820,9 @@ impl Machine for LinuxMachine {
             // A fork copies no marks; lost content was dropped before it.
             return;
         }
-        self.marks.check(&self.descriptors().pagemap, addresses(&pages), &mut |run| lost(ranges::pages(&run)));
+        let mut found = Vec::new();
+        self.marks.check(&self.descriptors().pagemap, addresses(&pages), &mut |run| found.push(run));
+        self.report_lost(found, lost);
     }
 
     fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
@@ -820,7 +830,9 @@ impl Machine for LinuxMachine {
             return;
         }
         let Descriptors { program, pagemap, .. } = self.descriptors();
-        self.marks.take(program, pagemap, addresses(&pages), &mut |run| lost(ranges::pages(&run)));
+        let mut found = Vec::new();
+        self.marks.take(program, pagemap, addresses(&pages), &mut |run| found.push(run));
+        self.report_lost(found, lost);
     }
 
     fn mark(&self, pages: Range<PageNumber>) {

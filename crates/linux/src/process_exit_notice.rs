@@ -49,11 +49,6 @@ pub fn is_marked(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) & FUTEX_OWNER_DIED != 0
 }
 
-/// The thread that holds `word`, or has held it when it ended.
-pub fn holder(word: &AtomicU32) -> Option<Pid> {
-    Pid::from_raw((word.load(Ordering::Relaxed) & !FUTEX_OWNER_DIED) as i32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +62,6 @@ mod tests {
             assert!(!is_marked(word) && word.load(Ordering::Relaxed) > 0);
         });
         thread.join().unwrap();
-        assert!(is_marked(word) && holder(word).is_some());
+        assert!(is_marked(word));
     }
 }

@@ -131,8 +131,9 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
     }
     let program = Userfaultfd::open(Features { events: true })?;
     let slot = runtime.context.budget.slot();
-    if control.is_of(slot, runtime.companion.program()) {
-        control.process(slot).offer_userfaultfd(&program);
+    let own = runtime.companion.process().filter(|_| control.is_of(slot, runtime.companion.program()));
+    if let Some(own) = own {
+        control.process(slot).offer_userfaultfd(own, &program);
     }
     Ok(Descriptors {
         program,
