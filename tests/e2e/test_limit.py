@@ -99,13 +99,7 @@ def test_samples_of_one_process(torture):
     assert sampled(argv, limit, torture).out == plain(argv).ok().out
 
 
-# Since the agent has a process of its own, trees whose processes share pages after a fork are seen above the limit, and need
-# is overstated: found on the day that the companion landed, cause not known yet.
-SHARING_TREE = pytest.mark.xfail(reason="the limit of trees that share pages overshoots since the companion", strict=False)
-
-
 @pytest.mark.parametrize(("mode", "size", "limit"), [("pool", 256, 192), ("both", 512, 320)])
-@SHARING_TREE
 def test_samples_of_a_tree(mode, size, limit):
     """Each side copies what it shared at the speed of memory: without a brake, 1.6 to 2.4 times the limit at these sizes."""
     got = sampled([PYTHON, PROGRAMS / "forks.py", mode, size], limit, False)
@@ -113,8 +107,7 @@ def test_samples_of_a_tree(mode, size, limit):
 
 
 @pytest.mark.parametrize(("divisor", "program"), [
-    (2, ["big_array.py", 200]), (3, ["big_array.py", 260]),
-    pytest.param(2, ["forks.py", "both", 256], marks=SHARING_TREE)], ids=["half", "third", "tree"])
+    (2, ["big_array.py", 200]), (3, ["big_array.py", 260]), (2, ["forks.py", "both", 256])], ids=["half", "third", "tree"])
 def test_a_share_of_what_is_needed_grows_with_that(divisor, program):
     argv = [PYTHON, PROGRAMS / program[0], *program[1:]]
     got = same_as_plain(argv, f"need/{divisor}", False)

@@ -13,6 +13,7 @@ use crate::clock::now_ns;
 use crate::control::{Control, Excess, SlotIndex};
 use crate::fork_cell::ForkCell;
 use crate::pagemap;
+use crate::thread;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
@@ -105,9 +106,10 @@ impl Budget {
         *self.program
     }
 
-    /// Minor faults of the program so far, of all its threads.
+    /// Minor faults so far, of the program's threads and of the agent's.
     fn minor_faults(&self) -> i64 {
-        self.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0)
+        let program = self.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0);
+        program + own_minor_faults()
     }
 
     /// Writing to a shared page makes it one's own, which shows as a minor fault only: each since sharing was measured
@@ -300,4 +302,15 @@ fn publish(word: &AtomicU64, before_bytes: u64, pages: i64) -> bool {
     // AcqRel pairs with that of `ProcessSlot::inherit` in a child, and with the Acquire in
     // `Control::tree_bytes`.
     word.compare_exchange(before_bytes, pages as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok()
+}
+
+/// Minor faults of the calling process: of the companion, which makes pages the program's own, too.
+fn own_minor_faults() -> i64 {
+    // SAFETY: a struct of integers, filled by the call.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let address = (&raw mut usage).expose_provenance();
+        thread::syscall3(linux_raw_sys::general::__NR_getrusage as usize, libc::RUSAGE_SELF as usize, address, 0);
+        usage.ru_minflt
+    }
 }
