@@ -317,9 +317,10 @@ impl Machine for Double {
     fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
         let missing: Vec<u64> = {
             let state = self.state.lock();
-            // During a change of mappings a missing mark says nothing: the page may have moved with its content.
-            let is_told = |page: &u64| state.changes == 0 && !state.marks.contains(page);
-            (pages.start.0..pages.end.0).filter(is_told).collect()
+            // During a change of mappings a missing mark says nothing: the page may have moved
+            // with its content.
+            let is_lost = |page: &u64| state.changes == 0 && !state.marks.contains(page);
+            (pages.start.0..pages.end.0).filter(is_lost).collect()
         };
         missing.into_iter().for_each(|page| lost(PageNumber(page)..PageNumber(page + 1)));
     }
