@@ -96,7 +96,7 @@ impl World {
     ) {
         {
             let mut state = self.state();
-            state.changes += 1;
+            state.begin_change();
             kernel(&mut state);
         }
         self.wait_for_hearing();
@@ -104,7 +104,7 @@ impl World {
             let mut state = self.state();
             if state.steady == 0 {
                 state.is_hearing = true;
-                state.changes -= 1;
+                state.end_change();
                 break;
             }
             drop(state);

@@ -81,6 +81,11 @@ pub struct State {
     pub limit_pages: i64,
     /// Marks in place of pages that were unmapped into the arena.
     pub marks: BTreeSet<u64>,
+    /// Pages without a mark whose content counts nevertheless: they could not be marked because of
+    /// a mapping change. Addresses are those before the changes that nobody has received.
+    unmarked: BTreeSet<u64>,
+    /// The mapping changes in progress: where a range goes, or `None` if it is unmapped.
+    in_progress: VecDeque<(Range<u64>, Option<u64>)>,
     /// Whether a frame must go back to the system before it is used again.
     pub frames_escape: bool,
     /// Whether the engine reported that the arena is full.
@@ -114,8 +119,48 @@ impl State {
         }
     }
 
+    /// Begins a mapping change: no page moves until [`State::end_change`].
+    pub fn begin_change(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Ends the oldest mapping change: somebody receives it.
+    pub fn end_change(&mut self) {
+        self.changes -= 1;
+        let Some((from, to)) = self.in_progress.pop_front() else { return };
+        let moved: Vec<u64> = self.unmarked.extract_if(from.clone(), |_| true).collect();
+        if let Some(to) = to {
+            self.unmarked.extend(moved.iter().map(|page| page - from.start + to));
+        }
+    }
+
+    /// Marks pages that stay swapped out, or remembers them while they cannot be marked.
+    fn mark(&mut self, pages: Range<u64>) {
+        if self.changes > 0 {
+            self.unmarked.extend(pages);
+        } else {
+            self.unmarked.retain(|page| !pages.contains(page));
+            self.marks.extend(pages);
+        }
+    }
+
+    /// Whether the program has discarded a swapped-out page. During a mapping change a missing mark
+    /// says nothing: the page may have moved with its content.
+    fn is_lost(&self, page: u64) -> bool {
+        self.changes == 0 && !self.marks.contains(&page) && !self.unmarked.contains(&page)
+    }
+
+    fn note_change(&mut self, from: &Range<u64>, to: Option<u64>) {
+        if self.changes > 0 {
+            self.in_progress.push_back((from.clone(), to));
+        } else {
+            self.unmarked.retain(|page| !from.contains(page));
+        }
+    }
+
     /// Unmaps `range`, as munmap does.
     pub fn unmap(&mut self, range: Range<u64>) {
+        self.note_change(&range, None);
         self.cut(&range);
         for page in range {
             self.drop_page(page);
@@ -127,6 +172,7 @@ impl State {
 
     /// Moves a range to an unmapped address, as mremap does.
     pub fn remap(&mut self, from: Range<u64>, to: u64) {
+        self.note_change(&from, Some(to));
         for (mapping, advice) in self.cut(&from) {
             self.mappings.push((mapping.start - from.start + to..mapping.end - from.start + to, advice));
         }
@@ -317,10 +363,7 @@ impl Machine for Double {
     fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
         let missing: Vec<u64> = {
             let state = self.state.lock();
-            // During a change of mappings a missing mark says nothing: the page may have moved
-            // with its content.
-            let is_lost = |page: &u64| state.changes == 0 && !state.marks.contains(page);
-            (pages.start.0..pages.end.0).filter(is_lost).collect()
+            (pages.start.0..pages.end.0).filter(|&page| state.is_lost(page)).collect()
         };
         missing.into_iter().for_each(|page| lost(PageNumber(page)..PageNumber(page + 1)));
     }
@@ -334,7 +377,7 @@ impl Machine for Double {
     }
 
     fn mark(&self, pages: Range<PageNumber>) {
-        self.state.lock().marks.extend(pages.start.0..pages.end.0);
+        self.state.lock().mark(pages.start.0..pages.end.0);
     }
 
     fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
@@ -355,7 +398,7 @@ impl Machine for Double {
                     None => MoveError::Absent,
                 },
             };
-            state.marks.extend(page..to.0 + u64::from(run.frames()));
+            state.mark(page..to.0 + u64::from(run.frames()));
             return Err(Stopped { moved_pages: index as u32, error });
         }
         Ok(())
@@ -375,7 +418,7 @@ impl Machine for Double {
             }
             let Some(content) = state.program.remove(&page) else { return stop(MoveError::Absent) };
             assert!(state.homes.insert(frame, content).is_none(), "frame {frame:x} was populated");
-            state.marks.insert(page);
+            state.mark(page..page + 1);
         }
         Ok(())
     }
