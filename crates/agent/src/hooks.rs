@@ -5,8 +5,8 @@
 //!   anew before it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
 //!   (`foliomem_linux::fork::sites`) these hooks only jump there; elsewhere they trap the fork
 //!   (`foliomem_linux::fork::trap`).
-//! - `madvise`: what the program says about huge pages is policy for us. What becomes a guard is
-//!   dropped from the store at once. What is freed lazily is freed at once where memory is short.
+//! - `madvise`: what the program says about huge pages is policy for us. What is freed lazily is
+//!   freed at once where memory is short.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address
 //!   space that the agent has reserved. So it succeeds, and the limit is kept.
 //! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is
@@ -17,8 +17,6 @@
 //!   (`foliomem_linux::thread_control_block`).
 //! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make
 //!   none of their own, but that threads that begin wait on a futex.
-//! - What hands pages to the kernel by reference, `vmsplice` and zero-copy sockets: frames that
-//!   others may still read must not be used again in place.
 //!
 //! - `dl_iterate_phdr`: AddressSanitizer refuses to run where another library comes before it (`crate::objects`).
 //!
@@ -37,11 +35,9 @@ use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::fork::sites::{self, COVERED};
 use foliomem_linux::fork::trap::trap_forks;
 use foliomem_linux::runtime::Runtime;
-use libc::{c_char, c_int, c_long, c_uint, c_void, pid_t, size_t, socklen_t, ssize_t};
+use libc::{c_char, c_int, c_long, c_void, pid_t, size_t};
 use std::arch::naked_asm;
 
-type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, size_t, c_uint) -> ssize_t;
-type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
 type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, i64) -> *mut c_void;
@@ -70,8 +66,6 @@ real! {
     UNDERSCORE_FORK = c"_Fork",
     FORKPTY = c"forkpty",
     DAEMON = c"daemon",
-    VMSPLICE = c"vmsplice",
-    SETSOCKOPT = c"setsockopt",
     SYSCALL = c"syscall",
     MADVISE = c"madvise",
     MLOCKALL = c"mlockall",
@@ -105,9 +99,6 @@ pub fn resolve() {
 /// `prctl(2)`: Syscall User Dispatch.
 const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
 const PR_SYS_DISPATCH_ON: c_int = 1;
-
-/// Since Linux 6.13.
-const MADV_GUARD_INSTALL: c_int = 102;
 
 /// What a program has, without 5-level page tables.
 const ADDRESS_SPACE: usize = 1 << 47;
@@ -282,11 +273,6 @@ fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, resu
     let advice = match advice {
         libc::MADV_HUGEPAGE => Advice::Huge,
         libc::MADV_NOHUGEPAGE => Advice::NoHuge,
-        MADV_GUARD_INSTALL if result.into() == 0 => {
-            // The kernel drops what is there without a word to us. Discarding leaves guards as they are.
-            discard(start, len);
-            return result;
-        }
         libc::MADV_FREE if result.into() == 0 => {
             // What is left for later can be written again without a fault, so without waiting for room.
             if runtime().is_some_and(|runtime| runtime.is_short_of_room(0)) {
@@ -418,41 +404,6 @@ pub unsafe extern "C" fn thrd_create(thread: *mut libc::pthread_t, entry: Entry,
         }
         threads::create(|begin, handed| real(thread, begin, handed), entry, argument).unwrap_or(NO_MEMORY)
     }
-}
-
-/// `vmsplice(2)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmsplice(pipe: c_int, vectors: *const libc::iovec, count: size_t, flags: c_uint) -> ssize_t {
-    if let Some(runtime) = runtime() {
-        runtime.pages_escape();
-    }
-    // SAFETY: as for `fork`.
-    unsafe { VMSPLICE.get::<Vmsplice>().map_or_else(|| missing() as ssize_t, |real| real(pipe, vectors, count, flags)) }
-}
-
-/// `setsockopt(2)`.
-///
-/// # Safety
-/// That of the C library's function.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
-    socket: c_int,
-    level: c_int,
-    option: c_int,
-    value: *const c_void,
-    len: socklen_t,
-) -> c_int {
-    if level == libc::SOL_SOCKET
-        && option == libc::SO_ZEROCOPY
-        && let Some(runtime) = runtime()
-    {
-        runtime.pages_escape();
-    }
-    // SAFETY: as for `fork`.
-    unsafe { SETSOCKOPT.get::<Setsockopt>().map_or_else(missing, |real| real(socket, level, option, value, len)) }
 }
 
 /// Tells that malloc has given out `bytes` at `start`, if it has.

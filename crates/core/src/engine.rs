@@ -165,6 +165,8 @@ pub struct Engine<M: Machine> {
     discards: Discards,
     resident_pages: AtomicU64,
     staged_pages: AtomicU64,
+    /// 1 once the program has discarded pages without a message.
+    discards_unheard: AtomicU32,
 }
 
 /// The engine's frames as the store's memory. The store grows only while something larger is
@@ -232,6 +234,7 @@ impl<M: Machine> Engine<M> {
             discards: Discards::default(),
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
+            discards_unheard: AtomicU32::new(0),
             floor_pages: AtomicU64::new(config.floor_pages),
             store_pages: AtomicU32::new(config.backing.map_or(0, |backing| backing.store_pages)),
             machine,

@@ -258,6 +258,8 @@ counters! {
         /// Swapped-out pages that the program discarded without a message (guards). They read as
         /// zeros.
         discarded_unheard: count,
+        /// Processes whose code can make system calls that the agent does not see.
+        unseen_callers: count,
         /// Pages left unmanaged because the arena was full.
         unmanaged_arena_full: count,
         /// Pages the migrate scanner looked at.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Counters that digests cover only if they are not zero: they are newer than the first digests,
 /// and equal results keep equal digests.
-const NEWER_COUNTERS: [&str; 1] = ["discarded_unheard"];
+const NEWER_COUNTERS: [&str; 2] = ["discarded_unheard", "unseen_callers"];
 
 /// The results of one run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -79,6 +79,8 @@ pub enum NoticeKind {
     JoinMappings,
     /// The thread of this id has started. The range is its control block, which must stay resident.
     ThreadStarted(Pid),
+    /// The loader has loaded or unloaded libraries.
+    ObjectsChanged,
 }
 
 impl NoticeKind {
@@ -87,13 +89,17 @@ impl NoticeKind {
         match self {
             NoticeKind::Allocated => 0,
             NoticeKind::JoinMappings => -1,
+            NoticeKind::ObjectsChanged => -2,
             NoticeKind::ThreadStarted(thread) => thread.as_raw_nonzero().get(),
         }
     }
 
     fn from_word(word: i32) -> NoticeKind {
-        Pid::from_raw(word.max(0))
-            .map_or(if word == 0 { NoticeKind::Allocated } else { NoticeKind::JoinMappings }, NoticeKind::ThreadStarted)
+        match word {
+            0 => NoticeKind::Allocated,
+            -2 => NoticeKind::ObjectsChanged,
+            _ => Pid::from_raw(word.max(0)).map_or(NoticeKind::JoinMappings, NoticeKind::ThreadStarted),
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | [`sites`] | finds the system calls of the C library that may fork, and patches them |
+//! | [`sites`] | finds the system calls of the C library that the agent must see, and patches them |
 //! | `entry` | makes a patched system call |
+//! | `guards` | installs guards in the program's stead |
 //! | [`trap`] | catches the fork where nothing is patched |
 //! | `call` | reads the arguments of a fork, and makes the fork between the hooks |
 //! | [`quiesce`] | the word by which the forking thread and the monitor wait for each other |
@@ -16,6 +17,7 @@ mod call;
 pub(crate) mod child;
 pub(crate) mod descriptor_hand_over;
 mod entry;
+mod guards;
 pub(crate) mod protocol;
 pub(crate) mod quiesce;
 pub mod sites;

@@ -84,15 +84,18 @@ pub fn notify_function() -> Option<usize> {
     (!info.is_null()).then(|| unsafe { (*info).notify }).filter(|&address| address != 0)
 }
 
-/// Visits all objects of all lists that are complete. The caller has the loader's lock, or there is
-/// one thread.
-pub fn visit(mut each: impl FnMut(&Object)) {
+/// Visits all objects of all lists that are complete. Returns whether all are. The caller has the
+/// loader's lock, or there is one thread.
+pub fn visit(mut each: impl FnMut(&Object)) -> bool {
+    let mut are_complete = true;
     // Acquire pairs with the Release of the search.
     let mut info = DEBUG_INFO.load(Ordering::Acquire).cast_const();
     while !info.is_null() {
         // SAFETY: the loader's lists, which nobody changes meanwhile.
         unsafe {
-            let mut map = if (*info).state == RT_CONSISTENT { (*info).maps } else { std::ptr::null() };
+            let is_complete = (*info).state == RT_CONSISTENT;
+            are_complete &= is_complete;
+            let mut map = if is_complete { (*info).maps } else { std::ptr::null() };
             while !map.is_null() {
                 each(&Object::of(&*map));
                 map = (*map).next;
@@ -100,6 +103,7 @@ pub fn visit(mut each: impl FnMut(&Object)) {
             info = if (*info).version >= 2 { (*info).next } else { std::ptr::null() };
         }
     }
+    are_complete
 }
 
 impl Object {

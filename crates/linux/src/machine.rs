@@ -576,6 +576,17 @@ impl LinuxMachine {
         let _ = self.arena.discard(0, self.arena.len());
     }
 
+    /// From now on pages that are swapped out are marked; whether all that are must be, before
+    /// [`LinuxMachine::miss_marks`].
+    pub(crate) fn begin_to_mark(&self) -> bool {
+        self.marks.begin()
+    }
+
+    /// From now on a missing mark tells that the program has discarded the page.
+    pub(crate) fn miss_marks(&self) {
+        self.marks.miss();
+    }
+
     /// Reports pages without marks. While a change of mappings is under way that nobody has received, a missing mark says
     /// nothing: the kernel has moved it, and the page's content counts where it is now.
     fn report_lost(&self, found: Vec<Range<usize>>, lost: &mut dyn FnMut(Range<PageNumber>)) {

@@ -6,6 +6,10 @@
 //! marker of userfaultfd in its empty page table entry. All that discards a page removes its mark. When the page is to
 //! return and its mark is missing, its content is stale.
 //!
+//! Marks are set only where the program can make system calls that the agent does not see
+//! ([`crate::unseen_calls`]). That may show after pages have been swapped out. Then all of them are
+//! marked, and from the end of that on missing marks count.
+//!
 //! A page can be without a mark for another reason: the kernel refuses to set marks while a mapping change is under way, a
 //! fork does not copy them, and a marked range cannot take a huge page as one. [`Marks`] remembers these pages, and their
 //! content counts as valid.
@@ -25,11 +29,16 @@ use crate::uffd::Userfaultfd;
 use foliomem_core::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Marks {
     can_guard: bool,
+    /// Whether pages get marks.
+    are_set: AtomicBool,
+    /// Whether a missing mark says that the content is stale.
+    are_missed: AtomicBool,
     /// Swapped-out pages without a mark. May hold resident pages, too.
     unmarked: Ranges,
 }
@@ -42,7 +51,25 @@ impl Marks {
             // It can be removed where it could be installed.
             let _ = arena.unguard(0, PAGE_BYTES);
         }
-        Marks { can_guard, unmarked: Ranges::default() }
+        let [are_set, are_missed] = [const { AtomicBool::new(false) }; 2];
+        Marks { can_guard, are_set, are_missed, unmarked: Ranges::default() }
+    }
+
+    /// From now on pages get marks. Returns whether the caller must mark all pages that are swapped
+    /// out, and then call [`Marks::miss`].
+    pub(crate) fn begin(&self) -> bool {
+        // Relaxed: whoever moves a page holds the lock of its block, which the caller takes afterwards.
+        self.can_guard && !self.are_set.swap(true, Ordering::Relaxed)
+    }
+
+    /// All pages that are swapped out have marks: from now on a missing one counts.
+    pub(crate) fn miss(&self) {
+        // Release pairs with the Acquire in `check`: the pages left out are known.
+        self.are_missed.store(true, Ordering::Release);
+    }
+
+    fn are_set(&self) -> bool {
+        self.are_set.load(Ordering::Relaxed)
     }
 
     /// Whether the kernel has guards.
@@ -52,7 +79,7 @@ impl Marks {
 
     /// Marks `range`, which has just left the program.
     pub(crate) fn set(&self, program: &Userfaultfd, range: Range<usize>) {
-        if !self.can_guard || range.is_empty() {
+        if !self.are_set() || range.is_empty() {
             return;
         }
         if program.protect(range.start, range.len()).is_err() {
@@ -64,20 +91,23 @@ impl Marks {
 
     /// Remembers that `range`, which has just left the program, gets no marks.
     pub(crate) fn leave_out(&self, range: Range<usize>) {
-        if self.can_guard {
+        if self.are_set() {
             self.unmarked.insert(range);
         }
     }
 
     /// Calls `lost` with each run of `range`, which is swapped out, that has lost its mark. Returns whether any page has one.
     pub(crate) fn check(&self, pagemap: &OwnedFd, range: Range<usize>, lost: &mut dyn FnMut(Range<usize>)) -> bool {
-        if !self.can_guard {
+        if !self.are_set() {
             return false;
         }
+        // Acquire pairs with the Release in `miss`.
+        let are_missed = self.are_missed.load(Ordering::Acquire);
         let mut has_mark = false;
         pagemap::each_run(pagemap, range, &mut |run, entry| match entry {
             Entry::Marked => has_mark = true,
             Entry::Content => {}
+            _ if !are_missed => {}
             Entry::Guard => lost(run),
             Entry::Empty if self.unmarked.is_empty() => lost(run),
             Entry::Empty => self.unmarked.missing(run).into_iter().for_each(&mut *lost),
@@ -102,7 +132,7 @@ impl Marks {
     /// Removes marks from `range` that nothing swapped out is behind: `MADV_FREE` leaves them. Returns whether its first page
     /// had one.
     pub(crate) fn clear_stale(&self, program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) -> bool {
-        self.can_guard
+        self.are_set()
             && self.check(pagemap, range.start..range.start + PAGE_BYTES, &mut |_| {})
             && program.unprotect(range.start, range.len()).is_ok()
     }
@@ -147,6 +177,9 @@ mod tests {
         let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());
         let page = |index: usize| region.start() + index * PAGE_BYTES;
         program.register(region.start(), region.len(), Mode::Faults).unwrap();
+        assert!(marks.begin() && !marks.begin());
+        assert_eq!(lost(&marks, &pagemap, &region), [], "pages are still being marked");
+        marks.miss();
         marks.set(&program, page(0)..page(6));
         marks.leave_out(page(6)..page(8));
         assert_eq!(lost(&marks, &pagemap, &region), []);

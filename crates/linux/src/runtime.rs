@@ -119,10 +119,4 @@ impl Runtime {
     pub fn wants_all_locked(&self) {
         self.notices.wants_all_locked(self.context.budget.control());
     }
-
-    /// The program hands pages to the kernel by reference: from now on no frame is used again in
-    /// place.
-    pub fn pages_escape(&self) {
-        self.notices.lenders.found();
-    }
 }

@@ -1,5 +1,6 @@
-// Guards, given without the C library: what they cover reads as zeros once they are removed, wherever its content was.
-// Usage: guards inline|pidfd swift|slow|threads
+// Guards: what they cover reads as zeros once they are removed, wherever its content was.
+// Usage: guards WAY swift|slow|threads
+//   ways: inline, pidfd: without the C library (inline_call.h); function, syscall, pidfd-syscall, handle, namespace: with it
 //   swift: installed and removed at once, between two touches of the page
 //   slow: everything is swapped out once more while they stand
 //   threads: swift, while another thread reads all that lies between
@@ -16,6 +17,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include "inline_call.h"
 
 #define PAGE 4096UL
 #define PAGES (24UL << 8)
@@ -28,27 +30,45 @@ static char *memory;
 static sigjmp_buf back;
 static volatile int is_over;
 
-static long inline_call(long number, long a, long b, long c, long d, long e) {
+static int own_pidfd(void) {
+    static int self;
+    if (!self) self = syscall(SYS_pidfd_open, getpid(), 0);
+    return self;
+}
+
+static int (*madvise_of(void *library))(void *, size_t, int) {
+    void *found = library ? dlsym(library, "madvise") : NULL;
+    if (!found) {
+        printf("%s\n", dlerror());
+        exit(2);
+    }
+    return (int (*)(void *, size_t, int))found;
+}
+
+// Returns 0, or an error number.
+static long advise_by(char *at, size_t bytes, int advice) {
+    static int (*found)(void *, size_t, int);
+    struct iovec vector = { at, bytes };
     long result;
-    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e;
-    __asm__ volatile("syscall" : "=a"(result) : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
-                     : "rcx", "r11", "memory");
-    return result;
+    if (!strcmp(way, "inline")) return -inline_call(SYS_madvise, (long)at, bytes, advice, 0, 0, 0);
+    if (!strcmp(way, "pidfd")) {
+        result = inline_call(SYS_process_madvise, own_pidfd(), (long)&vector, 1, advice, 0, 0);
+        return result == (long)bytes ? 0 : result < 0 ? -result : EIO;
+    }
+    if (!strcmp(way, "function")) return madvise(at, bytes, advice) ? errno : 0;
+    if (!strcmp(way, "syscall")) return syscall(SYS_madvise, at, bytes, advice) ? errno : 0;
+    if (!strcmp(way, "pidfd-syscall"))
+        return syscall(SYS_process_madvise, own_pidfd(), &vector, 1, advice, 0) == (long)bytes ? 0 : errno;
+    if (!strcmp(way, "handle") && !found) found = madvise_of(dlopen("libc.so.6", RTLD_NOW));
+    if (!strcmp(way, "namespace") && !found) found = madvise_of(dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW));
+    // The errno of another namespace is not ours.
+    return found(at, bytes, advice) ? EINVAL : 0;
 }
 
 static void advise(char *at, size_t bytes, int advice) {
-    long result;
-    if (!strcmp(way, "pidfd")) {
-        static int self;
-        if (!self) self = inline_call(SYS_pidfd_open, getpid(), 0, 0, 0, 0);
-        struct iovec vector = { at, bytes };
-        result = inline_call(SYS_process_madvise, self, (long)&vector, 1, advice, 0);
-        result = result == (long)bytes ? 0 : result < 0 ? result : -EIO;
-    } else {
-        result = inline_call(SYS_madvise, (long)at, bytes, advice, 0, 0);
-    }
+    long result = advise_by(at, bytes, advice);
     if (result) {
-        printf("SKIP no guards: %s\n", strerror(-result));
+        printf("SKIP no guards: %s\n", strerror(result));
         exit(0);
     }
 }

@@ -235,7 +235,9 @@ impl<M: Machine> Engine<M> {
                 }
                 // If only parts of the folio are touched, the rest stays staged and is swapped out.
                 let expected = self.readahead.expected(page);
-                let order = self.locality.part_for_fault(page, expected).map_or(order, |part| part.min(order));
+                let part =
+                    if self.returns_alone() { Some(Order::ZERO) } else { self.locality.part_for_fault(page, expected) };
+                let order = part.map_or(order, |part| part.min(order));
                 let head = page.head(order);
                 self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
@@ -390,7 +392,18 @@ impl<M: Machine> Engine<M> {
             self.counters().vm.discarded_unheard.add(lost.end.0 - lost.start.0);
             self.drop_pages(entries, lost);
         });
+        if has_lost {
+            self.discards_unheard.store(1, Relaxed);
+        }
         has_lost
+    }
+
+    /// Returns whether only the page that was touched may return with a fault: the program discards
+    /// pages without a message. A discard between the look at a page and its return is missed, and
+    /// a page that nobody touches may be discarded at any time.
+    #[inline]
+    fn returns_alone(&self) -> bool {
+        self.discards_unheard.load(Relaxed) != 0
     }
 
     /// Maps in the folio at `head`, which is staged and not under writeback. The program has
@@ -550,6 +563,9 @@ impl<M: Machine> Engine<M> {
     /// Returns the orders in which a folio that was swapped out with order `whole` may return to
     /// `page`: none above the sizes allowed now. (Lower orders may result from a split.)
     fn orders_of_return(&self, page: PageNumber, whole: Order) -> OrderSet {
+        if self.returns_alone() {
+            return OrderSet::ALL.up_to(Order::ZERO);
+        }
         let mapping = if whole > Order::ZERO { self.machine.mapping(page) } else { None };
         let sizes = mapping.map_or(OrderSet::ALL, |mapping| mapping.sizes);
         match self.config.swap_in {
@@ -690,7 +706,7 @@ impl<M: Machine> Engine<M> {
     /// Claims what to fetch or make next after the fault on `page`; also returns the order of the
     /// fault's folio. The caller must then call [`Engine::read_ahead`].
     pub fn claim_ahead(&self, page: PageNumber) -> Option<(Ahead, Order)> {
-        if !self.readahead.may_claim(page) {
+        if !self.readahead.may_claim(page) || self.returns_alone() {
             return None;
         }
         let order = self.table.get(page)?.lock().get(page).order()?;

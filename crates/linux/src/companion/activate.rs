@@ -13,7 +13,7 @@ use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::handler::{HandlerStart, handler_entry};
 use crate::companion::monitor::MONITOR_NICE;
-use crate::companion::receive_notices::pin_control_blocks;
+use crate::companion::receive_notices::{look_at_code, pin_control_blocks};
 use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
 use crate::machine::{Descriptors, LinuxMachine};
@@ -62,6 +62,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     if runtime.activation.activated.set(activated).is_err() {
         unreachable!("only the monitor activates");
     }
+    look_at_code(runtime);
     // From here on something may be swapped out.
     start_guard(runtime)?;
     // Threads that start from now on send a notice.

@@ -7,6 +7,7 @@
 use crate::companion::context::Context;
 use crate::gate::Gate;
 use crate::machine::{LinuxMachine, Worker};
+use crate::ranges::Ranges;
 use foliomem_core::engine::Engine;
 use rustix::thread::futex;
 use std::sync::OnceLock;
@@ -43,6 +44,8 @@ pub(crate) struct Activation {
     pub(crate) manage_now: AtomicBool,
     /// 1 once everything that was there is adopted. A futex word.
     pub(crate) managing: AtomicU32,
+    /// The code of the program that the monitor has looked at ([`crate::unseen_calls`]).
+    pub(crate) looked_at: Ranges,
 }
 
 impl Activation {

@@ -159,7 +159,7 @@ fn crowd(runtime: &'static Runtime, looks: &Looks) -> u32 {
 fn look_around(runtime: &'static Runtime, looks: &mut Looks) -> Option<Duration> {
     runtime.sharing.measure(&runtime.context, || crowd(runtime, looks));
     runtime.context.budget.sample();
-    runtime.notices.lenders.may_have_lent();
+    runtime.notices.lenders.look_if_due();
     looks.see((
         runtime.context.budget.own_pages(),
         runtime.context.budget.room_pages(),

@@ -12,13 +12,14 @@ use crate::control::Control;
 use crate::fork::quiesce::Quiesce;
 use crate::lenders::Lenders;
 use crate::thread_control_block::{self, ControlBlocks};
+use crate::unseen_calls;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How often, and how far apart, a thread sends again that it has started, where many threads start
-/// at once or the monitor has got no CPU for a tenth of a second.
+/// How often, and how far apart, a thread sends a notice again, where many threads send one at once
+/// or the monitor has got no CPU for a tenth of a second.
 const MAX_NOTICES: u32 = 20_000;
 const NOTICE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -77,14 +78,29 @@ impl Notices {
     /// and a filter under which threads are made allows futexes.
     pub(crate) fn thread_starts(&self, quiesce: &Quiesce) {
         let started = NoticeKind::ThreadStarted(thread_control_block::own_thread());
-        let is_received = || self.allocations.notify(started, thread_control_block::own(), || quiesce.wake_monitor());
-        for _ in 0..MAX_NOTICES {
-            if is_received() {
-                // The block may have been swapped out before.
-                return thread_control_block::touch_own();
-            }
-            let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&clock::timespec(NOTICE_PAUSE)));
+        if self.is_received(quiesce, started, thread_control_block::own()) {
+            // The block may have been swapped out before.
+            thread_control_block::touch_own();
         }
+    }
+
+    /// The loader has loaded or unloaded libraries: waits until their code is looked at.
+    pub(crate) fn objects_changed(&self, quiesce: &Quiesce) {
+        if !self.is_received(quiesce, NoticeKind::ObjectsChanged, 0..0) {
+            unseen_calls::assume();
+        }
+    }
+
+    /// Sends a notice until the monitor has received it; whether it has.
+    fn is_received(&self, quiesce: &Quiesce, what: NoticeKind, range: Range<usize>) -> bool {
+        (0..MAX_NOTICES).any(|_| {
+            let is_received = self.allocations.notify(what, range.clone(), || quiesce.wake_monitor());
+            if !is_received {
+                let pause = clock::timespec(NOTICE_PAUSE);
+                let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
+            }
+            is_received
+        })
     }
 
     /// Whether a thread of the program may send a notice and wait for the answer: a filter may

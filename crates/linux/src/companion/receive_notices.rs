@@ -5,11 +5,13 @@
 use crate::adopt::{adopt_part, join_mappings};
 use crate::allocation_notice::{Notice, NoticeKind};
 use crate::companion::activate::activate;
+use crate::companion::activated::Activated;
 use crate::companion::end::cannot_activate;
 use crate::companion::memory_users;
 use crate::ranges::pages;
 use crate::runtime::Runtime;
 use crate::thread_control_block;
+use crate::unseen_calls;
 use foliomem_core::units::PAGE_BYTES;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -34,9 +36,31 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
                 pin_control_block(runtime, &notice.range, thread);
                 notice.answer();
             }
+            NoticeKind::ObjectsChanged => {
+                look_at_code(runtime);
+                notice.answer();
+            }
         }
     }
     is_due
+}
+
+/// Looks at code that is new, and takes precautions if it can make unseen calls.
+pub(crate) fn look_at_code(runtime: &'static Runtime) {
+    let could_before = unseen_calls::can_be_made();
+    if unseen_calls::look(&runtime.context, &runtime.activation.looked_at).is_err() {
+        unseen_calls::assume();
+    }
+    if unseen_calls::can_be_made() && !could_before {
+        runtime.context.budget.counters().vm.unseen_callers.inc();
+    }
+    if unseen_calls::can_be_made()
+        && let Some(Activated { engine }) = runtime.activation.get()
+        && engine.machine().begin_to_mark()
+    {
+        engine.mark_all();
+        engine.machine().miss_marks();
+    }
 }
 
 /// Receives that a thread has allocated memory. If that may be too much, the agent activates.

@@ -27,6 +27,8 @@ pub trait ForkHooks: Sync {
     fn parent_after(&'static self, forked: bool);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
+    /// Runs when the loader has loaded or unloaded libraries, before any code of new ones runs.
+    fn objects_changed(&'static self) {}
 }
 
 /// The numbers of the levels of pid namespaces that Linux has.
@@ -222,7 +224,7 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
 
 /// Reads memory at an address that the program passes to a system call: `EFAULT` where there is
 /// none.
-fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
+pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
     match copied(raw::__NR_process_vm_readv, &local, &remote) {

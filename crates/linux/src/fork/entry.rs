@@ -1,9 +1,10 @@
-//! Where a patched system call of the C library's goes when it may fork ([`crate::fork::sites`]).
+//! Where a patched system call of the C library's goes when it may fork or installs guards
+//! ([`crate::fork::sites`]).
 //!
 //! The entry is reached by jumps from a stub, with the registers of the system call, and `rcx` at
 //! the stub's own `syscall` instruction. It leaves with a jump there, where the caller is to make
 //! the call itself, or behind it, with the result. In between it claims a frame, blocks signals,
-//! takes a lock, and runs the fork on the agent's stack.
+//! takes a lock, and makes the call on the agent's stack.
 //!
 //! - It uses none of the caller's stack.
 //! - It keeps the vector registers, as a system call does; what follows the call in a C function
@@ -23,6 +24,7 @@
 //! Lock: `LOCK`, before the gate. It is held over the fork, and the child drops its copy.
 
 use crate::fork::call::{CallKind, ForkCall, ForkHooks};
+use crate::fork::guards;
 use crate::thread_control_block;
 use std::arch::{asm, global_asm};
 use std::mem::{MaybeUninit, offset_of};
@@ -284,7 +286,7 @@ global_asm!(
     stack_top = sym STACK_TOP,
     blocked = sym BLOCKED,
     lock = sym LOCK,
-    fork = sym fork_on_own_stack,
+    fork = sym call_on_own_stack,
     owners = sym OWNERS,
     frames = sym ALL_FRAMES,
     mask_result = const offset_of!(Frame, mask_result),
@@ -368,12 +370,21 @@ pub unsafe fn system_call(number: u32, [a, b, c, d, e, f]: [usize; 6]) -> isize 
     result
 }
 
-/// Forks, on the hooks' stack, with the lock held.
-extern "C" fn fork_on_own_stack(frame: &mut Frame) {
+/// The loader has loaded or unloaded libraries.
+pub fn objects_changed() {
+    HOOKS.get().into_iter().for_each(|hooks| hooks.objects_changed());
+}
+
+/// Makes the call, on the hooks' stack, with the lock held.
+extern "C" fn call_on_own_stack(frame: &mut Frame) {
     let Some(&hooks) = HOOKS.get() else { return };
+    let number = frame.rax as u32;
     let arguments = [frame.rdi, frame.rsi, frame.rdx, frame.r10, frame.r8, frame.r9];
-    let result = match ForkCall::read(frame.rax as u32, arguments) {
-        CallKind::Other => return,
+    let result = match ForkCall::read(number, arguments) {
+        CallKind::Other => match guards::install(number, arguments) {
+            Some(result) => result,
+            None => return,
+        },
         CallKind::Invalid(errno) => -(errno.raw_os_error() as isize),
         CallKind::Fork(mut call) => {
             call.make(hooks, thread_control_block::pages(&thread_control_block::own()), system_call);

@@ -91,6 +91,12 @@ impl ForkHooks for Runtime {
         self.fork.swap_file.finish();
         self.fork.proc.finish();
     }
+
+    fn objects_changed(&'static self) {
+        if !self.is_off() {
+            self.notices.objects_changed(&self.fork.quiesce);
+        }
+    }
 }
 
 /// The list of what the child of a fork resets. Called by the child's only thread.
@@ -126,6 +132,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 activated: _,  // Companion: `take_over_engine`.
                 manage_now: _, // Kept.
                 managing: _,   // Kept: everything that the parent managed is managed in the child.
+                looked_at: _,  // Kept: the child has the same code.
             },
         workers:
             Workers {

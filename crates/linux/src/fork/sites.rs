@@ -1,24 +1,28 @@
-//! Patching the system calls in the C library that may fork, so that no fork depends on which
-//! symbol is called.
+//! Patching the system calls in the C library that the agent must see, so that nothing depends on
+//! which symbol is called.
 //!
 //! Whichever way a program comes to the C library's code (a symbol, a handle of `dlsym`,
-//! RTLD_DEEPBIND, a function inside of the library, a C library of another namespace), a fork ends
-//! at one of three `syscall` instructions: those of `_Fork` (or `fork`), `clone`, and `syscall`. A
-//! jump to a stub takes the place of instructions right before or right after each:
+//! RTLD_DEEPBIND, a function inside of the library, a C library of another namespace), a call ends
+//! at one of a few `syscall` instructions: for a fork those of `_Fork` (or `fork`), `clone`, and
+//! `syscall`; for what changes the meaning of memory without a message of the kernel
+//! ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt`, and
+//! `syscall`. A jump to a stub takes the place of instructions right before or right after each:
 //!
 //! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. Preferred: a thread that is in the
 //!   system call returns to code that has not changed.
 //! - after: the system call itself, with instructions that work at any address. Only where no
 //!   thread can be in the call.
 //!
-//! A stub lies within reach of the jumps, on a page of its own for each C library. It goes on with
-//! the call, or has [`crate::fork::entry`] make it if it may be a fork. What is not recognised is
-//! not patched; where that is so in the C library of the program, nothing is, and
-//! `crate::fork::trap` is used.
+//! A stub lies within reach of the jumps, on a page of its own for each C library. Where the call
+//! may be a fork or installs guards, the stub has [`crate::fork::entry`] make it. Where it lends
+//! pages, the stub sets a flag. Then it goes on with the call. What is not recognised is not
+//! patched. If that is a fork in the C library of the program, nothing is patched, and
+//! `crate::fork::trap` is used; if it is another call, the program counts as one that makes unseen
+//! calls.
 //!
 //! The loader calls an empty function after each change of its list of objects, for debuggers; that
-//! is patched, too, so that a C library of a new namespace (`dlmopen(3)`) is patched before any of
-//! its code runs.
+//! is patched, too, so that a C library of a new namespace (`dlmopen(3)`) is patched, and the code
+//! of a new library is looked at, before any of it runs.
 //!
 //! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which
 //! policies may forbid.
@@ -26,7 +30,9 @@
 pub use crate::fork::call::ForkHooks;
 use crate::fork::entry;
 use crate::link_maps::{self, Object};
+use crate::unseen_calls;
 use foliomem_core::units::PAGE_BYTES;
+use linux_raw_sys::general as raw;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -47,23 +53,56 @@ const C_LIBRARY: &CStr = c"libc.so.6";
 /// A `jmp rel32` reaches so far; less a margin for where in page and library its ends are.
 const REACH_BYTES: usize = (1 << 31) - (64 << 20);
 /// No stub is longer.
-const STUB_BYTES: usize = 96;
+const STUB_BYTES: usize = 160;
+/// The words at the start of a page of stubs: the address of the entry, and of the flag of calls
+/// that lend pages.
+const WORDS: usize = 2;
+/// `MADV_GUARD_INSTALL`, since Linux 6.13.
+pub(crate) const GUARD_INSTALL: u8 = 102;
 
 /// Whether all forks of the program's C library are known to the agent, whatever the path.
 pub static COVERED: AtomicBool = AtomicBool::new(false);
 
-/// What a function is searched for.
+/// The system calls that a function is searched for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
-    /// The system calls whose number is that of a fork.
-    Forks,
-    /// All system calls.
+    /// Those with one of these numbers.
+    Numbers(&'static [u32]),
+    /// All.
     All,
 }
 
-/// Each group has at least one site in a C library that is recognised.
-const GROUPS: [(&[&CStr], Wanted); 3] =
-    [(&[c"_Fork", c"fork"], Wanted::Forks), (&[c"clone"], Wanted::Forks), (&[c"syscall"], Wanted::All)];
+impl Wanted {
+    /// Whether `code`, which leads to a system call, makes it a wanted one.
+    fn is_among(self, code: &[u8]) -> bool {
+        match self {
+            Wanted::All => true,
+            Wanted::Numbers(numbers) => code.windows(JUMP_BYTES).any(|bytes| loads_number(bytes, numbers)),
+        }
+    }
+
+    /// Whether `code`, right before a system call, is an instruction that a jump can replace.
+    fn is_ready(self, code: &[u8]) -> bool {
+        match self {
+            Wanted::All => code == LOAD_SIXTH,
+            Wanted::Numbers(numbers) => loads_number(code, numbers),
+        }
+    }
+}
+
+const FORKS: Wanted = Wanted::Numbers(&[raw::__NR_clone, raw::__NR_fork, raw::__NR_clone3]);
+
+/// Functions that fork. Each group has at least one site in a C library that is recognised.
+const FORKING: [(&[&CStr], Wanted); 3] =
+    [(&[c"_Fork", c"fork"], FORKS), (&[c"clone"], FORKS), (&[c"syscall"], Wanted::All)];
+
+/// Functions that change what memory means. The last one is in newer C libraries only.
+const CHANGING: [(&CStr, Wanted); 4] = [
+    (c"madvise", Wanted::Numbers(&[raw::__NR_madvise])),
+    (c"vmsplice", Wanted::Numbers(&[raw::__NR_vmsplice])),
+    (c"setsockopt", Wanted::Numbers(&[raw::__NR_setsockopt])),
+    (c"process_madvise", Wanted::Numbers(&[raw::__NR_process_madvise])),
+];
 
 /// Whether a thread may be in a system call that is to be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,14 +130,14 @@ struct Site {
 
 impl Site {
     /// Recognises the site of the system call at `offset` in `code`, which is at `start`.
-    fn recognise(code: &[u8], start: usize, offset: usize) -> Option<Site> {
+    fn recognise(code: &[u8], start: usize, offset: usize, wanted: Wanted) -> Option<Site> {
         let at = start + offset;
         if offset.checked_sub(JUMP_BYTES).is_some_and(|from| code[from] == JUMP) {
             // Patched already.
             return None;
         }
         if let Some(before) = offset.checked_sub(JUMP_BYTES).map(|from| &code[from..offset])
-            && (before == LOAD_SIXTH || is_number_of_fork(before))
+            && wanted.is_ready(before)
         {
             return Some(Site { at, place: Place::Before, displaced: before.to_vec() });
         }
@@ -126,45 +165,130 @@ impl Site {
         }
     }
 
-    /// The code at `start` that stands in for what is displaced. The address of the entry is at
-    /// `entry`.
-    fn stub(&self, start: usize, entry: usize) -> Vec<u8> {
-        use linux_raw_sys::general::{__NR_clone, __NR_clone3, __NR_fork};
-        let mut stub = Vec::with_capacity(STUB_BYTES);
+    /// The code at `start` that stands in for what is displaced. `words` is the address of the
+    /// words of its page.
+    fn stub(&self, start: usize, words: usize) -> Vec<u8> {
+        let mut stub = Stub { start, code: Vec::with_capacity(STUB_BYTES), to_entry: Vec::new(), to_flag: Vec::new() };
         if self.place == Place::Before {
-            stub.extend(&self.displaced);
+            stub.code.extend(&self.displaced);
         }
-        let mut branches = [0; 3];
-        for (number, branch) in [__NR_fork, __NR_clone, __NR_clone3].into_iter().zip(&mut branches) {
-            // cmp eax, imm32; je rel8
-            stub.push(0x3d);
-            stub.extend(number.to_le_bytes());
-            stub.extend([0x74, 0]);
-            *branch = stub.len();
-        }
-        let call = match self.place {
+        stub.find_watched_calls();
+        let call = stub.here();
+        let at = match self.place {
             Place::Before => {
-                stub.extend(jump(start + stub.len(), self.at));
+                stub.code.extend(jump(stub.here(), self.at));
                 self.at
             }
             Place::After => {
-                let call = start + stub.len();
-                stub.extend(SYSCALL);
-                stub.extend(&self.displaced);
-                stub.extend(jump(start + stub.len(), self.end()));
+                stub.code.extend(SYSCALL);
+                stub.code.extend(&self.displaced);
+                stub.code.extend(jump(stub.here(), self.end()));
                 call
             }
         };
-        for branch in branches {
-            stub[branch - 1] = (stub.len() - branch) as u8;
-        }
-        // lea rcx, [rip + call]
-        stub.extend([0x48, 0x8d, 0x0d]);
-        stub.extend((call.wrapping_sub(start + stub.len() + 4) as i32).to_le_bytes());
-        stub.extend(jump_through(start + stub.len(), entry));
-        stub
+        stub.set_flag(words + size_of::<usize>(), call);
+        stub.enter(words, at)
     }
 }
+
+/// A stub that is being written.
+struct Stub {
+    start: usize,
+    code: Vec<u8>,
+    /// The ends of branches to where the entry is called.
+    to_entry: Vec<usize>,
+    /// The ends of branches to where the flag is set.
+    to_flag: Vec<usize>,
+}
+
+impl Stub {
+    fn here(&self) -> usize {
+        self.start + self.code.len()
+    }
+
+    /// Branches if the call is one that the agent must see. The arguments of the call are in its
+    /// registers.
+    fn find_watched_calls(&mut self) {
+        const SOL_SOCKET: u8 = libc::SOL_SOCKET as u8;
+        const SO_ZEROCOPY: u8 = libc::SO_ZEROCOPY as u8;
+        for number in [raw::__NR_fork, raw::__NR_clone, raw::__NR_clone3] {
+            self.compare_number(number);
+            let end = self.branch(EQUAL);
+            self.to_entry.push(end);
+        }
+        for number in [raw::__NR_vmsplice, raw::__NR_io_uring_setup] {
+            self.compare_number(number);
+            let end = self.branch(EQUAL);
+            self.to_flag.push(end);
+        }
+        // cmp edx, imm8; cmp r10d, imm8
+        let advices: [(u32, &[u8]); 2] =
+            [(raw::__NR_madvise, &[0x83, 0xfa]), (raw::__NR_process_madvise, &[0x41, 0x83, 0xfa])];
+        for (number, compare_advice) in advices {
+            self.compare_number(number);
+            let other = self.branch(NOT_EQUAL);
+            self.code.extend(compare_advice);
+            self.code.push(GUARD_INSTALL);
+            let end = self.branch(EQUAL);
+            self.to_entry.push(end);
+            self.land(other);
+        }
+        self.compare_number(raw::__NR_setsockopt);
+        let other = self.branch(NOT_EQUAL);
+        // cmp esi, imm8
+        self.code.extend([0x83, 0xfe, SOL_SOCKET]);
+        let other_level = self.branch(NOT_EQUAL);
+        // cmp edx, imm8
+        self.code.extend([0x83, 0xfa, SO_ZEROCOPY]);
+        let end = self.branch(EQUAL);
+        self.to_flag.push(end);
+        self.land(other);
+        self.land(other_level);
+    }
+
+    /// `cmp eax, imm32`
+    fn compare_number(&mut self, number: u32) {
+        self.code.push(0x3d);
+        self.code.extend(number.to_le_bytes());
+    }
+
+    /// A conditional branch with a `rel8` that [`Stub::land`] sets. Returns its end.
+    fn branch(&mut self, condition: u8) -> usize {
+        self.code.extend([condition, 0]);
+        self.code.len()
+    }
+
+    /// The branch that ends at `end` leads here.
+    fn land(&mut self, end: usize) {
+        let Ok(distance) = i8::try_from(self.code.len() - end) else { unreachable!("stubs are short") };
+        self.code[end - 1] = distance as u8;
+    }
+
+    /// Sets the flag whose address is in the word at `word`, and goes on at `call`.
+    fn set_flag(&mut self, word: usize, call: usize) {
+        std::mem::take(&mut self.to_flag).into_iter().for_each(|end| self.land(end));
+        // mov r11, [rip + rel32]; mov byte [r11], 1. The call changes r11, too.
+        self.code.extend([0x4c, 0x8b, 0x1d]);
+        self.code.extend((word.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
+        self.code.extend([0x41, 0xc6, 0x03, 1]);
+        self.code.extend(jump(self.here(), call));
+    }
+
+    /// Goes to the entry whose address is in the word at `word`, with the call at `call` to be made.
+    fn enter(mut self, word: usize, call: usize) -> Vec<u8> {
+        std::mem::take(&mut self.to_entry).into_iter().for_each(|end| self.land(end));
+        // lea rcx, [rip + call]
+        self.code.extend([0x48, 0x8d, 0x0d]);
+        self.code.extend((call.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
+        self.code.extend(jump_through(self.here(), word));
+        self.code
+    }
+}
+
+/// `je rel8`
+const EQUAL: u8 = 0x74;
+/// `jne rel8`
+const NOT_EQUAL: u8 = 0x75;
 
 /// `jmp rel32`
 fn jump(from: usize, to: usize) -> [u8; JUMP_BYTES] {
@@ -178,9 +302,9 @@ fn jump_through(from: usize, word: usize) -> [u8; 6] {
     [0xff, 0x25, a, b, c, d]
 }
 
-fn is_number_of_fork(code: &[u8]) -> bool {
-    use linux_raw_sys::general::{__NR_clone, __NR_clone3, __NR_fork};
-    matches!(code, &[MOV_EAX, a, b, c, d] if [__NR_clone, __NR_fork, __NR_clone3].contains(&u32::from_le_bytes([a, b, c, d])))
+/// Whether `code` is `mov eax, imm32` with one of these numbers.
+fn loads_number(code: &[u8], numbers: &[u32]) -> bool {
+    matches!(code, &[MOV_EAX, a, b, c, d] if numbers.contains(&u32::from_le_bytes([a, b, c, d])))
 }
 
 /// The length of the instruction at the start of `code`, if it is known to work at any address.
@@ -206,33 +330,68 @@ fn sites_in(code: &[u8], start: usize, wanted: Wanted) -> Option<Vec<Site>> {
     let mut from = 0;
     while let Some(found) = code[from..].windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL) {
         let offset = from + found;
-        if wanted == Wanted::All || code[from..offset].windows(JUMP_BYTES).any(is_number_of_fork) {
-            sites.push(Site::recognise(code, start, offset)?);
+        if wanted.is_among(&code[from..offset]) {
+            sites.push(Site::recognise(code, start, offset, wanted)?);
         }
         from = offset + SYSCALL.len();
     }
     Some(sites)
 }
 
-/// The sites of a C library; `None` if it is not recognised, or patched already.
-fn sites_of(library: &Object) -> Option<Vec<Site>> {
-    let mut sites: Vec<Site> = Vec::new();
-    for (functions, wanted) in GROUPS {
-        let before = sites.len();
-        for code in functions.iter().filter_map(|name| library.function(name)) {
-            // SAFETY: code of a loaded library, which nobody else changes.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
-            let found = sites_in(bytes, code.start, wanted)?;
-            sites.extend(
-                found.into_iter().filter(|site| !sites.iter().any(|known| known.at == site.at)).collect::<Vec<_>>(),
-            );
+/// The sites of a function of `library`; `None` if one is not recognised, or patched already.
+fn sites_of_function(library: &Object, name: &CStr, wanted: Wanted) -> Option<Vec<Site>> {
+    let Some(code) = library.function(name) else { return Some(Vec::new()) };
+    // SAFETY: code of a loaded library, which nobody else changes.
+    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
+    sites_in(bytes, code.start, wanted)
+}
+
+/// The sites of a C library.
+struct Sites {
+    all: Vec<Site>,
+    /// Whether all calls that the agent must see are among them.
+    are_complete: bool,
+}
+
+impl Sites {
+    /// `None` if not all forks are recognised, or they are patched already.
+    fn of(library: &Object) -> Option<Sites> {
+        let mut sites = Sites { all: Vec::new(), are_complete: true };
+        for (functions, wanted) in FORKING {
+            let before = sites.all.len();
+            for name in functions {
+                sites.add(sites_of_function(library, name, wanted)?);
+            }
+            if sites.all.len() == before {
+                return None;
+            }
         }
-        if sites.len() == before {
-            return None;
+        for (name, wanted) in CHANGING {
+            let is_missing = library.function(name).is_none();
+            match sites_of_function(library, name, wanted) {
+                Some(found) if is_missing || !found.is_empty() => sites.add(found),
+                _ => sites.are_complete = false,
+            }
+        }
+        Some(sites)
+    }
+
+    fn add(&mut self, found: Vec<Site>) {
+        for site in found {
+            if !self.all.iter().any(|known| known.at == site.at) {
+                self.all.push(site);
+            }
         }
     }
-    Some(sites)
+
+    /// Patches them. If that covers all calls, they are known to be seen.
+    fn patch(&self) -> Result<(), Errno> {
+        patch(&self.all)?;
+        if let Some(first) = self.all.first().filter(|_| self.are_complete) {
+            unseen_calls::are_seen_in(first.at);
+        }
+        Ok(())
+    }
 }
 
 /// The code of this process, to be written.
@@ -282,7 +441,8 @@ fn patch(sites: &[Site]) -> Result<(), Errno> {
     let Some(first) = sites.first() else { return Ok(()) };
     let code = Code::open()?;
     let page = page_near(first.at)?;
-    let mut stubs = entry::address().to_ne_bytes().to_vec();
+    let words: [usize; WORDS] = [entry::address(), unseen_calls::lending_flag()];
+    let mut stubs = words.map(usize::to_ne_bytes).concat();
     let mut starts = Vec::with_capacity(sites.len());
     for site in sites {
         stubs.resize(stubs.len().next_multiple_of(16), 0xcc);
@@ -313,26 +473,32 @@ fn users() -> Users {
 /// recognised.
 pub fn install() {
     link_maps::find();
-    if !entry::is_supported() {
-        return;
+    // The agent, and the loader, which makes no calls for others.
+    [Some(entry::address()), link_maps::notify_function()].into_iter().flatten().for_each(unseen_calls::are_seen_in);
+    if !entry::is_supported() || !patch_c_library() || follow_loader().is_err() {
+        // What is loaded later is not looked at.
+        unseen_calls::assume();
     }
+}
+
+/// Patches the C library of the program; whether that was done.
+fn patch_c_library() -> bool {
     let mut sites = None;
     link_maps::visit(|object| {
         if sites.is_none() && object.soname() == Some(C_LIBRARY) {
-            sites = sites_of(object);
+            sites = Sites::of(object);
         }
     });
-    let Some(sites) = sites else { return };
-    if sites.iter().any(|site| site.place == Place::After) && users() == Users::Possible {
-        return;
+    let Some(sites) = sites else { return false };
+    if sites.all.iter().any(|site| site.place == Place::After) && users() == Users::Possible {
+        return false;
     }
-    if patch(&sites).is_ok() {
+    let is_patched = sites.patch().is_ok();
+    if is_patched {
         // Release pairs with the plain reads of the hooks: they jump to functions that are patched by then.
         COVERED.store(true, Ordering::Release);
-        // Without it forks in other namespaces are not seen, as with a loader that is not
-        // recognised.
-        let _ = follow_loader();
     }
+    is_patched
 }
 
 /// Runs `hooks` around all forks from here on.
@@ -346,13 +512,13 @@ pub fn dispatches(selector: Option<usize>) {
     entry::dispatches(selector);
 }
 
-/// Has the loader call [`objects_changed`].
+/// Has the loader call [`objects_changed`]. An error means that it does not.
 fn follow_loader() -> Result<(), Errno> {
-    let Some(function) = link_maps::notify_function() else { return Ok(()) };
+    let function = link_maps::notify_function().ok_or(Errno::NOENT)?;
     // SAFETY: code of the loader, of a function that is aligned, so as long.
     let code = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(function), JUMP_BYTES) };
     if !is_empty_function(code) {
-        return Ok(());
+        return Err(Errno::NOTSUP);
     }
     let writer = Code::open()?;
     let page = page_near(function)?;
@@ -382,14 +548,18 @@ fn is_empty_function(code: &[u8]) -> bool {
 
 /// The loader has changed its list of objects, or is about to. It holds its lock.
 extern "C" fn objects_changed() {
-    link_maps::visit(|object| {
+    let are_complete = link_maps::visit(|object| {
         if object.soname() == Some(C_LIBRARY)
-            && let Some(sites) = sites_of(object)
+            && let Some(sites) = Sites::of(object)
         {
             // One that cannot be patched now is found again with the next change.
-            let _ = patch(&sites);
+            let _ = sites.patch();
         }
     });
+    // The code of a library may be there before the library is listed. It does not run before.
+    if are_complete && unseen_calls::is_watching() && !unseen_calls::can_be_made() {
+        entry::objects_changed();
+    }
 }
 
 #[cfg(test)]
@@ -413,10 +583,10 @@ mod tests {
 
     #[test]
     fn only_the_calls_of_forks_are_sites_of_forks() {
-        let sites = sites_in(FORK_2_36, 0x1000, Wanted::Forks).unwrap();
+        let sites = sites_in(FORK_2_36, 0x1000, FORKS).unwrap();
         assert_eq!(sites, [Site { at: 0x100c, place: Place::Before, displaced: vec![0xb8, 0x38, 0, 0, 0] }]);
         assert_eq!(sites[0].patched(), 0x1007..0x100c);
-        assert_eq!(sites_in(&FORK_2_36[28..], 0, Wanted::Forks), Some(Vec::new()), "set_robust_list");
+        assert_eq!(sites_in(&FORK_2_36[28..], 0, FORKS), Some(Vec::new()), "set_robust_list");
         assert_eq!(sites_in(&[0x90; 40], 0, Wanted::All), Some(Vec::new()));
     }
 
@@ -424,12 +594,12 @@ mod tests {
     fn instructions_after_a_call_make_room_if_they_are_known_to_work_elsewhere() {
         let compare = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
         let site = |displaced: &[u8]| Some(vec![Site { at: 7, place: Place::After, displaced: displaced.to_vec() }]);
-        assert_eq!(sites_in(&with(&compare), 0, Wanted::Forks), site(&compare));
-        assert_eq!(sites_in(&with(&[0x48, 0x85, 0xc0, 0x7c, 0x13]), 0, Wanted::Forks), site(&[0x48, 0x85, 0xc0]));
-        assert_eq!(sites_in(&with(&[0x89, 0xc2, 0x85, 0xc0]), 0, Wanted::Forks), site(&[0x89, 0xc2, 0x85, 0xc0]));
+        assert_eq!(sites_in(&with(&compare), 0, FORKS), site(&compare));
+        assert_eq!(sites_in(&with(&[0x48, 0x85, 0xc0, 0x7c, 0x13]), 0, FORKS), site(&[0x48, 0x85, 0xc0]));
+        assert_eq!(sites_in(&with(&[0x89, 0xc2, 0x85, 0xc0]), 0, FORKS), site(&[0x89, 0xc2, 0x85, 0xc0]));
         let unknown: [&[u8]; 4] = [&[0x75, 0x20, 0x90, 0x90], &[0x89, 0x05, 1, 2, 3, 4], &[0x48, 0x3d, 0], &[]];
         for tail in unknown {
-            assert_eq!(sites_in(&with(tail), 0, Wanted::Forks), None, "{tail:x?}");
+            assert_eq!(sites_in(&with(tail), 0, FORKS), None, "{tail:x?}");
         }
     }
 
@@ -438,7 +608,7 @@ mod tests {
         let mut code = FORK_2_36.to_vec();
         code[7..12].copy_from_slice(&jump(7, 0x1000));
         assert_eq!(sites_in(&code, 0, Wanted::All), None);
-        assert_eq!(sites_in(&code, 0, Wanted::Forks), Some(Vec::new()));
+        assert_eq!(sites_in(&code, 0, FORKS), Some(Vec::new()));
     }
 
     #[test]

@@ -1,0 +1,176 @@
+//! Whether the program can make system calls that the agent does not see.
+//!
+//! Two kinds of calls change what memory means without a message of the kernel: those that discard
+//! swapped-out content (guards of `madvise(2)`), and those that lend pages to others by reference
+//! (`vmsplice(2)`, io_uring, `SO_ZEROCOPY`). Precautions against them cost a third of the time of a
+//! fault: [`crate::marks`] and [`crate::lenders`]. They are taken only where they are needed:
+//!
+//! - Calls of the C library are seen: its system calls are patched ([`crate::fork::sites`]).
+//! - Other code can make such a call only by a `syscall` instruction of its own. So the agent looks
+//!   at the code of the program, at activation, and at each library that is loaded later, before
+//!   any of its code runs. Where there is a call whose number is one of the above, or unknown, the
+//!   program *can make unseen calls*, for the rest of its life.
+//!
+//! What is not looked at: code that is made at run time (JIT compilers call the C library, or
+//! functions of libraries), and files that a program maps for execution without the loader.
+
+use crate::companion::context::Context;
+use crate::companion::error::RuntimeError;
+use crate::machine_code::{self, WINDOW_BYTES};
+use crate::maps::{self, Kind, Mapping};
+use crate::ranges::Ranges;
+use linux_raw_sys::general as raw;
+use rustix::fd::OwnedFd;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// The calls that change what memory means.
+const WATCHED: [u32; 7] = [
+    raw::__NR_madvise,
+    raw::__NR_process_madvise,
+    raw::__NR_vmsplice,
+    raw::__NR_io_uring_setup,
+    raw::__NR_io_uring_enter,
+    raw::__NR_io_uring_register,
+    raw::__NR_setsockopt,
+];
+/// Code is read in parts of so many bytes.
+const PART_BYTES: usize = 256 << 10;
+/// The C libraries of a process, one for each namespace of the loader, and what else is known.
+const MAX_SEEN: usize = 32;
+
+static CAN_BE_MADE: AtomicBool = AtomicBool::new(false);
+static HAVE_LENT: AtomicBool = AtomicBool::new(false);
+static IS_WATCHING: AtomicBool = AtomicBool::new(false);
+/// Addresses in code whose calls are seen or are none of the program's; 0 where there is none.
+static SEEN: [AtomicUsize; MAX_SEEN] = [const { AtomicUsize::new(0) }; MAX_SEEN];
+
+/// Whether the program can make unseen calls.
+#[inline]
+pub(crate) fn can_be_made() -> bool {
+    CAN_BE_MADE.load(Ordering::Relaxed)
+}
+
+/// The program counts as one that can make unseen calls from now on.
+pub(crate) fn assume() {
+    CAN_BE_MADE.store(true, Ordering::Relaxed);
+}
+
+/// Whether a call that was seen may have lent pages.
+#[inline]
+pub(crate) fn have_lent() -> bool {
+    HAVE_LENT.load(Ordering::Relaxed)
+}
+
+/// The byte that patched calls set before they lend pages.
+pub(crate) fn lending_flag() -> usize {
+    HAVE_LENT.as_ptr().expose_provenance()
+}
+
+/// Whether libraries that are loaded must be looked at: the program's code has been, or is being.
+pub(crate) fn is_watching() -> bool {
+    // SeqCst pairs with `look`: a library is found there, or its loading is told.
+    IS_WATCHING.load(Ordering::SeqCst)
+}
+
+/// The calls of the code at `address` are seen, or are none of the program's.
+pub(crate) fn are_seen_in(address: usize) {
+    let claim = |entry: &AtomicUsize| entry.compare_exchange(0, address, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    // Where there are too many, the code is looked at like that of the program.
+    let _ = SEEN.iter().any(claim);
+}
+
+/// Looks at code that is new since the last look; `looked_at` is what was there then. For one
+/// thread at a time.
+pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeError> {
+    IS_WATCHING.store(true, Ordering::SeqCst);
+    if can_be_made() {
+        return Ok(());
+    }
+    let present = Ranges::default();
+    maps::for_each(context.open("self/maps")?, &mut |mapping| {
+        if is_code_of_program(mapping) {
+            present.insert(mapping.start..mapping.end);
+        }
+    });
+    for gone in looked_at.snapshot().into_iter().flat_map(|range| present.missing(range)) {
+        looked_at.remove(gone);
+    }
+    let memory = context.open("self/mem")?;
+    for new in present.snapshot().into_iter().flat_map(|range| looked_at.missing(range)) {
+        if can_make_unseen(&memory, new.clone()) {
+            assume();
+            return Ok(());
+        }
+        looked_at.insert(new);
+    }
+    Ok(())
+}
+
+fn is_code_of_program(mapping: &Mapping) -> bool {
+    let is_seen = |entry: &AtomicUsize| (mapping.start..mapping.end).contains(&entry.load(Ordering::Relaxed));
+    mapping.executable && mapping.kind == Kind::File && !SEEN.iter().any(is_seen)
+}
+
+/// Whether the code in `range` can make a watched call. What cannot be read counts as yes.
+fn can_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
+    let mut buffer = vec![0; WINDOW_BYTES + PART_BYTES];
+    let (mut at, mut kept) = (range.start, 0);
+    while at < range.end {
+        let len = (range.end - at).min(PART_BYTES);
+        let Ok(read @ 1..) = rustix::io::pread(memory, &mut buffer[kept..kept + len], at as u64) else { return true };
+        let filled = kept + read;
+        // The last byte of the part before may be the first of a call.
+        if machine_code::can_make(&buffer[..filled], kept.saturating_sub(1), &WATCHED) {
+            return true;
+        }
+        at += read;
+        kept = filled.min(WINDOW_BYTES);
+        buffer.copy_within(filled - kept..filled, 0);
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    fn memory() -> OwnedFd {
+        OwnedFd::from(File::open("/proc/self/mem").unwrap())
+    }
+
+    fn code_of(name: &[u8]) -> Vec<Range<usize>> {
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        let lines = maps.split(|&byte| byte == b'\n');
+        let of = lines.filter(|line| line.windows(name.len()).any(|part| part == name));
+        let mappings = of.filter_map(maps::parse_line);
+        mappings.filter(|mapping| mapping.executable).map(|mapping| mapping.start..mapping.end).collect()
+    }
+
+    #[test]
+    fn the_c_library_can_make_all_calls_and_the_math_library_none() {
+        // SAFETY: a function without side effects, which needs the library.
+        let library = unsafe { libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null());
+        let (libc, libm) = (code_of(b"/libc.so.6"), code_of(b"/libm.so.6"));
+        assert!(!libc.is_empty() && libc.into_iter().any(|range| can_make_unseen(&memory(), range)));
+        assert!(!libm.is_empty() && !libm.into_iter().any(|range| can_make_unseen(&memory(), range)));
+    }
+
+    #[test]
+    fn a_call_across_two_parts_is_found() {
+        let len = 2 * PART_BYTES;
+        for offset in [PART_BYTES - 2, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1] {
+            let mut code = vec![0x90u8; len];
+            code[offset - 5..offset + 2].copy_from_slice(&[0xb8, 28, 0, 0, 0, 0x0f, 0x05]);
+            let start = code.as_ptr().expose_provenance();
+            assert!(can_make_unseen(&memory(), start..start + len), "at {offset}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_yes() {
+        assert!(can_make_unseen(&memory(), 0x1000..0x2000));
+    }
+}
