@@ -10,7 +10,7 @@ use crate::clock::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, WaitOptions, wait};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -113,7 +113,7 @@ impl Child {
     fn changed(&self) -> Result<Option<Event>, Errno> {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         let status = loop {
-            match waitpid(None, options) {
+            match wait(options) {
                 Ok(Some((pid, status))) if pid == self.pid => break status,
                 Ok(Some(_)) => {}
                 // Nobody is left: the program has ended, and its status was taken before.
@@ -133,7 +133,7 @@ impl Child {
 
     /// Takes the status of adopted processes that have ended, after the program has.
     pub fn reap_adopted(&self) {
-        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
     }
 
     /// Sends it a signal.
