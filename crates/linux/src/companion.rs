@@ -19,6 +19,7 @@
 use crate::clock;
 use crate::control_block;
 use crate::filters::{self, Call};
+use crate::identity;
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
 use rustix::io::Errno;
@@ -65,8 +66,8 @@ pub struct Companion {
     exit_id: AtomicU32,
     /// It ends by itself.
     is_over: AtomicBool,
-    /// The program's pid namespace is not the supervisor's, so processes of the program may adopt others.
-    is_nested: AtomicBool,
+    /// The number of the program's process under `/proc`.
+    program_number: AtomicU32,
 }
 
 /// What the intermediate is given.
@@ -91,13 +92,8 @@ impl Companion {
             exit_word: AtomicUsize::new(0),
             exit_id: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
-            is_nested: AtomicBool::new(false),
+            program_number: AtomicU32::new(0),
         }
-    }
-
-    /// The program's pid namespace is not the supervisor's.
-    pub fn set_nested(&self) {
-        self.is_nested.store(true, Ordering::Relaxed);
     }
 
     /// Starts the companion of the calling process in `entry`, which must not return. `is_subreaper`: the calling process
@@ -119,10 +115,8 @@ impl Companion {
         self.is_over.store(false, Ordering::Relaxed);
         self.guard.store(0, Ordering::Relaxed);
         self.numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
-        if program.is_init() {
-            self.set_nested();
-        }
-        if adoption == Adoption::ByProgram || self.is_nested.load(Ordering::Relaxed) {
+        // In a pid namespace of the program's, orphans are adopted by processes of the program's.
+        if adoption == Adoption::ByProgram || program.is_init() || identity::is_nested() {
             // SAFETY: by the contract; the stack and the word live as long as this, which is static.
             return unsafe { self.spawn(entry, argument) }.map(|_| ());
         }
@@ -144,8 +138,7 @@ impl Companion {
         entry: extern "C" fn(*mut u8),
         argument: *mut u8,
     ) -> Result<(), Errno> {
-        let spec =
-            Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
+        let spec = Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
         // SAFETY: by the contract; the stack and the word live as long as this, which is static.
         let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
         thread::wait_for_exit(intermediate, &self.intermediate);
@@ -168,6 +161,16 @@ impl Companion {
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ())
     }
 
+    /// The companion, at its end: ends the guard, so that no process of the program's adopts it and is told of its end.
+    pub fn end_guard(&self) {
+        const WAIT_FOR_ALL_KINDS: usize = 0x4000_0000;
+        let Some(guard) = self.guard() else { return };
+        let _ = rustix::process::kill_process(guard, rustix::process::Signal::KILL);
+        let (number, guard) = (linux_raw_sys::general::__NR_wait4 as usize, guard.as_raw_nonzero().get() as usize);
+        // SAFETY: waits for a child, and writes nothing.
+        unsafe { thread::syscall4(number, guard, 0, WAIT_FOR_ALL_KINDS, 0) };
+    }
+
     /// The companion's process; `None` when it has ended.
     pub fn process(&self) -> Option<Pid> {
         Pid::from_raw(self.id.load(Ordering::Acquire) as i32)
@@ -182,6 +185,16 @@ impl Companion {
     pub fn program(&self) -> Pid {
         // There is one from the start of the companion on.
         Pid::from_raw(self.program.load(Ordering::Relaxed)).unwrap_or(Pid::INIT)
+    }
+
+    /// The program's process has this number under `/proc`, which may be of another pid namespace.
+    pub fn note_program_number(&self, number: u32) {
+        self.program_number.store(number, Ordering::Relaxed);
+    }
+
+    /// That number.
+    pub fn program_number(&self) -> u32 {
+        self.program_number.load(Ordering::Relaxed)
     }
 
     /// Process `member`, which calls this, has this number under `/proc`.

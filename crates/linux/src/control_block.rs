@@ -64,7 +64,8 @@ pub fn own_id_word() -> Option<(usize, u32)> {
     let (start, id) = (own().start, rustix::thread::gettid().as_raw_nonzero().get() as u32);
     let words = (start..start + ENDS_WITH_BYTES).step_by(size_of::<u32>());
     // SAFETY: the block is the calling thread's, aligned, and longer.
-    let holds_id = |&address: &usize| unsafe { std::ptr::with_exposed_provenance::<u32>(address).read_volatile() } == id;
+    let holds_id =
+        |&address: &usize| unsafe { std::ptr::with_exposed_provenance::<u32>(address).read_volatile() } == id;
     words.filter(holds_id).map(|address| (address, id)).next()
 }
 

@@ -10,6 +10,7 @@
 
 use crate::control_block::BLOCK_PAGES;
 use crate::fork_call::ForkHooks;
+use crate::identity;
 use crate::region::Region;
 use crate::runtime::Runtime;
 
@@ -19,21 +20,32 @@ impl ForkHooks for Runtime {
     }
 
     fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
+        if self.is_off() {
+            return;
+        }
+        self.ask_for_descriptors();
         self.still.request(needed);
         self.take_descriptors();
     }
 
     fn parent_after(&'static self, forked: bool) {
-        self.hand_over.finish();
-        self.proc_over.finish();
+        if self.is_off() {
+            return;
+        }
+        self.finish_descriptors();
         self.still.release(forked);
     }
 
     fn child_after(&'static self) {
+        if self.is_off() {
+            return;
+        }
         let control = self.budget.control();
         let parent = self.budget.slot();
         // Where all slots are taken, it shares its parent's: it is managed all the same.
-        let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
+        let own = rustix::process::getpid();
+        identity::forked(own);
+        let slot = control.claim_slot(own).unwrap_or(parent);
         if slot != parent {
             control.process(slot).inherit(control.process(parent));
         }
@@ -44,7 +56,6 @@ impl ForkHooks for Runtime {
         if let Err(error) = self.start_childs_companion() {
             self.go_on_alone(&error);
         }
-        self.hand_over.finish();
-        self.proc_over.finish();
+        self.finish_descriptors();
     }
 }

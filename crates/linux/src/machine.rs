@@ -17,6 +17,7 @@ use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill
 use crate::control_block::ControlBlocks;
 use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
+use crate::identity;
 use crate::lenders::Lenders;
 use crate::maps;
 use crate::marks::Marks;
@@ -38,7 +39,7 @@ use foliomem_core::sync::Mutex;
 use foliomem_core::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
@@ -185,7 +186,7 @@ impl LinuxMachine {
         let marks = Marks::new(&arena);
         descriptors.program.register(arena.start(), arena.len(), uffd::Mode::Destination)?;
         let space = budget.control().swap();
-        let pid = std::process::id();
+        let pid = identity::of(rustix::process::getpid());
         let row = descriptors.swap_file.is_some().then(|| space.enter(pid)).flatten();
         let swap = row.map(|row| Swap {
             file: SwapFile::new(&space.key(), space.nonces()),
@@ -400,8 +401,8 @@ impl LinuxMachine {
     }
 
     /// The swap file, in the table of the agent's threads.
-    pub fn swap_file_descriptor(&self) -> Option<RawFd> {
-        self.swap_file().map(|(_, file)| file.as_raw_fd())
+    pub fn swap_file_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.swap_file().map(|(_, file)| file)
     }
 
     /// In the parent after a fork, or where it has failed.
@@ -416,7 +417,7 @@ impl LinuxMachine {
     /// In the child of a fork: what is held of the swap file is held by this process. False where that is not so.
     pub fn adopt_swap_file(&self) -> bool {
         let Some(swap) = &self.swap else { return true };
-        let (parent, pid) = (swap.pid.load(Ordering::Relaxed), std::process::id());
+        let (parent, pid) = (swap.pid.load(Ordering::Relaxed), identity::of(rustix::process::getpid()));
         let Some(row) = RowIndex::new(swap.child_row.swap(NO_ROW, Ordering::Relaxed)) else { return false };
         swap.row.store(row.get(), Ordering::Relaxed);
         swap.pid.store(pid, Ordering::Relaxed);

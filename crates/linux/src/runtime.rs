@@ -21,8 +21,8 @@
 use crate::adopt::{adopt_growth, adopt_mappings, adopt_part, make_whole};
 use crate::budget::Budget;
 use crate::changes::{Change, Changes};
-use crate::companion::{Adoption, Companion, Member, Stacks, Woken};
 use crate::clock::{self, now_ns, timespec};
+use crate::companion::{Adoption, Companion, Member, Stacks, Woken};
 use crate::control::{Configuration, Control, SlotIndex};
 use crate::control_block::{self, ControlBlocks};
 use crate::copies::{self, Copies};
@@ -32,7 +32,7 @@ use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
 use crate::gate::Gate;
 use crate::growth::{Growth, Told, What};
-use crate::hand_over::HandOver;
+use crate::hand_over::{self, HandOver, Lending};
 use crate::lenders::{Lenders, Table};
 use crate::machine::{Descriptors, LinuxMachine, Worker};
 use crate::maps;
@@ -47,7 +47,7 @@ use crate::still::Still;
 use crate::swap_space::Event;
 use crate::thread::{self, Kind, Spec};
 use crate::tracer::Tracer;
-use crate::uffd::{Features, Message, UffdError, Userfaultfd};
+use crate::uffd::{self, Features, Message, UffdError, Userfaultfd};
 use crate::why::Why;
 use foliomem_core::engine::{Attempt, BackingConfig, Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
@@ -57,8 +57,8 @@ use foliomem_core::sync::Mutex;
 use foliomem_core::trace::Event as TraceEvent;
 use foliomem_core::units::{CLUSTER_SLOTS, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use foliomem_core::watermark;
-use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Access, Mode, OFlags, access};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
@@ -220,6 +220,8 @@ struct ProcFiles {
     proc: OwnedFd,
     smaps_rollup: OwnedFd,
     statm: OwnedFd,
+    /// The program may change its root before anything is managed.
+    userfaultfd: Result<OwnedFd, Errno>,
     /// If pieces are recompressed.
     loadavg: Option<OwnedFd>,
 }
@@ -234,6 +236,9 @@ pub struct Runtime {
     pub(crate) hand_over: HandOver,
     /// `/proc`, while a fork goes on, where the child could not find it.
     pub(crate) proc_over: HandOver,
+    /// The userfaultfd device, likewise.
+    device_over: HandOver,
+    lending: Lending,
     pub(crate) companion: Companion,
     pub(crate) budget: Budget,
     pub(crate) own: OwnMemory,
@@ -259,6 +264,8 @@ pub struct Runtime {
     is_child: AtomicBool,
     /// It goes on without the agent.
     is_off: AtomicBool,
+    /// It may not use userfaultfd, and nor may its children.
+    is_unmanageable: AtomicBool,
     /// See [`Runtime::is_filtered`].
     is_filtered: AtomicBool,
     manage_now: AtomicBool,
@@ -323,11 +330,17 @@ struct HandlerStart {
 
 impl Runtime {
     /// The agent of the calling process, which has claimed `slot`. Starts the keeper and waits until it
-    /// is ready.
-    pub fn start(control: &'static Control, slot: SlotIndex, own: OwnMemory) -> Result<&'static Runtime, RuntimeError> {
+    /// is ready. `device` is `/dev/userfaultfd`, if it has been handed over.
+    pub fn start(
+        control: &'static Control,
+        slot: SlotIndex,
+        own: OwnMemory,
+        device: Option<OwnedFd>,
+    ) -> Result<&'static Runtime, RuntimeError> {
         let settings = control.configuration();
         let stack = || {
-            let stack = Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
+            let stack =
+                Region::reserve(STACK_BYTES).map_err(|errno| RuntimeError::Reserve(STACK_BYTES >> 20, errno))?;
             own.add(stack.start()..stack.start() + stack.len());
             Ok::<_, RuntimeError>(stack)
         };
@@ -343,6 +356,8 @@ impl Runtime {
             growth: Growth::new(budget.limit_pages()),
             hand_over: HandOver::default(),
             proc_over: HandOver::default(),
+            device_over: HandOver::default(),
+            lending: Lending::default(),
             companion: Companion::new(stacks),
             budget,
             own,
@@ -361,6 +376,7 @@ impl Runtime {
             said_unlocked: AtomicBool::new(false),
             is_child: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
+            is_unmanageable: AtomicBool::new(false),
             is_filtered: AtomicBool::new(false),
             manage_now: AtomicBool::new(false),
             managing: AtomicU32::new(0),
@@ -372,11 +388,11 @@ impl Runtime {
             unpark: AtomicU32::new(0),
             shared_due_ns: AtomicU64::new(0),
         }));
-        if control.is_other_pid_namespace() {
-            runtime.companion.set_nested();
-        }
         let adopts = rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some());
-        runtime.start_companion(if adopts { Adoption::ByProgram } else { Adoption::ByOthers })?;
+        device.into_iter().for_each(|device| runtime.device_over.give(device));
+        let started = runtime.start_companion(if adopts { Adoption::ByProgram } else { Adoption::ByOthers });
+        runtime.device_over.finish();
+        started?;
         Ok(runtime)
     }
 
@@ -436,7 +452,13 @@ impl Runtime {
             }
             // SAFETY: the companion has ended, and only this thread has come along in the fork.
             unsafe { machine.detach(self.hand_over.descriptor()) };
-            if let Ok(maps) = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+            // SAFETY: what has been handed over is open until the end of the fork.
+            let handed = self.proc_over.descriptor().map(|proc| unsafe { BorrowedFd::borrow_raw(proc) });
+            let maps = match handed {
+                Some(proc) => open_in(proc, "self/maps"),
+                None => open_proc().and_then(|proc| open_in(&proc, "self/maps")),
+            };
+            if let Ok(maps) = maps {
                 self.forget_unmapped(engaged, &maps);
             }
             engaged.engine.bring_all_in(&mut machine.worker(self.settings.codec, self.settings.recompress));
@@ -445,7 +467,10 @@ impl Runtime {
         }
         control.process(self.budget.slot()).has_ended();
         self.is_off.store(true, Ordering::Release);
-        control.notice(format_args!("process {process} goes on without the limit: {error}", process = process.as_raw_nonzero()));
+        control.notice(format_args!(
+            "process {process} goes on without the limit: {error}",
+            process = process.as_raw_nonzero()
+        ));
     }
 
     /// Whether the process goes on without the agent.
@@ -479,16 +504,47 @@ impl Runtime {
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
     }
 
+    /// The forking thread, before everything is still: has the companion lend what the child could not open, if it cannot be taken.
+    pub(crate) fn ask_for_descriptors(&self) {
+        let (Some(companion), Some(files)) = (self.companion.process(), &*self.files) else { return };
+        let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
+            || files.userfaultfd.is_ok() && !hand_over::can_open(uffd::device());
+        if !is_hidden && self.budget.control().swap().clusters() == 0 {
+            return;
+        }
+        self.proc_over.take(companion, files.proc.as_raw_fd());
+        if self.proc_over.descriptor().is_none() {
+            self.lending.ask();
+        } else if !is_hidden {
+            self.proc_over.finish();
+        } else if let Ok(device) = &files.userfaultfd {
+            self.device_over.take(companion, device.as_raw_fd());
+        }
+    }
+
+    /// The monitor, before everything is still: lends the forking thread what it has asked for.
+    fn lend_descriptors(&self) {
+        let Some(files) = &*self.files else { return };
+        let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
+        let swap_file = machine.and_then(LinuxMachine::swap_file_descriptor);
+        let device = files.userfaultfd.as_ref().ok().map(AsFd::as_fd);
+        self.lending.lend(self.companion.program(), [Some(files.proc.as_fd()), device, swap_file]);
+    }
+
+    /// The forking thread, on both sides after the fork: closes what was taken along.
+    pub(crate) fn finish_descriptors(&self) {
+        [&self.proc_over, &self.device_over, &self.hand_over].into_iter().for_each(HandOver::finish);
+    }
+
     /// The forking thread, while everything is still: takes along what the child could not open.
     pub(crate) fn take_descriptors(&self) {
-        let Some(companion) = self.companion.process() else { return };
-        let is_hidden = || access("/proc/self/statm", Access::EXISTS).is_err();
-        if let Some(files) = self.files.as_ref().filter(|_| is_hidden()) {
-            self.proc_over.take(companion, files.proc.as_raw_fd());
-        }
+        self.lending.take([&self.proc_over, &self.device_over, &self.hand_over]);
+        let Some(companion) = self.companion.process().filter(|_| self.hand_over.descriptor().is_none()) else {
+            return;
+        };
         let machine = self.engaged.get().map(|engaged| engaged.engine.machine());
         if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
-            self.hand_over.take(companion, file);
+            self.hand_over.take(companion, file.as_raw_fd());
         }
     }
 
@@ -734,8 +790,9 @@ impl Runtime {
                 told.answer();
                 return false;
             }
-            if let Err(error) = self.engage() {
-                self.fail(&error);
+            if !self.can_engage() {
+                told.answer();
+                return false;
             }
         }
         let Some(engaged) = self.engaged.get() else { unreachable!("it has engaged") };
@@ -750,13 +807,14 @@ impl Runtime {
     /// The same of all threads that there are.
     fn keep_control_blocks(&self) {
         let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
-        let path = format_args!("{}/task", self.companion.program().as_raw_nonzero());
+        let path = format_args!("{}/task", self.companion.program_number());
         // Where there is none, the program has just ended.
         let Some(tasks) = memory_users::open_in(&files.proc, path) else { return };
         let Ok(entries) = rustix::fs::Dir::read_from(&tasks) else { return };
         for entry in entries.flatten() {
             // Others are `.` and `..`.
-            let id = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
+            let id = number.and_then(|number| memory_users::own_pid_of(&files.proc, number));
             if let Some((id, block)) = id.and_then(|id| Some((id, control_block::of_thread(id)?))) {
                 self.keep_control_block(&block, id);
             }
@@ -799,6 +857,7 @@ impl Runtime {
             engaged.engine.lend_file();
             engaged.engine.machine().share_swap_file();
         }
+        self.lend_descriptors();
         let forked = self.still.hold();
         if let Some(engaged) = self.engaged.get() {
             let machine = engaged.engine.machine();
@@ -854,17 +913,22 @@ impl Runtime {
     /// the engine.
     fn prepare_monitor(&'static self) -> Result<User, RuntimeError> {
         // The table is a copy of the program's: none of its descriptors may be kept open here.
-        thread::close_descriptors_but([self.hand_over.descriptor(), self.proc_over.descriptor()]);
+        let handed = [&self.hand_over, &self.proc_over, &self.device_over];
+        thread::close_descriptors_but(handed.map(HandOver::descriptor));
         // SAFETY: there is one only while whoever has forked waits for this keeper, which takes it once.
         let handed = unsafe { self.proc_over.receive() };
         let proc = handed.map_or_else(open_proc, Ok)?;
+        // SAFETY: as above.
+        let device = unsafe { self.device_over.receive() };
         let statm = open_in(&proc, "self/statm")?;
         let Some(slot) = SlotIndex::new(self.keeper_slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
         let control = self.budget.control();
         self.companion.note_number(Member::Companion, memory_users::own_number(&proc));
         let program = self.companion.program();
-        let user = User::open(&proc, program).map_err(|errno| RuntimeError::Proc("PID", errno))?;
-        let stat = memory_users::open_in(&proc, format_args!("{}/stat", program.as_raw_nonzero()));
+        let number = memory_users::number_of_program(&proc, program);
+        self.companion.note_program_number(number);
+        let user = User::open(&proc, program, number).map_err(|errno| RuntimeError::Proc("PID", errno))?;
+        let stat = memory_users::open_in(&proc, format_args!("{number}/stat"));
         if control.is_of(slot, program) {
             if filters::allow(Call::SetRobustList) {
                 self.death.leave(&control.process(slot).keeper);
@@ -873,10 +937,11 @@ impl Runtime {
         let files = ProcFiles {
             smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
             statm: open_in(&proc, "self/statm")?,
+            userfaultfd: device.map_or_else(uffd::device, Ok),
             loadavg: self.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
             proc,
         };
-        let table = Table::open(&files.proc, program);
+        let table = Table::open(&files.proc, program, number);
         // SAFETY: whoever started this thread waits for its hello; no other thread of the agent exists.
         unsafe {
             self.lenders.arm(table);
@@ -927,6 +992,7 @@ impl Runtime {
     }
 
     fn open_descriptors(&self) -> Result<Descriptors, RuntimeError> {
+        let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
         let control = self.budget.control();
         let mut swap_file = None;
         if control.swap().clusters() > 0 {
@@ -944,7 +1010,7 @@ impl Runtime {
             }
         }
         Ok(Descriptors {
-            program: Userfaultfd::open(Features { events: true })?,
+            program: Userfaultfd::open_through(files.userfaultfd.as_ref(), Features { events: true })?,
             pagemap: self.open("self/pagemap")?,
             maps: self.open("self/maps")?,
             memory: self.open("self/mem")?,
@@ -963,9 +1029,8 @@ impl Runtime {
             let is_of_interest = self.tracer.is_on() && self.budget.own_pages() >= RECORDED_PAGES;
             let now = is_of_interest || self.settings.torture || self.manage_now.load(Ordering::Relaxed);
             if now || room < self.engage_pages() {
-                match self.engage() {
-                    Ok(()) => return None,
-                    Err(error) => self.fail(&error),
+                if self.can_engage() {
+                    return None;
                 }
             }
             self.tracer.unmanaged(&self.budget, self.budget.own_pages());
@@ -1051,14 +1116,34 @@ impl Runtime {
         Duration::from_micros(micros).clamp(SLEEP_MIN, most)
     }
 
+    /// Starts to manage; false where this process may not use userfaultfd, though the supervisor may: a sandbox hides the device
+    /// or forbids the call. Nothing is swapped out yet, so the program goes on, which is said once.
+    fn can_engage(&'static self) -> bool {
+        if self.is_unmanageable.load(Ordering::Relaxed) {
+            return false;
+        }
+        match self.engage() {
+            Ok(()) => return true,
+            Err(error @ RuntimeError::Userfaultfd(_)) if self.engaged.get().is_none() && !self.settings.hard => {
+                let process = self.companion.program().as_raw_nonzero();
+                self.budget.control().notice(format_args!("process {process} goes on without the limit: {error}"));
+            }
+            Err(error) => self.fail(&error),
+        }
+        self.is_unmanageable.store(true, Ordering::Relaxed);
+        self.managing.store(1, Ordering::Release);
+        let _ = futex::wake(&self.managing, futex::Flags::PRIVATE, i32::MAX as u32);
+        false
+    }
+
     /// Starts to manage.
     fn engage(&'static self) -> Result<(), RuntimeError> {
         let _held = self.growth.hold();
         let most_pages = (self.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
         let [wanted_bytes, needed_bytes] = sizing::arena_bytes(most_pages);
         // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
-        let arena = Region::reserve(wanted_bytes)
-            .or_else(|_| Region::reserve(needed_bytes))
+        let arena = Region::reserve_uncounted(wanted_bytes)
+            .or_else(|_| Region::reserve_uncounted(needed_bytes))
             .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
         let arena_bytes = arena.len();
         self.own.add(arena.start()..arena.start() + arena.len());
@@ -1124,7 +1209,7 @@ impl Runtime {
             // It has been cleared, and tells nothing more.
             self.companion.forget_exit_word();
         }
-        if self.budget.control().is_abandoned() {
+        if self.budget.control().must_end() {
             self.stop_program();
             self.end();
         }
@@ -1137,7 +1222,9 @@ impl Runtime {
     /// Kills all that use the memory, and waits for their end: what they read after the companion's would be zeros.
     fn stop_program(&self) {
         let Some(files) = &*self.files else { return };
-        let Ok(mut user) = User::open(&files.proc, self.companion.program()) else { return };
+        let Ok(mut user) = User::open(&files.proc, self.companion.program(), self.companion.program_number()) else {
+            return;
+        };
         loop {
             user.kill();
             match memory_users::find(&files.proc, &files.statm, &user, &self.companion.numbers()) {
@@ -1155,6 +1242,9 @@ impl Runtime {
         if let Some(engaged) = self.engaged.get() {
             engaged.engine.machine().leave_swap_file();
         }
+        self.companion.end_guard();
+        // Whoever waits for the end may unmount what the swap file is on; to give the memory back takes longer.
+        thread::close_descriptors_but([]);
         let control = self.budget.control();
         if control.is_of(self.budget.slot(), self.companion.program()) {
             control.process(self.budget.slot()).has_ended();
@@ -1614,7 +1704,7 @@ fn open_proc() -> Result<OwnedFd, RuntimeError> {
         .map_err(|errno| RuntimeError::Proc("", errno))
 }
 
-fn open_in(proc: &OwnedFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+fn open_in(proc: impl AsFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
     rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| RuntimeError::Proc(path, errno))
 }

@@ -205,7 +205,7 @@ impl SwapSpace {
     pub fn reap(&self) {
         for row in self.rows() {
             let owner = self.owner(row).load(Ordering::Acquire);
-            if owner != 0 && !crate::control::is_alive(owner as u32) {
+            if owner != 0 && !crate::identity::is_alive(owner as u32) {
                 self.leave(row);
             }
         }

@@ -155,8 +155,7 @@ pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
     loop {
         let number = raw::__NR_wait4 as usize;
         // SAFETY: asks for no status.
-        let waited =
-            unsafe { syscall4(number, id.as_raw_nonzero().get() as usize, 0, raw::__WALL as usize, 0) };
+        let waited = unsafe { syscall4(number, id.as_raw_nonzero().get() as usize, 0, raw::__WALL as usize, 0) };
         if waited != -(Errno::INTR.raw_os_error() as isize) {
             break;
         }
