@@ -9,6 +9,7 @@ use crate::adopt::adopt_mappings;
 use crate::arena_size;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
+use crate::companion::end::fail;
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::handler::{HandlerStart, handler_entry};
@@ -34,14 +35,35 @@ const CPUS_PER_RECLAIMER: usize = 2;
 /// touched again sooner does not pay.
 const IDLE_NS: u64 = 2_000_000_000;
 
+/// Activates; false where this process may not use userfaultfd, though the supervisor may: a sandbox
+/// hides the device or forbids the call. Nothing is swapped out yet, so the program goes on, which
+/// is said once.
+pub(crate) fn can_activate(runtime: &'static Runtime) -> bool {
+    if runtime.activation.is_unmanageable.load(Ordering::Relaxed) {
+        return false;
+    }
+    let may_go_on = || runtime.activation.get().is_none() && !runtime.context.settings.hard;
+    match activate(runtime) {
+        Ok(()) => return true,
+        Err(error @ RuntimeError::Userfaultfd(_)) if may_go_on() => {
+            let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
+            control.notice(format_args!("process {process} goes on without the limit: {error}"));
+        }
+        Err(error) => fail(runtime, &error),
+    }
+    runtime.activation.is_unmanageable.store(true, Ordering::Relaxed);
+    runtime.activation.complete();
+    false
+}
+
 /// Makes the arena and the engine, starts the workers, and adopts the program's memory.
-pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let _paused = runtime.notices.allocations.pause();
     let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
     // Address space may be limited, or charged as memory (vm.overcommit_memory=2).
-    let arena = Region::reserve(wanted_bytes)
-        .or_else(|_| Region::reserve(needed_bytes))
+    let arena = Region::reserve_uncounted(wanted_bytes)
+        .or_else(|_| Region::reserve_uncounted(needed_bytes))
         .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
     let arena_bytes = arena.len();
     runtime.context.agent_memory.add(arena.start()..arena.start() + arena.len());
@@ -110,6 +132,7 @@ pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeErro
 /// Opens what the machine of this process needs. In the child of a fork the swap file may come from
 /// the parent.
 pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors, RuntimeError> {
+    let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
     let control = runtime.context.budget.control();
     let mut swap_file = None;
     if control.swap().clusters() > 0 {
@@ -126,7 +149,7 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         }
     }
     Ok(Descriptors {
-        program: Userfaultfd::open(Features { events: true })?,
+        program: Userfaultfd::open_through(files.userfaultfd.as_ref(), Features { events: true })?,
         pagemap: runtime.context.open("self/pagemap")?,
         maps: runtime.context.open("self/maps")?,
         memory: runtime.context.open("self/mem")?,

@@ -41,7 +41,9 @@ impl Activated {
 pub(crate) struct Activation {
     pub(crate) activated: OnceLock<Activated>,
     pub(crate) manage_now: AtomicBool,
-    /// 1 once everything that was there is adopted. A futex word.
+    /// The process may not use userfaultfd, and nor may its children.
+    pub(crate) is_unmanageable: AtomicBool,
+    /// 1 once everything that was there is adopted, or cannot be. A futex word.
     pub(crate) managing: AtomicU32,
 }
 
@@ -61,7 +63,7 @@ impl Activation {
         }
     }
 
-    /// Monitor: everything that was there is adopted.
+    /// Monitor: everything that was there is adopted, or nothing ever will be.
     pub(crate) fn complete(&self) {
         // Release pairs with the Acquire in `manage_now`.
         self.managing.store(1, Ordering::Release);

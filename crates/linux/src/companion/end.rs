@@ -24,8 +24,8 @@ pub(crate) fn fail_in_program(runtime: &'static Runtime, error: &RuntimeError) -
     }
 }
 
-/// Ends the companion if no process uses the memory any more, and the program if its supervisor was
-/// killed. Starts a new guard if the guard was killed.
+/// Ends the companion if no process uses the memory any more, and the program if the run is to
+/// end. Starts a new guard if the guard was killed.
 pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
     let Some(files) = &*runtime.context.files else { return };
     if !user.remains(&files.statm) {
@@ -36,7 +36,7 @@ pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
         // It has been cleared, and says nothing more.
         runtime.companion.forget_exit_word();
     }
-    if runtime.context.budget.control().is_abandoned() {
+    if runtime.context.budget.control().must_end() {
         stop_program(runtime);
         end(runtime);
     }
@@ -50,7 +50,8 @@ pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
 /// would read zeros.
 pub(crate) fn stop_program(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { return };
-    let Ok(mut user) = User::open(&files.proc, runtime.companion.program()) else { return };
+    let (program, number) = (runtime.companion.program(), runtime.companion.program_number());
+    let Ok(mut user) = User::open(&files.proc, program, number) else { return };
     loop {
         user.kill();
         match memory_users::find(&files.proc, &files.statm, &user, &runtime.companion.numbers()) {
@@ -68,6 +69,10 @@ pub(crate) fn end(runtime: &'static Runtime) -> ! {
     if let Some(activated) = runtime.activation.activated.get() {
         activated.engine.machine().leave_swap_file();
     }
+    runtime.companion.end_guard();
+    // Whoever waits for the end may unmount what the swap file is on; to give the memory back takes
+    // longer.
+    thread::close_descriptors_but([]);
     let control = runtime.context.budget.control();
     if control.is_of(runtime.context.budget.slot(), runtime.companion.program()) {
         control.process(runtime.context.budget.slot()).has_ended();

@@ -11,8 +11,8 @@
 use crate::adopt::adopt_mappings;
 use crate::arena_size;
 use crate::clock::{self, now_ns};
-use crate::companion::activate::activate;
-use crate::companion::end::{fail, look_for_users};
+use crate::companion::activate::can_activate;
+use crate::companion::end::look_for_users;
 use crate::companion::mapping_events::is_receiver_starved;
 use crate::companion::memory_users::User;
 use crate::companion::placement::{APART_WHILE_GROWING_NS, Place};
@@ -171,9 +171,8 @@ fn look_around(runtime: &'static Runtime, looks: &mut Looks) -> Option<Duration>
         let now =
             is_of_interest || runtime.context.settings.torture || runtime.activation.manage_now.load(Ordering::Relaxed);
         if now || room < runtime.context.activation_pages() {
-            match activate(runtime) {
-                Ok(()) => return None,
-                Err(error) => fail(runtime, &error),
+            if can_activate(runtime) {
+                return None;
             }
         }
         runtime.context.tracer.unmanaged(&runtime.context.budget, runtime.context.budget.own_pages());
