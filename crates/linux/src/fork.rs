@@ -15,7 +15,7 @@
 mod call;
 pub(crate) mod child;
 pub(crate) mod descriptor_hand_over;
-mod entry;
+pub(crate) mod entry;
 pub(crate) mod protocol;
 pub(crate) mod quiesce;
 pub mod sites;

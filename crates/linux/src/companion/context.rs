@@ -12,8 +12,9 @@ use crate::region::Region;
 use crate::tracer::Tracer;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_core::watermark;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// The agent activates when less than 1/2^3 of the limit is left, but no later than for 24 MiB: a
 /// program touches that much memory while the monitor sleeps.
@@ -26,6 +27,8 @@ pub(crate) struct ProcFiles {
     pub(crate) proc: OwnedFd,
     pub(crate) smaps_rollup: OwnedFd,
     pub(crate) statm: OwnedFd,
+    /// The program may change its root before anything is managed.
+    pub(crate) userfaultfd: Result<OwnedFd, Errno>,
     /// If pieces are recompressed.
     pub(crate) loadavg: Option<OwnedFd>,
 }
@@ -89,7 +92,7 @@ pub(crate) fn open_proc() -> Result<OwnedFd, RuntimeError> {
 }
 
 /// Opens `path` in `/proc`.
-pub(crate) fn open_in(proc: &OwnedFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+pub(crate) fn open_in(proc: impl AsFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
     rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| RuntimeError::Proc(path, errno))
 }
