@@ -1,18 +1,12 @@
 """Chromium: a browser, a zygote, and renderers in sandboxes."""
-import json
-import os
 import shutil
-import stat
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from conftest import BIN, PLAIN, plain
+from conftest import ORDINARY, PLAIN, plain
 
 BROWSER = shutil.which("chromium")
 OPTIONS = ["--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
            "--disable-component-update", "--disable-sync", "--timeout=120000"]
-DEVICE = Path("/dev/userfaultfd")
 # Arrays, objects, elements and canvases, each checked after all have been made: the title says how many were wrong.
 HEAVY = """<!doctype html><html><head><title>loading</title></head><body style="background:#fff">
 <div id=result style="font:20px monospace"></div><canvas id=out width=256 height=128></canvas><div id=dom></div>
@@ -65,57 +59,27 @@ LIGHT = "<!doctype html><title>light</title><h1>A page</h1><script>document.writ
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed (scripts/setup test)")
 
 
-@contextmanager
-def device_open_to_all():
-    """An ordinary user may use userfaultfd."""
-    before = stat.S_IMODE(DEVICE.stat().st_mode)
-    DEVICE.chmod(0o666)
-    try:
-        yield
-    finally:
-        DEVICE.chmod(before)
-
-
 @pytest.fixture(params=["sandbox", "no-sandbox"])
-def browse(request, tmp_path):
-    """browse(page, limit): the screenshot, or the document, and the result; with the browser's sandbox as an ordinary user."""
+def browse(request, public, device_open_to_all):
+    """browse(page, limit): the screenshot and the result; with the browser's sandbox as an ordinary user."""
     sandboxed = request.param == "sandbox"
-    become = []
-    if sandboxed and os.geteuid() == 0:
-        become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    # Not below pytest's directories, which are for one user only.
-    folder = Path("/tmp") / f"foliomem-chromium-{os.getpid()}-{request.param}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    agent = Path(BIN).with_name("libfoliomem_agent.so")
-    for file in [] if PLAIN else [Path(BIN), agent]:
-        shutil.copy(file, folder)
+    user = ORDINARY if sandboxed else []
+    if sandboxed and plain([*user, "unshare", "--user", "true"]).code != 0:
+        pytest.skip("an ordinary user may not make user namespaces here")
     runs = iter(range(100))
 
-    def run(text, limit=None, torture=False, timeout=150):
+    def run(text, limit=None):
         number = next(runs)
-        page, home = folder / "page.html", folder / f"home-{number}"
+        page, home = public.folder / "page.html", public.folder / f"home-{number}"
         page.write_text(text)
-        picture = folder / f"{number}.png"
+        picture = public.folder / f"{number}.png"
         argv = [BROWSER, *OPTIONS, *([] if sandboxed else ["--no-sandbox"]), f"--user-data-dir={home}",
                 f"--screenshot={picture}", page.as_uri()]
-        env = {"HOME": folder, "FOLIOMEM_TORTURE": int(torture)}
-        if limit is None or PLAIN:
-            result = plain([*become, *argv], env=env, timeout=timeout)
-        else:
-            stats = folder / f"{number}.json"
-            head = [folder / "foliomem", "run", "--limit", limit, "--stats", stats, "--"]
-            result = plain([*become, *head, *argv], env=env, timeout=timeout)
-            result.stats = json.loads(stats.read_text()) if stats.exists() else {}
+        result = public.run(argv, limit, user=user)
         assert result.code == 0 and picture.exists(), result.err[-3000:]
         return picture.read_bytes(), result
 
-    with device_open_to_all():
-        if sandboxed and plain([*become, "unshare", "--user", "true"]).code != 0:
-            pytest.skip("an ordinary user may not make user namespaces here")
-        yield run
-    shutil.rmtree(folder, ignore_errors=True)
+    return run
 
 
 def test_a_page_looks_as_it_does_without_foliomem(browse):

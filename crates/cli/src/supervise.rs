@@ -93,7 +93,8 @@ pub fn run(
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
     }
     // A program that finds neither way in runs without a limit, which is said where it takes much.
-    let door = Door::open(segment.as_fd()).ok();
+    let door = Door::open(segment.as_fd(), swap_file.as_ref().map(|created| created.file.as_fd())).ok();
+    door.iter().for_each(|door| control.has_door(door.path()));
     let mut command = Command::new(program);
     command
         .arg0(name)

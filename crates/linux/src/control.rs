@@ -27,12 +27,14 @@ use rustix::process::Pid;
 use std::ffi::CStr;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 10;
+const VERSION: u64 = 11;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -55,6 +57,8 @@ pub const MOST_NOTICES: usize = 16;
 /// How often sizes that change all the time are looked at for two looks that agree.
 const MOST_LOOKS: u32 = 16;
 
+/// Room for the path of a [`door`], in words: more than a socket's address can have.
+const DOOR_WORDS: usize = 16;
 /// Room for the path of a descriptor under `/proc`.
 const MAX_PATH_BYTES: usize = 64;
 
@@ -215,6 +219,8 @@ struct Header {
     limit_exceeded: AtomicU32,
     /// There were too many processes.
     is_crowded: AtomicU32,
+    /// The path of the [`door`], to its first 0 byte; empty where there is none.
+    door: [AtomicU64; DOOR_WORDS],
     /// Why the run must end.
     failure: Message,
     notices_used: AtomicU32,
@@ -393,6 +399,28 @@ impl Control {
             let given = door::knock(door).map_err(|errno| ControlError::System("open", errno))?;
             Ok((Control::of(given.segment)?, given.device))
         })
+    }
+
+    /// The supervisor: there is a [`door`] at `path`, if that is short enough for a socket.
+    pub fn has_door(&self, path: &Path) {
+        let mut bytes = [0u8; DOOR_WORDS * 8];
+        let path = path.as_os_str().as_bytes();
+        // The last byte stays 0.
+        let Some(room) = bytes[..DOOR_WORDS * 8 - 1].get_mut(..path.len()) else { return };
+        room.copy_from_slice(path);
+        for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(std::array::from_fn(|index| bytes[index])), Ordering::Relaxed);
+        }
+    }
+
+    /// What the door gives the calling process, if there is one that it finds.
+    pub fn knock(&self) -> Option<door::Given> {
+        let mut bytes = [0u8; DOOR_WORDS * 8];
+        for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        let path = CStr::from_bytes_until_nul(&bytes).ok().filter(|path| !path.is_empty())?;
+        door::knock(path).ok()
     }
 
     /// Maps the segment that `path` names.
@@ -907,9 +935,12 @@ mod tests {
     #[test]
     fn a_segment_is_found_by_its_door_where_proc_shows_none() {
         let (control, fd) = Control::create(&configuration()).unwrap();
-        let door = door::Door::open(fd.as_fd()).unwrap();
+        let door = door::Door::open(fd.as_fd(), None).unwrap();
         let number = fd.as_raw_fd();
         control.fail(format_args!("this one"));
+        assert!(control.knock().is_none(), "nobody has said where the door is");
+        control.has_door(door.path());
+        assert!(control.knock().is_some());
         let found = |proc: &str, door: &str| {
             let name = std::ffi::CString::new(format!("{proc}{door}")).unwrap();
             Control::find(&name).map(|(control, _)| control.failure().unwrap())

@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
 /// Descriptors in one message, at most.
-pub const MAX_PASSED: usize = 3;
+pub const MAX_PASSED: usize = 5;
 const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_PASSED));
 
 /// Sends those descriptors that there are; at least one is.
@@ -69,16 +69,16 @@ mod tests {
             file
         };
         let (first, last) = (file(b"first"), file(b"lasts"));
-        send(&one, [Some(first.as_fd()), None, Some(last.as_fd())]).unwrap();
-        send(&one, [None, Some(last.as_fd()), None]).unwrap();
+        send(&one, [Some(first.as_fd()), None, Some(last.as_fd()), None, None]).unwrap();
+        send(&one, [None, Some(last.as_fd()), None, None, None]).unwrap();
         let text = |file: &Option<OwnedFd>| {
             let mut bytes = [0; 5];
             file.as_ref().map(|file| rustix::io::pread(file, &mut bytes, 0).map(|_| bytes).unwrap())
         };
         let received = receive(&other, RecvFlags::DONTWAIT).unwrap();
-        assert_eq!(received.each_ref().map(text), [Some(*b"first"), None, Some(*b"lasts")]);
+        assert_eq!(received.each_ref().map(text), [Some(*b"first"), None, Some(*b"lasts"), None, None]);
         let received = receive(&other, RecvFlags::DONTWAIT).unwrap();
-        assert_eq!(received.each_ref().map(text), [None, Some(*b"lasts"), None]);
+        assert_eq!(received.each_ref().map(text), [None, Some(*b"lasts"), None, None, None]);
         assert_eq!(receive(&other, RecvFlags::DONTWAIT).err(), Some(Errno::AGAIN));
         assert_eq!(send(&one, [None; MAX_PASSED]), Err(Errno::INVAL));
         drop(one);

@@ -9,6 +9,9 @@
  *      subreaper  orphans are adopted
  *      refused    this program, with `check`, under a filter that refuses what userfaultfd needs
  *      alone      the child of a fork under such a filter forks again
+ *      user       becomes an ordinary user, and the child of a fork forks again
+ *      early-user      likewise, before it fills its memory
+ *      early-undumped  says that it is not to be dumped, before it fills its memory
  *      check      the memory and the waits of this process only
  *      again      this program, with `check`, in the name spaces of `zygote` */
 #define _GNU_SOURCE
@@ -184,6 +187,20 @@ static long enter_empty_root(void) {
     return failed + (access("/proc", F_OK) == 0);
 }
 
+/* A child that has its own memory, and a grandchild that has the child's. */
+static long fork_twice(uint64_t key) {
+    pid_t child = fork();
+    if (child == 0) {
+        fill(0, count, key);
+        pid_t grandchild = fork();
+        if (grandchild == 0) _exit(wrong(0, count, key) + strangers() != 0);
+        _exit(finish(grandchild) + wrong(0, count, key) + strangers() != 0);
+    }
+    return finish(child);
+}
+
+static long become_ordinary(void) { return setgid(65534) || setuid(65534); }
+
 static long zygote(void) {
     long found = wrong(0, count, 1) + strangers() + enter_empty_root();
     for (int renderers = 0; renderers < 2; renderers++) {
@@ -200,9 +217,12 @@ int main(int argc, char **argv) {
     count = (size_t)atol(argv[1]) * 4;
     blocks = malloc(count * sizeof *blocks);
     for (size_t b = 0; b < count; b++) blocks[b] = malloc(WORDS * 8);
+    long failed = 0;
+    if (!strcmp(how, "early-user")) failed += become_ordinary();
+    if (!strcmp(how, "early-undumped")) failed += prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     fill(0, count, 1);
     signal(SIGCHLD, on_child);
-    long found = strangers();
+    long found = failed + strangers();
     if (!strcmp(how, "zygote") || !strcmp(how, "again")) {
         int pair[2], on = 1;
         uid_t uid = getuid();
@@ -236,14 +256,7 @@ int main(int argc, char **argv) {
         found += fork() != -1;
     } else if (!strcmp(how, "root")) {
         found += enter_empty_root();
-        pid_t child = fork();
-        if (child == 0) {
-            fill(0, count, 3);
-            pid_t grandchild = fork();
-            if (grandchild == 0) _exit(wrong(0, count, 3) + strangers() != 0);
-            _exit(finish(grandchild) + wrong(0, count, 3) != 0);
-        }
-        found += finish(child);
+        found += fork_twice(3);
     } else if (!strcmp(how, "subreaper")) {
         found += prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) + strangers();
         pid_t child = fork();
@@ -263,14 +276,13 @@ int main(int argc, char **argv) {
         return 3;
     } else if (!strcmp(how, "alone")) {
         found += refuse_userfaultfd();
-        pid_t child = fork();
-        if (child == 0) {
-            fill(0, count, 5);
-            pid_t grandchild = fork();
-            if (grandchild == 0) _exit(wrong(0, count, 5) + strangers() != 0);
-            _exit(finish(grandchild) + wrong(0, count, 5) + strangers() != 0);
-        }
-        found += finish(child);
+        found += fork_twice(5);
+    } else if (strstr(how, "user")) {
+        if (!strcmp(how, "user")) found += become_ordinary();
+        found += fork_twice(6);
+    } else if (!strcmp(how, "early-undumped")) {
+        /* A child may have no companion then. */
+        found += fork_twice(7);
     } else if (strcmp(how, "check")) {
         return 2;
     }

@@ -8,7 +8,7 @@
 use crate::adopt::adopt_mappings;
 use crate::arena_size;
 use crate::companion::activated::Activated;
-use crate::companion::context::Context;
+use crate::companion::context::{Context, MemoryFiles};
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::handler::{HandlerStart, handler_entry};
@@ -121,7 +121,9 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
         // once.
         let handed = unsafe { runtime.fork.swap_file.receive() };
-        match handed.map_or_else(|| control.swap().open(), Ok) {
+        let given = || control.knock().and_then(|given| given.swap_file);
+        let opened = handed.map_or_else(|| control.swap().open(), Ok);
+        match opened.or_else(|errno| given().ok_or(errno)) {
             Ok(file) => swap_file = Some(file),
             Err(errno) if control.swap().is_news(Event::Open) => {
                 control
@@ -138,13 +140,9 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
     if let Some(own) = own {
         control.process(slot).offer_userfaultfd(own, &program);
     }
-    Ok(Descriptors {
-        program,
-        pagemap: runtime.context.open("self/pagemap")?,
-        maps: runtime.context.open("self/maps")?,
-        memory: runtime.context.open("self/mem")?,
-        swap_file,
-    })
+    let opened = files.memory.lock().take();
+    let MemoryFiles { pagemap, memory } = opened.map_or_else(|| MemoryFiles::open(&files.proc), Ok)?;
+    Ok(Descriptors { program, pagemap, maps: runtime.context.open("self/maps")?, memory, swap_file })
 }
 
 /// How the engine of a process is configured.

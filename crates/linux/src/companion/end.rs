@@ -7,6 +7,7 @@ use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, User};
 use crate::runtime::Runtime;
 use crate::thread;
+use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 /// The companion stops the program, which may have memory that cannot be mapped in any more.
@@ -16,11 +17,12 @@ pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     leave(runtime);
 }
 
-/// The companion cannot activate. If the kernel refuses a userfaultfd (the program has become another
-/// user), the program goes on without the limit: all its memory is there. Else it is stopped.
+/// The companion cannot activate. If the kernel refuses what that needs (the program has become another
+/// user, or filters its system calls), the program goes on without the limit: all its memory is there. Else
+/// it is stopped.
 pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -> ! {
-    let is_refused = matches!(error, RuntimeError::Userfaultfd(_)) && runtime.activation.activated.get().is_none();
-    if !is_refused || runtime.context.settings.hard {
+    let is_refused = matches!(error, RuntimeError::Userfaultfd(_) | RuntimeError::Proc(_, Errno::ACCESS | Errno::PERM));
+    if !is_refused || runtime.activation.activated.get().is_some() || runtime.context.settings.hard {
         fail(runtime, error);
     }
     let process = runtime.companion.program().as_raw_nonzero();

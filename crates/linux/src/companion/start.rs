@@ -5,7 +5,7 @@
 
 use crate::agent_memory::AgentMemory;
 use crate::companion::activated::Activation;
-use crate::companion::context::{Context, ProcFiles, open_in, open_proc};
+use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
 use crate::companion::end::end;
 use crate::companion::error::RuntimeError;
 use crate::companion::memory_users::{self, User};
@@ -25,7 +25,7 @@ use crate::lenders::Table;
 use crate::process_exit_notice::ProcessExitNotice;
 use crate::runtime::Runtime;
 use crate::thread;
-use crate::uffd;
+use foliomem_core::sync::Mutex;
 use rustix::fd::OwnedFd;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -137,10 +137,12 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     if let Some(own) = own.filter(|_| control.is_of(slot, program)) {
         runtime.exit_notice.leave(&control.process(slot).keeper, own);
     }
+    let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);
     let files = ProcFiles {
         smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
         statm: open_in(&proc, "self/statm")?,
-        userfaultfd: device.map_or_else(uffd::device, Ok),
+        userfaultfd,
+        memory: Mutex::new(memory),
         loadavg: runtime.context.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
         proc,
     };

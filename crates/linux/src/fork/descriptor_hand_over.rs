@@ -13,7 +13,7 @@
 //! has the credentials that the program had once, takes one of them and sends the descriptors over
 //! it. There is no lock: one thread forks at a time.
 
-use crate::passing::{self, MAX_PASSED};
+use crate::passing;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
@@ -106,8 +106,8 @@ impl Lending {
         }
     }
 
-    /// The companion: lends `descriptors` to `program`, if that has asked.
-    pub fn lend(&self, program: Pid, descriptors: [Option<BorrowedFd<'_>>; MAX_PASSED]) {
+    /// The companion: lends descriptors to `program`, if that has asked.
+    pub fn lend(&self, program: Pid, [proc, device, swap_file]: [Option<BorrowedFd<'_>>; 3]) {
         let socket = self.sockets[1].load(Ordering::Relaxed);
         if socket == NONE {
             return;
@@ -115,12 +115,12 @@ impl Lending {
         let socket = pidfd_open(program, PidfdFlags::empty())
             .and_then(|pidfd| pidfd_getfd(&pidfd, socket, PidfdGetfdFlags::empty()));
         if let Ok(socket) = socket {
-            let _ = passing::send(&socket, descriptors);
+            let _ = passing::send(&socket, [proc, device, swap_file, None, None]);
         }
     }
 
     /// The forking thread, while everything is quiesced: takes what has been lent.
-    pub fn take(&self, to: [&DescriptorHandOver; MAX_PASSED]) {
+    pub fn take(&self, to: [&DescriptorHandOver; 3]) {
         let [own, companions] = self.sockets.each_ref().map(|socket| socket.swap(NONE, Ordering::Relaxed));
         if own == NONE {
             return;
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_is_lent_is_taken_in_its_place_and_nothing_is_left_open() {
-        let (lending, taken) = (Lending::default(), [const { DescriptorHandOver(AtomicI32::new(NONE)) }; MAX_PASSED]);
+        let (lending, taken) = (Lending::default(), [const { DescriptorHandOver(AtomicI32::new(NONE)) }; 3]);
         let file = rustix::fs::memfd_create("lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let lend = || lending.lend(rustix::process::getpid(), [None, Some(file.as_fd()), None]);
         let take = || {
