@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,9 @@ PYTHON = sys.executable
 # Where the statistics of runs go: removed when the tests end.
 STATS = tempfile.TemporaryDirectory(prefix="foliomem-stats-")
 RUNS = itertools.count()
+DEVICE = Path("/dev/userfaultfd")
+# Makes an ordinary user of root.
+ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
 
 foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
 
@@ -265,6 +269,45 @@ def built(tmp_path_factory):
         return cache[key]
 
     return compile_c
+
+
+class Public:
+    """foliomem in a folder that all users may read and write: pytest's are for one user only."""
+
+    def __init__(self, folder):
+        self.folder, self.runs = folder, itertools.count()
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+        for file in [] if PLAIN else [Path(BIN), Path(BIN).with_name("libfoliomem_agent.so")]:
+            shutil.copy(file, folder)
+
+    def run(self, argv, limit=None, torture=False, user=(), env=None, timeout=150):
+        """Runs a program to its end, under foliomem if there is a limit, both by the command `user`."""
+        stats = self.folder / f"{next(self.runs)}.json"
+        head = [] if limit is None or PLAIN else [self.folder / "foliomem", "run", "--limit", limit, "--stats", stats, "--"]
+        env = {"HOME": self.folder, "FOLIOMEM_TORTURE": int(torture), **(env or {})}
+        result = plain([*user, *head, *argv], env=env, timeout=timeout)
+        result.stats = json.loads(stats.read_text()) if stats.exists() else {}
+        return result
+
+
+@pytest.fixture
+def public():
+    """A `Public`."""
+    folder = Path(tempfile.gettempdir()) / f"foliomem-public-{os.getpid()}-{next(RUNS)}"
+    yield Public(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def device_open_to_all():
+    """An ordinary user may use userfaultfd."""
+    before = stat.S_IMODE(DEVICE.stat().st_mode)
+    if os.geteuid() == 0:
+        DEVICE.chmod(0o666)
+    yield
+    if os.geteuid() == 0:
+        DEVICE.chmod(before)
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,7 @@ class Watch:
                 ends.setdefault(self.fds[fd], time.monotonic())
                 self.poll.unregister(fd)
             for pid in set(self.fds.values()) - set(ends):
-                if not is_running(pid, self.program) and stat(pid) and stat(pid)[0] != "Z":
+                if not is_running(pid, self.program) and (now := stat(pid)) and now[0] != "Z":
                     ends.setdefault(pid, time.monotonic())
         for fd in self.fds:
             os.close(fd)

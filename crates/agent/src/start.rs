@@ -51,7 +51,7 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     let Some(path) = (unsafe { control_path(environment) }) else { return };
     // A process of a run whose supervisor is gone goes on unmanaged: it outlived the run. The supervisor
     // itself notices a program that never says hello.
-    let Ok(control) = Control::open(path) else { return };
+    let Ok((control, device)) = Control::find(path) else { return };
     if valgrind::is_running() {
         // Valgrind makes each access itself, knows no threads but those of the C library, and cannot have its memory moved.
         control.hello();
@@ -62,12 +62,13 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
         ));
         return;
     }
+    control.learn_pid_namespace();
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
     let own = AgentMemory::new(heap::ranges);
     own.add_libraries();
     // Before any thread of the agent's runs code of the C library.
     sites::install();
-    match companion::start(control, slot, own) {
+    match companion::start(control, slot, own, device) {
         Ok(runtime) => {
             sites::activate(runtime);
             let _ = RUNTIME.set(runtime);

@@ -261,7 +261,7 @@ fn measure(case: Case) -> Result<(), Error> {
     // The runtime must not manage any other memory.
     own.add(0..range.start);
     own.add(range.end..usize::MAX);
-    let runtime = companion::start(control, slot, own).map_err(|e| failed("runtime", e.to_string()))?;
+    let runtime = companion::start(control, slot, own, None).map_err(|e| failed("runtime", e.to_string()))?;
     runtime.manage_now();
     let content = memory.as_mut_slice();
     content.copy_from_slice(&data);

@@ -10,8 +10,9 @@ use crate::unmanaged::Lookout;
 use foliomem_linux::child::{self, Child, Event};
 use foliomem_linux::control::{Configuration, Control, Limit};
 use foliomem_linux::custody::Custody;
+use foliomem_linux::door::Door;
 use foliomem_linux::swap_file::{self, Created};
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::process::Pid;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -91,12 +92,15 @@ pub fn run(
         let announced = control.swap().announce(created);
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
     }
+    // A program that finds neither way in runs without a limit, which is said where it takes much.
+    let door = Door::open(segment.as_fd(), swap_file.as_ref().map(|created| created.file.as_fd())).ok();
+    door.iter().for_each(|door| control.has_door(door.path()));
     let mut command = Command::new(program);
     command
         .arg0(name)
         .args(arguments)
         .env("LD_PRELOAD", preload(&agent_path()?))
-        .env("FOLIOMEM_CONTROL", format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
+        .env("FOLIOMEM_CONTROL", segment_name(&segment, door.as_ref()));
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
     let (peaks, started) = (Peaks::default(), Instant::now());
     let mut run = Run {
@@ -134,6 +138,16 @@ pub fn run(
         stats.write(&format!("{:#}\n", report.json()))?;
     }
     Ok(code)
+}
+
+/// What agents find the control segment by.
+fn segment_name(segment: &OwnedFd, door: Option<&Door>) -> OsString {
+    let mut name = OsString::from(format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
+    if let Some(door) = door {
+        name.push(":");
+        name.push(door.path());
+    }
+    name
 }
 
 /// Opens the swap file, and says what is odd about it.

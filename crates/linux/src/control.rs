@@ -1,6 +1,6 @@
 //! The control segment: memory that the supervisor shares with the agent in every process of a run.
 //!
-//! A memfd that the supervisor keeps open; agents find it by `FOLIOMEM_CONTROL=/proc/<pid>/fd/<n>`. It
+//! A memfd that the supervisor keeps open; agents find it by `FOLIOMEM_CONTROL=/proc/<pid>/fd/<n>:<door>`. It
 //! holds the configuration (written before the program starts, then constant), what the tree takes, and
 //! the counters of every process. A process can be killed at any instruction: everything is atomics, no
 //! state needs two writes, and the only lock (of the totals) names its owner so that it can be broken.
@@ -10,6 +10,8 @@
 //! then on. The supervisor, or another process that needs a slot, folds the counters of ended processes into the totals.
 
 use crate::codec::{Codec, ZSTD_MAX_LEVEL};
+use crate::door;
+use crate::identity::{self, is_alive};
 use crate::line::with_line;
 use crate::process_exit_notice;
 use crate::swap_space::SwapSpace;
@@ -25,12 +27,14 @@ use rustix::process::Pid;
 use std::ffi::CStr;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 10;
+const VERSION: u64 = 11;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -52,6 +56,11 @@ const MESSAGE_BYTES: usize = 512;
 pub const MOST_NOTICES: usize = 16;
 /// How often sizes that change all the time are looked at for two looks that agree.
 const MOST_LOOKS: u32 = 16;
+
+/// Room for the path of a [`door`], in words: more than a socket's address can have.
+const DOOR_WORDS: usize = 16;
+/// Room for the path of a descriptor under `/proc`.
+const MAX_PATH_BYTES: usize = 64;
 
 /// Nobody makes it smaller: who has it mapped would get SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
@@ -165,9 +174,13 @@ impl Message {
         self.state.store(2, Ordering::Release);
     }
 
-    fn read(&self) -> Option<String> {
+    fn is_written(&self) -> bool {
         // Acquire pairs with the Release in `write`.
-        if self.state.load(Ordering::Acquire) < 2 {
+        self.state.load(Ordering::Acquire) >= 2
+    }
+
+    fn read(&self) -> Option<String> {
+        if !self.is_written() {
             return None;
         }
         let words = self.bytes.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
@@ -206,6 +219,8 @@ struct Header {
     limit_exceeded: AtomicU32,
     /// There were too many processes.
     is_crowded: AtomicU32,
+    /// The path of the [`door`], to its first 0 byte; empty where there is none.
+    door: [AtomicU64; DOOR_WORDS],
     /// Why the run must end.
     failure: Message,
     notices_used: AtomicU32,
@@ -272,9 +287,14 @@ impl ProcessSlot {
     fn is_gone(&self) -> bool {
         let pid = self.pid.load(Ordering::Acquire);
         let companion = self.keeper.load(Ordering::Relaxed);
-        let has_companion = companion != 0 && !process_exit_notice::is_marked(&self.keeper) && is_alive(companion);
         // Acquire pairs with the Release in `has_ended`.
-        pid != 0 && (self.ended.load(Ordering::Acquire) == ENDED || !is_alive(pid) && !has_companion)
+        let has_ended = self.ended.load(Ordering::Acquire) == ENDED;
+        if identity::is_of_nested(pid) {
+            // The kernel marks the word also where it kills a whole pid namespace.
+            return has_ended || process_exit_notice::is_marked(&self.keeper);
+        }
+        let has_companion = companion != 0 && !process_exit_notice::is_marked(&self.keeper) && is_alive(companion);
+        pid != 0 && (has_ended || !is_alive(pid) && !has_companion)
     }
 
     /// In the child of a fork, which has claimed this slot: half of what the parent takes is the child's, until both have
@@ -357,6 +377,50 @@ impl Control {
         // Release pairs with the Acquire in `of`: the header is whole.
         header.magic.store(MAGIC, Ordering::Release);
         Ok((control, fd))
+    }
+
+    /// Maps the segment that `name` names: what `/proc` shows of the supervisor's descriptor, and, behind a colon, the path of
+    /// a [`door`].
+    ///
+    /// Where the door has been used, `/dev/userfaultfd` comes with it.
+    pub fn find(name: &CStr) -> Result<(&'static Control, Option<OwnedFd>), ControlError> {
+        let bytes = name.to_bytes();
+        let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
+            return Ok((Control::open(name)?, None));
+        };
+        let mut path = [0u8; MAX_PATH_BYTES];
+        let path = path.get_mut(..colon + 1).ok_or(ControlError::System("open", Errno::NAMETOOLONG))?;
+        path[..colon].copy_from_slice(&bytes[..colon]);
+        let path = CStr::from_bytes_with_nul(path).map_err(|_| ControlError::System("open", Errno::INVAL))?;
+        Control::open(path).map(|control| (control, None)).or_else(|_| {
+            // Behind the colon: what ends with the same nul.
+            let door = CStr::from_bytes_with_nul(&name.to_bytes_with_nul()[colon + 1..]);
+            let door = door.map_err(|_| ControlError::System("open", Errno::INVAL))?;
+            let given = door::knock(door).map_err(|errno| ControlError::System("open", errno))?;
+            Ok((Control::of(given.segment)?, given.device))
+        })
+    }
+
+    /// The supervisor: there is a [`door`] at `path`, if that is short enough for a socket.
+    pub fn has_door(&self, path: &Path) {
+        let mut bytes = [0u8; DOOR_WORDS * 8];
+        let path = path.as_os_str().as_bytes();
+        // The last byte stays 0.
+        let Some(room) = bytes[..DOOR_WORDS * 8 - 1].get_mut(..path.len()) else { return };
+        room.copy_from_slice(path);
+        for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(std::array::from_fn(|index| bytes[index])), Ordering::Relaxed);
+        }
+    }
+
+    /// What the door gives the calling process, if there is one that it finds.
+    pub fn knock(&self) -> Option<door::Given> {
+        let mut bytes = [0u8; DOOR_WORDS * 8];
+        for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        let path = CStr::from_bytes_until_nul(&bytes).ok().filter(|path| !path.is_empty())?;
+        door::knock(path).ok()
     }
 
     /// Maps the segment that `path` names.
@@ -451,16 +515,23 @@ impl Control {
         self.header.is_over.store(1, Ordering::Release);
     }
 
-    /// Whether the supervisor was killed.
-    pub fn is_abandoned(&self) -> bool {
+    /// Whether the processes of the run are to end by themselves: the supervisor was killed, or it
+    /// ends the run and does not know their pids, which are of another pid namespace.
+    pub fn must_end(&self) -> bool {
+        self.is_abandoned() || identity::is_nested() && self.header.failure.is_written()
+    }
+
+    fn is_abandoned(&self) -> bool {
         // Acquire pairs with the Release in `is_over`.
         process_exit_notice::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
     }
 
-    /// Whether the caller is in another pid namespace than the supervisor.
-    pub fn is_other_pid_namespace(&self) -> bool {
+    /// Finds out whether the calling process is in another pid namespace than the supervisor.
+    pub fn learn_pid_namespace(&self) {
         let (theirs, own) = (self.header.pid_namespace.load(Ordering::Relaxed), own_pid_namespace());
-        theirs != 0 && own != 0 && theirs != own
+        if theirs != 0 && own != 0 && theirs != own {
+            identity::set_nested();
+        }
     }
 
     /// Whether a companion has not ended yet though its program has.
@@ -472,7 +543,7 @@ impl Control {
     pub fn unattended(&self) -> Option<Pid> {
         let is_unattended = |&slot: &SlotIndex| {
             let (process, pid) = (self.process(slot), self.pid(slot));
-            let is_marked = pid != 0 && process_exit_notice::is_marked(&process.keeper);
+            let is_marked = pid != 0 && !identity::is_of_nested(pid) && process_exit_notice::is_marked(&process.keeper);
             // The kernel marks the word of a companion that ends by itself, too.
             // Acquire pairs with the Release in `has_ended`.
             is_marked && process.ended.load(Ordering::Acquire) == 0 && is_running(pid)
@@ -539,7 +610,7 @@ impl Control {
 
     /// Claims a slot for process `pid`: a free one, else that of a process that is gone.
     pub fn claim_slot(&self, pid: Pid) -> Result<SlotIndex, ControlError> {
-        let pid = pid.as_raw_nonzero().get() as u32;
+        let pid = identity::of(pid);
         // Before an exec it had another one, which its companion still uses.
         let is_new = self.slots().all(|slot| self.pid(slot) != pid);
         loop {
@@ -568,7 +639,12 @@ impl Control {
     }
 
     /// Folds the slots of processes that are gone into the totals, and frees them; returns how many.
+    ///
+    /// A process of another pid namespace cannot tell which are gone, and frees none.
     pub fn reap(&self) -> usize {
+        if identity::is_nested() {
+            return 0;
+        }
         let gone: Vec<SlotIndex> = self.slots().filter(|&slot| self.process(slot).is_gone()).collect();
         for &slot in &gone {
             let pid = self.pid(slot);
@@ -611,7 +687,7 @@ impl Control {
 
     /// Whether a slot is that of process `pid`: where all are taken, a child shares its parent's.
     pub fn is_of(&self, slot: SlotIndex, pid: Pid) -> bool {
-        self.pid(slot) == pid.as_raw_nonzero().get() as u32
+        self.pid(slot) == identity::of(pid)
     }
 
     fn pid(&self, slot: SlotIndex) -> u32 {
@@ -642,9 +718,10 @@ impl Control {
         })
     }
 
-    /// Pids of the processes that have a slot.
+    /// Pids of the processes that have a slot and are in the supervisor's pid namespace.
     pub fn pids(&self) -> Vec<u32> {
-        self.slots().map(|slot| self.pid(slot)).filter(|&pid| pid != 0).collect()
+        let pids = self.slots().map(|slot| self.pid(slot));
+        pids.filter(|&pid| pid != 0 && !identity::is_of_nested(pid)).collect()
     }
 
     /// The slots of processes that have not ended.
@@ -721,12 +798,6 @@ impl Control {
         self.slots().for_each(|slot| self.process(slot).counters.fold_into(&total));
         total
     }
-}
-
-/// Whether there is a process of this number: it may have ended, if nobody has waited for it.
-pub(crate) fn is_alive(pid: u32) -> bool {
-    let Some(pid) = Pid::from_raw(pid as i32) else { return false };
-    rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
 }
 
 /// Whether there is a process of this number that has not ended.
@@ -859,6 +930,27 @@ mod tests {
         other.fail(format_args!("no {}", "luck"));
         other.fail(format_args!("more"));
         assert_eq!(control.failure().unwrap(), "foliomem: no luck\n");
+    }
+
+    #[test]
+    fn a_segment_is_found_by_its_door_where_proc_shows_none() {
+        let (control, fd) = Control::create(&configuration()).unwrap();
+        let door = door::Door::open(fd.as_fd(), None).unwrap();
+        let number = fd.as_raw_fd();
+        control.fail(format_args!("this one"));
+        assert!(control.knock().is_none(), "nobody has said where the door is");
+        control.has_door(door.path());
+        assert!(control.knock().is_some());
+        let found = |proc: &str, door: &str| {
+            let name = std::ffi::CString::new(format!("{proc}{door}")).unwrap();
+            Control::find(&name).map(|(control, _)| control.failure().unwrap())
+        };
+        let (path, this_one) = (format!(":{}", door.path().display()), "foliomem: this one\n".to_owned());
+        assert_eq!(found(&format!("/proc/self/fd/{number}"), ""), Ok(this_one.clone()));
+        assert_eq!(found(&format!("/proc/self/fd/{number}"), ":/nowhere"), Ok(this_one.clone()));
+        assert_eq!(found("/proc/self/fd/99999", &path), Ok(this_one.clone()));
+        assert_eq!(found("/dev/null", &path), Ok(this_one), "what is no segment");
+        assert!(found("/proc/self/fd/99999", ":/nowhere").is_err());
     }
 
     #[test]

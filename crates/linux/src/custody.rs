@@ -4,7 +4,7 @@
 //! one each. If somebody kills both at once, the supervisor's keeps faults waiting until the program is stopped.
 //!
 //! The supervisor takes a copy by pidfd_getfd(2), and drops it when the slot of the process is used again. Where that
-//! call is refused (the companion has another user), the guard is the only other holder.
+//! call is refused (the companion has another user), and in another pid namespace, the guard is the only other holder.
 
 use crate::control::Control;
 use rustix::fd::{OwnedFd, RawFd};

@@ -16,8 +16,12 @@
 mod call;
 pub(crate) mod child;
 pub(crate) mod descriptor_hand_over;
+<<<<<<< HEAD
 mod entry;
 mod guards;
+=======
+pub(crate) mod entry;
+>>>>>>> h-sandbox
 pub(crate) mod protocol;
 pub(crate) mod quiesce;
 pub mod sites;

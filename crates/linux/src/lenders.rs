@@ -58,9 +58,9 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The table of the process `pid`, which `proc` shows.
-    pub(crate) fn open(proc: &OwnedFd, pid: Pid) -> Table {
-        let directory = memory_users::open_directory_in(proc, format_args!("{}/fd", pid.as_raw_nonzero()));
+    /// The table of the process `pid`, which `proc` shows as `number`.
+    pub(crate) fn open(proc: &OwnedFd, pid: Pid, number: u32) -> Table {
+        let directory = memory_users::open_directory_in(proc, format_args!("{number}/fd"));
         let process = filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty()));
         Table { directory, process: process.and_then(Result::ok) }
     }
@@ -245,7 +245,7 @@ mod tests {
 
     fn lender(descriptor: &impl AsRawFd) -> Lender {
         let proc = openat(rustix::fs::CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let table = Table::open(&proc, getpid());
+        let table = Table::open(&proc, getpid(), std::process::id());
         table.lender(table.directory.as_ref().unwrap(), &CString::new(descriptor.as_raw_fd().to_string()).unwrap())
     }
 
@@ -284,7 +284,7 @@ mod tests {
         let lenders = Lenders::default();
         assert_eq!(lenders.look(), Lender::Direct, "nobody knows before the table is open");
         // SAFETY: nobody else looks.
-        unsafe { lenders.arm(Table::open(&proc, getpid())) };
+        unsafe { lenders.arm(Table::open(&proc, getpid(), std::process::id())) };
         let pipe = std::io::pipe().unwrap();
         assert!(lenders.look() >= Lender::Pipe);
         drop(pipe);

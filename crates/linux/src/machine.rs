@@ -18,6 +18,7 @@ use crate::clock::{self, now_ns};
 use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
+use crate::identity;
 use crate::lenders::Lenders;
 use crate::maps;
 use crate::marks::Marks;
@@ -41,7 +42,7 @@ use foliomem_core::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use foliomem_core::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice as MemoryAdvice, madvise};
 use std::ops::Range;
@@ -188,7 +189,7 @@ impl LinuxMachine {
         let marks = Marks::new(&arena);
         descriptors.program.register(arena.start(), arena.len(), uffd::Mode::Destination)?;
         let space = budget.control().swap();
-        let pid = std::process::id();
+        let pid = identity::of(rustix::process::getpid());
         let row = descriptors.swap_file.is_some().then(|| space.enter(pid)).flatten();
         let swap = row.map(|row| Swap {
             file: SwapFile::new(&space.key(), space.nonces()),
@@ -402,8 +403,8 @@ impl LinuxMachine {
     }
 
     /// The swap file, in the table of the agent's threads.
-    pub fn swap_file_descriptor(&self) -> Option<RawFd> {
-        self.swap_file().map(|(_, file)| file.as_raw_fd())
+    pub fn swap_file_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.swap_file().map(|(_, file)| file)
     }
 
     /// In the parent after a fork, or where it has failed.
@@ -418,7 +419,7 @@ impl LinuxMachine {
     /// In the child of a fork: what is held of the swap file is held by this process. False where that is not so.
     pub fn adopt_swap_file(&self) -> bool {
         let Some(swap) = &self.swap else { return true };
-        let (parent, pid) = (swap.pid.load(Ordering::Relaxed), std::process::id());
+        let (parent, pid) = (swap.pid.load(Ordering::Relaxed), identity::of(rustix::process::getpid()));
         let Some(row) = RowIndex::new(swap.child_row.swap(NO_ROW, Ordering::Relaxed)) else { return false };
         swap.row.store(row.get(), Ordering::Relaxed);
         swap.pid.store(pid, Ordering::Relaxed);

@@ -8,31 +8,59 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Regions start at a multiple of this, so that order-9 runs are aligned.
 const ALIGN_BYTES: usize = 2 << 20;
+/// What lies before a region that the kernel takes for a stack.
+#[cfg(not(miri))]
+const GUARD_BYTES: usize = foliomem_core::units::PAGE_BYTES;
 
 /// Private anonymous memory that takes no frames until it is touched. Unmapped on drop.
 #[derive(Debug)]
 pub struct Region {
     start: usize,
     len: usize,
+    /// Of the guard that lies before it.
+    guard_bytes: usize,
 }
 
 impl Region {
     /// Reserves `len` bytes, rounded up to pages, aligned to 2 MiB.
     #[cfg(not(miri))]
     pub fn reserve(len: usize) -> Result<Region, Errno> {
+        Region::reserve_with(len, MapFlags::empty())
+    }
+
+    /// The same for the arena, which is larger than the program may like: it does not count against
+    /// the program's limit for data (`RLIMIT_DATA`), which browsers set for their renderers.
+    ///
+    /// To the kernel it is a stack. It never grows: there is a guard below it.
+    #[cfg(not(miri))]
+    pub fn reserve_uncounted(len: usize) -> Result<Region, Errno> {
+        let region = Region::reserve_with(len, MapFlags::GROWSDOWN)?;
+        let guard = region.start - GUARD_BYTES;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: `reserve_with` has left a page of the region's own mapping there.
+        unsafe {
+            mmap_anonymous(std::ptr::with_exposed_provenance_mut(guard), GUARD_BYTES, ProtFlags::empty(), flags)
+        }?;
+        Ok(region)
+    }
+
+    #[cfg(not(miri))]
+    fn reserve_with(len: usize, extra: MapFlags) -> Result<Region, Errno> {
         let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
-        let wide = len + ALIGN_BYTES;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let guard_bytes = if extra.is_empty() { 0 } else { GUARD_BYTES };
+        let wide = len + ALIGN_BYTES + guard_bytes;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | extra;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), wide, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-        let (first, start) = (mapped.expose_provenance(), mapped.addr().next_multiple_of(ALIGN_BYTES));
-        for (from, to) in [(first, start), (start + len, first + wide)] {
+        let first = mapped.expose_provenance();
+        let start = (first + guard_bytes).next_multiple_of(ALIGN_BYTES);
+        for (from, to) in [(first, start - guard_bytes), (start + len, first + wide)] {
             if from < to {
                 // SAFETY: the margins of the mapping just made; nobody uses them.
                 unsafe { munmap(std::ptr::with_exposed_provenance_mut(from), to - from) }?;
             }
         }
-        Ok(Region { start, len })
+        Ok(Region { start, len, guard_bytes })
     }
 
     /// The same in memory of the allocator: miri knows no other.
@@ -42,7 +70,17 @@ impl Region {
         let layout = std::alloc::Layout::from_size_align(len, ALIGN_BYTES).map_err(|_| Errno::INVAL)?;
         // SAFETY: `len` is not 0: nobody reserves nothing.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        if start.is_null() { Err(Errno::NOMEM) } else { Ok(Region { start: start.expose_provenance(), len }) }
+        if start.is_null() {
+            Err(Errno::NOMEM)
+        } else {
+            Ok(Region { start: start.expose_provenance(), len, guard_bytes: 0 })
+        }
+    }
+
+    /// The same.
+    #[cfg(miri)]
+    pub fn reserve_uncounted(len: usize) -> Result<Region, Errno> {
+        Region::reserve(len)
     }
 
     /// Its first address.
@@ -136,8 +174,9 @@ impl Region {
 impl Drop for Region {
     #[cfg(not(miri))]
     fn drop(&mut self) {
+        let start = std::ptr::with_exposed_provenance_mut(self.start - self.guard_bytes);
         // SAFETY: the region is ours and nobody has a reference into it any more. A failure leaks it.
-        let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.len) };
+        let _ = unsafe { munmap(start, self.guard_bytes + self.len) };
     }
 
     #[cfg(miri)]

@@ -249,7 +249,7 @@ impl SwapSpace {
         for row in self.rows() {
             // Relaxed, as is the change: `leave` acquires each word of the row.
             let owner = self.owner(row).load(Ordering::Relaxed);
-            let is_gone = owner != 0 && !crate::control::is_alive(owner as u32);
+            let is_gone = owner != 0 && !crate::identity::is_alive(owner as u32);
             let is_ours =
                 || self.owner(row).compare_exchange(owner, reaper, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if is_gone && is_ours() {

@@ -163,7 +163,12 @@ impl Userfaultfd {
     /// One that only serves faults of user mode would make the program's system calls fail with EFAULT,
     /// so it is never used.
     pub fn open(want: Features) -> Result<Userfaultfd, UffdError> {
-        let fd = open_device().or_else(open_syscall)?;
+        Userfaultfd::open_through(device().as_ref(), want)
+    }
+
+    /// The same through a `device` that is open, or was not to be had.
+    pub fn open_through(device: Result<&OwnedFd, &Errno>, want: Features) -> Result<Userfaultfd, UffdError> {
+        let fd = device.map_err(|&errno| errno).and_then(ask_device).or_else(open_syscall)?;
         let events = raw::UFFD_FEATURE_EVENT_REMAP | raw::UFFD_FEATURE_EVENT_REMOVE | raw::UFFD_FEATURE_EVENT_UNMAP;
         let always = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | raw::UFFD_FEATURE_WP_UNPOPULATED;
         let features = always | if want.events { events } else { 0 };
@@ -319,11 +324,15 @@ impl AsFd for Userfaultfd {
     }
 }
 
-fn open_device() -> Result<OwnedFd, Errno> {
-    let device = rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())?;
+/// `/dev/userfaultfd`.
+pub fn device() -> Result<OwnedFd, Errno> {
+    rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())
+}
+
+fn ask_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize;
     // SAFETY: USERFAULTFD_IOC_NEW takes the flags by value and answers a new descriptor.
-    let fd = unsafe { rustix::ioctl::ioctl(&device, NewFd(flags)) }?;
+    let fd = unsafe { rustix::ioctl::ioctl(device, NewFd(flags)) }?;
     Ok(fd)
 }
 

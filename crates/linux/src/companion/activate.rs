@@ -8,7 +8,7 @@
 use crate::adopt::adopt_mappings;
 use crate::arena_size;
 use crate::companion::activated::Activated;
-use crate::companion::context::Context;
+use crate::companion::context::{Context, MemoryFiles};
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::handler::{HandlerStart, handler_entry};
@@ -16,6 +16,7 @@ use crate::companion::monitor::MONITOR_NICE;
 use crate::companion::receive_notices::{look_at_code, pin_control_blocks};
 use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
+use crate::identity;
 use crate::machine::{Descriptors, LinuxMachine};
 use crate::maps;
 use crate::process_limits;
@@ -40,12 +41,11 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let _paused = runtime.notices.allocations.pause();
     let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
-    // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The program's limits are not
-    // those of the companion, whose mappings count against both.
-    let program = runtime.companion.program();
-    [libc::RLIMIT_AS, libc::RLIMIT_DATA].into_iter().for_each(|resource| process_limits::adopt(resource, program));
-    let arena = Region::reserve(wanted_bytes)
-        .or_else(|_| Region::reserve(needed_bytes))
+    // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The program's limit is not
+    // the companion's, whose mappings count against both. The arena does not count as data.
+    process_limits::adopt(libc::RLIMIT_AS, runtime.companion.program());
+    let arena = Region::reserve_uncounted(wanted_bytes)
+        .or_else(|_| Region::reserve_uncounted(needed_bytes))
         .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
     let arena_bytes = arena.len();
     runtime.context.agent_memory.add(arena.start()..arena.start() + arena.len());
@@ -115,13 +115,16 @@ pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeErro
 /// Opens what the machine of this process needs. In the child of a fork the swap file may come from
 /// the parent.
 pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors, RuntimeError> {
+    let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
     let control = runtime.context.budget.control();
     let mut swap_file = None;
     if control.swap().clusters() > 0 {
         // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
         // once.
         let handed = unsafe { runtime.fork.swap_file.receive() };
-        match handed.map_or_else(|| control.swap().open(), Ok) {
+        let given = || control.knock().and_then(|given| given.swap_file);
+        let opened = handed.map_or_else(|| control.swap().open(), Ok);
+        match opened.or_else(|errno| given().ok_or(errno)) {
             Ok(file) => swap_file = Some(file),
             Err(errno) if control.swap().is_news(Event::Open) => {
                 control
@@ -130,19 +133,17 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
             Err(_) => {}
         }
     }
-    let program = Userfaultfd::open(Features { events: true })?;
+    let program = Userfaultfd::open_through(files.userfaultfd.as_ref(), Features { events: true })?;
     let slot = runtime.context.budget.slot();
-    let own = runtime.companion.process().filter(|_| control.is_of(slot, runtime.companion.program()));
+    // To the supervisor, the pid of a nested companion means another process.
+    let is_ours = || control.is_of(slot, runtime.companion.program()) && !identity::is_nested();
+    let own = runtime.companion.process().filter(|_| is_ours());
     if let Some(own) = own {
         control.process(slot).offer_userfaultfd(own, &program);
     }
-    Ok(Descriptors {
-        program,
-        pagemap: runtime.context.open("self/pagemap")?,
-        maps: runtime.context.open("self/maps")?,
-        memory: runtime.context.open("self/mem")?,
-        swap_file,
-    })
+    let opened = files.memory.lock().take();
+    let MemoryFiles { pagemap, memory } = opened.map_or_else(|| MemoryFiles::open(&files.proc), Ok)?;
+    Ok(Descriptors { program, pagemap, maps: runtime.context.open("self/maps")?, memory, swap_file })
 }
 
 /// How the engine of a process is configured.

@@ -10,10 +10,13 @@ use crate::control::{Configuration, Control, SlotIndex};
 use crate::fork_cell::ForkCell;
 use crate::region::Region;
 use crate::tracer::Tracer;
+use crate::uffd;
+use foliomem_core::sync::Mutex;
 use foliomem_core::units::PAGE_BYTES;
 use foliomem_core::watermark;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// The agent activates when less than 1/2^3 of the limit is left, but no later than for 24 MiB: a
 /// program touches that much memory while the monitor sleeps.
@@ -26,8 +29,26 @@ pub(crate) struct ProcFiles {
     pub(crate) proc: OwnedFd,
     pub(crate) smaps_rollup: OwnedFd,
     pub(crate) statm: OwnedFd,
+    /// The program may change its root before anything is managed.
+    pub(crate) userfaultfd: Result<OwnedFd, Errno>,
     /// If pieces are recompressed.
     pub(crate) loadavg: Option<OwnedFd>,
+    /// Opened at the start, for activation: the program may change its user before.
+    pub(crate) memory: Mutex<Option<MemoryFiles>>,
+}
+
+/// Files of the program's memory, which the kernel does not open for everybody: they are root's
+/// once the program has changed its user, or has said that it is not to be dumped.
+pub(crate) struct MemoryFiles {
+    pub(crate) pagemap: OwnedFd,
+    pub(crate) memory: OwnedFd,
+}
+
+impl MemoryFiles {
+    /// Opens them under `proc`.
+    pub(crate) fn open(proc: &OwnedFd) -> Result<MemoryFiles, RuntimeError> {
+        Ok(MemoryFiles { pagemap: open_in(proc, "self/pagemap")?, memory: open_in(proc, "self/mem")? })
+    }
 }
 
 /// What all roles of a companion need.
@@ -89,7 +110,22 @@ pub(crate) fn open_proc() -> Result<OwnedFd, RuntimeError> {
 }
 
 /// Opens `path` in `/proc`.
-pub(crate) fn open_in(proc: &OwnedFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+pub(crate) fn open_in(proc: impl AsFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
     rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| RuntimeError::Proc(path, errno))
+}
+
+/// Opens the userfaultfd device and the files of the program's memory, or has the supervisor open
+/// them. A `device` may have been handed over.
+pub(crate) fn open_device_and_memory(
+    device: Option<OwnedFd>,
+    proc: &OwnedFd,
+    control: &Control,
+) -> (Result<OwnedFd, Errno>, Option<MemoryFiles>) {
+    let (device, memory) = (device.map_or_else(uffd::device, Ok), MemoryFiles::open(proc));
+    let is_refused = matches!(memory, Err(RuntimeError::Proc(_, Errno::ACCESS)));
+    let given = if is_refused || matches!(device, Err(Errno::ACCESS)) { control.knock() } else { None };
+    let Some(given) = given else { return (device, memory.ok()) };
+    let files = given.pagemap.zip(given.memory).map(|(pagemap, memory)| MemoryFiles { pagemap, memory });
+    (device.or_else(|errno| given.device.ok_or(errno)), memory.ok().or(files))
 }

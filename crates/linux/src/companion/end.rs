@@ -7,6 +7,7 @@ use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, User};
 use crate::runtime::Runtime;
 use crate::thread;
+use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 /// The companion stops the program, which may have memory that cannot be mapped in any more.
@@ -16,11 +17,12 @@ pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     leave(runtime);
 }
 
-/// The companion cannot activate. If the kernel refuses a userfaultfd (the program has become another
-/// user), the program goes on without the limit: all its memory is there. Else it is stopped.
+/// The companion cannot activate. If the kernel refuses what that needs (the program has become another
+/// user, or filters its system calls), the program goes on without the limit: all its memory is there. Else
+/// it is stopped.
 pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -> ! {
-    let is_refused = matches!(error, RuntimeError::Userfaultfd(_)) && runtime.activation.activated.get().is_none();
-    if !is_refused || runtime.context.settings.hard {
+    let is_refused = matches!(error, RuntimeError::Userfaultfd(_) | RuntimeError::Proc(_, Errno::ACCESS | Errno::PERM));
+    if !is_refused || runtime.activation.activated.get().is_some() || runtime.context.settings.hard {
         fail(runtime, error);
     }
     let process = runtime.companion.program().as_raw_nonzero();
@@ -39,8 +41,8 @@ pub(crate) fn fail_in_program(runtime: &'static Runtime, error: &RuntimeError) -
     }
 }
 
-/// Ends the companion if no process uses the memory any more, and the program if its supervisor was
-/// killed. Starts a new guard if the guard was killed.
+/// Ends the companion if no process uses the memory any more, and the program if the run is to
+/// end. Starts a new guard if the guard was killed.
 pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
     let Some(files) = &*runtime.context.files else { return };
     if !user.remains(&files.statm) {
@@ -51,7 +53,7 @@ pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
         // It has been cleared, and says nothing more.
         runtime.companion.forget_exit_word();
     }
-    if runtime.context.budget.control().is_abandoned() {
+    if runtime.context.budget.control().must_end() {
         stop_program(runtime);
         end(runtime);
     }
@@ -65,7 +67,8 @@ pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
 /// would read zeros.
 pub(crate) fn stop_program(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { return };
-    let Ok(mut user) = User::open(&files.proc, runtime.companion.program()) else { return };
+    let (program, number) = (runtime.companion.program(), runtime.companion.program_number());
+    let Ok(mut user) = User::open(&files.proc, program, number) else { return };
     loop {
         user.kill();
         match memory_users::find(&files.proc, &files.statm, &user, &runtime.companion.numbers()) {
@@ -85,9 +88,14 @@ pub(crate) fn end(runtime: &'static Runtime) -> ! {
     leave(runtime);
 }
 
-/// Ends the companion, in the gate or not. What it holds of the swap file is free when it has ended.
+/// Ends the companion and its guard, in the gate or not. What it holds of the swap file is free when it has
+/// ended.
 fn leave(runtime: &'static Runtime) -> ! {
     runtime.companion.is_ending();
+    runtime.companion.end_guard();
+    // Whoever waits for the end may unmount what the swap file is on; to give the memory back takes
+    // longer.
+    thread::close_descriptors_but([]);
     let control = runtime.context.budget.control();
     if control.is_of(runtime.context.budget.slot(), runtime.companion.program()) {
         control.process(runtime.context.budget.slot()).has_ended();

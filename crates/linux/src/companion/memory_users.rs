@@ -14,6 +14,7 @@
 
 use crate::clock::now_ns;
 use crate::filters::{self, Call};
+use crate::identity;
 use crate::thread;
 use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
@@ -37,6 +38,8 @@ const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 #[derive(Debug)]
 pub struct User {
     pid: Pid,
+    /// The same process under `/proc`, which may be of another pid namespace.
+    number: u32,
     /// `None` where a filter forbids it.
     pidfd: Option<OwnedFd>,
     /// Of one of its threads; `None` where /proc does not show it.
@@ -55,11 +58,11 @@ enum Origin {
 }
 
 impl User {
-    /// Process `pid`, which uses the memory now. `proc` is `/proc`.
-    pub fn open(proc: &OwnedFd, pid: Pid) -> Result<User, Errno> {
+    /// Process `pid`, which uses the memory now. `proc` is `/proc`, and shows it as `number`.
+    pub fn open(proc: &OwnedFd, pid: Pid, number: u32) -> Result<User, Errno> {
         let pidfd = open_pidfd(pid)?;
-        let statm = open_in(proc, format_args!("{}/statm", pid.as_raw_nonzero()));
-        Ok(User { pid, pidfd, statm, origin: Origin::Given })
+        let statm = open_in(proc, format_args!("{number}/statm"));
+        Ok(User { pid, number, pidfd, statm, origin: Origin::Given })
     }
 
     /// Whether it uses the memory of `ours`, our own `/proc/PID/statm`.
@@ -100,17 +103,17 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     if uses_alone() {
         return None;
     }
-    let last_pid = last.pid.as_raw_nonzero().get() as u32;
-    if let Some(user) = find_thread(proc, ours, last_pid) {
+    if let Some(user) = find_thread(proc, ours, last.number) {
         return Some(user);
     }
-    ids(proc, format_args!(".")).into_iter().filter(|pid| *pid != last_pid && !own.contains(pid)).find_map(|pid| {
-        let statm = open_in(proc, format_args!("{pid}/statm"))?;
+    let others = ids(proc, format_args!(".")).into_iter();
+    others.filter(|number| *number != last.number && !own.contains(number)).find_map(|number| {
+        let statm = open_in(proc, format_args!("{number}/statm"))?;
         match mapped_pages(&statm) {
             // The thread that the process began with has ended, others may not have; or it is the
             // kernel's.
-            Some(0) => find_thread(proc, ours, pid),
-            Some(_) => user_if_same(ours, pid, statm),
+            Some(0) => find_thread(proc, ours, number),
+            Some(_) => user_if_same(proc, ours, number, statm),
             None => None,
         }
     })
@@ -123,19 +126,23 @@ fn uses_alone() -> bool {
     filters::allow(Call::Unshare) && unsafe { thread::syscall3(number, raw::CLONE_VM as usize, 0, 0) } == 0
 }
 
-/// The process `pid` by that of its threads which uses the memory.
-fn find_thread(proc: &OwnedFd, ours: &OwnedFd, pid: u32) -> Option<User> {
-    let tasks = ids(proc, format_args!("{pid}/task"));
+/// The process `number` by that of its threads which uses the memory.
+fn find_thread(proc: &OwnedFd, ours: &OwnedFd, number: u32) -> Option<User> {
+    let tasks = ids(proc, format_args!("{number}/task"));
     if tasks.len() < 2 {
         // The thread that the process began with is the only one, and was looked at.
         return None;
     }
-    tasks.into_iter().find_map(|id| user_if_same(ours, pid, open_in(proc, format_args!("{pid}/task/{id}/statm"))?))
+    let statm_of = |id| open_in(proc, format_args!("{number}/task/{id}/statm"));
+    tasks.into_iter().find_map(|id| user_if_same(proc, ours, number, statm_of(id)?))
 }
 
-fn user_if_same(ours: &OwnedFd, pid: u32, statm: OwnedFd) -> Option<User> {
-    let pidfd = open_pidfd(Pid::from_raw(pid as i32)?).ok()?;
-    let user = User { pid: Pid::from_raw(pid as i32)?, pidfd, statm: Some(statm), origin: Origin::Found };
+fn user_if_same(proc: &OwnedFd, ours: &OwnedFd, number: u32, statm: OwnedFd) -> Option<User> {
+    if !is_of_one_size(&statm, ours) {
+        return None;
+    }
+    let pid = own_pid_of(proc, number)?;
+    let user = User { pid, number, pidfd: open_pidfd(pid).ok()?, statm: Some(statm), origin: Origin::Found };
     user.remains(ours).then_some(user)
 }
 
@@ -215,6 +222,44 @@ pub fn own_number(proc: &OwnedFd) -> Option<u32> {
     link.to_str().ok()?.parse().ok()
 }
 
+/// The number that `proc` gives the program's process, of which the calling companion knows the `pid`.
+pub fn number_of_program(proc: &OwnedFd, pid: Pid) -> u32 {
+    let pid = pid.as_raw_nonzero().get() as u32;
+    if !identity::is_nested() {
+        return pid;
+    }
+    // There the companion is a child of the program's.
+    with_status(proc, format_args!("self/status"), |status| numbers(status, "PPid:").next()).unwrap_or(pid)
+}
+
+/// The pid in the caller's pid namespace of the thread that `proc` shows as `number`.
+pub fn own_pid_of(proc: &OwnedFd, number: u32) -> Option<Pid> {
+    let pid = if identity::is_nested() {
+        // A line of pids, one for each level of pid namespaces from that of `proc` on.
+        let level =
+            with_status(proc, format_args!("self/status"), |status| numbers(status, "NSpid:").count().checked_sub(1))?;
+        with_status(proc, format_args!("{number}/status"), |status| numbers(status, "NSpid:").nth(level))?
+    } else {
+        number
+    };
+    Pid::from_raw(pid as i32)
+}
+
+/// What `read` finds in a file `status` of `proc`.
+fn with_status<R>(proc: &OwnedFd, path: std::fmt::Arguments<'_>, read: impl FnOnce(&str) -> Option<R>) -> Option<R> {
+    let mut text = [0u8; 2048];
+    let len = rustix::io::read(open_in(proc, path)?, &mut text).ok()?;
+    // A name that is no text comes first.
+    let start = text[..len].windows(5).position(|line| line == b"\nPid:")?;
+    read(std::str::from_utf8(&text[start..len]).ok()?)
+}
+
+/// The numbers in the line of `status` that begins with `key`.
+fn numbers<'a>(status: &'a str, key: &'a str) -> impl Iterator<Item = u32> + 'a {
+    let line = status.lines().find_map(move |line| line.strip_prefix(key)).unwrap_or_default();
+    line.split_ascii_whitespace().map_while(|number| number.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,8 +288,12 @@ mod tests {
         let ours = open_in(&proc, format_args!("self/statm")).unwrap();
         let own = own_number(&proc).unwrap();
         assert_eq!(own, std::process::id());
+        let parent = with_status(&proc, format_args!("self/status"), |status| numbers(status, "PPid:").next());
+        assert_eq!(parent, Some(std::os::unix::process::parent_id()));
+        let levels = with_status(&proc, format_args!("self/status"), |status| numbers(status, "NSpid:").last());
+        assert_eq!(levels, Some(own));
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let stranger = User::open(&proc, Pid::from_raw(other.id() as i32).unwrap()).unwrap();
+        let stranger = User::open(&proc, Pid::from_raw(other.id() as i32).unwrap(), other.id()).unwrap();
         assert!(!stranger.remains(&ours));
         // Other tests start processes, too, which share this memory for a moment.
         let others = || find(&proc, &ours, &stranger, &[own]).map(|user| user.pid);
@@ -256,7 +305,7 @@ mod tests {
         let id = unsafe { thread::spawn(&spec, waits, std::ptr::null_mut()) }.unwrap();
         assert!(others().is_some());
         let statm = open_in(&proc, format_args!("{}/statm", id.as_raw_nonzero())).unwrap();
-        let user = user_if_same(&ours, id.as_raw_nonzero().get() as u32, statm).unwrap();
+        let user = user_if_same(&proc, &ours, id.as_raw_nonzero().get() as u32, statm).unwrap();
         assert!(user.remains(&ours));
         GO_ON.store(1, Ordering::Release);
         let _ = futex::wake(&GO_ON, futex::Flags::PRIVATE, 1);

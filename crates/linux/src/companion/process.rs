@@ -21,6 +21,7 @@
 
 use crate::clock::timespec;
 use crate::filters::{self, Call};
+use crate::identity;
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
 use crate::thread_control_block;
@@ -74,9 +75,8 @@ pub struct Companion {
     answer: AtomicU32,
     /// It ends by itself.
     is_over: AtomicBool,
-    /// The program's pid namespace is not the supervisor's, so processes of the program may adopt
-    /// others.
-    is_nested: AtomicBool,
+    /// The number of the program's process under `/proc`.
+    program_number: AtomicU32,
 }
 
 /// What the intermediate is given.
@@ -102,13 +102,8 @@ impl Companion {
             exit_id: AtomicU32::new(0),
             answer: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
-            is_nested: AtomicBool::new(false),
+            program_number: AtomicU32::new(0),
         }
-    }
-
-    /// The program's pid namespace is not the supervisor's.
-    pub fn set_nested(&self) {
-        self.is_nested.store(true, Ordering::Relaxed);
     }
 
     /// Starts the companion of the calling process in `entry`, which must not return.
@@ -137,8 +132,8 @@ impl Companion {
             intermediate: _,
             // Kept: `expect_answer` has reset it.
             answer: _,
-            // Kept: a child is in the same namespace, or in a nested one.
-            is_nested: _,
+            // The monitor notes it before it answers.
+            program_number: _,
         } = self;
         let process = rustix::process::getpid();
         program.store(process.as_raw_nonzero().get(), Ordering::Relaxed);
@@ -148,10 +143,8 @@ impl Companion {
         is_over.store(false, Ordering::Relaxed);
         guard.store(0, Ordering::Relaxed);
         numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
-        if process.is_init() {
-            self.set_nested();
-        }
-        if adoption == Adoption::ByProgram || self.is_nested.load(Ordering::Relaxed) {
+        // In a pid namespace of the program's, orphans are adopted by processes of the program's.
+        if adoption == Adoption::ByProgram || process.is_init() || identity::is_nested() {
             // SAFETY: by the contract; the stack and the word live as long as this, which is
             // static.
             return unsafe { self.spawn(entry, argument) }.map(|_| ());
@@ -226,6 +219,17 @@ impl Companion {
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ())
     }
 
+    /// The companion, at its end: ends the guard, so that no process of the program's adopts it and
+    /// is told of its end.
+    pub fn end_guard(&self) {
+        const WAIT_FOR_ALL_KINDS: usize = 0x4000_0000;
+        let Some(guard) = self.guard() else { return };
+        let _ = rustix::process::kill_process(guard, rustix::process::Signal::KILL);
+        let (number, guard) = (linux_raw_sys::general::__NR_wait4 as usize, guard.as_raw_nonzero().get() as usize);
+        // SAFETY: waits for a child, and writes nothing.
+        unsafe { thread::syscall4(number, guard, 0, WAIT_FOR_ALL_KINDS, 0) };
+    }
+
     /// The companion's process; `None` when it has ended.
     pub fn process(&self) -> Option<Pid> {
         // Acquire pairs with the kernel's clearing of the word: the companion has ended.
@@ -242,6 +246,16 @@ impl Companion {
     pub fn program(&self) -> Pid {
         // There is one from the start of the companion on.
         Pid::from_raw(self.program.load(Ordering::Relaxed)).unwrap_or(Pid::INIT)
+    }
+
+    /// The program's process has this number under `/proc`, which may be of another pid namespace.
+    pub fn note_program_number(&self, number: u32) {
+        self.program_number.store(number, Ordering::Relaxed);
+    }
+
+    /// That number.
+    pub fn program_number(&self) -> u32 {
+        self.program_number.load(Ordering::Relaxed)
     }
 
     /// Process `member`, which calls this, has this number under `/proc`.

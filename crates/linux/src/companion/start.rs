@@ -5,7 +5,7 @@
 
 use crate::agent_memory::AgentMemory;
 use crate::companion::activated::Activation;
-use crate::companion::context::{Context, ProcFiles, open_in, open_proc};
+use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
 use crate::companion::end::end;
 use crate::companion::error::RuntimeError;
 use crate::companion::memory_users::{self, User};
@@ -19,20 +19,24 @@ use crate::companion::workers::{STACK_BYTES, Workers, set_nice};
 use crate::control::{Control, SlotIndex};
 use crate::filters::{self, Call};
 use crate::fork::child::take_over_engine;
+use crate::fork::descriptor_hand_over::DescriptorHandOver;
 use crate::fork::state::ForkState;
 use crate::lenders::Table;
 use crate::process_exit_notice::ProcessExitNotice;
 use crate::runtime::Runtime;
 use crate::thread;
+use foliomem_core::sync::Mutex;
+use rustix::fd::OwnedFd;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 /// Starts the agent of the calling process, which has claimed `slot`: makes its companion, and
-/// waits until that is ready.
+/// waits until that is ready. `device` is `/dev/userfaultfd`, if it has been handed over.
 pub fn start(
     control: &'static Control,
     slot: SlotIndex,
     agent_memory: AgentMemory,
+    device: Option<OwnedFd>,
 ) -> Result<&'static Runtime, RuntimeError> {
     let context = Context::new(control, slot, agent_memory);
     let fork_stack = context.reserve(STACK_BYTES)?;
@@ -50,11 +54,11 @@ pub fn start(
         exit_notice: ProcessExitNotice::default(),
         fork: ForkState::new(fork_stack, slot),
     }));
-    if control.is_other_pid_namespace() {
-        runtime.companion.set_nested();
-    }
     let adopts = rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some());
-    start_companion(runtime, if adopts { Adoption::ByProgram } else { Adoption::ByOthers })?;
+    device.into_iter().for_each(|device| runtime.fork.device.give(device));
+    let started = start_companion(runtime, if adopts { Adoption::ByProgram } else { Adoption::ByOthers });
+    runtime.fork.device.finish();
+    started?;
     Ok(runtime)
 }
 
@@ -112,30 +116,37 @@ pub(crate) fn set_name(name: &CStr) {
 /// engine.
 fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     // The table is a copy of the program's: none of its descriptors may be kept open here.
-    thread::close_descriptors_but([runtime.fork.swap_file.descriptor(), runtime.fork.proc.descriptor()]);
+    thread::close_descriptors_but(runtime.fork.handed_over().map(DescriptorHandOver::descriptor));
     // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
     // once.
     let handed = unsafe { runtime.fork.proc.receive() };
     let proc = handed.map_or_else(open_proc, Ok)?;
+    // SAFETY: as above.
+    let device = unsafe { runtime.fork.device.receive() };
     let statm = open_in(&proc, "self/statm")?;
     let Some(slot) = SlotIndex::new(runtime.fork.slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
     let control = runtime.context.budget.control();
     runtime.companion.note_number(Member::Companion, memory_users::own_number(&proc));
     let program = runtime.companion.program();
-    let user = User::open(&proc, program).map_err(|errno| RuntimeError::Proc("PID", errno))?;
-    let stat = memory_users::open_in(&proc, format_args!("{}/stat", program.as_raw_nonzero()));
+    let number = memory_users::number_of_program(&proc, program);
+    runtime.companion.note_program_number(number);
+    let user = User::open(&proc, program, number).map_err(|errno| RuntimeError::Proc("PID", errno))?;
+    let stat = memory_users::open_in(&proc, format_args!("{number}/stat"));
     // Not the id that `gettid` returns: a filter may answer that call.
     let own = runtime.companion.process().filter(|_| filters::allow(Call::SetRobustList));
     if let Some(own) = own.filter(|_| control.is_of(slot, program)) {
         runtime.exit_notice.leave(&control.process(slot).keeper, own);
     }
+    let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);
     let files = ProcFiles {
         smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
         statm: open_in(&proc, "self/statm")?,
+        userfaultfd,
+        memory: Mutex::new(memory),
         loadavg: runtime.context.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
         proc,
     };
-    let table = Table::open(&files.proc, program);
+    let table = Table::open(&files.proc, program, number);
     // SAFETY: the starting thread waits for this monitor; no other thread of the agent exists.
     unsafe {
         runtime.notices.lenders.arm(table);

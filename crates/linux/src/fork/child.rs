@@ -6,6 +6,7 @@
 
 use crate::companion::activate::{open_descriptors, start_workers};
 use crate::companion::activated::Activated;
+use crate::companion::context::{open_in, open_proc};
 use crate::companion::end::fail_in_program;
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
@@ -16,8 +17,7 @@ use crate::machine::Descriptors;
 use crate::maps;
 use crate::ranges::{Ranges, pages};
 use crate::runtime::Runtime;
-use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags};
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -43,7 +43,13 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         }
         // SAFETY: the companion has ended, and only this thread has come along in the fork.
         unsafe { machine.detach(runtime.fork.swap_file.descriptor()) };
-        if let Ok(maps) = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        // SAFETY: what has been handed over is open until the end of the fork.
+        let handed = runtime.fork.proc.descriptor().map(|proc| unsafe { BorrowedFd::borrow_raw(proc) });
+        let maps = match handed {
+            Some(proc) => open_in(proc, "self/maps"),
+            None => open_proc().and_then(|proc| open_in(&proc, "self/maps")),
+        };
+        if let Ok(maps) = maps {
             forget_unmapped(activated, &maps);
         }
         activated

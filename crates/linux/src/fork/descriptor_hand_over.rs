@@ -1,5 +1,5 @@
 //! A descriptor on its way from the parent's companion to the child's: the swap file, or `/proc`
-//! where the program has changed its root.
+//! and the userfaultfd device where the program has changed its root.
 //!
 //! The companion has a descriptor table of its own, and a fork copies the program's table. So the
 //! forking thread copies the descriptor into the program's table before the fork, both sides close
@@ -7,10 +7,16 @@
 //! Nothing is opened anew, so it does not matter what the program has become since: for example
 //! another user, who may neither open the file nor look at other processes.
 //!
-//! A process may take descriptors of its companion by `pidfd_getfd(2)`. There is no lock: one
-//! thread forks at a time.
+//! The forking thread takes the copy by `pidfd_getfd(2)` if the kernel allows that. It does not
+//! where the program has become another user, has entered a user namespace, or is not to be dumped.
+//! Then the companion *lends*: the forking thread makes a pair of sockets, and the companion, which
+//! has the credentials that the program had once, takes one of them and sends the descriptors over
+//! it. There is no lock: one thread forks at a time.
 
-use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use crate::passing;
+use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -37,6 +43,11 @@ impl DescriptorHandOver {
         close(pidfd.into_raw_fd());
     }
 
+    /// The thread that starts the first companion: hands `descriptor` over.
+    pub fn give(&self, descriptor: OwnedFd) {
+        self.0.store(descriptor.into_raw_fd(), Ordering::Relaxed);
+    }
+
     /// Forking thread, after the fork, on both sides: closes the descriptor.
     pub fn finish(&self) {
         let descriptor = self.0.swap(NONE, Ordering::Relaxed);
@@ -60,11 +71,70 @@ impl DescriptorHandOver {
     }
 }
 
+/// Whether the calling process can open something by itself.
+pub fn can_open(opened: Result<OwnedFd, Errno>) -> bool {
+    opened.map(|descriptor| close(descriptor.into_raw_fd())).is_ok()
+}
+
 /// Closes by a system call: the C library's `close` reads the thread's state, which may be swapped
 /// out.
 fn close(descriptor: RawFd) {
     // SAFETY: both callers own it.
     unsafe { rustix::io::close(descriptor) };
+}
+
+/// What the companion lends the forking thread. See the module.
+#[derive(Debug)]
+pub struct Lending {
+    /// The forking thread's socket, and the companion's, in the table of the program.
+    sockets: [AtomicI32; 2],
+}
+
+impl Default for Lending {
+    fn default() -> Lending {
+        Lending { sockets: [const { AtomicI32::new(NONE) }; 2] }
+    }
+}
+
+impl Lending {
+    /// The forking thread, before the companion quiesces: asks for descriptors.
+    pub fn ask(&self) {
+        let made = socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        let Ok((own, companions)) = made else { return };
+        for (socket, made) in self.sockets.iter().zip([own, companions]) {
+            socket.store(made.into_raw_fd(), Ordering::Relaxed);
+        }
+    }
+
+    /// The companion: lends descriptors to `program`, if that has asked.
+    pub fn lend(&self, program: Pid, [proc, device, swap_file]: [Option<BorrowedFd<'_>>; 3]) {
+        let socket = self.sockets[1].load(Ordering::Relaxed);
+        if socket == NONE {
+            return;
+        }
+        let socket = pidfd_open(program, PidfdFlags::empty())
+            .and_then(|pidfd| pidfd_getfd(&pidfd, socket, PidfdGetfdFlags::empty()));
+        if let Ok(socket) = socket {
+            let _ = passing::send(&socket, [proc, device, swap_file, None, None]);
+        }
+    }
+
+    /// The forking thread, while everything is quiesced: takes what has been lent.
+    pub fn take(&self, to: [&DescriptorHandOver; 3]) {
+        let [own, companions] = self.sockets.each_ref().map(|socket| socket.swap(NONE, Ordering::Relaxed));
+        if own == NONE {
+            return;
+        }
+        // SAFETY: open until the end of this.
+        let received = passing::receive(unsafe { BorrowedFd::borrow_raw(own) }, RecvFlags::DONTWAIT);
+        for (hand_over, descriptor) in to.into_iter().zip(received.into_iter().flatten()) {
+            if let Some(descriptor) = descriptor {
+                hand_over.0.store(descriptor.into_raw_fd(), Ordering::Relaxed);
+            }
+        }
+        close(own);
+        close(companions);
+    }
 }
 
 #[cfg(test)]
@@ -101,5 +171,31 @@ mod tests {
         assert_eq!(handed.descriptor(), None);
         drop(go.0);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_lent_is_taken_in_its_place_and_nothing_is_left_open() {
+        let (lending, taken) = (Lending::default(), [const { DescriptorHandOver(AtomicI32::new(NONE)) }; 3]);
+        let file = rustix::fs::memfd_create("lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let lend = || lending.lend(rustix::process::getpid(), [None, Some(file.as_fd()), None]);
+        let take = || {
+            lending.take(taken.each_ref());
+            let descriptors = taken.each_ref().map(DescriptorHandOver::descriptor);
+            taken.iter().for_each(DescriptorHandOver::finish);
+            descriptors.map(|descriptor| descriptor.is_some())
+        };
+        lend();
+        assert_eq!(take(), [false; 3], "nobody has asked");
+        lending.ask();
+        assert_eq!(take(), [false; 3], "nobody has lent");
+        lending.ask();
+        let sockets = lending.sockets.each_ref().map(|socket| socket.load(Ordering::Relaxed));
+        lend();
+        assert_eq!(take(), [false, true, false]);
+        for socket in sockets {
+            // SAFETY: asks whether it is open.
+            let open = unsafe { rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(socket)) };
+            assert_eq!(open, Err(Errno::BADF));
+        }
     }
 }

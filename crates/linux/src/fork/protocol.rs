@@ -3,10 +3,10 @@
 //! | # | who | does |
 //! |---|---|---|
 //! | 1 | forking thread | makes a patched call (`fork::entry`) or a trapped one (`fork::trap`) |
-//! | 2 | forking thread | requests the fork, and waits (`Quiesce::request`) |
+//! | 2 | forking thread | may ask for descriptors, requests the fork, and waits (`Quiesce::request`) |
 //! | 3 | monitor | keeps that thread's control block resident, and closes the gate ([`quiesce`]) |
 //! | 4 | monitor | receives all pending mapping events, and lends the swap file's slots |
-//! | 5 | monitor | lets the thread fork, and waits (`Quiesce::wait_for_fork`) |
+//! | 5 | monitor | lends descriptors ([`lend_descriptors`]), lets the thread fork, and waits (`Quiesce::wait_for_fork`) |
 //! | 6 | forking thread | copies descriptors that a child cannot open ([`take_descriptors`]) |
 //! | 7 | kernel | copies program, arena, engine and store in one state (`ForkCall::make`) |
 //! | 8 | parent's thread | closes copied descriptors, reports the fork (`parent_after`) |
@@ -40,14 +40,17 @@ use crate::companion::workers::Workers;
 use crate::control::SlotIndex;
 use crate::fork::call::ForkHooks;
 use crate::fork::child::{go_on_alone, start_childs_companion};
+use crate::fork::descriptor_hand_over;
 use crate::fork::state::ForkState;
+use crate::identity;
 use crate::machine::LinuxMachine;
 use crate::ranges::pages;
 use crate::region::Region;
 use crate::runtime::Runtime;
 use crate::thread_control_block::BLOCK_PAGES;
+use crate::uffd;
 use foliomem_core::units::PAGE_BYTES;
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{Access, access};
 use std::sync::atomic::Ordering;
 
@@ -60,16 +63,16 @@ impl ForkHooks for Runtime {
         if self.is_off() {
             return;
         }
+        ask_for_descriptors(self);
         self.fork.quiesce.request(needed);
         take_descriptors(self);
     }
 
     fn parent_after(&'static self, forked: bool) {
+        self.fork.finish_descriptors();
         if self.is_off() {
             return;
         }
-        self.fork.swap_file.finish();
-        self.fork.proc.finish();
         self.fork.quiesce.release(forked);
     }
 
@@ -80,7 +83,9 @@ impl ForkHooks for Runtime {
         let control = self.context.budget.control();
         let parent = self.context.budget.slot();
         // Where all slots are taken, the child shares its parent's, and is managed all the same.
-        let slot = control.claim_slot(rustix::process::getpid()).unwrap_or(parent);
+        let own = rustix::process::getpid();
+        identity::forked(own);
+        let slot = control.claim_slot(own).unwrap_or(parent);
         if slot != parent {
             control.process(slot).inherit(control.process(parent));
         }
@@ -88,8 +93,7 @@ impl ForkHooks for Runtime {
         if let Err(error) = start_childs_companion(self) {
             go_on_alone(self, &error);
         }
-        self.fork.swap_file.finish();
-        self.fork.proc.finish();
+        self.fork.finish_descriptors();
     }
 
     fn objects_changed(&'static self) {
@@ -161,10 +165,12 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 gate,         // Reset: open, and nobody inside.
                 swap_file: _, // Kept for the companion; then `child_after` resets it.
                 proc: _,      // Kept, likewise.
+                device: _,    // Kept, likewise.
+                lending: _,   // Kept: `take_descriptors` has reset it before the fork.
                 stack: _,     // Kept: the child's thread runs on it.
                 slot: own,    // Reset: the child's own.
                 is_child,     // Reset: from now on it is one.
-                is_off: _,    // Kept: a process without the agent calls no hooks.
+                is_off: _,    // Kept: the hooks of a process without the agent do nothing.
             },
     } = runtime;
     is_child.store(true, Ordering::Relaxed);
@@ -201,6 +207,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
         activated.engine.lend_file();
         activated.engine.machine().share_swap_file();
     }
+    lend_descriptors(runtime);
     let forked = runtime.fork.quiesce.wait_for_fork();
     if let Some(activated) = runtime.activation.activated.get() {
         let machine = activated.engine.machine();
@@ -220,16 +227,42 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
     runtime.fork.quiesce.finish();
 }
 
+/// The forking thread, before the agent is quiesced: has the companion lend what the child could not
+/// open, if it cannot be taken.
+fn ask_for_descriptors(runtime: &'static Runtime) {
+    let (Some(companion), Some(files)) = (runtime.companion.process(), &*runtime.context.files) else { return };
+    let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
+        || files.userfaultfd.is_ok() && !descriptor_hand_over::can_open(uffd::device());
+    if !is_hidden && runtime.context.budget.control().swap().clusters() == 0 {
+        return;
+    }
+    runtime.fork.proc.take(companion, files.proc.as_raw_fd());
+    if runtime.fork.proc.descriptor().is_none() {
+        runtime.fork.lending.ask();
+    } else if !is_hidden {
+        runtime.fork.proc.finish();
+    } else if let Ok(device) = &files.userfaultfd {
+        runtime.fork.device.take(companion, device.as_raw_fd());
+    }
+}
+
+/// The monitor, before it lets the thread fork: lends it what it has asked for.
+fn lend_descriptors(runtime: &'static Runtime) {
+    let Some(files) = &*runtime.context.files else { return };
+    let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
+    let swap_file = machine.and_then(LinuxMachine::swap_file_descriptor);
+    let device = files.userfaultfd.as_ref().ok().map(AsFd::as_fd);
+    runtime.fork.lending.lend(runtime.companion.program(), [Some(files.proc.as_fd()), device, swap_file]);
+}
+
 /// The forking thread, while the agent is quiesced: takes along descriptors that the child could
 /// not open.
 fn take_descriptors(runtime: &'static Runtime) {
-    let Some(companion) = runtime.companion.process() else { return };
-    let is_hidden = || access("/proc/self/statm", Access::EXISTS).is_err();
-    if let Some(files) = runtime.context.files.as_ref().filter(|_| is_hidden()) {
-        runtime.fork.proc.take(companion, files.proc.as_raw_fd());
-    }
+    runtime.fork.lending.take(runtime.fork.handed_over());
+    let is_taken = runtime.fork.swap_file.descriptor().is_some();
+    let Some(companion) = runtime.companion.process().filter(|_| !is_taken) else { return };
     let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
     if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
-        runtime.fork.swap_file.take(companion, file);
+        runtime.fork.swap_file.take(companion, file.as_raw_fd());
     }
 }

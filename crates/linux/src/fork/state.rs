@@ -1,7 +1,7 @@
 //! The state of forks: what the forking thread and the monitor share, and what a child finds.
 
 use crate::control::SlotIndex;
-use crate::fork::descriptor_hand_over::DescriptorHandOver;
+use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
 use crate::fork::quiesce::Quiesce;
 use crate::gate::Gate;
 use crate::region::Region;
@@ -16,6 +16,10 @@ pub(crate) struct ForkState {
     pub(crate) swap_file: DescriptorHandOver,
     /// `/proc`, during a fork, if the child cannot find it.
     pub(crate) proc: DescriptorHandOver,
+    /// The userfaultfd device, likewise, and at the start of the first companion.
+    pub(crate) device: DescriptorHandOver,
+    /// By which the companion lends them, where they cannot be taken.
+    pub(crate) lending: Lending,
     /// The hooks of a fork run on this stack.
     pub(crate) stack: Region,
     /// The slot of this process in the control segment, for its next companion.
@@ -34,10 +38,23 @@ impl ForkState {
             gate: Gate::default(),
             swap_file: DescriptorHandOver::default(),
             proc: DescriptorHandOver::default(),
+            device: DescriptorHandOver::default(),
+            lending: Lending::default(),
             stack,
             slot: AtomicU32::new(slot.get()),
             is_child: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
         }
+    }
+
+    /// Where the descriptors of a fork are on their way: `/proc`, the userfaultfd device, and the
+    /// swap file.
+    pub(crate) fn handed_over(&self) -> [&DescriptorHandOver; 3] {
+        [&self.proc, &self.device, &self.swap_file]
+    }
+
+    /// Forking thread, on both sides after the fork: closes the copied descriptors.
+    pub(crate) fn finish_descriptors(&self) {
+        self.handed_over().into_iter().for_each(DescriptorHandOver::finish);
     }
 }
