@@ -53,6 +53,7 @@ pub mod trace_ring;
 mod tracer;
 pub mod trial;
 pub mod uffd;
+pub(crate) mod unshare;
 mod uring;
 mod why;
 mod word_wait;

@@ -178,7 +178,6 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
         // agent goes on.
         needed.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         activated.engine.machine().hold_in_place(&needed, true);
-        activated.engine.machine().hold_unsharing();
     }
     runtime.fork.gate.close();
     // The child may keep open what the parent closes.
@@ -204,7 +203,6 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
             machine.fault_again(fault.page);
         }
         machine.hold_in_place(&needed, false);
-        machine.release_unsharing();
     }
     if forked {
         runtime.sharing.forked(&runtime.context);
