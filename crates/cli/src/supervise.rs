@@ -98,11 +98,12 @@ pub fn run(
         .env("LD_PRELOAD", preload(&agent_path()?))
         .env("FOLIOMEM_CONTROL", format!("/proc/{}/fd/{}", std::process::id(), segment.as_raw_fd()));
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
+    // From here on all signals are blocked, also in new threads.
+    Custody::start(control).map_err(|error| CliError::System("start a thread", error))?;
     let (peaks, started) = (Peaks::default(), Instant::now());
     let mut run = Run {
         control,
         child,
-        custody: Custody::default(),
         swap_file,
         peaks,
         started,
@@ -187,7 +188,6 @@ fn start_error(program: &Path, error: std::io::Error) -> CliError {
 struct Run {
     control: &'static Control,
     child: Child,
-    custody: Custody,
     swap_file: Option<Created>,
     peaks: Peaks,
     started: Instant,
@@ -237,7 +237,6 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
-        self.custody.look(self.control);
         self.peaks.sample(self.control);
         self.child.reap_adopted();
         if let Some(recorder) = &mut self.recorder {

@@ -27,6 +27,7 @@ use crate::why::Why;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
 use foliomem_core::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use foliomem_core::watermark;
+use rustix::process::Pid;
 use std::sync::atomic::Ordering;
 
 /// One reclaimer for so many CPUs: the program needs some, too.
@@ -67,6 +68,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     // Threads that start from now on send a notice.
     pin_control_blocks(runtime);
     start_workers(runtime)?;
+    wait_for_custody(runtime);
     if let Some(events) = runtime.mapping_events() {
         // From now on advice is received; earlier advice is looked up.
         let advices = events.activated.engine.machine().advices();
@@ -130,10 +132,8 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         }
     }
     let program = Userfaultfd::open(Features { events: true })?;
-    let slot = runtime.context.budget.slot();
-    let own = runtime.companion.process().filter(|_| control.is_of(slot, runtime.companion.program()));
-    if let Some(own) = own {
-        control.process(slot).offer_userfaultfd(own, &program);
+    if let Some(own) = offering_companion(runtime) {
+        control.process(runtime.context.budget.slot()).offer.make(control.custody(), own, &program);
     }
     Ok(Descriptors {
         program,
@@ -142,6 +142,21 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         memory: runtime.context.open("self/mem")?,
         swap_file,
     })
+}
+
+/// The companion, if it offers its userfaultfd: not where the process shares its parent's slot.
+fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
+    let Context { budget, .. } = &runtime.context;
+    runtime.companion.process().filter(|_| budget.control().is_of(budget.slot(), runtime.companion.program()))
+}
+
+/// Returns when the supervisor holds the userfaultfd, too, so that nobody reads zeros though
+/// companion and guard are killed at once; or when it is clear that the guard has to do.
+pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
+    let Context { budget, .. } = &runtime.context;
+    if let Some(own) = offering_companion(runtime) {
+        budget.control().process(budget.slot()).offer.wait(budget.control().custody(), own);
+    }
 }
 
 /// How the engine of a process is configured.
