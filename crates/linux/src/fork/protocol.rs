@@ -31,7 +31,10 @@
 use crate::adopt::adopt_mappings;
 use crate::companion::activated::Activation;
 use crate::companion::context::Context;
+use crate::companion::end::{fail_in_program, is_used};
+use crate::companion::error::RuntimeError;
 use crate::companion::mapping_events::PendingFaults;
+use crate::companion::memory_users::User;
 use crate::companion::notices::Notices;
 use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::companion::reclaimer::ReclaimRequests;
@@ -40,6 +43,7 @@ use crate::companion::workers::Workers;
 use crate::control::SlotIndex;
 use crate::fork::call::ForkHooks;
 use crate::fork::child::{go_on_alone, start_childs_companion};
+use crate::fork::quiesce::Peer;
 use crate::fork::state::ForkState;
 use crate::machine::LinuxMachine;
 use crate::ranges::pages;
@@ -60,8 +64,14 @@ impl ForkHooks for Runtime {
         if self.is_off() {
             return;
         }
-        self.fork.quiesce.request(needed);
-        take_descriptors(self);
+        let monitor = || if self.companion.process().is_some() { Peer::Present } else { Peer::Gone };
+        match self.fork.quiesce.request(needed, monitor) {
+            Peer::Present => take_descriptors(self),
+            // It has turned itself off: there is nothing to copy but the program.
+            Peer::Gone if self.is_off() => {}
+            // The child would be without a limit, and maybe without memory that is swapped out.
+            Peer::Gone => fail_in_program(self, &RuntimeError::CompanionLost(self.companion.program())),
+        }
     }
 
     fn parent_after(&'static self, forked: bool) {
@@ -168,8 +178,9 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
 }
 
 /// The monitor: stops the agent's other threads while a thread of the program forks. A fork must
-/// copy one state: so all pending mapping events are received before.
-pub(crate) fn quiesce(runtime: &'static Runtime) {
+/// copy one state: so all pending mapping events are received before. `user` uses the memory: if it
+/// has ended, no thread forks any more.
+pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     let needed = runtime.fork.quiesce.needed();
     // A follower that starves would keep the gate from closing.
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -193,7 +204,8 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
         activated.engine.lend_file();
         activated.engine.machine().share_swap_file();
     }
-    let forked = runtime.fork.quiesce.wait_for_fork();
+    let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };
+    let forked = runtime.fork.quiesce.wait_for_fork(program);
     if let Some(activated) = runtime.activation.activated.get() {
         let machine = activated.engine.machine();
         machine.shared_swap_file(forked);
