@@ -210,15 +210,10 @@ def kill_both_one_later(companion, guard, pause):
     kill(companion)
 
 
-# The supervisor takes its copy of a new userfaultfd at its next look, up to 10 ms after the guard has started: until then
-# only the companion and the guard hold it.
-BOTH_AT_ONCE = pytest.mark.xfail(reason="both killed before the supervisor's next look: zeros are possible", strict=False)
-ORDERS = [kill_companion, kill_guard] + [
-    pytest.param(order, marks=BOTH_AT_ONCE) for order in (kill_both, kill_both_guard_first, kill_both_one_later)
-]
+ORDERS_OF_BOTH = [kill_both, kill_both_guard_first, kill_both_one_later]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
+@pytest.mark.parametrize("order", [kill_companion, kill_guard, *ORDERS_OF_BOTH], ids=lambda order: order.__name__)
 def test_nobody_reads_zeros_when_the_agents_processes_are_killed(stress, order):
     stopped = 0
     for seed in range(KILLS):
@@ -239,6 +234,60 @@ def test_nobody_reads_zeros_when_the_agents_processes_are_killed(stress, order):
         assert until(lambda: who_runs(stress) == ([], [])), f"seed {seed}: {who_runs(stress)} are left"
     if order is not kill_guard:
         assert stopped, "no run was stopped: the kills came to nothing"
+
+
+def children(pid):
+    """The children of a process's first thread."""
+    return [int(child) for child in read_text(f"/proc/{pid}/task/{pid}/children").split()]
+
+
+@pytest.mark.parametrize("order", ORDERS_OF_BOTH, ids=lambda order: order.__name__)
+def test_nobody_reads_zeros_when_both_are_killed_at_activation(stress, order):
+    stopped = 0
+    for seed in range(KILLS * 3):
+        chance = random.Random(f"{order.__name__} {seed}")
+        run = start([stress, "-t", 2, "-n", 2, "-m", 96, "-s", seed], "32M")
+        assert until(lambda: who_runs(stress)[1] or run.proc.poll() is not None, 20)
+        for companion in who_runs(stress)[1][:1]:
+            # The guard is the companion's only child, and starts before anything is swapped out.
+            while not (guards := children(companion)) and stat(companion):
+                pass
+            time.sleep(chance.uniform(0, 0.012))
+            if guards:
+                order(companion, guards[0], chance.uniform(0, 0.002))
+        got = run.finish()
+        assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
+        if got.code:
+            assert got.code == 125 and MESSAGE in got.err, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
+            stopped += 1
+        assert until(lambda: who_runs(stress) == ([], [])), f"seed {seed}: {who_runs(stress)} are left"
+    assert stopped, "no run was stopped: the kills came to nothing"
+
+
+@pytest.mark.parametrize("mib, limit", [(4, "256M"), (16, "32M")], ids=["idle", "swapping"])
+@pytest.mark.parametrize("victim", ["companion", "both", "program"])
+def test_no_fork_and_no_companion_waits_for_a_killed_process(built, victim, mib, limit):
+    program, stopped = built("forks.c"), 0
+    for seed in range(KILLS * 2):
+        chance = random.Random(f"{victim} {mib} {seed}")
+        run = start([program, mib, 3], limit)
+        run.wait_output(b"ready\n")
+        parent = min(who_runs(program)[0], default=0)
+        there = [pair for pair in pairs(program) if pair[1] > parent]
+        companion = min((pid for pid in who_runs(program)[1] if pid > parent), default=0)
+        guard = dict(there).get(companion, 0)
+        time.sleep(chance.uniform(0, 0.05))
+        for pid in {"companion": [companion], "both": [companion, guard], "program": [parent]}[victim]:
+            if pid:
+                kill(pid)
+        got = run.finish(20)
+        assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
+        if got.code:
+            is_right = got.code == 137 if victim == "program" else got.code == 125 and MESSAGE in got.err
+            assert is_right, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
+            stopped += 1
+        assert until(lambda: who_runs(program) == ([], [])), f"seed {seed}: {who_runs(program)} are left"
+    assert stopped, "no run was stopped: the kills came to nothing"
 
 
 @pytest.mark.parametrize("where", ["child", "session", "alone"])

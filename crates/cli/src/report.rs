@@ -71,6 +71,7 @@ impl Report {
         map.insert("need_peak_bytes".to_owned(), json!(self.peaks.needed_bytes));
         map.insert("limit_exceeded".to_owned(), json!(self.control.was_limit_exceeded()));
         map.insert("processes".to_owned(), json!(self.control.processes_seen()));
+        map.insert("userfaultfds_unheld".to_owned(), json!(self.control.custody().unheld()));
         map.insert("elapsed_ns".to_owned(), json!(self.elapsed.as_nanos() as u64));
         for order in Order::all() {
             let name = format!("hugepages-{}kB", order.kib());

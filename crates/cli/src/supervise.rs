@@ -102,11 +102,12 @@ pub fn run(
         .env("LD_PRELOAD", preload(&agent_path()?))
         .env("FOLIOMEM_CONTROL", segment_name(&segment, door.as_ref()));
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
+    // From here on all signals are blocked, also in new threads.
+    Custody::start(control).map_err(|error| CliError::System("start a thread", error))?;
     let (peaks, started) = (Peaks::default(), Instant::now());
     let mut run = Run {
         control,
         child,
-        custody: Custody::default(),
         swap_file,
         peaks,
         started,
@@ -201,7 +202,6 @@ fn start_error(program: &Path, error: std::io::Error) -> CliError {
 struct Run {
     control: &'static Control,
     child: Child,
-    custody: Custody,
     swap_file: Option<Created>,
     peaks: Peaks,
     started: Instant,
@@ -251,7 +251,6 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
-        self.custody.look(self.control);
         self.peaks.sample(self.control);
         self.child.reap_adopted();
         if let Some(recorder) = &mut self.recorder {

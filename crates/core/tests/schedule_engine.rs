@@ -96,7 +96,7 @@ impl World {
     ) {
         {
             let mut state = self.state();
-            state.begin_change();
+            state.changes += 1;
             kernel(&mut state);
         }
         self.wait_for_hearing();
@@ -104,7 +104,7 @@ impl World {
             let mut state = self.state();
             if state.steady == 0 {
                 state.is_hearing = true;
-                state.end_change();
+                receive_change(&mut state);
                 break;
             }
             drop(state);
@@ -146,6 +146,17 @@ impl World {
             (state.homes.len() + state.program.len()) as i64,
             "the charge equals the pages present"
         );
+    }
+}
+
+/// Receives the oldest mapping change: pages move again.
+fn receive_change(state: &mut State) {
+    state.changes -= 1;
+    let Some((from, to)) = state.in_progress.pop_front() else { return };
+    let moved: Vec<u64> = state.unmarked.range(from.clone()).copied().collect();
+    state.unmarked.retain(|page| !from.contains(page));
+    if let Some(to) = to {
+        state.unmarked.extend(moved.iter().map(|page| page - from.start + to));
     }
 }
 

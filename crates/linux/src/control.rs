@@ -10,6 +10,7 @@
 //! then on. The supervisor, or another process that needs a slot, folds the counters of ended processes into the totals.
 
 use crate::codec::{Codec, ZSTD_MAX_LEVEL};
+use crate::custody::{Calls, Offer};
 use crate::door;
 use crate::identity::{self, is_alive};
 use crate::line::with_line;
@@ -19,7 +20,7 @@ use crate::trace_ring::TraceRing;
 use foliomem_core::policy::SizePolicy;
 use foliomem_core::stats::Counters;
 use foliomem_core::units::{Order, PAGE_BYTES};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -233,6 +234,7 @@ struct Header {
     is_over: AtomicU32,
     /// The inode of the supervisor's pid namespace; 0 where that is unknown.
     pid_namespace: AtomicU64,
+    custody: Calls,
 }
 
 /// One process.
@@ -244,8 +246,8 @@ pub struct ProcessSlot {
     pub keeper: AtomicU32,
     /// [`ENDING`] and [`ENDED`] once its companion ends by itself.
     ended: AtomicU32,
-    /// The companion's pid (bits 32..64) and the number of its userfaultfd, plus 1; 0 where there is none.
-    userfaultfd: AtomicU64,
+    /// Its userfaultfd, for the supervisor.
+    pub offer: Offer,
     /// Anonymous memory the process takes, at most: what it may have stopped sharing since that was measured
     /// counts as its own.
     pub anon_bytes: AtomicU64,
@@ -258,20 +260,6 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
-    /// The companion offers its userfaultfd to the supervisor.
-    pub fn offer_userfaultfd(&self, companion: Pid, userfaultfd: impl AsFd) {
-        let number = userfaultfd.as_fd().as_raw_fd() as u64 + 1;
-        let word = (companion.as_raw_nonzero().get() as u64) << 32 | number;
-        self.userfaultfd.store(word, Ordering::Relaxed);
-    }
-
-    /// The companion, which may have ended, and the number of its userfaultfd.
-    pub fn userfaultfd(&self) -> Option<(Pid, RawFd)> {
-        let word = self.userfaultfd.load(Ordering::Relaxed);
-        let number = (word & u64::from(u32::MAX)).checked_sub(1)?;
-        Some((Pid::from_raw((word >> 32) as i32)?, number as RawFd))
-    }
-
     /// The process takes nothing from here on, and the slot may be used again.
     pub fn has_ended(&self) {
         // Release pairs with the acquire in `unattended`: the mark is not a killed companion's.
@@ -507,6 +495,12 @@ impl Control {
         let notice = Box::leak(Box::<process_exit_notice::ProcessExitNotice>::default());
         notice.leave(&self.header.supervisor, rustix::thread::gettid());
         self.header.pid_namespace.store(own_pid_namespace(), Ordering::Relaxed);
+        self.header.custody.attend();
+    }
+
+    /// How companions reach the supervisor's thread that holds their userfaultfds, too.
+    pub fn custody(&self) -> &Calls {
+        &self.header.custody
     }
 
     /// The supervisor has seen the run to its end. Processes that are left go on by themselves.
@@ -674,7 +668,7 @@ impl Control {
         if self.pid(slot) == pid {
             process.keeper.store(0, Ordering::Relaxed);
             process.ended.store(0, Ordering::Relaxed);
-            process.userfaultfd.store(0, Ordering::Relaxed);
+            process.offer.withdraw(&self.header.custody);
             process.anon_bytes.store(0, Ordering::Relaxed);
             process.measured_bytes.store(0, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
@@ -838,6 +832,7 @@ mod tests {
     use super::*;
     use foliomem_core::policy::Enabled;
     use proptest::prelude::*;
+    use rustix::fd::AsRawFd;
 
     fn opened(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
         Control::open(&std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap())

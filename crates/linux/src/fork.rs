@@ -16,12 +16,8 @@
 mod call;
 pub(crate) mod child;
 pub(crate) mod descriptor_hand_over;
-<<<<<<< HEAD
-mod entry;
-mod guards;
-=======
 pub(crate) mod entry;
->>>>>>> h-sandbox
+mod guards;
 pub(crate) mod protocol;
 pub(crate) mod quiesce;
 pub mod sites;

@@ -58,6 +58,7 @@ mod tracer;
 pub mod trial;
 pub mod uffd;
 mod unseen_calls;
+pub(crate) mod unshare;
 mod uring;
 mod why;
 mod word_wait;

@@ -32,6 +32,7 @@ use crate::swap_writer::SwapWriter;
 use crate::thread_control_block::ControlBlocks;
 use crate::tracer::Tracer;
 use crate::uffd::{self, Userfaultfd};
+use crate::unshare::unshare;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::policy::{Advice, Disabled};
 use foliomem_core::run_tokens::{RunMut, RunRef};
@@ -119,8 +120,6 @@ const HUGE_PAUSE_RUNS: u32 = 8;
 
 /// What a reclaimer takes for a hundred pages or so.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Unsharing a folio takes some tens of microseconds.
-const UNSHARING_PAUSE: Duration = Duration::from_micros(50);
 
 /// No row of the swap file's table.
 const NO_ROW: u32 = u32::MAX;
@@ -153,8 +152,6 @@ pub struct LinuxMachine {
     /// What is managed, and what else of the program's is registered.
     registered: Ranges,
     advices: Advices,
-    /// Held by who unshares pages, or by who wants nobody to.
-    is_unsharing: AtomicBool,
     /// Runs of the highest order to be populated without asking for a huge page.
     huge_pause: AtomicU32,
     lenders: &'static Lenders,
@@ -205,7 +202,6 @@ impl LinuxMachine {
             ranges: Ranges::default(),
             registered: Ranges::default(),
             advices: Advices::default(),
-            is_unsharing: AtomicBool::new(false),
             huge_pause: AtomicU32::new(0),
             lenders,
             control_blocks,
@@ -466,7 +462,6 @@ impl LinuxMachine {
             descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Faults)?;
         }
         self.advices.start_anew(&self.ranges);
-        self.release_unsharing();
         // SAFETY: no other thread, by the contract. The old descriptors are those of the parent's
         // threads and do not exist in this process's table: they are forgotten, not closed.
         unsafe { self.descriptors.replace_forgetting(descriptors) };
@@ -478,25 +473,6 @@ impl LinuxMachine {
     /// now stops with SIGSEGV instead.
     pub fn allow_forks(&self, allow: bool) {
         self.ranges.snapshot().iter().for_each(|range| allow_fork(range, allow));
-    }
-
-    /// Keeps pages from being unshared: who does that waits for a handler where somebody else has moved the page meanwhile.
-    /// So one thread at a time does it, which leaves a handler, and nobody while everything is to hold still.
-    pub fn hold_unsharing(&self) {
-        while !self.try_hold_unsharing() {
-            clock::sleep(UNSHARING_PAUSE);
-        }
-    }
-
-    fn try_hold_unsharing(&self) -> bool {
-        // Acquire pairs with the Release in `release_unsharing`.
-        self.is_unsharing.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    /// The reverse.
-    pub fn release_unsharing(&self) {
-        // Release pairs with the Acquire in `try_hold_unsharing`.
-        self.is_unsharing.store(false, Ordering::Release);
     }
 
     /// Keeps those of `pages` where they are that are managed: they are fetched, and locked in memory. Or lets them
@@ -696,20 +672,6 @@ fn move_error(error: uffd::MoveError) -> MoveError {
         uffd::MoveError::NotFound => MoveError::Absent,
         uffd::MoveError::Gone => MoveError::Gone,
         uffd::MoveError::Invalid | uffd::MoveError::NoMemory | uffd::MoveError::Other(_) => MoveError::Refused,
-    }
-}
-
-/// Makes pages the process's own that a fork has left shared, so that they can be moved.
-///
-/// Of a huge page that is shared the kernel takes a part over as it is where nobody else maps any of it any more; but whether a
-/// part can be moved it judges by the first page of the whole (Linux 6.18), which may be gone. So what is
-/// left of a huge page is split, which is what `MADV_COLD` does to one that is only partly in its range.
-fn own_alone(start: usize, len: usize) {
-    let start = std::ptr::with_exposed_provenance_mut(start);
-    for advice in [MemoryAdvice::LinuxPopulateWrite, MemoryAdvice::LinuxCold] {
-        // SAFETY: populating for writing breaks copy-on-write as a write of the program would; neither changes any content.
-        // A failure leaves the pages where they are.
-        let _ = unsafe { madvise(start, len, advice) };
     }
 }
 
@@ -922,18 +884,13 @@ impl Machine for LinuxMachine {
     }
 
     fn unshare(&self, pages: Range<PageNumber>) -> bool {
-        if !self.try_hold_unsharing() {
-            return false;
-        }
-        // Only what is there: a fault of this thread may be one that nobody else can serve.
         let (start, len) = page_range(&pages);
-        pagemap::present(&self.descriptors().pagemap, start, start + len, &mut |run| own_alone(run.start, run.len()));
-        self.release_unsharing();
+        pagemap::present(&self.descriptors().pagemap, start, start + len, &mut |run| unshare(run.start, run.len()));
         true
     }
 
     fn unshare_home(&self, run: FrameRun) {
-        own_alone(self.home(run), run.order.bytes());
+        unshare(self.home(run), run.order.bytes());
     }
 
     fn is_lately_over(&self) -> bool {

@@ -8,7 +8,7 @@ mod explorer;
 use crate::advice::Advices;
 use crate::allocation_notice::{AllocationNotices, NoticeKind};
 use crate::cell_list::{Cell, CellList};
-use crate::fork::quiesce::Quiesce;
+use crate::fork::quiesce::{Peer, Quiesce};
 use crate::ranges::Ranges;
 use crate::swap_space::{RowIndex, SwapSpace};
 use crate::thread_control_block::BLOCK_PAGES;
@@ -116,7 +116,7 @@ fn everything_is_quiet_while_a_thread_forks() {
             let (quiesce, quiet, over) = (Arc::clone(&quiesce), Arc::clone(&quiet), Arc::clone(&over));
             thread::spawn(move || {
                 for fork in 0..FORKS {
-                    quiesce.request([fork as usize; BLOCK_PAGES]);
+                    quiesce.request([fork as usize; BLOCK_PAGES], || Peer::Present);
                     assert!(quiet.load(SeqCst), "a fork while others run");
                     quiesce.release(fork != 1);
                 }
@@ -135,7 +135,7 @@ fn everything_is_quiet_while_a_thread_forks() {
                 let needed = quiesce.needed();
                 assert!(needed.iter().all(|&page| page == needed[0]), "a request that is not whole: {needed:?}");
                 quiet.store(true, SeqCst);
-                forks += u32::from(quiesce.wait_for_fork());
+                forks += u32::from(quiesce.wait_for_fork(|| Peer::Present));
                 quiet.store(false, SeqCst);
                 quiesce.finish();
             } else if over.load(SeqCst) == 0 {
@@ -144,6 +144,80 @@ fn everything_is_quiet_while_a_thread_forks() {
         }
         join([forking, other]);
         assert_eq!(forks, FORKS - 1, "one of them failed");
+    });
+}
+
+/// A side of a fork that may end, as the other one sees it.
+fn peer(is_gone: &AtomicBool) -> Peer {
+    if is_gone.load(SeqCst) { Peer::Gone } else { Peer::Present }
+}
+
+/// Lets time limits end, again and again, until `is_over`.
+fn clock(quiesce: &Arc<Quiesce>, is_over: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
+    let (quiesce, is_over) = (Arc::clone(quiesce), Arc::clone(is_over));
+    thread::spawn(move || {
+        while !is_over.load(SeqCst) {
+            quiesce.end_time_limits();
+            yield_now();
+        }
+    })
+}
+
+/// The monitor quiesces one fork at most, and ends at any moment. Its last step before that counts.
+#[test]
+fn a_fork_does_not_wait_for_a_monitor_that_has_ended() {
+    explore(4000, || {
+        let (quiesce, is_gone) = (Arc::new(Quiesce::default()), Arc::new(AtomicBool::new(false)));
+        let (quiet, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let clock = clock(&quiesce, &is_over);
+        let monitor = {
+            let (quiesce, is_gone, quiet) = (Arc::clone(&quiesce), Arc::clone(&is_gone), Arc::clone(&quiet));
+            thread::spawn(move || {
+                if quiesce.is_requested() {
+                    quiet.store(true, SeqCst);
+                    assert!(quiesce.wait_for_fork(|| Peer::Present));
+                    quiet.store(false, SeqCst);
+                    quiesce.finish();
+                }
+                is_gone.store(true, SeqCst);
+            })
+        };
+        for _ in 0..2 {
+            if quiesce.request([0; BLOCK_PAGES], || peer(&is_gone)) == Peer::Gone {
+                break;
+            }
+            assert!(quiet.load(SeqCst), "a fork while others run");
+            quiesce.release(true);
+        }
+        is_over.store(true, SeqCst);
+        join([monitor, clock]);
+    });
+}
+
+/// The forking thread is killed while it forks: whether there is a child, the monitor cannot know.
+#[test]
+fn the_monitor_does_not_wait_for_a_forking_thread_that_was_killed() {
+    explore(3000, || {
+        let (quiesce, is_gone) = (Arc::new(Quiesce::default()), Arc::new(AtomicBool::new(false)));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let clock = clock(&quiesce, &is_over);
+        let forking = {
+            let (quiesce, is_gone) = (Arc::clone(&quiesce), Arc::clone(&is_gone));
+            thread::spawn(move || {
+                assert_eq!(quiesce.request([0; BLOCK_PAGES], || Peer::Present), Peer::Present);
+                is_gone.store(true, SeqCst);
+            })
+        };
+        loop {
+            let kicks = quiesce.kicks();
+            if quiesce.is_requested() {
+                assert!(quiesce.wait_for_fork(|| peer(&is_gone)), "its child would lose the swap file");
+                break;
+            }
+            word_wait::wait_for(quiesce.kick(), kicks, LONG);
+        }
+        is_over.store(true, SeqCst);
+        join([forking, clock]);
     });
 }
 

@@ -276,13 +276,22 @@ pub(crate) unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: us
 /// # Safety
 /// That of the call.
 pub(crate) unsafe fn syscall5(number: usize, [a, b, c, d, e]: [usize; 5]) -> isize {
+    // SAFETY: by the contract of the callers.
+    unsafe { syscall6(number, [a, b, c, d, e, 0]) }
+}
+
+/// The same with six arguments.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn syscall6(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
     // SAFETY: the x86-64 system call convention; what the call does is the callers' contract.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );

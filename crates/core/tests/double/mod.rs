@@ -83,9 +83,9 @@ pub struct State {
     pub marks: BTreeSet<u64>,
     /// Pages without a mark whose content counts nevertheless: they could not be marked because of
     /// a mapping change. Addresses are those before the changes that nobody has received.
-    unmarked: BTreeSet<u64>,
+    pub unmarked: BTreeSet<u64>,
     /// The mapping changes in progress: where a range goes, or `None` if it is unmapped.
-    in_progress: VecDeque<(Range<u64>, Option<u64>)>,
+    pub in_progress: VecDeque<(Range<u64>, Option<u64>)>,
     /// Whether a frame must go back to the system before it is used again.
     pub frames_escape: bool,
     /// Whether the engine reported that the arena is full.
@@ -116,21 +116,6 @@ impl State {
         self.marks.remove(&page);
         if self.program.remove(&page).is_some() {
             self.charged -= 1;
-        }
-    }
-
-    /// Begins a mapping change: no page moves until [`State::end_change`].
-    pub fn begin_change(&mut self) {
-        self.changes += 1;
-    }
-
-    /// Ends the oldest mapping change: somebody receives it.
-    pub fn end_change(&mut self) {
-        self.changes -= 1;
-        let Some((from, to)) = self.in_progress.pop_front() else { return };
-        let moved: Vec<u64> = self.unmarked.extract_if(from.clone(), |_| true).collect();
-        if let Some(to) = to {
-            self.unmarked.extend(moved.iter().map(|page| page - from.start + to));
         }
     }
 

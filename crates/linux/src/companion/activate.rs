@@ -28,6 +28,7 @@ use crate::why::Why;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
 use foliomem_core::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use foliomem_core::watermark;
+use rustix::process::Pid;
 use std::sync::atomic::Ordering;
 
 /// One reclaimer for so many CPUs: the program needs some, too.
@@ -68,6 +69,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     // Threads that start from now on send a notice.
     pin_control_blocks(runtime);
     start_workers(runtime)?;
+    wait_for_custody(runtime);
     if let Some(events) = runtime.mapping_events() {
         // From now on advice is received; earlier advice is looked up.
         let advices = events.activated.engine.machine().advices();
@@ -134,16 +136,29 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         }
     }
     let program = Userfaultfd::open_through(files.userfaultfd.as_ref(), Features { events: true })?;
-    let slot = runtime.context.budget.slot();
-    // To the supervisor, the pid of a nested companion means another process.
-    let is_ours = || control.is_of(slot, runtime.companion.program()) && !identity::is_nested();
-    let own = runtime.companion.process().filter(|_| is_ours());
-    if let Some(own) = own {
-        control.process(slot).offer_userfaultfd(own, &program);
+    if let Some(own) = offering_companion(runtime) {
+        control.process(runtime.context.budget.slot()).offer.make(control.custody(), own, &program);
     }
     let opened = files.memory.lock().take();
     let MemoryFiles { pagemap, memory } = opened.map_or_else(|| MemoryFiles::open(&files.proc), Ok)?;
     Ok(Descriptors { program, pagemap, maps: runtime.context.open("self/maps")?, memory, swap_file })
+}
+
+/// The companion, if it offers its userfaultfd: not where the process shares its parent's slot. To
+/// the supervisor, the pid of a nested companion means another process.
+fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
+    let Context { budget, .. } = &runtime.context;
+    let is_ours = || budget.control().is_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();
+    runtime.companion.process().filter(|_| is_ours())
+}
+
+/// Returns when the supervisor holds the userfaultfd, too, so that nobody reads zeros though
+/// companion and guard are killed at once; or when it is clear that the guard has to do.
+pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
+    let Context { budget, .. } = &runtime.context;
+    if let Some(own) = offering_companion(runtime) {
+        budget.control().process(budget.slot()).offer.wait(budget.control().custody(), own);
+    }
 }
 
 /// How the engine of a process is configured.

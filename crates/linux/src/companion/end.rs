@@ -4,11 +4,14 @@
 
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
-use crate::companion::memory_users::{self, User};
+use crate::companion::memory_users::{self, Killed, User};
 use crate::runtime::Runtime;
 use crate::thread;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
+
+/// The exit code of a process that SIGKILL has ended, as shells show it.
+const EXIT_KILLED: u8 = 128 + 9;
 
 /// The companion stops the program, which may have memory that cannot be mapped in any more.
 pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
@@ -36,9 +39,8 @@ pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -
 pub(crate) fn fail_in_program(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     runtime.context.budget.control().fail(format_args!("{error}"));
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    loop {
-        std::hint::spin_loop();
-    }
+    // The first process of a pid namespace ignores that.
+    thread::exit_process(EXIT_KILLED)
 }
 
 /// Ends the companion if no process uses the memory any more, and the program if the run is to
@@ -63,18 +65,40 @@ pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
     }
 }
 
+/// Whether a process uses the memory: `user`, or another one. Sizes that change all the time do not
+/// say that `user` has left, as they may in [`look_for_users`]: only its end does.
+pub(crate) fn is_used(runtime: &'static Runtime, user: &User) -> bool {
+    let Some(files) = &*runtime.context.files else { return true };
+    let find = || memory_users::find(&files.proc, &files.statm, user, &runtime.companion.numbers());
+    user.lives() || find().is_some()
+}
+
 /// Kills all processes that use the memory, and waits for their end: after the companion's end they
-/// would read zeros.
+/// would read zeros. From one that does not end, the first process of a pid namespace, takes the
+/// memory away.
 pub(crate) fn stop_program(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { return };
     let (program, number) = (runtime.companion.program(), runtime.companion.program_number());
     let Ok(mut user) = User::open(&files.proc, program, number) else { return };
     loop {
-        user.kill();
+        if user.kill() == Killed::Remains {
+            return take_memory_away(runtime);
+        }
         match memory_users::find(&files.proc, &files.statm, &user, &runtime.companion.numbers()) {
             Some(other) => user = other,
             None => return,
         }
+    }
+}
+
+/// Makes managed memory inaccessible. A process that a signal does not kill ends with SIGSEGV
+/// instead: the kernel delivers that to the first process of a pid namespace, too.
+fn take_memory_away(runtime: &'static Runtime) {
+    let Some(activated) = runtime.activation.activated.get() else { return };
+    for range in activated.engine.machine().ranges().snapshot() {
+        let start = std::ptr::with_exposed_provenance_mut(range.start);
+        // SAFETY: memory of the program, which is to end.
+        let _ = unsafe { rustix::mm::mprotect(start, range.len(), rustix::mm::MprotectFlags::empty()) };
     }
 }
 

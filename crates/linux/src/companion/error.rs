@@ -3,6 +3,7 @@
 use crate::uffd::UffdError;
 use crate::why::Why;
 use rustix::io::Errno;
+use rustix::process::Pid;
 use thiserror::Error;
 
 /// Why the agent cannot do its work. The program must not go on: it may have memory that only the
@@ -27,6 +28,12 @@ pub enum RuntimeError {
     /// The companion was killed at its start.
     #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]
     CompanionKilled,
+    /// The companion was killed later.
+    #[error(
+        "the companion process of process {} was killed: stopped, because a child would be without its limit",
+        .0.as_raw_nonzero()
+    )]
+    CompanionLost(Pid),
     /// The companion has printed the reason.
     #[error("the companion process could not start")]
     CompanionFailed,

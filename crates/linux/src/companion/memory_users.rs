@@ -47,6 +47,15 @@ pub struct User {
     origin: Origin,
 }
 
+/// What has become of a killed process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Killed {
+    /// It has ended.
+    Ended,
+    /// It is there after the longest wait.
+    Remains,
+}
+
 /// How a user is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
@@ -74,6 +83,11 @@ impl User {
         !self.has_ended(&Timespec::default()) && self.statm.as_ref().is_none_or(is_ours)
     }
 
+    /// Whether the process has not ended, whichever memory it uses by now.
+    pub fn lives(&self) -> bool {
+        !self.has_ended(&Timespec::default())
+    }
+
     /// Whether it ends within `time`.
     fn has_ended(&self, time: &Timespec) -> bool {
         let Some(pidfd) = &self.pidfd else { return test_kill_process(self.pid) == Err(Errno::SRCH) };
@@ -81,12 +95,12 @@ impl User {
     }
 
     /// Kills it, and waits until it has ended.
-    pub fn kill(&self) {
+    pub fn kill(&self) -> Killed {
         let _ = match &self.pidfd {
             Some(pidfd) => pidfd_send_signal(pidfd, Signal::KILL),
             None => kill_process(self.pid, Signal::KILL),
         };
-        self.has_ended(&MAX_KILL_WAIT);
+        if self.has_ended(&MAX_KILL_WAIT) { Killed::Ended } else { Killed::Remains }
     }
 }
 

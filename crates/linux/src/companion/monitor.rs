@@ -111,8 +111,9 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
         place.settle(&runtime.placement);
         let kicks = runtime.fork.quiesce.kicks();
         if runtime.fork.quiesce.is_requested() {
-            quiesce(runtime);
-            due_ns = 0;
+            quiesce(runtime, &user);
+            // The program may have been killed while it forked.
+            (due_ns, users_due_ns) = (0, 0);
         }
         if now_ns() >= users_due_ns {
             look_for_users(runtime, &mut user);

@@ -4,7 +4,7 @@
 //! before the child's thread returns to the program, and while no other thread of the child exists:
 //! they take locks in any order.
 
-use crate::companion::activate::{open_descriptors, start_workers};
+use crate::companion::activate::{open_descriptors, start_workers, wait_for_custody};
 use crate::companion::activated::Activated;
 use crate::companion::context::{open_in, open_proc};
 use crate::companion::end::fail_in_program;
@@ -82,6 +82,8 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     activated.engine.machine().allow_forks(false);
     start_guard(runtime)?;
     start_workers(runtime)?;
+    // The child's thread still waits.
+    wait_for_custody(runtime);
     Ok(())
 }
 

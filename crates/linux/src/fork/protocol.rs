@@ -31,7 +31,10 @@
 use crate::adopt::adopt_mappings;
 use crate::companion::activated::Activation;
 use crate::companion::context::Context;
+use crate::companion::end::{fail_in_program, is_used};
+use crate::companion::error::RuntimeError;
 use crate::companion::mapping_events::PendingFaults;
+use crate::companion::memory_users::User;
 use crate::companion::notices::Notices;
 use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::companion::reclaimer::ReclaimRequests;
@@ -41,6 +44,7 @@ use crate::control::SlotIndex;
 use crate::fork::call::ForkHooks;
 use crate::fork::child::{go_on_alone, start_childs_companion};
 use crate::fork::descriptor_hand_over;
+use crate::fork::quiesce::Peer;
 use crate::fork::state::ForkState;
 use crate::identity;
 use crate::machine::LinuxMachine;
@@ -64,8 +68,14 @@ impl ForkHooks for Runtime {
             return;
         }
         ask_for_descriptors(self);
-        self.fork.quiesce.request(needed);
-        take_descriptors(self);
+        let monitor = || if self.companion.process().is_some() { Peer::Present } else { Peer::Gone };
+        match self.fork.quiesce.request(needed, monitor) {
+            Peer::Present => take_descriptors(self),
+            // It has turned itself off: there is nothing to copy but the program.
+            Peer::Gone if self.is_off() => {}
+            // The child would be without a limit, and maybe without memory that is swapped out.
+            Peer::Gone => fail_in_program(self, &RuntimeError::CompanionLost(self.companion.program())),
+        }
     }
 
     fn parent_after(&'static self, forked: bool) {
@@ -181,8 +191,9 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
 }
 
 /// The monitor: stops the agent's other threads while a thread of the program forks. A fork must
-/// copy one state: so all pending mapping events are received before.
-pub(crate) fn quiesce(runtime: &'static Runtime) {
+/// copy one state: so all pending mapping events are received before. `user` uses the memory: if it
+/// has ended, no thread forks any more.
+pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     let needed = runtime.fork.quiesce.needed();
     // A follower that starves would keep the gate from closing.
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
@@ -191,7 +202,6 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
         // agent goes on.
         needed.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
         activated.engine.machine().hold_in_place(&needed, true);
-        activated.engine.machine().hold_unsharing();
     }
     runtime.fork.gate.close();
     // The child may keep open what the parent closes.
@@ -208,7 +218,8 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
         activated.engine.machine().share_swap_file();
     }
     lend_descriptors(runtime);
-    let forked = runtime.fork.quiesce.wait_for_fork();
+    let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };
+    let forked = runtime.fork.quiesce.wait_for_fork(program);
     if let Some(activated) = runtime.activation.activated.get() {
         let machine = activated.engine.machine();
         machine.shared_swap_file(forked);
@@ -218,7 +229,6 @@ pub(crate) fn quiesce(runtime: &'static Runtime) {
             machine.fault_again(fault.page);
         }
         machine.hold_in_place(&needed, false);
-        machine.release_unsharing();
     }
     if forked {
         runtime.sharing.forked(&runtime.context);

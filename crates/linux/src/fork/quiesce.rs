@@ -7,6 +7,9 @@
 //! | quiesced | the thread may fork | the forking thread: forked, or failed |
 //! | forked, failed | the fork has happened, or not | the monitor: idle |
 //!
+//! Each side may end at any moment: the companion is killed or turns itself off, or the program is
+//! killed while it forks. So nobody waits for the other side without looking whether that is there.
+//!
 //! One thread forks at a time (`crate::fork::entry`, `crate::fork::trap`). The state is a futex
 //! word, and takes no part in the lock order: the forking thread waits for nothing else of the
 //! agent's. At every return from a system call the kernel may touch that thread's control block
@@ -21,12 +24,25 @@
 use crate::thread_control_block::BLOCK_PAGES;
 use crate::word_wait::{self, ALL};
 use foliomem_core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How often a side that waits checks that the other one is there.
+const LIVENESS_PAUSE: Duration = Duration::from_millis(20);
 
 const IDLE: u32 = 0;
 const REQUESTED: u32 = 1;
 const QUIESCED: u32 = 2;
 const FORKED: u32 = 3;
 const FAILED: u32 = 4;
+
+/// The other side of a fork.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peer {
+    /// It is there.
+    Present,
+    /// It has ended, and changes the state no more.
+    Gone,
+}
 
 /// The state of a fork, as the forking thread and the monitor see it.
 #[derive(Debug, Default)]
@@ -39,15 +55,18 @@ pub struct Quiesce {
 }
 
 impl Quiesce {
-    /// Forking thread: returns when the agent is quiesced, and the pages `needed` stay resident.
-    pub fn request(&self, needed: [usize; BLOCK_PAGES]) {
-        self.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED]);
+    /// Forking thread: returns when the agent is quiesced, and the pages `needed` stay resident; or
+    /// [`Peer::Gone`] if there is no agent any more. `monitor` tells whether there is.
+    pub fn request(&self, needed: [usize; BLOCK_PAGES], monitor: impl Fn() -> Peer) -> Peer {
+        if self.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED], &monitor) == Peer::Gone {
+            return Peer::Gone;
+        }
         for (slot, address) in self.needed.iter().zip(needed) {
             slot.store(address, Ordering::Relaxed);
         }
         self.change(REQUESTED);
         self.wake_monitor();
-        self.wait_while(&[REQUESTED]);
+        self.wait_while(&[REQUESTED], &monitor)
     }
 
     /// Any thread: wakes the monitor.
@@ -96,17 +115,23 @@ impl Quiesce {
         std::array::from_fn(|index| self.needed[index].load(Ordering::Relaxed))
     }
 
-    /// Monitor: lets the thread fork, and returns when that is over; whether there was a fork.
-    pub fn wait_for_fork(&self) -> bool {
+    /// Monitor: lets the thread fork, and returns when that is over; whether there may be a child.
+    /// `program` tells whether the forking thread is there: one that was killed may have a child.
+    pub fn wait_for_fork(&self, program: impl Fn() -> Peer) -> bool {
         self.change(QUIESCED);
-        self.wait_while(&[QUIESCED]);
         // Acquire pairs with the Release in `change` of `release`.
-        self.state.load(Ordering::Acquire) == FORKED
+        self.wait_while(&[QUIESCED], &program) == Peer::Gone || self.state.load(Ordering::Acquire) == FORKED
     }
 
     /// Monitor: the agent goes on.
     pub fn finish(&self) {
         self.change(IDLE);
+    }
+
+    /// The time limits of all who wait end.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub fn end_time_limits(&self) {
+        word_wait::wake(&self.state, ALL);
     }
 
     fn change(&self, to: u32) {
@@ -115,14 +140,22 @@ impl Quiesce {
         word_wait::wake(&self.state, ALL);
     }
 
-    fn wait_while(&self, states: &[u32]) {
+    /// Waits while the state is one of `states`, and looks now and then whether the other side is
+    /// there: not at once, as nearly all forks are over by then.
+    fn wait_while(&self, states: &[u32], peer: &impl Fn() -> Peer) -> Peer {
+        let mut found = Peer::Present;
         loop {
             // Acquire pairs with the Release in `change`: what the other side did before.
             let now = self.state.load(Ordering::Acquire);
             if !states.contains(&now) {
-                return;
+                return Peer::Present;
             }
-            word_wait::wait(&self.state, now);
+            if found == Peer::Gone {
+                return Peer::Gone;
+            }
+            word_wait::wait_for(&self.state, now, LIVENESS_PAUSE);
+            // Before the state is looked at: what the other side did before its end is seen.
+            found = peer();
         }
     }
 }
@@ -144,7 +177,7 @@ mod tests {
                     if quiesce.is_requested() {
                         assert_eq!(quiesce.needed(), [4096, 8192]);
                         quiesced.store(true, Ordering::Relaxed);
-                        forks.fetch_add(u32::from(quiesce.wait_for_fork()), Ordering::Relaxed);
+                        forks.fetch_add(u32::from(quiesce.wait_for_fork(|| Peer::Present)), Ordering::Relaxed);
                         quiesced.store(false, Ordering::Relaxed);
                         quiesce.finish();
                     } else {
@@ -153,11 +186,11 @@ mod tests {
                 }
             });
             for round in 0..1000 {
-                quiesce.request([4096, 8192]);
+                quiesce.request([4096, 8192], || Peer::Present);
                 assert!(quiesced.load(Ordering::Relaxed));
                 quiesce.release(round % 2 == 0);
             }
-            quiesce.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED]);
+            quiesce.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED], &|| Peer::Present);
             stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(forks.load(Ordering::Relaxed), 500);
