@@ -6,7 +6,7 @@ from pathlib import Path
 from conftest import BIN, PYTHON, clean_env, foliomem_only
 
 AGENT = Path(BIN).with_name("libfoliomem_agent.so")
-HOOKS = {"fork", "_Fork", "forkpty", "daemon", "syscall", "clone", "vmsplice", "setsockopt", "madvise", "mlockall"}
+HOOKS = {"fork", "_Fork", "forkpty", "daemon", "syscall", "clone", "madvise", "mlockall"}
 HOOKS |= {"dl_iterate_phdr", "prctl", "mmap", "mmap64", "mremap", "mprotect", "malloc", "calloc", "realloc", "reallocarray"}
 HOOKS |= {"memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc", "pthread_create", "thrd_create"}
 

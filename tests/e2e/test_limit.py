@@ -112,8 +112,9 @@ def test_a_share_of_what_is_needed_grows_with_that(divisor, program):
     argv = [PYTHON, PROGRAMS / program[0], *program[1:]]
     got = same_as_plain(argv, f"need/{divisor}", False)
     wanted = max(64 * MIB, got.stats["need_peak_bytes"] / divisor)
-    # What it needs is looked at now and then, by the supervisor and by each process.
-    assert got.stats["limit_bytes"] == pytest.approx(wanted, rel=0.1), got.stats
+    # What it needs is looked at now and then, by the supervisor and by each process: a tree's is a sum of several looks.
+    margin = 0.25 if program[0] == "forks.py" else 0.1
+    assert got.stats["limit_bytes"] == pytest.approx(wanted, rel=margin), got.stats
 
 
 def test_a_small_program_is_let_alone_where_its_limit_is_a_share():

@@ -189,25 +189,6 @@ def test_children_of_a_parent_that_has_changed_its_user_reach_the_file(tmp_path,
     assert got.stats["bd_stat"]["bd_reads"] > 0 and got.stats["bd_stat"]["failed_reads"] == 0
 
 
-def test_orphans_fork_without_their_supervisor(tmp_path):
-    """The file is open as long as somebody has some of it, and a child finds it with its parent."""
-    script = ("import hashlib, os, sys, time\nif os.fork(): time.sleep(60)\n"
-              "parts = [os.urandom(1 << 20) for _ in range(96)]\nsums = [hashlib.md5(p).digest() for p in parts]\nprint('ready', flush=True)\n"
-              "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\npid = os.fork()\n"
-              "right = [hashlib.md5(p).digest() for p in parts] == sums\nif pid == 0: os._exit(0 if right else 9)\n"
-              "print('right' if right and os.waitpid(pid, 0)[1] == 0 else 'WRONG', flush=True)")
-    running = start([PYTHON, "-c", script, tmp_path / "go"], "48M", options=["--swap", f"{tmp_path}/swap:512M"])
-    running.wait_output(b"ready", 60)
-    running.stats_path = None
-    os.kill(running.pid, signal.SIGKILL)
-    os.waitpid(running.pid, 0)
-    (tmp_path / "go").touch()
-    try:
-        assert b"right" in running.wait_output(b"right", 60)
-    finally:
-        running.kill()
-
-
 def test_children_that_are_killed_leave_their_part_of_the_file(tmp_path):
     """Otherwise the file, four times the data, is full soon."""
     script = ("import hashlib, os, signal, sys\nparts = [os.urandom(1 << 20) for _ in range(64)]\nfor turn in range(10):\n"
@@ -249,8 +230,8 @@ def test_a_block_device(device, tmp_path):
     assert refused.code == 125 and "in use" in refused.err, refused.err
 
 
-def test_a_device_is_written_with_io_uring_until_that_is_filtered(device):
-    """By a filter for all threads that kills who calls it."""
+def test_a_device_is_written_with_io_uring_whatever_the_program_filters(device):
+    """A filter for all threads that kills who calls it does not concern the companion."""
     got = foliomem([PYTHON, "-c", RANDOM, 128], "48M", options=["--swap", device], timeout=100).ok()
     bd = got.stats["bd_stat"]
     allowed = b"ok      io_uring" in cli("doctor").out
@@ -267,7 +248,7 @@ def test_a_device_is_written_with_io_uring_until_that_is_filtered(device):
     bd = got.stats["bd_stat"]
     assert got.out == b"intact\n" and bd["bd_writes"] > 140 * 256 and bd["failed_writes"] == 0, bd
     if allowed:
-        assert 50 * 256 < bd["bd_writes_uring"] < bd["bd_writes"], bd
+        assert bd["bd_writes_uring"] == bd["bd_writes"], bd
 
 
 def test_a_block_device_gives_its_room_back(device, tmp_path):

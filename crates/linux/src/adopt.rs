@@ -218,7 +218,12 @@ fn trace_present(events: MappingEvents, machine: &LinuxMachine, range: &Range<us
 fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
     let machine = events.activated.engine.machine();
     let window = window_bytes(events);
-    let is_registered = |mapping: &Mapping| machine.descriptors().program.is_registered(mapping.start);
+    // To ask registers the page, which must not happen to the arena: its pages would fault.
+    let is_registered = |mapping: &Mapping| {
+        let first = mapping.start..mapping.start + PAGE_BYTES;
+        !events.context.agent_memory.outside(first).is_empty()
+            && machine.descriptors().program.is_registered(mapping.start)
+    };
     let mut found = Found::default();
     let mut before: Option<(Mapping, bool)> = None;
     // What is managed need not be looked at, whatever the kernel calls it.
