@@ -84,9 +84,9 @@ def giving_back(running, directory, taken_bytes):
         (directory / f"full{turn}").touch()
         running.wait_output(f"empty{turn}".encode(), 60)
         deadline = time.monotonic() + 20
-        while taken_bytes() > 16 * MIB and time.monotonic() < deadline:
+        while taken_bytes() > 24 * MIB and time.monotonic() < deadline:
             time.sleep(0.05)
-        if (left := taken_bytes()) > 16 * MIB:
+        if (left := taken_bytes()) > 24 * MIB:
             running.kill()
             pytest.fail(f"{left >> 20} MiB are not given back")
         (directory / f"empty{turn}").touch()
