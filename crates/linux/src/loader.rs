@@ -5,6 +5,7 @@
 //! loaded later stand at the end; every function that the agent looks for is found before them.
 
 use std::ffi::{CStr, c_char};
+use std::ops::Range;
 
 const DT_NULL: i64 = 0;
 const DT_HASH: i64 = 4;
@@ -47,37 +48,52 @@ struct LinkMap {
     previous: *const LinkMap,
 }
 
-/// `struct r_debug`, as far as every version has it.
+/// `struct r_debug_extended`: one name space.
 #[repr(C)]
-struct LoaderDebug {
-    version: i32,
-    map: *const LinkMap,
+pub(crate) struct DebugInfo {
+    pub(crate) version: i32,
+    maps: *const LinkMap,
+    /// The address of the function that the loader calls before and after it changes a list.
+    pub(crate) notify: usize,
+    pub(crate) state: i32,
+    loader: usize,
+    /// The next name space; only there from version 2 on.
+    pub(crate) next: *const DebugInfo,
 }
 
 unsafe extern "C" {
-    static _r_debug: LoaderDebug;
+    static _r_debug: DebugInfo;
     /// The dynamic section of the object that this code is linked into; the linker defines it in each.
     static _DYNAMIC: Dynamic;
 }
 
-/// An object of the loader's list.
+/// An object of the loader's lists.
 #[derive(Clone, Copy)]
-struct Object(&'static LinkMap);
+pub(crate) struct Object<'a>(&'a LinkMap);
 
-/// Where the loader keeps what it tells debuggers.
-pub(crate) fn debug_info() -> *const u8 {
-    (&raw const _r_debug).cast()
+/// What the loader tells debuggers of the base name space.
+pub(crate) fn debug_info() -> *const DebugInfo {
+    &raw const _r_debug
 }
 
-/// The objects of the base name space, in the order of lookup.
-fn objects() -> impl Iterator<Item = Object> {
-    // SAFETY: the loader sets the list up before it relocates this object, and keeps entries of objects in use.
-    let first = unsafe { _r_debug.map.as_ref() };
+/// The objects of a name space, in the order of lookup. Older loaders have less than a [`DebugInfo`], so there is no reference to one.
+///
+/// # Safety
+/// `info` is the loader's. The loader keeps the objects for as long as they are looked at, and adds at the end only.
+pub(crate) unsafe fn objects_of<'a>(info: *const DebugInfo) -> impl Iterator<Item = Object<'a>> + use<'a> {
+    // SAFETY: by the contract.
+    let first = unsafe { (*info).maps.as_ref() };
     // SAFETY: as above; `next` is written when an entry is complete.
     std::iter::successors(first, |map| unsafe { map.next.as_ref() }).map(Object)
 }
 
-impl Object {
+/// The objects of the base name space, in the order of lookup.
+fn objects() -> impl Iterator<Item = Object<'static>> {
+    // SAFETY: the loader sets the list up before it relocates this object, and keeps entries of objects in use.
+    unsafe { objects_of(debug_info()) }
+}
+
+impl<'a> Object<'a> {
     /// The value of a dynamic entry.
     fn entry(self, wanted: i64) -> Option<usize> {
         let mut at = self.0.dynamic;
@@ -101,7 +117,8 @@ impl Object {
         Some(std::ptr::with_exposed_provenance(address))
     }
 
-    fn is_named(self, name: &CStr) -> bool {
+    /// Whether others link to it by this name.
+    pub(crate) fn is_named(self, name: &CStr) -> bool {
         let strings = self.table::<c_char>(DT_STRTAB).zip(self.entry(DT_SONAME));
         // SAFETY: the entry is the offset of a string in the table.
         strings.is_some_and(|(strings, offset)| unsafe { CStr::from_ptr(strings.add(offset)) } == name)
@@ -111,19 +128,16 @@ impl Object {
         std::ptr::eq(self.0.dynamic, &raw const _DYNAMIC)
     }
 
-    /// The address of the default version of a function, if the object defines it.
-    fn function(self, name: &CStr) -> Option<usize> {
+    /// The first symbol called `name` that the object defines and `accepts`, which also gets its index.
+    fn symbol(self, name: &CStr, accepts: impl Fn(&Symbol, usize) -> bool) -> Option<&'a Symbol> {
         let symbols = self.table::<Symbol>(DT_SYMTAB)?;
         let strings = self.table::<c_char>(DT_STRTAB)?;
-        let versions = self.table::<u16>(DT_VERSYM);
         let is_wanted = |index: usize| {
-            // SAFETY: the hash table holds indices of the symbol table, which has one version for each symbol if any.
+            // SAFETY: the hash table holds indices of the symbol table.
             unsafe {
                 let symbol = &*symbols.add(index);
-                let kind = symbol.info & 15;
                 symbol.section != 0
-                    && matches!(kind, TYPE_NONE | TYPE_FUNCTION | TYPE_INDIRECT_FUNCTION)
-                    && versions.is_none_or(|versions| *versions.add(index) & VERSION_HIDDEN == 0)
+                    && accepts(symbol, index)
                     && CStr::from_ptr(strings.add(symbol.name as usize)) == name
             }
         };
@@ -134,14 +148,38 @@ impl Object {
             None => unsafe { find_old(self.table::<u32>(DT_HASH)?, name, is_wanted) },
         }?;
         // SAFETY: `is_wanted` has accepted it.
-        let symbol = unsafe { &*symbols.add(index) };
+        Some(unsafe { &*symbols.add(index) })
+    }
+
+    /// Where the code of the function `name` lies, if the object defines it.
+    pub(crate) fn code(self, name: &CStr) -> Option<Range<usize>> {
+        let symbol = self.symbol(name, |symbol, _| symbol.kind() == TYPE_FUNCTION && symbol.bytes > 0)?;
+        let start = self.0.base + symbol.value;
+        Some(start..start + symbol.bytes as usize)
+    }
+
+    /// The address of the default version of a function, if the object defines it.
+    fn function(self, name: &CStr) -> Option<usize> {
+        let versions = self.table::<u16>(DT_VERSYM);
+        let symbol = self.symbol(name, |symbol, index| {
+            // SAFETY: there is one version for each symbol, if any.
+            let is_default = |versions: *const u16| unsafe { *versions.add(index) } & VERSION_HIDDEN == 0;
+            matches!(symbol.kind(), TYPE_NONE | TYPE_FUNCTION | TYPE_INDIRECT_FUNCTION)
+                && versions.is_none_or(is_default)
+        })?;
         let address = self.0.base + symbol.value;
-        if symbol.info & 15 != TYPE_INDIRECT_FUNCTION {
+        if symbol.kind() != TYPE_INDIRECT_FUNCTION {
             return Some(address);
         }
         // SAFETY: the value of such a symbol is a function without arguments that returns the address.
         let resolver: extern "C" fn() -> usize = unsafe { std::mem::transmute(address) };
         Some(resolver())
+    }
+}
+
+impl Symbol {
+    fn kind(&self) -> u8 {
+        self.info & 15
     }
 }
 

@@ -29,7 +29,8 @@
 
 pub use crate::fork::call::ForkHooks;
 use crate::fork::entry;
-use crate::link_maps::{self, Object};
+use crate::link_maps;
+use crate::loader::Object;
 use crate::unseen_calls;
 use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
@@ -339,8 +340,8 @@ fn sites_in(code: &[u8], start: usize, wanted: Wanted) -> Option<Vec<Site>> {
 }
 
 /// The sites of a function of `library`; `None` if one is not recognised, or patched already.
-fn sites_of_function(library: &Object, name: &CStr, wanted: Wanted) -> Option<Vec<Site>> {
-    let Some(code) = library.function(name) else { return Some(Vec::new()) };
+fn sites_of_function(library: Object<'_>, name: &CStr, wanted: Wanted) -> Option<Vec<Site>> {
+    let Some(code) = library.code(name) else { return Some(Vec::new()) };
     // SAFETY: code of a loaded library, which nobody else changes.
     let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
     sites_in(bytes, code.start, wanted)
@@ -355,7 +356,7 @@ struct Sites {
 
 impl Sites {
     /// `None` if not all forks are recognised, or they are patched already.
-    fn of(library: &Object) -> Option<Sites> {
+    fn of(library: Object<'_>) -> Option<Sites> {
         let mut sites = Sites { all: Vec::new(), are_complete: true };
         for (functions, wanted) in FORKING {
             let before = sites.all.len();
@@ -367,7 +368,7 @@ impl Sites {
             }
         }
         for (name, wanted) in CHANGING {
-            let is_missing = library.function(name).is_none();
+            let is_missing = library.code(name).is_none();
             match sites_of_function(library, name, wanted) {
                 Some(found) if is_missing || !found.is_empty() => sites.add(found),
                 _ => sites.are_complete = false,
@@ -472,7 +473,6 @@ fn users() -> Users {
 /// Patches the C library of the program. Does nothing if the C library or the CPU is not
 /// recognised.
 pub fn install() {
-    link_maps::find();
     // The agent, and the loader, which makes no calls for others.
     [Some(entry::address()), link_maps::notify_function()].into_iter().flatten().for_each(unseen_calls::are_seen_in);
     if !entry::is_supported() || !patch_c_library() || follow_loader().is_err() {
@@ -485,7 +485,7 @@ pub fn install() {
 fn patch_c_library() -> bool {
     let mut sites = None;
     link_maps::visit(|object| {
-        if sites.is_none() && object.soname() == Some(C_LIBRARY) {
+        if sites.is_none() && object.is_named(C_LIBRARY) {
             sites = Sites::of(object);
         }
     });
@@ -549,7 +549,7 @@ fn is_empty_function(code: &[u8]) -> bool {
 /// The loader has changed its list of objects, or is about to. It holds its lock.
 extern "C" fn objects_changed() {
     let are_complete = link_maps::visit(|object| {
-        if object.soname() == Some(C_LIBRARY)
+        if object.is_named(C_LIBRARY)
             && let Some(sites) = Sites::of(object)
         {
             // One that cannot be patched now is found again with the next change.
