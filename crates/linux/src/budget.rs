@@ -101,6 +101,11 @@ impl Budget {
         self.program.is_some_and(|program| self.control.is_of(*self.slot, program))
     }
 
+    /// The `statm` of the process's memory, once it is armed.
+    pub fn statm(&self) -> Option<&OwnedFd> {
+        (*self.statm).as_ref()
+    }
+
     /// The program's process.
     pub fn program(&self) -> Option<Pid> {
         *self.program
@@ -159,7 +164,7 @@ impl Budget {
 
     /// Reads the process's size, publishes it and learns the others'.
     pub fn sample(&self) {
-        let Some(statm) = &*self.statm else { return };
+        let Some(statm) = self.statm() else { return };
         let resident = pagemap::anon_resident_pages(statm) as i64;
         let slot = self.control.process(*self.slot);
         let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));

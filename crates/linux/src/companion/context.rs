@@ -28,7 +28,6 @@ pub(crate) struct ProcFiles {
     /// `/proc`: the program may change its root.
     pub(crate) proc: OwnedFd,
     pub(crate) smaps_rollup: OwnedFd,
-    pub(crate) statm: OwnedFd,
     /// The program may change its root before anything is managed.
     pub(crate) userfaultfd: Result<OwnedFd, Errno>,
     /// If pieces are recompressed.

@@ -46,9 +46,9 @@ pub(crate) fn fail_in_program(runtime: &'static Runtime, error: &RuntimeError) -
 /// Ends the companion if no process uses the memory any more, and the program if the run is to
 /// end. Starts a new guard if the guard was killed.
 pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
-    let Some(files) = &*runtime.context.files else { return };
-    if !user.remains(&files.statm) {
-        match memory_users::find(&files.proc, &files.statm, user, &runtime.companion.numbers()) {
+    let Some(statm) = runtime.context.budget.statm() else { return };
+    if !user.remains(statm) {
+        match find_other(runtime, user) {
             Some(other) => *user = other,
             None => end(runtime),
         }
@@ -68,9 +68,15 @@ pub(crate) fn look_for_users(runtime: &'static Runtime, user: &mut User) {
 /// Whether a process uses the memory: `user`, or another one. Sizes that change all the time do not
 /// say that `user` has left, as they may in [`look_for_users`]: only its end does.
 pub(crate) fn is_used(runtime: &'static Runtime, user: &User) -> bool {
-    let Some(files) = &*runtime.context.files else { return true };
-    let find = || memory_users::find(&files.proc, &files.statm, user, &runtime.companion.numbers());
-    user.lives() || find().is_some()
+    user.lives() || find_other(runtime, user).is_some()
+}
+
+/// Another process that uses the memory, where `user` has left.
+fn find_other(runtime: &'static Runtime, user: &User) -> Option<User> {
+    let (Some(files), Some(statm)) = (&*runtime.context.files, runtime.context.budget.statm()) else {
+        unreachable!("the monitor opens them first")
+    };
+    memory_users::find(&files.proc, statm, user, &runtime.companion.numbers())
 }
 
 /// Kills all processes that use the memory, and waits for their end: after the companion's end they
@@ -84,7 +90,7 @@ pub(crate) fn stop_program(runtime: &'static Runtime) {
         if user.kill() == Killed::Remains {
             return take_memory_away(runtime);
         }
-        match memory_users::find(&files.proc, &files.statm, &user, &runtime.companion.numbers()) {
+        match find_other(runtime, &user) {
             Some(other) => user = other,
             None => return,
         }

@@ -205,8 +205,8 @@ fn mapped_pages(statm: impl AsFd) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// The names in a directory under `/proc` that are numbers.
-fn ids(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Vec<u32> {
+/// The names in a directory under `/proc` that are numbers. None where there is no such directory.
+pub(crate) fn ids(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Vec<u32> {
     let entries = open_directory_in(proc, path).and_then(|directory| Dir::new(directory).ok());
     let names = entries.into_iter().flatten().flatten();
     names.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()

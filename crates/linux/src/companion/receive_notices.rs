@@ -92,14 +92,9 @@ fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
 /// Pins the control blocks of all threads that exist at activation.
 pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
-    let path = format_args!("{}/task", runtime.companion.program_number());
     // There is no such directory when the program has just ended.
-    let Some(tasks) = memory_users::open_in(&files.proc, path) else { return };
-    let Ok(entries) = rustix::fs::Dir::read_from(&tasks) else { return };
-    for entry in entries.flatten() {
-        // Other entries are `.` and `..`.
-        let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
-        let id = number.and_then(|number| memory_users::own_pid_of(&files.proc, number));
+    for number in memory_users::ids(&files.proc, format_args!("{}/task", runtime.companion.program_number())) {
+        let id = memory_users::own_pid_of(&files.proc, number);
         if let Some((id, block)) = id.and_then(|id| Some((id, thread_control_block::of_thread(id)?))) {
             pin_control_block(runtime, &block, id);
         }

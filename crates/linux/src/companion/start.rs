@@ -140,7 +140,6 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);
     let files = ProcFiles {
         smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
-        statm: open_in(&proc, "self/statm")?,
         userfaultfd,
         memory: Mutex::new(memory),
         loadavg: runtime.context.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
@@ -151,12 +150,12 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     unsafe {
         runtime.notices.lenders.arm(table);
         runtime.context.files.replace_forgetting(Some(files));
-        if runtime.context.budget.is_armed() {
-            runtime.context.budget.arm(slot, statm, program, stat);
+        let has_forked = runtime.context.budget.is_armed();
+        runtime.context.budget.arm(slot, statm, program, stat);
+        if has_forked {
             runtime.notices.control_blocks.forked(runtime.fork.quiesce.needed(), program);
             runtime.sharing.forked(&runtime.context);
         } else {
-            runtime.context.budget.arm(slot, statm, program, stat);
             runtime.context.budget.sample();
         }
     }
