@@ -45,8 +45,8 @@ def who_runs(program):
 
 def pairs(program):
     """Companions with their guards."""
-    agents = who_runs(program)[1]
-    return [(stat(pid)[1], pid) for pid in agents if stat(pid) and stat(pid)[1] in agents]
+    parents = {pid: there[1] for pid in who_runs(program)[1] if (there := stat(pid))}
+    return [(parent, pid) for pid, parent in parents.items() if parent in parents]
 
 
 def zombies(parent):
@@ -79,12 +79,13 @@ class Piped:
     """A program under foliomem that goes on when it is told so."""
 
     def __init__(self, argv, limit):
-        read, self.write_end = os.pipe()
-        self.run = start(argv, limit, stdin=os.fdopen(read))
-        self.program = argv[0]
+        read, write = os.pipe()
+        self.write_end = os.fdopen(write, "wb", buffering=0)
+        with os.fdopen(read) as source:
+            self.run = start(argv, limit, stdin=source)
 
     def go_on(self):
-        os.write(self.write_end, b"x")
+        self.write_end.write(b"x")
 
 
 class Watch:

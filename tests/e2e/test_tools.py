@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PLAIN, PYTHON, assert_swapped, clean_env, foliomem, plain, start
-from test_companion import who_runs
+from test_companion import Piped, who_runs
 from test_reports import NOT_BY_FILE
 
 MIB = 16
@@ -41,14 +41,11 @@ def tool(argv, timeout=60):
 
 def look_at(argv, look, program=None, limit=LIMIT):
     """Starts a program that waits with most of its memory swapped out, calls `look` with its process id, and lets it go on."""
-    read, write = os.pipe()
-    with os.fdopen(read) as source:
-        run = start(argv, limit, stdin=source)
-    run.wait_output(b"ready\n", 60)
-    looked = look(next(pid for pid in who_runs(program or argv[0])[0] if os.getsid(pid) == run.pid))
-    os.write(write, b"x")
-    got = run.finish().ok()
-    os.close(write)
+    piped = Piped(argv, limit)
+    piped.run.wait_output(b"ready\n", 60)
+    looked = look(next(pid for pid in who_runs(program or argv[0])[0] if os.getsid(pid) == piped.run.pid))
+    piped.go_on()
+    got = piped.run.finish().ok()
     assert got.out == b"ready\nOK\n"
     assert not got.stats or got.stats["vmstat"]["pswpin"] > 0
     return looked

@@ -192,11 +192,6 @@ impl<'a> RunMut<'a> {
         RunMut(run, PhantomData)
     }
 
-    /// Lends the right to write the run for a shorter while.
-    pub fn reborrow(&mut self) -> RunMut<'_> {
-        RunMut(self.0, PhantomData)
-    }
-
     /// Lends the right to read the run.
     pub fn as_ref(&self) -> RunRef<'_> {
         RunRef(self.0, PhantomData)

@@ -14,6 +14,7 @@ use crate::custody::{Calls, Offer};
 use crate::door;
 use crate::identity::{self, is_alive};
 use crate::line::with_line;
+use crate::pagemap;
 use crate::process_exit_notice;
 use crate::swap_space::SwapSpace;
 use crate::trace_ring::TraceRing;
@@ -801,10 +802,7 @@ impl Control {
 
 /// Whether there is a process of this number that has not ended.
 fn is_running(pid: u32) -> bool {
-    let mut text = [0u8; 1024];
-    let file = rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let read = file.and_then(|file| rustix::io::read(&file, &mut text)).unwrap_or(0);
-    let state: Option<char> = crate::pagemap::stat_field(&text[..read], 3);
+    let state: Option<char> = pagemap::process_field(pid, 3);
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 

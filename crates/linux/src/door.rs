@@ -13,6 +13,7 @@
 //! A network namespace is no obstacle. A program that sees none of the file system of the supervisor
 //! does not find the socket; it finds the agent's library there no more, either.
 
+use crate::pagemap;
 use crate::passing;
 use crate::uffd;
 use linux_raw_sys::net::SO_PEERPIDFD;
@@ -182,9 +183,7 @@ fn descends_from_caller(pid: i32) -> bool {
 }
 
 fn parent(pid: u32) -> Option<u32> {
-    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
-    let status = String::from_utf8_lossy(&status);
-    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+    pagemap::process_field(pid, 4)
 }
 
 /// What a door gives.

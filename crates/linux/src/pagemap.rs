@@ -4,6 +4,7 @@ use crate::raw_ioctl;
 use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use std::ops::Range;
@@ -185,6 +186,14 @@ pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
     let mut text = [0u8; 1024];
     let read = rustix::io::pread(stat, &mut text, 0).ok()?;
     stat_field(&text[..read], 10)
+}
+
+/// Field number `field`, from 3 on, of the process's `/proc/PID/stat`; `None` where there is no such process.
+pub(crate) fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
+    let mut text = [0u8; 1024];
+    let file = rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let read = rustix::io::read(&file, &mut text).ok()?;
+    stat_field(&text[..read], field)
 }
 
 /// Field number `field`, from 3 on, of `/proc/PID/stat`. The second, in brackets, may hold anything.
