@@ -628,7 +628,7 @@ impl LinuxMachine {
         let Descriptors { program, pagemap, .. } = self.descriptors();
         let range = addresses(&page.folio(Order::ZERO));
         match fill(program, range.start) {
-            Err(uffd::MoveError::Exists) if self.marks.clear_stale(program, pagemap, range.clone()) => {
+            Err(uffd::MoveError::Exists) if Marks::clear_stale(program, pagemap, range.clone()) => {
                 fill(program, range.start)
             }
             filled => filled,
@@ -823,7 +823,7 @@ impl Machine for LinuxMachine {
         let rest = |moved_pages| address(to.offset(moved_pages))..address(to.offset(run.frames()));
         let Descriptors { program, pagemap, .. } = self.descriptors();
         let mut stopped = Stopped { moved_pages, error };
-        if error == MoveError::Exists && self.marks.clear_stale(program, pagemap, rest(moved_pages)) {
+        if error == MoveError::Exists && Marks::clear_stale(program, pagemap, rest(moved_pages)) {
             let (from, pages) = (self.home(run) + moved_pages as usize * PAGE_BYTES, run.frames() - moved_pages);
             let Err(again) = self.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
             stopped = Stopped { moved_pages: moved_pages + again.moved_pages, ..again };

@@ -129,12 +129,15 @@ impl Marks {
         }
     }
 
-    /// Removes marks from `range` that nothing swapped out is behind: `MADV_FREE` leaves them. Returns whether its first page
-    /// had one.
-    pub(crate) fn clear_stale(&self, program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) -> bool {
-        self.are_set()
-            && self.check(pagemap, range.start..range.start + PAGE_BYTES, &mut |_| {})
-            && program.unprotect(range.start, range.len()).is_ok()
+    /// Removes markers from `range` that stand for no swapped-out page. Returns whether its first page had one.
+    ///
+    /// There are such markers where no marks are set, too: `MADV_FREE` leaves them, and the
+    /// copy-on-write throttle makes one where the program discards a page at the same moment.
+    pub(crate) fn clear_stale(program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) -> bool {
+        let mut is_marked = false;
+        let first = range.start..range.start + PAGE_BYTES;
+        pagemap::each_run(pagemap, first, &mut |_, entry| is_marked = entry == Entry::Marked);
+        is_marked && program.unprotect(range.start, range.len()).is_ok()
     }
 
     /// The program has discarded or unmapped `range`.
@@ -158,7 +161,7 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uffd::{Features, Mode};
+    use crate::uffd::{Features, Mode, MoveError};
 
     fn lost(marks: &Marks, pagemap: &OwnedFd, region: &Region) -> Vec<usize> {
         let mut lost = Vec::new();
@@ -192,5 +195,20 @@ mod tests {
         assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5]);
         marks.forget(page(6)..page(7));
         assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn a_marker_goes_where_no_marks_are_set() {
+        let region = Region::reserve(2 * PAGE_BYTES).unwrap();
+        let Ok(program) = Userfaultfd::open(Features { events: false }) else { return };
+        let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());
+        program.register(region.start(), region.len(), Mode::Faults).unwrap();
+        let range = region.start()..region.start() + region.len();
+        assert!(!Marks::clear_stale(&program, &pagemap, range.clone()));
+        program.protect(range.start, range.len()).unwrap();
+        assert_eq!(program.zero(range.start), Err(MoveError::Exists));
+        assert!(Marks::clear_stale(&program, &pagemap, range.clone()));
+        program.zero(range.start).unwrap();
+        assert!(!Marks::clear_stale(&program, &pagemap, range));
     }
 }
