@@ -24,7 +24,7 @@ use threads as kind;
 
 pub mod ranks;
 
-pub use kind::{OnceLock, Shared, atomic, yield_now};
+pub use kind::{OnceLock, Shared, atomic, back_off};
 
 use ranks::{Leaf, Rank, Waits};
 use std::fmt;

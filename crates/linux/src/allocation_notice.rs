@@ -398,7 +398,7 @@ mod tests {
                         seen[notice.range.start].store(notice.range.end, Ordering::Release);
                         notice.answer();
                     }
-                    std::thread::yield_now();
+                    foliomem_core::sync::back_off();
                 }
             });
             let tellers: Vec<_> = (0..THREADS)
@@ -463,7 +463,7 @@ mod tests {
                 if let Some(notice) = notices.receive() {
                     break notice;
                 }
-                std::thread::yield_now();
+                foliomem_core::sync::back_off();
             };
             assert_eq!((notice.what, notice.range.clone()), (NoticeKind::JoinMappings, 5..6));
             teller.join().unwrap();

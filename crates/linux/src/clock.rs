@@ -15,6 +15,6 @@ pub(crate) fn timespec(time: Duration) -> Timespec {
 }
 
 /// Sleeps for `time`, or less.
-pub(crate) fn sleep(time: Duration) {
+pub fn sleep(time: Duration) {
     let _ = rustix::thread::nanosleep(&timespec(time));
 }

@@ -668,7 +668,7 @@ impl Control {
                 // nothing.
                 let _ = owner.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed);
             }
-            std::hint::spin_loop();
+            foliomem_core::sync::back_off();
         }
         let process = self.process(slot);
         if self.pid(slot) == pid {

@@ -53,9 +53,11 @@ pub enum Call {
     GetThpDisable,
     /// Whether nobody else uses the memory.
     Unshare,
+    /// To sleep for microseconds.
+    SetTimerSlack,
 }
 
-const ALL: [Call; 17] = [
+const ALL: [Call; 18] = [
     Call::Setsid,
     Call::Chdir,
     Call::SetName,
@@ -73,6 +75,7 @@ const ALL: [Call; 17] = [
     Call::GetRobustList,
     Call::GetThpDisable,
     Call::Unshare,
+    Call::SetTimerSlack,
 ];
 
 /// A bit for each call that kills its caller.
@@ -105,6 +108,7 @@ impl Call {
             Call::Munlock => (raw::__NR_munlock, [0; 4]),
             Call::Readlinkat => (raw::__NR_readlinkat, [0; 4]),
             Call::GetRobustList => (raw::__NR_get_robust_list, [0; 4]),
+            Call::SetTimerSlack => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_SET_TIMERSLACK as usize, 1, 0, 0]),
             Call::Unshare => (raw::__NR_unshare, [raw::CLONE_VM as usize, 0, 0, 0]),
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
         };

@@ -17,7 +17,7 @@ use crate::word_wait;
 use explorer::explore;
 use foliomem_core::policy::Advice;
 use foliomem_core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
-use foliomem_core::sync::yield_now;
+use foliomem_core::sync::back_off;
 use foliomem_core::trace::Event;
 use foliomem_core::units::{ClusterNumber, PageNumber};
 use shuttle::sync::Arc;
@@ -158,7 +158,7 @@ fn clock(quiesce: &Arc<Quiesce>, is_over: &Arc<AtomicBool>) -> thread::JoinHandl
     thread::spawn(move || {
         while !is_over.load(SeqCst) {
             quiesce.end_time_limits();
-            yield_now();
+            back_off();
         }
     })
 }
@@ -262,7 +262,7 @@ fn an_event_is_taken_whole_and_in_order() {
             thread::spawn(move || {
                 for number in 0..EVENTS {
                     while !ring.push(number, &Event::Fill(PageNumber(number)..PageNumber(2 * number + 1))) {
-                        yield_now();
+                        back_off();
                     }
                 }
             })
@@ -273,7 +273,7 @@ fn an_event_is_taken_whole_and_in_order() {
                 assert_eq!((time_us, event), (next, Event::Fill(PageNumber(next)..PageNumber(2 * next + 1))));
                 next += 1;
             });
-            yield_now();
+            back_off();
         }
         join([writer]);
     });

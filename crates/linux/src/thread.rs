@@ -308,7 +308,7 @@ mod tests {
 
     fn wait_while(word: &AtomicU32, value: u32) {
         while word.load(Ordering::Acquire) == value {
-            std::thread::yield_now();
+            foliomem_core::sync::back_off();
         }
     }
 

@@ -115,7 +115,7 @@ mod tests {
             scope.spawn(|| {
                 for number in 0..EVENTS {
                     while !ring.push(number, &Event::Fill(PageNumber(number)..PageNumber(2 * number + 1))) {
-                        std::thread::yield_now();
+                        foliomem_core::sync::back_off();
                     }
                 }
             });

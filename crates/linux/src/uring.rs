@@ -85,7 +85,7 @@ impl Ring for Uring {
                 unsafe { ring.submitter().enter::<()>(0, 1, IORING_ENTER_GETEVENTS, None) }
             };
             if is_filtered() || wait(&self.ring).is_err() {
-                rustix::thread::sched_yield();
+                foliomem_core::sync::back_off();
             }
         }
     }

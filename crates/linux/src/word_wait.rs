@@ -155,7 +155,7 @@ mod model {
     pub fn wait_for(word: &AtomicU32, now: u32, most: Duration) {
         if shuttle::rand::thread_rng().gen_bool(0.5) {
             CLOCK_NS.fetch_add(most.as_nanos() as u64, SeqCst);
-            foliomem_core::sync::yield_now();
+            foliomem_core::sync::back_off();
         } else {
             wait(word, now);
         }

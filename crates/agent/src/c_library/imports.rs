@@ -7,6 +7,10 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::arch::global_asm;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Time between looks whether a process that has aborted is gone.
+const ABORT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Defines hidden functions that jump to functions of this file.
 macro_rules! hidden {
@@ -46,7 +50,6 @@ system_calls! {
     "getpid" = libc::SYS_getpid;
     "gettid" = libc::SYS_gettid;
     "getrusage" = libc::SYS_getrusage;
-    "sched_yield" = libc::SYS_sched_yield;
     "sched_setscheduler" = libc::SYS_sched_setscheduler;
     "__wrap_prctl" = libc::SYS_prctl;
     "__wrap_mmap" = libc::SYS_mmap;
@@ -62,6 +65,14 @@ global_asm!(
     "syscall", "cmp rax, -4096", "ja 2f", "ret",
     "2:", "mov rdi, rax", "jmp {failed}",
     failed = sym failed,
+);
+
+// `clock_nanosleep(2)`, which returns the number of its error.
+global_asm!(
+    ".globl clock_nanosleep", ".hidden clock_nanosleep", ".type clock_nanosleep, @function",
+    "clock_nanosleep:",
+    "mov eax, {number}", "mov r10, rcx", "syscall", "neg eax", "ret",
+    number = const libc::SYS_clock_nanosleep,
 );
 
 // glibc's `pthread_self`: the second word of a thread control block that is not 0 is its own address, as the ABI has it.
@@ -207,7 +218,7 @@ extern "C" fn abort() -> ! {
     let _ = rustix::process::kill_process(getpid(), Signal::ABORT);
     foliomem_linux::thread::restore_signals(0);
     loop {
-        rustix::thread::sched_yield();
+        foliomem_linux::clock::sleep(ABORT_PAUSE);
     }
 }
 

@@ -230,7 +230,7 @@ impl<M: Machine> Engine<M> {
                 if writeback && !self.copy_from_writeback(&mut entries, head, order) {
                     drop(entries);
                     drop(steady);
-                    sync::yield_now();
+                    sync::back_off();
                     return Step::LookAgain;
                 }
                 // If only parts of the folio are touched, the rest stays staged and is swapped out.

@@ -171,7 +171,7 @@ impl<M: Machine> Engine<M> {
             if matches!(state, PageState::Home { writeback: true, .. } | PageState::Swapped { fetching: true, .. }) {
                 // A worker owns the folio's frames or slots, but only briefly.
                 drop(entries);
-                sync::yield_now();
+                sync::back_off();
                 continue;
             }
             if order > most {

@@ -37,7 +37,7 @@ impl<M: Machine> Engine<M> {
     pub(super) fn map_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
         let Some(mut spare) = self.spare.lock().take() else {
             // Another thread uses the spare frame for a moment.
-            sync::yield_now();
+            sync::back_off();
             return Step::LookAgain;
         };
         // The charge is for the frame, then for the page in the program.

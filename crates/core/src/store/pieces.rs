@@ -164,7 +164,7 @@ impl PieceRef<'_> {
                 return None;
             }
             // All pins are taken: a reader will unpin within microseconds.
-            sync::yield_now();
+            sync::back_off();
         }
     }
 

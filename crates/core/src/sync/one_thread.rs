@@ -37,7 +37,7 @@ impl<T> Mutex<T> {
 }
 
 /// Does nothing: there is no other thread to run.
-pub fn yield_now() {}
+pub fn back_off() {}
 
 /// The bound of values shared between threads. Every type satisfies it, because there is one
 /// thread.
@@ -225,7 +225,7 @@ mod tests {
         *guard += 1;
         assert!(mutex.try_lock().is_none());
         drop(guard);
-        yield_now();
+        back_off();
         assert_eq!(mutex.try_lock().map(|guard| *guard), Some(2));
     }
 }

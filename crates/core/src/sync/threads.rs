@@ -4,16 +4,28 @@
 pub use std::sync::atomic;
 #[cfg(not(feature = "shuttle"))]
 use std::sync::{Mutex as RawMutex, RwLock as RawRwLock};
-/// Yields the CPU to a thread that the caller waits for.
-#[cfg(not(feature = "shuttle"))]
-pub use std::thread::yield_now;
 
 #[cfg(feature = "shuttle")]
 pub use shuttle::sync::atomic;
 #[cfg(feature = "shuttle")]
 use shuttle::sync::{Mutex as RawMutex, RwLock as RawRwLock};
 #[cfg(feature = "shuttle")]
-pub use shuttle::thread::yield_now;
+pub use shuttle::thread::yield_now as back_off;
+
+/// A thread that the caller waits for needs microseconds, once it runs.
+#[cfg(not(feature = "shuttle"))]
+const BACK_OFF: std::time::Duration = std::time::Duration::from_micros(5);
+
+/// Sleeps for a moment, so that another thread can do what the caller waits for.
+///
+/// A yield is not enough. The other thread is often one of the program, in another session, and a
+/// yield only gives way to threads of the same session (`autogroup`) and of no lower priority.
+/// Worse, a thread of high priority that yields in a loop can keep a CPU for minutes (seen with
+/// Linux 6.18), and what it waits for does not happen.
+#[cfg(not(feature = "shuttle"))]
+pub fn back_off() {
+    std::thread::sleep(BACK_OFF);
+}
 
 /// A value that its first user initialises.
 pub use std::sync::OnceLock;

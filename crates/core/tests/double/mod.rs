@@ -462,7 +462,7 @@ impl Machine for Double {
     }
 
     fn pause(&self) {
-        foliomem_core::sync::yield_now();
+        foliomem_core::sync::back_off();
     }
 
     fn wake(&self, pages: Range<PageNumber>) {

@@ -165,7 +165,7 @@ impl Handler {
                     if let Some(other) = self.events.receive() {
                         pending.push(other);
                     } else {
-                        std::thread::yield_now();
+                        foliomem_core::sync::back_off();
                     }
                 }
             }

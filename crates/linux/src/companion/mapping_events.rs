@@ -117,7 +117,7 @@ impl MappingEvents {
             drop(hearing);
             looks += 1;
             if looks < LOCK_LOOKS {
-                std::thread::yield_now();
+                foliomem_core::sync::back_off();
             } else {
                 // One of many threads is always at it, or the one that is gets no CPU beside us.
                 _paused = _paused.or_else(|| Some(self.allocations.pause()));

@@ -28,6 +28,7 @@ use crate::thread;
 use foliomem_core::sync::Mutex;
 use rustix::fd::OwnedFd;
 use std::ffi::CStr;
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
 /// Starts the agent of the calling process, which has claimed `slot`: makes its companion, and
@@ -93,6 +94,10 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     let nice = filters::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
     runtime.workers.program_nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
     set_nice(MONITOR_NICE);
+    if filters::allow(Call::SetTimerSlack) {
+        // The agent sleeps for microseconds. The threads that this one makes inherit the value.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    }
     let user = match prepare_monitor(runtime) {
         Ok(user) => user,
         Err(error) => {

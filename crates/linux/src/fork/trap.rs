@@ -165,7 +165,7 @@ fn arm(thread: u32, hooks: *mut &'static dyn ForkHooks) -> Option<&'static Trap>
     let trap = loop {
         match ALL_TRAPS.iter().find(claim) {
             Some(trap) => break trap,
-            None => std::thread::yield_now(),
+            None => foliomem_core::sync::back_off(),
         }
     };
     trap.hooks.store(hooks, Ordering::Relaxed);
