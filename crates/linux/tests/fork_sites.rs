@@ -187,6 +187,12 @@ fn invalid_arguments_get_the_errors_of_the_kernel() {
     let mut bad_tids = arguments;
     (bad_tids[8], bad_tids[9]) = (8, 1);
     assert_eq!(clone3(bad_tids.as_ptr(), 88), (-1, Some(libc::EFAULT)));
+    let read_only: &'static [u64; 512] = &[0; 512];
+    for address in [0, 8, std::ptr::from_ref(read_only).addr() as u64] {
+        let mut bad_pidfd = arguments;
+        (bad_pidfd[0], bad_pidfd[1]) = (libc::CLONE_PIDFD as u64, address);
+        assert_eq!(clone3(bad_pidfd.as_ptr(), 88), (-1, Some(libc::EFAULT)), "pidfd at {address:#x}");
+    }
     let mut bad_flags = arguments;
     bad_flags[0] = libc::CLONE_THREAD as u64;
     let failed = hooks().failed.load(SeqCst);

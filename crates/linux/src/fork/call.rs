@@ -131,6 +131,10 @@ impl ForkCall {
             let (words, _) = bytes.as_chunks::<4>();
             call.wanted_tids = std::array::from_fn(|index| i32::from_ne_bytes(words[index]));
         }
+        // The kernel writes the pidfd before it forks, and fails where it cannot.
+        if call.pidfd_target != 0 && rewrite_memory(call.pidfd_target).is_err() {
+            return CallKind::Invalid(Errno::FAULT);
+        }
         // The agent writes what the kernel would write to the program's memory, afterwards.
         call.arguments.flags &= !u64::from(raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_SETTID);
         call.arguments.stack = 0;
@@ -177,18 +181,19 @@ impl ForkCall {
         }
     }
 
-    /// Writes what the kernel would have written, in parent and child.
+    /// Writes what the kernel would have written, in parent and child. Like the kernel, ignores
+    /// thread ids that cannot be written.
     pub fn write_results(&self) {
         if self.result == 0 {
             if self.child_tid != 0 {
-                write_memory(self.child_tid, self.own_tid());
+                let _ = write_memory(self.child_tid, self.own_tid());
             }
         } else if self.result > 0 {
             if self.parent_tid != 0 {
-                write_memory(self.parent_tid, self.result as i32);
+                let _ = write_memory(self.parent_tid, self.result as i32);
             }
             if self.pidfd_target != 0 {
-                write_memory(self.pidfd_target, self.pidfd);
+                let _ = write_memory(self.pidfd_target, self.pidfd);
             }
         }
     }
@@ -242,20 +247,32 @@ pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno>
     }
 }
 
-/// Writes where the program has asked its own system call to write. Like the kernel, does nothing
-/// where there is no memory.
-fn write_memory(address: usize, value: i32) {
+/// Writes what is there where the program has asked its own system call to write: `EFAULT` where it
+/// cannot be written.
+fn rewrite_memory(address: usize) -> Result<(), Errno> {
+    let mut bytes = [0u8; size_of::<i32>()];
+    read_memory(address, &mut bytes)?;
+    write_memory(address, i32::from_ne_bytes(bytes))
+}
+
+/// Writes where the program has asked its own system call to write: `EFAULT` where it cannot be
+/// written.
+fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
     let own = thread_control_block::own();
     if !own.contains(&address) {
         let bytes = value.to_ne_bytes();
         let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
-        if matches!(copied(raw::__NR_process_vm_writev, &local, &remote), Ok(_) | Err(Errno::FAULT)) {
-            return;
+        match copied(raw::__NR_process_vm_writev, &local, &remote) {
+            Ok(len) if len == bytes.len() => return Ok(()),
+            Ok(_) | Err(Errno::FAULT) => return Err(Errno::FAULT),
+            // The call is not to be had. The arguments of nearly all forks are valid.
+            Err(_) => {}
         }
     }
     // SAFETY: the program asked its own system call to write there.
     unsafe { std::ptr::with_exposed_provenance_mut::<i32>(address).write_unaligned(value) };
+    Ok(())
 }
 
 /// Has the kernel copy between the calling process and itself, so that a bad address is an error.
