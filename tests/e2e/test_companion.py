@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LONG, MIB, foliomem_only, read_text, start
+from conftest import LONG, MIB, foliomem, foliomem_only, plain, read_text, start
 
 pytestmark = foliomem_only
 
@@ -305,3 +305,17 @@ def test_the_tree_ends_when_the_supervisor_is_killed(built, where):
     assert until(lambda: who_runs(program) == ([], []), 2), who_runs(program)
     piped.run.stats_path = None  # nobody has written any
     piped.run.finish()
+
+
+@pytest.mark.parametrize("torture", [False, True], ids=["normal", "torture"])
+def test_nothing_of_an_ended_process_is_busy(built, tmp_path, torture):
+    program, mib = built("leaves.c"), 4 if torture else 8
+    assert plain([program, mib, 4], cwd=tmp_path).out == b"OK\n"
+    assert foliomem([program, mib, 10], "16M", torture=torture, cwd=tmp_path).ok().out == b"OK\n"
+
+
+@pytest.mark.parametrize("torture", [False, True], ids=["normal", "torture"])
+def test_a_process_that_unmaps_everything_ends_alone(built, torture):
+    program, mib = built("unmaps.c"), 4 if torture else 8
+    assert plain([program, mib]).out == b"OK\n"
+    assert foliomem([program, mib], "16M", torture=torture).ok().out == b"OK\n"

@@ -13,7 +13,7 @@ use foliomem_linux::custody::Custody;
 use foliomem_linux::door::Door;
 use foliomem_linux::swap_file::{self, Created};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -114,6 +114,8 @@ pub fn run(
         discarded: started,
         lookout: Lookout::new(limit.most_bytes()),
         said_unmanaged: false,
+        crashing: Vec::new(),
+        said_crashed: false,
         recorder,
     };
     let code = run.watch()?;
@@ -209,6 +211,9 @@ struct Run {
     discarded: Instant,
     lookout: Lookout,
     said_unmanaged: bool,
+    /// Processes that were just stopped because their companions have crashed.
+    crashing: Vec<Pid>,
+    said_crashed: bool,
     recorder: Option<Recorder>,
 }
 
@@ -240,19 +245,38 @@ impl Run {
         }
     }
 
+    /// Reaps ended companions. One that has crashed tells that its process has unmapped the agent's memory, as a program
+    /// does that unmaps all it finds: that process is stopped, and nothing else.
+    fn reap_companions(&mut self) {
+        for process in self.crashing.drain(..) {
+            // A handler of the program's may have caught the first signal.
+            child::signal_process(process, Signal::KILL.as_raw());
+        }
+        let (control, crashing) = (self.control, &mut self.crashing);
+        self.child.reap_adopted(|companion| crashing.extend(control.companion_crashed(companion)));
+        for &process in &self.crashing {
+            child::signal_process(process, Signal::SEGV.as_raw());
+            if !self.said_crashed {
+                self.said_crashed = true;
+                let process = process.as_raw_nonzero();
+                eprintln!("foliomem: process {process} has unmapped the agent's memory: stopped by SIGSEGV");
+            }
+        }
+    }
+
     /// Waits until the companions of all ended processes have ended.
     fn wait_for_companions(&self) {
         let until = Instant::now() + COMPANIONS_TIMEOUT;
         while self.control.has_companion_left() && Instant::now() < until {
             std::thread::sleep(COMPANIONS_PAUSE);
-            self.child.reap_adopted();
+            self.child.reap_adopted(|_| ());
         }
     }
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
         self.peaks.sample(self.control);
-        self.child.reap_adopted();
+        self.reap_companions();
         if let Some(recorder) = &mut self.recorder {
             recorder.fetch(self.control)?;
         }

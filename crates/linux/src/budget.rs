@@ -111,6 +111,11 @@ impl Budget {
         *self.program
     }
 
+    /// Whether the program's process has one thread; `false` where that is unknown.
+    pub fn has_one_thread(&self) -> bool {
+        self.stat.as_ref().and_then(pagemap::threads) == Some(1)
+    }
+
     /// Minor faults so far, of the program's threads and of the agent's.
     fn minor_faults(&self) -> i64 {
         let program = self.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0);

@@ -122,17 +122,27 @@ impl Child {
         Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| Event::Stopped))
     }
 
-    /// Takes the statuses of adopted processes that have ended, but not the program's.
-    pub fn reap_adopted(&self) {
+    /// Takes the statuses of adopted processes that have ended, but not the program's. Calls `crashed`, before others can
+    /// see that the status is taken, with each that has crashed: its memory was not there.
+    pub fn reap_adopted(&self, mut crashed: impl FnMut(Pid)) {
         loop {
             // SAFETY: a struct of integers, filled by the call.
-            let pid = unsafe {
+            let (pid, how, signal) = unsafe {
                 let mut status: libc::siginfo_t = std::mem::zeroed();
                 let ended = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-                if libc::waitid(libc::P_ALL, 0, &raw mut status, ended) < 0 { 0 } else { status.si_pid() }
+                if libc::waitid(libc::P_ALL, 0, &raw mut status, ended) < 0 {
+                    return;
+                }
+                (status.si_pid(), status.si_code, status.si_status())
             };
             match Pid::from_raw(pid).filter(|&pid| pid != self.pid) {
-                Some(pid) => _ = waitpid(Some(pid), WaitOptions::NOHANG),
+                Some(pid) => {
+                    let is_signalled = how == libc::CLD_KILLED || how == libc::CLD_DUMPED;
+                    if is_signalled && matches!(signal, libc::SIGSEGV | libc::SIGBUS) {
+                        crashed(pid);
+                    }
+                    let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+                }
                 None => return,
             }
         }

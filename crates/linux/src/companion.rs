@@ -27,6 +27,7 @@ pub(crate) mod activated;
 pub(crate) mod context;
 pub(crate) mod end;
 pub(crate) mod error;
+pub(crate) mod farewell;
 pub(crate) mod guard;
 mod handler;
 pub(crate) mod mapping_events;

@@ -36,7 +36,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 11;
+const VERSION: u64 = 12;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -71,6 +71,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
 const ENDING: u32 = 1;
 /// It writes to its slot no more.
 const ENDED: u32 = 2;
+/// The companion has crashed, and the process is being stopped.
+const CRASHED: u32 = 3;
 
 /// Evict as much as possible, all the time.
 const FLAG_TORTURE: u32 = 1 << 0;
@@ -243,8 +245,10 @@ struct Header {
 #[derive(Debug)]
 pub struct ProcessSlot {
     pid: AtomicU32,
-    /// Held by its keeper: marked when it ends.
+    /// Held by the companion: marked when it ends.
     pub keeper: AtomicU32,
+    /// The companion's process id.
+    pub companion: AtomicU32,
     /// [`ENDING`] and [`ENDED`] once its companion ends by itself.
     ended: AtomicU32,
     /// Its userfaultfd, for the supervisor.
@@ -270,6 +274,12 @@ impl ProcessSlot {
         process_exit_notice::mark(&self.keeper);
         // Release pairs with the acquire in `is_gone`: nothing is written here after the slot is used again.
         self.ended.store(ENDED, Ordering::Release);
+    }
+
+    /// Whether the companion has crashed.
+    pub fn has_crashed(&self) -> bool {
+        // Acquire pairs with the Release in `companion_crashed`.
+        self.ended.load(Ordering::Acquire) == CRASHED
     }
 
     /// Whether the process and its companion have ended.
@@ -539,6 +549,18 @@ impl Control {
         self.living().any(|process| !is_alive(process.pid.load(Ordering::Relaxed)))
     }
 
+    /// Process `companion` has crashed. Returns the process whose companion it was, if it was one's.
+    pub fn companion_crashed(&self, companion: Pid) -> Option<Pid> {
+        let companion = companion.as_raw_nonzero().get() as u32;
+        let is_kept_by = |slot: &SlotIndex| self.process(*slot).companion.load(Ordering::Relaxed) == companion;
+        let slot = self.slots().find(is_kept_by)?;
+        // Where the companion's list of locks is not mapped any more, the kernel has not done this.
+        process_exit_notice::mark(&self.process(slot).keeper);
+        // Release pairs with the Acquire in `has_crashed`.
+        self.process(slot).ended.store(CRASHED, Ordering::Release);
+        Pid::from_raw(self.pid(slot) as i32)
+    }
+
     /// A process whose companion was killed, if there is one: nothing keeps its limit any more.
     pub fn unattended(&self) -> Option<Pid> {
         let is_unattended = |&slot: &SlotIndex| {
@@ -546,7 +568,9 @@ impl Control {
             let is_marked = pid != 0 && !identity::is_of_nested(pid) && process_exit_notice::is_marked(&process.keeper);
             // The kernel marks the word of a companion that ends by itself, too.
             // Acquire pairs with the Release in `has_ended`.
-            is_marked && process.ended.load(Ordering::Acquire) == 0 && is_running(pid)
+            let is_lost = is_marked && process.ended.load(Ordering::Acquire) == 0 && is_running(pid);
+            // Whether it has crashed is known when the supervisor has taken its status.
+            is_lost && pagemap::process_field(process.companion.load(Ordering::Relaxed), 4) != Some(std::process::id())
         };
         self.slots().find(is_unattended).and_then(|slot| Pid::from_raw(self.pid(slot) as i32))
     }
@@ -673,6 +697,7 @@ impl Control {
         let process = self.process(slot);
         if self.pid(slot) == pid {
             process.keeper.store(0, Ordering::Relaxed);
+            process.companion.store(0, Ordering::Relaxed);
             process.ended.store(0, Ordering::Relaxed);
             process.offer.withdraw(&self.header.custody);
             process.anon_bytes.store(0, Ordering::Relaxed);

@@ -188,6 +188,20 @@ pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
     stat_field(&text[..read], 10)
 }
 
+/// The status, as of `wait(2)`, of the ended process whose `stat` this is, as long as nobody has waited for it.
+pub fn exit_status(stat: impl AsFd) -> Option<i32> {
+    let mut text = [0u8; 1024];
+    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
+    stat_field(&text[..read], 52)
+}
+
+/// Threads of the process whose `stat` this is.
+pub fn threads(stat: impl AsFd) -> Option<u32> {
+    let mut text = [0u8; 1024];
+    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
+    stat_field(&text[..read], 20)
+}
+
 /// Field number `field`, from 3 on, of the process's `/proc/PID/stat`; `None` where there is no such process.
 pub(crate) fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
     let mut text = [0u8; 1024];

@@ -232,7 +232,7 @@ extern "C" fn enter(start: *const Start) {
 }
 
 /// Blocks all signals of the calling thread but SIGSYS; returns which were blocked before.
-fn block_signals() -> u64 {
+pub fn block_signals() -> u64 {
     let (most, mut before) = (!(1u64 << (raw::SIGSYS - 1)), 0u64);
     sigprocmask(&raw const most, &raw mut before);
     before

@@ -8,6 +8,7 @@ use crate::companion::error::RuntimeError;
 use crate::companion::memory_users;
 use crate::companion::process::Member;
 use crate::companion::start::set_name;
+use crate::pagemap;
 use crate::runtime::Runtime;
 use crate::thread;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -33,9 +34,29 @@ fn guard(runtime: &'static Runtime) -> ! {
         while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
     }
     if !runtime.companion.ends_by_itself() {
-        stop_lost_program(runtime);
+        if has_crashed(runtime) {
+            // The supervisor says why.
+            stop_program(runtime);
+        } else {
+            stop_lost_program(runtime);
+        }
     }
     thread::exit_process(0)
+}
+
+/// Whether the companion, which has ended, has crashed: the program has unmapped the agent's memory. Then only the
+/// program is stopped, which ended so without the agent, too, and not the run.
+fn has_crashed(runtime: &'static Runtime) -> bool {
+    let Some(files) = &*runtime.context.files else { return false };
+    let [companion, ..] = runtime.companion.numbers();
+    let stat = memory_users::open_in(&files.proc, format_args!("{companion}/stat"));
+    // The supervisor says so before it takes the status.
+    let status = stat.and_then(pagemap::exit_status).filter(|&status| status != 0);
+    let control = runtime.context.budget.control();
+    status.map_or_else(
+        || control.process(runtime.context.budget.slot()).has_crashed(),
+        |status| matches!(status & 0x7f, libc::SIGSEGV | libc::SIGBUS),
+    )
 }
 
 fn stop_lost_program(runtime: &'static Runtime) -> ! {

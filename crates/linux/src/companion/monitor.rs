@@ -13,6 +13,7 @@ use crate::arena_size;
 use crate::clock::{self, now_ns};
 use crate::companion::activate::activate;
 use crate::companion::end::{cannot_activate, look_for_users};
+use crate::companion::farewell;
 use crate::companion::mapping_events::is_receiver_starved;
 use crate::companion::memory_users::User;
 use crate::companion::placement::{APART_WHILE_GROWING_NS, Place};
@@ -114,6 +115,9 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             quiesce(runtime, &user);
             // The program may have been killed while it forked.
             (due_ns, users_due_ns) = (0, 0);
+        }
+        if runtime.companion.is_asked_to_end() {
+            farewell::answer(runtime);
         }
         if now_ns() >= users_due_ns {
             look_for_users(runtime, &mut user);

@@ -19,7 +19,7 @@
 //! program's first thread when that thread ends or executes another program. The monitor sleeps on
 //! this *exit word*, too.
 
-use crate::clock::timespec;
+use crate::clock::{now_ns, timespec};
 use crate::filters::{self, Call};
 use crate::identity;
 use crate::region::Region;
@@ -77,6 +77,8 @@ pub struct Companion {
     is_over: AtomicBool,
     /// The number of the program's process under `/proc`.
     program_number: AtomicU32,
+    /// Whether the program, about to end, has asked the companion to end first: a [`Farewell`].
+    farewell: AtomicU32,
 }
 
 /// What the intermediate is given.
@@ -103,6 +105,7 @@ impl Companion {
             answer: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
             program_number: AtomicU32::new(0),
+            farewell: AtomicU32::new(Farewell::None as u32),
         }
     }
 
@@ -125,6 +128,7 @@ impl Companion {
             is_over,
             guard,
             numbers,
+            farewell,
             // Kept: stacks are used again.
             stacks: _,
             // Set when the process is made.
@@ -142,6 +146,7 @@ impl Companion {
         exit_id.store(thread, Ordering::Relaxed);
         is_over.store(false, Ordering::Relaxed);
         guard.store(0, Ordering::Relaxed);
+        farewell.store(Farewell::None as u32, Ordering::Relaxed);
         numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
         // In a pid namespace of the program's, orphans are adopted by processes of the program's.
         if adoption == Adoption::ByProgram || process.is_init() || identity::is_nested() {
@@ -269,6 +274,38 @@ impl Companion {
         [companion, guard, &self.id, &self.guard].map(|number| number.load(Ordering::Relaxed))
     }
 
+    /// The program's only thread, about to end: asks the companion to end, and waits until it has
+    /// ended or stays, until `until_ns` of the monotonic clock. Returns whether it has ended.
+    pub fn ask_to_end(&self, wake_monitor: impl FnOnce(), until_ns: u64) -> bool {
+        self.farewell.store(Farewell::Asked as u32, Ordering::Relaxed);
+        wake_monitor();
+        loop {
+            // Acquire pairs with the kernel's clearing of the word: the companion has ended.
+            let id = self.id.load(Ordering::Acquire);
+            if id == 0 {
+                return true;
+            }
+            let left_ns = until_ns.saturating_sub(now_ns());
+            if left_ns == 0 || self.farewell.load(Ordering::Relaxed) != Farewell::Asked as u32 {
+                return false;
+            }
+            let time = ANSWER_PAUSE.min(Duration::from_nanos(left_ns));
+            // The kernel wakes by the shared kind of futex.
+            let _ = futex::wait(&self.id, futex::Flags::empty(), id, Some(&timespec(time)));
+        }
+    }
+
+    /// The monitor: whether the program waits for the end of the companion.
+    pub fn is_asked_to_end(&self) -> bool {
+        self.farewell.load(Ordering::Relaxed) == Farewell::Asked as u32
+    }
+
+    /// The monitor: does not end, because others use the memory.
+    pub fn stays(&self) {
+        self.farewell.store(Farewell::Stays as u32, Ordering::Relaxed);
+        let _ = futex::wake(&self.id, futex::Flags::empty(), 1);
+    }
+
     /// The companion is about to end by itself.
     pub fn is_ending(&self) {
         // Release pairs with the Acquire of the guard, in `ends_by_itself`.
@@ -314,6 +351,18 @@ pub enum Answer {
     Ready = 1,
     /// It cannot, and has said why.
     Failed = 2,
+}
+
+/// What the program and its companion have agreed on about the program's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum Farewell {
+    /// Nothing.
+    None,
+    /// The program is about to end, and waits for the companion's end.
+    Asked,
+    /// The companion ends later.
+    Stays,
 }
 
 /// One of the agent's processes.

@@ -140,6 +140,7 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     // Not the id that `gettid` returns: a filter may answer that call.
     let own = runtime.companion.process().filter(|_| filters::allow(Call::SetRobustList));
     if let Some(own) = own.filter(|_| control.is_of(slot, program)) {
+        control.process(slot).companion.store(own.as_raw_nonzero().get() as u32, Ordering::Relaxed);
         runtime.exit_notice.leave(&control.process(slot).keeper, own);
     }
     let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);

@@ -3,7 +3,7 @@
 //! The monitor starts threads when it activates and, in the child of a fork, once more on the same
 //! stacks. The lock of the stacks is a leaf, and only the monitor takes it.
 
-use crate::clock::timespec;
+use crate::clock::{now_ns, timespec};
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
 use crate::cpu_load;
@@ -63,6 +63,25 @@ impl Workers {
         // child of a fork the parent's threads do not exist, and their stacks are used again from
         // the first on.
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
+    }
+
+    /// The program's thread: waits until the threads of a companion that has ended are gone, until
+    /// `until_ns` of the monotonic clock.
+    pub(crate) fn wait_for_end(&self, until_ns: u64) {
+        // A companion that was killed may have held the lock.
+        let Some(stacks) = self.stacks.try_lock() else { return };
+        for stack in stacks.iter() {
+            loop {
+                // Acquire pairs with the kernel's clearing of the word: the thread has ended.
+                let (id, left_ns) = (stack.id.load(Ordering::Acquire), until_ns.saturating_sub(now_ns()));
+                if id == 0 || left_ns == 0 {
+                    break;
+                }
+                // The kernel wakes by the shared kind of futex.
+                let time = timespec(Duration::from_nanos(left_ns));
+                let _ = futex::wait(stack.id, futex::Flags::empty(), id, Some(&time));
+            }
+        }
     }
 
     /// A new thread takes the program's priority instead of the monitor's. Its maker, the monitor,

@@ -5,6 +5,7 @@
 //! memory while that is quiesced, so the thread ids that the program wants to have stored are
 //! stored afterwards. Invalid arguments get the error that the kernel has for them.
 
+use crate::fork::entry::shares_memory;
 use crate::region::Region;
 use crate::thread_control_block::{self, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
@@ -27,6 +28,9 @@ pub trait ForkHooks: Sync {
     fn parent_after(&'static self, forked: bool);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
+    /// Runs before the process ends itself. Nothing may touch memory of the program afterwards. The
+    /// calling process may also be a child of `vfork(2)`.
+    fn exiting(&'static self) {}
     /// Runs when the loader has loaded or unloaded libraries, before any code of new ones runs.
     fn objects_changed(&'static self) {}
 }
@@ -99,6 +103,7 @@ impl ForkCall {
             _ => return CallKind::Other,
         }
         if arguments.flags & u64::from(raw::CLONE_VM) != 0 {
+            shares_memory(arguments.flags);
             return CallKind::Other;
         }
         if number == raw::__NR_clone3 && (arguments.stack == 0) != (arguments.stack_size == 0) {

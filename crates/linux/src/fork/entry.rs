@@ -16,6 +16,10 @@
 //! - A selector of Syscall User Dispatch that the program has set is off meanwhile, where its
 //!   prctl(2) was seen.
 //!
+//! A call that ends the process is made here, after the agent has ended ([`ForkHooks::exiting`]): on
+//! a stack of its own, without a lock or a frame, because a child of `vfork(2)` may get there, and
+//! be killed at any moment.
+//!
 //! A frame is claimed before signals are blocked and free after they no longer are. A signal
 //! handler in between may fork, with a frame of its own, or leave by `longjmp`: the frame is then
 //! used by the next fork of the thread with the same stack pointer, which shows that the one before
@@ -33,6 +37,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Threads that fork at the same time; more spin.
 const FRAMES: usize = 256;
+
+/// A child that shares the memory has one of these: it is a thread, or its maker waits for it.
+const WAITED_FOR: u32 = linux_raw_sys::general::CLONE_THREAD | linux_raw_sys::general::CLONE_VFORK;
 
 /// Saved registers.
 #[repr(C, align(128))]
@@ -104,6 +111,20 @@ const LOCKED: u32 = 1;
 static LOCK: AtomicU32 = AtomicU32::new(UNLOCKED);
 /// The top of the hooks' stack; 0 as long as nothing is managed.
 static STACK_TOP: AtomicUsize = AtomicUsize::new(0);
+/// What the exit runs on.
+#[repr(C, align(4096))]
+struct ExitStack([u8; EXIT_STACK_BYTES]);
+
+/// The deepest use seen is 3 KiB, of a debug build.
+const EXIT_STACK_BYTES: usize = 32 << 10;
+
+/// Used by the thread that has set [`IS_EXITING`].
+static mut EXIT_STACK: ExitStack = ExitStack([0; EXIT_STACK_BYTES]);
+/// Whether a thread is on the stack for exits. Another one makes the call by itself.
+static IS_EXITING: AtomicU32 = AtomicU32::new(0);
+/// Whether the program has made a process that shares its memory, and is not waited for as
+/// `vfork(2)` waits.
+static HAS_SHARED_MEMORY: AtomicBool = AtomicBool::new(false);
 /// The signals that are blocked over a fork: all but SIGSYS.
 static BLOCKED: u64 = !(1 << (libc::SIGSYS - 1));
 static HOOKS: OnceLock<&'static dyn ForkHooks> = OnceLock::new();
@@ -112,11 +133,28 @@ global_asm!(
     ".hidden foliomem_fork_entry",
     ".globl foliomem_fork_entry",
     "foliomem_fork_entry:",
+    "cmp eax, {exit_group}",
+    "jne 40f",
+    "cmp qword ptr [rip + {stack_top}], 0",
+    "je 9f",
+    "cmp byte ptr [rip + {has_dispatch}], 0",
+    "jne 9f",
+    "lock bts dword ptr [rip + {is_exiting}], 0",
+    "jc 9f",
+    "lea rsp, [rip + {exit_stack}]",
+    "add rsp, {exit_stack_bytes}",
+    "call {exit}",
+    "ud2",
+    "40:",
     // clone with CLONE_VM: a thread, or a child that may have another stack.
     "cmp eax, {clone}",
     "jne 2f",
     "test edi, {clone_vm}",
+    "jz 2f",
+    "test edi, {clone_thread_or_vfork}",
     "jnz 9f",
+    "mov byte ptr [rip + {has_shared_memory}], 1",
+    "jmp 9f",
     "2:",
     "cmp qword ptr [rip + {stack_top}], 0",
     "je 9f",
@@ -283,6 +321,13 @@ global_asm!(
     "jmp rcx",
     clone = const linux_raw_sys::general::__NR_clone,
     clone_vm = const linux_raw_sys::general::CLONE_VM,
+    clone_thread_or_vfork = const WAITED_FOR,
+    has_shared_memory = sym HAS_SHARED_MEMORY,
+    exit_group = const linux_raw_sys::general::__NR_exit_group,
+    is_exiting = sym IS_EXITING,
+    exit_stack = sym EXIT_STACK,
+    exit_stack_bytes = const EXIT_STACK_BYTES,
+    exit = sym exit_on_own_stack,
     stack_top = sym STACK_TOP,
     blocked = sym BLOCKED,
     lock = sym LOCK,
@@ -368,6 +413,29 @@ pub unsafe fn system_call(number: u32, [a, b, c, d, e, f]: [usize; 6]) -> isize 
         );
     }
     result
+}
+
+/// The program makes a child that shares its memory, by clone3(2) with these flags.
+pub fn shares_memory(flags: u64) {
+    if flags & u64::from(WAITED_FOR) == 0 {
+        HAS_SHARED_MEMORY.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a process that the program has made may share its memory.
+pub fn has_shared_memory() -> bool {
+    HAS_SHARED_MEMORY.load(Ordering::Relaxed)
+}
+
+/// Ends the process, after the hook. Touches no memory of the program.
+extern "C" fn exit_on_own_stack(status: usize) -> ! {
+    HOOKS.get().into_iter().for_each(|hooks| hooks.exiting());
+    // A child of vfork(2) leaves the stack to its parent.
+    IS_EXITING.store(0, Ordering::Relaxed);
+    loop {
+        // SAFETY: takes a number, and does not return.
+        unsafe { system_call(linux_raw_sys::general::__NR_exit_group, [status, 0, 0, 0, 0, 0]) };
+    }
 }
 
 /// The loader has loaded or unloaded libraries.

@@ -33,6 +33,7 @@ use crate::companion::activated::Activation;
 use crate::companion::context::Context;
 use crate::companion::end::{fail_in_program, is_used};
 use crate::companion::error::RuntimeError;
+use crate::companion::farewell;
 use crate::companion::mapping_events::PendingFaults;
 use crate::companion::memory_users::User;
 use crate::companion::notices::Notices;
@@ -104,6 +105,10 @@ impl ForkHooks for Runtime {
             go_on_alone(self, &error);
         }
         self.fork.finish_descriptors();
+    }
+
+    fn exiting(&'static self) {
+        farewell::take_leave(self);
     }
 
     fn objects_changed(&'static self) {

@@ -6,7 +6,8 @@
 //! at one of a few `syscall` instructions: for a fork those of `_Fork` (or `fork`), `clone`, and
 //! `syscall`; for what changes the meaning of memory without a message of the kernel
 //! ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt`, and
-//! `syscall`. A jump to a stub takes the place of instructions right before or right after each:
+//! `syscall`; for the end of the process that of `_exit`. A jump to a stub takes the place of
+//! instructions right before or right after each:
 //!
 //! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. Preferred: a thread that is in the
 //!   system call returns to code that has not changed.
@@ -14,7 +15,7 @@
 //!   thread can be in the call.
 //!
 //! A stub lies within reach of the jumps, on a page of its own for each C library. Where the call
-//! may be a fork or installs guards, the stub has [`crate::fork::entry`] make it. Where it lends
+//! may be a fork, installs guards or ends the process, the stub has [`crate::fork::entry`] make it. Where it lends
 //! pages, the stub sets a flag. Then it goes on with the call. What is not recognised is not
 //! patched. If that is a fork in the C library of the program, nothing is patched, and
 //! `crate::fork::trap` is used; if it is another call, the program counts as one that makes unseen
@@ -54,7 +55,7 @@ const C_LIBRARY: &CStr = c"libc.so.6";
 /// A `jmp rel32` reaches so far; less a margin for where in page and library its ends are.
 const REACH_BYTES: usize = (1 << 31) - (64 << 20);
 /// No stub is longer.
-const STUB_BYTES: usize = 160;
+const STUB_BYTES: usize = 176;
 /// The words at the start of a page of stubs: the address of the entry, and of the flag of calls
 /// that lend pages.
 const WORDS: usize = 2;
@@ -104,6 +105,9 @@ const CHANGING: [(&CStr, Wanted); 4] = [
     (c"setsockopt", Wanted::Numbers(&[raw::__NR_setsockopt])),
     (c"process_madvise", Wanted::Numbers(&[raw::__NR_process_madvise])),
 ];
+
+/// The function that ends the process. What is not recognised is not patched.
+const ENDING: (&CStr, Wanted) = (c"_exit", Wanted::All);
 
 /// Whether a thread may be in a system call that is to be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -212,7 +216,7 @@ impl Stub {
     fn find_watched_calls(&mut self) {
         const SOL_SOCKET: u8 = libc::SOL_SOCKET as u8;
         const SO_ZEROCOPY: u8 = libc::SO_ZEROCOPY as u8;
-        for number in [raw::__NR_fork, raw::__NR_clone, raw::__NR_clone3] {
+        for number in [raw::__NR_fork, raw::__NR_clone, raw::__NR_clone3, raw::__NR_exit_group] {
             self.compare_number(number);
             let end = self.branch(EQUAL);
             self.to_entry.push(end);
@@ -350,14 +354,18 @@ fn sites_of_function(library: Object<'_>, name: &CStr, wanted: Wanted) -> Option
 /// The sites of a C library.
 struct Sites {
     all: Vec<Site>,
-    /// Whether all calls that the agent must see are among them.
+    /// Those that end the process. No thread returns from one, so all can be patched at any time.
+    ending: Vec<Site>,
+    /// Whether all calls that the agent must see are among `all`.
     are_complete: bool,
 }
 
 impl Sites {
     /// `None` if not all forks are recognised, or they are patched already.
     fn of(library: Object<'_>) -> Option<Sites> {
-        let mut sites = Sites { all: Vec::new(), are_complete: true };
+        let (name, wanted) = ENDING;
+        let ending = sites_of_function(library, name, wanted).unwrap_or_default();
+        let mut sites = Sites { all: Vec::new(), ending, are_complete: true };
         for (functions, wanted) in FORKING {
             let before = sites.all.len();
             for name in functions {
@@ -387,7 +395,7 @@ impl Sites {
 
     /// Patches them. If that covers all calls, they are known to be seen.
     fn patch(&self) -> Result<(), Errno> {
-        patch(&self.all)?;
+        patch(&[&self.all[..], &self.ending].concat())?;
         if let Some(first) = self.all.first().filter(|_| self.are_complete) {
             unseen_calls::are_seen_in(first.at);
         }
