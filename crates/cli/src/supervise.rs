@@ -1,14 +1,14 @@
-//! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it, passes
-//! signals on, prints what agents have to say, and reports at the end.
+//! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
+//! passes signals on, prints what agents have to say, and reports at the end.
 
 use crate::error::CliError;
 use crate::record::Recorder;
 use crate::report::{Peaks, Report};
 use crate::settings::{Settings, SwapSetting};
-use crate::size::format_mib;
 use crate::unmanaged::Lookout;
+use foliomem_core::size::format_mib;
 use foliomem_linux::child::{self, Child, Event};
-use foliomem_linux::control::{Configuration, Control, Limit};
+use foliomem_linux::control::{Configuration, Control};
 use foliomem_linux::custody::Custody;
 use foliomem_linux::door::Door;
 use foliomem_linux::swap_file::{self, Created};
@@ -25,6 +25,11 @@ const AGENT: &str = "libfoliomem_agent.so";
 /// How often the swap file is looked through for what nobody holds any more.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
+/// Time from the start of the program in which sizes are sampled more often: many programs end in
+/// it.
+const STARTING: Duration = Duration::from_millis(100);
+/// Time between two samples then.
+const STARTING_INTERVAL: Duration = Duration::from_millis(1);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that the end of a run waits for companions of ended processes.
@@ -63,31 +68,22 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// Runs `program`, which was called `name`, to its end, and records it if there is a recorder; returns the exit code.
+/// Runs `program`, which was called `name`, to its end, and records it if there is a recorder.
+/// Returns the exit code.
 pub fn run(
     settings: &Settings,
-    limit: Limit,
+    configuration: &Configuration,
     program: &Path,
     name: &OsStr,
     arguments: &[OsString],
     recorder: Option<Recorder>,
 ) -> Result<u8, CliError> {
-    let configuration = Configuration {
-        limit,
-        sizes: settings.sizes(),
-        codec: settings.codec(),
-        recompress: settings.recompress(),
-        granule: settings.granule(),
-        reclaimers: 0,
-        torture: settings.torture(),
-        hard: settings.hard(),
-        records: recorder.is_some(),
-    };
+    let limit_bytes = configuration.limit.most_bytes();
     let stats = settings.stats().map(StatsFile::open).transpose()?;
-    let (control, segment) = Control::create(&configuration)?;
+    let (control, segment) = Control::create(configuration)?;
     control.supervise();
     // Kept open to the end of the run: agents open it from here.
-    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit.most_bytes())).transpose()?;
+    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit_bytes)).transpose()?;
     if let Some(created) = &swap_file {
         let announced = control.swap().announce(created);
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
@@ -112,7 +108,7 @@ pub fn run(
         peaks,
         started,
         discarded: started,
-        lookout: Lookout::new(limit.most_bytes()),
+        lookout: Lookout::new(limit_bytes),
         said_unmanaged: false,
         recorder,
     };
@@ -136,7 +132,10 @@ pub fn run(
         }
     }
     if let Some(mut stats) = stats {
-        stats.write(&format!("{:#}\n", report.json()))?;
+        // The program has ended, and its exit code counts.
+        if let Err(error) = stats.write(&format!("{:#}\n", report.json())) {
+            eprintln!("foliomem: {error}");
+        }
     }
     Ok(code)
 }
@@ -167,7 +166,8 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
     Ok(created)
 }
 
-/// Where counters go, opened before the program starts: hours later is too late to learn that it cannot be written.
+/// The file for the counters. It is opened before the program starts: hours later is too late to
+/// learn that it cannot be written.
 struct StatsFile {
     name: String,
     target: Box<dyn Write>,
@@ -217,8 +217,11 @@ impl Run {
     fn watch(&mut self) -> Result<u8, CliError> {
         let failed = |errno| CliError::System("watch the program", std::io::Error::from(errno));
         loop {
-            match self.child.wait(SAMPLE_INTERVAL).map_err(failed)? {
+            let pause = if self.started.elapsed() < STARTING { STARTING_INTERVAL } else { SAMPLE_INTERVAL };
+            match self.child.wait(pause).map_err(failed)? {
                 Event::Ended(code) => {
+                    // Before the companions give up the slots of the processes that have ended.
+                    self.peaks.sample(self.control);
                     return Ok(self.failure_code().unwrap_or(code));
                 }
                 Event::Stopped => child::stop_self(),

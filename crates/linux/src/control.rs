@@ -516,11 +516,6 @@ impl Control {
         self.is_abandoned() || identity::is_nested() && self.header.failure.is_written()
     }
 
-    /// The supervisor's pid, in its pid namespace.
-    pub(crate) fn supervisor(&self) -> u32 {
-        process_exit_notice::holder(&self.header.supervisor)
-    }
-
     fn is_abandoned(&self) -> bool {
         // Acquire pairs with the Release in `is_over`.
         process_exit_notice::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
