@@ -24,8 +24,8 @@ def test_a_limit_that_cannot_be_comes_with_a_suggestion(options, said):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["run", "--limt", "64M", *TRUE], "'--limt' found: did you mean --limit?"),
-    (["rnu", "--limit", "64M", *TRUE], "did you mean run?"),
-    (["lab", "rnu"], "did you mean run?"),
+    (["recrod", "-o", "x", *TRUE], "did you mean record?"),
+    (["lab", "replya"], "did you mean replay?"),
     (["bench", "swap", "--jsn"], "did you mean --json?"),
 ])
 def test_a_typing_error_comes_with_what_was_meant(arguments, said):

@@ -70,7 +70,8 @@ fn main() -> ExitCode {
 fn refuse(error: &clap::Error) -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().skip(1).collect();
     let run = ["foliomem", "run"].map(OsString::from).into_iter().chain(given.iter().cloned());
-    if error.kind() == ErrorKind::UnknownArgument && Args::try_parse_from(run).is_ok() {
+    let is_option = given.first().is_some_and(|word| word.as_encoded_bytes().starts_with(b"-"));
+    if is_option && error.kind() == ErrorKind::UnknownArgument && Args::try_parse_from(run).is_ok() {
         let words: Vec<_> = given.iter().map(|word| word.to_string_lossy()).collect();
         eprintln!(
             "foliomem: the command is missing: did you mean foliomem run {}? (see foliomem --help)",

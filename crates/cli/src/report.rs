@@ -19,8 +19,9 @@ pub struct Peaks {
 impl Peaks {
     /// Raises the peaks to the present sizes.
     pub fn sample(&mut self, control: &Control) {
-        self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes());
-        self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes());
+        let ended_bytes = control.ended_peak_bytes();
+        self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes()).max(ended_bytes);
+        self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes()).max(ended_bytes);
     }
 }
 

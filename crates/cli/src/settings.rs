@@ -191,7 +191,8 @@ fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
         }
         // People who write a number alone mean mebibytes.
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-        let meant = if is_number && bytes > 0 { format!(": did you mean {text}M?") } else { String::new() };
+        let is_meant = is_number && (MIN_LIMIT_BYTES >> 20..=machine.memory_bytes >> 20).contains(&bytes);
+        let meant = if is_meant { format!(": did you mean {text}M?") } else { String::new() };
         let least_mib = MIN_LIMIT_BYTES >> 20;
         return Err(BadValue::LimitTooSmall { given: text.to_owned(), bytes, least_mib, meant });
     };

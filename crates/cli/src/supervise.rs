@@ -25,11 +25,6 @@ const AGENT: &str = "libfoliomem_agent.so";
 /// How often the swap file is looked through for what nobody holds any more.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// Time from the start of the program in which sizes are sampled more often: many programs end in
-/// it.
-const STARTING: Duration = Duration::from_millis(100);
-/// Time between two samples then.
-const STARTING_INTERVAL: Duration = Duration::from_millis(1);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that the end of a run waits for companions of ended processes.
@@ -217,11 +212,8 @@ impl Run {
     fn watch(&mut self) -> Result<u8, CliError> {
         let failed = |errno| CliError::System("watch the program", std::io::Error::from(errno));
         loop {
-            let pause = if self.started.elapsed() < STARTING { STARTING_INTERVAL } else { SAMPLE_INTERVAL };
-            match self.child.wait(pause).map_err(failed)? {
+            match self.child.wait(SAMPLE_INTERVAL).map_err(failed)? {
                 Event::Ended(code) => {
-                    // Before the companions give up the slots of the processes that have ended.
-                    self.peaks.sample(self.control);
                     return Ok(self.failure_code().unwrap_or(code));
                 }
                 Event::Stopped => child::stop_self(),

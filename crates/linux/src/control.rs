@@ -36,7 +36,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 11;
+const VERSION: u64 = 12;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -233,6 +233,8 @@ struct Header {
     supervisor: AtomicU32,
     /// 1 once the supervisor has ended the run.
     is_over: AtomicU32,
+    /// The most that a process that has ended took when it was measured last, in bytes.
+    ended_peak_bytes: AtomicU64,
     /// The inode of the supervisor's pid namespace; 0 where that is unknown.
     pid_namespace: AtomicU64,
     custody: Calls,
@@ -671,7 +673,8 @@ impl Control {
             process.ended.store(0, Ordering::Relaxed);
             process.offer.withdraw(&self.header.custody);
             process.anon_bytes.store(0, Ordering::Relaxed);
-            process.measured_bytes.store(0, Ordering::Relaxed);
+            let measured_bytes = process.measured_bytes.swap(0, Ordering::Relaxed);
+            self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
@@ -741,6 +744,12 @@ impl Control {
     /// Anonymous memory of the tree as it was measured, for reports.
     pub fn tree_measured_bytes(&self) -> u64 {
         self.tree_bytes(|process| &process.measured_bytes).0
+    }
+
+    /// The most that a process that has ended took when it was measured last. Many programs end
+    /// between two looks at the tree.
+    pub fn ended_peak_bytes(&self) -> u64 {
+        self.header.ended_peak_bytes.load(Ordering::Relaxed)
     }
 
     /// What the tree would take now if nothing of it were compressed.
