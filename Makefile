@@ -10,7 +10,7 @@ export CARGO_TARGET_DIR := target
 
 build:
 	scripts/setup
-	cargo build --release -p foliomem-cli -p foliomem-agent
+	cargo build --release -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench
 
 demo: build
 	scripts/demo

@@ -100,8 +100,10 @@ pub struct Row {
 /// The selection of runs.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The `foliomem` executable, which must begin with [`crate::enter_if_asked`].
+    /// The `foliomem` executable.
     pub foliomem: PathBuf,
+    /// The `foliomem-bench-access` executable, which is measured.
+    pub child: PathBuf,
     /// The patterns.
     pub patterns: Vec<Pattern>,
     /// Limits in per cent of the need.
@@ -162,7 +164,7 @@ impl Rounds {
                 let mut command = Command::new(&options.foliomem);
                 command.args(["run", "--quiet", "--limit", &format!("{}M", rounds.total_mib)]);
                 command.args(sizes.into_iter().flat_map(|sizes| ["--sizes", sizes]));
-                command.arg("--").arg(&options.foliomem).args(child);
+                command.arg("--").arg(&options.child).args(child);
                 all.push(seconds(&mut command)?);
             }
         }
@@ -173,7 +175,7 @@ impl Rounds {
     fn kernel(&mut self, options: &Options, child: &[OsString], group_mib: u64) -> Result<Option<Peer>, Error> {
         let mut best: Option<Peer> = None;
         for (size_kib, all) in KERNEL_SIZES_KIB.into_iter().zip(&mut self.kernel_seconds) {
-            let mut command = Command::new(&options.foliomem);
+            let mut command = Command::new(&options.child);
             command.args(child);
             let run = |group: &Group| Ok(seconds(&mut group.inside(&command)).ok());
             let Some((run, total_bytes)) = kernel::in_group(size_kib, group_mib * MIB, run)? else { return Ok(None) };

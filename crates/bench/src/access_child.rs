@@ -1,7 +1,8 @@
-//! The child of [`crate::access`]: a program that touches its memory in one pattern while a clock
-//! runs, and verifies every touched page.
+//! The work of `foliomem-bench-access`, the program of [`crate::access`]: it touches its memory in
+//! one pattern while a clock runs, and verifies every touched page.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -9,8 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::access::Pattern;
 use crate::{Error, MIB};
 
-/// First argument that makes a binary this child.
-const CHILD_ARG: &str = "__access-child";
 /// Bytes of a page, the unit of a touch.
 const PAGE: usize = 4096;
 /// Bytes of real data in each page; the rest repeats them. Pages compress to about a fifth, as
@@ -34,33 +33,31 @@ pub struct Run {
 /// Returns the arguments that start the child.
 #[must_use]
 pub fn arguments(pattern: Pattern, need_mib: u64, touches: u64, corpus: &Path) -> Vec<std::ffi::OsString> {
-    let texts = [CHILD_ARG.to_owned(), pattern.to_string(), need_mib.to_string(), touches.to_string()];
+    let texts = [pattern.to_string(), need_mib.to_string(), touches.to_string()];
     texts.into_iter().map(Into::into).chain([corpus.into()]).collect()
 }
 
-/// Call this first in `main`: if this process was started as the child, it does the child's work
-/// and exits.
-pub fn enter_if_asked() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let [child, pattern, need_mib, touches, corpus] = &args[..] else { return };
-    if child != CHILD_ARG {
-        return;
-    }
-    let bad = |_| Error::parse(CHILD_ARG, &args.join(" "));
-    let parsed = pattern
-        .parse()
-        .and_then(|pattern| Ok((pattern, need_mib.parse::<u64>().map_err(bad)?, touches.parse::<u64>().map_err(bad)?)));
-    let line = parsed
-        .and_then(|(pattern, need_mib, touches)| run(pattern, need_mib, touches, Path::new(corpus)))
-        .and_then(|run| serde_json::to_string(&run).map_err(|e| Error::parse(CHILD_ARG, &e.to_string())));
+/// Does the work that the arguments of [`arguments`] ask for, and prints the result.
+#[must_use]
+pub fn measure(arguments: &[String]) -> ExitCode {
+    let asked = "the arguments of the measured program";
+    let bad = || Error::parse(asked, &arguments.join(" "));
+    let parsed = || {
+        let [pattern, need_mib, touches, corpus] = arguments else { return Err(bad()) };
+        let number = |text: &String| text.parse::<u64>().map_err(|_| bad());
+        Ok((pattern.parse()?, number(need_mib)?, number(touches)?, Path::new(corpus)))
+    };
+    let line = parsed()
+        .and_then(|(pattern, need_mib, touches, corpus)| run(pattern, need_mib, touches, corpus))
+        .and_then(|run| serde_json::to_string(&run).map_err(|e| Error::parse(asked, &e.to_string())));
     match line {
         Ok(line) => {
             println!("{line}");
-            std::process::exit(0);
+            ExitCode::SUCCESS
         }
         Err(error) => {
             eprintln!("{error}");
-            std::process::exit(1);
+            ExitCode::FAILURE
         }
     }
 }

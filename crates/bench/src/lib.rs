@@ -17,7 +17,7 @@
 #![deny(unsafe_code)]
 
 pub mod access;
-mod access_child;
+pub mod access_child;
 pub mod calibrate;
 pub mod compact;
 pub mod corpus;
@@ -34,6 +34,7 @@ mod redis;
 mod rounds;
 pub mod slots;
 pub mod swap;
+pub mod swap_child;
 mod tree;
 pub mod undo;
 
@@ -43,9 +44,7 @@ pub use error::Error;
 /// child's work and exits.
 pub fn enter_if_asked() {
     kernel_child::enter_if_asked();
-    access_child::enter_if_asked();
     lab::enter_if_asked();
-    swap::enter_if_asked();
 }
 
 /// Bytes of a mebibyte, the unit of every limit and peak here.

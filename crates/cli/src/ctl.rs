@@ -14,7 +14,7 @@ pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
             let bad = |source| CliError::Setting {
                 name: "sizes",
                 origin: "command line".to_owned(),
-                source: BadValue::Size(source),
+                source: Box::new(BadValue::Size(source)),
             };
             // Whether a list is valid does not depend on the policy that it changes.
             change_policy(control.sizes(), list).map_err(bad)?;

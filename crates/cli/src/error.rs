@@ -1,8 +1,7 @@
 //! The errors of the command: each says what failed, on what, and what to do.
 
-use crate::size::SizeError;
-use foliomem_core::cluster::UnknownStrategy;
-use foliomem_core::compaction::UnknownVariant;
+use foliomem_command::BesideError;
+use foliomem_core::size::SizeError;
 use foliomem_linux::codec::UnknownCodec;
 use foliomem_linux::control::ControlError;
 use foliomem_linux::find::FindError;
@@ -22,14 +21,6 @@ pub enum CliError {
         "no limit given: use --limit SIZE (512M, 2G, 25%, need/2), FOLIOMEM_LIMIT or `limit` in the configuration file"
     )]
     NoLimit,
-    /// The limit is too small.
-    #[error("the limit of {given_kib}K is too small: at least {least_mib}M are needed")]
-    LimitTooSmall {
-        /// The requested limit in KiB.
-        given_kib: u64,
-        /// The smallest limit in MiB.
-        least_mib: u64,
-    },
     /// A setting has an invalid value.
     #[error("{name} (from {origin}): {source}")]
     Setting {
@@ -38,14 +29,19 @@ pub enum CliError {
         /// Origin of the value.
         origin: String,
         /// The reason why the value is invalid.
-        source: BadValue,
+        source: Box<BadValue>,
     },
-    /// The configuration file cannot be read or parsed.
-    #[error("cannot read the configuration file {path}: {why}")]
+    /// The configuration file cannot be read.
+    #[error("cannot read the configuration file {0}: {1}")]
+    UnreadableConfig(PathBuf, String),
+    /// The configuration file has something that is no setting.
+    #[error("the configuration file is wrong: {path}:{line}: {why}")]
     Config {
         /// Path of the file.
         path: PathBuf,
-        /// Message of the system or the parser.
+        /// The line, from 1.
+        line: usize,
+        /// The reason.
         why: String,
     },
     /// The program does not exist.
@@ -78,43 +74,12 @@ pub enum CliError {
     /// A system call of the supervisor failed.
     #[error("cannot {0}: {1}")]
     System(&'static str, std::io::Error),
-    /// A measurement failed.
+    /// A program of foliomem cannot be started.
     #[error(transparent)]
-    Bench(#[from] foliomem_bench::Error),
-    /// A simulation failed.
-    #[error(transparent)]
-    Lab(#[from] foliomem_lab::error::LabError),
-    /// The results of the lab could not be written.
-    #[error("cannot write the runs to {0}: {1}")]
-    Runs(PathBuf, std::io::Error),
-    /// A file of costs could not be written.
-    #[error("cannot write the costs to {0}: {1}")]
-    Costs(PathBuf, std::io::Error),
-    /// Python, which runs the lab on a cluster, cannot be started.
-    #[error(
-        "cannot start {python} for Ray: {error}. Set FOLIOMEM_PYTHON to a Python with the packages foliomem_lab \
-         (python/foliomem_lab of the sources) and ray"
-    )]
-    NoPython {
-        /// The command that was started.
-        python: String,
-        /// Message of the system.
-        error: std::io::Error,
-    },
-    /// A cluster returned no runs.
-    #[error("no runs by the Ray cluster {address}: {why}")]
-    Ray {
-        /// The cluster's address, as on the command line.
-        address: String,
-        /// The reason, as far as it is known.
-        why: String,
-    },
+    Beside(#[from] BesideError),
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),
-    /// The named program or pattern does not exist.
-    #[error("{0:?} is none of what is measured: {1}")]
-    NoSuchBenchmark(String, &'static str),
     /// The statistics could not be written.
     #[error("cannot write the statistics to {0}: {1}")]
     Stats(String, std::io::Error),
@@ -129,18 +94,24 @@ pub enum BadValue {
     /// The value is not a codec.
     #[error(transparent)]
     Codec(#[from] UnknownCodec),
+    /// The limit is too small.
+    #[error("{given} is {bytes} bytes, too small for a limit: at least {least_mib} MiB are needed{meant}")]
+    LimitTooSmall {
+        /// The limit as given.
+        given: String,
+        /// The limit in bytes.
+        bytes: u64,
+        /// The smallest limit in MiB.
+        least_mib: u64,
+        /// A suggestion, if there is one.
+        meant: String,
+    },
     /// The value is not a share of the need.
     #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
     OfNeed(String),
     /// The value is not a codec for recompression.
     #[error("{0:?} is no codec to recompress with: use zstd or zstd:LEVEL with a level from 1 to 19")]
     Recompress(String),
-    /// The value is not a cluster strategy.
-    #[error(transparent)]
-    Strategy(#[from] UnknownStrategy),
-    /// The value is not a compaction variant.
-    #[error(transparent)]
-    Variant(#[from] UnknownVariant),
     /// The value is not a file with an optional size.
     #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]
     SwapFile(String),

@@ -1,11 +1,14 @@
 //! The `foliomem` command.
 //!
 //! - `args` is the command line;
-//! - `settings` resolves it together with the environment and the configuration file;
+//! - `settings` declares all settings with `knob`, and resolves them from the command line, the
+//!   environment and the configuration file;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `record` writes its memory use to a
 //!   trace;
-//! - `ctl` changes a run, `bench` measures, `lab` simulates, `doctor` checks the machine.
+//! - `ctl` changes a run, `doctor` checks the machine.
+//!
+//! `bench` and `lab` are programs of their own, which lie beside this one.
 //!
 //! Exit codes of `run`: the program's, 128 + n after signal n; 125 if foliomem itself fails, 126
 //! for a program that cannot be executed, 127 for a program that does not exist, 2 for a wrong
@@ -14,48 +17,44 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod bench;
+mod config_file;
 mod ctl;
 mod doctor;
 mod error;
-mod lab;
+mod knob;
 mod memory;
 mod policy;
 mod preflight;
 mod record;
 mod report;
 mod settings;
-mod size;
 mod supervise;
 mod unmanaged;
-mod vary;
 
-use args::{Args, Command, RunArgs};
+use args::{Args, Command, OtherArgs, RunArgs};
 use clap::Parser;
+use clap::error::ErrorKind;
 use error::CliError;
+use foliomem_command::WRONG_COMMAND_LINE;
+use knob::Machine;
 use record::Recorder;
-use settings::Settings;
+use settings::{Recording, Settings};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The heap of this process. The threads of the runtime, which `bench swap` starts in this process,
-/// must not use the C library's heap.
-#[global_allocator]
-static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
-
 fn main() -> ExitCode {
-    foliomem_bench::enter_if_asked();
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return complain(&error),
+        Err(error) => return refuse(&error),
     };
     let done = match args.command {
         Command::Run(run) => self::run(&run, None),
         Command::Record(args) => self::run(&args.run, Some(&args.output)),
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor => Ok(doctor::doctor()),
-        Command::Bench { what } => bench::bench(&what),
-        Command::Lab { what } => lab::lab(&what),
+        Command::Bench(args) => start("foliomem-bench", &args),
+        Command::Lab(args) => start("foliomem-lab", &args),
     };
     match done {
         Ok(code) => ExitCode::from(code),
@@ -66,30 +65,40 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints help as it is, and an error of the command line in one line.
-fn complain(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        print!("{error}");
-        return ExitCode::SUCCESS;
+/// Says what is wrong with the command line. Options before any command are probably those of
+/// `run`.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let given: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let run = ["foliomem", "run"].map(OsString::from).into_iter().chain(given.iter().cloned());
+    let is_option = given.first().is_some_and(|word| word.as_encoded_bytes().starts_with(b"-"));
+    if is_option && error.kind() == ErrorKind::UnknownArgument && Args::try_parse_from(run).is_ok() {
+        let words: Vec<_> = given.iter().map(|word| word.to_string_lossy()).collect();
+        eprintln!(
+            "foliomem: the command is missing: did you mean foliomem run {}? (see foliomem --help)",
+            words.join(" ")
+        );
+        return ExitCode::from(WRONG_COMMAND_LINE);
     }
-    const WRONG_COMMAND_LINE: u8 = 2;
-    let text = error.to_string();
-    let what: Vec<&str> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    let what = what.join(" ");
-    eprintln!("foliomem: {} (see foliomem --help)", what.strip_prefix("error: ").unwrap_or(&what));
-    ExitCode::from(WRONG_COMMAND_LINE)
+    foliomem_command::complain(error, "foliomem --help")
+}
+
+/// Goes on as a program that lies beside this one.
+fn start(program: &'static str, args: &OtherArgs) -> Result<u8, CliError> {
+    match foliomem_command::become_beside(program, &args.arguments)? {}
 }
 
 fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
-    let settings = Settings::resolve(args, &settings::environment(), memory::total_bytes())?;
+    let machine = Machine { memory_bytes: memory::total_bytes() };
+    let settings = Settings::resolve(args, &settings::environment(), machine)?;
     if args.print_config {
         print!("{}", settings.describe());
         return Ok(0);
     }
     let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
-    let limit = if trace.is_some() { settings.recorded_limit()? } else { settings.limit()? };
+    let recording = if trace.is_some() { Recording::On } else { Recording::Off };
+    let configuration = settings.configuration(recording, machine)?;
     let program = preflight::check(name)?;
     foliomem_linux::probe::check_userfaultfd()?;
     let recorder = trace.map(Recorder::create).transpose()?;
-    supervise::run(&settings, limit, &program, name, arguments, recorder)
+    supervise::run(&settings, &configuration, &program, name, arguments, recorder)
 }

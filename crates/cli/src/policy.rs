@@ -1,8 +1,8 @@
 //! The size policy as people write it, `16K,64K=madvise,2M=inherit,enabled=always`, and as the
 //! kernel shows it.
 
-use crate::size::{SizeError, format_order, parse_order};
 use foliomem_core::policy::{Enabled, SizePolicy};
+use foliomem_core::size::{SizeError, format_order, parse_order};
 use foliomem_core::units::Order;
 use std::fmt::Write;
 

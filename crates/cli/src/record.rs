@@ -1,9 +1,9 @@
 //! `foliomem record`: fetches the events of a run from its agents, and writes them to a trace.
 
 use crate::error::CliError;
-use crate::size::format_mib;
-use foliomem_lab::trace::{Event, Record, TraceWriter};
+use foliomem_core::size::format_mib;
 use foliomem_linux::control::Control;
+use foliomem_trace::{Event, Record, TraceWriter};
 use std::path::{Path, PathBuf};
 
 /// Writes the trace of a run.

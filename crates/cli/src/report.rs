@@ -1,6 +1,6 @@
 //! The result of a run: a line for people, JSON with the kernel's names for programs.
 
-use crate::size::format_mib;
+use foliomem_core::size::format_mib;
 use foliomem_core::stats::{Counters, FaultKind, Histogram};
 use foliomem_core::units::Order;
 use foliomem_linux::control::Control;
@@ -19,8 +19,9 @@ pub struct Peaks {
 impl Peaks {
     /// Raises the peaks to the present sizes.
     pub fn sample(&mut self, control: &Control) {
-        self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes());
-        self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes());
+        let ended_bytes = control.ended_peak_bytes();
+        self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes()).max(ended_bytes);
+        self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes()).max(ended_bytes);
     }
 }
 
@@ -48,12 +49,16 @@ impl Report {
     pub fn summary(&self) -> String {
         let counters = self.control.sum();
         let lost_ns: u64 = FaultKind::ALL.iter().map(|&kind| counters.faults(kind).sum_ns.get()).sum();
-        let ratio = self.peaks.needed_bytes as f64 / (self.peaks.taken_bytes.max(1)) as f64;
+        let limit = format_mib(self.limit_bytes);
+        let Peaks { taken_bytes, needed_bytes } = self.peaks;
+        let memory = if taken_bytes == 0 {
+            format!("ended before its memory was measured, limit {limit}")
+        } else {
+            let ratio = needed_bytes as f64 / taken_bytes as f64;
+            format!("peak {} of {limit}, needed {} ({ratio:.1}x)", format_mib(taken_bytes), format_mib(needed_bytes))
+        };
         format!(
-            "foliomem: peak {} of {}, needed {} ({ratio:.1}x); {} faults ({} from swap) took {:.2} s",
-            format_mib(self.peaks.taken_bytes),
-            format_mib(self.limit_bytes),
-            format_mib(self.peaks.needed_bytes),
+            "foliomem: {memory}; {} faults ({} from swap) took {:.2} s",
             counters.vm.pgfault.get(),
             counters.vm.pgmajfault.get(),
             Duration::from_nanos(lost_ns).as_secs_f64(),

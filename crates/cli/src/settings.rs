@@ -1,22 +1,25 @@
-//! The settings of a run. The command line overrides the environment, which overrides the
-//! configuration file, which overrides the defaults.
+//! The settings of a run, declared with [`knobs`], and what their texts mean.
+//!
+//! The command line overrides the environment, which overrides the configuration file, which
+//! overrides the defaults.
 
 use crate::args::RunArgs;
+use crate::config_file::ConfigFile;
 use crate::error::{BadValue, CliError};
+use crate::knob::{Environment, Form, Knob, Machine, Sources, Unset, knobs};
 use crate::policy::{change_policy, format_policy, initial};
-use crate::size::{format_order, parse_bytes, parse_order};
 use foliomem_core::policy::SizePolicy;
+use foliomem_core::size::{DEFAULT_SIZES, format_bytes, format_order, parse_bytes, parse_order};
 use foliomem_core::units::Order;
 use foliomem_linux::codec::Codec;
-use foliomem_linux::control::Limit;
-use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+use foliomem_linux::control::{Configuration, Limit};
+use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 /// Smallest limit in bytes. Below it, the protected minimum of resident pages and the agent's own
 /// memory take most of the limit.
-const LEAST_LIMIT_BYTES: u64 = 16 << 20;
+const MIN_LIMIT_BYTES: u64 = 16 << 20;
 /// Prefix of a limit that is a share of the program's need.
 const OF_NEED: &str = "need/";
 /// Largest divisor of such a limit.
@@ -24,15 +27,114 @@ const MAX_DIVISOR: u32 = 16;
 /// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
 /// would be short of memory before it has much.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
-/// Folio sizes beside 4K, of `run` and of replays.
-pub const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
-/// Codec of `run`.
-const DEFAULT_CODEC: &str = "lz4";
-/// Granule of `run`.
-const DEFAULT_GRANULE: &str = "64K";
 
-/// Environment variables, by name.
-pub type Environment = BTreeMap<String, String>;
+knobs! {
+    /// Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the
+    /// container's memory), at least 16M; or need/2: half of their peak need so far, as if
+    /// uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file.
+    /// [default of `record`: need/2]
+    limit: Option<Limit> = Knob {
+        form: Form::Size("SIZE"),
+        values: "`512M`, `2G`, `25%`, `need/2` to `need/16`; at least 16M",
+        unset: Unset::Is("must be given; `record`: `need/2`", || None),
+        read: |text, machine| parse_limit(text, machine).map(Some),
+        show: |limit| limit.map(|limit| format_limit(limit).into()),
+        configure: |limit, configuration| {
+            if let Some(limit) = limit {
+                configuration.limit = *limit;
+            }
+        },
+    };
+    /// Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a
+    /// value, as in the kernel: 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) sets
+    /// the value that sizes inherit.
+    sizes: SizePolicy = Knob {
+        form: Form::Value("LIST"),
+        values: "folio sizes 8K to 2M, each with `=always`, `=madvise`, `=inherit` or `=never`; `enabled=`; `none`",
+        unset: Unset::Reads(DEFAULT_SIZES),
+        read: |text, _| Ok(change_policy(initial(), text)?),
+        show: |&sizes| Some(format_policy(sizes).into()),
+        configure: |&sizes, configuration| configuration.sizes = sizes,
+    };
+    /// Codec of the compressed memory: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with
+    /// +dict, which compresses small pieces with a dictionary of the program's own content.
+    codec: Codec = Knob {
+        form: Form::Value("CODEC"),
+        values: "`lz4`, `zstd`, `zstd:1` to `zstd:19`; `zstd+dict`, `zstd:5+dict`",
+        unset: Unset::Reads("lz4"),
+        read: |text, _| Ok(text.parse()?),
+        show: |codec: &Codec| Some(codec.to_string().into()),
+        configure: |&codec, configuration| configuration.codec = codec,
+    };
+    /// While CPUs are idle, compress memory that has not been touched for some seconds again: zstd
+    /// or zstd:LEVEL. [default: not]
+    recompress: Option<Codec> = Knob {
+        form: Form::Value("CODEC"),
+        values: "`zstd`, `zstd:1` to `zstd:19`",
+        unset: Unset::Is("off", || None),
+        read: |text, _| parse_recompress(text).map(Some),
+        show: |codec: &Option<Codec>| codec.map(|codec| codec.to_string().into()),
+        configure: |&codec, configuration| configuration.recompress = codec,
+    };
+    /// Size of the largest piece that is compressed as one, 4K to 2M.
+    granule: Order = Knob {
+        form: Form::Size("SIZE"),
+        values: "`4K` to `2M`; the most that is compressed as one piece",
+        unset: Unset::Reads("64K"),
+        read: |text, _| Ok(parse_order(text)?),
+        show: |&granule| Some(format_order(granule).into()),
+        configure: |&granule, configuration| configuration.granule = granule,
+    };
+    /// Encrypted swap for memory that does not fit into the limit even compressed: a file that does
+    /// not exist yet and vanishes with the run, or a block device that nothing else uses, whose
+    /// content is lost. [default size of a file: 8 times the limit, but at most half of the free
+    /// space]
+    swap: Option<SwapSetting> = Knob {
+        form: Form::Value("FILE[:SIZE]"),
+        values: "a file that does not exist, or a block device",
+        unset: Unset::Is("none", || None),
+        read: |text, _| SwapSetting::parse(text).map(Some),
+        show: |swap| swap.as_ref().map(|swap| swap.to_string().into()),
+        configure: |_, _| {},
+    };
+    /// Stop the program (exit code 137) if its data does not compress into the limit, instead of
+    /// exceeding the limit.
+    hard: bool = Knob {
+        form: Form::Switch,
+        values: "`1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`; in the file also `true` or `false` without quotes",
+        unset: Unset::Reads("no"),
+        read: |text, _| parse_switch(text),
+        show: |&hard| Some(hard.into()),
+        configure: |&hard, configuration| configuration.hard = hard,
+    };
+    /// Write counters as JSON to FILE at exit; "-" for stderr.
+    stats: Option<String> = Knob {
+        form: Form::Value("FILE"),
+        values: "a file, or `-` for stderr",
+        unset: Unset::Is("none", || None),
+        read: |text, _| Ok(Some(text.to_owned())),
+        show: |stats| stats.clone().map(Into::into),
+        configure: |_, _| {},
+    };
+    /// Print no summary at exit.
+    quiet: bool = Knob {
+        form: Form::Switch,
+        values: "as `--hard`",
+        unset: Unset::Reads("no"),
+        read: |text, _| parse_switch(text),
+        show: |&quiet| Some(quiet.into()),
+        configure: |_, _| {},
+    };
+    /// For tests of foliomem: evict as much as possible all the time.
+    torture: bool = Knob {
+        form: Form::NoOption,
+        values: "for tests of foliomem: evict as much as possible all the time",
+        unset: Unset::Reads("no"),
+        read: |text, _| parse_switch(text),
+        show: |&torture| Some(torture.into()),
+        configure: |&torture, configuration| configuration.torture = torture,
+    };
+}
 
 /// Returns the variables of this process whose names and values are text.
 pub fn environment() -> Environment {
@@ -40,42 +142,6 @@ pub fn environment() -> Environment {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
     std::env::vars_os().filter_map(text).collect()
-}
-
-/// The origin of a value.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Origin {
-    CommandLine,
-    Variable(String),
-    File(PathBuf),
-    Default,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::CommandLine => f.write_str("command line"),
-            Origin::Variable(name) => f.write_str(name),
-            Origin::File(path) => write!(f, "{}", path.display()),
-            Origin::Default => f.write_str("default"),
-        }
-    }
-}
-
-/// The configuration file.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    limit: Option<String>,
-    sizes: Option<String>,
-    codec: Option<String>,
-    recompress: Option<String>,
-    granule: Option<String>,
-    swap: Option<String>,
-    hard: Option<bool>,
-    stats: Option<String>,
-    quiet: Option<bool>,
-    torture: Option<bool>,
 }
 
 /// The setting of the swap file.
@@ -112,24 +178,26 @@ impl SwapSetting {
 impl fmt::Display for SwapSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
-        self.bytes.map_or(Ok(()), |bytes| write!(f, ":{bytes}"))
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ":{}", format_bytes(bytes)))
     }
 }
 
-/// A value and its origin.
-#[derive(Clone, Debug)]
-struct Set<T> {
-    value: T,
-    origin: Origin,
-}
-
-/// Parses a size, a share of `memory_bytes`, or `need/N`.
-fn parse_limit(text: &str, memory_bytes: u64) -> Result<Limit, BadValue> {
+/// Parses a size, a share of the machine's memory, or `need/N`.
+fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
     let Some(divisor) = text.strip_prefix(OF_NEED) else {
-        return Ok(Limit::Bytes(parse_bytes(text, Some(memory_bytes))?));
+        let bytes = parse_bytes(text, Some(machine.memory_bytes))?;
+        if bytes >= MIN_LIMIT_BYTES {
+            return Ok(Limit::Bytes(bytes));
+        }
+        // People who write a number alone mean mebibytes.
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_meant = is_number && (MIN_LIMIT_BYTES >> 20..=machine.memory_bytes >> 20).contains(&bytes);
+        let meant = if is_meant { format!(": did you mean {text}M?") } else { String::new() };
+        let least_mib = MIN_LIMIT_BYTES >> 20;
+        return Err(BadValue::LimitTooSmall { given: text.to_owned(), bytes, least_mib, meant });
     };
     let divisor = divisor.parse().ok().filter(|&divisor: &NonZeroU32| divisor.get() <= MAX_DIVISOR);
-    divisor.map(|divisor| of_need(divisor, memory_bytes)).ok_or_else(|| BadValue::OfNeed(text.to_owned()))
+    divisor.map(|divisor| of_need(divisor, machine.memory_bytes)).ok_or_else(|| BadValue::OfNeed(text.to_owned()))
 }
 
 fn of_need(divisor: NonZeroU32, memory_bytes: u64) -> Limit {
@@ -138,91 +206,8 @@ fn of_need(divisor: NonZeroU32, memory_bytes: u64) -> Limit {
 
 fn format_limit(limit: Limit) -> String {
     match limit {
-        Limit::Bytes(bytes) => bytes.to_string(),
+        Limit::Bytes(bytes) => format_bytes(bytes),
         Limit::OfNeed { divisor, .. } => format!("{OF_NEED}{divisor}"),
-    }
-}
-
-/// The settings of a run, each with its origin.
-#[derive(Debug)]
-pub struct Settings {
-    limit: Option<Set<Limit>>,
-    memory_bytes: u64,
-    sizes: Set<SizePolicy>,
-    codec: Set<Codec>,
-    recompress: Option<Set<Codec>>,
-    granule: Set<Order>,
-    swap: Option<Set<SwapSetting>>,
-    hard: Set<bool>,
-    stats: Option<Set<String>>,
-    quiet: Set<bool>,
-    torture: Set<bool>,
-}
-
-/// Looks values up on the command line, in the environment and in the file, in this order.
-struct Lookup<'a> {
-    environment: &'a Environment,
-    file: PathBuf,
-}
-
-impl Lookup<'_> {
-    fn text(&self, name: &str, flag: Option<&String>, file: Option<&String>) -> Option<Set<String>> {
-        let variable = format!("FOLIOMEM_{}", name.to_ascii_uppercase());
-        let from_variable = self.environment.get(&variable).filter(|value| !value.is_empty());
-        let found = |value: &String, origin| Some(Set { value: value.clone(), origin });
-        match (flag, from_variable, file) {
-            (Some(value), _, _) => found(value, Origin::CommandLine),
-            (None, Some(value), _) => found(value, Origin::Variable(variable)),
-            (None, None, Some(value)) => found(value, Origin::File(self.file.clone())),
-            (None, None, None) => None,
-        }
-    }
-
-    fn flag(&self, name: &'static str, flag: bool, file: Option<bool>) -> Result<Set<bool>, CliError> {
-        let flag = flag.then(|| "1".to_owned());
-        let file = file.map(|on| if on { "1" } else { "0" }.to_owned());
-        let text = self.text(name, flag.as_ref(), file.as_ref());
-        let text = text.unwrap_or(Set { value: "0".to_owned(), origin: Origin::Default });
-        parsed(name, text, |text| match text {
-            "1" | "true" | "yes" | "on" => Ok(true),
-            "0" | "false" | "no" | "off" => Ok(false),
-            other => Err(BadValue::Flag(other.to_owned())),
-        })
-    }
-}
-
-fn parsed<T>(
-    name: &'static str,
-    text: Set<String>,
-    parse: impl FnOnce(&str) -> Result<T, BadValue>,
-) -> Result<Set<T>, CliError> {
-    match parse(&text.value) {
-        Ok(value) => Ok(Set { value, origin: text.origin }),
-        Err(source) => Err(CliError::Setting { name, origin: text.origin.to_string(), source }),
-    }
-}
-
-fn or_default(found: Option<Set<String>>, default: &str) -> Set<String> {
-    found.unwrap_or_else(|| Set { value: default.to_owned(), origin: Origin::Default })
-}
-
-/// Returns the path of the configuration file, and whether the user named it.
-fn config_path(args: &RunArgs, environment: &Environment) -> Option<(PathBuf, bool)> {
-    let named = args.config.clone().or_else(|| environment.get("FOLIOMEM_CONFIG").map(PathBuf::from));
-    if let Some(path) = named {
-        return Some((path, true));
-    }
-    let base = environment.get("XDG_CONFIG_HOME").map(PathBuf::from);
-    let base = base.or_else(|| environment.get("HOME").map(|home| Path::new(home).join(".config")))?;
-    Some((base.join("foliomem/config.toml"), false))
-}
-
-fn read_file(path: &Path, required: bool) -> Result<File, CliError> {
-    let failed = |why: String| CliError::Config { path: path.to_owned(), why: why.trim().replace('\n', " ") };
-    match std::fs::read_to_string(path) {
-        Ok(text) => toml::from_str(&text).map_err(|error| failed(error.message().to_owned())),
-        Err(error) if !required && error.kind() == std::io::ErrorKind::NotFound => Ok(File::default()),
-        Err(error) => Err(failed(error.to_string())),
     }
 }
 
@@ -234,85 +219,42 @@ fn parse_recompress(text: &str) -> Result<Codec, BadValue> {
     }
 }
 
+/// Parses the value of a switch.
+fn parse_switch(text: &str) -> Result<bool, BadValue> {
+    match text {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "0" | "false" | "no" | "off" => Ok(false),
+        other => Err(BadValue::Flag(other.to_owned())),
+    }
+}
+
+/// Whether the run is recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recording {
+    /// The run is not recorded.
+    Off,
+    /// The run is recorded, by default at half of the program's need.
+    On,
+}
+
 impl Settings {
-    /// Resolves all settings. A limit in per cent is a share of `memory_bytes`.
-    pub fn resolve(args: &RunArgs, environment: &Environment, memory_bytes: u64) -> Result<Settings, CliError> {
-        let (path, file) = match config_path(args, environment) {
-            Some((path, required)) => (path.clone(), read_file(&path, required)?),
-            None => (PathBuf::new(), File::default()),
-        };
-        let lookup = Lookup { environment, file: path };
-        let limit = lookup.text("limit", args.limit.as_ref(), file.limit.as_ref());
-        let sizes = lookup.text("sizes", args.sizes.as_ref(), file.sizes.as_ref());
-        let codec = lookup.text("codec", args.codec.as_ref(), file.codec.as_ref());
-        let recompress = lookup.text("recompress", args.recompress.as_ref(), file.recompress.as_ref());
-        let granule = lookup.text("granule", args.granule.as_ref(), file.granule.as_ref());
-        let swap = lookup.text("swap", args.swap.as_ref(), file.swap.as_ref());
-        let limit = limit.map(|text| parsed("limit", text, |text| parse_limit(text, memory_bytes)));
-        Ok(Settings {
-            limit: limit.transpose()?,
-            memory_bytes,
-            sizes: parsed("sizes", or_default(sizes, DEFAULT_SIZES), |text| Ok(change_policy(initial(), text)?))?,
-            codec: parsed("codec", or_default(codec, DEFAULT_CODEC), |text| Ok(text.parse()?))?,
-            recompress: recompress.map(|text| parsed("recompress", text, parse_recompress)).transpose()?,
-            granule: parsed("granule", or_default(granule, DEFAULT_GRANULE), |text| Ok(parse_order(text)?))?,
-            swap: swap.map(|text| parsed("swap", text, SwapSetting::parse)).transpose()?,
-            hard: lookup.flag("hard", args.hard, file.hard)?,
-            stats: lookup.text("stats", args.stats.as_ref(), file.stats.as_ref()),
-            quiet: lookup.flag("quiet", args.quiet, file.quiet)?,
-            torture: lookup.flag("torture", false, file.torture)?,
-        })
-    }
-
-    /// Returns the limit. Fails if it is missing or too small.
-    pub fn limit(&self) -> Result<Limit, CliError> {
-        match self.limit.as_ref().ok_or(CliError::NoLimit)?.value {
-            Limit::Bytes(bytes) if bytes < LEAST_LIMIT_BYTES => {
-                Err(CliError::LimitTooSmall { given_kib: bytes >> 10, least_mib: LEAST_LIMIT_BYTES >> 20 })
-            }
-            limit => Ok(limit),
-        }
-    }
-
-    /// Returns the limit of a recorded run, which is half of the program's need by default.
-    pub fn recorded_limit(&self) -> Result<Limit, CliError> {
-        const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
-        if self.limit.is_some() { self.limit() } else { Ok(of_need(HALF, self.memory_bytes)) }
-    }
-
-    /// Returns the policy of folio sizes.
-    pub fn sizes(&self) -> SizePolicy {
-        self.sizes.value
-    }
-
-    /// Returns the codec.
-    pub fn codec(&self) -> Codec {
-        self.codec.value
-    }
-
-    /// Returns the codec that compresses idle memory again.
-    pub fn recompress(&self) -> Option<Codec> {
-        self.recompress.as_ref().map(|recompress| recompress.value)
-    }
-
-    /// Returns the largest piece that is compressed as one.
-    pub fn granule(&self) -> Order {
-        self.granule.value
+    /// Resolves all settings of a command line on this machine.
+    ///
+    /// # Errors
+    /// Fails if a value has no meaning, or if the configuration file cannot be read.
+    pub fn resolve(args: &RunArgs, environment: &Environment, machine: Machine) -> Result<Settings, CliError> {
+        let file = ConfigFile::find(args.config.as_deref(), environment)?;
+        Settings::of(&Sources { options: &args.options, environment, file: &file, machine })
     }
 
     /// Returns the swap file for memory that does not fit into the limit.
     pub fn swap(&self) -> Option<&SwapSetting> {
-        self.swap.as_ref().map(|swap| &swap.value)
-    }
-
-    /// Returns whether the program is stopped rather than allowed to exceed the limit.
-    pub fn hard(&self) -> bool {
-        self.hard.value
+        self.swap.value.as_ref()
     }
 
     /// Returns the file for the counters.
     pub fn stats(&self) -> Option<&str> {
-        self.stats.as_ref().map(|stats| stats.value.as_str())
+        self.stats.value.as_deref()
     }
 
     /// Returns whether the summary is omitted.
@@ -320,46 +262,39 @@ impl Settings {
         self.quiet.value
     }
 
-    /// Returns whether the run evicts as much as possible, all the time.
-    pub fn torture(&self) -> bool {
-        self.torture.value
-    }
-
-    /// Formats all settings as lines of TOML, each with its origin.
-    pub fn describe(&self) -> String {
-        let mut text = String::new();
-        let mut line = |name: &str, value: String, origin: &Origin| {
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "{:<32} # {origin}", format!("{name} = {value}"));
+    /// Returns what the agents of the run find in the control segment.
+    ///
+    /// # Errors
+    /// Fails if there is no limit.
+    pub fn configuration(&self, recording: Recording, machine: Machine) -> Result<Configuration, CliError> {
+        const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
+        let limit = match (self.limit.value, recording) {
+            (Some(limit), _) => limit,
+            (None, Recording::On) => of_need(HALF, machine.memory_bytes),
+            (None, Recording::Off) => return Err(CliError::NoLimit),
         };
-        let quoted = |value: &dyn fmt::Display| format!("\"{value}\"");
-        match &self.limit {
-            Some(limit) => line("limit", quoted(&format_limit(limit.value)), &limit.origin),
-            None => line("#limit", quoted(&"must be given"), &Origin::Default),
-        }
-        line("sizes", quoted(&format_policy(self.sizes.value)), &self.sizes.origin);
-        line("codec", quoted(&self.codec.value), &self.codec.origin);
-        if let Some(recompress) = &self.recompress {
-            line("recompress", quoted(&recompress.value), &recompress.origin);
-        }
-        line("granule", quoted(&format_order(self.granule.value)), &self.granule.origin);
-        if let Some(swap) = &self.swap {
-            line("swap", format!("{:?}", swap.value.to_string()), &swap.origin);
-        }
-        line("hard", self.hard.value.to_string(), &self.hard.origin);
-        if let Some(stats) = &self.stats {
-            line("stats", toml::Value::String(stats.value.clone()).to_string(), &stats.origin);
-        }
-        line("quiet", self.quiet.value.to_string(), &self.quiet.origin);
-        line("torture", self.torture.value.to_string(), &self.torture.origin);
-        text
+        let mut configuration = Configuration {
+            limit,
+            sizes: initial(),
+            codec: Codec::Lz4,
+            recompress: None,
+            granule: Order::ZERO,
+            reclaimers: 0,
+            torture: false,
+            hard: false,
+            records: recording == Recording::On,
+        };
+        self.configure(&mut configuration);
+        Ok(configuration)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::knob::Options;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     /// A directory for one test. Dropping it removes the directory.
     struct Scratch(PathBuf);
@@ -379,6 +314,8 @@ mod tests {
     }
 
     const NAMES: [&str; 9] = ["limit", "sizes", "codec", "recompress", "granule", "hard", "stats", "quiet", "torture"];
+    const SWITCHES: [&str; 3] = ["hard", "quiet", "torture"];
+    const MACHINE: Machine = Machine { memory_bytes: 1 << 30 };
 
     /// Generates a value for the setting `name`, most often a valid one.
     fn value_of(name: &'static str) -> BoxedStrategy<String> {
@@ -409,7 +346,7 @@ mod tests {
         let text = error.to_string();
         match error {
             CliError::Setting { name, .. } => NAMES.contains(name) && text.contains(name),
-            CliError::Config { .. } => text.contains(path.to_str().unwrap()),
+            CliError::Config { .. } | CliError::UnreadableConfig(..) => text.contains(path.to_str().unwrap()),
             _ => false,
         }
     }
@@ -417,6 +354,12 @@ mod tests {
     fn file_strings(values: &BTreeMap<&str, String>) -> String {
         let line = |(name, value): (&&str, &String)| format!("{name} = {}\n", toml::Value::String(value.clone()));
         values.iter().map(line).collect()
+    }
+
+    /// Returns a command line with these options.
+    fn given<const N: usize>(options: [(&'static str, &str); N]) -> RunArgs {
+        let options = options.map(|(name, text)| (name, text.to_owned()));
+        RunArgs { options: Options::from(BTreeMap::from(options)), ..RunArgs::default() }
     }
 
     proptest! {
@@ -430,37 +373,33 @@ mod tests {
             let scratch = Scratch::new("any-settings");
             let path = scratch.0.join("config.toml");
             let mut file = strings;
-            file.retain(|name, _| !["hard", "quiet", "torture"].contains(name));
             let hard = on.map_or(String::new(), |on| format!("hard = {on}\n"));
+            if on.is_some() {
+                file.remove("hard");
+            }
             std::fs::write(&path, file_strings(&file) + &hard).unwrap();
-            let flag = |name: &str| flags.get(name).cloned();
-            let args = RunArgs {
-                limit: flag("limit"),
-                sizes: flag("sizes"),
-                codec: flag("codec"),
-                recompress: flag("recompress"),
-                granule: flag("granule"),
-                stats: flag("stats"),
-                ..RunArgs::default()
-            };
+            let mut given = flags;
+            given.retain(|name, _| !SWITCHES.contains(name));
+            let flags = Options::from(given);
+            let args = RunArgs { options: flags, ..RunArgs::default() };
             let mut environment: Environment =
                 variables.into_iter().map(|(name, value)| (format!("FOLIOMEM_{}", name.to_uppercase()), value)).collect();
             environment.insert("FOLIOMEM_CONFIG".to_owned(), path.to_str().unwrap().to_owned());
-            match Settings::resolve(&args, &environment, 1 << 30) {
+            match Settings::resolve(&args, &environment, MACHINE) {
                 Err(error) => prop_assert!(names_what_failed(&error, &path), "{error}"),
                 Ok(settings) => {
                     let described = settings.describe();
                     std::fs::write(&path, &described).unwrap();
                     let only_file = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
-                    let again = Settings::resolve(&only_file, &Environment::new(), 1).unwrap();
-                    let limit = |settings: &Settings| settings.limit.as_ref().map(|limit| format_limit(limit.value));
+                    let again = Settings::resolve(&only_file, &Environment::new(), Machine { memory_bytes: 1 }).unwrap();
+                    let limit = |settings: &Settings| settings.limit.value.map(format_limit);
                     prop_assert_eq!(limit(&again), limit(&settings), "{}", described);
-                    prop_assert_eq!(again.sizes(), settings.sizes());
-                    prop_assert_eq!(again.codec(), settings.codec());
-                    prop_assert_eq!(again.recompress(), settings.recompress());
-                    prop_assert_eq!(again.granule(), settings.granule());
+                    prop_assert_eq!(again.sizes.value, settings.sizes.value);
+                    prop_assert_eq!(again.codec.value, settings.codec.value);
+                    prop_assert_eq!(again.recompress.value, settings.recompress.value);
+                    prop_assert_eq!(again.granule.value, settings.granule.value);
                     prop_assert_eq!(again.stats(), settings.stats());
-                    let switches = |settings: &Settings| (settings.hard(), settings.quiet(), settings.torture());
+                    let switches = |settings: &Settings| (settings.hard.value, settings.quiet(), settings.torture.value);
                     prop_assert_eq!(switches(&again), switches(&settings));
                 }
             }
@@ -483,7 +422,7 @@ mod tests {
             }
             for content in [noise, damaged] {
                 std::fs::write(&path, content).unwrap();
-                if let Err(error) = Settings::resolve(&args, &Environment::new(), 1 << 30) {
+                if let Err(error) = Settings::resolve(&args, &Environment::new(), MACHINE) {
                     prop_assert!(names_what_failed(&error, &path), "{error}");
                 }
             }
@@ -520,22 +459,22 @@ mod tests {
             ("FOLIOMEM_CODEC", "zstd:9"),
             ("FOLIOMEM_TORTURE", "1"),
         ]);
-        let args = RunArgs { codec: Some("lz4".to_owned()), ..RunArgs::default() };
-        let settings = Settings::resolve(&args, &variables, 1 << 30).unwrap();
-        assert_eq!(settings.limit().unwrap(), Limit::Bytes(1 << 29));
-        assert_eq!(settings.codec(), Codec::Lz4);
-        assert_eq!(settings.granule(), Order::new(2).unwrap());
-        assert_eq!(format_policy(settings.sizes()), DEFAULT_SIZES);
-        assert!(settings.quiet() && settings.torture() && !settings.hard());
+        let args = given([("codec", "lz4")]);
+        let settings = Settings::resolve(&args, &variables, MACHINE).unwrap();
+        assert_eq!(settings.limit.value, Some(Limit::Bytes(1 << 29)));
+        assert_eq!(settings.codec.value, Codec::Lz4);
+        assert_eq!(settings.granule.value, Order::new(2).unwrap());
+        assert_eq!(format_policy(settings.sizes.value), DEFAULT_SIZES);
+        assert!(settings.quiet() && settings.torture.value && !settings.hard.value);
         let described = settings.describe();
         for origin in ["command line", "FOLIOMEM_LIMIT", "config.toml", "default"] {
             assert!(described.contains(origin), "{described}");
         }
         // The description parses back.
         std::fs::write(&path, &described).unwrap();
-        let again =
-            Settings::resolve(&RunArgs::default(), &environment(&[("FOLIOMEM_CONFIG", path.to_str().unwrap())]), 1);
-        assert_eq!(again.unwrap().codec(), Codec::Lz4);
+        let variables = environment(&[("FOLIOMEM_CONFIG", path.to_str().unwrap())]);
+        let again = Settings::resolve(&RunArgs::default(), &variables, MACHINE);
+        assert_eq!(again.unwrap().codec.value, Codec::Lz4);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -549,25 +488,25 @@ mod tests {
         for bad in ["", ":4G", "/x:4Q", "/x:50%"] {
             assert!(SwapSetting::parse(bad).is_err(), "{bad}");
         }
-        let args = RunArgs { swap: Some("s:1M".to_owned()), ..RunArgs::default() };
-        let settings = Settings::resolve(&args, &environment(&[("FOLIOMEM_SWAP", "other")]), 1).unwrap();
+        let args = given([("swap", "s:1M")]);
+        let settings = Settings::resolve(&args, &environment(&[("FOLIOMEM_SWAP", "other")]), MACHINE).unwrap();
         assert_eq!(settings.swap().unwrap().path, Path::new("s"));
-        assert!(settings.describe().contains("swap = \"s:1048576\""), "{}", settings.describe());
+        assert!(settings.describe().contains("swap = \"s:1M\""), "{}", settings.describe());
     }
 
     #[test]
     fn a_limit_may_be_a_share_of_the_need() {
         let settings = |limit: Option<&str>| {
-            let args = RunArgs { limit: limit.map(str::to_owned), ..RunArgs::default() };
-            Settings::resolve(&args, &Environment::new(), 1 << 30)
+            let args = limit.map_or_else(RunArgs::default, |limit| given([("limit", limit)]));
+            Settings::resolve(&args, &Environment::new(), MACHINE)
         };
+        let recorded = |limit| settings(limit).unwrap().configuration(Recording::On, MACHINE).unwrap().limit;
         let third =
             Limit::OfNeed { divisor: NonZeroU32::new(3).unwrap(), least_bytes: FIRST_LIMIT_BYTES, most_bytes: 1 << 30 };
-        assert_eq!(settings(Some("need/3")).unwrap().limit().unwrap(), third);
-        assert_eq!(settings(Some("need/3")).unwrap().recorded_limit().unwrap(), third);
-        assert_eq!(settings(Some("1G")).unwrap().recorded_limit().unwrap(), Limit::Bytes(1 << 30));
-        let half = settings(None).unwrap().recorded_limit().unwrap();
-        assert_eq!(format_limit(half), "need/2");
+        assert_eq!(settings(Some("need/3")).unwrap().limit.value, Some(third));
+        assert_eq!(recorded(Some("need/3")), third);
+        assert_eq!(recorded(Some("1G")), Limit::Bytes(1 << 30));
+        assert_eq!(format_limit(recorded(None)), "need/2");
         for bad in ["need/", "need/0", "need/17", "need/2x", "need/-1", "need/99999999999"] {
             let said = settings(Some(bad)).unwrap_err().to_string();
             assert!(said.contains("limit") && said.contains(&format!("{bad:?}")), "{said}");
@@ -578,17 +517,77 @@ mod tests {
     fn errors_of_bad_values_name_setting_and_origin() {
         let none = Environment::new();
         let error = |args: RunArgs, variables: &Environment| {
-            Settings::resolve(&args, variables, 1 << 30).and_then(|s| s.limit()).unwrap_err().to_string()
+            let resolved = Settings::resolve(&args, variables, MACHINE);
+            resolved.and_then(|settings| settings.configuration(Recording::Off, MACHINE)).unwrap_err().to_string()
         };
         assert!(error(RunArgs::default(), &none).contains("--limit"));
-        let small = RunArgs { limit: Some("1M".to_owned()), ..RunArgs::default() };
-        assert!(error(small, &none).contains("at least 16M"));
         let bad = environment(&[("FOLIOMEM_GRANULE", "5K")]);
         let text = error(RunArgs::default(), &bad);
         assert!(text.contains("FOLIOMEM_GRANULE") && text.contains("5K"), "{text}");
-        let text = error(RunArgs { recompress: Some("lz4".to_owned()), ..RunArgs::default() }, &none);
+        let text = error(given([("recompress", "lz4")]), &none);
         assert!(text.contains("recompress") && text.contains("zstd:LEVEL"), "{text}");
         let missing = RunArgs { config: Some("/nonexistent.toml".into()), ..RunArgs::default() };
         assert!(error(missing, &none).contains("/nonexistent.toml"));
+    }
+
+    #[test]
+    fn a_limit_that_is_too_small_or_has_a_sign_comes_with_a_suggestion() {
+        let error = |limit| Settings::resolve(&given([("limit", limit)]), &Environment::new(), MACHINE).unwrap_err();
+        for (limit, said) in [
+            ("512", "at least 16 MiB are needed: did you mean 512M?"),
+            ("1M", "1M is 1048576 bytes, too small for a limit: at least 16 MiB are needed"),
+            ("-64M", "sizes have no sign; did you mean 64M?"),
+            ("1%", "at least 16 MiB"),
+        ] {
+            let text = error(limit).to_string();
+            assert!(text.starts_with("limit (from command line): ") && text.contains(said), "{text}");
+        }
+        assert!(!error("1M").to_string().contains("did you mean"));
+    }
+
+    #[test]
+    fn a_switch_reads_one_way_everywhere() {
+        let scratch = Scratch::new("switch");
+        let path = scratch.0.join("config.toml");
+        let args = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
+        let hard = |line: &str, variables: &[(&str, &str)]| {
+            std::fs::write(&path, line).unwrap();
+            Settings::resolve(&args, &environment(variables), MACHINE).map(|settings| settings.hard.value)
+        };
+        for (word, on) in [("yes", true), ("on", true), ("1", true), ("true", true), ("no", false), ("0", false)] {
+            assert_eq!(hard(&format!("hard = {word:?}"), &[]).unwrap(), on, "{word}");
+            assert_eq!(hard("", &[("FOLIOMEM_HARD", word)]).unwrap(), on, "{word}");
+        }
+        assert!(hard("hard = true", &[]).unwrap() && !hard("hard = false", &[]).unwrap());
+        assert!(
+            hard("hard = \"maybe\"", &[]).unwrap_err().to_string().contains("config.toml:1): \"maybe\" is neither")
+        );
+    }
+
+    #[test]
+    fn errors_of_the_file_name_line_and_key() {
+        let scratch = Scratch::new("file-errors");
+        let path = scratch.0.join("config.toml");
+        let args = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
+        for (text, said) in [
+            ("limit = \"64M\"\n\nlimt = \"1G\"\n", ":3: there is no setting \"limt\": did you mean limit?"),
+            ("# x\nlimit = 512\n", ":2: limit = 512 has no unit: write a text, such as limit = \"512M\""),
+            ("limit = [1]\n", ":1: limit must be a text in quotes, not array"),
+            ("codec = \"lz4\"\nlimit = \"5Q\"\n", ":2): \"5Q\" is not a size"),
+            ("codec = \"lz4\"\nlimit = \n", ":2: "),
+            ("codec = \"lz4\"\ncodec = \"lz4\"\n", ":2: "),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = Settings::resolve(&args, &Environment::new(), MACHINE).unwrap_err().to_string();
+            assert!(error.contains(&format!("config.toml{said}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_reference_has_all_settings() {
+        let rows: Vec<String> = DECLARATIONS.iter().map(|declaration| declaration.row()).collect();
+        let head = "| option | variable | key in the file | values | default |\n|---|---|---|---|---|";
+        let table = format!("{head}\n{}\n", rows.join("\n"));
+        foliomem_command::docs::keep_part("settings.md", "settings", &table);
     }
 }

@@ -1,14 +1,14 @@
-//! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it, passes
-//! signals on, prints what agents have to say, and reports at the end.
+//! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
+//! passes signals on, prints what agents have to say, and reports at the end.
 
 use crate::error::CliError;
 use crate::record::Recorder;
 use crate::report::{Peaks, Report};
 use crate::settings::{Settings, SwapSetting};
-use crate::size::format_mib;
 use crate::unmanaged::Lookout;
+use foliomem_core::size::format_mib;
 use foliomem_linux::child::{self, Child, Event};
-use foliomem_linux::control::{Configuration, Control, Limit};
+use foliomem_linux::control::{Configuration, Control};
 use foliomem_linux::custody::Custody;
 use foliomem_linux::door::Door;
 use foliomem_linux::swap_file::{self, Created};
@@ -63,31 +63,22 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// Runs `program`, which was called `name`, to its end, and records it if there is a recorder; returns the exit code.
+/// Runs `program`, which was called `name`, to its end, and records it if there is a recorder.
+/// Returns the exit code.
 pub fn run(
     settings: &Settings,
-    limit: Limit,
+    configuration: &Configuration,
     program: &Path,
     name: &OsStr,
     arguments: &[OsString],
     recorder: Option<Recorder>,
 ) -> Result<u8, CliError> {
-    let configuration = Configuration {
-        limit,
-        sizes: settings.sizes(),
-        codec: settings.codec(),
-        recompress: settings.recompress(),
-        granule: settings.granule(),
-        reclaimers: 0,
-        torture: settings.torture(),
-        hard: settings.hard(),
-        records: recorder.is_some(),
-    };
+    let limit_bytes = configuration.limit.most_bytes();
     let stats = settings.stats().map(StatsFile::open).transpose()?;
-    let (control, segment) = Control::create(&configuration)?;
+    let (control, segment) = Control::create(configuration)?;
     control.supervise();
     // Kept open to the end of the run: agents open it from here.
-    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit.most_bytes())).transpose()?;
+    let swap_file = settings.swap().map(|swap| open_swap_file(swap, limit_bytes)).transpose()?;
     if let Some(created) = &swap_file {
         let announced = control.swap().announce(created);
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
@@ -112,7 +103,7 @@ pub fn run(
         peaks,
         started,
         discarded: started,
-        lookout: Lookout::new(limit.most_bytes()),
+        lookout: Lookout::new(limit_bytes),
         said_unmanaged: false,
         crashing: Vec::new(),
         said_crashed: false,
@@ -122,9 +113,7 @@ pub fn run(
     control.is_over();
     run.wait_for_companions();
     run.look()?;
-    let swap_bytes = run.swap_file.map_or(0, |created| created.bytes);
-    let limit_bytes = control.limit_bytes();
-    let report = Report { control, limit_bytes, swap_bytes, peaks: run.peaks, elapsed: run.started.elapsed() };
+    let report = run.report();
     if let Some(failure) = report.failure() {
         eprintln!("{failure}");
     }
@@ -138,7 +127,10 @@ pub fn run(
         }
     }
     if let Some(mut stats) = stats {
-        stats.write(&format!("{:#}\n", report.json()))?;
+        // The program has ended, and its exit code counts.
+        if let Err(error) = stats.write(&format!("{:#}\n", report.json())) {
+            eprintln!("foliomem: {error}");
+        }
     }
     Ok(code)
 }
@@ -169,7 +161,8 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
     Ok(created)
 }
 
-/// Where counters go, opened before the program starts: hours later is too late to learn that it cannot be written.
+/// The file for the counters. It is opened before the program starts: hours later is too late to
+/// learn that it cannot be written.
 struct StatsFile {
     name: String,
     target: Box<dyn Write>,
@@ -245,8 +238,18 @@ impl Run {
         }
     }
 
-    /// Reaps ended companions. One that has crashed tells that its process has unmapped the agent's memory, as a program
-    /// does that unmaps all it finds: that process is stopped, and nothing else.
+    fn report(&self) -> Report {
+        Report {
+            control: self.control,
+            limit_bytes: self.control.limit_bytes(),
+            swap_bytes: self.swap_file.as_ref().map_or(0, |created| created.bytes),
+            peaks: self.peaks,
+            elapsed: self.started.elapsed(),
+        }
+    }
+
+    /// Reaps ended companions. If one has crashed, its process has unmapped the agent's memory, as
+    /// a program does that unmaps all it finds: that process is stopped, and nothing else.
     fn reap_companions(&mut self) {
         for process in self.crashing.drain(..) {
             // A handler of the program's may have caught the first signal.

@@ -27,6 +27,7 @@ pub mod queue;
 pub mod readahead;
 pub mod rmap;
 pub mod run_tokens;
+pub mod size;
 pub mod slot_map;
 pub mod sparse;
 pub mod stats;

@@ -1,5 +1,6 @@
 //! Errors of the lab.
 
+use foliomem_trace::TraceError;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -39,18 +40,8 @@ pub enum LabError {
         why: Box<LabError>,
     },
     /// A trace cannot be read.
-    #[error("cannot read the trace {0}: {1}")]
-    UnreadableTrace(PathBuf, std::io::Error),
-    /// A file is no valid trace.
-    #[error("{path}: at byte {offset}: {why}", path = .path.display())]
-    Trace {
-        /// The path of the file.
-        path: PathBuf,
-        /// The offset of the error in bytes.
-        offset: u64,
-        /// The reason.
-        why: String,
-    },
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The output file is the trace itself.
     #[error("{0} is the trace itself: name another file")]
     OntoItself(PathBuf),

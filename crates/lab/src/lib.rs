@@ -24,6 +24,5 @@ pub mod schedule;
 pub mod seeds;
 pub mod shipped;
 pub mod sweep;
-pub mod trace;
 pub mod trace_table;
 pub mod workload;

@@ -18,9 +18,9 @@
 use crate::columns::{Cells, Column, signed};
 use crate::error::LabError;
 use crate::parquet_file::ParquetFile;
-use crate::trace::{Record, TraceReader};
 use foliomem_core::trace::Event;
 use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use foliomem_trace::{Record, TraceError, TraceReader};
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
@@ -112,7 +112,7 @@ pub fn export(trace: &Path, to: &Path) -> Result<u64, LabError> {
 }
 
 fn write<W: Write + Send>(
-    mut records: impl Iterator<Item = Result<Record, LabError>>,
+    mut records: impl Iterator<Item = Result<Record, TraceError>>,
     to: W,
     unwritable: impl Fn(std::io::Error) -> LabError,
 ) -> Result<u64, LabError> {

@@ -36,7 +36,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 12;
+const VERSION: u64 = 13;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -235,6 +235,8 @@ struct Header {
     supervisor: AtomicU32,
     /// 1 once the supervisor has ended the run.
     is_over: AtomicU32,
+    /// The most that a process that has ended took when it was measured last, in bytes.
+    ended_peak_bytes: AtomicU64,
     /// The inode of the supervisor's pid namespace; 0 where that is unknown.
     pid_namespace: AtomicU64,
     custody: Calls,
@@ -526,11 +528,6 @@ impl Control {
         self.is_abandoned() || identity::is_nested() && self.header.failure.is_written()
     }
 
-    /// The supervisor's pid, in its pid namespace.
-    pub(crate) fn supervisor(&self) -> u32 {
-        process_exit_notice::holder(&self.header.supervisor)
-    }
-
     fn is_abandoned(&self) -> bool {
         // Acquire pairs with the Release in `is_over`.
         process_exit_notice::is_marked(&self.header.supervisor) && self.header.is_over.load(Ordering::Acquire) == 0
@@ -701,7 +698,8 @@ impl Control {
             process.ended.store(0, Ordering::Relaxed);
             process.offer.withdraw(&self.header.custody);
             process.anon_bytes.store(0, Ordering::Relaxed);
-            process.measured_bytes.store(0, Ordering::Relaxed);
+            let measured_bytes = process.measured_bytes.swap(0, Ordering::Relaxed);
+            self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
@@ -771,6 +769,18 @@ impl Control {
     /// Anonymous memory of the tree as it was measured, for reports.
     pub fn tree_measured_bytes(&self) -> u64 {
         self.tree_bytes(|process| &process.measured_bytes).0
+    }
+
+    /// The process of `slot` is about to end, and was measured just now.
+    pub fn note_last_size(&self, slot: SlotIndex) {
+        let measured_bytes = self.process(slot).measured_bytes.load(Ordering::Relaxed);
+        self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
+    }
+
+    /// The most that a process that has ended took when it was measured last. Many programs end
+    /// between two looks at the tree.
+    pub fn ended_peak_bytes(&self) -> u64 {
+        self.header.ended_peak_bytes.load(Ordering::Relaxed)
     }
 
     /// What the tree would take now if nothing of it were compressed.

@@ -25,6 +25,9 @@ pub enum FindError {
     /// It belongs to somebody else.
     #[error("process {0} cannot be looked at: {why}; be its user, or root", why = Why(*.1))]
     Forbidden(u32, Errno),
+    /// This root has not all rights.
+    #[error("process {0} cannot be looked at by this root, who lacks CAP_SYS_PTRACE: be the user of the run")]
+    Powerless(u32),
     /// Its supervisor has been killed, or belongs to somebody else.
     #[error("the run of process {0} has no supervisor that can be reached: be its user, or root")]
     NoSupervisor(u32),
@@ -71,6 +74,7 @@ pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
 
 fn refused(pid: u32, error: &io::Error) -> FindError {
     match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) if rustix::process::geteuid().is_root() => FindError::Powerless(pid),
         Some(errno @ (Errno::ACCESS | Errno::PERM)) => FindError::Forbidden(pid, errno),
         _ => FindError::NoProcess(pid),
     }

@@ -49,12 +49,6 @@ pub fn is_marked(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) & FUTEX_OWNER_DIED != 0
 }
 
-/// The id of the thread that holds `word`; 0 when the kernel has marked it.
-pub fn holder(word: &AtomicU32) -> u32 {
-    const TID_MASK: u32 = FUTEX_OWNER_DIED - 1;
-    word.load(Ordering::Relaxed) & TID_MASK
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -275,11 +275,29 @@ pub enum CreateError {
     #[error("the block device {0} is in use")]
     InUse(PathBuf),
     /// Too small.
-    #[error("the swap file {0} would have less than {1} MiB")]
-    TooSmall(PathBuf, u64),
+    #[error("the swap file {path} would have {kib} KiB, {missing_kib} KiB less than the smallest of {least_mib} MiB: {remedy}", path = .path.display())]
+    TooSmall {
+        /// The file.
+        path: PathBuf,
+        /// Its size in KiB.
+        kib: u64,
+        /// What it lacks, in KiB.
+        missing_kib: u64,
+        /// The least size, in MiB.
+        least_mib: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// Larger than the device.
-    #[error("the block device {0} has only {1} MiB")]
-    Device(PathBuf, u64),
+    #[error("the block device {path} has only {mib} MiB, {missing_mib} MiB less than asked for", path = .path.display())]
+    Device {
+        /// The device.
+        path: PathBuf,
+        /// Its size, in MiB.
+        mib: u64,
+        /// What it lacks, in MiB.
+        missing_mib: u64,
+    },
 }
 
 /// A swap file that was opened.
@@ -341,15 +359,24 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     let system = fs::fstatfs(&file).map_err(failed("look at"))?;
     const TMPFS_MAGIC: u32 = 0x0102_1994;
     let free_bytes = system.f_bavail.saturating_mul(system.f_bsize as u64);
-    let bytes = bytes.unwrap_or(default_bytes.min(free_bytes / 2)) / CLUSTER_BYTES * CLUSTER_BYTES;
-    let bytes = bytes.min(SwapSpace::MOST_BYTES);
-    if bytes == 0 {
-        return Err(CreateError::TooSmall(path.to_owned(), CLUSTER_BYTES >> 20));
-    }
+    let remedy = match bytes {
+        Some(_) => "name a larger size behind the colon",
+        None => "the file system has too little room for one, of which half is used",
+    };
+    let bytes = whole_clusters(path, bytes.unwrap_or(default_bytes.min(free_bytes / 2)), remedy)?;
     fs::ftruncate(&file, bytes).map_err(failed("size"))?;
     let (file, direct) = go_direct(file);
     let (discard, in_memory) = (swap_discard::probe(&file, false), system.f_type as u32 == TMPFS_MAGIC);
     Ok(Created { file, bytes, direct, discard, was_stale, in_memory })
+}
+
+/// The part of `bytes` that can be used.
+fn whole_clusters(path: &Path, bytes: u64, remedy: &'static str) -> Result<u64, CreateError> {
+    if bytes < CLUSTER_BYTES {
+        let (kib, missing_kib, least_mib) = (bytes >> 10, (CLUSTER_BYTES - bytes).div_ceil(1024), CLUSTER_BYTES >> 20);
+        return Err(CreateError::TooSmall { path: path.to_owned(), kib, missing_kib, least_mib, remedy });
+    }
+    Ok(bytes.min(SwapSpace::MOST_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES)
 }
 
 fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> {
@@ -361,13 +388,11 @@ fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> 
         Err(errno) => return Err(failed("open")(errno)),
     };
     let has_bytes = fs::seek(&file, fs::SeekFrom::End(0)).map_err(failed("measure"))?;
-    if bytes.is_some_and(|bytes| bytes > has_bytes) {
-        return Err(CreateError::Device(path.to_owned(), has_bytes >> 20));
+    if let Some(missing_bytes) = bytes.and_then(|bytes| bytes.checked_sub(has_bytes)).filter(|&missing| missing > 0) {
+        let (mib, missing_mib) = (has_bytes >> 20, missing_bytes.div_ceil(1 << 20));
+        return Err(CreateError::Device { path: path.to_owned(), mib, missing_mib });
     }
-    let bytes = bytes.unwrap_or(has_bytes).min(SwapSpace::MOST_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES;
-    if bytes == 0 {
-        return Err(CreateError::TooSmall(path.to_owned(), CLUSTER_BYTES >> 20));
-    }
+    let bytes = whole_clusters(path, bytes.unwrap_or(has_bytes), "use a larger device or size")?;
     // The flag can be set on the descriptor itself; reopening would be refused, since the device is taken: by us.
     let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
     if !direct {

@@ -12,7 +12,7 @@
 
 use crate::changes::Change;
 use crate::raw_ioctl;
-use crate::why::Why;
+use crate::why::{Cause, Why};
 use foliomem_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -54,6 +54,9 @@ pub enum UffdError {
         Why(*.0)
     )]
     NoPermission(Errno),
+    /// This process may have no more of something.
+    #[error("cannot open a userfaultfd: {}", Cause(*.0))]
+    Exhausted(Errno),
     /// The kernel was built without it.
     #[error("this kernel has no userfaultfd (CONFIG_USERFAULTFD)")]
     Missing,
@@ -341,6 +344,7 @@ fn open_syscall(device_error: Errno) -> Result<OwnedFd, UffdError> {
     // SAFETY: a new descriptor; nothing is registered with it yet.
     unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| match errno {
         Errno::NOSYS => UffdError::Missing,
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => UffdError::Exhausted(errno),
         Errno::PERM if device_error != Errno::NOENT => UffdError::NoPermission(device_error),
         errno => UffdError::NoPermission(errno),
     })

@@ -11,7 +11,7 @@
 //!   any of its code runs. Where there is a call whose number is one of the above, or unknown, the
 //!   program *can make unseen calls*, for the rest of its life.
 //!
-//! What is not looked at: foliomem itself, which runs its own measurements; code that is made at run time (JIT compilers call the C library, or
+//! What is not looked at: code that is made at run time (JIT compilers call the C library, or
 //! functions of libraries), and files that a program maps for execution without the loader.
 
 use crate::companion::context::Context;
@@ -21,7 +21,6 @@ use crate::maps::{self, Kind, Mapping};
 use crate::ranges::Ranges;
 use linux_raw_sys::general as raw;
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, statat};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -85,7 +84,7 @@ pub(crate) fn are_seen_in(address: usize) {
 /// thread at a time.
 pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeError> {
     IS_WATCHING.store(true, Ordering::SeqCst);
-    if can_be_made() || is_foliomem(context) {
+    if can_be_made() {
         return Ok(());
     }
     let present = Ranges::default();
@@ -106,18 +105,6 @@ pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeE
         looked_at.insert(new);
     }
     Ok(())
-}
-
-/// Whether the program is foliomem itself, which measures: it makes system calls of its own, but none
-/// of these. The supervisor runs the same file.
-fn is_foliomem(context: &Context) -> bool {
-    let Some(files) = &*context.files else { return false };
-    let executable = |path: &str| statat(&files.proc, path, AtFlags::empty());
-    let supervisor = executable(&format!("{}/exe", context.budget.control().supervisor()));
-    match (executable("self/exe"), supervisor) {
-        (Ok(own), Ok(other)) => (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino),
-        _ => false,
-    }
 }
 
 fn is_code_of_program(mapping: &Mapping) -> bool {

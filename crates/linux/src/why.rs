@@ -34,6 +34,23 @@ impl fmt::Display for Why {
     }
 }
 
+/// Prints an error of the system with the limit of the process that it probably comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cause(pub Errno);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = match self.0 {
+            Errno::AGAIN => "; is there a limit on processes (ulimit -u, or pids.max of the container)?",
+            Errno::MFILE => "; is there a limit on open files (ulimit -n)?",
+            Errno::NOMEM => "; is there a limit on address space or data (ulimit -v, ulimit -d)?",
+            Errno::NOENT => "; is /proc mounted?",
+            _ => "",
+        };
+        write!(f, "{}{limit}", Why(self.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

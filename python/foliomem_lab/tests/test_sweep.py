@@ -36,7 +36,7 @@ def stdout():
 
 def start(monkeypatch, tmp_path, ran):
     """`python3 -m foliomem_lab`, with `ran` in the place of what runs on the cluster."""
-    binary = tmp_path / "foliomem"
+    binary = tmp_path / "foliomem-lab"
     binary.write_bytes(b"binary")
     request = {"scenario": "text", "costs": "table", "combinations": [[["seed", "1"]], [["seed", "2"]]]}
     monkeypatch.setattr(sys, "argv", ["foliomem_lab", "head:1", str(binary)])

@@ -23,20 +23,20 @@ def test_the_binary_gets_the_scenario_and_the_settings_as_they_are():
     show = """python3 - "$@" <<'END'
 import json, sys
 at = sys.argv.index("--costs") + 1
-files = [open(sys.argv[place]).read() for place in (3, at)]
-print(json.dumps([{"argv": sys.argv[1:3] + sys.argv[4:at] + sys.argv[at + 1:], "files": files}]))
+files = [open(sys.argv[place]).read() for place in (2, at)]
+print(json.dumps([{"argv": sys.argv[1:2] + sys.argv[3:at] + sys.argv[at + 1:], "files": files}]))
 END"""
     settings = [("swap.strategy", "one-fragment"), ("machine.sizes_kib", ""), ("about", "a b='c' \u00e9")]
     done = worker.run(script(show), 'about = "\u00e9"\n', "costs", settings)
     assert done["why"] == ""
     vary = ["--vary", "swap.strategy=one-fragment", "--vary", "machine.sizes_kib=", "--vary", "about=a b='c' \u00e9"]
-    argv = ["lab", "run", *vary, "--costs", "--threads", "1", "--json", "-"]
+    argv = ["run", *vary, "--costs", "--threads", "1", "--json", "-"]
     assert done["run"] == {"argv": argv, "files": ['about = "\u00e9"\n', "costs"]}
 
 
 @pytest.mark.parametrize("binary, whys", [
     (script("echo 'foliomem: out of memory after 3 faults' >&2; exit 125"), ["out of memory after 3 faults (exit code 125 on "]),
-    (script('echo "foliomem: $3:2: bad" >&2; exit 125'), ["scenario.toml:2: bad (exit code"]),
+    (script('echo "foliomem: $2:2: bad" >&2; exit 125'), ["scenario.toml:2: bad (exit code"]),
     (script("kill -9 $$"), ["signal 9", "memory"]),
     (script("echo nothing"), ["something else than one run"]),
     (script("echo '[1, 2]'"), ["something else than one run"]),

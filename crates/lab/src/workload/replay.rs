@@ -1,5 +1,5 @@
 //! The replay workload: it repeats the mappings, touches and drops of a recorded run
-//! ([`crate::trace`]).
+//! ([`foliomem_trace`]).
 //!
 //! - The trace has every touch of pages that the limit had made non-resident, and everything read
 //!   ahead. It does not have touches of resident pages. The run itself found out whether a page was
@@ -28,9 +28,9 @@ use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;
 use crate::schedule::Took;
-use crate::trace::{Record, TraceReader};
 use foliomem_core::trace::Event;
 use foliomem_core::units::{BLOCK_PAGES, CpuNumber, Order, PageNumber};
+use foliomem_trace::{Record, TraceReader};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -666,8 +666,8 @@ impl Player<'_> {
 mod tests {
     use super::*;
     use crate::scenario::Scenario;
-    use crate::trace::TraceWriter;
     use foliomem_core::units::PAGE_BYTES;
+    use foliomem_trace::TraceWriter;
 
     const FIRST: u64 = 1 << 20;
     const PAGES: u64 = 1 << 13;

@@ -1,7 +1,7 @@
 //! Errors of the agent.
 
 use crate::uffd::UffdError;
-use crate::why::Why;
+use crate::why::{Cause, Why};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use thiserror::Error;
@@ -14,16 +14,16 @@ pub enum RuntimeError {
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
     /// A file under /proc/self.
-    #[error("cannot open /proc/{0}: {why}; is /proc mounted?", why = Why(*.1))]
+    #[error("cannot open /proc/{0}: {cause}", cause = Cause(*.1))]
     Proc(&'static str, Errno),
     /// Address space or memory for the agent itself.
-    #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = Why(*.1))]
+    #[error("cannot reserve {0} MiB of address space: {cause}", cause = Cause(*.1))]
     Reserve(usize, Errno),
     /// A thread.
-    #[error("cannot start a thread: {}", Why(*.0))]
+    #[error("cannot start a thread: {}", Cause(*.0))]
     Thread(Errno),
     /// The companion process.
-    #[error("cannot start the companion process: {}", Why(*.0))]
+    #[error("cannot start the companion process: {}", Cause(*.0))]
     Companion(Errno),
     /// The companion was killed at its start.
     #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]

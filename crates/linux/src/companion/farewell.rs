@@ -46,7 +46,9 @@ pub(crate) fn answer(runtime: &'static Runtime) {
     if !runtime.context.budget.has_one_thread() {
         return runtime.companion.stays();
     }
-    // The process's last size.
-    runtime.context.budget.sample();
+    // A short program has not been measured before.
+    let budget = &runtime.context.budget;
+    budget.sample();
+    budget.control().note_last_size(budget.slot());
     end(runtime)
 }

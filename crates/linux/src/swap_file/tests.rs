@@ -451,7 +451,7 @@ fn nothing_is_overwritten_and_only_what_a_killed_run_left_is_removed() {
     assert!(created.was_stale && !path.exists());
     assert_eq!(create(Path::new("/proc"), None, 4 << 20).err(), Some(CreateError::Kind("/proc".into())));
     assert!(matches!(create(Path::new("/nonexistent/f"), None, 4 << 20), Err(CreateError::System(..))));
-    assert!(matches!(create(&path, Some(1 << 20), 0), Err(CreateError::TooSmall(..))));
+    assert!(matches!(create(&path, Some(1 << 20), 0), Err(CreateError::TooSmall { .. })));
 }
 
 #[test]

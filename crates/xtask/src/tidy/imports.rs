@@ -6,15 +6,21 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The crates of the workspace by directory, with their name in code and the crates that each may
 /// use beside itself. The library of `core-one-thread` is named as that of `core`, which has its
-/// source: the lab uses it instead.
-const CRATES: [(&str, &str, &[&str]); 8] = [
+/// source: traces and the lab use it instead.
+const CRATES: [(&str, &str, &[&str]); 10] = [
     ("core", "foliomem_core", &[]),
     ("core-one-thread", "foliomem_core", &[]),
+    ("trace", "foliomem_trace", &["foliomem_core"]),
+    ("command", "foliomem_command", &[]),
     ("linux", "foliomem_linux", &["foliomem_core"]),
     ("agent", "foliomem_agent", &["foliomem_core", "foliomem_linux"]),
-    ("lab", "foliomem_lab", &["foliomem_core"]),
-    ("bench", "foliomem_bench", &["foliomem_core", "foliomem_linux", "foliomem_lab"]),
-    ("cli", "foliomem_cli", &["foliomem_core", "foliomem_linux", "foliomem_lab", "foliomem_bench"]),
+    ("lab", "foliomem_lab", &["foliomem_core", "foliomem_trace", "foliomem_command"]),
+    (
+        "bench",
+        "foliomem_bench",
+        &["foliomem_core", "foliomem_trace", "foliomem_command", "foliomem_linux", "foliomem_lab"],
+    ),
+    ("cli", "foliomem_cli", &["foliomem_core", "foliomem_trace", "foliomem_command", "foliomem_linux"]),
     ("xtask", "xtask", &[]),
 ];
 

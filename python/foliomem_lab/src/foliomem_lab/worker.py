@@ -33,13 +33,13 @@ def run(binary: bytes, scenario: str, costs: str, settings: list[Setting]) -> Do
     host = socket.gethostname()
     try:
         with tempfile.TemporaryDirectory(prefix="foliomem-lab-") as folder:
-            program, file, table = (Path(folder, name) for name in ("foliomem", "scenario.toml", "costs.toml"))
+            program, file, table = (Path(folder, name) for name in ("foliomem-lab", "scenario.toml", "costs.toml"))
             program.write_bytes(binary)
             program.chmod(0o700)
             file.write_text(scenario, encoding="utf-8")
             table.write_text(costs, encoding="utf-8")
             vary = [part for key, value in settings for part in ("--vary", f"{key}={value}")]
-            argv = [str(program), "lab", "run", str(file), *vary, "--costs", str(table), "--threads", "1", "--json", "-"]
+            argv = [str(program), "run", str(file), *vary, "--costs", str(table), "--threads", "1", "--json", "-"]
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except OSError as error:
         return {"run": None, "why": f"{host} cannot run the foliomem that was sent there: {error}"}

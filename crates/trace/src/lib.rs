@@ -11,12 +11,13 @@
 //! process. Each block starts anew. Numbers are little endian.
 //!
 //! Reading any file gives records, or an error with the file, the offset and the reason.
+#![forbid(unsafe_code)]
 
-use crate::error::LabError;
 use foliomem_core::units::PAGE_SHIFT;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The types of records come from the lab's build of the engine; those of `foliomem-linux` are
@@ -35,6 +36,24 @@ const MAX_BLOCK_BYTES: usize = BLOCK_BYTES + 64;
 const OTHER_PROCESS: u8 = 0x80;
 /// Upper bound of times: the trace ring stores them in 56 bits.
 const MAX_TIME_US: u64 = 1 << 56;
+
+/// The reason why a trace cannot be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file cannot be read.
+    #[error("cannot read the trace {0}: {1}")]
+    Unreadable(PathBuf, std::io::Error),
+    /// The file is no valid trace.
+    #[error("{path}: at byte {offset}: {why}", path = .path.display())]
+    Damaged {
+        /// The path of the file.
+        path: PathBuf,
+        /// The offset of the error in bytes.
+        offset: u64,
+        /// The reason.
+        why: String,
+    },
+}
 
 /// One event of a process of the recorded run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -232,14 +251,14 @@ pub struct TraceReader<R: Read = BufReader<File>> {
 
 impl TraceReader {
     /// Opens the file at `path`.
-    pub fn open(path: &Path) -> Result<TraceReader, LabError> {
-        let file = File::open(path).map_err(|error| LabError::UnreadableTrace(path.to_owned(), error))?;
+    pub fn open(path: &Path) -> Result<TraceReader, TraceError> {
+        let file = File::open(path).map_err(|error| TraceError::Unreadable(path.to_owned(), error))?;
         TraceReader::new(BufReader::new(file), path)
     }
 }
 
 impl<R: Read> TraceReader<R> {
-    fn new(from: R, path: &Path) -> Result<TraceReader<R>, LabError> {
+    fn new(from: R, path: &Path) -> Result<TraceReader<R>, TraceError> {
         let (path, before) = (path.to_owned(), Before::default());
         let mut reader =
             TraceReader { from, path, offset: 0, next_offset: 0, content: Vec::new(), at: 0, before, ended: false };
@@ -257,21 +276,21 @@ impl<R: Read> TraceReader<R> {
     }
 
     #[cold]
-    fn bad(&self, why: &str) -> LabError {
-        LabError::Trace { path: self.path.clone(), offset: self.offset, why: why.to_owned() }
+    fn bad(&self, why: &str) -> TraceError {
+        TraceError::Damaged { path: self.path.clone(), offset: self.offset, why: why.to_owned() }
     }
 
-    fn read(&mut self, bytes: &mut [u8]) -> Result<(), LabError> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), TraceError> {
         self.from.read_exact(bytes).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {
                 self.bad("it ends in the middle: it was not written to its end, or cut off")
             }
-            _ => LabError::UnreadableTrace(self.path.clone(), error),
+            _ => TraceError::Unreadable(self.path.clone(), error),
         })
     }
 
     /// Reads the next block; returns false at the end.
-    fn next_block(&mut self) -> Result<bool, LabError> {
+    fn next_block(&mut self) -> Result<bool, TraceError> {
         self.offset = self.next_offset;
         let mut head = [0; BLOCK_HEADER_BYTES];
         self.read(&mut head)?;
@@ -299,13 +318,13 @@ impl<R: Read> TraceReader<R> {
         match self.from.read(&mut [0]) {
             Ok(0) => Ok(false),
             Ok(_) => Err(self.bad("there is something behind its end")),
-            Err(error) => Err(LabError::UnreadableTrace(self.path.clone(), error)),
+            Err(error) => Err(TraceError::Unreadable(self.path.clone(), error)),
         }
     }
 
     /// Decodes the next record of the block.
     #[inline]
-    fn next_record(&mut self) -> Result<Record, LabError> {
+    fn next_record(&mut self) -> Result<Record, TraceError> {
         let mut rest = &self.content[self.at..];
         let record = self.before.take(&mut rest);
         self.at = self.content.len() - rest.len();
@@ -317,7 +336,7 @@ impl<R: Read> TraceReader<R> {
 }
 
 impl<R: Read> Iterator for TraceReader<R> {
-    type Item = Result<Record, LabError>;
+    type Item = Result<Record, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {
@@ -361,15 +380,15 @@ mod tests {
         bytes
     }
 
-    fn read(bytes: &[u8]) -> Result<Vec<Record>, LabError> {
+    fn read(bytes: &[u8]) -> Result<Vec<Record>, TraceError> {
         TraceReader::new(bytes, Path::new("x.mft"))?.collect()
     }
 
     /// Returns the offset of an error and checks that its message is one line.
-    fn refused_at(result: Result<Vec<Record>, LabError>) -> u64 {
+    fn refused_at(result: Result<Vec<Record>, TraceError>) -> u64 {
         let error = result.unwrap_err();
         assert!(error.to_string().starts_with("x.mft: at byte ") && !error.to_string().contains('\n'), "{error}");
-        let LabError::Trace { offset, .. } = error else { panic!("{error:?}") };
+        let TraceError::Damaged { offset, .. } = error else { panic!("{error:?}") };
         offset
     }
 

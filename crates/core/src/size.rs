@@ -1,7 +1,10 @@
 //! Sizes as people write them: `512M`, `1.5G`, `64K`, `25%`.
 
-use foliomem_core::units::{Order, OrderSet};
+use crate::units::{Order, OrderSet};
 use thiserror::Error;
+
+/// Folio sizes beside 4K, of runs and of replays.
+pub const DEFAULT_SIZES: &str = "16K,32K,64K,256K";
 
 /// The reason why a text is not a size.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -9,6 +12,9 @@ pub enum SizeError {
     /// The text is not a number with a unit.
     #[error("{0:?} is not a size: use a number with K, M, G or T, such as 512M")]
     Malformed(String),
+    /// The text has a sign.
+    #[error("{0:?} is not a size: sizes have no sign; did you mean {1}?")]
+    Signed(String, String),
     /// The size exceeds the largest supported one.
     #[error("{0:?} is too large")]
     TooLarge(String),
@@ -31,6 +37,14 @@ pub enum SizeError {
 
 /// Parses a number of bytes. Per cent are a share of `whole_bytes`, if there is one.
 pub fn parse_bytes(text: &str, whole_bytes: Option<u64>) -> Result<u64, SizeError> {
+    let unsigned = text.trim().strip_prefix(['-', '+']);
+    match unsigned.filter(|unsigned| parse_unsigned(unsigned, whole_bytes).is_ok()) {
+        Some(unsigned) => Err(SizeError::Signed(text.to_owned(), unsigned.trim().to_owned())),
+        None => parse_unsigned(text, whole_bytes),
+    }
+}
+
+fn parse_unsigned(text: &str, whole_bytes: Option<u64>) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(text.to_owned());
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
@@ -69,6 +83,16 @@ pub fn parse_orders(text: &str) -> Result<OrderSet, SizeError> {
 pub fn format_order(order: Order) -> String {
     let kib = order.kib();
     if kib >= 1024 { format!("{}M", kib / 1024) } else { format!("{kib}K") }
+}
+
+/// Formats bytes as [`parse_bytes`] reads them, without loss and in the largest unit.
+pub fn format_bytes(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let fits = |&(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= shift;
+    units
+        .iter()
+        .find(|unit| fits(unit))
+        .map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
 /// Formats bytes as mebibytes for people, with a decimal below 10 MiB.
@@ -112,6 +136,11 @@ mod tests {
             let text = format!("{number}{}", ["", "k", "MiB", " G", "TB"][unit as usize]);
             prop_assert_eq!(parse_bytes(&text, None), Ok(number << (10 * unit)));
             prop_assert_eq!(parse_bytes(&format!("{share}%"), Some(100 * number)), Ok(share * number));
+        }
+
+        #[test]
+        fn formatted_bytes_parse_back(number in 0u64..1 << 20, shift in 0u32..40) {
+            prop_assert_eq!(parse_bytes(&format_bytes(number << shift), None), Ok(number << shift));
         }
 
         #[test]

@@ -1,19 +1,26 @@
-//! `foliomem bench`: runs the measurements and prints them as a table or as JSON.
+//! The commands of the benchmarks: they measure, and print rows as a table or as JSON.
 
-use crate::args::{
+pub mod args;
+mod error;
+
+use args::{
     BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs,
+    CalibrateArgs,
 };
-use crate::error::{BadValue, CliError};
-use crate::size::{parse_order, parse_orders};
-use crate::supervise::own_executable;
-use foliomem_bench::{access, compact, lab, programs, slots, swap};
+use error::{BadValue, CommandError};
+use foliomem_bench::{access, calibrate, compact, lab, programs, slots, swap};
+use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
+use foliomem_core::size::{parse_order, parse_orders};
 use foliomem_core::units::Order;
 use foliomem_linux::codec::UnknownCodec;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 
 /// Runs the requested benchmark; returns the exit code.
-pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
+pub fn run_command(what: &BenchCommand) -> Result<u8, CommandError> {
     match what {
         BenchCommand::Swap(args) => bench_swap(args),
         BenchCommand::Slots(args) => bench_slots(args),
@@ -21,14 +28,15 @@ pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
         BenchCommand::Lab(args) => bench_lab(args),
+        BenchCommand::Calibrate(args) => measure_costs(args),
     }
 }
 
-fn setting<T>(name: &'static str, value: Result<T, impl Into<BadValue>>) -> Result<T, CliError> {
-    value.map_err(|source| CliError::Setting { name, origin: "command line".to_owned(), source: source.into() })
+fn setting<T>(name: &'static str, value: Result<T, impl Into<BadValue>>) -> Result<T, CommandError> {
+    value.map_err(|source| CommandError::Setting(name, source.into()))
 }
 
-fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CliError> {
+fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CommandError> {
     let sizes = match &args.sizes {
         // 4K is part of every set of folio sizes, but is measured only if it is named.
         Some(list) => {
@@ -41,6 +49,7 @@ fn bench_swap(args: &BenchSwapArgs) -> Result<u8, CliError> {
         None => swap::SIZES_KIB.iter().filter_map(|&kib| Order::from_bytes(u64::from(kib) << 10)).collect(),
     };
     let options = swap::Options {
+        child: beside("foliomem-bench-swap")?,
         sizes,
         codecs: setting("codec", args.codec.iter().map(|codec| codec.parse()).collect::<Result<_, UnknownCodec>>())?,
         granules: setting("granule", args.granule.iter().map(|size| parse_order(size)).collect::<Result<_, _>>())?,
@@ -103,7 +112,7 @@ fn to_orders(orders: &[u8]) -> Vec<Order> {
     orders.iter().filter_map(|&order| Order::new(order)).collect()
 }
 
-fn bench_slots(args: &BenchSlotsArgs) -> Result<u8, CliError> {
+fn bench_slots(args: &BenchSlotsArgs) -> Result<u8, CommandError> {
     let strategies: Result<Vec<Strategy>, _> = args.strategies.iter().map(|name| name.parse()).collect();
     let strategies = setting("strategies", strategies)?;
     let options = slots::Options {
@@ -141,7 +150,7 @@ fn slots_line(row: &slots::Row) -> String {
     )
 }
 
-fn bench_compact(args: &BenchCompactArgs) -> Result<u8, CliError> {
+fn bench_compact(args: &BenchCompactArgs) -> Result<u8, CommandError> {
     let variants: Result<Vec<Variant>, _> = args.variants.iter().map(|name| name.parse()).collect();
     let variants = setting("variants", variants)?;
     let options = compact::Options {
@@ -174,8 +183,8 @@ fn bench_compact(args: &BenchCompactArgs) -> Result<u8, CliError> {
     Ok(0)
 }
 
-fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {
-    let mut options = programs::Options::new(Some(own_executable()?));
+fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CommandError> {
+    let mut options = programs::Options::new(Some(beside("foliomem")?));
     options.kernel = !args.no_kernel;
     options.runs = args.runs.max(1);
     if !args.only.is_empty() {
@@ -183,7 +192,7 @@ fn bench_programs(args: &BenchProgramsArgs) -> Result<u8, CliError> {
             programs::Program::ALL
                 .into_iter()
                 .find(|program| serde_json::json!(program) == serde_json::json!(name))
-                .ok_or_else(|| CliError::NoSuchBenchmark(name.clone(), "numpy, redis, compile"))
+                .ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), "numpy, redis, compile"))
         };
         options.programs = args.only.iter().map(find).collect::<Result<_, _>>()?;
     }
@@ -220,13 +229,14 @@ fn programs_line(row: &programs::Row) -> String {
     )
 }
 
-fn bench_access(args: &BenchAccessArgs) -> Result<u8, CliError> {
+fn bench_access(args: &BenchAccessArgs) -> Result<u8, CommandError> {
     let find = |name: &String| {
-        name.parse().map_err(|_| CliError::NoSuchBenchmark(name.clone(), "sequential, strided, zipf, random"))
+        name.parse().map_err(|_| CommandError::NoSuchBenchmark(name.clone(), "sequential, strided, zipf, random"))
     };
     let named = args.only.iter().map(find).collect::<Result<Vec<access::Pattern>, _>>()?;
     let options = access::Options {
-        foliomem: own_executable()?,
+        foliomem: beside("foliomem")?,
+        child: beside("foliomem-bench-access")?,
         patterns: if named.is_empty() { access::Pattern::ALL.to_vec() } else { named },
         limits: args.limits.clone(),
         kernel: !args.no_kernel,
@@ -254,7 +264,7 @@ fn bench_access(args: &BenchAccessArgs) -> Result<u8, CliError> {
     Ok(0)
 }
 
-fn bench_lab(args: &BenchLabArgs) -> Result<u8, CliError> {
+fn bench_lab(args: &BenchLabArgs) -> Result<u8, CommandError> {
     if !args.json {
         println!(
             "{:<18} {:>12} {:>8} {:>16} {:>14}",
@@ -275,6 +285,23 @@ fn bench_lab(args: &BenchLabArgs) -> Result<u8, CliError> {
     })?;
     if args.json {
         println!("{}", serde_json::json!(rows));
+    }
+    Ok(0)
+}
+
+fn measure_costs(args: &CalibrateArgs) -> Result<u8, CommandError> {
+    let unwritable = |path: &Path, error| CommandError::Costs(path.to_owned(), error);
+    // Creates the file first, so that an unwritable path fails before the measurement.
+    let file = match &args.output {
+        Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
+        None => None,
+    };
+    let table = calibrate::run(&mut |done, of| eprintln!("foliomem: {done} of {of} rounds done"))?;
+    match file {
+        Some((path, mut file)) => {
+            file.write_all(table.to_toml().as_bytes()).map_err(|error| unwritable(path, error))?
+        }
+        None => print!("{}", table.to_toml()),
     }
     Ok(0)
 }

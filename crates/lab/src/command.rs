@@ -1,15 +1,16 @@
-//! `foliomem lab`: runs scenarios and prints their results.
+//! The commands of the lab: runs scenarios and prints their results.
 
+pub mod args;
+mod error;
 mod files;
 mod ray;
+mod vary;
 
-use crate::args::{
-    LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs, LabSweepArgs,
-};
-use crate::error::CliError;
-use crate::size::{SizeError, format_mib, parse_bytes, parse_order};
+use args::{LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs, LabSweepArgs};
+use error::CommandError;
 use files::Files;
-use foliomem_bench::calibrate;
+use foliomem_command::become_beside;
+use foliomem_core::size::{SizeError, format_mib, parse_bytes, parse_order};
 use foliomem_core::units::{Order, PAGE_BYTES};
 use foliomem_lab::costs::CostTable;
 use foliomem_lab::outcome::Outcome;
@@ -20,13 +21,12 @@ use foliomem_lab::sweep::{self, Run};
 use foliomem_lab::trace_table;
 use foliomem_lab::workload::{CacheOutcome, Summary};
 use std::borrow::Cow;
-use std::fs::File;
-use std::io::Write;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Instant;
 
 /// Runs the requested command; returns the exit code.
-pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
+pub fn run_command(what: &LabCommand) -> Result<u8, CommandError> {
     match what {
         LabCommand::List => list(),
         LabCommand::Run(args) => {
@@ -42,21 +42,10 @@ pub fn lab(what: &LabCommand) -> Result<u8, CliError> {
     }
 }
 
-fn calibrate(args: &LabCalibrateArgs) -> Result<u8, CliError> {
-    let unwritable = |path: &Path, error| CliError::Costs(path.to_owned(), error);
-    // Creates the file first, so that an unwritable path fails before the measurement.
-    let file = match &args.output {
-        Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, error))?)),
-        None => None,
-    };
-    let table = calibrate::run(&mut |done, of| eprintln!("foliomem: {done} of {of} rounds done"))?;
-    match file {
-        Some((path, mut file)) => {
-            file.write_all(table.to_toml().as_bytes()).map_err(|error| unwritable(path, error))?
-        }
-        None => print!("{}", table.to_toml()),
-    }
-    Ok(0)
+/// The benchmarks measure, because the lab itself makes no system call of its own.
+fn calibrate(args: &LabCalibrateArgs) -> Result<u8, CommandError> {
+    let output = args.output.iter().flat_map(|path| [OsStr::new("--output"), path.as_os_str()]);
+    match become_beside("foliomem-bench", [OsStr::new("calibrate")].into_iter().chain(output))? {}
 }
 
 fn threads(wanted: Option<u16>) -> usize {
@@ -69,7 +58,7 @@ fn say_progress(done: usize, of: usize) {
     }
 }
 
-fn list() -> Result<u8, CliError> {
+fn list() -> Result<u8, CommandError> {
     for shipped in SHIPPED {
         println!("{:<24} {}", shipped.name, Scenario::parse(shipped.name, shipped.text)?.about);
     }
@@ -82,7 +71,7 @@ fn run(
     vary: &[(String, Vec<String>)],
     costs: Option<&Path>,
     args: &LabRunsArgs,
-) -> Result<u8, CliError> {
+) -> Result<u8, CommandError> {
     let files = Files::create(&args.files)?;
     let costs = cost_table(costs)?;
     let started = Instant::now();
@@ -90,14 +79,14 @@ fn run(
     show(name, text, &costs, &runs, started, files)
 }
 
-fn cost_table(file: Option<&Path>) -> Result<Cow<'static, CostTable>, CliError> {
+fn cost_table(file: Option<&Path>) -> Result<Cow<'static, CostTable>, CommandError> {
     Ok(match file {
         Some(file) => Cow::Owned(CostTable::read(file)?),
         None => Cow::Borrowed(CostTable::reference()),
     })
 }
 
-fn sweep_by_ray(args: &LabSweepArgs) -> Result<u8, CliError> {
+fn sweep_by_ray(args: &LabSweepArgs) -> Result<u8, CommandError> {
     let (name, text) = sweep::read(&args.scenario.scenario)?;
     let files = Files::create(&args.files)?;
     let started = Instant::now();
@@ -114,7 +103,7 @@ fn show(
     runs: &[Run],
     started: Instant,
     files: Files,
-) -> Result<u8, CliError> {
+) -> Result<u8, CommandError> {
     let seconds = started.elapsed().as_secs_f64();
     if files.write(name, text, runs)? {
         return Ok(0);
@@ -132,7 +121,7 @@ fn show(
     Ok(0)
 }
 
-fn export(args: &LabExportArgs) -> Result<u8, CliError> {
+fn export(args: &LabExportArgs) -> Result<u8, CommandError> {
     let events = trace_table::export(&args.trace, &args.output)?;
     eprintln!("foliomem: {}: {events} events", args.output.display());
     Ok(0)
@@ -141,12 +130,10 @@ fn export(args: &LabExportArgs) -> Result<u8, CliError> {
 /// Shift of the tolerance: a limit within 1/2^4 of the recorded one counts as equal.
 const NEARLY_SHIFT: u32 = 4;
 
-fn replay(args: &LabReplayArgs) -> Result<u8, CliError> {
+fn replay(args: &LabReplayArgs) -> Result<u8, CommandError> {
     let summary = Summary::of(&args.trace)?;
     let peak_bytes = summary.peak_pages * PAGE_BYTES as u64;
-    let bad = |name| {
-        move |error: SizeError| CliError::Setting { name, origin: "command line".to_owned(), source: error.into() }
-    };
+    let bad = |name| move |error: SizeError| CommandError::Setting(name, error);
     let limit_mib = |text: &String| Ok(parse_bytes(text, Some(peak_bytes))? >> 20);
     let limits = args.limit.iter().map(limit_mib).collect::<Result<Vec<_>, _>>().map_err(bad("limit"))?;
     let sizes = args.sizes.iter().filter(|size| *size != "none").map(|size| Ok(parse_order(size)?.kib().to_string()));
@@ -242,7 +229,7 @@ fn print_page_cache(cache: &CacheOutcome, outcome: &Outcome) {
     );
 }
 
-fn seeds(args: &LabSeedsArgs) -> Result<u8, CliError> {
+fn seeds(args: &LabSeedsArgs) -> Result<u8, CommandError> {
     let rows = seeds::run(&args.only, threads(args.threads), &say_progress)?;
     if args.json {
         println!("{}", serde_json::json!(rows));

@@ -1,7 +1,7 @@
 //! The files for the results of the lab.
 
-use crate::args::LabFilesArgs;
-use crate::error::CliError;
+use crate::command::args::LabFilesArgs;
+use crate::command::error::CommandError;
 use foliomem_lab::columns;
 use foliomem_lab::parquet_file::ParquetFile;
 use foliomem_lab::report;
@@ -19,17 +19,17 @@ pub struct Files<'a> {
     parquet: Option<(&'a Path, File)>,
 }
 
-fn unwritable(path: &Path) -> impl FnOnce(std::io::Error) -> CliError {
-    move |error| CliError::Runs(path.to_owned(), error)
+fn unwritable(path: &Path) -> impl FnOnce(std::io::Error) -> CommandError {
+    move |error| CommandError::Runs(path.to_owned(), error)
 }
 
-fn create(path: &Path) -> Result<(&Path, File), CliError> {
+fn create(path: &Path) -> Result<(&Path, File), CommandError> {
     Ok((path, File::create(path).map_err(unwritable(path))?))
 }
 
 impl Files<'_> {
     /// Creates the requested files.
-    pub fn create(args: &LabFilesArgs) -> Result<Files<'_>, CliError> {
+    pub fn create(args: &LabFilesArgs) -> Result<Files<'_>, CommandError> {
         let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
         Ok(Files {
             is_json_to_stdout: args.json.is_some() && json.is_none(),
@@ -41,7 +41,7 @@ impl Files<'_> {
 
     /// Writes runs of the scenario of `text`, from the file `name`. Returns whether stdout has the
     /// runs, too.
-    pub fn write(self, name: &str, text: &str, runs: &[Run]) -> Result<bool, CliError> {
+    pub fn write(self, name: &str, text: &str, runs: &[Run]) -> Result<bool, CommandError> {
         if let Some((path, mut file)) = self.json {
             writeln!(file, "{}", serde_json::json!(runs)).map_err(unwritable(path))?;
         }

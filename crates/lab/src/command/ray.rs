@@ -5,20 +5,20 @@
 //! the engine performs all runs, and nothing needs to be installed there. The request goes to
 //! Python's stdin, the runs come from its stdout, both as JSON. Its stderr goes to the user.
 
-use crate::error::CliError;
+use crate::command::error::CommandError;
 use foliomem_lab::costs::CostTable;
 use foliomem_lab::sweep::{Run, Settings, scenarios};
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-fn start(address: &str) -> Result<Child, CliError> {
+fn start(address: &str) -> Result<Child, CommandError> {
     let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| OsString::from("python3"));
     // This names the running program, even if another file has replaced it on disk.
     let this = format!("/proc/{}/exe", std::process::id());
     let mut command = Command::new(&python);
     command.args(["-m", "foliomem_lab", address]).arg(this).stdin(Stdio::piped()).stdout(Stdio::piped());
-    command.spawn().map_err(|error| CliError::NoPython { python: python.display().to_string(), error })
+    command.spawn().map_err(|error| CommandError::NoPython { python: python.display().to_string(), error })
 }
 
 /// Runs the scenario of `text`, from the file `name`, with each combination of settings, on the
@@ -29,10 +29,10 @@ pub fn sweep(
     text: &str,
     vary: &[(String, Vec<String>)],
     costs: &CostTable,
-) -> Result<Vec<Run>, CliError> {
+) -> Result<Vec<Run>, CommandError> {
     // An invalid setting fails here, before Python starts.
     let combinations: Vec<Settings> = scenarios(name, text, vary)?.into_iter().map(|(settings, _)| settings).collect();
-    let failed = |why: String| CliError::Ray { address: address.to_owned(), why };
+    let failed = |why: String| CommandError::Ray { address: address.to_owned(), why };
     let mut python = start(address)?;
     let request =
         serde_json::json!({ "scenario": text, "costs": costs.to_toml(), "combinations": combinations }).to_string();

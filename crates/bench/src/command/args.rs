@@ -1,0 +1,159 @@
+//! The command line of the benchmarks. The doc comments here are the help texts.
+
+use clap::builder::styling::Styles;
+use std::path::PathBuf;
+
+/// Measures foliomem: its swap, its parts, real programs; as root also the kernel's zram swap (all
+/// changes of the machine are restored).
+#[derive(Debug, clap::Parser)]
+#[command(name = "foliomem-bench", bin_name = "foliomem bench", version, styles = Styles::plain(), subcommand_required = true)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// The benchmarks.
+#[derive(Debug, clap::Subcommand)]
+pub enum BenchCommand {
+    /// Swap-out and swap-in speed and compression ratio by folio size, codec, granule and threads.
+    Swap(BenchSwapArgs),
+    /// Allocation of swap slots: time, scanned clusters and fallbacks by strategy, order, threads
+    /// and fill level.
+    Slots(BenchSlotsArgs),
+    /// Compaction: success, pages moved and time of making a run of frames, by compaction variant
+    /// and order.
+    Compact(BenchCompactArgs),
+    /// Real programs: without a limit, under the kernel's, and under foliomem's with equal total.
+    Programs(BenchProgramsArgs),
+    /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an
+    /// equal total.
+    Access(BenchAccessArgs),
+    /// Speed of the lab's simulations, and its memory for each simulated page.
+    Lab(BenchLabArgs),
+    /// Costs of this machine, for `foliomem lab calibrate`.
+    #[command(hide = true)]
+    Calibrate(CalibrateArgs),
+}
+
+/// Options of `bench swap`.
+#[derive(Debug, clap::Args)]
+pub struct BenchSwapArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Folio sizes. [default: 4K,16K,64K,256K,2M]
+    #[arg(long, value_name = "LIST")]
+    pub sizes: Option<String>,
+    /// Codecs, as --codec of `run`, such as lz4,zstd:5,zstd+dict.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lz4")]
+    pub codec: Vec<String>,
+    /// Sizes of the largest piece that is compressed as one, 4K to 2M, such as 4K,16K,64K.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64K")]
+    pub granule: Vec<String>,
+    /// Numbers of compressing threads, and of touching threads, such as 1,2.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: Vec<u32>,
+    /// Do not measure the kernel.
+    #[arg(long)]
+    pub no_kernel: bool,
+}
+
+/// Options of `bench slots`.
+#[derive(Debug, clap::Args)]
+pub struct BenchSlotsArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: per-cpu-linear, cluster-lists, one-fragment, nonfull-first.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub strategies: Vec<String>,
+    /// Folio orders, 0 (4K) to 9 (2M). [default: 0,2,4,9]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=9))]
+    pub orders: Vec<u8>,
+    /// Numbers of threads. [default: 1,2,4,8]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Vec<u16>,
+}
+
+/// Options of `bench compact`.
+#[derive(Debug, clap::Args)]
+pub struct BenchCompactArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: split-folios, migrate-whole, +free-split, +sort-sources.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub variants: Vec<String>,
+    /// Orders, 1 (8K) to 9 (2M). [default: 4,9]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub orders: Vec<u8>,
+}
+
+/// Options of `bench programs`.
+#[derive(Debug, clap::Args)]
+pub struct BenchProgramsArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: numpy, redis, compile.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Runs of each setting, of which the median counts; a setting that takes longer than 45 s runs
+    /// once.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+    /// Do not measure the kernel.
+    #[arg(long)]
+    pub no_kernel: bool,
+}
+
+/// Options of `bench access`.
+#[derive(Debug, clap::Args)]
+pub struct BenchAccessArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: sequential, strided, zipf, random.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Limits, 10 to 100 per cent of the need, joined by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::access::LIMITS,
+          value_parser = clap::value_parser!(u64).range(10..=100))]
+    pub limits: Vec<u64>,
+    /// Runs of each setting, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+    /// Do not measure the kernel.
+    #[arg(long)]
+    pub no_kernel: bool,
+}
+
+/// Options of `bench lab`.
+#[derive(Debug, clap::Args)]
+pub struct BenchLabArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Runs of each case, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+}
+
+/// Options of `calibrate`.
+#[derive(Debug, clap::Args)]
+pub struct CalibrateArgs {
+    /// File for the costs. [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Args;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_reference_has_pages_and_completions() {
+        foliomem_command::docs::keep_command("foliomem-bench", Args::command(), &[]);
+    }
+}

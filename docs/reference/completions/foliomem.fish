@@ -1,0 +1,63 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_foliomem_global_optspecs
+    string join \n h/help V/version
+end
+
+function __fish_foliomem_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_foliomem_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_foliomem_using_subcommand
+    set -l cmd (__fish_foliomem_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c foliomem -n "__fish_foliomem_needs_command" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_needs_command" -s V -l version -d 'Print version'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "run" -d 'Run a program inside a memory limit'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "record" -d 'Run a program as `run` does, and record its memory use for `lab replay`'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "ctl" -d 'Look at a run, and change it, while it goes on'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "doctor" -d 'Check what this machine allows, and print how to fix what is missing'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "bench" -d 'Measure foliomem: its swap, its parts, real programs. Starts foliomem-bench'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "lab" -d 'Try policies on a simulated machine of any size. Starts foliomem-lab'
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l limit -d 'Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the container\'s memory), at least 16M; or need/2: half of their peak need so far, as if uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file. [default of `record`: need/2]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l sizes -d 'Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel: 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) sets the value that sizes inherit. [default: 16K,32K,64K,256K]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l codec -d 'Codec of the compressed memory: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small pieces with a dictionary of the program\'s own content. [default: lz4]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l recompress -d 'While CPUs are idle, compress memory that has not been touched for some seconds again: zstd or zstd:LEVEL. [default: not]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l config -d 'Read settings from this TOML file. [default: $FOLIOMEM_CONFIG, then foliomem/config.toml in $XDG_CONFIG_HOME or ~/.config]' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l hard -d 'Stop the program (exit code 137) if its data does not compress into the limit, instead of exceeding the limit.'
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l quiet -d 'Print no summary at exit.'
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l print-config -d 'Print the settings and their origins, and run nothing'
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s o -l output -d 'File for the trace' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l limit -d 'Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the container\'s memory), at least 16M; or need/2: half of their peak need so far, as if uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file. [default of `record`: need/2]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l sizes -d 'Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel: 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) sets the value that sizes inherit. [default: 16K,32K,64K,256K]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l codec -d 'Codec of the compressed memory: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small pieces with a dictionary of the program\'s own content. [default: lz4]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l recompress -d 'While CPUs are idle, compress memory that has not been touched for some seconds again: zstd or zstd:LEVEL. [default: not]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l config -d 'Read settings from this TOML file. [default: $FOLIOMEM_CONFIG, then foliomem/config.toml in $XDG_CONFIG_HOME or ~/.config]' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l hard -d 'Stop the program (exit code 137) if its data does not compress into the limit, instead of exceeding the limit.'
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l quiet -d 'Print no summary at exit.'
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l print-config -d 'Print the settings and their origins, and run nothing'
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand doctor" -s h -l help -d 'Print help'

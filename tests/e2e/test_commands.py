@@ -1,0 +1,46 @@
+"""The programs of foliomem beside each other: `foliomem`, `foliomem-lab`, `foliomem-bench` and what that measures."""
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BIN, Running, clean_env, cli, foliomem, foliomem_only
+
+pytestmark = foliomem_only
+
+
+@pytest.mark.parametrize("command", ["lab", "bench"])
+def test_another_program_gets_its_arguments_as_they_are(command):
+    got = cli(command, "--help").ok()
+    assert f"Usage: foliomem {command} ".encode() in got.out, got.out
+    got = cli(command, "--hlep")
+    assert got.code == 2 and f"(see foliomem {command} --help)" in got.err, got.err
+    assert cli(command).code == 2
+
+
+@pytest.mark.parametrize("command", ["lab", "bench"])
+def test_a_program_that_is_missing_is_named_with_what_to_do(command, tmp_path):
+    alone = tmp_path / "foliomem"
+    shutil.copy(BIN, alone)
+    got = Running([str(alone), command, "--help"], clean_env()).finish(20)
+    wanted = f"foliomem-{command} is missing: {tmp_path}/foliomem-{command} must lie beside foliomem"
+    assert got.code == 125 and wanted in got.err and f"-p foliomem-{command}" in got.err, got.err
+
+
+def test_access_is_measured_without_precautions(tmp_path):
+    """They cost a third of a fault, and few programs need them."""
+    corpus = tmp_path / "corpus"
+    corpus.write_bytes(b"".join(b"%015d\n" % number for number in range(1 << 12)))
+    child = Path(BIN).resolve().with_name("foliomem-bench-access")
+    got = foliomem([child, "sequential", 96, 50000, corpus], limit="48M").ok()
+    assert json.loads(got.out)["seconds"] > 0
+    assert got.stats["vmstat"]["pswpout"] > 1000 and got.stats["vmstat"]["unseen_callers"] == 0
+
+
+def test_only_the_agent_brings_its_own_heap():
+    """The commands allocate by the C library."""
+    for name in ["foliomem", "foliomem-lab", "foliomem-bench"]:
+        undefined = subprocess.run(["nm", "-D", "--undefined-only", Path(BIN).resolve().with_name(name)],
+                                   capture_output=True, text=True, check=True).stdout
+        assert " malloc" in undefined, name
