@@ -30,11 +30,11 @@ use crate::objects::{self, ObjectCallback};
 use crate::real::Real;
 use crate::start::runtime;
 use crate::threads::{self, Entry};
-use foliomem_core::policy::Advice;
-use foliomem_core::units::PAGE_BYTES;
 use foliomem_linux::fork::sites::{self, COVERED};
 use foliomem_linux::fork::trap::trap_forks;
 use foliomem_linux::runtime::Runtime;
+use foliomem_types::size_policy::Advice;
+use foliomem_types::units::PAGE_BYTES;
 use libc::{c_char, c_int, c_long, c_void, pid_t, size_t};
 use std::arch::naked_asm;
 

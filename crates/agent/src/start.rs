@@ -45,7 +45,7 @@ static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_c
 extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, environment: *const *const c_char) {
     // The agent's threads have no thread-local storage of this library.
     #[cfg(feature = "lock-ranks")]
-    foliomem_core::sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
+    foliomem_sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
     hooks::resolve();
     // SAFETY: the loader passes the environment; the program has one thread yet, so nobody changes it.
     let Some(path) = (unsafe { control_path(environment) }) else { return };

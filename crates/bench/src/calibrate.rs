@@ -8,12 +8,14 @@ mod page_cache;
 
 use crate::raw_codec::{self, RawCodec};
 use crate::{Error, corpus, cpu_time, median};
-use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
-use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, ORDERS, Order, PAGE_BYTES};
+use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
 use foliomem_lab::costs::{CodecCosts, CostTable, Costs};
-use foliomem_linux::codec::{Codec, checksum};
+use foliomem_linux::codec::checksum;
 use foliomem_linux::region::Region;
 use foliomem_linux::trial::{Trial, TrialError};
+use foliomem_types::codec::Codec;
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{CLUSTER_SLOTS, CpuNumber, ORDERS, Order, PAGE_BYTES};
 use page_cache::PageCache;
 use std::hint::black_box;
 

@@ -9,8 +9,8 @@ use crate::supervise::own_executable;
 use foliomem_bench::{access, compact, lab, programs, slots, swap};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
-use foliomem_core::units::Order;
-use foliomem_linux::codec::UnknownCodec;
+use foliomem_types::codec::UnknownCodec;
+use foliomem_types::units::Order;
 
 /// Runs the requested benchmark; returns the exit code.
 pub fn bench(what: &BenchCommand) -> Result<u8, CliError> {

@@ -2,8 +2,8 @@
 //! kernel shows it.
 
 use crate::size::{SizeError, format_order, parse_order};
-use foliomem_core::policy::{Enabled, SizePolicy};
-use foliomem_core::units::Order;
+use foliomem_types::size_policy::{Enabled, SizePolicy};
+use foliomem_types::units::Order;
 use std::fmt::Write;
 
 /// Name of the top-level value, as in /sys/kernel/mm/transparent_hugepage.

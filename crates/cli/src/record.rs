@@ -45,8 +45,6 @@ impl Recorder {
             }
             control.trace(slot).take(&mut |time_us, event| {
                 self.last_us = self.last_us.max(time_us);
-                let (tag, numbers) = event.encode();
-                let Some(event) = Event::decode(tag, numbers) else { unreachable!("{event:?} is an event") };
                 if let Event::Start { .. } = event {
                     self.end(index, time_us);
                     self.processes[index] = Some(self.started);

@@ -1,6 +1,6 @@
 //! Sizes as people write them: `512M`, `1.5G`, `64K`, `25%`.
 
-use foliomem_core::units::{Order, OrderSet};
+use foliomem_types::units::{Order, OrderSet};
 use thiserror::Error;
 
 /// The reason why a text is not a size.

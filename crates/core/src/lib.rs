@@ -8,7 +8,7 @@
 //!
 //! # Lock order
 //! Each lock has a rank, and a thread takes locks in ascending order. The table is in
-//! [`sync::ranks`], and tests check the order.
+//! `foliomem_sync::ranks`, and tests check the order.
 #![forbid(unsafe_code)]
 
 pub mod buddy;
@@ -22,18 +22,14 @@ pub mod homes;
 pub mod locality;
 pub mod machine;
 pub mod page_table;
-pub mod policy;
 pub mod queue;
 pub mod readahead;
 pub mod rmap;
 pub mod run_tokens;
 pub mod slot_map;
 pub mod sparse;
-pub mod stats;
 pub mod store;
 pub mod swap_cache;
 pub mod sync;
-pub mod trace;
-pub mod units;
 pub mod watermark;
 pub mod workingset;

@@ -32,8 +32,8 @@ use crate::ranges::{Ranges, pages};
 use crate::thread_control_block;
 use crate::uffd;
 use foliomem_core::machine::Machine;
-use foliomem_core::trace::Event;
-use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use foliomem_types::trace_event::Event;
+use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
 /// A mapping of at most this many bytes that forbids all access, right below another of at most

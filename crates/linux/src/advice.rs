@@ -14,9 +14,9 @@
 
 use crate::filters;
 use crate::ranges::Ranges;
-use foliomem_core::policy::{Advice, Disabled};
-use foliomem_core::sync::atomic::{AtomicUsize, Ordering};
-use foliomem_core::sync::{Mutex, ranks};
+use foliomem_sync::atomic::{AtomicUsize, Ordering};
+use foliomem_sync::{Mutex, ranks};
+use foliomem_types::size_policy::{Advice, Disabled};
 use std::ops::Range;
 
 /// Calls that can be told of before anybody hears. (An explorer is to see the ring full.)

@@ -8,8 +8,8 @@
 //! The lock of the list is a leaf.
 
 use crate::heap;
-use foliomem_core::sync::Mutex;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_sync::Mutex;
+use foliomem_types::units::PAGE_BYTES;
 use libc::{c_int, c_void, dl_phdr_info, size_t};
 use std::ops::Range;
 

@@ -35,8 +35,8 @@
 //! to `wait_while_paused`.
 
 use crate::word_wait::{self, ALL, now_ns};
-use foliomem_core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use foliomem_types::units::PAGE_BYTES;
 use rustix::process::Pid;
 use std::ops::Range;
 use std::time::Duration;

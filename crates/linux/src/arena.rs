@@ -9,7 +9,7 @@
 use crate::region::Region;
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{Fragment, FragmentMut, FragmentRef, Piece, PlaceMut};
-use foliomem_core::units::{FrameRun, PAGE_BYTES};
+use foliomem_types::units::{FrameRun, PAGE_BYTES};
 use std::ops::Deref;
 
 /// The arena: all frames, one behind the other.

@@ -1,6 +1,6 @@
 //! The sizes of the engine's address spaces, by the limit.
 
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 
 /// The largest arena, in bytes: the range of a 32-bit frame number, less one block, so that no run
 /// wraps.

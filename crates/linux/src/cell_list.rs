@@ -3,7 +3,7 @@
 //! Whoever takes a cell takes the whole list for a moment, so nobody else changes what it reads,
 //! and puts the rest back. What a fork catches there is lost to the child.
 
-use foliomem_core::sync::atomic::{AtomicPtr, Ordering};
+use foliomem_sync::atomic::{AtomicPtr, Ordering};
 use std::ptr::{NonNull, null_mut};
 
 /// A value in a list.

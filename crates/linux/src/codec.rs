@@ -15,8 +15,6 @@
 //! 1065 MB/s with lz4_flex 0.13; clearing the hash table for each piece cost nothing that could be
 //! measured (331 against 309 MB/s at 4 KiB). zstd:3 did 248 and 787 MB/s at a ratio of 4.45 instead of 2.71.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -30,74 +28,12 @@ mod zstd;
 
 pub use dictionary::Dictionaries;
 use dictionary::SMALL_PIECE_BYTES;
-use foliomem_core::units::{MAX_ORDER, PAGE_BYTES};
+use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
+use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use planes::Way;
 
 /// The largest piece that is compressed as one.
 pub const PIECE_MAX_BYTES: usize = MAX_ORDER.bytes();
-
-/// How pieces are compressed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Codec {
-    /// Fast.
-    Lz4,
-    /// Denser.
-    Zstd {
-        /// 1 to 19; others are taken for the nearest of those.
-        level: u8,
-        /// Small pieces are compressed with a dictionary made of the program's own content.
-        dictionary: bool,
-    },
-}
-
-/// The level of `zstd` without one: zstd's own default.
-const ZSTD_DEFAULT_LEVEL: u8 = 3;
-/// Levels above need more memory to decompress, and are called *ultra* for it.
-pub(crate) const ZSTD_MAX_LEVEL: u8 = 19;
-
-/// After the name of a codec with dictionaries.
-const DICTIONARY_SUFFIX: &str = "+dict";
-
-/// There is no codec of that name.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("unknown codec {0:?}: use lz4, zstd or zstd:LEVEL with a level from 1 to 19, and zstd+dict or zstd:LEVEL+dict")]
-pub struct UnknownCodec(String);
-
-impl FromStr for Codec {
-    type Err = UnknownCodec;
-
-    fn from_str(name: &str) -> Result<Codec, UnknownCodec> {
-        let (base, dictionary) = match name.strip_suffix(DICTIONARY_SUFFIX) {
-            Some(base) => (base, true),
-            None => (name, false),
-        };
-        let level = match base.split_once(':') {
-            None if name == "lz4" => return Ok(Codec::Lz4),
-            None if base == "zstd" => Some(ZSTD_DEFAULT_LEVEL),
-            // `parse` would take a sign and leading zeros.
-            Some(("zstd", level)) if !level.starts_with(['+', '0']) => level.parse().ok(),
-            _ => None,
-        };
-        match level {
-            Some(level @ 1..=ZSTD_MAX_LEVEL) => Ok(Codec::Zstd { level, dictionary }),
-            _ => Err(UnknownCodec(name.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for Codec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Codec::Lz4 => return f.write_str("lz4"),
-            Codec::Zstd { level: ZSTD_DEFAULT_LEVEL, .. } => f.write_str("zstd")?,
-            Codec::Zstd { level, .. } => write!(f, "zstd:{level}")?,
-        }
-        match *self {
-            Codec::Zstd { dictionary: true, .. } => f.write_str(DICTIONARY_SUFFIX),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// Compressed bytes that are not a compressed piece of the expected length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]

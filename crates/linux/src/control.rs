@@ -9,7 +9,6 @@
 //! own. The companion marks the end (`death`), and the kernel does so where it was killed: what the process takes is not counted from
 //! then on. The supervisor, or another process that needs a slot, folds the counters of ended processes into the totals.
 
-use crate::codec::{Codec, ZSTD_MAX_LEVEL};
 use crate::custody::{Calls, Offer};
 use crate::door;
 use crate::identity::{self, is_alive};
@@ -18,9 +17,11 @@ use crate::pagemap;
 use crate::process_exit_notice;
 use crate::swap_space::SwapSpace;
 use crate::trace_ring::TraceRing;
-use foliomem_core::policy::SizePolicy;
-use foliomem_core::stats::Counters;
-use foliomem_core::units::{Order, PAGE_BYTES};
+use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
+use foliomem_types::counters::Counters;
+use foliomem_types::settings::{Configuration, Limit};
+use foliomem_types::size_policy::SizePolicy;
+use foliomem_types::units::{Order, PAGE_BYTES};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -91,63 +92,6 @@ pub enum ControlError {
     /// Every slot is taken by a living process.
     #[error("more than {MOST_PROCESSES} processes in one run")]
     Full,
-}
-
-/// What the tree may take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limit {
-    /// So much.
-    Bytes(u64),
-    /// A share of the most that it has needed so far, compressed or not: it grows with that.
-    OfNeed {
-        /// The share is 1/divisor.
-        divisor: NonZeroU32,
-        /// It begins with as much.
-        least_bytes: u64,
-        /// It never grows beyond this.
-        most_bytes: u64,
-    },
-}
-
-impl Limit {
-    /// The least that it can be.
-    fn least_bytes(self) -> u64 {
-        match self {
-            Limit::Bytes(bytes) => bytes,
-            Limit::OfNeed { least_bytes, .. } => least_bytes,
-        }
-    }
-
-    /// The most that it can be.
-    pub fn most_bytes(self) -> u64 {
-        match self {
-            Limit::Bytes(bytes) => bytes,
-            Limit::OfNeed { most_bytes, .. } => most_bytes,
-        }
-    }
-}
-
-/// What the supervisor configures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Configuration {
-    /// What the tree may take.
-    pub limit: Limit,
-    /// Which folio sizes there may be; what holds now is [`Control::sizes`].
-    pub sizes: SizePolicy,
-    /// How pieces are compressed.
-    pub codec: Codec,
-    /// How idle pieces are recompressed, if they are.
-    pub recompress: Option<Codec>,
-    /// The largest piece compressed as one.
-    pub granule: Order,
-    /// Threads that reclaim in the background; 0 for as many as suit the CPUs.
-    pub reclaimers: u32,
-    /// Evict as much as possible, all the time.
-    pub torture: bool,
-    /// Stop the tree rather than exceed the limit.
-    pub hard: bool,
-    /// Whether to tell what the processes do ([`Control::trace`]).
-    pub records: bool,
 }
 
 /// One line for the supervisor to print.
@@ -833,7 +777,7 @@ fn decode_codec(word: u32) -> Option<Codec> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_core::policy::Enabled;
+    use foliomem_types::size_policy::Enabled;
     use proptest::prelude::*;
     use rustix::fd::AsRawFd;
 

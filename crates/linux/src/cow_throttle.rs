@@ -18,7 +18,7 @@ use crate::machine::LinuxMachine;
 use crate::ranges::pages;
 use crate::uffd::{MoveError, Userfaultfd};
 use foliomem_core::engine::Engine;
-use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

@@ -209,11 +209,12 @@ fn take(companion: Pid, number: RawFd) -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::Codec;
-    use crate::control::{Configuration, Limit, ProcessSlot};
+    use crate::control::ProcessSlot;
     use crate::uffd::{Features, Userfaultfd};
-    use foliomem_core::policy::SizePolicy;
-    use foliomem_core::units::Order;
+    use foliomem_types::codec::Codec;
+    use foliomem_types::settings::{Configuration, Limit};
+    use foliomem_types::size_policy::SizePolicy;
+    use foliomem_types::units::Order;
 
     /// A run's segment, and a slot of this process there.
     fn segment() -> (&'static Control, OwnedFd, &'static ProcessSlot) {

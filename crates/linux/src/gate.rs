@@ -2,7 +2,7 @@
 
 use crate::word_wait::{self, ALL};
 use foliomem_core::gate::WordWait;
-use foliomem_core::sync::atomic::AtomicU32;
+use foliomem_sync::atomic::AtomicU32;
 
 /// Sleeping on a word of this process.
 #[derive(Debug, Default)]

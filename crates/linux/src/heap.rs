@@ -29,7 +29,7 @@ const FIRST_BYTES: usize = 128 << 20;
 pub const REGIONS: usize = 11;
 /// What is opened at once.
 const STEP_BYTES: usize = 4 << 20;
-const PAGE: usize = foliomem_core::units::PAGE_BYTES;
+const PAGE: usize = foliomem_types::units::PAGE_BYTES;
 
 /// The regions: where each starts, and where it ends. They are filled in order.
 static STARTS: [AtomicUsize; REGIONS] = [const { AtomicUsize::new(0) }; REGIONS];

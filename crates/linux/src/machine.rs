@@ -15,7 +15,7 @@ use crate::arena::Arena;
 use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::clock::{self, now_ns};
-use crate::codec::{Codec, Compressor, Decompressor, Dictionaries, checksum, fill_word};
+use crate::codec::{Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use crate::filters::{self, Call};
 use crate::fork_cell::ForkCell;
 use crate::identity;
@@ -34,13 +34,14 @@ use crate::tracer::Tracer;
 use crate::uffd::{self, Userfaultfd};
 use crate::unshare::unshare;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
-use foliomem_core::policy::{Advice, Disabled};
 use foliomem_core::run_tokens::{RunMut, RunRef};
-use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
-use foliomem_core::sync::ranks::Mappings;
-use foliomem_core::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use foliomem_core::units::{
+use foliomem_sync::ranks::Mappings;
+use foliomem_sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use foliomem_types::codec::Codec;
+use foliomem_types::counters::Counters;
+use foliomem_types::size_policy::{Advice, Disabled};
+use foliomem_types::units::{
     ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};

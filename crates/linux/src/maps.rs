@@ -1,7 +1,7 @@
 //! `/proc/self/maps`: what is mapped where.
 
 use crate::raw_ioctl;
-use foliomem_core::policy::Advice;
+use foliomem_types::size_policy::Advice;
 use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
 use rustix::io::Errno;

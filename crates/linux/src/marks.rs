@@ -26,7 +26,7 @@ use crate::pagemap::{self, Entry};
 use crate::ranges::Ranges;
 use crate::region::Region;
 use crate::uffd::Userfaultfd;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

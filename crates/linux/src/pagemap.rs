@@ -1,7 +1,7 @@
 //! Which pages are there: `/proc/self/pagemap`, `statm` and `smaps_rollup`.
 
 use crate::raw_ioctl;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
 use rustix::fs::{Mode, OFlags};

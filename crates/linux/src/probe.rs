@@ -6,7 +6,7 @@ use crate::region::Region;
 use crate::uffd::{Features, Mode, UffdError, Userfaultfd};
 use crate::uring::Uring;
 use crate::why::Why;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::AsFd;
 use std::fs;
 

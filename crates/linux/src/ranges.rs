@@ -4,9 +4,9 @@
 //! kind no folio may lie across, even where they touch. A mapping that grows stays one. Advice splits a range as it splits
 //! the kernel's mapping; where both sides say the same again, they are one again. One leaf lock.
 
-use foliomem_core::policy::Advice;
-use foliomem_core::sync::Mutex;
-use foliomem_core::units::PageNumber;
+use foliomem_sync::Mutex;
+use foliomem_types::size_policy::Advice;
+use foliomem_types::units::PageNumber;
 use std::ops::Range;
 
 /// The page of an address.

@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 const ALIGN_BYTES: usize = 2 << 20;
 /// What lies before a region that the kernel takes for a stack.
 #[cfg(not(miri))]
-const GUARD_BYTES: usize = foliomem_core::units::PAGE_BYTES;
+const GUARD_BYTES: usize = foliomem_types::units::PAGE_BYTES;
 
 /// Private anonymous memory that takes no frames until it is touched. Unmapped on drop.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Region {
 
     #[cfg(not(miri))]
     fn reserve_with(len: usize, extra: MapFlags) -> Result<Region, Errno> {
-        let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
+        let len = len.next_multiple_of(foliomem_types::units::PAGE_BYTES);
         let guard_bytes = if extra.is_empty() { 0 } else { GUARD_BYTES };
         let wide = len + ALIGN_BYTES + guard_bytes;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | extra;
@@ -66,7 +66,7 @@ impl Region {
     /// The same in memory of the allocator: miri knows no other.
     #[cfg(miri)]
     pub fn reserve(len: usize) -> Result<Region, Errno> {
-        let len = len.next_multiple_of(foliomem_core::units::PAGE_BYTES);
+        let len = len.next_multiple_of(foliomem_types::units::PAGE_BYTES);
         let layout = std::alloc::Layout::from_size_align(len, ALIGN_BYTES).map_err(|_| Errno::INVAL)?;
         // SAFETY: `len` is not 0: nobody reserves nothing.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };

@@ -14,8 +14,8 @@ use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::Workers;
 use crate::fork::state::ForkState;
 use crate::process_exit_notice::ProcessExitNotice;
-use foliomem_core::policy::Advice;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::size_policy::Advice;
+use foliomem_types::units::PAGE_BYTES;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 

@@ -2,8 +2,8 @@
 
 use crate::raw_ioctl;
 use crate::swap_file::{CLUSTER_BYTES, offset_of};
-use foliomem_core::cluster::Discard;
-use foliomem_core::units::ClusterNumber;
+use foliomem_types::discard::Discard;
+use foliomem_types::units::ClusterNumber;
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;

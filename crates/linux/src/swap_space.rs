@@ -19,9 +19,9 @@
 use crate::control::MOST_PROCESSES;
 use crate::swap_discard;
 use crate::swap_file::{self, CLUSTER_BYTES, Created, KEY_BYTES};
-use foliomem_core::cluster::Discard;
-use foliomem_core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
-use foliomem_core::units::ClusterNumber;
+use foliomem_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use foliomem_types::discard::Discard;
+use foliomem_types::units::ClusterNumber;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt;

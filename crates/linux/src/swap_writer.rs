@@ -7,7 +7,7 @@ use crate::swap_file::{BlockFile, FileError, SlotBuffer, SwapFile, offset_of, wr
 use crate::uring::Ring;
 use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::store::Seal;
-use foliomem_core::units::{PAGE_BYTES, Slot};
+use foliomem_types::units::{PAGE_BYTES, Slot};
 use std::collections::VecDeque;
 use std::ops::Range;
 

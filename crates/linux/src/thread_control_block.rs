@@ -16,8 +16,8 @@
 
 use crate::filters::{self, Call};
 use crate::thread::syscall3;
-use foliomem_core::sync::Mutex;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_sync::Mutex;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::AsFd;
 use rustix::process::Pid;
 use std::arch::asm;

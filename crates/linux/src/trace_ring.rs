@@ -5,8 +5,8 @@
 //! event. Nobody waits for the other side: where the ring is full, events are counted instead, and the count is the
 //! next event. A program may write over all of it; then what cannot be understood is counted as lost, too.
 
-use foliomem_core::sync::atomic::{AtomicU64, Ordering};
-use foliomem_core::trace::Event;
+use foliomem_sync::atomic::{AtomicU64, Ordering};
+use foliomem_types::trace_event::Event;
 
 /// Events on their way: a process makes some 300 a millisecond with its faults; they are fetched every 10 ms.
 const RECORDS: usize = if cfg!(feature = "shuttle") { 2 } else { 8192 };
@@ -65,7 +65,7 @@ impl TraceRing {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use foliomem_core::units::PageNumber;
+    use foliomem_types::units::PageNumber;
     use proptest::prelude::*;
 
     fn ring() -> Box<TraceRing> {

@@ -1,4 +1,4 @@
-//! What the agent of a recorded process tells of it ([`foliomem_core::trace`]): what its limit puts out of reach, and when that is
+//! What the agent of a recorded process tells of it ([`foliomem_types::trace_event`]): what its limit puts out of reach, and when that is
 //! touched again. Nothing is done to learn more.
 //!
 //! Lock: the tracer's, leaves.
@@ -8,10 +8,10 @@ use crate::clock::now_ns;
 use crate::machine::LinuxMachine;
 use foliomem_core::engine::Engine;
 use foliomem_core::readahead::Ahead;
-use foliomem_core::stats::FaultKind;
-use foliomem_core::sync::Mutex;
-use foliomem_core::trace::Event;
-use foliomem_core::units::{Order, PageNumber};
+use foliomem_sync::Mutex;
+use foliomem_types::counters::FaultKind;
+use foliomem_types::trace_event::Event;
+use foliomem_types::units::{Order, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
 

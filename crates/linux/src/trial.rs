@@ -6,7 +6,7 @@
 use crate::companion::placement::run_on;
 use crate::region::Region;
 use crate::uffd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
 use thiserror::Error;
 

@@ -13,7 +13,7 @@
 use crate::changes::Change;
 use crate::raw_ioctl;
 use crate::why::Why;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -7,7 +7,7 @@
 //! of 0: where the page is missing, the kernel cannot retry this kind of fault and returns `EFAULT`.
 
 use crate::thread::syscall6;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::mm::{Advice, madvise};
 use std::sync::atomic::AtomicU32;

@@ -102,7 +102,7 @@ mod kernel {
 #[cfg(feature = "shuttle")]
 mod model {
     use super::{ExitWord, Found};
-    use foliomem_core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+    use foliomem_sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
     use shuttle::rand::Rng;
     use shuttle::sync::{Condvar, Mutex};
     use std::time::Duration;
@@ -155,7 +155,7 @@ mod model {
     pub fn wait_for(word: &AtomicU32, now: u32, most: Duration) {
         if shuttle::rand::thread_rng().gen_bool(0.5) {
             CLOCK_NS.fetch_add(most.as_nanos() as u64, SeqCst);
-            foliomem_core::sync::yield_now();
+            foliomem_sync::yield_now();
         } else {
             wait(word, now);
         }

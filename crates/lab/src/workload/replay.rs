@@ -29,8 +29,8 @@ use crate::lab::Lab;
 use crate::random::Random;
 use crate::schedule::Took;
 use crate::trace::{Record, TraceReader};
-use foliomem_core::trace::Event;
-use foliomem_core::units::{BLOCK_PAGES, CpuNumber, Order, PageNumber};
+use foliomem_types::trace_event::Event;
+use foliomem_types::units::{BLOCK_PAGES, CpuNumber, Order, PageNumber};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -667,7 +667,7 @@ mod tests {
     use super::*;
     use crate::scenario::Scenario;
     use crate::trace::TraceWriter;
-    use foliomem_core::units::PAGE_BYTES;
+    use foliomem_types::units::PAGE_BYTES;
 
     const FIRST: u64 = 1 << 20;
     const PAGES: u64 = 1 << 13;

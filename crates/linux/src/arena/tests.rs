@@ -8,8 +8,8 @@ use foliomem_core::buddy::Buddy;
 use foliomem_core::homes::Homes;
 use foliomem_core::run_tokens::UniqueRun;
 use foliomem_core::store::{PieceId, PieceInfo, PieceMover, RunSource, Store};
-use foliomem_core::sync::Mutex;
-use foliomem_core::units::{Frame, Order};
+use foliomem_sync::Mutex;
+use foliomem_types::units::{Frame, Order};
 use std::thread;
 
 const FRAMES: u32 = 256;

@@ -21,9 +21,9 @@
 //! Lock: one leaf, over the samples, held while a page is copied; training takes them out.
 
 use super::zstd;
-use foliomem_core::sync::Mutex;
-use foliomem_core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_sync::Mutex;
+use foliomem_sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use foliomem_types::units::PAGE_BYTES;
 use std::sync::OnceLock;
 
 /// The largest piece that is compressed with a dictionary: 16 KiB.

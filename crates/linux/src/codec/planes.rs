@@ -9,7 +9,7 @@
 //! What it looks like is which of the 8 bytes of a word are mostly those of the word before. For each such pattern both ways are
 //! tried now and then.
 
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 
 /// Bytes of a word, each in a plane of its own.
 pub(super) const PLANES: usize = 8;

@@ -1,7 +1,7 @@
 //! What goes in comes out, for every codec and size; what is damaged never does more harm than an error.
 
 use super::*;
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 

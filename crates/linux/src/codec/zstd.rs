@@ -10,7 +10,7 @@
 use super::dictionary::SMALL_PIECE_BYTES;
 use super::workspace::Workspace;
 use super::{CodecError, PIECE_MAX_BYTES};
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 use libc::c_int;
 use zstd_sys::{
     ZSTD_BLOCKSIZE_MAX, ZSTD_CCtx_refCDict, ZSTD_CCtx_reset, ZSTD_CCtx_setParameter, ZSTD_DCtx_refDDict,

@@ -26,8 +26,8 @@ use crate::swap_space::Event;
 use crate::uffd::{Features, Userfaultfd};
 use crate::why::Why;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
-use foliomem_core::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use foliomem_core::watermark;
+use foliomem_types::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use rustix::process::Pid;
 use std::sync::atomic::Ordering;
 

@@ -6,14 +6,15 @@
 use crate::agent_memory::AgentMemory;
 use crate::budget::Budget;
 use crate::companion::error::RuntimeError;
-use crate::control::{Configuration, Control, SlotIndex};
+use crate::control::{Control, SlotIndex};
 use crate::fork_cell::ForkCell;
 use crate::region::Region;
 use crate::tracer::Tracer;
 use crate::uffd;
-use foliomem_core::sync::Mutex;
-use foliomem_core::units::PAGE_BYTES;
 use foliomem_core::watermark;
+use foliomem_sync::Mutex;
+use foliomem_types::settings::Configuration;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

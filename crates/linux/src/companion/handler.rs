@@ -18,8 +18,8 @@ use crate::ranges::pages;
 use crate::region::Region;
 use foliomem_core::engine::Served;
 use foliomem_core::machine::Machine;
-use foliomem_core::stats::FaultKind;
-use foliomem_core::units::{Order, PAGE_BYTES, PageNumber};
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
 
 /// A handler that came too late this often in a row is on the wrong CPU, and parks: to wake it
 /// costs each fault of a one-threaded program 6 us. Under reclaim, which moves the program about,

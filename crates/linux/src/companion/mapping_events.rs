@@ -17,10 +17,10 @@ use crate::machine::LinuxMachine;
 use crate::ranges::{page, pages};
 use crate::uffd::Message;
 use foliomem_core::machine::Machine;
-use foliomem_core::sync::RwLockWriteGuard;
-use foliomem_core::sync::ranks::Mappings;
-use foliomem_core::trace::Event as TraceEvent;
-use foliomem_core::units::{PAGE_BYTES, PageNumber};
+use foliomem_sync::RwLockWriteGuard;
+use foliomem_sync::ranks::Mappings;
+use foliomem_types::trace_event::Event as TraceEvent;
+use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::time::Duration;
 
 /// This many polls expect the lock of the mappings to be released within microseconds, as a holder

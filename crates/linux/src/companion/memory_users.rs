@@ -16,7 +16,7 @@ use crate::clock::now_ns;
 use crate::filters::{self, Call};
 use crate::identity;
 use crate::thread;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};

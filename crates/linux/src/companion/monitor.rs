@@ -23,9 +23,9 @@ use crate::fork::protocol::quiesce;
 use crate::machine::LinuxMachine;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
-use foliomem_core::policy::SizePolicy;
-use foliomem_core::units::PAGE_BYTES;
 use foliomem_core::watermark;
+use foliomem_types::size_policy::SizePolicy;
+use foliomem_types::units::PAGE_BYTES;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ use crate::clock::now_ns;
 use crate::cpu_load;
 use crate::filters::{self, Call};
 use crate::region::Region;
-use foliomem_core::units::{Order, PAGE_BYTES};
+use foliomem_types::units::{Order, PAGE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, Pid};

@@ -26,7 +26,7 @@ use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
 use crate::thread_control_block;
 use crate::word_wait::{self, ExitWord, Found};
-use foliomem_core::sync::atomic as sync;
+use foliomem_sync::atomic as sync;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::futex;

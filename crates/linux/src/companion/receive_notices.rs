@@ -12,7 +12,7 @@ use crate::ranges::pages;
 use crate::runtime::Runtime;
 use crate::thread_control_block;
 use crate::unseen_calls;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::ops::Range;

@@ -16,9 +16,9 @@ use crate::gate::Gate;
 use crate::machine::Worker;
 use crate::ranges::pages;
 use foliomem_core::engine::Attempt;
-use foliomem_core::sync::Mutex;
-use foliomem_core::units::MAX_ORDER;
 use foliomem_core::watermark;
+use foliomem_sync::Mutex;
+use foliomem_types::units::MAX_ORDER;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -232,7 +232,7 @@ impl Reclaimer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_core::units::PAGE_BYTES;
+    use foliomem_types::units::PAGE_BYTES;
 
     #[test]
     fn a_page_out_is_done_when_its_last_part_is() {

@@ -25,7 +25,7 @@ use crate::lenders::Table;
 use crate::process_exit_notice::ProcessExitNotice;
 use crate::runtime::Runtime;
 use crate::thread;
-use foliomem_core::sync::Mutex;
+use foliomem_sync::Mutex;
 use rustix::fd::OwnedFd;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;

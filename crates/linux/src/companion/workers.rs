@@ -10,7 +10,7 @@ use crate::cpu_load;
 use crate::filters::{self, Call};
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
-use foliomem_core::sync::Mutex;
+use foliomem_sync::Mutex;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;

@@ -53,7 +53,7 @@ use crate::region::Region;
 use crate::runtime::Runtime;
 use crate::thread_control_block::BLOCK_PAGES;
 use crate::uffd;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{Access, access};
 use std::sync::atomic::Ordering;

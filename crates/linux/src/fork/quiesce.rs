@@ -23,7 +23,7 @@
 
 use crate::thread_control_block::BLOCK_PAGES;
 use crate::word_wait::{self, ALL};
-use foliomem_core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use foliomem_sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How often a side that waits checks that the other one is there.

@@ -32,7 +32,7 @@ use crate::fork::entry;
 use crate::link_maps;
 use crate::loader::Object;
 use crate::unseen_calls;
-use foliomem_core::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};

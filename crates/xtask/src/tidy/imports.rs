@@ -7,14 +7,16 @@ use proc_macro2::{TokenStream, TokenTree};
 /// The crates of the workspace by directory, with their name in code and the crates that each may
 /// use beside itself. The library of `core-one-thread` is named as that of `core`, which has its
 /// source: the lab uses it instead.
-const CRATES: [(&str, &str, &[&str]); 8] = [
-    ("core", "foliomem_core", &[]),
-    ("core-one-thread", "foliomem_core", &[]),
-    ("linux", "foliomem_linux", &["foliomem_core"]),
-    ("agent", "foliomem_agent", &["foliomem_core", "foliomem_linux"]),
-    ("lab", "foliomem_lab", &["foliomem_core"]),
-    ("bench", "foliomem_bench", &["foliomem_core", "foliomem_linux", "foliomem_lab"]),
-    ("cli", "foliomem_cli", &["foliomem_core", "foliomem_linux", "foliomem_lab", "foliomem_bench"]),
+const CRATES: [(&str, &str, &[&str]); 10] = [
+    ("types", "foliomem_types", &[]),
+    ("sync", "foliomem_sync", &[]),
+    ("core", "foliomem_core", &["foliomem_types", "foliomem_sync"]),
+    ("core-one-thread", "foliomem_core", &["foliomem_types", "foliomem_sync"]),
+    ("linux", "foliomem_linux", &["foliomem_core", "foliomem_types", "foliomem_sync"]),
+    ("agent", "foliomem_agent", &["foliomem_core", "foliomem_linux", "foliomem_types", "foliomem_sync"]),
+    ("lab", "foliomem_lab", &["foliomem_core", "foliomem_types"]),
+    ("bench", "foliomem_bench", &["foliomem_core", "foliomem_linux", "foliomem_lab", "foliomem_types"]),
+    ("cli", "foliomem_cli", &["foliomem_core", "foliomem_linux", "foliomem_lab", "foliomem_bench", "foliomem_types"]),
     ("xtask", "xtask", &[]),
 ];
 

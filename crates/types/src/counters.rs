@@ -6,10 +6,10 @@
 //! `/sys/kernel/mm/transparent_hugepage/hugepages-<size>kB/stats`, the others from `/proc/vmstat`
 //! and from zram's `mm_stat`. Every access is relaxed: counts order nothing.
 
+use crate::units::{ORDERS, Order};
 // No protocol depends on a counter, so the schedule explorer need not see it, and the struct must
 // stay plain memory.
-use crate::sync::unordered::{AtomicU64, Ordering::Relaxed};
-use crate::units::{ORDERS, Order};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One monotonic count or gauge.
 #[derive(Debug, Default)]

@@ -6,15 +6,15 @@
 //!
 //! | rank | lock | protects |
 //! |---|---|---|
-//! | (none) | [`crate::gate`], passed before any lock | everything, while the program forks |
-//! | `Compaction` | [`crate::compaction`]: the scanners | one compaction at a time |
+//! | (none) | `core::gate`, passed before any lock | everything, while the program forks |
+//! | `Compaction` | `core::compaction`: the scanners | one compaction at a time |
 //! | `Mappings` | the machine's known mapping events | pages move only between events |
-//! | `Block` | [`crate::page_table`]: a block | the entries of 2 MiB of the address space |
-//! | `StoreClass` | [`crate::store`]: a size class | its zspages |
-//! | `FileSlots` | [`crate::store`]: the slots of the swap file | the owners of its clusters |
-//! | `SlotSpare` | [`crate::cluster`]: the spares of a CPU | its spare clusters |
-//! | `SlotCluster` | [`crate::cluster`]: a cluster | its slots |
-//! | `SlotLists` | [`crate::cluster`]: the lists | which clusters are free, full, in use |
+//! | `Block` | `core::page_table`: a block | the entries of 2 MiB of the address space |
+//! | `StoreClass` | `core::store`: a size class | its zspages |
+//! | `FileSlots` | `core::store`: the slots of the swap file | the owners of its clusters |
+//! | `SlotSpare` | `core::cluster`: the spares of a CPU | its spare clusters |
+//! | `SlotCluster` | `core::cluster`: a cluster | its slots |
+//! | `SlotLists` | `core::cluster`: the lists | which clusters are free, full, in use |
 //! | `Advice` | advice for unmanaged memory | held while the managed ranges are looked up |
 //! | `Leaf` | all other locks | no other lock is taken under a leaf |
 //! | `Unchecked` | locks of the worlds in tests | |
@@ -22,7 +22,7 @@
 //! The lock of the agent's heap is below the leaves: a thread may allocate while it holds any lock.
 //! The heap's lock is not a lock of this module.
 //!
-//! The feature `lock-ranks`, which the tests of this crate and of `foliomem-linux` enable, checks
+//! The feature `lock-ranks`, which the tests of the engine and of the agent enable, checks
 //! each acquisition: a thread that takes a lock out of order panics, whether or not another thread
 //! holds it. A number identifies a thread, because threads of the agent have no thread-local
 //! storage of this library: see [`identify_threads`].
@@ -187,7 +187,7 @@ mod checks {
 #[cfg(all(test, feature = "lock-ranks", not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::sync::{Mutex, RwLock};
+    use crate::{Mutex, RwLock};
 
     #[test]
     fn locks_are_taken_in_ascending_order() {
