@@ -3,8 +3,8 @@
 //! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when
 //!   they make a process that does not share its memory. The child must have its memory registered
 //!   anew before it touches any (`foliomem_linux::fork`). Where the agent has patched the C library
-//!   (`foliomem_linux::fork::sites`) these hooks only jump there; elsewhere they trap the fork
-//!   (`foliomem_linux::fork::trap`).
+//!   (`foliomem_sys::interception::patches`) these hooks only jump there; elsewhere they trap the fork
+//!   (`foliomem_sys::interception::dispatch`).
 //! - `madvise`: what the program says about huge pages is policy for us. What is freed lazily is
 //!   freed at once where memory is short.
 //! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address
@@ -14,7 +14,7 @@
 //!   is the C library's, or of whichever allocator comes next.
 //! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
 //! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else
-//!   (`foliomem_linux::thread_control_block`).
+//!   (`foliomem_sys::thread_control_block`).
 //! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make
 //!   none of their own, but that threads that begin wait on a futex.
 //!
@@ -30,9 +30,9 @@ use crate::objects::{self, ObjectCallback};
 use crate::real::Real;
 use crate::start::runtime;
 use crate::threads::{self, Entry};
-use foliomem_linux::fork::sites::{self, COVERED};
-use foliomem_linux::fork::trap::trap_forks;
 use foliomem_linux::runtime::Runtime;
+use foliomem_sys::interception::dispatch::trap_forks;
+use foliomem_sys::interception::patches::{self, COVERED};
 use foliomem_types::size_policy::Advice;
 use foliomem_types::units::PAGE_BYTES;
 use libc::{c_char, c_int, c_long, c_void, pid_t, size_t};
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 fn dispatched<R: Into<c_long> + Copy>(mode: usize, selector: usize, result: R) -> R {
     if result.into() == 0 {
         let is_on = mode == PR_SYS_DISPATCH_ON as usize && selector != 0;
-        sites::dispatches(is_on.then_some(selector));
+        patches::dispatches(is_on.then_some(selector));
     }
     result
 }

@@ -6,7 +6,7 @@
 //! in the companion, around forks, and in hooks.
 //!
 //! Rules for code in this library: no allocation from the program's malloc (see
-//! `foliomem_linux::heap`), no thread-local storage, no output to stdout, `errno` kept, no symbol
+//! `foliomem_sys::heap`), no thread-local storage, no output to stdout, `errno` kept, no symbol
 //! bound lazily.
 
 mod c_library;
@@ -18,4 +18,4 @@ mod threads;
 mod valgrind;
 
 #[global_allocator]
-static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
+static HEAP: foliomem_sys::heap::AgentHeap = foliomem_sys::heap::AgentHeap::new();

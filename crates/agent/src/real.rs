@@ -1,9 +1,9 @@
 //! Functions that the agent looks up itself: those its hooks stand before, and those that must be the C library's.
 //!
 //! The lookups happen once, at start. A function that is called earlier, by constructors or by the loader itself, is looked up
-//! then. No lookup allocates or calls anything (`foliomem_linux::loader`).
+//! then. No lookup allocates or calls anything (`foliomem_sys::loader`).
 
-use foliomem_linux::loader::{c_library_function, next_function};
+use foliomem_sys::loader::{c_library_function, next_function};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

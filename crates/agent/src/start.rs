@@ -1,12 +1,12 @@
 //! Getting started, before the program's own constructors and `main`.
 
 use crate::{hooks, valgrind};
-use foliomem_linux::agent_memory::AgentMemory;
 use foliomem_linux::companion;
 use foliomem_linux::control::Control;
-use foliomem_linux::fork::sites;
-use foliomem_linux::heap;
 use foliomem_linux::runtime::Runtime;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::heap;
+use foliomem_sys::interception::patches;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -67,10 +67,10 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     let own = AgentMemory::new(heap::ranges);
     own.add_libraries();
     // Before any thread of the agent's runs code of the C library.
-    sites::install();
+    patches::install();
     match companion::start(control, slot, own, device) {
         Ok(runtime) => {
-            sites::activate(runtime);
+            patches::activate(runtime);
             let _ = RUNTIME.set(runtime);
             control.hello();
         }

@@ -1,13 +1,13 @@
 //! Threads of the program tell that they begin, before anything else
-//! (`foliomem_linux::thread_control_block`).
+//! (`foliomem_sys::thread_control_block`).
 //!
 //! What a thread is to begin with it gets in a *cell* of the program's heap. Cells are used again:
 //! a thread that has never allocated does not begin to, which would cost it an arena of its own.
 
 use crate::start::runtime;
-use foliomem_linux::cell_list::{Cell, CellList};
-use foliomem_linux::fork::sites;
 use foliomem_linux::runtime::Runtime;
+use foliomem_sys::cell_list::{Cell, CellList};
+use foliomem_sys::interception::patches;
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
 use std::ptr::NonNull;
@@ -68,7 +68,7 @@ extern "C" fn begun(handed: NonNull<Handed>) -> Beginning {
         beginning
     };
     // A thread whose control block was here may have ended with its calls dispatched.
-    sites::dispatches(None);
+    patches::dispatches(None);
     runtime().into_iter().for_each(Runtime::thread_begins);
     beginning
 }

@@ -6,7 +6,7 @@ use foliomem_core::compaction::UnknownVariant;
 use foliomem_linux::control::ControlError;
 use foliomem_linux::find::FindError;
 use foliomem_linux::swap_file::CreateError;
-use foliomem_linux::uffd::UffdError;
+use foliomem_sys::userfaultfd::UffdError;
 use foliomem_types::codec::UnknownCodec;
 use std::path::PathBuf;
 use thiserror::Error;

@@ -41,7 +41,7 @@ use std::process::ExitCode;
 /// The heap of this process. The threads of the runtime, which `bench swap` starts in this process,
 /// must not use the C library's heap.
 #[global_allocator]
-static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
+static HEAP: foliomem_sys::heap::AgentHeap = foliomem_sys::heap::AgentHeap::new();
 
 fn main() -> ExitCode {
     foliomem_bench::enter_if_asked();
@@ -89,7 +89,7 @@ fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
     let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
     let limit = if trace.is_some() { settings.recorded_limit()? } else { settings.limit()? };
     let program = preflight::check(name)?;
-    foliomem_linux::probe::check_userfaultfd()?;
+    foliomem_sys::system_checks::check_userfaultfd()?;
     let recorder = trace.map(Recorder::create).transpose()?;
     supervise::run(&settings, limit, &program, name, arguments, recorder)
 }

@@ -7,12 +7,13 @@ use crate::report::{Peaks, Report};
 use crate::settings::{Settings, SwapSetting};
 use crate::size::format_mib;
 use crate::unmanaged::Lookout;
-use foliomem_linux::child::{self, Child, Event};
 use foliomem_linux::control::Control;
 use foliomem_linux::custody::Custody;
 use foliomem_linux::door::Door;
 use foliomem_linux::swap_file::{self, Created};
+use foliomem_sys::supervised_program::{self, Child, Event};
 use foliomem_types::settings::{Configuration, Limit};
+use foliomem_types::units::CLUSTER_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::process::Pid;
 use std::ffi::{OsStr, OsString};
@@ -162,7 +163,7 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
     if created.in_memory {
         eprintln!("foliomem: the swap file {path} is on a file system that is memory itself");
     }
-    if swap.bytes.is_some_and(|wanted| wanted > created.bytes + swap_file::CLUSTER_BYTES) {
+    if swap.bytes.is_some_and(|wanted| wanted > created.bytes + CLUSTER_BYTES) {
         eprintln!("foliomem: the swap file {path} has {}: more cannot be used", format_mib(created.bytes));
     }
     Ok(created)
@@ -222,7 +223,7 @@ impl Run {
                 Event::Ended(code) => {
                     return Ok(self.failure_code().unwrap_or(code));
                 }
-                Event::Stopped => child::stop_self(),
+                Event::Stopped => supervised_program::stop_self(),
                 Event::Signalled(signal) => self.child.signal(signal),
                 Event::Nothing => {}
             }
@@ -285,7 +286,7 @@ impl Run {
     fn kill_all(&self) {
         const SIGKILL: i32 = 9;
         for pid in self.control.pids().into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
-            child::signal_process(pid, SIGKILL);
+            supervised_program::signal_process(pid, SIGKILL);
         }
         self.child.signal(SIGKILL);
     }

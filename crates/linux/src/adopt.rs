@@ -26,12 +26,12 @@ use crate::allocation_notice::Paused;
 use crate::companion::mapping_events::{MappingEvents, PendingFaults};
 use crate::companion::placement::APART_WHILE_GROWING_NS;
 use crate::machine::{LinuxMachine, Worker};
-use crate::maps::{self, Kind, Mapping};
-use crate::pagemap;
 use crate::ranges::{Ranges, pages};
-use crate::thread_control_block;
-use crate::uffd;
 use foliomem_core::machine::Machine;
+use foliomem_sys::maps::{self, Kind, Mapping};
+use foliomem_sys::pagemap;
+use foliomem_sys::thread_control_block;
+use foliomem_sys::userfaultfd;
 use foliomem_types::trace_event::Event;
 use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
@@ -148,7 +148,7 @@ fn adopt(
         // The program may have registered a part with a userfaultfd of its own, which serves it. After another
         // failure the next look finds the range again.
         let program = &machine.descriptors().program;
-        parts.retain(|range| program.register(range.start, range.end - range.start, uffd::Mode::Faults).is_ok());
+        parts.retain(|range| program.register(range.start, range.end - range.start, userfaultfd::Mode::Faults).is_ok());
         reserves.into_iter().for_each(|range| machine.reserve(range));
         others.into_iter().for_each(|range| machine.let_go(range));
     }

@@ -12,10 +12,10 @@
 //!
 //! Lock order: what waits, then the lock of the ranges.
 
-use crate::filters;
 use crate::ranges::Ranges;
 use foliomem_sync::atomic::{AtomicUsize, Ordering};
 use foliomem_sync::{Mutex, ranks};
+use foliomem_sys::{filters, process_limits};
 use foliomem_types::size_policy::{Advice, Disabled};
 use std::ops::Range;
 
@@ -25,15 +25,10 @@ const CALLS: usize = if cfg!(feature = "shuttle") { 4 } else { 256 };
 /// Whether the program has disabled huge pages for itself (PR_SET_THP_DISABLE). The kernel is asked each time: it may have
 /// been done before an exec.
 pub fn disabled() -> Disabled {
-    /// Except where it has asked for them (Linux 6.18).
-    const EXCEPT_ADVISED: i32 = 1 << 1;
-    let is_known = filters::allow(filters::Call::GetThpDisable);
-    if !is_known || !rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
+    if !filters::allow(filters::Call::GetThpDisable) {
         return Disabled::No;
     }
-    // SAFETY: takes numbers, changes nothing, and has just succeeded, so that it leaves errno alone.
-    let flags = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
-    if flags & EXCEPT_ADVISED != 0 { Disabled::ExceptAdvised } else { Disabled::Yes }
+    process_limits::disabled_huge_pages()
 }
 
 /// One call. Empty for the writer of turn `n` while `turn == n`, written when it is `n + 1`.

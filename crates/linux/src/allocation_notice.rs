@@ -34,8 +34,8 @@
 //! before has read the slot). When `pauses` becomes 0, it releases the work of the pausing threads
 //! to `wait_while_paused`.
 
-use crate::word_wait::{self, ALL, now_ns};
 use foliomem_sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use foliomem_sys::word_wait::{self, ALL, now_ns};
 use foliomem_types::units::PAGE_BYTES;
 use rustix::process::Pid;
 use std::ops::Range;

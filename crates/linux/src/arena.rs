@@ -6,9 +6,9 @@
 //! number that read. The free lists and the store behind those tokens must be those of this arena;
 //! an agent has only one of each.
 
-use crate::region::Region;
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{Fragment, FragmentMut, FragmentRef, Piece, PlaceMut};
+use foliomem_sys::region::Region;
 use foliomem_types::units::{FrameRun, PAGE_BYTES};
 use std::ops::Deref;
 

@@ -1,12 +1,11 @@
 //! The sizes of the engine's address spaces, by the limit.
 
+use foliomem_types::settings::ARENA_MIN_BYTES;
 use foliomem_types::units::PAGE_BYTES;
 
 /// The largest arena, in bytes: the range of a 32-bit frame number, less one block, so that no run
 /// wraps.
 const ARENA_MAX_BYTES: usize = (u32::MAX as usize - 512) * PAGE_BYTES;
-/// The smallest arena, in bytes: a small budget has room to move folios.
-pub const ARENA_MIN_BYTES: usize = 1 << 30;
 /// Slots for each page of the limit. Most pages of sparsely touched memory are zeros, and take
 /// nothing but their metadata; the metadata of this many pages fills the limit.
 const SLOTS_PER_PAGE: i64 = 256;

@@ -9,11 +9,10 @@
 //! Lock-free; any thread may call. Figures of concurrent callers may be off by what they charge at the
 //! same instant, which the next sample corrects.
 
-use crate::clock::now_ns;
 use crate::control::{Control, Excess, SlotIndex};
-use crate::fork_cell::ForkCell;
-use crate::pagemap;
-use crate::thread;
+use foliomem_sys::clock::now_ns;
+use foliomem_sys::fork_cell::ForkCell;
+use foliomem_sys::pagemap;
 use foliomem_types::counters::Counters;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
@@ -35,14 +34,22 @@ const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// Others get so long to give way before nobody waits for them any more.
 const LATELY_NS: u64 = 300_000_000;
 
-/// See the module.
+/// What belongs to one process, and differs in the child of a fork.
+pub struct BudgetProcess {
+    /// Its slot.
+    pub slot: SlotIndex,
+    /// The `statm` of its memory, once the companion has opened it.
+    pub statm: Option<OwnedFd>,
+    /// The program's process.
+    pub program: Option<Pid>,
+    /// The `/proc/PID/stat` of that process, where /proc shows it.
+    pub stat: Option<OwnedFd>,
+}
+
+/// The budget of one process. See the module.
 pub struct Budget {
     control: &'static Control,
-    slot: ForkCell<SlotIndex>,
-    statm: ForkCell<Option<OwnedFd>>,
-    /// The program's process, and its `/proc/PID/stat`.
-    program: ForkCell<Option<Pid>>,
-    stat: ForkCell<Option<OwnedFd>>,
+    process: ForkCell<BudgetProcess>,
     own_pages: AtomicI64,
     shared_pages: AtomicI64,
     /// Minor faults of the process when that was measured.
@@ -60,14 +67,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The budget of the process that has `slot`. Nothing is sampled before [`Budget::arm`].
+    /// The budget of the process that has `slot`. Nothing is sampled before its
+    /// [process](Budget::process) has a `statm`.
     pub fn new(control: &'static Control, slot: SlotIndex) -> Budget {
         Budget {
             control,
-            slot: ForkCell::new(slot),
-            statm: ForkCell::new(None),
-            program: ForkCell::new(None),
-            stat: ForkCell::new(None),
+            process: ForkCell::new(BudgetProcess { slot, statm: None, program: None, stat: None }),
             own_pages: AtomicI64::new(0),
             shared_pages: AtomicI64::new(0),
             shared_at_faults: AtomicI64::new(0),
@@ -81,40 +86,30 @@ impl Budget {
         }
     }
 
-    /// Sets what belongs to this process: its slot, the `statm` of its memory, the program's process and that one's `stat`, where /proc
-    /// shows it.
-    ///
-    /// # Safety
-    /// No other thread of this process uses the budget.
-    pub unsafe fn arm(&self, slot: SlotIndex, statm: OwnedFd, program: Pid, stat: Option<OwnedFd>) {
-        // SAFETY: by the contract.
-        unsafe {
-            self.slot.replace_forgetting(slot);
-            self.statm.replace_forgetting(Some(statm));
-            self.program.replace_forgetting(Some(program));
-            self.stat.replace_forgetting(stat);
-        }
+    /// The cell of what belongs to this process, for the companion to fill at its start.
+    pub fn process(&self) -> &ForkCell<BudgetProcess> {
+        &self.process
     }
 
     /// Whether the process that this is the budget of has a slot of its own.
     pub fn has_own_slot(&self) -> bool {
-        self.program.is_some_and(|program| self.control.is_of(*self.slot, program))
+        self.process.program.is_some_and(|program| self.control.is_of(self.process.slot, program))
     }
 
     /// The `statm` of the process's memory, once it is armed.
     pub fn statm(&self) -> Option<&OwnedFd> {
-        (*self.statm).as_ref()
+        self.process.statm.as_ref()
     }
 
     /// The program's process.
     pub fn program(&self) -> Option<Pid> {
-        *self.program
+        self.process.program
     }
 
     /// Minor faults so far, of the program's threads and of the agent's.
     fn minor_faults(&self) -> i64 {
-        let program = self.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0);
-        program + own_minor_faults()
+        let program = self.process.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0);
+        program + pagemap::own_minor_faults()
     }
 
     /// Writing to a shared page makes it one's own, which shows as a minor fault only: each since sharing was measured
@@ -129,17 +124,17 @@ impl Budget {
 
     /// Whether it is armed: in the child of a fork it is the parent's.
     pub fn is_armed(&self) -> bool {
-        self.statm.is_some()
+        self.process.statm.is_some()
     }
 
     /// The process's counters.
     pub fn counters(&self) -> &Counters {
-        &self.control.process(*self.slot).counters
+        &self.control.process(self.process.slot).counters
     }
 
     /// Its slot.
     pub fn slot(&self) -> SlotIndex {
-        *self.slot
+        self.process.slot
     }
 
     /// The control segment.
@@ -166,7 +161,7 @@ impl Budget {
     pub fn sample(&self) {
         let Some(statm) = self.statm() else { return };
         let resident = pagemap::anon_resident_pages(statm) as i64;
-        let slot = self.control.process(*self.slot);
+        let slot = self.control.process(self.process.slot);
         let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));
         let (own, others_bytes) = loop {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: a child that has halved
@@ -307,15 +302,4 @@ fn publish(word: &AtomicU64, before_bytes: u64, pages: i64) -> bool {
     // AcqRel pairs with that of `ProcessSlot::inherit` in a child, and with the Acquire in
     // `Control::tree_bytes`.
     word.compare_exchange(before_bytes, pages as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok()
-}
-
-/// Minor faults of the calling process: of the companion, which makes pages the program's own, too.
-fn own_minor_faults() -> i64 {
-    // SAFETY: a struct of integers, filled by the call.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        let address = (&raw mut usage).expose_provenance();
-        thread::syscall3(linux_raw_sys::general::__NR_getrusage as usize, libc::RUSAGE_SELF as usize, address, 0);
-        usage.ru_minflt
-    }
 }

@@ -19,23 +19,8 @@
 //! Used under the lock of the mappings; takes the lock of the ranges.
 
 use crate::ranges::Ranges;
+use foliomem_sys::userfaultfd::Change;
 use std::ops::Range;
-
-/// What the program did to its mappings.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// Discarded the content.
-    Discard(Range<usize>),
-    /// Unmapped.
-    Unmap(Range<usize>),
-    /// Moved a range to another address.
-    Remap {
-        /// From here.
-        from: Range<usize>,
-        /// To what starts here.
-        to: usize,
-    },
-}
 
 /// The moves that wait, and what waits behind them, in the order heard; and the echoes to come.
 #[derive(Debug, Default)]

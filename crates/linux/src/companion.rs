@@ -2,7 +2,7 @@
 //!
 //! Its first thread, the monitor, samples the process's size. When the limit comes near, it
 //! activates: it makes the arena and the engine, starts handlers and reclaimers, registers the
-//! program's memory, and adopts it. All threads are made by [`crate::thread`]: they have no
+//! program's memory, and adopts it. All threads are made by [`foliomem_sys::thread`]: they have no
 //! thread-local storage of the C library.
 //!
 //! | role | module | its state |
@@ -34,7 +34,6 @@ pub(crate) mod memory_users;
 mod monitor;
 pub(crate) mod notices;
 pub(crate) mod placement;
-pub(crate) mod process;
 mod receive_notices;
 pub(crate) mod reclaimer;
 pub(crate) mod shared_pages;

@@ -11,12 +11,12 @@
 
 use crate::custody::{Calls, Offer};
 use crate::door;
-use crate::identity::{self, is_alive};
 use crate::line::with_line;
-use crate::pagemap;
-use crate::process_exit_notice;
 use crate::swap_space::SwapSpace;
 use crate::trace_ring::TraceRing;
+use foliomem_sys::identity::{self, is_alive};
+use foliomem_sys::pagemap;
+use foliomem_sys::process_exit_notice;
 use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
 use foliomem_types::counters::Counters;
 use foliomem_types::settings::{Configuration, Limit};

@@ -10,14 +10,14 @@
 //! A page that was swapped out is not shared: it is mapped in unprotected. Swapping out a page
 //! removes its protection. In the child of a fork no page is protected.
 //!
-//! Control blocks of threads are never protected ([`crate::thread_control_block`]). The monitor
+//! Control blocks of threads are never protected ([`foliomem_sys::thread_control_block`]). The monitor
 //! protects, and any handler serves the faults. There is no lock.
 
 use crate::budget::Budget;
 use crate::machine::LinuxMachine;
 use crate::ranges::pages;
-use crate::uffd::{MoveError, Userfaultfd};
 use foliomem_core::engine::Engine;
+use foliomem_sys::userfaultfd::{MoveError, Userfaultfd};
 use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -17,8 +17,8 @@
 //! The words lie in the control segment. No locks: each word has one writer at a time, and the
 //! answer names the companion that it is for.
 
-use crate::clock::{now_ns, timespec};
 use crate::control::Control;
+use foliomem_sys::clock::{now_ns, timespec};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -210,7 +210,7 @@ fn take(companion: Pid, number: RawFd) -> Result<OwnedFd, Errno> {
 mod tests {
     use super::*;
     use crate::control::ProcessSlot;
-    use crate::uffd::{Features, Userfaultfd};
+    use foliomem_sys::userfaultfd::{Features, Userfaultfd};
     use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};
     use foliomem_types::size_policy::SizePolicy;

@@ -13,12 +13,13 @@
 //! A network namespace is no obstacle. A program that sees none of the file system of the supervisor
 //! does not find the socket; it finds the agent's library there no more, either.
 
-use crate::pagemap;
-use crate::passing;
-use crate::uffd;
-use linux_raw_sys::net::SO_PEERPIDFD;
+use foliomem_sys::descriptor_passing;
+use foliomem_sys::pagemap;
+use foliomem_sys::signals::without_signals;
+use foliomem_sys::socket::peer_pidfd;
+use foliomem_sys::userfaultfd;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -61,7 +62,7 @@ impl Door {
         let store = Store {
             segment: segment.try_clone_to_owned()?,
             swap_file: swap_file.map(|file| file.try_clone_to_owned()).transpose()?,
-            device: uffd::device().ok(),
+            device: userfaultfd::device().ok(),
         };
         without_signals(|| {
             std::thread::Builder::new().name("foliomem-door".to_owned()).spawn(move || serve(&listener, &store))
@@ -79,19 +80,6 @@ impl Drop for Door {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.socket);
         let _ = std::fs::remove_dir(&self.directory);
-    }
-}
-
-/// Calls `make_thread`, and gives the thread no signals: the supervisor's are for another one.
-fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
-    // SAFETY: the sets are plain words that the calls read and write.
-    unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let result = make_thread();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        result
     }
 }
 
@@ -124,7 +112,7 @@ fn give(program: &UnixStream, store: &Store) -> Result<(), Errno> {
     }
     let [pagemap, memory] = [pagemap.as_ref(), memory.as_ref()].map(|file| file.ok().map(AsFd::as_fd));
     let [device, swap_file] = [&store.device, &store.swap_file].map(|file| file.as_ref().map(AsFd::as_fd));
-    passing::send(program, [Some(store.segment.as_fd()), device, pagemap, memory, swap_file])
+    descriptor_passing::send(program, [Some(store.segment.as_fd()), device, pagemap, memory, swap_file])
 }
 
 /// The process that has connected.
@@ -137,17 +125,7 @@ struct Peer {
 impl Peer {
     fn of(socket: &UnixStream) -> Result<Peer, Errno> {
         let credentials = socket_peercred(socket)?;
-        let mut pidfd: i32 = -1;
-        let mut len = size_of::<i32>() as libc::socklen_t;
-        let (level, name) = (libc::SOL_SOCKET, SO_PEERPIDFD as i32);
-        // SAFETY: writes a descriptor of at most `len` bytes.
-        let result =
-            unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut pidfd).cast(), &raw mut len) };
-        if result != 0 {
-            return Err(Errno::NOTSUP);
-        }
-        // SAFETY: new, and nobody else's.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        let pidfd = peer_pidfd(socket)?;
         let is_own_user = credentials.uid == rustix::process::geteuid();
         Ok(Peer { pid: credentials.pid.as_raw_nonzero().get(), is_own_user, pidfd })
     }
@@ -208,7 +186,7 @@ pub fn knock(path: &CStr) -> Result<Given, Errno> {
         set_socket_timeout(&socket, wait, Some(MAX_WAIT))?;
     }
     net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    let [segment, device, pagemap, memory, swap_file] = passing::receive(&socket, RecvFlags::empty())?;
+    let [segment, device, pagemap, memory, swap_file] = descriptor_passing::receive(&socket, RecvFlags::empty())?;
     Ok(Given { segment: segment.ok_or(Errno::BADMSG)?, device, pagemap, memory, swap_file })
 }
 
@@ -231,7 +209,7 @@ mod tests {
         for _ in 0..3 {
             let Given { segment: given, device, pagemap, memory, swap_file } = knock(&path).unwrap();
             assert!(swap_file.is_none(), "there is none");
-            assert_eq!(device.is_some(), uffd::device().is_ok());
+            assert_eq!(device.is_some(), userfaultfd::device().is_ok());
             let (words, mut found) = ([7u8; 16], [0u8; 16]);
             let address = words.as_ptr().expose_provenance() as u64;
             assert_eq!(rustix::io::pread(memory.unwrap(), &mut found, address), Ok(16));

@@ -5,7 +5,7 @@
 //! [`Control::of`] verifies what is in it. Who may look at a process so, the kernel decides: its user and root.
 
 use crate::control::{Control, ControlError, SEGMENT_NAME};
-use crate::why::Why;
+use foliomem_sys::errno_text::ErrnoText;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ pub enum FindError {
     #[error("process {0} is not part of a run of foliomem")]
     NotInRun(u32),
     /// It belongs to somebody else.
-    #[error("process {0} cannot be looked at: {why}; be its user, or root", why = Why(*.1))]
+    #[error("process {0} cannot be looked at: {why}; be its user, or root", why = ErrnoText(*.1))]
     Forbidden(u32, Errno),
     /// Its supervisor has been killed, or belongs to somebody else.
     #[error("the run of process {0} has no supervisor that can be reached: be its user, or root")]

@@ -1,8 +1,8 @@
 //! The gate that stops the agent's threads for a fork ([`foliomem_core::gate`]), over the kernel's futexes.
 
-use crate::word_wait::{self, ALL};
 use foliomem_core::gate::WordWait;
 use foliomem_sync::atomic::AtomicU32;
+use foliomem_sys::word_wait::{self, ALL};
 
 /// Sleeping on a word of this process.
 #[derive(Debug, Default)]

@@ -14,30 +14,30 @@ use crate::advice::{self, Advices};
 use crate::arena::Arena;
 use crate::budget::Budget;
 use crate::changes::Changes;
-use crate::clock::{self, now_ns};
-use crate::codec::{Compressor, Decompressor, Dictionaries, checksum, fill_word};
-use crate::filters::{self, Call};
-use crate::fork_cell::ForkCell;
-use crate::identity;
 use crate::lenders::Lenders;
-use crate::maps;
 use crate::marks::Marks;
-use crate::pagemap;
 use crate::ranges::{self, Ranges};
-use crate::region::Region;
-use crate::swap_discard;
 use crate::swap_file::{ReadBuffer, SwapFile};
 use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::swap_writer::SwapWriter;
 use crate::thread_control_block::ControlBlocks;
 use crate::tracer::Tracer;
-use crate::uffd::{self, Userfaultfd};
-use crate::unshare::unshare;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use foliomem_sync::ranks::Mappings;
 use foliomem_sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use foliomem_sys::clock::{self, now_ns};
+use foliomem_sys::codec::{Compressor, Decompressor, Dictionaries, checksum, fill_word};
+use foliomem_sys::filters::{self, Call};
+use foliomem_sys::fork_cell::ForkCell;
+use foliomem_sys::identity;
+use foliomem_sys::maps;
+use foliomem_sys::pagemap;
+use foliomem_sys::region::Region;
+use foliomem_sys::swap_discard;
+use foliomem_sys::unshare_pages::unshare;
+use foliomem_sys::userfaultfd::{self, Userfaultfd};
 use foliomem_types::codec::Codec;
 use foliomem_types::counters::Counters;
 use foliomem_types::size_policy::{Advice, Disabled};
@@ -181,11 +181,11 @@ impl LinuxMachine {
         lenders: &'static Lenders,
         control_blocks: &'static ControlBlocks,
         tracer: &'static Tracer,
-    ) -> Result<LinuxMachine, uffd::UffdError> {
+    ) -> Result<LinuxMachine, userfaultfd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
         let _ = arena.allow_huge(0, arena.len(), false);
         let marks = Marks::new(&arena);
-        descriptors.program.register(arena.start(), arena.len(), uffd::Mode::Destination)?;
+        descriptors.program.register(arena.start(), arena.len(), userfaultfd::Mode::Destination)?;
         let space = budget.control().swap();
         let pid = identity::of(rustix::process::getpid());
         let row = descriptors.swap_file.is_some().then(|| space.enter(pid)).flatten();
@@ -251,7 +251,7 @@ impl LinuxMachine {
 
     /// Registers a reserve. Called under the lock of the mappings.
     pub fn reserve(&self, range: Range<usize>) {
-        if self.descriptors().program.register(range.start, range.len(), uffd::Mode::Faults).is_ok() {
+        if self.descriptors().program.register(range.start, range.len(), userfaultfd::Mode::Faults).is_ok() {
             self.registered.insert(range);
         }
     }
@@ -455,12 +455,12 @@ impl LinuxMachine {
     ///
     /// # Safety
     /// No other thread of this process uses the machine.
-    pub unsafe fn rearm(&self, descriptors: Descriptors) -> Result<(), uffd::UffdError> {
-        descriptors.program.register(self.arena.start(), self.arena.len(), uffd::Mode::Destination)?;
+    pub unsafe fn rearm(&self, descriptors: Descriptors) -> Result<(), userfaultfd::UffdError> {
+        descriptors.program.register(self.arena.start(), self.arena.len(), userfaultfd::Mode::Destination)?;
         self.registered.remove(0..usize::MAX);
         self.registered.insert_all(&self.ranges);
         for range in self.ranges.snapshot() {
-            descriptors.program.register(range.start, range.end - range.start, uffd::Mode::Faults)?;
+            descriptors.program.register(range.start, range.end - range.start, userfaultfd::Mode::Faults)?;
         }
         self.advices.start_anew(&self.ranges);
         // SAFETY: no other thread, by the contract. The old descriptors are those of the parent's
@@ -525,7 +525,7 @@ impl LinuxMachine {
         let (start, len, uffd) = (self.home(run), run.order.bytes(), &self.descriptors().program);
         uffd.unregister(start, len).is_ok() && {
             let done = act();
-            uffd.register(start, len, uffd::Mode::Destination).is_ok() && done.is_ok()
+            uffd.register(start, len, userfaultfd::Mode::Destination).is_ok() && done.is_ok()
         }
     }
 
@@ -596,7 +596,7 @@ impl LinuxMachine {
             let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, len - moved) };
             moved += outcome.moved_bytes;
             let Some(error) = outcome.error else { continue };
-            if matches!(error, uffd::MoveError::Exists | uffd::MoveError::NotFound) {
+            if matches!(error, userfaultfd::MoveError::Exists | userfaultfd::MoveError::NotFound) {
                 // Linux 6.18 repeats a step that has succeeded after a retry, and then finds the pages where it has
                 // just put them: what it says it has moved is too little.
                 moved += pagemap::moved_bytes(&self.descriptors().pagemap, to + moved, from + moved, len - moved);
@@ -624,12 +624,12 @@ impl LinuxMachine {
     fn unmarked(
         &self,
         page: PageNumber,
-        fill: impl Fn(&Userfaultfd, usize) -> Result<(), uffd::MoveError>,
+        fill: impl Fn(&Userfaultfd, usize) -> Result<(), userfaultfd::MoveError>,
     ) -> Result<(), MoveError> {
         let Descriptors { program, pagemap, .. } = self.descriptors();
         let range = addresses(&page.folio(Order::ZERO));
         match fill(program, range.start) {
-            Err(uffd::MoveError::Exists) if self.marks.clear_stale(program, pagemap, range.clone()) => {
+            Err(userfaultfd::MoveError::Exists) if self.marks.clear_stale(program, pagemap, range.clone()) => {
                 fill(program, range.start)
             }
             filled => filled,
@@ -665,14 +665,16 @@ fn restore(
     Ok(())
 }
 
-fn move_error(error: uffd::MoveError) -> MoveError {
+fn move_error(error: userfaultfd::MoveError) -> MoveError {
     match error {
-        uffd::MoveError::Again => MoveError::Changing,
-        uffd::MoveError::Busy => MoveError::Busy,
-        uffd::MoveError::Exists => MoveError::Exists,
-        uffd::MoveError::NotFound => MoveError::Absent,
-        uffd::MoveError::Gone => MoveError::Gone,
-        uffd::MoveError::Invalid | uffd::MoveError::NoMemory | uffd::MoveError::Other(_) => MoveError::Refused,
+        userfaultfd::MoveError::Again => MoveError::Changing,
+        userfaultfd::MoveError::Busy => MoveError::Busy,
+        userfaultfd::MoveError::Exists => MoveError::Exists,
+        userfaultfd::MoveError::NotFound => MoveError::Absent,
+        userfaultfd::MoveError::Gone => MoveError::Gone,
+        userfaultfd::MoveError::Invalid | userfaultfd::MoveError::NoMemory | userfaultfd::MoveError::Other(_) => {
+            MoveError::Refused
+        }
     }
 }
 

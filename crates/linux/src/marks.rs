@@ -22,10 +22,10 @@
 //!
 //! One leaf lock, that of the ranges. A caller holds the lock of the block that the pages are of.
 
-use crate::pagemap::{self, Entry};
 use crate::ranges::Ranges;
-use crate::region::Region;
-use crate::uffd::Userfaultfd;
+use foliomem_sys::pagemap::{self, Entry};
+use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd::Userfaultfd;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
@@ -158,7 +158,7 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uffd::{Features, Mode};
+    use foliomem_sys::userfaultfd::{Features, Mode};
 
     fn lost(marks: &Marks, pagemap: &OwnedFd, region: &Region) -> Vec<usize> {
         let mut lost = Vec::new();

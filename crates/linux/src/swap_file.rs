@@ -14,14 +14,15 @@
 //! (`O_DIRECT`): the page cache is memory, too. A read that goes on where the last one ended reads further ahead:
 //! pieces that went out together lie together.
 
-use crate::swap_discard;
 use crate::swap_space::SwapSpace;
-use crate::uring::{Ring, Uring};
-use crate::why::Why;
+use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
 use foliomem_sync::atomic::{AtomicU64, Ordering};
+use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::swap_discard;
+use foliomem_sys::uring::{Ring, Uring};
 use foliomem_types::discard::Discard;
-use foliomem_types::units::{CLUSTER_SLOTS, PAGE_BYTES, Slot};
+use foliomem_types::units::{CLUSTER_BYTES, PAGE_BYTES, Slot};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, FileType, Mode, OFlags};
@@ -32,8 +33,6 @@ use thiserror::Error;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
-/// Bytes of a cluster: files have a whole number of them.
-pub const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * PAGE_BYTES as u64;
 /// Slots that are read at once where reads go on where the last one ended.
 const AHEAD_SLOTS: u32 = 64;
 /// Room for the largest piece, wherever in a slot it begins.
@@ -43,7 +42,7 @@ const BUFFER_SLOTS: usize = MAX_FILE_PIECE_ORDER.pages() as usize + 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FileError {
     /// The system refuses.
-    #[error("{}", Why(*.0))]
+    #[error("{}", ErrnoText(*.0))]
     System(Errno),
     /// The file ends before it should.
     #[error("it is shorter than it was")]
@@ -68,7 +67,7 @@ impl BlockFile for BorrowedFd<'_> {
         // A write to a file mostly allocates blocks. That waits, so that io_uring leaves it to a thread of the kernel, which
         // needs a CPU first: on a busy machine that takes longer than writing it.
         let stat = fs::fstat(self).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice);
-        Some(Box::new(stat.and_then(|_| Uring::new(self.as_fd()).ok())?))
+        Some(Box::new(stat.and_then(|_| Uring::<MOST_WRITES>::new(self.as_fd()).ok())?))
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -144,11 +143,6 @@ impl Default for ReadBuffer {
     fn default() -> ReadBuffer {
         ReadBuffer { buffer: SlotBuffer::default(), window: 0..0, next: u32::MAX }
     }
-}
-
-/// Where in the file a slot begins.
-pub(crate) fn offset_of(slot: Slot) -> u64 {
-    u64::from(slot.0) * PAGE_BYTES as u64
 }
 
 /// What encrypts.
@@ -236,7 +230,7 @@ impl SwapFile {
         let wanted = ahead.min(cluster_end - slots.start).max(slots.end - slots.start);
         *window = 0..0;
         let bytes = buffer.slots(wanted);
-        let filled = read_least(file, bytes, slots.len() * PAGE_BYTES, offset_of(place.first))?;
+        let filled = read_least(file, bytes, slots.len() * PAGE_BYTES, place.first.offset_bytes())?;
         let bytes = &mut bytes[in_window(&slots)];
         self.open(bytes, place)?;
         *window = slots.start..slots.start + (filled / PAGE_BYTES) as u32;
@@ -263,7 +257,7 @@ fn place_bytes(first: Slot, offset_bytes: u32, len_bytes: u32) -> [u8; 12] {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum CreateError {
     /// A call failed.
-    #[error("cannot {1} the swap file {0}: {why}", why = Why(*.2))]
+    #[error("cannot {1} the swap file {0}: {why}", why = ErrnoText(*.2))]
     System(PathBuf, &'static str, Errno),
     /// There is something already.
     #[error("{0} exists, and is not overwritten: name a file that does not, or a block device")]

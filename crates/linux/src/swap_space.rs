@@ -17,11 +17,11 @@
 //! parent has written, and no two processes ever use one nonce.
 
 use crate::control::MOST_PROCESSES;
-use crate::swap_discard;
-use crate::swap_file::{self, CLUSTER_BYTES, Created, KEY_BYTES};
+use crate::swap_file::{self, Created, KEY_BYTES};
 use foliomem_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use foliomem_sys::swap_discard;
 use foliomem_types::discard::Discard;
-use foliomem_types::units::ClusterNumber;
+use foliomem_types::units::{CLUSTER_BYTES, ClusterNumber};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt;
@@ -249,7 +249,7 @@ impl SwapSpace {
         for row in self.rows() {
             // Relaxed, as is the change: `leave` acquires each word of the row.
             let owner = self.owner(row).load(Ordering::Relaxed);
-            let is_gone = owner != 0 && !crate::identity::is_alive(owner as u32);
+            let is_gone = owner != 0 && !foliomem_sys::identity::is_alive(owner as u32);
             let is_ours =
                 || self.owner(row).compare_exchange(owner, reaper, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if is_gone && is_ours() {

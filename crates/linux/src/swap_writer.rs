@@ -1,12 +1,12 @@
 //! Writes of one thread to the swap file: while one is under way, the next is encrypted.
 //!
-//! They go through a ring ([`crate::uring`]) where the system has one. What the ring does not do, for whatever reason, is
+//! They go through a ring ([`foliomem_sys::uring`]) where the system has one. What the ring does not do, for whatever reason, is
 //! done by pwrite(2), whose answer counts; a ring that fails where pwrite(2) does not is not used again.
 
-use crate::swap_file::{BlockFile, FileError, SlotBuffer, SwapFile, offset_of, write_all};
-use crate::uring::Ring;
+use crate::swap_file::{BlockFile, FileError, SlotBuffer, SwapFile, write_all};
 use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::store::Seal;
+use foliomem_sys::uring::Ring;
 use foliomem_types::units::{PAGE_BYTES, Slot};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -69,9 +69,9 @@ impl SwapWriter {
             Ok(()) => {
                 let ring = self.ring.as_mut().filter(|_| self.way == Way::Ring);
                 // SAFETY: the buffer is neither touched nor freed before the write was waited for.
-                match ring.map(|ring| unsafe { ring.submit(number, bytes, offset_of(first)) }) {
+                match ring.map(|ring| unsafe { ring.submit(number, bytes, first.offset_bytes()) }) {
                     Some(Ok(())) => Write::UnderWay(first, slots),
-                    _ => Write::Ended(write_all(file, bytes, offset_of(first))),
+                    _ => Write::Ended(write_all(file, bytes, first.offset_bytes())),
                 }
             }
         };
@@ -92,7 +92,7 @@ impl SwapWriter {
         if written == bytes.len() {
             return Ok(slots);
         }
-        write_all(file, &bytes[written..], offset_of(first) + written as u64)?;
+        write_all(file, &bytes[written..], first.offset_bytes() + written as u64)?;
         self.way = Way::Calls;
         Ok((written / PAGE_BYTES) as u32)
     }

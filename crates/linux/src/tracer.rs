@@ -4,11 +4,11 @@
 //! Lock: the tracer's, leaves.
 
 use crate::budget::Budget;
-use crate::clock::now_ns;
 use crate::machine::LinuxMachine;
 use foliomem_core::engine::Engine;
 use foliomem_core::readahead::Ahead;
 use foliomem_sync::Mutex;
+use foliomem_sys::clock::now_ns;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::trace_event::Event;
 use foliomem_types::units::{Order, PageNumber};

@@ -7,6 +7,9 @@ use crate::size_policy::SizePolicy;
 use crate::units::Order;
 use std::num::NonZeroU32;
 
+/// The smallest arena, in bytes: a small budget has room to move folios.
+pub const ARENA_MIN_BYTES: usize = 1 << 30;
+
 /// The limit of a tree of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {

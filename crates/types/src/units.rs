@@ -20,6 +20,8 @@ pub const BLOCK_PAGES: usize = 512;
 
 /// Slots in a cluster: a folio of the highest order fills one cluster.
 pub const CLUSTER_SLOTS: u32 = MAX_ORDER.pages();
+/// Bytes in a cluster.
+pub const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * PAGE_BYTES as u64;
 
 const _: () = assert!(1 << PAGE_SHIFT == PAGE_BYTES);
 const _: () = assert!(1 << MAX_ORDER.0 == BLOCK_PAGES);
@@ -260,6 +262,11 @@ impl FrameRun {
 pub struct Slot(pub u32);
 
 impl Slot {
+    /// Returns where the slot begins in the swap file, in bytes.
+    pub const fn offset_bytes(self) -> u64 {
+        self.0 as u64 * PAGE_BYTES as u64
+    }
+
     /// Returns the slot `slots` slots after this one.
     pub const fn offset(self, slots: u32) -> Slot {
         Slot(self.0 + slots)

@@ -205,7 +205,7 @@ extern "C" fn abort() -> ! {
         );
     }
     let _ = rustix::process::kill_process(getpid(), Signal::ABORT);
-    foliomem_linux::thread::restore_signals(0);
+    foliomem_sys::thread::restore_signals(0);
     loop {
         rustix::thread::sched_yield();
     }

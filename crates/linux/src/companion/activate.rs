@@ -16,17 +16,17 @@ use crate::companion::monitor::MONITOR_NICE;
 use crate::companion::receive_notices::{look_at_code, pin_control_blocks};
 use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
-use crate::identity;
 use crate::machine::{Descriptors, LinuxMachine};
-use crate::maps;
-use crate::process_limits;
-use crate::region::Region;
 use crate::runtime::Runtime;
 use crate::swap_space::Event;
-use crate::uffd::{Features, Userfaultfd};
-use crate::why::Why;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
 use foliomem_core::watermark;
+use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::identity;
+use foliomem_sys::maps;
+use foliomem_sys::process_limits;
+use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd::{Features, Userfaultfd};
 use foliomem_types::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use rustix::process::Pid;
 use std::sync::atomic::Ordering;
@@ -129,8 +129,10 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
         match opened.or_else(|errno| given().ok_or(errno)) {
             Ok(file) => swap_file = Some(file),
             Err(errno) if control.swap().is_news(Event::Open) => {
-                control
-                    .notice(format_args!("a process cannot open the swap file: {}: it goes on without it", Why(errno)));
+                control.notice(format_args!(
+                    "a process cannot open the swap file: {}: it goes on without it",
+                    ErrnoText(errno)
+                ));
             }
             Err(_) => {}
         }

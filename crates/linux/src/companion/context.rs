@@ -3,16 +3,16 @@
 //! Everything here is set at the start of a companion and constant afterwards, or has a lock or
 //! atomics of its own. It takes part in the lock order with the leaf lock of the agent's memory.
 
-use crate::agent_memory::AgentMemory;
 use crate::budget::Budget;
 use crate::companion::error::RuntimeError;
 use crate::control::{Control, SlotIndex};
-use crate::fork_cell::ForkCell;
-use crate::region::Region;
 use crate::tracer::Tracer;
-use crate::uffd;
 use foliomem_core::watermark;
 use foliomem_sync::Mutex;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::fork_cell::ForkCell;
+use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd;
 use foliomem_types::settings::Configuration;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
@@ -122,7 +122,7 @@ pub(crate) fn open_device_and_memory(
     proc: &OwnedFd,
     control: &Control,
 ) -> (Result<OwnedFd, Errno>, Option<MemoryFiles>) {
-    let (device, memory) = (device.map_or_else(uffd::device, Ok), MemoryFiles::open(proc));
+    let (device, memory) = (device.map_or_else(userfaultfd::device, Ok), MemoryFiles::open(proc));
     let is_refused = matches!(memory, Err(RuntimeError::Proc(_, Errno::ACCESS)));
     let given = if is_refused || matches!(device, Err(Errno::ACCESS)) { control.knock() } else { None };
     let Some(given) = given else { return (device, memory.ok()) };

@@ -6,7 +6,7 @@ use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, Killed, User};
 use crate::runtime::Runtime;
-use crate::thread;
+use foliomem_sys::thread;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 //! Errors of the agent.
 
-use crate::uffd::UffdError;
-use crate::why::Why;
+use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::userfaultfd::UffdError;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use thiserror::Error;
@@ -14,16 +14,16 @@ pub enum RuntimeError {
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
     /// A file under /proc/self.
-    #[error("cannot open /proc/{0}: {why}; is /proc mounted?", why = Why(*.1))]
+    #[error("cannot open /proc/{0}: {why}; is /proc mounted?", why = ErrnoText(*.1))]
     Proc(&'static str, Errno),
     /// Address space or memory for the agent itself.
-    #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = Why(*.1))]
+    #[error("cannot reserve {0} MiB of address space: {why}; is there a limit on it (ulimit -v)?", why = ErrnoText(*.1))]
     Reserve(usize, Errno),
     /// A thread.
-    #[error("cannot start a thread: {}", Why(*.0))]
+    #[error("cannot start a thread: {}", ErrnoText(*.0))]
     Thread(Errno),
     /// The companion process.
-    #[error("cannot start the companion process: {}", Why(*.0))]
+    #[error("cannot start the companion process: {}", ErrnoText(*.0))]
     Companion(Errno),
     /// The companion was killed at its start.
     #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]
@@ -38,6 +38,6 @@ pub enum RuntimeError {
     #[error("the companion process could not start")]
     CompanionFailed,
     /// The child of a fork cannot reach its memory in the swap file.
-    #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", Why(*.0))]
+    #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", ErrnoText(*.0))]
     SwapFile(Errno),
 }

@@ -6,10 +6,10 @@
 use crate::companion::end::stop_program;
 use crate::companion::error::RuntimeError;
 use crate::companion::memory_users;
-use crate::companion::process::Member;
 use crate::companion::start::set_name;
 use crate::runtime::Runtime;
-use crate::thread;
+use foliomem_sys::companion_process::Member;
+use foliomem_sys::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 

@@ -6,7 +6,6 @@
 //! Lock order: the gate, then the lock of the mappings, then the engine's.
 
 use crate::adopt::adopt_growth;
-use crate::clock::now_ns;
 use crate::companion::mapping_events::{Fault, MappingEvents, PendingFaults};
 use crate::companion::placement::{APART_AFTER_STARVING_NS, Follower, Standby};
 use crate::companion::reclaimer::ReclaimRequests;
@@ -15,9 +14,10 @@ use crate::cow_throttle;
 use crate::gate::Gate;
 use crate::machine::Worker;
 use crate::ranges::pages;
-use crate::region::Region;
 use foliomem_core::engine::Served;
 use foliomem_core::machine::Machine;
+use foliomem_sys::clock::now_ns;
+use foliomem_sys::region::Region;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
 

@@ -8,17 +8,17 @@
 //! Lock order: the gate, then the lock of the mappings, then the engine's.
 
 use crate::allocation_notice::AllocationNotices;
-use crate::changes::{Change, Changes};
-use crate::clock;
+use crate::changes::Changes;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
 use crate::companion::placement::Placement;
 use crate::machine::LinuxMachine;
 use crate::ranges::{page, pages};
-use crate::uffd::Message;
 use foliomem_core::machine::Machine;
 use foliomem_sync::RwLockWriteGuard;
 use foliomem_sync::ranks::Mappings;
+use foliomem_sys::clock;
+use foliomem_sys::userfaultfd::{Change, Message};
 use foliomem_types::trace_event::Event as TraceEvent;
 use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::time::Duration;

@@ -12,17 +12,16 @@
 //!
 //! Only the monitor uses this. No locks.
 
-use crate::clock::now_ns;
-use crate::filters::{self, Call};
-use crate::identity;
-use crate::thread;
+use foliomem_sys::clock::now_ns;
+use foliomem_sys::filters::{self, Call};
+use foliomem_sys::identity;
+use foliomem_sys::region;
+use foliomem_sys::thread;
 use foliomem_types::units::PAGE_BYTES;
-use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process};
 use rustix::time::Timespec;
 
@@ -135,9 +134,7 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
 
 /// Whether the kernel says that nobody else uses the memory: only a process of one thread is told.
 fn uses_alone() -> bool {
-    let number = raw::__NR_unshare as usize;
-    // SAFETY: succeeds where there is nothing to unshare, and changes nothing.
-    filters::allow(Call::Unshare) && unsafe { thread::syscall3(number, raw::CLONE_VM as usize, 0, 0) } == 0
+    filters::allow(Call::Unshare) && thread::is_only_user_of_memory()
 }
 
 /// The process `number` by that of its threads which uses the memory.
@@ -168,15 +165,7 @@ fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
         }
         // Another companion that does the same at this moment takes another number.
         let bytes = (1 + (now_ns() ^ u64::from(std::process::id())) as usize % MAX_CHANGE_PAGES) * PAGE_BYTES;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows of.
-        let Ok(pages) = (unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) }) else {
-            return true;
-        };
-        let is_same = is_of_one_size(theirs, ours);
-        // SAFETY: the pages just mapped.
-        let _ = unsafe { munmap(pages, bytes) };
-        is_same
+        region::with_reserved(bytes, || is_of_one_size(theirs, ours)).unwrap_or(true)
     })
 }
 
@@ -277,8 +266,8 @@ fn numbers<'a>(status: &'a str, key: &'a str) -> impl Iterator<Item = u32> + 'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::Region;
-    use crate::thread::{self, Kind, Spec};
+    use foliomem_sys::region::Region;
+    use foliomem_sys::thread::{self, Kind, Spec};
     use rustix::thread::futex;
     use std::sync::atomic::{AtomicU32, Ordering};
 

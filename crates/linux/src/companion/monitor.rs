@@ -10,20 +10,20 @@
 
 use crate::adopt::adopt_mappings;
 use crate::arena_size;
-use crate::clock::{self, now_ns};
 use crate::companion::activate::activate;
 use crate::companion::end::{cannot_activate, look_for_users};
 use crate::companion::mapping_events::is_receiver_starved;
 use crate::companion::memory_users::User;
 use crate::companion::placement::{APART_WHILE_GROWING_NS, Place};
-use crate::companion::process::Woken;
 use crate::companion::receive_notices::receive_notices;
-use crate::cpu_load;
 use crate::fork::protocol::quiesce;
 use crate::machine::LinuxMachine;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
 use foliomem_core::watermark;
+use foliomem_sys::clock::{self, now_ns};
+use foliomem_sys::companion_process::Woken;
+use foliomem_sys::cpus;
 use foliomem_types::size_policy::SizePolicy;
 use foliomem_types::units::PAGE_BYTES;
 use std::sync::atomic::Ordering;
@@ -153,7 +153,7 @@ fn crowd(runtime: &'static Runtime, looks: &Looks) -> u32 {
     control.process(runtime.context.budget.slot()).awake.store(u32::from(is_awake), Ordering::Relaxed);
     let (awake, all) = control.awake_processes();
     let looking = if is_awake { awake } else { all };
-    if looking <= 2 { 1 } else { (looking / (2 * cpu_load::cpus().max(1))).max(1) }
+    if looking <= 2 { 1 } else { (looking / (2 * cpus::cpus().max(1))).max(1) }
 }
 
 /// One look at the process; `None` if there is more to do at once. Otherwise how long to sleep.

@@ -5,14 +5,15 @@
 //! monitor's side. The lock of the control blocks is a leaf.
 
 use crate::allocation_notice::{AllocationNotices, NoticeKind};
-use crate::clock;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
 use crate::control::Control;
 use crate::fork::quiesce::Quiesce;
 use crate::lenders::Lenders;
-use crate::thread_control_block::{self, ControlBlocks};
-use crate::unseen_calls;
+use crate::thread_control_block::ControlBlocks;
+use foliomem_sys::clock;
+use foliomem_sys::thread_control_block;
+use foliomem_sys::unseen_calls;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

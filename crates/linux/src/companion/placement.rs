@@ -23,10 +23,9 @@
 //!
 //! No lock: where they are is written by the follower, and taken back by anybody.
 
-use crate::clock::now_ns;
-use crate::cpu_load;
-use crate::filters::{self, Call};
-use crate::region::Region;
+use foliomem_sys::clock::now_ns;
+use foliomem_sys::cpus::{self, Urgency, run_on, set_affinity, set_urgency};
+use foliomem_sys::region::Region;
 use foliomem_types::units::{Order, PAGE_BYTES};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -206,7 +205,7 @@ impl Placement {
         self.cpu.store(NONE, Relaxed);
         let follower = self.follower.swap(NONE, Relaxed);
         if follower != NONE {
-            set_idle(follower, false);
+            set_urgency(follower, Urgency::Normal);
         }
     }
 }
@@ -242,7 +241,7 @@ impl Follower {
         self.go_to(cpu);
         if !is_together {
             let own = own_thread();
-            set_idle(own, true);
+            set_urgency(own, Urgency::Idle);
             placement.follower.store(own, Relaxed);
         }
         placement.cpu.store(cpu, Relaxed);
@@ -256,7 +255,7 @@ impl Follower {
     fn go_home(&mut self, placement: &Placement) {
         if placement.cpu.swap(NONE, Relaxed) != NONE || self.at != self.home {
             if placement.follower.swap(NONE, Relaxed) != NONE {
-                set_idle(own_thread(), false);
+                set_urgency(own_thread(), Urgency::Normal);
             }
             self.go_to(self.home);
         }
@@ -297,7 +296,7 @@ pub(crate) struct Place {
 impl Place {
     /// Of the calling thread, which may be wherever it may now.
     pub fn here() -> Place {
-        Place { all: cpu_load::allowed_cpus(), seen: None }
+        Place { all: cpus::allowed_cpus(), seen: None }
     }
 
     /// Goes where the others are together, or back.
@@ -335,31 +334,6 @@ fn own_thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Has the calling thread run on `cpu` alone.
-pub(crate) fn run_on(cpu: u32) {
-    let mut only = CpuSet::new();
-    only.set(cpu as usize);
-    set_affinity(&only);
-}
-
-/// CPUs that went away leave it where it is.
-fn set_affinity(cpus: &CpuSet) {
-    if filters::allow(Call::SchedSetaffinity) {
-        let _ = rustix::thread::sched_setaffinity(None, cpus);
-    }
-}
-
-/// Makes a thread of this process SCHED_IDLE, or normal again. It keeps its nice value.
-fn set_idle(thread: u32, idle: bool) {
-    let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
-    let parameters = libc::sched_param { sched_priority: 0 };
-    if !filters::allow(Call::SchedSetscheduler) {
-        return;
-    }
-    // SAFETY: reads the parameters; where it is refused, or the thread has ended, nothing changes.
-    unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &raw const parameters) };
-}
-
 fn open_stat(thread: u32) -> Option<OwnedFd> {
     let thread = Pid::from_raw(thread as i32)?;
     let mut path = [0u8; 64];
@@ -371,7 +345,7 @@ fn open_stat(thread: u32) -> Option<OwnedFd> {
 
 /// The CPU a thread ran on last, as of its `/proc/PID/stat`.
 fn processor(stat: &[u8]) -> Option<u32> {
-    crate::pagemap::stat_field(stat, 39)
+    foliomem_sys::pagemap::stat_field(stat, 39)
 }
 
 #[cfg(test)]

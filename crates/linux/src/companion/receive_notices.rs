@@ -8,10 +8,11 @@ use crate::companion::activate::activate;
 use crate::companion::activated::Activated;
 use crate::companion::end::cannot_activate;
 use crate::companion::memory_users;
+use crate::program_code;
 use crate::ranges::pages;
 use crate::runtime::Runtime;
-use crate::thread_control_block;
-use crate::unseen_calls;
+use foliomem_sys::thread_control_block;
+use foliomem_sys::unseen_calls;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -48,7 +49,7 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
 /// Looks at code that is new, and takes precautions if it can make unseen calls.
 pub(crate) fn look_at_code(runtime: &'static Runtime) {
     let could_before = unseen_calls::can_be_made();
-    if unseen_calls::look(&runtime.context, &runtime.activation.looked_at).is_err() {
+    if program_code::look(&runtime.context, &runtime.activation.looked_at).is_err() {
         unseen_calls::assume();
     }
     if unseen_calls::can_be_made() && !could_before {

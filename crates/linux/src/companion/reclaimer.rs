@@ -5,19 +5,19 @@
 //!
 //! Lock order: the gate, then the engine's locks. The lock of the page-out parts is a leaf.
 
-use crate::clock::{self, timespec};
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
 use crate::companion::mapping_events::GIVE_WAY;
 use crate::companion::placement::{Place, Placement};
 use crate::companion::workers::{MAX_HANDLERS, Workers};
-use crate::cpu_load;
 use crate::gate::Gate;
 use crate::machine::Worker;
 use crate::ranges::pages;
 use foliomem_core::engine::Attempt;
 use foliomem_core::watermark;
 use foliomem_sync::Mutex;
+use foliomem_sys::clock::{self, timespec};
+use foliomem_sys::cpus;
 use foliomem_types::units::MAX_ORDER;
 use rustix::thread::futex;
 use std::ops::Range;
@@ -211,7 +211,7 @@ impl Reclaimer {
         let engine = &self.activated.engine;
         loop {
             let _inside = self.gate.enter();
-            let is_wanted = self.context.settings.torture || !cpu_load::is_contended(loadavg);
+            let is_wanted = self.context.settings.torture || !cpus::is_contended(loadavg);
             if !is_wanted
                 || !engine.recompress(&mut self.worker)
                 || self.requests.kick.load(Ordering::Relaxed) != kicked

@@ -2,10 +2,10 @@
 //!
 //! The monitor alone measures and throttles. There is no lock.
 
-use crate::clock::now_ns;
 use crate::companion::context::Context;
 use crate::cow_throttle::CowThrottle;
-use crate::pagemap;
+use foliomem_sys::clock::now_ns;
+use foliomem_sys::pagemap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How often the kernel is asked for the number of shared pages, for which it walks the page

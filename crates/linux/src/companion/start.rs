@@ -3,7 +3,7 @@
 //! The starting thread waits until the monitor answers. It takes no lock; the monitor has no other
 //! thread beside it until it has answered.
 
-use crate::agent_memory::AgentMemory;
+use crate::budget::BudgetProcess;
 use crate::companion::activated::Activation;
 use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
 use crate::companion::end::end;
@@ -12,20 +12,21 @@ use crate::companion::memory_users::{self, User};
 use crate::companion::monitor::{MONITOR_NICE, monitor};
 use crate::companion::notices::Notices;
 use crate::companion::placement::Placement;
-use crate::companion::process::{Adoption, Answer, Companion, Member, Stacks};
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::{STACK_BYTES, Workers, set_nice};
 use crate::control::{Control, SlotIndex};
-use crate::filters::{self, Call};
 use crate::fork::child::take_over_engine;
 use crate::fork::descriptor_hand_over::DescriptorHandOver;
 use crate::fork::state::ForkState;
 use crate::lenders::Table;
-use crate::process_exit_notice::ProcessExitNotice;
 use crate::runtime::Runtime;
-use crate::thread;
 use foliomem_sync::Mutex;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stacks};
+use foliomem_sys::filters::{self, Call};
+use foliomem_sys::process_exit_notice::ProcessExitNotice;
+use foliomem_sys::thread;
 use rustix::fd::OwnedFd;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -151,7 +152,8 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
         runtime.notices.lenders.arm(table);
         runtime.context.files.replace_forgetting(Some(files));
         let has_forked = runtime.context.budget.is_armed();
-        runtime.context.budget.arm(slot, statm, program, stat);
+        let process = BudgetProcess { slot, statm: Some(statm), program: Some(program), stat };
+        runtime.context.budget.process().replace_forgetting(process);
         if has_forked {
             runtime.notices.control_blocks.forked(runtime.fork.quiesce.needed(), program);
             runtime.sharing.forked(&runtime.context);

@@ -3,14 +3,14 @@
 //! The monitor starts threads when it activates and, in the child of a fork, once more on the same
 //! stacks. The lock of the stacks is a leaf, and only the monitor takes it.
 
-use crate::clock::timespec;
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
-use crate::cpu_load;
-use crate::filters::{self, Call};
-use crate::region::Region;
-use crate::thread::{self, Kind, Spec};
 use foliomem_sync::Mutex;
+use foliomem_sys::clock::timespec;
+use foliomem_sys::cpus;
+use foliomem_sys::filters::{self, Call};
+use foliomem_sys::region::Region;
+use foliomem_sys::thread::{self, Kind, Spec};
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
@@ -96,7 +96,7 @@ impl Workers {
 /// The CPUs on which handlers run. There are two entries at least, of the same CPU if need be: one
 /// handler may wait for a mapping event that the other one receives.
 pub(crate) fn handler_cpus() -> Vec<usize> {
-    let allowed = cpu_load::allowed_cpus();
+    let allowed = cpus::allowed_cpus();
     let mut cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(MAX_HANDLERS).collect();
     if cpus.len() < 2 {

@@ -13,7 +13,7 @@
 //! has the credentials that the program had once, takes one of them and sends the descriptors over
 //! it. There is no lock: one thread forks at a time.
 
-use crate::passing;
+use foliomem_sys::descriptor_passing;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
@@ -115,7 +115,7 @@ impl Lending {
         let socket = pidfd_open(program, PidfdFlags::empty())
             .and_then(|pidfd| pidfd_getfd(&pidfd, socket, PidfdGetfdFlags::empty()));
         if let Ok(socket) = socket {
-            let _ = passing::send(&socket, [proc, device, swap_file, None, None]);
+            let _ = descriptor_passing::send(&socket, [proc, device, swap_file, None, None]);
         }
     }
 
@@ -126,7 +126,7 @@ impl Lending {
             return;
         }
         // SAFETY: open until the end of this.
-        let received = passing::receive(unsafe { BorrowedFd::borrow_raw(own) }, RecvFlags::DONTWAIT);
+        let received = descriptor_passing::receive(unsafe { BorrowedFd::borrow_raw(own) }, RecvFlags::DONTWAIT);
         for (hand_over, descriptor) in to.into_iter().zip(received.into_iter().flatten()) {
             if let Some(descriptor) = descriptor {
                 hand_over.0.store(descriptor.into_raw_fd(), Ordering::Relaxed);

@@ -41,18 +41,18 @@ use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::Workers;
 use crate::control::SlotIndex;
-use crate::fork::call::ForkHooks;
 use crate::fork::child::{go_on_alone, start_childs_companion};
 use crate::fork::descriptor_hand_over;
 use crate::fork::quiesce::Peer;
 use crate::fork::state::ForkState;
-use crate::identity;
 use crate::machine::LinuxMachine;
 use crate::ranges::pages;
-use crate::region::Region;
 use crate::runtime::Runtime;
-use crate::thread_control_block::BLOCK_PAGES;
-use crate::uffd;
+use foliomem_sys::identity;
+use foliomem_sys::interception::fork_call::ForkHooks;
+use foliomem_sys::region::Region;
+use foliomem_sys::thread_control_block::BLOCK_PAGES;
+use foliomem_sys::userfaultfd;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{Access, access};
@@ -242,7 +242,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
 fn ask_for_descriptors(runtime: &'static Runtime) {
     let (Some(companion), Some(files)) = (runtime.companion.process(), &*runtime.context.files) else { return };
     let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
-        || files.userfaultfd.is_ok() && !descriptor_hand_over::can_open(uffd::device());
+        || files.userfaultfd.is_ok() && !descriptor_hand_over::can_open(userfaultfd::device());
     if !is_hidden && runtime.context.budget.control().swap().clusters() == 0 {
         return;
     }

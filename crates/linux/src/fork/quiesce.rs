@@ -10,7 +10,7 @@
 //! Each side may end at any moment: the companion is killed or turns itself off, or the program is
 //! killed while it forks. So nobody waits for the other side without looking whether that is there.
 //!
-//! One thread forks at a time (`crate::fork::entry`, `crate::fork::trap`). The state is a futex
+//! One thread forks at a time (`foliomem_sys::interception::entry`, `foliomem_sys::interception::dispatch`). The state is a futex
 //! word, and takes no part in the lock order: the forking thread waits for nothing else of the
 //! agent's. At every return from a system call the kernel may touch that thread's control block
 //! (rseq(2)), and the agent may have to map it in first, with locks of its own.
@@ -21,9 +21,9 @@
 //! did before, and each look acquires it. `kick` orders nothing else: the monitor looks at `state`
 //! after a kick.
 
-use crate::thread_control_block::BLOCK_PAGES;
-use crate::word_wait::{self, ALL};
 use foliomem_sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use foliomem_sys::thread_control_block::BLOCK_PAGES;
+use foliomem_sys::word_wait::{self, ALL};
 use std::time::Duration;
 
 /// How often a side that waits checks that the other one is there.

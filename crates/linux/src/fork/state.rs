@@ -4,7 +4,7 @@ use crate::control::SlotIndex;
 use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
 use crate::fork::quiesce::Quiesce;
 use crate::gate::Gate;
-use crate::region::Region;
+use foliomem_sys::region::Region;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// The forks of one process.

@@ -465,7 +465,7 @@ fn where_files_need_names_it_loses_its_name_at_once() {
 fn a_ring_of_the_system_writes() {
     let file = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     // Where it is forbidden there is none to test.
-    let Ok(mut ring) = Uring::new(file.as_fd()) else { return };
+    let Ok(mut ring) = Uring::<MOST_WRITES>::new(file.as_fd()) else { return };
     let bytes: [Vec<u8>; MOST_WRITES] = [vec![1; 70_000], vec![2; 5000]];
     for turn in 0..20 {
         for (number, bytes) in bytes.iter().enumerate() {
@@ -482,7 +482,7 @@ fn a_ring_of_the_system_writes() {
     assert!(found == bytes[0]);
     // An error is told as a call tells it.
     let closed = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-    let mut ring = Uring::new(closed.as_fd()).unwrap();
+    let mut ring = Uring::<MOST_WRITES>::new(closed.as_fd()).unwrap();
     // SAFETY: as above.
     unsafe { ring.submit(0, &bytes[0], 0) }.unwrap();
     assert_eq!(ring.wait(0), Err(Errno::BADF));

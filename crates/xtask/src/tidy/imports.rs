@@ -7,16 +7,21 @@ use proc_macro2::{TokenStream, TokenTree};
 /// The crates of the workspace by directory, with their name in code and the crates that each may
 /// use beside itself. The library of `core-one-thread` is named as that of `core`, which has its
 /// source: the lab uses it instead.
-const CRATES: [(&str, &str, &[&str]); 10] = [
+const CRATES: [(&str, &str, &[&str]); 11] = [
     ("types", "foliomem_types", &[]),
     ("sync", "foliomem_sync", &[]),
     ("core", "foliomem_core", &["foliomem_types", "foliomem_sync"]),
     ("core-one-thread", "foliomem_core", &["foliomem_types", "foliomem_sync"]),
-    ("linux", "foliomem_linux", &["foliomem_core", "foliomem_types", "foliomem_sync"]),
-    ("agent", "foliomem_agent", &["foliomem_core", "foliomem_linux", "foliomem_types", "foliomem_sync"]),
+    ("sys", "foliomem_sys", &["foliomem_types", "foliomem_sync"]),
+    ("linux", "foliomem_linux", &["foliomem_core", "foliomem_sys", "foliomem_types", "foliomem_sync"]),
+    ("agent", "foliomem_agent", &["foliomem_linux", "foliomem_sys", "foliomem_types", "foliomem_sync"]),
     ("lab", "foliomem_lab", &["foliomem_core", "foliomem_types"]),
-    ("bench", "foliomem_bench", &["foliomem_core", "foliomem_linux", "foliomem_lab", "foliomem_types"]),
-    ("cli", "foliomem_cli", &["foliomem_core", "foliomem_linux", "foliomem_lab", "foliomem_bench", "foliomem_types"]),
+    ("bench", "foliomem_bench", &["foliomem_core", "foliomem_linux", "foliomem_sys", "foliomem_lab", "foliomem_types"]),
+    (
+        "cli",
+        "foliomem_cli",
+        &["foliomem_core", "foliomem_linux", "foliomem_sys", "foliomem_lab", "foliomem_bench", "foliomem_types"],
+    ),
     ("xtask", "xtask", &[]),
 ];
 

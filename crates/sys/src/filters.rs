@@ -8,7 +8,7 @@
 //!
 //! No locks: one thread at a time starts a companion.
 
-use crate::companion::process::Companion;
+use crate::companion_process::Companion;
 use crate::thread::{self, syscall4};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::PR_SET_NAME;

@@ -1,6 +1,7 @@
 //! Which pages are there: `/proc/self/pagemap`, `statm` and `smaps_rollup`.
 
 use crate::raw_ioctl;
+use crate::thread::syscall3;
 use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
@@ -188,8 +189,19 @@ pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
     stat_field(&text[..read], 10)
 }
 
+/// Minor faults of the calling process: of the companion, which makes pages the program's own, too.
+pub fn own_minor_faults() -> i64 {
+    // SAFETY: a struct of integers, filled by the call.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let address = (&raw mut usage).expose_provenance();
+        syscall3(raw::__NR_getrusage as usize, libc::RUSAGE_SELF as usize, address, 0);
+        usage.ru_minflt
+    }
+}
+
 /// Field number `field`, from 3 on, of the process's `/proc/PID/stat`; `None` where there is no such process.
-pub(crate) fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
+pub fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
     let mut text = [0u8; 1024];
     let file = rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let read = rustix::io::read(&file, &mut text).ok()?;
@@ -197,7 +209,7 @@ pub(crate) fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Opt
 }
 
 /// Field number `field`, from 3 on, of `/proc/PID/stat`. The second, in brackets, may hold anything.
-pub(crate) fn stat_field<T: std::str::FromStr>(stat: &[u8], field: usize) -> Option<T> {
+pub fn stat_field<T: std::str::FromStr>(stat: &[u8], field: usize) -> Option<T> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
     let text = stat[end + 1..].split(|&byte| byte == b' ').nth(field - 2)?;
     std::str::from_utf8(text).ok()?.trim().parse().ok()

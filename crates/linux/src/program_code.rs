@@ -5,7 +5,7 @@
 //! (`vmsplice(2)`, io_uring, `SO_ZEROCOPY`). Precautions against them cost a third of the time of a
 //! fault: [`crate::marks`] and [`crate::lenders`]. They are taken only where they are needed:
 //!
-//! - Calls of the C library are seen: its system calls are patched ([`crate::fork::sites`]).
+//! - Calls of the C library are seen: its system calls are patched ([`foliomem_sys::interception::patches`]).
 //! - Other code can make such a call only by a `syscall` instruction of its own. So the agent looks
 //!   at the code of the program, at activation, and at each library that is loaded later, before
 //!   any of its code runs. Where there is a call whose number is one of the above, or unknown, the
@@ -16,14 +16,14 @@
 
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
-use crate::machine_code::{self, WINDOW_BYTES};
-use crate::maps::{self, Kind, Mapping};
 use crate::ranges::Ranges;
+use foliomem_sys::machine_code::{self, WINDOW_BYTES};
+use foliomem_sys::maps::{self, Kind, Mapping};
+use foliomem_sys::unseen_calls;
 use linux_raw_sys::general as raw;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, statat};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The calls that change what memory means.
 const WATCHED: [u32; 7] = [
@@ -37,55 +37,12 @@ const WATCHED: [u32; 7] = [
 ];
 /// Code is read in parts of so many bytes.
 const PART_BYTES: usize = 256 << 10;
-/// The C libraries of a process, one for each namespace of the loader, and what else is known.
-const MAX_SEEN: usize = 32;
-
-static CAN_BE_MADE: AtomicBool = AtomicBool::new(false);
-static HAVE_LENT: AtomicBool = AtomicBool::new(false);
-static IS_WATCHING: AtomicBool = AtomicBool::new(false);
-/// Addresses in code whose calls are seen or are none of the program's; 0 where there is none.
-static SEEN: [AtomicUsize; MAX_SEEN] = [const { AtomicUsize::new(0) }; MAX_SEEN];
-
-/// Whether the program can make unseen calls.
-#[inline]
-pub(crate) fn can_be_made() -> bool {
-    CAN_BE_MADE.load(Ordering::Relaxed)
-}
-
-/// The program counts as one that can make unseen calls from now on.
-pub(crate) fn assume() {
-    CAN_BE_MADE.store(true, Ordering::Relaxed);
-}
-
-/// Whether a call that was seen may have lent pages.
-#[inline]
-pub(crate) fn have_lent() -> bool {
-    HAVE_LENT.load(Ordering::Relaxed)
-}
-
-/// The byte that patched calls set before they lend pages.
-pub(crate) fn lending_flag() -> usize {
-    HAVE_LENT.as_ptr().expose_provenance()
-}
-
-/// Whether libraries that are loaded must be looked at: the program's code has been, or is being.
-pub(crate) fn is_watching() -> bool {
-    // SeqCst pairs with `look`: a library is found there, or its loading is told.
-    IS_WATCHING.load(Ordering::SeqCst)
-}
-
-/// The calls of the code at `address` are seen, or are none of the program's.
-pub(crate) fn are_seen_in(address: usize) {
-    let claim = |entry: &AtomicUsize| entry.compare_exchange(0, address, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    // Where there are too many, the code is looked at like that of the program.
-    let _ = SEEN.iter().any(claim);
-}
 
 /// Looks at code that is new since the last look; `looked_at` is what was there then. For one
 /// thread at a time.
 pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeError> {
-    IS_WATCHING.store(true, Ordering::SeqCst);
-    if can_be_made() || is_foliomem(context) {
+    unseen_calls::watch();
+    if unseen_calls::can_be_made() || is_foliomem(context) {
         return Ok(());
     }
     let present = Ranges::default();
@@ -100,7 +57,7 @@ pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeE
     let memory = context.open("self/mem")?;
     for new in present.snapshot().into_iter().flat_map(|range| looked_at.missing(range)) {
         if can_make_unseen(&memory, new.clone()) {
-            assume();
+            unseen_calls::assume();
             return Ok(());
         }
         looked_at.insert(new);
@@ -121,8 +78,7 @@ fn is_foliomem(context: &Context) -> bool {
 }
 
 fn is_code_of_program(mapping: &Mapping) -> bool {
-    let is_seen = |entry: &AtomicUsize| (mapping.start..mapping.end).contains(&entry.load(Ordering::Relaxed));
-    mapping.executable && mapping.kind == Kind::File && !SEEN.iter().any(is_seen)
+    mapping.executable && mapping.kind == Kind::File && !unseen_calls::has_seen_code_in(&(mapping.start..mapping.end))
 }
 
 /// Whether the code in `range` can make a watched call. What cannot be read counts as yes.

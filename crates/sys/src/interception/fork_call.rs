@@ -201,7 +201,7 @@ impl ForkCall {
         let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
         let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
         // SAFETY: the kernel has this address already.
-        unsafe { crate::fork::entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
+        unsafe { crate::interception::entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
     }
 }
 
@@ -264,6 +264,6 @@ fn copied(number: u32, local: &libc::iovec, remote: &libc::iovec) -> Result<usiz
     let [local, remote] = [local, remote].map(|vector| std::ptr::from_ref(vector).expose_provenance());
     // SAFETY: one vector each; the local one is the caller's own memory, the kernel checks the
     // remote one.
-    let result = unsafe { crate::fork::entry::system_call(number, [process, local, 1, remote, 1, 0]) };
+    let result = unsafe { crate::interception::entry::system_call(number, [process, local, 1, remote, 1, 0]) };
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as usize) }
 }

@@ -1,4 +1,7 @@
-//! How many CPUs there are, and whether somebody waits for one: `/proc/loadavg` tells how many threads of the machine run or want to.
+//! CPUs: how many there are, whether threads wait for one, where and how urgently a thread runs.
+//!
+//! `/proc/loadavg` shows how many threads of the machine run or want to. Filters of the program may
+//! forbid the calls ([`crate::filters`]). There is no lock.
 
 use crate::filters::{self, Call};
 use rustix::fd::AsFd;
@@ -21,6 +24,43 @@ pub fn cpus() -> u32 {
 pub fn allowed_cpus() -> CpuSet {
     let asked = filters::allow(Call::SchedGetaffinity).then(|| rustix::thread::sched_getaffinity(None));
     asked.and_then(Result::ok).unwrap_or_default()
+}
+
+/// Has the calling thread run on `cpu` alone.
+pub fn run_on(cpu: u32) {
+    let mut only = CpuSet::new();
+    only.set(cpu as usize);
+    set_affinity(&only);
+}
+
+/// Has the calling thread run on `cpus` alone. Where none of them is left, it stays where it is.
+pub fn set_affinity(cpus: &CpuSet) {
+    if filters::allow(Call::SchedSetaffinity) {
+        let _ = rustix::thread::sched_setaffinity(None, cpus);
+    }
+}
+
+/// How urgently a thread runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// Like other threads.
+    Normal,
+    /// Only on a CPU that no other thread wants (SCHED_IDLE).
+    Idle,
+}
+
+/// Sets the urgency of a thread of this process. The thread keeps its nice value.
+pub fn set_urgency(thread: u32, urgency: Urgency) {
+    let policy = match urgency {
+        Urgency::Idle => libc::SCHED_IDLE,
+        Urgency::Normal => libc::SCHED_OTHER,
+    };
+    let parameters = libc::sched_param { sched_priority: 0 };
+    if !filters::allow(Call::SchedSetscheduler) {
+        return;
+    }
+    // SAFETY: reads the parameters; where it is refused, or the thread has ended, nothing changes.
+    unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &raw const parameters) };
 }
 
 /// The number before the slash: `0.20 0.18 0.12 1/80 11206`.

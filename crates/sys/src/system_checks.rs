@@ -1,11 +1,11 @@
 //! What this machine allows: the checks of `foliomem doctor`, each tried rather than guessed.
 
-use crate::arena_size;
-use crate::fork::trap;
+use crate::errno_text::ErrnoText;
+use crate::interception::dispatch;
 use crate::region::Region;
-use crate::uffd::{Features, Mode, UffdError, Userfaultfd};
 use crate::uring::Uring;
-use crate::why::Why;
+use crate::userfaultfd::{Features, Mode, UffdError, Userfaultfd};
+use foliomem_types::settings::ARENA_MIN_BYTES;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::AsFd;
 use std::fs;
@@ -150,7 +150,7 @@ fn try_move() -> Result<(), String> {
 }
 
 fn fork_trap() -> Finding {
-    if trap::is_supported() {
+    if dispatch::is_supported() {
         finding("fork", State::Fine, "system calls can be dispatched (PR_SET_SYSCALL_USER_DISPATCH)", "")
     } else {
         let remedy = "programs that fork stop with SIGSEGV in the child; allow prctl(2), or use a kernel with \
@@ -161,10 +161,10 @@ fn fork_trap() -> Finding {
 
 /// What a swap file that is a block device is written with.
 fn io_uring() -> Finding {
-    match Uring::new(std::io::stdin().as_fd()) {
+    match Uring::<1>::new(std::io::stdin().as_fd()) {
         Ok(_) => finding("io_uring", State::Fine, "the next write to a swap device is made while one is under way", ""),
         Err(errno) => {
-            let found = format!("cannot be used: {}: a swap device is written with pwrite(2)", Why(errno));
+            let found = format!("cannot be used: {}: a swap device is written with pwrite(2)", ErrnoText(errno));
             let remedy = "nothing compresses while it is written; see kernel.io_uring_disabled, and the filters of the container";
             finding("io_uring", State::Drawback, found, remedy)
         }
@@ -184,7 +184,7 @@ fn overcommit() -> Finding {
 
 fn address_space() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-    let needed = (arena_size::ARENA_MIN_BYTES as u64) * 2;
+    let needed = (ARENA_MIN_BYTES as u64) * 2;
     match limit {
         None => finding("address space", State::Fine, "unlimited", ""),
         Some(bytes) if bytes >= needed => {

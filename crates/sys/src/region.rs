@@ -171,6 +171,18 @@ impl Region {
     }
 }
 
+/// Calls `act` while `bytes` more of address space are mapped, without access. Returns `None` if the
+/// kernel refuses the mapping.
+pub fn with_reserved<R>(bytes: usize, act: impl FnOnce() -> R) -> Option<R> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows of.
+    let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) }.ok()?;
+    let result = act();
+    // SAFETY: the pages just mapped.
+    let _ = unsafe { munmap(pages, bytes) };
+    Some(result)
+}
+
 impl Drop for Region {
     #[cfg(not(miri))]
     fn drop(&mut self) {

@@ -44,7 +44,7 @@ fn is_written(page: usize) -> bool {
 mod tests {
     use super::*;
     use crate::region::Region;
-    use crate::uffd::{Features, Mode, Userfaultfd};
+    use crate::userfaultfd::{Features, Mode, Userfaultfd};
     use std::sync::mpsc;
     use std::time::Duration;
 

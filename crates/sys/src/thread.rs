@@ -171,6 +171,13 @@ pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
     }
 }
 
+/// Whether the kernel says that no other process uses the caller's memory: it answers a process of one
+/// thread only.
+pub fn is_only_user_of_memory() -> bool {
+    // SAFETY: succeeds where there is nothing to unshare, and changes nothing.
+    unsafe { syscall3(raw::__NR_unshare as usize, raw::CLONE_VM as usize, 0, 0) == 0 }
+}
+
 /// Closes every descriptor but those `kept` of the calling thread's table, which must be its own.
 pub fn close_descriptors_but<const N: usize>(mut kept: [Option<RawFd>; N]) {
     let close = |first: u32, last: u32| {

@@ -3,9 +3,9 @@
 //! After the program's own call has installed them, the range is discarded once more by
 //! MADV_DONTNEED, which the agent receives like that of the program. It leaves guards as they are.
 
-use crate::fork::call::read_memory;
-use crate::fork::entry::system_call;
-use crate::fork::sites::GUARD_INSTALL;
+use crate::interception::entry::system_call;
+use crate::interception::fork_call::read_memory;
+use crate::interception::patches::GUARD_INSTALL;
 use linux_raw_sys::general as raw;
 use std::ops::Range;
 

@@ -57,7 +57,7 @@ pub fn is_alive(identity: u32) -> bool {
 pub fn forked(own: Pid) {
     let number = linux_raw_sys::general::__NR_getppid;
     // SAFETY: takes no arguments.
-    if own.is_init() || unsafe { crate::fork::entry::system_call(number, [0; 6]) } == 0 {
+    if own.is_init() || unsafe { crate::interception::entry::system_call(number, [0; 6]) } == 0 {
         set_nested();
     }
 }

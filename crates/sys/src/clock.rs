@@ -10,11 +10,11 @@ pub fn now_ns() -> u64 {
 }
 
 /// `time` as system calls take it.
-pub(crate) fn timespec(time: Duration) -> Timespec {
+pub fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// Sleeps for `time`, or less.
-pub(crate) fn sleep(time: Duration) {
+pub fn sleep(time: Duration) {
     let _ = rustix::thread::nanosleep(&timespec(time));
 }

@@ -16,7 +16,7 @@ pub fn notify_function() -> Option<usize> {
 
 /// Visits all objects of all lists that are complete. Returns whether all are. The caller has the
 /// loader's lock, or there is one thread.
-pub(crate) fn visit(mut each: impl FnMut(Object<'_>)) -> bool {
+pub fn visit(mut each: impl FnMut(Object<'_>)) -> bool {
     let mut are_complete = true;
     let mut info = loader::debug_info();
     while !info.is_null() {

@@ -10,9 +10,8 @@
 //! to 15 us either way when a second handler on the other CPU is woken, too. Polling lets messages be
 //! read one at a time in order, which correctness needs (see [`crate::runtime`]), for 0.5 us.
 
-use crate::changes::Change;
+use crate::errno_text::ErrnoText;
 use crate::raw_ioctl;
-use crate::why::Why;
 use foliomem_types::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,6 +20,7 @@ use rustix::fs::{Mode as FileMode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::time::Timespec;
+use std::ops::Range;
 use thiserror::Error;
 
 const UFFDIO: u8 = 0xaa;
@@ -51,7 +51,7 @@ pub enum UffdError {
     #[error(
         "no permission to use userfaultfd: give this user read and write access to /dev/userfaultfd, or set \
          vm.unprivileged_userfaultfd=1, or grant CAP_SYS_PTRACE ({})",
-        Why(*.0)
+        ErrnoText(*.0)
     )]
     NoPermission(Errno),
     /// The kernel was built without it.
@@ -61,10 +61,10 @@ pub enum UffdError {
     #[error("this kernel cannot move pages (UFFDIO_MOVE): Linux 6.8 or later is needed")]
     NoMove,
     /// It has been opened, and then its calls are refused.
-    #[error("userfaultfd does not answer: {}; does the program filter its system calls (seccomp) without ioctl?", Why(*.0))]
+    #[error("userfaultfd does not answer: {}; does the program filter its system calls (seccomp) without ioctl?", ErrnoText(*.0))]
     Refused(Errno),
     /// A range could not be registered.
-    #[error("cannot register memory with userfaultfd: {}", Why(*.0))]
+    #[error("cannot register memory with userfaultfd: {}", ErrnoText(*.0))]
     Register(Errno),
 }
 
@@ -136,6 +136,22 @@ pub struct MoveOutcome {
     pub moved_bytes: usize,
     /// What stopped it before the end.
     pub error: Option<MoveError>,
+}
+
+/// What the program did to its mappings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Discarded the content.
+    Discard(Range<usize>),
+    /// Unmapped.
+    Unmap(Range<usize>),
+    /// Moved a range to another address.
+    Remap {
+        /// From here.
+        from: Range<usize>,
+        /// To what starts here.
+        to: usize,
+    },
 }
 
 /// What the kernel reports.

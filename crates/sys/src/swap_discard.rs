@@ -1,9 +1,8 @@
 //! Giving back the room of what is free in the swap file: holes in a file, discards (TRIM) on a block device.
 
 use crate::raw_ioctl;
-use crate::swap_file::{CLUSTER_BYTES, offset_of};
 use foliomem_types::discard::Discard;
-use foliomem_types::units::ClusterNumber;
+use foliomem_types::units::{CLUSTER_BYTES, ClusterNumber};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -17,7 +16,7 @@ pub fn probe(file: impl AsFd, is_device: bool) -> Discard {
 
 /// Discards a cluster, in the way that [`probe`] has found. What is there afterwards is anybody's guess.
 pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<(), Errno> {
-    let start = offset_of(cluster.slots().start);
+    let start = cluster.slots().start.offset_bytes();
     match how {
         Discard::Never => Err(Errno::OPNOTSUPP),
         Discard::ForRoom => {

@@ -7,7 +7,6 @@
 //! calls later (seccomp) may have chosen to be killed for those it does not know: where there is a filter, the ring
 //! is not used any more. What is under way by then completes all the same: completions arrive with any system call.
 
-use foliomem_core::machine::MOST_WRITES;
 use io_uring::{IoUring, opcode, types::Fd};
 use linux_raw_sys::io_uring::IORING_ENTER_GETEVENTS;
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -16,7 +15,8 @@ use rustix::thread::{SecureComputingMode, secure_computing_mode};
 
 /// What can have writes to a file under way. (The system's rings, and those of tests that fail.)
 pub trait Ring {
-    /// Begins to write `bytes` from `offset` on, as number `number` of [`MOST_WRITES`].
+    /// Begins to write `bytes` from `offset` on, as number `number`, which no other write under
+    /// way has.
     ///
     /// # Safety
     /// `bytes` stay where they are and as they are until [`Ring::wait`] has returned for this number.
@@ -25,19 +25,19 @@ pub trait Ring {
     fn wait(&mut self, number: usize) -> Result<usize, Errno>;
 }
 
-/// See the module.
-pub struct Uring {
+/// A ring of one thread for one file, with up to `WRITES` writes under way.
+pub struct Uring<const WRITES: usize> {
     ring: IoUring,
     file: RawFd,
     /// How those have ended that nobody has waited for yet: as system calls do.
-    ended: [Option<i32>; MOST_WRITES],
+    ended: [Option<i32>; WRITES],
     /// The system has refused something: what is in the submission queue is never submitted.
     is_refused: bool,
 }
 
-impl Uring {
+impl<const WRITES: usize> Uring<WRITES> {
     /// A ring for writes to `file`, which is open as long as the ring lives.
-    pub fn new(file: BorrowedFd<'_>) -> Result<Uring, Errno> {
+    pub fn new(file: BorrowedFd<'_>) -> Result<Self, Errno> {
         if is_filtered() {
             return Err(Errno::PERM);
         }
@@ -46,9 +46,9 @@ impl Uring {
             // Completions interrupt nothing: they are fetched.
             .setup_coop_taskrun()
             .setup_single_issuer()
-            .build(MOST_WRITES as u32)
+            .build(WRITES as u32)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOSYS))?;
-        Ok(Uring { ring, file: file.as_raw_fd(), ended: [None; MOST_WRITES], is_refused: false })
+        Ok(Uring { ring, file: file.as_raw_fd(), ended: [None; WRITES], is_refused: false })
     }
 }
 
@@ -57,7 +57,7 @@ fn is_filtered() -> bool {
     secure_computing_mode() != Ok(SecureComputingMode::Disabled)
 }
 
-impl Ring for Uring {
+impl<const WRITES: usize> Ring for Uring<WRITES> {
     unsafe fn submit(&mut self, number: usize, bytes: &[u8], offset: u64) -> Result<(), Errno> {
         if self.is_refused || is_filtered() {
             return Err(Errno::PERM);

@@ -11,13 +11,13 @@ use memchr::memmem::Finder;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// How much code before a system call is read: the number is loaded within a few instructions.
-pub(crate) const WINDOW_BYTES: usize = 96;
+pub const WINDOW_BYTES: usize = 96;
 /// Starts from which it is read: more than the longest instruction has bytes.
 const READINGS: usize = 16;
 
 /// Whether `code` holds a system call, from the byte `from` on, whose number is one of `watched` or
 /// is not known. The bytes before `from` only serve to find the number.
-pub(crate) fn can_make(code: &[u8], from: usize, watched: &[u32]) -> bool {
+pub fn can_make(code: &[u8], from: usize, watched: &[u32]) -> bool {
     let finder = Finder::new(&SYSCALL);
     finder.find_iter(code).filter(|&at| at >= from).any(|at| is_watched(code, at, watched))
 }

@@ -1,5 +1,5 @@
 //! Where a patched system call of the C library's goes when it may fork or installs guards
-//! ([`crate::fork::sites`]).
+//! ([`crate::interception::patches`]).
 //!
 //! The entry is reached by jumps from a stub, with the registers of the system call, and `rcx` at
 //! the stub's own `syscall` instruction. It leaves with a jump there, where the caller is to make
@@ -23,8 +23,8 @@
 //!
 //! Lock: `LOCK`, before the gate. It is held over the fork, and the child drops its copy.
 
-use crate::fork::call::{CallKind, ForkCall, ForkHooks};
-use crate::fork::guards;
+use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks};
+use crate::interception::guards;
 use crate::thread_control_block;
 use std::arch::{asm, global_asm};
 use std::mem::{MaybeUninit, offset_of};

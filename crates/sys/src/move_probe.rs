@@ -3,16 +3,16 @@
 //! A fault here is one as the runtime serves it: a handler on the faulting thread's CPU polls, reads the message, moves a
 //! page from home, and wakes who waits. There is no engine.
 
-use crate::companion::placement::run_on;
+use crate::cpus::run_on;
 use crate::region::Region;
-use crate::uffd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
+use crate::userfaultfd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
 use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Why there is no trial.
+/// Why there is no probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub enum TrialError {
+pub enum MoveProbeError {
     /// No userfaultfd.
     #[error(transparent)]
     Uffd(#[from] UffdError),
@@ -25,38 +25,38 @@ pub enum TrialError {
 }
 
 /// See the module. The pages are at home between calls.
-pub struct Trial {
+pub struct MoveProbe {
     uffd: Userfaultfd,
     home: Region,
     program: Region,
 }
 
-impl Trial {
+impl MoveProbe {
     /// One with `len` bytes of single pages, a multiple of a page.
-    pub fn new(len: usize) -> Result<Trial, TrialError> {
+    pub fn new(len: usize) -> Result<MoveProbe, MoveProbeError> {
         let uffd = Userfaultfd::open(Features { events: false })?;
-        let reserve = || Region::reserve(len).map_err(TrialError::Memory);
+        let reserve = || Region::reserve(len).map_err(MoveProbeError::Memory);
         let (home, program) = (reserve()?, reserve()?);
-        home.allow_huge(0, len, false).and_then(|()| home.populate(0, len)).map_err(TrialError::Memory)?;
+        home.allow_huge(0, len, false).and_then(|()| home.populate(0, len)).map_err(MoveProbeError::Memory)?;
         uffd.register(home.start(), len, Mode::Destination)?;
         uffd.register(program.start(), len, Mode::Faults)?;
-        Ok(Trial { uffd, home, program })
+        Ok(MoveProbe { uffd, home, program })
     }
 
     /// Moves all pages into the program, by calls for `piece_bytes` each, and back again by as many.
-    pub fn move_there_and_back(&mut self, piece_bytes: usize) -> Result<(), TrialError> {
+    pub fn move_there_and_back(&mut self, piece_bytes: usize) -> Result<(), MoveProbeError> {
         self.move_all(self.home.start(), self.program.start(), piece_bytes)?;
         self.move_all(self.program.start(), self.home.start(), piece_bytes)
     }
 
-    fn move_all(&self, from: usize, to: usize, piece_bytes: usize) -> Result<(), TrialError> {
+    fn move_all(&self, from: usize, to: usize, piece_bytes: usize) -> Result<(), MoveProbeError> {
         for at in (0..self.home.len()).step_by(piece_bytes) {
             self.move_piece(from + at, to + at, piece_bytes.min(self.home.len() - at))?;
         }
         Ok(())
     }
 
-    fn move_piece(&self, from: usize, to: usize, len: usize) -> Result<(), TrialError> {
+    fn move_piece(&self, from: usize, to: usize, len: usize) -> Result<(), MoveProbeError> {
         let mut done = 0;
         while done < len {
             // SAFETY: both regions are this one's; nobody has a reference into them.
@@ -71,23 +71,23 @@ impl Trial {
     }
 
     /// A thread touches every page in the program, in order; a handler brings each.
-    pub fn fault_all(&mut self) -> Result<(), TrialError> {
+    pub fn fault_all(&mut self) -> Result<(), MoveProbeError> {
         let cpu = rustix::thread::sched_getcpu() as u32;
-        let trial = &*self;
+        let probe = &*self;
         std::thread::scope(|scope| {
             let handler = scope.spawn(move || {
                 run_on(cpu);
-                let served = trial.serve();
+                let served = probe.serve();
                 if served.is_err() {
                     // Nobody is to wait for ever: the rest is the kernel's to fill.
-                    let _ = trial.uffd.unregister(trial.program.start(), trial.program.len());
+                    let _ = probe.uffd.unregister(probe.program.start(), probe.program.len());
                 }
                 served
             });
             scope.spawn(move || {
                 run_on(cpu);
                 // SAFETY: mapped memory of this one, which nobody writes; each page is there when the access goes on.
-                let content = unsafe { trial.program.slice(0, trial.program.len()) };
+                let content = unsafe { probe.program.slice(0, probe.program.len()) };
                 std::hint::black_box(content.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, byte| sum ^ byte));
             });
             handler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -96,7 +96,7 @@ impl Trial {
     }
 
     /// Serves as many faults as there are pages.
-    fn serve(&self) -> Result<(), TrialError> {
+    fn serve(&self) -> Result<(), MoveProbeError> {
         for _ in 0..self.program.len() / PAGE_BYTES {
             let page = loop {
                 self.uffd.wait(None).map_err(MoveError::from)?;
@@ -120,16 +120,16 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        let mut trial = Trial::new(300 * PAGE_BYTES).unwrap();
-        for (at, byte) in trial.home.as_mut_slice().iter_mut().enumerate() {
+        let mut probe = MoveProbe::new(300 * PAGE_BYTES).unwrap();
+        for (at, byte) in probe.home.as_mut_slice().iter_mut().enumerate() {
             *byte = (at / PAGE_BYTES * 7 + at % 13) as u8;
         }
-        let before = trial.home.as_mut_slice().to_vec();
-        trial.move_there_and_back(PAGE_BYTES).unwrap();
-        trial.move_there_and_back(16 * PAGE_BYTES).unwrap();
-        trial.fault_all().unwrap();
-        trial.fault_all().unwrap();
-        assert!(trial.home.as_mut_slice() == before.as_slice());
-        assert!(trial.program.start() != trial.home.start());
+        let before = probe.home.as_mut_slice().to_vec();
+        probe.move_there_and_back(PAGE_BYTES).unwrap();
+        probe.move_there_and_back(16 * PAGE_BYTES).unwrap();
+        probe.fault_all().unwrap();
+        probe.fault_all().unwrap();
+        assert!(probe.home.as_mut_slice() == before.as_slice());
+        assert!(probe.program.start() != probe.home.start());
     }
 }

@@ -6,9 +6,9 @@ use std::fmt;
 
 /// Prints as what the error means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Why(pub Errno);
+pub struct ErrnoText(pub Errno);
 
-impl fmt::Display for Why {
+impl fmt::Display for ErrnoText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.0 {
             Errno::PERM => "operation not permitted",
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn every_error_has_a_text() {
-        assert_eq!(Why(Errno::NOSPC).to_string(), "no space left on device");
-        assert_eq!(Why(Errno::XDEV).to_string(), "error 18");
+        assert_eq!(ErrnoText(Errno::NOSPC).to_string(), "no space left on device");
+        assert_eq!(ErrnoText(Errno::XDEV).to_string(), "error 18");
     }
 }

@@ -1,6 +1,6 @@
 //! Running hooks exactly around the system call that forks, where the C library is not patched.
 //!
-//! This is what is left where [`crate::fork::sites`] does not recognise the C library or the CPU, or
+//! This is what is left where [`crate::interception::patches`] does not recognise the C library or the CPU, or
 //! cannot write code. It sees the forks only of functions that the agent stands before, and takes
 //! stack of the program's.
 //!
@@ -18,7 +18,7 @@
 //!
 //! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
 
-use crate::fork::call::{CallKind, ForkCall, ForkHooks};
+use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks};
 use crate::thread_control_block::{self, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::{PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, PR_SYS_DISPATCH_ON};

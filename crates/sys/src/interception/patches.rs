@@ -14,10 +14,10 @@
 //!   thread can be in the call.
 //!
 //! A stub lies within reach of the jumps, on a page of its own for each C library. Where the call
-//! may be a fork or installs guards, the stub has [`crate::fork::entry`] make it. Where it lends
+//! may be a fork or installs guards, the stub has [`crate::interception::entry`] make it. Where it lends
 //! pages, the stub sets a flag. Then it goes on with the call. What is not recognised is not
 //! patched. If that is a fork in the C library of the program, nothing is patched, and
-//! `crate::fork::trap` is used; if it is another call, the program counts as one that makes unseen
+//! `crate::interception::dispatch` is used; if it is another call, the program counts as one that makes unseen
 //! calls.
 //!
 //! The loader calls an empty function after each change of its list of objects, for debuggers; that
@@ -27,8 +27,8 @@
 //! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which
 //! policies may forbid.
 
-pub use crate::fork::call::ForkHooks;
-use crate::fork::entry;
+use crate::interception::entry;
+pub use crate::interception::fork_call::ForkHooks;
 use crate::link_maps;
 use crate::loader::Object;
 use crate::unseen_calls;
@@ -59,7 +59,7 @@ const STUB_BYTES: usize = 160;
 /// that lend pages.
 const WORDS: usize = 2;
 /// `MADV_GUARD_INSTALL`, since Linux 6.13.
-pub(crate) const GUARD_INSTALL: u8 = 102;
+pub const GUARD_INSTALL: u8 = 102;
 
 /// Whether all forks of the program's C library are known to the agent, whatever the path.
 pub static COVERED: AtomicBool = AtomicBool::new(false);

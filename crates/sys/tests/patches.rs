@@ -1,8 +1,8 @@
 //! Forks by the patched C library of this process: the hooks run around each, and nothing else
 //! changes.
 
-use foliomem_linux::fork::sites::{self, ForkHooks};
-use foliomem_linux::region::Region;
+use foliomem_sys::interception::patches::{self, ForkHooks};
+use foliomem_sys::region::Region;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
@@ -53,9 +53,9 @@ fn hooks() -> &'static Counting {
         child: AtomicU32::new(0),
     });
     INSTALLED.get_or_init(|| {
-        sites::install();
-        assert!(sites::COVERED.load(SeqCst), "the C library of this machine is not recognised");
-        sites::activate(hooks);
+        patches::install();
+        assert!(patches::COVERED.load(SeqCst), "the C library of this machine is not recognised");
+        patches::activate(hooks);
     });
     hooks
 }
