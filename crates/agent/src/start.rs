@@ -2,8 +2,8 @@
 
 use crate::{hooks, valgrind};
 use foliomem_linux::companion;
-use foliomem_linux::control::Control;
 use foliomem_linux::runtime::Runtime;
+use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;
 use foliomem_sys::interception::patches;

@@ -23,7 +23,7 @@ use crate::raw_codec;
 use crate::rounds::{Rounds, serve};
 use crate::{Error, median};
 use foliomem_linux::companion;
-use foliomem_linux::control::Control;
+use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;
 use foliomem_sys::region::Region;

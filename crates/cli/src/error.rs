@@ -3,9 +3,9 @@
 use crate::size::SizeError;
 use foliomem_core::cluster::UnknownStrategy;
 use foliomem_core::compaction::UnknownVariant;
-use foliomem_linux::control::ControlError;
-use foliomem_linux::find::FindError;
-use foliomem_linux::swap_file::CreateError;
+use foliomem_session::find_run::FindError;
+use foliomem_session::segment::ControlError;
+use foliomem_session::swap_file::CreateError;
 use foliomem_sys::userfaultfd::UffdError;
 use foliomem_types::codec::UnknownCodec;
 use std::path::PathBuf;

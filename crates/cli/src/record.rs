@@ -3,7 +3,7 @@
 use crate::error::CliError;
 use crate::size::format_mib;
 use foliomem_lab::trace::{Event, Record, TraceWriter};
-use foliomem_linux::control::Control;
+use foliomem_session::segment::Control;
 use std::path::{Path, PathBuf};
 
 /// Writes the trace of a run.

@@ -1,7 +1,7 @@
 //! The result of a run: a line for people, JSON with the kernel's names for programs.
 
 use crate::size::format_mib;
-use foliomem_linux::control::Control;
+use foliomem_session::segment::Control;
 use foliomem_types::counters::{Counters, FaultKind, Histogram};
 use foliomem_types::units::Order;
 use serde_json::{Map, Value, json};

@@ -13,10 +13,10 @@
 //! Control blocks of threads are never protected ([`foliomem_sys::thread_control_block`]). The monitor
 //! protects, and any handler serves the faults. There is no lock.
 
-use crate::budget::Budget;
 use crate::machine::LinuxMachine;
 use crate::ranges::pages;
 use foliomem_core::engine::Engine;
+use foliomem_session::budget::Budget;
 use foliomem_sys::userfaultfd::{MoveError, Userfaultfd};
 use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;

@@ -9,28 +9,20 @@ mod advice;
 mod allocation_notice;
 mod arena;
 mod arena_size;
-pub mod budget;
 mod changes;
 pub mod companion;
-pub mod control;
 mod cow_throttle;
-pub mod custody;
-pub mod door;
-pub mod find;
 pub mod fork;
 pub mod gate;
 mod lenders;
-mod line;
 pub mod machine;
 mod marks;
 mod program_code;
 pub mod ranges;
 pub mod runtime;
 pub mod swap_file;
-pub mod swap_space;
 mod swap_writer;
 mod thread_control_block;
-pub mod trace_ring;
 mod tracer;
 
 #[cfg(all(test, feature = "shuttle"))]

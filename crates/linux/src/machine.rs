@@ -12,19 +12,19 @@
 
 use crate::advice::{self, Advices};
 use crate::arena::Arena;
-use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::lenders::Lenders;
 use crate::marks::Marks;
 use crate::ranges::{self, Ranges};
 use crate::swap_file::{ReadBuffer, SwapFile};
-use crate::swap_space::{Event, RowIndex, SwapSpace};
 use crate::swap_writer::SwapWriter;
 use crate::thread_control_block::ControlBlocks;
 use crate::tracer::Tracer;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
+use foliomem_session::budget::Budget;
+use foliomem_session::cluster_ownership::{Event, RowIndex, SwapSpace};
 use foliomem_sync::ranks::Mappings;
 use foliomem_sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use foliomem_sys::clock::{self, now_ns};

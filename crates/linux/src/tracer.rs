@@ -3,10 +3,10 @@
 //!
 //! Lock: the tracer's, leaves.
 
-use crate::budget::Budget;
 use crate::machine::LinuxMachine;
 use foliomem_core::engine::Engine;
 use foliomem_core::readahead::Ahead;
+use foliomem_session::budget::Budget;
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::now_ns;
 use foliomem_types::counters::FaultKind;

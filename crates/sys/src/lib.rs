@@ -57,3 +57,6 @@ pub mod unshare_pages;
 pub mod uring;
 pub mod userfaultfd;
 pub mod word_wait;
+
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;

@@ -11,7 +11,6 @@ pub use model::{now_ns, wait, wait_for, wait_for_both, wake};
 
 /// A word that the kernel clears when a thread ends, and what it holds before.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(feature = "shuttle", expect(dead_code, reason = "nothing ends in the model"))]
 pub struct ExitWord {
     /// Where it is: maybe not mapped any more.
     pub address: usize,
@@ -21,7 +20,6 @@ pub struct ExitWord {
 
 /// What a wait for two words has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "shuttle", expect(dead_code, reason = "nothing ends in the model"))]
 pub enum Found {
     /// The first one has changed, or the time is over.
     Change,

@@ -3,11 +3,12 @@
 //! Everything here is set at the start of a companion and constant afterwards, or has a lock or
 //! atomics of its own. It takes part in the lock order with the leaf lock of the agent's memory.
 
-use crate::budget::Budget;
 use crate::companion::error::RuntimeError;
-use crate::control::{Control, SlotIndex};
 use crate::tracer::Tracer;
 use foliomem_core::watermark;
+use foliomem_session::budget::Budget;
+use foliomem_session::process_table::SlotIndex;
+use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::fork_cell::ForkCell;

@@ -7,10 +7,10 @@
 use crate::allocation_notice::{AllocationNotices, NoticeKind};
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
-use crate::control::Control;
 use crate::fork::quiesce::Quiesce;
 use crate::lenders::Lenders;
 use crate::thread_control_block::ControlBlocks;
+use foliomem_session::segment::Control;
 use foliomem_sys::clock;
 use foliomem_sys::thread_control_block;
 use foliomem_sys::unseen_calls;

@@ -3,7 +3,6 @@
 //! The starting thread waits until the monitor answers. It takes no lock; the monitor has no other
 //! thread beside it until it has answered.
 
-use crate::budget::BudgetProcess;
 use crate::companion::activated::Activation;
 use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
 use crate::companion::end::end;
@@ -15,12 +14,14 @@ use crate::companion::placement::Placement;
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::{STACK_BYTES, Workers, set_nice};
-use crate::control::{Control, SlotIndex};
 use crate::fork::child::take_over_engine;
 use crate::fork::descriptor_hand_over::DescriptorHandOver;
 use crate::fork::state::ForkState;
 use crate::lenders::Table;
 use crate::runtime::Runtime;
+use foliomem_session::budget::BudgetProcess;
+use foliomem_session::process_table::SlotIndex;
+use foliomem_session::segment::Control;
 use foliomem_sync::Mutex;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stacks};

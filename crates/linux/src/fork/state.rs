@@ -1,9 +1,9 @@
 //! The state of forks: what the forking thread and the monitor share, and what a child finds.
 
-use crate::control::SlotIndex;
 use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
 use crate::fork::quiesce::Quiesce;
 use crate::gate::Gate;
+use foliomem_session::process_table::SlotIndex;
 use foliomem_sys::region::Region;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 

@@ -3,7 +3,10 @@
 use super::*;
 use crate::swap_writer::SwapWriter;
 use foliomem_core::machine::MOST_WRITES;
+use foliomem_session::swap_file::{create, identity_of, reopen};
 use proptest::prelude::*;
+use rustix::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 /// What a call does instead of what it should.
@@ -436,29 +439,6 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
     let place = FilePlace { first: Slot(512), offset_bytes: 64, len_bytes: 5936, seal: seals[0] };
     assert_eq!(swap.read(&again.as_fd(), &mut ReadBuffer::default(), &place).unwrap(), [77; 5936]);
     assert_eq!(reopen(std::process::id(), descriptor, false, (identity.0, identity.1 + 1)).err(), Some(Errno::STALE));
-}
-
-#[test]
-fn nothing_is_overwritten_and_only_what_a_killed_run_left_is_removed() {
-    let path = scratch("there");
-    std::fs::write(&path, "precious").unwrap();
-    assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())));
-    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
-    std::fs::write(&path, "").unwrap();
-    assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())), "others may read it");
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let created = create(&path, None, 4 << 20).unwrap();
-    assert!(created.was_stale && !path.exists());
-    assert_eq!(create(Path::new("/proc"), None, 4 << 20).err(), Some(CreateError::Kind("/proc".into())));
-    assert!(matches!(create(Path::new("/nonexistent/f"), None, 4 << 20), Err(CreateError::System(..))));
-    assert!(matches!(create(&path, Some(1 << 20), 0), Err(CreateError::TooSmall(..))));
-}
-
-#[test]
-fn where_files_need_names_it_loses_its_name_at_once() {
-    // procfs has neither; the error is that of creating a file with a name.
-    let error = create(Path::new("/proc/self/swap"), Some(4 << 20), 0).unwrap_err();
-    assert!(matches!(error, CreateError::System(_, "create", _)), "{error}");
 }
 
 #[test]

@@ -17,8 +17,9 @@
 //! The words lie in the control segment. No locks: each word has one writer at a time, and the
 //! answer names the companion that it is for.
 
-use crate::control::Control;
+use crate::segment::Control;
 use foliomem_sys::clock::{now_ns, timespec};
+use foliomem_sys::shared_words;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -35,16 +36,17 @@ const REFUSED: u32 = 1 << 31;
 /// The custodian's stack, in bytes.
 const STACK_BYTES: usize = 128 << 10;
 
-/// One process's offer.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct Offer {
-    /// The companion's pid (bits 32..64) and the number of its userfaultfd, plus 1; 0 where there is
-    /// none.
-    userfaultfd: AtomicU64,
-    /// The companion whose userfaultfd the custodian has taken, or [`REFUSED`] and that. A futex
-    /// word.
-    answer: AtomicU32,
+shared_words! {
+    /// One process's offer.
+    #[derive(Debug, Default)]
+    pub struct Offer {
+        /// The companion's pid (bits 32..64) and the number of its userfaultfd, plus 1; 0 where there is
+        /// none.
+        userfaultfd: AtomicU64,
+        /// The companion whose userfaultfd the custodian has taken, or [`REFUSED`] and that. A futex
+        /// word.
+        answer: AtomicU32,
+    }
 }
 
 /// What an offer has come to.
@@ -60,16 +62,17 @@ pub enum Answer {
     NoCustodian,
 }
 
-/// How companions call the custodian.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct Calls {
-    /// 1 if there is a custodian.
-    is_attended: AtomicU32,
-    /// Bumped to wake the custodian. A futex word.
-    calls: AtomicU32,
-    /// Companions of which the supervisor had no copy in time.
-    unheld: AtomicU32,
+shared_words! {
+    /// How companions call the custodian.
+    #[derive(Debug, Default)]
+    pub struct Calls {
+        /// 1 if there is a custodian.
+        is_attended: AtomicU32,
+        /// Bumped to wake the custodian. A futex word.
+        calls: AtomicU32,
+        /// Companions of which the supervisor had no copy in time.
+        unheld: AtomicU32,
+    }
 }
 
 impl Calls {
@@ -209,7 +212,7 @@ fn take(companion: Pid, number: RawFd) -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::ProcessSlot;
+    use crate::process_table::ProcessSlot;
     use foliomem_sys::userfaultfd::{Features, Userfaultfd};
     use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};

@@ -6,21 +6,23 @@
 //! next event. A program may write over all of it; then what cannot be understood is counted as lost, too.
 
 use foliomem_sync::atomic::{AtomicU64, Ordering};
+use foliomem_sys::shared_words;
 use foliomem_types::trace_event::Event;
 
 /// Events on their way: a process makes some 300 a millisecond with its faults; they are fetched every 10 ms.
 const RECORDS: usize = if cfg!(feature = "shuttle") { 2 } else { 8192 };
 const TAG_SHIFT: u32 = 56;
 
-/// See the module.
-#[cfg_attr(all(test, feature = "shuttle"), derive(Default))]
-#[repr(C)]
-#[derive(Debug)]
-pub struct TraceRing {
-    written: AtomicU64,
-    read: AtomicU64,
-    /// Tag and time, then the event's numbers.
-    records: [[AtomicU64; 4]; RECORDS],
+shared_words! {
+    /// See the module.
+    #[cfg_attr(all(test, feature = "shuttle"), derive(Default))]
+    #[derive(Debug)]
+    pub struct TraceRing {
+        written: AtomicU64,
+        read: AtomicU64,
+        /// Tag and time, then the event's numbers.
+        records: [[AtomicU64; 4]; RECORDS],
+    }
 }
 
 impl TraceRing {

@@ -4,7 +4,7 @@
 //! inode; the supervisor has it open besides, as one of `/proc/*/fd`. What is opened is compared with the inode, and
 //! [`Control::of`] verifies what is in it. Who may look at a process so, the kernel decides: its user and root.
 
-use crate::control::{Control, ControlError, SEGMENT_NAME};
+use crate::segment::{Control, ControlError, SEGMENT_NAME};
 use foliomem_sys::errno_text::ErrnoText;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};

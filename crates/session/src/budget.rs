@@ -9,7 +9,9 @@
 //! Lock-free; any thread may call. Figures of concurrent callers may be off by what they charge at the
 //! same instant, which the next sample corrects.
 
-use crate::control::{Control, Excess, SlotIndex};
+use crate::messages::Excess;
+use crate::process_table::SlotIndex;
+use crate::segment::Control;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::fork_cell::ForkCell;
 use foliomem_sys::pagemap;

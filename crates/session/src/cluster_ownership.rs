@@ -1,4 +1,6 @@
-//! Who holds which clusters of the swap file: shared by all processes of a run, in the control segment.
+//! Cluster ownership: which processes of a run hold which clusters of the swap file.
+//!
+//! The table lies in the control segment.
 //!
 //! A process that uses the file has a *row*: a bit for each cluster it holds. A cluster counts its holders; it has more
 //! than one after a fork. Whoever wants a cluster that has none raises the count from 0 to 1 and then sets its
@@ -16,9 +18,10 @@
 //! The key and the counter of nonces are here, too: one of each for all processes, so that a child of a fork reads what its
 //! parent has written, and no two processes ever use one nonce.
 
-use crate::control::MOST_PROCESSES;
+use crate::process_table::MOST_PROCESSES;
 use crate::swap_file::{self, Created, KEY_BYTES};
 use foliomem_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use foliomem_sys::shared_words;
 use foliomem_sys::swap_discard;
 use foliomem_types::discard::Discard;
 use foliomem_types::units::{CLUSTER_BYTES, ClusterNumber};
@@ -38,9 +41,12 @@ const PENDING: u64 = 1 << 32;
 /// In a row's owner: the owner before is gone, and this process counts down what it held.
 const REAPING: u64 = 1 << 33;
 
-/// A bit for each cluster.
-#[repr(C)]
-struct Row([AtomicU64; WORDS]);
+shared_words! {
+    /// A bit for each cluster.
+    struct Row {
+        words: [AtomicU64; WORDS],
+    }
+}
 
 /// What there can be to tell, once in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,31 +66,32 @@ pub enum Event {
     ArenaFull = 32,
 }
 
-/// The part of the control segment that is about the swap file.
-#[repr(C)]
-pub struct SwapSpace {
-    /// 0 where there is no swap file.
-    clusters: AtomicU32,
-    direct: AtomicU32,
-    /// A [`Discard`].
-    discard: AtomicU32,
-    /// Where it is open: process, descriptor.
-    pid: AtomicU32,
-    descriptor: AtomicU32,
-    device: AtomicU64,
-    number: AtomicU64,
-    key: [AtomicU64; KEY_BYTES / 8],
-    nonces: AtomicU64,
-    /// [`Event`]s that were told.
-    told: AtomicU32,
-    holders: [AtomicU16; MOST_CLUSTERS],
-    /// Clusters that were claimed, and not discarded since.
-    undiscarded: Row,
-    /// Whose rows these are: a pid, perhaps with [`PENDING`] or [`REAPING`]; 0 while nobody has the
-    /// row. Apart from the rows, so that
-    /// looking for one makes no pages for all of them.
-    owners: [AtomicU64; ROWS],
-    rows: [Row; ROWS],
+shared_words! {
+    /// The part of the control segment that is about the swap file.
+    pub struct SwapSpace {
+        /// 0 where there is no swap file.
+        clusters: AtomicU32,
+        direct: AtomicU32,
+        /// A [`Discard`].
+        discard: AtomicU32,
+        /// Where it is open: process, descriptor.
+        pid: AtomicU32,
+        descriptor: AtomicU32,
+        device: AtomicU64,
+        number: AtomicU64,
+        key: [AtomicU64; KEY_BYTES / 8],
+        nonces: AtomicU64,
+        /// [`Event`]s that were told.
+        told: AtomicU32,
+        holders: [AtomicU16; MOST_CLUSTERS],
+        /// Clusters that were claimed, and not discarded since.
+        undiscarded: Row,
+        /// Whose rows these are: a pid, perhaps with [`PENDING`] or [`REAPING`]; 0 while nobody has the
+        /// row. Apart from the rows, so that
+        /// looking for one makes no pages for all of them.
+        owners: [AtomicU64; ROWS],
+        rows: [Row; ROWS],
+    }
 }
 
 /// A row of the table of who holds what.
@@ -108,7 +115,7 @@ impl SwapSpace {
     /// Of a file of `clusters` clusters. (Zeros are no atomics of the explorer's.)
     pub(crate) fn for_schedules(clusters: u32) -> SwapSpace {
         let (half, word) = (|| AtomicU32::new(0), || AtomicU64::new(0));
-        let row = || Row(std::array::from_fn(|_| word()));
+        let row = || Row { words: std::array::from_fn(|_| word()) };
         SwapSpace {
             clusters: AtomicU32::new(clusters),
             direct: half(),
@@ -198,7 +205,7 @@ impl SwapSpace {
     }
 
     fn held(&self, row: RowIndex) -> &[AtomicU64; WORDS] {
-        &self.rows[row.0 as usize].0
+        &self.rows[row.0 as usize].words
     }
 
     fn owner(&self, row: RowIndex) -> &AtomicU64 {
@@ -267,7 +274,7 @@ impl SwapSpace {
         }
         let (word, bit) = word_and_bit(cluster);
         // Relaxed: it is looked at again by who holds the cluster (`discard_left`).
-        self.undiscarded.0[word].fetch_or(bit, Ordering::Relaxed);
+        self.undiscarded.words[word].fetch_or(bit, Ordering::Relaxed);
         // Release pairs with the Acquire in `leave` and `release`: the count is 1 by then.
         self.held(row)[word].fetch_or(bit, Ordering::Release);
         true
@@ -277,7 +284,7 @@ impl SwapSpace {
     pub fn discarded(&self, cluster: ClusterNumber) {
         let (word, bit) = word_and_bit(cluster);
         // Relaxed: called by a holder, whose letting go releases it.
-        self.undiscarded.0[word].fetch_and(!bit, Ordering::Relaxed);
+        self.undiscarded.words[word].fetch_and(!bit, Ordering::Relaxed);
     }
 
     /// Discards what has been left as it was, by processes that have ended or shared it. What the supervisor does now and then.
@@ -287,7 +294,7 @@ impl SwapSpace {
             return;
         }
         self.reap();
-        let words = self.undiscarded.0.iter().enumerate().take(self.words());
+        let words = self.undiscarded.words.iter().enumerate().take(self.words());
         // Relaxed: a hint, until the cluster is claimed.
         let left = words.flat_map(|(index, word)| clusters_in(index, word.load(Ordering::Relaxed)));
         // Acquire pairs with the Release of who held it last, as in `claim`.
@@ -373,10 +380,7 @@ mod tests {
     use super::*;
 
     fn space(clusters: u32) -> Box<SwapSpace> {
-        // Too large for a stack.
-        let layout = std::alloc::Layout::new::<SwapSpace>();
-        // SAFETY: the layout is that of the type, all of it atomics, of which zeros are values.
-        let space = unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast::<SwapSpace>()) };
+        let space = foliomem_sys::shared_memory::zeroed::<SwapSpace>();
         space.clusters.store(clusters, Ordering::Relaxed);
         space
     }
@@ -412,7 +416,7 @@ mod tests {
         assert!(blocks() > 0, "it is held");
         space.release(mine, near);
         space.discard_left(&file);
-        assert_eq!((blocks(), space.undiscarded.0[0].load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((blocks(), space.undiscarded.words[0].load(Ordering::Relaxed)), (0, 0));
         assert!(space.claim(mine, near) && !space.claim(mine, far));
         // A process that ends gives up all that it holds.
         space.leave(mine);
