@@ -2,7 +2,7 @@
 //!
 //! It exports nothing but the hooks below (a test checks the built library) and does nothing unless
 //! `FOLIOMEM_CONTROL` names the control segment of a run. Its constructor claims a slot there, says
-//! hello, and starts the companion (`foliomem_linux::companion`). From then on everything happens
+//! hello, and starts the companion (`foliomem_runtime::companion`). From then on everything happens
 //! in the companion, around forks, and in hooks.
 //!
 //! Rules for code in this library: no allocation from the program's malloc (see
@@ -14,7 +14,6 @@ mod hooks;
 mod objects;
 mod real;
 mod start;
-mod threads;
 mod valgrind;
 
 #[global_allocator]

@@ -1,8 +1,8 @@
 //! Getting started, before the program's own constructors and `main`.
 
 use crate::{hooks, valgrind};
-use foliomem_linux::companion;
-use foliomem_linux::runtime::Runtime;
+use foliomem_runtime::companion;
+use foliomem_runtime::runtime::Runtime;
 use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;

@@ -22,7 +22,7 @@ use crate::kernel_peer::{KernelFigures, KernelPeer};
 use crate::raw_codec;
 use crate::rounds::{Rounds, serve};
 use crate::{Error, median};
-use foliomem_linux::companion;
+use foliomem_runtime::companion;
 use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;

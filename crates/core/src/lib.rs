@@ -1,6 +1,6 @@
 //! The foliomem memory manager: pure logic over a small [`machine::Machine`].
 //!
-//! The crate knows no system call, pointer or thread. The crate `foliomem-linux` runs it over the
+//! The crate knows no system call, pointer or thread. The crate `foliomem-runtime` runs it over the
 //! memory of a real program; tests and the lab run it over a simulated machine. The words are the
 //! kernel's: a *page* is 4 KiB, a *folio* is a naturally aligned run of `2^order` pages, a *frame*
 //! is a page of physical budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster*

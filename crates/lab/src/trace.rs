@@ -19,7 +19,7 @@ use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The types of records come from the lab's build of the engine; those of `foliomem-linux` are
+/// The types of records come from the lab's build of the engine; those of `foliomem-runtime` are
 /// distinct types.
 pub use foliomem_types::{trace_event::Event, units::PageNumber};
 

@@ -15,20 +15,20 @@ const CRATES: [(&str, &str, &[&str]); 12] = [
     ("sys", "foliomem_sys", &["foliomem_types", "foliomem_sync"]),
     ("session", "foliomem_session", &["foliomem_sys", "foliomem_types", "foliomem_sync"]),
     (
-        "linux",
-        "foliomem_linux",
+        "runtime",
+        "foliomem_runtime",
         &["foliomem_core", "foliomem_session", "foliomem_sys", "foliomem_types", "foliomem_sync"],
     ),
     (
         "agent",
         "foliomem_agent",
-        &["foliomem_linux", "foliomem_session", "foliomem_sys", "foliomem_types", "foliomem_sync"],
+        &["foliomem_runtime", "foliomem_session", "foliomem_sys", "foliomem_types", "foliomem_sync"],
     ),
     ("lab", "foliomem_lab", &["foliomem_core", "foliomem_types"]),
     (
         "bench",
         "foliomem_bench",
-        &["foliomem_core", "foliomem_linux", "foliomem_session", "foliomem_sys", "foliomem_lab", "foliomem_types"],
+        &["foliomem_core", "foliomem_runtime", "foliomem_session", "foliomem_sys", "foliomem_lab", "foliomem_types"],
     ),
     (
         "cli",
@@ -77,20 +77,20 @@ mod tests {
 
     #[test]
     fn crates_outside_the_table_are_refused() {
-        assert_bad(check, "use foliomem_linux::heap;\nfn f() {\n    foliomem_lab::run()\n}\n", &[1, 3]);
-        assert_good(check, "use std::fmt;\nuse foliomem_core::units;\n// foliomem_linux calls this.\n");
+        assert_bad(check, "use foliomem_runtime::heap;\nfn f() {\n    foliomem_lab::run()\n}\n", &[1, 3]);
+        assert_good(check, "use std::fmt;\nuse foliomem_core::units;\n// foliomem_runtime calls this.\n");
     }
 
     #[test]
     fn a_crate_may_use_the_crates_of_its_row() {
         let findings = |path: &str| {
-            let text = "use foliomem_core::units;\nuse foliomem_linux::heap;\n".to_owned();
+            let text = "use foliomem_core::units;\nuse foliomem_runtime::heap;\n".to_owned();
             let mut findings = Vec::new();
             check(&Source::parse(path.to_owned(), text).unwrap(), &mut findings);
             findings.len()
         };
         assert_eq!(findings("crates/bench/src/lib.rs"), 0);
-        assert_eq!(findings("crates/linux/src/lib.rs"), 0);
+        assert_eq!(findings("crates/runtime/src/lib.rs"), 0);
         assert_eq!(findings("crates/lab/src/lib.rs"), 1);
         assert_eq!(findings("crates/new/src/lib.rs"), 1);
     }
