@@ -1,4 +1,4 @@
-//! The functions of the C library that the agent stands before.
+//! Hooks: functions of the C library that the agent's library exports in their place.
 //!
 //! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when
 //!   they make a process that does not share its memory. The child must have its memory registered
@@ -12,13 +12,13 @@
 //! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is
 //!   managed before it is touched, where there may be no room for it. They do nothing else: memory
 //!   is the C library's, or of whichever allocator comes next.
-//! - `mremap`: the kernel moves no more than one mapping at a time, and we register parts of some.
-//! - `pthread_create` and `thrd_create`: a thread tells that it begins before anything else
+//! - `mremap`: the kernel moves one mapping at a time, and the agent registers parts of some.
+//! - `pthread_create` and `thrd_create`: a new thread sends a notice before anything else
 //!   (`foliomem_sys::thread_control_block`).
-//! - `prctl` and `syscall` where they set a filter for system calls: then the hooks before make
-//!   none of their own, but that threads that begin wait on a futex.
-//!
-//! - `dl_iterate_phdr`: AddressSanitizer refuses to run where another library comes before it (`crate::objects`).
+//! - `prctl` and `syscall` where they set a filter for system calls: from then on these hooks make
+//!   no system calls of their own, except that starting threads wait on a futex.
+//! - `dl_iterate_phdr`: AddressSanitizer refuses to run if another library comes before it
+//!   (`crate::objects`).
 //!
 //! | module | hooks |
 //! |---|---|
@@ -28,8 +28,8 @@
 //! | [`threads`] | what starts a thread |
 //! | [`system_calls`] | `syscall`, `prctl` |
 //!
-//! Hooks whose names std or a codec calls are never inlined: such a call must not reach the program's function
-//! (`crate::c_library`), nor the hook.
+//! Hooks whose names std or a codec calls are never inlined: such a call must reach neither the
+//! program's function (`crate::c_library`) nor the hook.
 //!
 //! The real functions are looked up once, at start (`crate::real`).
 

@@ -1,4 +1,4 @@
-//! Getting started, before the program's own constructors and `main`.
+//! The start of the agent, before the program's constructors and `main`. There is no lock.
 
 use crate::{hooks, valgrind};
 use foliomem_runtime::companion;

@@ -1,7 +1,7 @@
-//! What the agent of a recorded process tells of it ([`foliomem_types::trace_event`]): what its limit puts out of reach, and when that is
-//! touched again. Nothing is done to learn more.
+//! The tracer: records the events of a process ([`foliomem_types::trace_event`]).
 //!
-//! Lock: the tracer's, leaves.
+//! It records which pages the limit makes non-resident, and when the program touches them again. It
+//! does nothing to learn more. Lock: one leaf.
 
 use crate::ports::machine::LinuxMachine;
 use foliomem_core::engine::Engine;

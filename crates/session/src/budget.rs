@@ -1,13 +1,14 @@
-//! What this process may take of the tree's limit.
+//! The budget of one process: what it may take of the tree's limit.
 //!
-//! Truth is the kernel's count of the process's anonymous resident pages: it covers the program, the
-//! arena, the store, the engine's tables. It is sampled (a read of `/proc/self/statm`), and between
-//! samples the pages the engine charges are added. Every sample is published in the process's slot of
-//! the control segment, which lets a limit grow that follows the need; what the others have published is subtracted from the limit. After a fork, pages
-//! that several processes share are counted in proportion ([`Budget::set_shared_pages`]).
+//! The measure is the kernel's count of the process's anonymous resident pages. It covers the
+//! program, the arena, the store, and the engine's tables. A sample is a read of
+//! `/proc/self/statm`. Between samples the budget adds the pages that the engine charges. Each
+//! sample is published in the process's slot of the control segment, which also lets a limit grow
+//! that follows the need. The limit less what other processes have published is left for this one.
+//! After a fork, shared pages count in proportion ([`Budget::set_shared_pages`]).
 //!
-//! Lock-free; any thread may call. Figures of concurrent callers may be off by what they charge at the
-//! same instant, which the next sample corrects.
+//! No lock: any thread may call. The figures of concurrent callers may be wrong by what they charge
+//! at the same moment, which the next sample corrects.
 
 use crate::messages::Excess;
 use crate::process_table::SlotIndex;

@@ -1,22 +1,23 @@
 //! Cluster ownership: which processes of a run hold which clusters of the swap file.
 //!
-//! The table lies in the control segment.
+//! The table lies in the control segment. A process that uses the file has a *row*: a bit for each
+//! cluster that it holds. Each cluster counts its holders; it has several after a fork. A process
+//! that claims a cluster without holders raises the count from 0 to 1, then sets its bit. A fork
+//! raises the count of all clusters of the parent before the child exists.
 //!
-//! A process that uses the file has a *row*: a bit for each cluster it holds. A cluster counts its holders; it has more
-//! than one after a fork. Whoever wants a cluster that has none raises the count from 0 to 1 and then sets its
-//! bit; a fork raises the count of all that the parent holds before the child exists. A process can be killed at any
-//! instruction: its row says what it held, and whoever finds it dead counts that down. Killed between count and bit, it
-//! leaves a cluster that is not used again in this run.
+//! A process can be killed at any instruction. Its row says what it held, and a process that finds
+//! it dead counts that down. If it was killed between count and bit, the cluster is not used again
+//! in this run.
 //!
-//! A cluster is discarded by who holds it, alone or with others that have nothing there either; what nobody held long enough for that is
-//! discarded by the supervisor, which holds it meanwhile.
+//! A holder discards a cluster in which no holder has anything. The supervisor discards clusters
+//! that no process held for long enough, and holds them meanwhile.
 //!
-//! Orderings: what a cluster holds is handed over by its count of holders. Whoever lets go of it
-//! releases what it read and wrote there, and whoever claims it acquires that. A row's owner hands
-//! over the row in the same way.
+//! Orderings: the count of holders hands over the content of a cluster. A process that lets go of a
+//! cluster releases what it read and wrote there, and a process that claims the cluster acquires
+//! that. A row's owner hands over the row in the same way.
 //!
-//! The key and the counter of nonces are here, too: one of each for all processes, so that a child of a fork reads what its
-//! parent has written, and no two processes ever use one nonce.
+//! The key and the counter of nonces are here, too: one of each for all processes, so a child of a
+//! fork reads what its parent has written, and no two processes use one nonce. There is no lock.
 
 use crate::process_table::MOST_PROCESSES;
 use crate::swap_file::{self, Created, KEY_BYTES};

@@ -1,8 +1,8 @@
-//! Finding the run that a process belongs to, from outside.
+//! Finds the run that a process belongs to, from outside.
 //!
-//! Every process of a run, and its supervisor, has the control segment mapped, which `/proc/<pid>/maps` shows with its
-//! inode; the supervisor has it open besides, as one of `/proc/*/fd`. What is opened is compared with the inode, and
-//! [`Control::of`] verifies what is in it. Who may look at a process so, the kernel decides: its user and root.
+//! Every process of a run maps the control segment, and `/proc/<pid>/maps` shows its inode. The
+//! supervisor also has it open, as one of `/proc/*/fd`. The opened file must have that inode, and
+//! [`Control::of`] verifies its content. The kernel lets a process's user and root look at it.
 
 use crate::segment::{Control, ControlError, SEGMENT_NAME};
 use foliomem_sys::errno_text::ErrnoText;

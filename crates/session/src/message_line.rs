@@ -1,4 +1,4 @@
-//! Lines of text made without allocating.
+//! Message lines, made without allocating. There is no lock.
 
 use std::fmt::{self, Write};
 

@@ -1,9 +1,11 @@
-//! How events of a recorded process get to the supervisor, who writes them to a file: a ring in the control segment.
+//! The ring by which the events of a recorded process reach the supervisor, which writes them to a
+//! file.
 //!
-//! One ring for each process's slot. The process's agent writes (one thread at a time, under a lock of its own), the
-//! supervisor reads. A process may be killed at any instant: what counts is what `written` says, which is stored after the
-//! event. Nobody waits for the other side: where the ring is full, events are counted instead, and the count is the
-//! next event. A program may write over all of it; then what cannot be understood is counted as lost, too.
+//! Each slot of the process table has a ring in the control segment. The process's agent writes to
+//! it, one thread at a time under the tracer's lock, and the supervisor reads. A process may be
+//! killed at any instruction, so an event counts only when `written` says so. Neither side waits:
+//! if the ring is full, the agent counts events instead, and the count is the next event. A program
+//! may overwrite the ring; the reader counts what it cannot understand as lost.
 
 use foliomem_sync::atomic::{AtomicU64, Ordering};
 use foliomem_sys::shared_words;

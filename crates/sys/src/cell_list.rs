@@ -1,7 +1,7 @@
-//! A list of spare cells without a lock, for threads that may be anywhere when another one forks.
+//! A list of spare cells without a lock, for threads that a fork may interrupt anywhere.
 //!
-//! Whoever takes a cell takes the whole list for a moment, so nobody else changes what it reads,
-//! and puts the rest back. What a fork catches there is lost to the child.
+//! A thread that takes a cell takes the whole list for a moment, so no other thread changes what it
+//! reads, and puts the rest back. Cells that a fork catches there are lost to the child.
 
 use foliomem_sync::atomic::{AtomicPtr, Ordering};
 use std::ptr::{NonNull, null_mut};

@@ -1,5 +1,7 @@
-//! What an error of the system means, said without the C library: its tables are in the language of the thread that
-//! asks, and threads of the agent have none: looking there ends the program with SIGSEGV.
+//! The text of a system error, without the C library.
+//!
+//! The C library's tables are in the language of the calling thread. Threads of the agent have
+//! none, so a look there ends the program with SIGSEGV. There is no lock.
 
 use rustix::io::Errno;
 use std::fmt;

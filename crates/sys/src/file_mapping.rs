@@ -1,4 +1,4 @@
-//! A file that is mapped to be read.
+//! A file that is mapped for reading. There is no lock.
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};

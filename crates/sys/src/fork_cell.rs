@@ -1,9 +1,12 @@
-//! A value that all threads read and that changes only in the child of a fork, while it has one thread.
+//! A value that all threads read, and that changes only while its process has one thread.
+//!
+//! The child of a fork replaces what belonged to its parent. The old value is forgotten, not
+//! dropped, because the parent still uses it. There is no lock.
 
 use std::cell::UnsafeCell;
 use std::ops::Deref;
 
-/// See the module.
+/// A value that changes only while its process has one thread.
 #[derive(Debug)]
 pub struct ForkCell<T>(UnsafeCell<T>);
 

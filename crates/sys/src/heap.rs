@@ -1,18 +1,21 @@
-//! The agent's own memory: every allocation of the agent comes from regions that it has reserved, never from
-//! the program's malloc, so that they can be told apart from the program's memory and never be
-//! managed themselves.
+//! The agent's heap: regions that the agent has reserved, apart from the program's memory.
 //!
-//! A program may limit its address space (`RLIMIT_AS`) and what of it may be written (`RLIMIT_DATA`): so each region is as large as all
-//! before it, and is opened for writing step by step. Until then it may only be read, which neither a program's heap nor what that
-//! may grow into is: whoever looks for these between the moment it is mapped and the one it is known takes it for neither.
+//! No allocation of the agent comes from the program's malloc, so the agent's memory is never
+//! managed.
 //!
-//! Small blocks are dlmalloc's, in segments cut from the regions; blocks of [`LARGE_BYTES`] and more are
-//! cut from them directly and are zero pages of the kernel, so that tables allocated zeroed cost nothing
-//! until used. Address space of freed large blocks is not used again, only their pages are given back:
-//! the engine's tables grow by doubling, so what is lost is bounded by what is in use.
+//! A program may limit its address space (`RLIMIT_AS`) and its writable memory (`RLIMIT_DATA`). So
+//! each region is as large as all regions before it, and becomes writable step by step. The rest of
+//! a region is readable: neither a heap of the program nor a reserve is readable only, so a scan of
+//! the mappings takes a new region for neither of them.
 //!
-//! Lock: one leaf. The forking thread finds it free: the agent's threads allocate and free only inside
-//! `crate::gate`, and the program's threads allocate here only while the agent starts.
+//! Small blocks are dlmalloc's, in segments cut from the regions. Blocks of [`LARGE_BYTES`] and
+//! more are cut from the regions directly. They are zero pages of the kernel, so a zeroed table
+//! costs nothing until it is used. A freed large block gives its pages back, but its address space
+//! is not used again: the engine's tables grow by doubling, so the loss is bounded by the memory in
+//! use.
+//!
+//! Lock: one leaf. The forking thread finds it free: the agent's threads allocate and free only
+//! inside the gate, and the program's threads allocate here only while the agent starts.
 
 use dlmalloc::Dlmalloc;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};

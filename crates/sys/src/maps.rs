@@ -1,4 +1,4 @@
-//! `/proc/self/maps`: what is mapped where.
+//! The mappings of a process: `/proc/self/maps` and the ioctl `PROCMAP_QUERY`. There is no lock.
 
 use crate::raw_ioctl;
 use foliomem_types::size_policy::Advice;

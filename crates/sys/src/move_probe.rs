@@ -1,7 +1,7 @@
-//! Memory of our own between whose two places pages move, and a program's faults on it: for measuring what that costs.
+//! A probe of page moves: two regions of the process between which pages move, to measure the cost.
 //!
-//! A fault here is one as the runtime serves it: a handler on the faulting thread's CPU polls, reads the message, moves a
-//! page from home, and wakes who waits. There is no engine.
+//! A fault is served as the agent serves it: a handler on the faulting thread's CPU polls, reads
+//! the message, moves a page, and wakes the thread. There is no engine and no lock.
 
 use crate::cpus::run_on;
 use crate::region::Region;

@@ -1,4 +1,5 @@
-//! Which pages are there: `/proc/self/pagemap`, `statm` and `smaps_rollup`.
+//! The pages of a process: `/proc/self/pagemap`, `statm`, `stat` and `smaps_rollup`. There is no
+//! lock.
 
 use crate::raw_ioctl;
 use crate::thread::syscall3;

@@ -1,4 +1,7 @@
-//! A reserved range of our own address space: the arena, or a thread's stack.
+//! A reserved range of the agent's own address space: the arena, or a thread's stack.
+//!
+//! A region has one owner. Shared access to its memory is unsafe, because the kernel or another
+//! thread may change it. There is no lock.
 
 use crate::thread::syscall3;
 use rustix::io::Errno;

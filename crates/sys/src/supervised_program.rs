@@ -1,10 +1,14 @@
-//! The program under its supervisor: started, watched, and signals passed on to it.
+//! The program under its supervisor: how it is started and watched, and gets the supervisor's
+//! signals.
 //!
-//! The program runs in the supervisor's process group, so that the terminal treats both as one job: what
-//! the kernel sends to the group (Ctrl-C) reaches the program by itself and is not passed on, what a
-//! process sends to the supervisor is. (What a process sends to the group comes to the program twice: who
-//! gets a signal is not told who else did.) All signals are blocked in the supervisor and read from a
-//! signalfd; the program starts with the mask the supervisor was started with, and dies when it does.
+//! The program runs in the supervisor's process group, so the terminal treats both as one job. The
+//! kernel sends a signal of the terminal (Ctrl-C) to the whole group, so the supervisor does not
+//! pass it on. It passes on a signal that a process sends to the supervisor. A signal that a
+//! process sends to the group reaches the program twice, because its receivers do not learn of each
+//! other.
+//!
+//! The supervisor blocks all signals and reads them from a signalfd. The program starts with the
+//! mask that the supervisor was started with, and ends when the supervisor ends.
 
 use crate::clock::timespec;
 use rustix::event::{PollFd, PollFlags, poll};

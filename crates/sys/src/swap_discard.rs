@@ -1,4 +1,5 @@
-//! Giving back the room of what is free in the swap file: holes in a file, discards (TRIM) on a block device.
+//! Discards free clusters of the swap file: holes in a file, TRIM on a block device. There is no
+//! lock.
 
 use crate::raw_ioctl;
 use foliomem_types::discard::Discard;

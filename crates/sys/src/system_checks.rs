@@ -1,4 +1,4 @@
-//! What this machine allows: the checks of `foliomem doctor`, each tried rather than guessed.
+//! The checks of `foliomem doctor`: what this machine allows. Each check tries what it reports.
 
 use crate::errno_text::ErrnoText;
 use crate::interception::dispatch;

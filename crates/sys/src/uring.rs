@@ -1,11 +1,13 @@
-//! Writes that go on while their thread does something else: a ring of io_uring(7) for one thread and one file.
+//! Asynchronous writes: a ring of io_uring(7) for one thread and one file.
 //!
-//! The ring belongs to the thread that made it. Its memory is not copied by forks (`MADV_DONTFORK`), and the child's
-//! threads make rings of their own. Its system calls are made without the C library, whose `syscall` the agent replaces.
+//! The ring belongs to the thread that made it. Forks do not copy its memory (`MADV_DONTFORK`), and
+//! the child's threads make rings of their own. Its system calls bypass the C library, whose
+//! `syscall` the agent replaces.
 //!
-//! Where it is forbidden (ENOSYS, EPERM, `kernel.io_uring_disabled`) there is none. A program that filters its system
-//! calls later (seccomp) may have chosen to be killed for those it does not know: where there is a filter, the ring
-//! is not used any more. What is under way by then completes all the same: completions arrive with any system call.
+//! The kernel may forbid io_uring (ENOSYS, EPERM, `kernel.io_uring_disabled`). A program that
+//! filters its system calls later (seccomp) may have chosen to be killed for those that it does not
+//! know. So a thread with a filter does not use its ring any more. Writes under way complete all
+//! the same, because completions arrive with any system call. There is no lock.
 
 use io_uring::{IoUring, opcode, types::Fd};
 use linux_raw_sys::io_uring::IORING_ENTER_GETEVENTS;

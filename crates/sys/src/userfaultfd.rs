@@ -8,7 +8,7 @@
 //! A fault costs, to the wake of the program, with a MOVE of 4 KiB (2 CPUs, medians): 8.0 us with a
 //! handler on the program's CPU that blocks in `read`, 8.5 us when it polls and reads under a lock, and 14
 //! to 15 us either way when a second handler on the other CPU is woken, too. Polling lets messages be
-//! read one at a time in order, which correctness needs (see [`crate::runtime`]), for 0.5 us.
+//! read one at a time in order, which correctness needs (see the handler in `foliomem_runtime`), for 0.5 us.
 
 use crate::errno_text::ErrnoText;
 use crate::raw_ioctl;
@@ -260,7 +260,7 @@ impl Userfaultfd {
     }
 
     /// Makes writes to the pages of a range that are there raise faults, and marks those that are not there
-    /// ([`crate::marks`]).
+    /// (`marks` in `foliomem_runtime`).
     pub fn protect(&self, start: usize, len: usize) -> Result<(), MoveError> {
         self.write_protect(start, len, WRITE_PROTECT_MODE_WP)
     }

@@ -1,16 +1,19 @@
-//! What the program says about its mappings: MADV_HUGEPAGE and MADV_NOHUGEPAGE.
+//! Advice: what the program says about huge pages in its mappings (MADV_HUGEPAGE, MADV_NOHUGEPAGE).
 //!
-//! The kernel keeps it in the flags of a mapping, which only `smaps` shows, and that walks all page tables (18 ms for 1 GiB).
-//! So `smaps` is read once, when the agent engages, and from then on calls are heard: the hooks *tell* of a call
-//! when the kernel has made it, and whoever looks a mapping up *hears* first. Of what is managed, advice is kept
-//! with its range ([`crate::address_space::ranges`]) and follows it as the kernel's does. What is said about memory that is not managed yet
-//! waits until it is adopted; it holds only if it goes for the whole mapping that is found there, because it would have
-//! split it otherwise. A call by an inline system call is not heard.
+//! The kernel keeps advice in the flags of a mapping. Only `smaps` shows them, and reading it walks
+//! all page tables (18 ms for 1 GiB). So the agent reads `smaps` once, when it activates. From then
+//! on the hooks *notify* it of a call after the kernel has made it, and a thread that looks up a
+//! mapping *receives* the notices first. Advice for managed memory is kept with its range
+//! ([`crate::address_space::ranges`]) and follows it as the kernel's does. Advice for memory that
+//! is not managed yet waits until the memory is adopted. It then holds only if it covers the whole
+//! mapping, because it would have split the mapping otherwise. An inline system call sends no
+//! notice.
 //!
-//! Telling takes no lock and waits for nobody: the program's thread may lose its CPU to a signal handler that needs a fault
-//! served, or be gone in the child of a fork, in the middle of it. Where a great many calls come at once, the last are lost.
+//! Notifying takes no lock and never waits: a signal handler of the thread may need a fault served,
+//! and the thread may be gone in the child of a fork. If very many calls come at once, the last are
+//! lost.
 //!
-//! Lock order: what waits, then the lock of the ranges.
+//! Lock order: waiting advice, then the lock of the ranges.
 
 use crate::address_space::ranges::Ranges;
 use foliomem_sync::atomic::{AtomicUsize, Ordering};

@@ -1,22 +1,23 @@
-//! Whether pages may have left the program by reference.
+//! Lent pages: whether others may hold references to pages of the program.
 //!
-//! `vmsplice(2)`, `MSG_ZEROCOPY` and zero-copy sends of an io_uring keep references to the program's pages. Such a page moves
-//! like any other, and no interface of the kernel tells that somebody still reads it (Linux 6.18: nothing but its reference
-//! count does, and no operation that leaves an anonymous page where it is depends on that). If its frame were used again in
-//! place, the reader would get other content. A page that goes back to the system is safe: the reader's reference keeps it.
+//! `vmsplice(2)`, `MSG_ZEROCOPY` and zero-copy sends of an io_uring keep references to pages. Such
+//! a page moves like any other, and no interface of the kernel shows the reference (Linux 6.18). If
+//! the page's frame were used again in place, the holder of the reference would read other content.
+//! A page that goes back to the kernel is safe, because the reference keeps it.
 //!
-//! From the first sign of such a call on, no frame is used again in place, for the rest of the process's life: another process
-//! may hold the pages long after the call, and can pass them on (`tee(2)`, `splice(2)`). The signs are:
+//! After the first sign of such a call, no frame is used again in place for the rest of the
+//! process's life: another process may hold the pages long after the call, and can pass them on
+//! (`tee(2)`, `splice(2)`). The signs are:
 //!
-//! - a call of the C library that was seen ([`crate::unseen_calls`]);
-//! - an io_uring, or a socket with `SO_ZEROCOPY`, among the process's descriptors: it may come from another process;
-//! - a pipe open for writing, where the program can make calls that are not seen.
+//! - a call of the C library that was seen ([`foliomem_sys::unseen_calls`]);
+//! - an io_uring, or a socket with `SO_ZEROCOPY`, among the process's descriptors: it may come from
+//!   another process;
+//! - a pipe open for writing, if the program can make unseen calls.
 //!
-//! The monitor looks at the descriptors, and so does a fork. Where calls can be made unseen there is also a look before a frame
-//! of the program's is used again, unless the last one was less than [`LOOK_INTERVAL_NS`] ago and as many descriptors were open.
-//! A descriptor that is made, used, passed on and closed between two looks is missed.
-//!
-//! A frame that goes back costs 0.4 us for each page, and the next one 1.3 us (Linux 6.18, 2 CPUs).
+//! The monitor and each fork look at the descriptors. If the program can make unseen calls, a
+//! thread also looks before it uses a frame of the program's again, unless the last look was less
+//! than [`LOOK_INTERVAL_NS`] ago and the number of descriptors is the same. A descriptor that is
+//! made, used, passed on and closed between two looks is missed. There is no lock.
 
 use crate::companion::memory_users;
 use foliomem_sys::clock::now_ns;

@@ -1,20 +1,22 @@
-//! The order of mapping changes.
+//! The order in which reported changes of mappings are applied.
 //!
-//! The kernel changes a mapping first and queues the message about it afterwards, without a lock in between; a
-//! move to a fixed address even waits for another message of its own to be read. So a thread may unmap a
-//! range, another may move pages to the very place, and the second message may be read first. Applied in that order,
-//! the pages that were moved there would be lost.
+//! The kernel changes a mapping first and queues the message afterwards, without a lock in between.
+//! A move to a fixed address even waits until another message of its own is read. So a thread may
+//! unmap a range, another thread may move pages to that place, and the second message may be read
+//! first. If changes were applied in that order, the moved pages would be lost.
 //!
-//! But a range can be moved only to where nothing is. So if something is known at the target of a move, the message
-//! about what takes that away is still to come, and the move *waits* for it. What is heard meanwhile of the addresses
-//! that a waiting move leaves, or has filled, waits behind it, unless it is what the move waits for.
+//! A range can be moved only to where nothing is. So if something is known at the target of a move,
+//! the message about its removal is still to come, and the move *waits* for it. A message about
+//! addresses that a waiting move leaves or fills waits behind the move, unless the move waits for
+//! that message.
 //!
-//! A move has an *echo*: a message, queued when that of the move has been read, that its source is unmapped. By then
-//! something else may have been moved there. It says nothing new and is dropped.
+//! A move has an *echo*: a message that its source is unmapped, queued when the move's message has
+//! been read. Something else may have been moved there by then. An echo says nothing new and is
+//! dropped.
 //!
-//! Assumed: what is mapped is known (the kernel does not tell where a mapping grows in place; whoever uses this asks);
-//! and no thread changes the same addresses again while the message about what was there before them is still on its
-//! way. Where two do, nothing tells which was first.
+//! Assumptions: everything mapped is known (the kernel does not report a mapping that grows in
+//! place, so the caller asks); and no thread changes addresses again while a message about their
+//! earlier content is under way. If two threads do that, nothing shows which was first.
 //!
 //! Used under the lock of the mappings; takes the lock of the ranges.
 

@@ -7,7 +7,7 @@
 //! return and its mark is missing, its content is stale.
 //!
 //! Marks are set only where the program can make system calls that the agent does not see
-//! ([`crate::unseen_calls`]). That may show after pages have been swapped out. Then all of them are
+//! ([`foliomem_sys::unseen_calls`]). That may show after pages have been swapped out. Then all of them are
 //! marked, and from the end of that on missing marks count.
 //!
 //! A page can be without a mark for another reason: the kernel refuses to set marks while a mapping change is under way, a

@@ -1,18 +1,21 @@
-//! Whether the program can make system calls that the agent does not see.
+//! The program's code: whether it can make system calls that the agent does not see.
 //!
 //! Two kinds of calls change what memory means without a message of the kernel: those that discard
 //! swapped-out content (guards of `madvise(2)`), and those that lend pages to others by reference
 //! (`vmsplice(2)`, io_uring, `SO_ZEROCOPY`). Precautions against them cost a third of the time of a
-//! fault: [`crate::address_space::marks`] and [`crate::address_space::lent_pages`]. They are taken only where they are needed:
+//! fault: [`crate::address_space::marks`] and [`crate::address_space::lent_pages`]. They are taken
+//! only where they are needed:
 //!
-//! - Calls of the C library are seen: its system calls are patched ([`foliomem_sys::interception::patches`]).
+//! - Calls of the C library are seen: its system calls are patched
+//!   ([`foliomem_sys::interception::patches`]).
 //! - Other code can make such a call only by a `syscall` instruction of its own. So the agent looks
 //!   at the code of the program, at activation, and at each library that is loaded later, before
-//!   any of its code runs. Where there is a call whose number is one of the above, or unknown, the
-//!   program *can make unseen calls*, for the rest of its life.
+//!   any of its code runs. If there is a call whose number is one of the above, or unknown, the
+//!   program *can make unseen calls* for the rest of its life ([`foliomem_sys::unseen_calls`]).
 //!
-//! What is not looked at: foliomem itself, which runs its own measurements; code that is made at run time (JIT compilers call the C library, or
-//! functions of libraries), and files that a program maps for execution without the loader.
+//! The agent does not look at foliomem itself, which runs its own measurements; at code that is made
+//! at run time (JIT compilers call the C library, or functions of libraries); and at files that a
+//! program maps for execution without the loader. One thread at a time looks. There is no lock.
 
 use crate::address_space::ranges::Ranges;
 use crate::companion::context::Context;

@@ -1,8 +1,9 @@
-//! The ranges of the program's address space that are managed, by address, and what the program has said about each.
+//! Ranges of the program's address space, by address, each with the program's advice.
 //!
-//! Disjoint and sorted. Neighbours are kept apart as they were found: between two mappings of different
-//! kind no folio may lie across, even where they touch. A mapping that grows stays one. Advice splits a range as it splits
-//! the kernel's mapping; where both sides say the same again, they are one again. One leaf lock.
+//! They are disjoint and sorted. Neighbours stay apart as they were found: no folio may lie across
+//! two mappings of different kinds, even where they touch. A mapping that grows stays one range.
+//! Advice splits a range as it splits the kernel's mapping, and joins it again when both sides
+//! agree. One leaf lock.
 
 use foliomem_sync::Mutex;
 use foliomem_types::size_policy::Advice;

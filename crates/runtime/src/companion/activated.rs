@@ -45,7 +45,7 @@ pub(crate) struct Activation {
     pub(crate) manage_now: AtomicBool,
     /// 1 once everything that was there is adopted. A futex word.
     pub(crate) managing: AtomicU32,
-    /// The code of the program that the monitor has looked at ([`crate::unseen_calls`]).
+    /// The code of the program that the monitor has looked at ([`crate::address_space::program_code`]).
     pub(crate) looked_at: Ranges,
 }
 

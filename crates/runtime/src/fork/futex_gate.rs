@@ -1,4 +1,6 @@
-//! The gate that stops the agent's threads for a fork ([`foliomem_core::gate`]), over the kernel's futexes.
+//! The gate that stops the agent's threads for a fork ([`foliomem_core::gate`]), over futexes.
+//!
+//! The gate comes before every lock.
 
 use foliomem_core::gate::WordWait;
 use foliomem_sync::atomic::AtomicU32;

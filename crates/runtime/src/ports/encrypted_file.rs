@@ -1,18 +1,13 @@
-//! The swap file: encrypted pieces at slots of a file without a name, or of a block device.
+//! Encrypted reads and writes of the swap file.
 //!
-//! The supervisor opens it ([`create`]); agents reopen its descriptor. The file is made without a name (`O_TMPFILE`), or
-//! loses it at once, so that however the run ends nothing is left behind; its content cannot be read without the key,
-//! which is made anew for each run and exists only in the memory of its processes.
+//! There is no format: a piece's bytes lie at its place, encrypted with AES-256-GCM. Nonce and tag
+//! are kept in memory with the place. So other bytes, of another place or an earlier write, cut off
+//! or changed, are refused. Nonces come from one counter for all processes of the run: none is used
+//! twice. (The crate `ring` encrypts without allocating and without calling the C library.)
 //!
-//! There is no format: at a piece's place there are as many bytes as the piece has, encrypted with AES-256-GCM. Nonce and
-//! tag are kept in memory with the place. So whatever else is read there, from another place, of an earlier write, cut
-//! off or changed, is refused. Nonces come from one counter for all processes of the run: none is used twice.
-//! (The crate `ring` does the encryption, without allocating or calling the C library: 4.9 GB/s in pieces of 64 KiB, where the crate
-//! `aes-gcm` did 0.6 GB/s and was most of what writing a piece took.)
-//!
-//! Reads and writes are of whole slots in aligned memory, and go past the page cache where the file system allows
-//! (`O_DIRECT`): the page cache is memory, too. A read that goes on where the last one ended reads further ahead:
-//! pieces that went out together lie together.
+//! Reads and writes are of whole slots in aligned memory, and bypass the page cache where the file
+//! system allows it (`O_DIRECT`), because the page cache is memory, too. A read that continues the
+//! last one reads further ahead: pieces that were written together lie together. There is no lock.
 
 use foliomem_core::machine::MOST_WRITES;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};

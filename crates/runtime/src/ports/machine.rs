@@ -1,14 +1,15 @@
-//! The Linux machine: the program's memory and the arena, through a userfaultfd.
+//! The engine's machine on Linux: the state, and the table of what the engine can ask for.
 //!
-//! One userfaultfd has the program's ranges registered for missing pages, and hears of unmapped, remapped and
-//! discarded ranges. The arena is registered with it, too, so that pages may be moved there: the kernel then
-//! refuses to move any page, in or out, while a change of mappings is under way that has not been heard. For
-//! the moment between hearing and applying there is the lock of the mappings, which whoever moves pages holds for
-//! reading. So no page is ever moved out of, or into, a mapping that has taken the place of the one the engine knows.
+//! One userfaultfd has the program's ranges and the arena registered
+//! ([`crate::ports::address_space`]). No page moves out of, or into, a mapping that has replaced
+//! the one that the engine knows: the kernel refuses moves while a change is pending, and the lock
+//! of the mappings covers the time until a received change is applied.
 //!
-//! An empty home is never touched: whoever reads or writes arena memory has a token of it
-//! ([`crate::ports::arena`]). After a fork the child makes userfaultfds of its own
+//! An unpopulated home frame is never touched: a reader or writer of the arena has a token of the
+//! run ([`crate::ports::arena`]). After a fork the child makes userfaultfds of its own
 //! ([`LinuxMachine::rearm`]).
+//!
+//! Lock order: the gate, the lock of the mappings, the engine's locks, then leaves.
 
 use crate::address_space::advice::Advices;
 use crate::address_space::lent_pages::Lenders;

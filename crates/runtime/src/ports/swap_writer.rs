@@ -1,7 +1,8 @@
 //! Writes of one thread to the swap file: while one is under way, the next is encrypted.
 //!
-//! They go through a ring ([`foliomem_sys::uring`]) where the system has one. What the ring does not do, for whatever reason, is
-//! done by pwrite(2), whose answer counts; a ring that fails where pwrite(2) does not is not used again.
+//! They go through a ring ([`foliomem_sys::uring`]) if the system has one. A write that the ring
+//! does not complete is repeated by pwrite(2), whose result counts. A ring that fails where
+//! pwrite(2) succeeds is not used again. There is no lock: each thread has its own writer.
 
 use crate::ports::encrypted_file::{BlockFile, FileError, SlotBuffer, SwapFile, write_all};
 use foliomem_core::machine::MOST_WRITES;
