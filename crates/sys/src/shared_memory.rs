@@ -37,6 +37,28 @@ mod words {
 #[cfg(feature = "shuttle")]
 unsafe impl<T: 'static> SharedWords for T {}
 
+/// Makes a struct of [`shared_words!`] shared, if all its fields are.
+#[cfg(not(feature = "shuttle"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! implement_shared_words {
+    ($name:ident: $($type:ty,)*) => {
+        // SAFETY: all fields are such values.
+        unsafe impl $crate::shared_memory::SharedWords for $name
+        where
+            $($type: $crate::shared_memory::SharedWords,)*
+        {}
+    };
+}
+
+/// Nothing: every type is shared.
+#[cfg(feature = "shuttle")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! implement_shared_words {
+    ($name:ident: $($type:ty,)*) => {};
+}
+
 /// Declares structs whose fields are [`SharedWords`](crate::shared_memory::SharedWords), in the
 /// layout of C, as `SharedWords`.
 #[macro_export]
@@ -46,11 +68,7 @@ macro_rules! shared_words {
         #[repr(C)]
         $visible struct $name { $($(#[$on_field])* $of $field: $type,)* }
 
-        // SAFETY: all fields are such values.
-        unsafe impl $crate::shared_memory::SharedWords for $name
-        where
-            $($type: $crate::shared_memory::SharedWords,)*
-        {}
+        $crate::implement_shared_words!($name: $($type,)*);
     )*};
 }
 
