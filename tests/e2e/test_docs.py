@@ -135,8 +135,9 @@ def test_every_counter_is_in_the_reference(tmp_path):
 
 
 # Where messages for users are, and errors that one part of the code has for another.
-PRINTING = ["crates/cli/src", "crates/command/src", "crates/lab/src", "crates/trace/src", "crates/bench/src", "crates/linux/src",
-            "crates/core/src/compaction/variant.rs", "crates/core/src/cluster/strategy.rs", "crates/core/src/size.rs"]
+PRINTING = ["crates/cli/src", "crates/command/src", "crates/lab/src", "crates/trace/src", "crates/bench/src",
+            "crates/core/src/compaction/variant.rs", "crates/core/src/cluster/strategy.rs", "crates/types/src", "crates/sys/src",
+            "crates/session/src", "crates/runtime/src"]
 INTERNAL = {"MoveError", "CodecError"}
 PRINTS = r'#\[error\(\s*|\b(?:notice|fail|tell|tell_last)\([^"]{0,60}format_args!\(\s*|eprintln!\(\s*|Excess::\w+ => (?:\{\s*)?'
 MESSAGE = re.compile(rf'(?:{PRINTS})"((?:[^"\\]|\\.)*)"', re.S)

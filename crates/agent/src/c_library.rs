@@ -32,7 +32,7 @@ type ErrnoLocation = unsafe extern "C" fn() -> *mut c_int;
 /// The C library's `errno` of the calling thread. On the agent's own threads: theirs, as the C
 /// library's lies as far from the thread pointer as the program and its libraries have thread-local variables.
 pub extern "C" fn errno() -> *mut c_int {
-    if let Some(errno) = foliomem_linux::thread::own_errno() {
+    if let Some(errno) = foliomem_sys::thread::own_errno() {
         return errno;
     }
     static NOWHERE: AtomicI32 = AtomicI32::new(0);

@@ -2,11 +2,11 @@
 //!
 //! It exports nothing but the hooks below (a test checks the built library) and does nothing unless
 //! `FOLIOMEM_CONTROL` names the control segment of a run. Its constructor claims a slot there, says
-//! hello, and starts the companion (`foliomem_linux::companion`). From then on everything happens
+//! hello, and starts the companion (`foliomem_runtime::companion`). From then on everything happens
 //! in the companion, around forks, and in hooks.
 //!
 //! Rules for code in this library: no allocation from the program's malloc (see
-//! `foliomem_linux::heap`), no thread-local storage, no output to stdout, `errno` kept, no symbol
+//! `foliomem_sys::heap`), no thread-local storage, no output to stdout, `errno` kept, no symbol
 //! bound lazily.
 
 mod c_library;
@@ -14,8 +14,7 @@ mod hooks;
 mod objects;
 mod real;
 mod start;
-mod threads;
 mod valgrind;
 
 #[global_allocator]
-static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
+static HEAP: foliomem_sys::heap::AgentHeap = foliomem_sys::heap::AgentHeap::new();

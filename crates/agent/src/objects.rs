@@ -5,7 +5,7 @@
 //! definition, which is the runtime's. So where a runtime is loaded as a library, the agent is reported last. The list
 //! stays complete: LeakSanitizer looks for pointers in all of it, and unwinding needs it.
 
-use foliomem_linux::loader::{holds_own_code, is_any_named};
+use foliomem_sys::loader::{holds_own_code, is_any_named};
 use libc::{c_int, c_void, dl_phdr_info, size_t};
 
 /// What `dl_iterate_phdr` calls.

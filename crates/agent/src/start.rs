@@ -1,12 +1,12 @@
-//! Getting started, before the program's own constructors and `main`.
+//! The start of the agent, before the program's constructors and `main`. There is no lock.
 
 use crate::{hooks, valgrind};
-use foliomem_linux::agent_memory::AgentMemory;
-use foliomem_linux::companion;
-use foliomem_linux::control::Control;
-use foliomem_linux::fork::sites;
-use foliomem_linux::heap;
-use foliomem_linux::runtime::Runtime;
+use foliomem_runtime::companion;
+use foliomem_runtime::runtime::Runtime;
+use foliomem_session::segment::Control;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::heap;
+use foliomem_sys::interception::patches;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -45,7 +45,7 @@ static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_c
 extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, environment: *const *const c_char) {
     // The agent's threads have no thread-local storage of this library.
     #[cfg(feature = "lock-ranks")]
-    foliomem_core::sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
+    foliomem_sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
     hooks::resolve();
     // SAFETY: the loader passes the environment; the program has one thread yet, so nobody changes it.
     let Some(path) = (unsafe { control_path(environment) }) else { return };
@@ -67,10 +67,10 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     let own = AgentMemory::new(heap::ranges);
     own.add_libraries();
     // Before any thread of the agent's runs code of the C library.
-    sites::install();
+    patches::install();
     match companion::start(control, slot, own, device) {
         Ok(runtime) => {
-            sites::activate(runtime);
+            patches::activate(runtime);
             let _ = RUNTIME.set(runtime);
             control.hello();
         }

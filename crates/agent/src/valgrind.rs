@@ -1,4 +1,4 @@
-//! Finding out that valgrind runs the program.
+//! Finds out whether valgrind runs the program.
 
 use std::arch::asm;
 

@@ -8,12 +8,14 @@ mod page_cache;
 
 use crate::raw_codec::{self, RawCodec};
 use crate::{Error, corpus, cpu_time, median};
-use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
-use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, ORDERS, Order, PAGE_BYTES};
+use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
 use foliomem_lab::costs::{CodecCosts, CostTable, Costs};
-use foliomem_linux::codec::{Codec, checksum};
-use foliomem_linux::region::Region;
-use foliomem_linux::trial::{Trial, TrialError};
+use foliomem_sys::codec::checksum;
+use foliomem_sys::move_probe::{MoveProbe, MoveProbeError};
+use foliomem_sys::region::Region;
+use foliomem_types::codec::Codec;
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{CLUSTER_SLOTS, CpuNumber, ORDERS, Order, PAGE_BYTES};
 use page_cache::PageCache;
 use std::hint::black_box;
 
@@ -102,25 +104,25 @@ fn ns_each(times: usize, act: impl FnOnce()) -> f64 {
 
 /// The memory and files for the figures of pages.
 struct Machine {
-    trial: Trial,
+    trial: MoveProbe,
     memory: Region,
     other: Region,
 }
 
-fn failed(error: TrialError) -> Error {
+fn failed(error: MoveProbeError) -> Error {
     Error::WrongResult(format!("calibrating: {error}"))
 }
 
 impl Machine {
     fn new() -> Result<Machine, Error> {
         let region = || {
-            let region = Region::reserve(MEMORY_BYTES).map_err(|error| failed(TrialError::Memory(error)))?;
-            region.allow_huge(0, MEMORY_BYTES, false).map_err(|error| failed(TrialError::Memory(error)))?;
+            let region = Region::reserve(MEMORY_BYTES).map_err(|error| failed(MoveProbeError::Memory(error)))?;
+            region.allow_huge(0, MEMORY_BYTES, false).map_err(|error| failed(MoveProbeError::Memory(error)))?;
             Ok::<_, Error>(region)
         };
         let (memory, mut other) = (region()?, region()?);
         other.as_mut_slice().fill(1);
-        Ok(Machine { trial: Trial::new(MOVED_BYTES).map_err(failed)?, memory, other })
+        Ok(Machine { trial: MoveProbe::new(MOVED_BYTES).map_err(failed)?, memory, other })
     }
 
     fn measure(&mut self, measured: &mut Measured) -> Result<(), Error> {
@@ -130,15 +132,15 @@ impl Machine {
         Ok(())
     }
 
-    fn measure_memory(&mut self, measured: &mut Measured) -> Result<(), TrialError> {
+    fn measure_memory(&mut self, measured: &mut Measured) -> Result<(), MoveProbeError> {
         const PAGES: usize = MEMORY_BYTES / PAGE_BYTES;
-        self.memory.discard(0, MEMORY_BYTES).map_err(TrialError::Memory)?;
+        self.memory.discard(0, MEMORY_BYTES).map_err(MoveProbeError::Memory)?;
         let mut populated = Ok(());
         measured.populate.push(ns_each(PAGES, || {
             populated =
                 (0..MEMORY_BYTES).step_by(FOLIO.bytes()).try_for_each(|at| self.memory.populate(at, FOLIO.bytes()));
         }));
-        populated.map_err(TrialError::Memory)?;
+        populated.map_err(MoveProbeError::Memory)?;
         let (memory, other) = (self.memory.as_mut_slice(), self.other.as_mut_slice());
         measured.copy.push(ns_each(PAGES, || {
             let pairs = memory.chunks_exact_mut(FOLIO.bytes()).zip(other.chunks_exact(FOLIO.bytes()));
@@ -153,7 +155,7 @@ impl Machine {
         Ok(())
     }
 
-    fn measure_moves(&mut self, measured: &mut Measured) -> Result<(), TrialError> {
+    fn measure_moves(&mut self, measured: &mut Measured) -> Result<(), MoveProbeError> {
         const PAGES: usize = MOVED_BYTES / PAGE_BYTES;
         for (piece_bytes, samples) in [(PAGE_BYTES, &mut measured.move_page), (FOLIO.bytes(), &mut measured.move_folio)]
         {

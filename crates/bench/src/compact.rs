@@ -15,8 +15,8 @@
 use crate::Error;
 use foliomem_core::compaction::{Compactor, Occupant, Occupants, Variant};
 use foliomem_core::homes::Homes;
-use foliomem_core::stats::Counters;
-use foliomem_core::units::{Frame, FrameRun, MAX_ORDER, Order};
+use foliomem_types::counters::Counters;
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order};
 use serde::Serialize;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

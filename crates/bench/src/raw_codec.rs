@@ -1,7 +1,8 @@
 //! Measures a codec alone, on data in pieces of one size.
 
-use foliomem_core::units::{MAX_ORDER, Order};
-use foliomem_linux::codec::{Codec, Compressor, Decompressor, PIECE_MAX_BYTES};
+use foliomem_sys::codec::{Compressor, Decompressor, PIECE_MAX_BYTES};
+use foliomem_types::codec::Codec;
+use foliomem_types::units::{MAX_ORDER, Order};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,8 +14,9 @@
 //! Time is that of all threads together: twice the threads on twice the CPUs take half, at best.
 
 use crate::{Error, median};
-use foliomem_core::cluster::{Discard, Strategy, SwapClusters, SwapDevice};
-use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
+use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
 use serde::Serialize;
 use std::fmt;
 use std::sync::Barrier;

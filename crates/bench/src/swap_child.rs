@@ -3,14 +3,15 @@
 use crate::rounds::serve;
 use crate::swap::{CORPUS_BYTES, Case, Round};
 use crate::{Error, corpus, raw_codec};
-use foliomem_core::policy::SizePolicy;
-use foliomem_core::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
-use foliomem_linux::agent_memory::AgentMemory;
-use foliomem_linux::codec::Codec;
-use foliomem_linux::companion;
-use foliomem_linux::control::{Configuration, Control, Limit};
-use foliomem_linux::heap;
-use foliomem_linux::region::Region;
+use foliomem_runtime::companion;
+use foliomem_session::segment::Control;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::heap;
+use foliomem_sys::region::Region;
+use foliomem_types::codec::Codec;
+use foliomem_types::settings::{Configuration, Limit};
+use foliomem_types::size_policy::SizePolicy;
+use foliomem_types::units::{MAX_ORDER, Order, OrderSet, PAGE_BYTES};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 

@@ -3,11 +3,11 @@
 use crate::args::{CtlArgs, CtlCommand};
 use crate::error::{BadValue, CliError};
 use crate::policy::{change_policy, show_policy};
-use foliomem_linux::find;
+use foliomem_session::find_run;
 
 /// Performs the command on the run that a process belongs to.
 pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
-    let control = find::run_of(args.pid)?;
+    let control = find_run::run_of(args.pid)?;
     match &args.what {
         CtlCommand::Sizes { list: None } => print!("{}", show_policy(control.sizes())),
         CtlCommand::Sizes { list: Some(list) } => {

@@ -1,11 +1,11 @@
 //! `foliomem doctor`: prints one line for each check, and how to fix what is missing.
 
 use crate::supervise;
-use foliomem_linux::probe::{self, Finding, State};
+use foliomem_sys::system_checks::{self, Finding, State};
 
 /// Prints all findings; returns the exit code, which is 0 only if `run` will work.
 pub fn doctor() -> u8 {
-    let mut findings = probe::check_all();
+    let mut findings = system_checks::check_all();
     findings.push(agent());
     for finding in &findings {
         let mark = match finding.state {

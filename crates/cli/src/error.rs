@@ -1,12 +1,12 @@
 //! The errors of the command: each says what failed, on what, and what to do.
 
 use foliomem_command::BesideError;
-use foliomem_core::size::SizeError;
-use foliomem_linux::codec::UnknownCodec;
-use foliomem_linux::control::ControlError;
-use foliomem_linux::find::FindError;
-use foliomem_linux::swap_file::CreateError;
-use foliomem_linux::uffd::UffdError;
+use foliomem_session::find_run::FindError;
+use foliomem_session::segment::ControlError;
+use foliomem_session::swap_file::CreateError;
+use foliomem_sys::userfaultfd::UffdError;
+use foliomem_types::codec::UnknownCodec;
+use foliomem_types::size::SizeError;
 use std::path::PathBuf;
 use thiserror::Error;
 

@@ -8,7 +8,7 @@
 use crate::config_file::ConfigFile;
 use crate::error::{BadValue, CliError};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use foliomem_linux::control::Configuration;
+use foliomem_types::settings::Configuration;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -297,7 +297,7 @@ macro_rules! knobs {
             }
 
             /// Writes the settings into what the agents of a run find in the control segment.
-            fn configure(&self, configuration: &mut foliomem_linux::control::Configuration) {
+            fn configure(&self, configuration: &mut foliomem_types::settings::Configuration) {
                 $( {
                     const KNOB: $crate::knob::Knob<$type> = $knob;
                     (KNOB.configure)(&self.$name.value, configuration);

@@ -98,7 +98,7 @@ fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
     let recording = if trace.is_some() { Recording::On } else { Recording::Off };
     let configuration = settings.configuration(recording, machine)?;
     let program = preflight::check(name)?;
-    foliomem_linux::probe::check_userfaultfd()?;
+    foliomem_sys::system_checks::check_userfaultfd()?;
     let recorder = trace.map(Recorder::create).transpose()?;
     supervise::run(&settings, &configuration, &program, name, arguments, recorder)
 }

@@ -1,9 +1,9 @@
 //! The size policy as people write it, `16K,64K=madvise,2M=inherit,enabled=always`, and as the
 //! kernel shows it.
 
-use foliomem_core::policy::{Enabled, SizePolicy};
-use foliomem_core::size::{SizeError, format_order, parse_order};
-use foliomem_core::units::Order;
+use foliomem_types::size::{SizeError, format_order, parse_order};
+use foliomem_types::size_policy::{Enabled, SizePolicy};
+use foliomem_types::units::Order;
 use std::fmt::Write;
 
 /// Name of the top-level value, as in /sys/kernel/mm/transparent_hugepage.

@@ -1,9 +1,9 @@
 //! `foliomem record`: fetches the events of a run from its agents, and writes them to a trace.
 
 use crate::error::CliError;
-use foliomem_core::size::format_mib;
-use foliomem_linux::control::Control;
+use foliomem_session::segment::Control;
 use foliomem_trace::{Event, Record, TraceWriter};
+use foliomem_types::size::format_mib;
 use std::path::{Path, PathBuf};
 
 /// Writes the trace of a run.
@@ -45,8 +45,6 @@ impl Recorder {
             }
             control.trace(slot).take(&mut |time_us, event| {
                 self.last_us = self.last_us.max(time_us);
-                let (tag, numbers) = event.encode();
-                let Some(event) = Event::decode(tag, numbers) else { unreachable!("{event:?} is an event") };
                 if let Event::Start { .. } = event {
                     self.end(index, time_us);
                     self.processes[index] = Some(self.started);

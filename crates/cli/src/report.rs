@@ -1,9 +1,9 @@
 //! The result of a run: a line for people, JSON with the kernel's names for programs.
 
-use foliomem_core::size::format_mib;
-use foliomem_core::stats::{Counters, FaultKind, Histogram};
-use foliomem_core::units::Order;
-use foliomem_linux::control::Control;
+use foliomem_session::segment::Control;
+use foliomem_types::counters::{Counters, FaultKind, Histogram};
+use foliomem_types::size::format_mib;
+use foliomem_types::units::Order;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ impl Report {
     }
 }
 
-fn fields<'a>(fields: impl Iterator<Item = (&'static str, &'a foliomem_core::stats::Counter)>) -> Value {
+fn fields<'a>(fields: impl Iterator<Item = (&'static str, &'a foliomem_types::counters::Counter)>) -> Value {
     Value::Object(fields.map(|(name, counter)| (name.to_owned(), json!(counter.get()))).collect())
 }
 

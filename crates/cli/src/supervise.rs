@@ -6,12 +6,14 @@ use crate::record::Recorder;
 use crate::report::{Peaks, Report};
 use crate::settings::{Settings, SwapSetting};
 use crate::unmanaged::Lookout;
-use foliomem_core::size::format_mib;
-use foliomem_linux::child::{self, Child, Event};
-use foliomem_linux::control::{Configuration, Control};
-use foliomem_linux::custody::Custody;
-use foliomem_linux::door::Door;
-use foliomem_linux::swap_file::{self, Created};
+use foliomem_session::custody::Custody;
+use foliomem_session::door::Door;
+use foliomem_session::segment::Control;
+use foliomem_session::swap_file::{self, Created};
+use foliomem_sys::supervised_program::{self, Child, Event};
+use foliomem_types::settings::Configuration;
+use foliomem_types::size::format_mib;
+use foliomem_types::units::CLUSTER_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::process::{Pid, Signal};
 use std::ffi::{OsStr, OsString};
@@ -155,7 +157,7 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
     if created.in_memory {
         eprintln!("foliomem: the swap file {path} is on a file system that is memory itself");
     }
-    if swap.bytes.is_some_and(|wanted| wanted > created.bytes + swap_file::CLUSTER_BYTES) {
+    if swap.bytes.is_some_and(|wanted| wanted > created.bytes + CLUSTER_BYTES) {
         eprintln!("foliomem: the swap file {path} has {}: more cannot be used", format_mib(created.bytes));
     }
     Ok(created)
@@ -219,7 +221,7 @@ impl Run {
                 Event::Ended(code) => {
                     return Ok(self.failure_code().unwrap_or(code));
                 }
-                Event::Stopped => child::stop_self(),
+                Event::Stopped => supervised_program::stop_self(),
                 Event::Signalled(signal) => self.child.signal(signal),
                 Event::Nothing => {}
             }
@@ -253,12 +255,12 @@ impl Run {
     fn reap_companions(&mut self) {
         for process in self.crashing.drain(..) {
             // A handler of the program's may have caught the first signal.
-            child::signal_process(process, Signal::KILL.as_raw());
+            supervised_program::signal_process(process, Signal::KILL.as_raw());
         }
         let (control, crashing) = (self.control, &mut self.crashing);
         self.child.reap_adopted(|companion| crashing.extend(control.companion_crashed(companion)));
         for &process in &self.crashing {
-            child::signal_process(process, Signal::SEGV.as_raw());
+            supervised_program::signal_process(process, Signal::SEGV.as_raw());
             if !self.said_crashed {
                 self.said_crashed = true;
                 let process = process.as_raw_nonzero();
@@ -311,7 +313,7 @@ impl Run {
     fn kill_all(&self) {
         const SIGKILL: i32 = 9;
         for pid in self.control.pids().into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
-            child::signal_process(pid, SIGKILL);
+            supervised_program::signal_process(pid, SIGKILL);
         }
         self.child.signal(SIGKILL);
     }

@@ -4,7 +4,7 @@
 //!   directory or process namespace has neither agent nor control segment.
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC.
 
-use foliomem_core::size::format_mib;
+use foliomem_types::size::format_mib;
 use rustix::process::Pid;
 use std::fs;
 use std::time::{Duration, Instant};

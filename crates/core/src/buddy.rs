@@ -10,7 +10,7 @@
 //! There is no lock: the owner provides one.
 
 use crate::frame_set::FrameSet;
-use crate::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, ORDERS, Order};
 use std::collections::BTreeSet;
 use std::ops::Range;
 

@@ -41,27 +41,15 @@ pub use discard::PendingDiscard;
 pub use strategy::{Strategy, UnknownStrategy};
 
 use crate::sync::{Mutex, ranks};
-use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, MAX_ORDER, ORDERS, Order, Slot};
 use current::PerCpu;
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, MAX_ORDER, ORDERS, Order, Slot};
 use lists::{Lists, Place};
 use search::{Look, Search};
 use std::ops::Range;
 use strategy::Policy;
 use table::{Cluster, ClusterTable};
 use thiserror::Error;
-
-/// When a cluster is discarded before it is used again (the kernel's `SWP_PAGE_DISCARD`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Discard {
-    /// Clusters are not discarded.
-    #[default]
-    Never,
-    /// Discarded so that others can use its room until then. The fewer clusters are in use, the
-    /// better.
-    ForRoom,
-    /// Discarded so that the device need not keep the content. Such a device prefers spread writes.
-    ForDevice,
-}
 
 /// The device whose slots are allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -27,9 +27,9 @@ mod tests;
 pub use variant::{UnknownVariant, Variant};
 
 use crate::homes::Homes;
-use crate::stats::VmCounters;
 use crate::sync::{Mutex, ranks};
-use crate::units::{Frame, FrameRun, MAX_ORDER, Order};
+use foliomem_types::counters::VmCounters;
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order};
 
 /// A movable occupant of frames that are not free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

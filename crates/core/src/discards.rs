@@ -10,7 +10,7 @@
 //! one leaf lock.
 
 use crate::sync::Mutex;
-use crate::units::PageNumber;
+use foliomem_types::units::PageNumber;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -35,7 +35,7 @@ mod write_back;
 pub use fault::Served;
 pub use reclaim::Attempt;
 
-use crate::cluster::{Discard, NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
+use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
@@ -47,14 +47,15 @@ use crate::readahead::Readahead;
 use crate::rmap::Rmap;
 use crate::run_tokens::UniqueRun;
 use crate::slot_map::SlotMap;
-use crate::stats::Counters;
 use crate::store::{HolderId, RunSource, Store, StoreStats};
 use crate::swap_cache::SwapCache;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, PageNumber, Slot};
 use crate::workingset::Workingset;
 use backoff::Backoff;
+use foliomem_types::counters::Counters;
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, PageNumber, Slot};
 
 /// The configuration of an engine.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! A set of frames of one naturally aligned run of at most the highest order: one bit for each
 //! index in the run.
 
-use crate::units::{BLOCK_PAGES, FrameRun, Order};
+use foliomem_types::units::{BLOCK_PAGES, FrameRun, Order};
 
 const WORD_BITS: u32 = u64::BITS;
 

@@ -20,7 +20,7 @@ use crate::frame_set::FrameSet;
 use crate::machine::Machine;
 use crate::run_tokens::UniqueRun;
 use crate::sync::Mutex;
-use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet};
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet};
 
 /// Populated frames reserved for reclaim, which needs some to free others: four runs of order 4,
 /// the store's usual largest.

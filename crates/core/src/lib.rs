@@ -1,6 +1,6 @@
 //! The foliomem memory manager: pure logic over a small [`machine::Machine`].
 //!
-//! The crate knows no system call, pointer or thread. The crate `foliomem-linux` runs it over the
+//! The crate knows no system call, pointer or thread. The crate `foliomem-runtime` runs it over the
 //! memory of a real program; tests and the lab run it over a simulated machine. The words are the
 //! kernel's: a *page* is 4 KiB, a *folio* is a naturally aligned run of `2^order` pages, a *frame*
 //! is a page of physical budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster*
@@ -8,7 +8,7 @@
 //!
 //! # Lock order
 //! Each lock has a rank, and a thread takes locks in ascending order. The table is in
-//! [`sync::ranks`], and tests check the order.
+//! `foliomem_sync::ranks`, and tests check the order.
 #![forbid(unsafe_code)]
 
 pub mod buddy;
@@ -22,19 +22,14 @@ pub mod homes;
 pub mod locality;
 pub mod machine;
 pub mod page_table;
-pub mod policy;
 pub mod queue;
 pub mod readahead;
 pub mod rmap;
 pub mod run_tokens;
-pub mod size;
 pub mod slot_map;
 pub mod sparse;
-pub mod stats;
 pub mod store;
 pub mod swap_cache;
 pub mod sync;
-pub mod trace;
-pub mod units;
 pub mod watermark;
 pub mod workingset;

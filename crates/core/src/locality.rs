@@ -22,7 +22,7 @@
 
 use crate::readahead::Expected;
 use crate::sync::Mutex;
-use crate::units::{Order, PageNumber};
+use foliomem_types::units::{Order, PageNumber};
 use std::cmp::Reverse;
 
 /// Order of a sampling window, 64 KiB: also the largest part that is distinguished from the whole

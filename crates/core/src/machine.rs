@@ -13,10 +13,10 @@
 //! same bytes if one of them allows writing, so a machine may turn tokens into slices.
 
 use crate::run_tokens::{RunMut, RunRef};
-use crate::stats::Counters;
 use crate::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use crate::sync::Shared;
-use crate::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
+use foliomem_types::counters::Counters;
+use foliomem_types::units::{ClusterNumber, CpuNumber, Frame, FrameRun, Order, OrderSet, PageNumber};
 use std::ops::Range;
 use thiserror::Error;
 

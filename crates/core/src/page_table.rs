@@ -25,8 +25,8 @@
 use crate::queue::{Claim, Ticket};
 use crate::run_tokens::{RunMut, RunRef, SharedRun, UniqueRun};
 use crate::sync::{Mutex, MutexGuard, OnceLock, ranks};
-use crate::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 use crate::workingset::Eviction;
+use foliomem_types::units::{BLOCK_PAGES, Frame, FrameRun, Order, PageNumber, Slot};
 
 /// The state of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -201,7 +201,7 @@ impl Entries {
     }
 
     fn index(&self, page: PageNumber) -> usize {
-        debug_assert_eq!(page.head(crate::units::MAX_ORDER), self.first, "page of another block");
+        debug_assert_eq!(page.head(foliomem_types::units::MAX_ORDER), self.first, "page of another block");
         page.index_in_block()
     }
 
@@ -450,7 +450,7 @@ impl PageTable {
         let middle_level = self.root.get(root)?.get_or_init(level);
         let leaf_level = middle_level[middle].get_or_init(level);
         Some(leaf_level[leaf].get_or_init(|| {
-            let first = page.head(crate::units::MAX_ORDER);
+            let first = page.head(foliomem_types::units::MAX_ORDER);
             Block(Mutex::new(Box::new(Entries { first, deferred: false, pages: [Entry::default(); BLOCK_PAGES] })))
         }))
     }
@@ -530,7 +530,7 @@ mod tests {
         let pages = [PageNumber(0), PageNumber(511), PageNumber(512), PageNumber((1 << 35) - 1)];
         for page in pages {
             assert!(table.get_or_create(page).is_some());
-            assert_eq!(table.get(page).unwrap().lock().first(), page.head(crate::units::MAX_ORDER));
+            assert_eq!(table.get(page).unwrap().lock().first(), page.head(foliomem_types::units::MAX_ORDER));
         }
         assert_eq!(table.blocks().count(), 3);
         assert!(table.get_or_create(PageNumber(1 << 35)).is_none());

@@ -13,7 +13,7 @@
 //! Lock: one leaf lock for each queue.
 
 use crate::sync::Mutex;
-use crate::units::{Order, PageNumber};
+use foliomem_types::units::{Order, PageNumber};
 use std::collections::VecDeque;
 
 /// A folio, named by its first page and order.

@@ -22,7 +22,7 @@ mod recency;
 mod strides;
 
 use crate::sync::Mutex;
-use crate::units::{MAX_ORDER, PageNumber};
+use foliomem_types::units::{MAX_ORDER, PageNumber};
 use recency::Recency;
 use std::ops::Range;
 use strides::Strides;
@@ -285,7 +285,7 @@ impl Readahead {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Order;
+    use foliomem_types::units::Order;
 
     fn folio(number: u64) -> Range<PageNumber> {
         PageNumber(number * 16)..PageNumber(number * 16 + 16)

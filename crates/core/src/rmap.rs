@@ -15,7 +15,7 @@ use crate::sparse::SparseTable;
 use crate::store::HolderId;
 // Callers check a word again under the holder's lock, so it needs no ordering.
 use crate::sync::unordered::{AtomicU32, Ordering::Relaxed};
-use crate::units::{Frame, FrameRun, PageNumber};
+use foliomem_types::units::{Frame, FrameRun, PageNumber};
 
 const STORE: u32 = 1 << 31;
 /// Bits of a page number in a 47-bit address space.
@@ -72,7 +72,7 @@ impl Rmap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Order;
+    use foliomem_types::units::Order;
 
     #[test]
     fn holders_are_found_again() {

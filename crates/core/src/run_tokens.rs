@@ -54,7 +54,7 @@
 //! # }
 //! ```
 
-use crate::units::{FrameRun, Order};
+use foliomem_types::units::{FrameRun, Order};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
@@ -221,7 +221,7 @@ numbers_of!(UniqueRun, SharedRun, RunRef<'_>, RunMut<'_>);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Frame;
+    use foliomem_types::units::Frame;
     use std::path::Path;
 
     fn order(order: u8) -> Order {

@@ -8,7 +8,7 @@
 use crate::sparse::SparseTable;
 use crate::store::PieceId;
 use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::units::Slot;
+use foliomem_types::units::Slot;
 
 /// A map from slots to pieces.
 pub struct SlotMap(SparseTable<AtomicU32>);

@@ -61,10 +61,10 @@ pub use recompress::{NewPlace, PassOver};
 
 use crate::sync::Shared;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, FrameRun, Order, PAGE_BYTES};
 use backing::Backing;
 use classes::{EXTENT_FRAMES, class_of};
 use extent::Extent;
+use foliomem_types::units::{ClusterNumber, FrameRun, Order, PAGE_BYTES};
 use pieces::{PieceRef, Pieces};
 use recompress::ClockHand;
 use std::num::NonZeroU32;

@@ -17,7 +17,7 @@
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::{Frame, Order, PAGE_BYTES, Slot};
+use foliomem_types::units::{Frame, Order, PAGE_BYTES, Slot};
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Watermarks: how much free room below the limit background reclaim keeps, so that faults rarely
 //! reclaim.
 
-use crate::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 
 /// Low watermark as a shift of the limit: background reclaim keeps 1/2^7 of the limit free, clamped
 /// to 1 MiB..64 MiB. It stops at twice that.

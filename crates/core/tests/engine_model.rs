@@ -6,15 +6,16 @@
 mod double;
 
 use double::{Double, Worker};
-use foliomem_core::cluster::{Discard, Strategy as SlotStrategy};
+use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::machine::{MOST_WRITES, Machine};
-use foliomem_core::policy::{Advice, Disabled, SizePolicy};
-use foliomem_core::stats::{Counter, FaultKind};
-use foliomem_core::units::{ClusterNumber, MAX_ORDER, Order, OrderSet, PageNumber};
+use foliomem_types::counters::{Counter, FaultKind};
+use foliomem_types::discard::Discard;
+use foliomem_types::size_policy::{Advice, Disabled, SizePolicy};
+use foliomem_types::units::{ClusterNumber, MAX_ORDER, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -4,8 +4,9 @@
 //!     cargo test -p foliomem-core --features shuttle --test 'schedule_*'
 #![cfg(feature = "shuttle")]
 
-use foliomem_core::cluster::{Discard, NoSlots, SlotState, Strategy, SwapClusters, SwapDevice};
-use foliomem_core::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
+use foliomem_core::cluster::{NoSlots, SlotState, Strategy, SwapClusters, SwapDevice};
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
 use std::sync::{Arc, Mutex};
 
 /// Number of schedules of each kind: enough to find every lock that was removed on purpose, within

@@ -10,12 +10,13 @@ mod double;
 mod schedules;
 
 use double::{Double, State, Worker};
-use foliomem_core::cluster::{Discard, Strategy};
+use foliomem_core::cluster::Strategy;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
-use foliomem_core::policy::{Advice, SizePolicy};
-use foliomem_core::stats::FaultKind;
 use foliomem_core::sync::{Mutex, MutexGuard};
-use foliomem_core::units::{CLUSTER_SLOTS, Order, OrderSet, PageNumber};
+use foliomem_types::counters::FaultKind;
+use foliomem_types::discard::Discard;
+use foliomem_types::size_policy::{Advice, SizePolicy};
+use foliomem_types::units::{CLUSTER_SLOTS, Order, OrderSet, PageNumber};
 use schedules::explore;
 use shuttle::sync::Arc;
 use shuttle::thread;

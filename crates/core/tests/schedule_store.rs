@@ -13,7 +13,7 @@ use foliomem_core::store::{
     Fragment, FragmentMut, FragmentRef, HolderId, Piece, PieceId, PieceInfo, PieceMover, Place, RunSource, Store,
 };
 use foliomem_core::sync::ranks::Unchecked;
-use foliomem_core::units::{Frame, FrameRun, Order, PAGE_BYTES};
+use foliomem_types::units::{Frame, FrameRun, Order, PAGE_BYTES};
 use schedules::explore;
 use shuttle::sync::Arc;
 use shuttle::thread;

@@ -1,6 +1,6 @@
 //! Page bitmaps: one bit for each page of a block.
 
-use foliomem_core::units::BLOCK_PAGES;
+use foliomem_types::units::BLOCK_PAGES;
 use std::ops::Range;
 
 /// A set of pages of one block, as bits.

@@ -8,7 +8,7 @@
 use crate::error::LabError;
 use crate::scenario::Scenario;
 use crate::sweep::Run;
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 use serde_json::Value;
 
 /// The cells of a column, one for each row.

@@ -10,8 +10,6 @@ use args::{LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsAr
 use error::CommandError;
 use files::Files;
 use foliomem_command::become_beside;
-use foliomem_core::size::{SizeError, format_mib, parse_bytes, parse_order};
-use foliomem_core::units::{Order, PAGE_BYTES};
 use foliomem_lab::costs::CostTable;
 use foliomem_lab::outcome::Outcome;
 use foliomem_lab::scenario::Scenario;
@@ -20,6 +18,8 @@ use foliomem_lab::shipped::SHIPPED;
 use foliomem_lab::sweep::{self, Run};
 use foliomem_lab::trace_table;
 use foliomem_lab::workload::{CacheOutcome, Summary};
+use foliomem_types::size::{SizeError, format_mib, parse_bytes, parse_order};
+use foliomem_types::units::{Order, PAGE_BYTES};
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::Path;

@@ -8,7 +8,7 @@
 
 use crate::error::LabError;
 use crate::scenario::Within;
-use foliomem_core::units::ORDERS;
+use foliomem_types::units::ORDERS;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use std::path::Path;

@@ -7,7 +7,7 @@
 //! first compressed, the result of that first compression is assumed; for a part that is never
 //! compressed, the average of the others.
 
-use foliomem_core::units::{MAX_ORDER, ORDERS, Order, PageNumber};
+use foliomem_types::units::{MAX_ORDER, ORDERS, Order, PageNumber};
 use std::ops::Range;
 
 /// The unit of density: 64 KiB.

@@ -6,9 +6,9 @@ use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Attempt, Engine, EngineConfig, Served};
 use foliomem_core::machine::Machine;
-use foliomem_core::stats::FaultKind;
-use foliomem_core::units::{CpuNumber, PageNumber};
 use foliomem_core::watermark;
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::{CpuNumber, PageNumber};
 use std::ops::Range;
 
 /// An engine on a lab machine, with the state of its program.
@@ -262,7 +262,7 @@ impl Lab {
     pub fn page_events(&self) -> u64 {
         let counters = self.machine().counters();
         let vm = &counters.vm;
-        let sizes = foliomem_core::units::Order::all();
+        let sizes = foliomem_types::units::Order::all();
         let first: u64 = sizes.map(|order| counters.of(order).anon_fault_alloc.get() << order.get()).sum();
         let moved = vm.pgactivate.get() + vm.pswpin.get() + vm.pswpout.get();
         first + moved + self.dropped_pages + self.page_cache.as_ref().map_or(0, CacheOutcome::page_events)

@@ -15,11 +15,11 @@ use crate::costs::{CodecCosts, Costs};
 use crate::density::Density;
 use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
 use foliomem_core::run_tokens::{RunMut, RunRef};
-use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
-use foliomem_core::units::{
+use foliomem_types::counters::Counters;
+use foliomem_types::units::{
     BLOCK_PAGES, ClusterNumber, CpuNumber, Frame, FrameRun, ORDERS, Order, OrderSet, PAGE_BYTES, PageNumber,
 };
 use serde::Deserialize;

@@ -6,7 +6,7 @@ use crate::machine::mix;
 use crate::scenario::Scenario;
 use crate::schedule::Took;
 use crate::workload::{CacheOutcome, Round, fallback_percent};
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 use serde::{Deserialize, Serialize};
 
 /// Counters that digests cover only if they are not zero: they are newer than the first digests,

@@ -9,7 +9,7 @@ use crate::outcome::{Outcome, SizeOutcome};
 use crate::scenario::Scenario;
 use crate::sweep::{Run, Settings, named};
 use crate::workload::fallback_percent;
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 use markup::Markup;
 
 /// The style sheet. Colours follow the reader's; nothing in it needs escaping.

@@ -12,7 +12,7 @@ use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
-use foliomem_core::units::{Order, OrderSet};
+use foliomem_types::units::{Order, OrderSet};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 

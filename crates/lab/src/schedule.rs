@@ -2,7 +2,7 @@
 
 use crate::error::LabError;
 use crate::lab::{Lab, Spent};
-use foliomem_core::units::CpuNumber;
+use foliomem_types::units::CpuNumber;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 

@@ -18,9 +18,9 @@
 use crate::columns::{Cells, Column, signed};
 use crate::error::LabError;
 use crate::parquet_file::ParquetFile;
-use foliomem_core::trace::Event;
-use foliomem_core::units::{PAGE_BYTES, PageNumber};
 use foliomem_trace::{Record, TraceError, TraceReader};
+use foliomem_types::trace_event::Event;
+use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;

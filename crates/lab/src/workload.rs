@@ -14,8 +14,8 @@ use crate::density::Density;
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::schedule::Took;
-use foliomem_core::units::Order;
 use foliomem_core::watermark;
+use foliomem_types::units::Order;
 use serde::{Deserialize, Serialize};
 
 pub use kernel_build::KernelBuild;

@@ -8,10 +8,10 @@ use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::machine::Machine;
-use foliomem_core::units::{CpuNumber, Order, OrderSet, PageNumber};
 use foliomem_lab::costs::Costs;
 use foliomem_lab::lab::Lab;
 use foliomem_lab::machine::{Content, LabMachine, Store};
+use foliomem_types::units::{CpuNumber, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 
 const AREA_PAGES: u32 = 1500;

@@ -13,16 +13,16 @@
 //! Reading any file gives records, or an error with the file, the offset and the reason.
 #![forbid(unsafe_code)]
 
-use foliomem_core::units::PAGE_SHIFT;
+use foliomem_types::units::PAGE_SHIFT;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The types of records come from the lab's build of the engine; those of `foliomem-linux` are
+/// The types of records come from the lab's build of the engine; those of `foliomem-runtime` are
 /// distinct types.
-pub use foliomem_core::{trace::Event, units::PageNumber};
+pub use foliomem_types::{trace_event::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
 const VERSION: u16 = 5;

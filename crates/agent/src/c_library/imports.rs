@@ -216,9 +216,9 @@ extern "C" fn abort() -> ! {
         );
     }
     let _ = rustix::process::kill_process(getpid(), Signal::ABORT);
-    foliomem_linux::thread::restore_signals(0);
+    foliomem_sys::thread::restore_signals(0);
     loop {
-        foliomem_linux::clock::sleep(ABORT_PAUSE);
+        foliomem_sys::clock::sleep(ABORT_PAUSE);
     }
 }
 

@@ -147,7 +147,7 @@ fn speed_beside_the_c_library() {
     type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, size_t) -> *mut c_void;
     type Set = unsafe extern "C" fn(*mut c_void, c_int, size_t) -> *mut c_void;
     type Compare = unsafe extern "C" fn(*const c_void, *const c_void, size_t) -> c_int;
-    let theirs = |name| foliomem_linux::loader::c_library_function(name).unwrap();
+    let theirs = |name| foliomem_sys::loader::c_library_function(name).unwrap();
     // SAFETY: the types are those of the functions.
     let (copies, sets, compares) = unsafe {
         let copies: [Copy; 2] = [memcpy, std::mem::transmute::<usize, Copy>(theirs(c"memcpy"))];

@@ -2,7 +2,7 @@
 //! agent's heap, because the agent's threads must not use that of the C library.
 #![forbid(unsafe_code)]
 
-use foliomem_linux::heap::AgentHeap;
+use foliomem_sys::heap::AgentHeap;
 use std::process::ExitCode;
 
 #[global_allocator]

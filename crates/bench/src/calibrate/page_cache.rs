@@ -11,9 +11,9 @@
 
 use super::{Samples, ns_each, whole};
 use crate::{Error, median};
-use foliomem_core::units::PAGE_BYTES;
 use foliomem_lab::costs::{Costs, PageCacheCosts};
-use foliomem_linux::file_mapping::FileMapping;
+use foliomem_sys::file_mapping::FileMapping;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::fs::{Advice, fadvise, fstatfs};
 use std::fs::File;
 use std::hint::black_box;

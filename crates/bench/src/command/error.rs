@@ -3,8 +3,8 @@
 use foliomem_command::BesideError;
 use foliomem_core::cluster::UnknownStrategy;
 use foliomem_core::compaction::UnknownVariant;
-use foliomem_core::size::SizeError;
-use foliomem_linux::codec::UnknownCodec;
+use foliomem_types::codec::UnknownCodec;
+use foliomem_types::size::SizeError;
 use std::path::PathBuf;
 use thiserror::Error;
 

@@ -1,6 +1,6 @@
 //! Slot bitmaps: one bit for every slot of a cluster.
 
-use crate::units::{CLUSTER_SLOTS, Order, SlotIndex};
+use foliomem_types::units::{CLUSTER_SLOTS, Order, SlotIndex};
 
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (CLUSTER_SLOTS / WORD_BITS) as usize;

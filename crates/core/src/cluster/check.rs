@@ -2,7 +2,7 @@
 
 use super::lists::Place;
 use super::{SlotState, SwapClusters};
-use crate::units::{ClusterNumber, Order, Slot};
+use foliomem_types::units::{ClusterNumber, Order, Slot};
 
 impl SwapClusters {
     /// Walks all clusters and lists and panics at the first inconsistency. No other call may be in

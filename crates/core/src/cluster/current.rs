@@ -14,7 +14,7 @@ use crate::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use crate::sync::{Mutex, MutexGuard, ranks::SlotSpare};
-use crate::units::{CLUSTER_SLOTS, ClusterNumber, ORDERS, Order, SlotIndex};
+use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, ORDERS, Order, SlotIndex};
 
 /// A CPU's current cluster for an order, and the slot at which to continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

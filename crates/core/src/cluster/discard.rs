@@ -3,7 +3,7 @@
 use super::SwapClusters;
 use super::lists::Place;
 use super::search::Look;
-use crate::units::ClusterNumber;
+use foliomem_types::units::ClusterNumber;
 
 /// A wholly free cluster that nobody may use until [`SwapClusters::discarded`] returns it.
 #[must_use = "the cluster is lost until it is discarded"]

@@ -5,7 +5,7 @@
 
 use super::SlotCounters;
 use super::table::Cluster;
-use crate::units::{ClusterNumber, ORDERS, Order};
+use foliomem_types::units::{ClusterNumber, ORDERS, Order};
 
 /// The place of a cluster. `SwapClusters::check` checks what its slots must be like there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

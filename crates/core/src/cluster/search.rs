@@ -13,7 +13,7 @@ use super::table::Cluster;
 use super::{NoSlots, SwapClusters};
 use crate::sync::MutexGuard;
 use crate::sync::ranks::{SlotCluster, SlotLists};
-use crate::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
+use foliomem_types::units::{ClusterNumber, MAX_ORDER, Order, Slot, SlotIndex};
 use std::ops::Range;
 
 /// How many clusters of a list a step tries.

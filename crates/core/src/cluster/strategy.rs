@@ -8,7 +8,7 @@ mod per_cpu_linear;
 use super::lists::Place;
 use super::search::Search;
 use super::table::Cluster;
-use crate::units::{Order, Slot, SlotIndex};
+use foliomem_types::units::{Order, Slot, SlotIndex};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;

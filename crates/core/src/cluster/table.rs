@@ -3,7 +3,7 @@
 use super::bits::Bits;
 use super::lists::Place;
 use crate::sync::{Mutex, OnceLock, ranks::SlotCluster};
-use crate::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
+use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, Order, SlotIndex};
 
 /// Clusters allocated at a time: 12 KiB for 128 MiB of slots.
 const CHUNK_CLUSTERS: usize = 64;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::run_tokens::UniqueRun;
-use crate::stats::Counters;
+use foliomem_types::counters::Counters;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 

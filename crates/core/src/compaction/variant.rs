@@ -8,7 +8,7 @@ mod split_folios;
 
 use super::Occupant;
 use crate::homes::Homes;
-use crate::units::{FrameRun, Order};
+use foliomem_types::units::{FrameRun, Order};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;

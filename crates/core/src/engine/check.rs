@@ -6,7 +6,7 @@ use crate::machine::Machine;
 use crate::page_table::PageState;
 use crate::queue::FolioName;
 use crate::rmap::Holder;
-use crate::units::{Frame, ORDERS, Order, PageNumber};
+use foliomem_types::units::{Frame, ORDERS, Order, PageNumber};
 use std::collections::{HashMap, HashSet};
 
 impl<M: Machine> Engine<M> {
@@ -74,7 +74,7 @@ impl<M: Machine> Engine<M> {
                 }
             }
             let covered: u32 = entries.folios().filter_map(|(_, state)| state.order()).map(Order::pages).sum();
-            let with_content = (0..crate::units::BLOCK_PAGES as u32)
+            let with_content = (0..foliomem_types::units::BLOCK_PAGES as u32)
                 .filter(|&index| entries.get(entries.first().offset(index)) != PageState::None);
             assert_eq!(covered as usize, with_content.count(), "a page of no folio in {:?}", entries.first());
         }

@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::page_table::Block;
 use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::MAX_ORDER;
+use foliomem_types::units::MAX_ORDER;
 
 /// Number of claims beyond five for each four pages before stale ones are searched for, so that
 /// each search finds at least one stale claim in five.

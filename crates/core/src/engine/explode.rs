@@ -17,7 +17,7 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::FolioName;
 use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
-use crate::units::{Order, PageNumber, Slot};
+use foliomem_types::units::{Order, PageNumber, Slot};
 use std::ops::Range;
 
 /// Maximum order of an exploded piece, 64 KiB: decompressing more takes longer than some faults.

@@ -10,11 +10,11 @@ use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::{Ahead, Expected};
 use crate::run_tokens::{RunMut, UniqueRun};
-use crate::stats::FaultKind;
 use crate::swap_cache::CacheEntry;
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// The result of a fault.

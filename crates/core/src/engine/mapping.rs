@@ -6,7 +6,7 @@ use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber};
+use foliomem_types::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber};
 use std::ops::Range;
 
 impl<M: Machine> Engine<M> {

@@ -12,7 +12,7 @@ use crate::homes::Urgency;
 use crate::machine::{Machine, MoveError};
 use crate::page_table::{Block, Entries, PageState};
 use crate::rmap::Holder;
-use crate::units::{Frame, FrameRun, MAX_ORDER, Order, PageNumber};
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, PageNumber};
 
 /// Share of free frames useless for the highest order, in percent, above which background
 /// compaction starts, as in Linux with its default `compaction_proactiveness` of 20.

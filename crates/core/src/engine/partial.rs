@@ -20,7 +20,7 @@ use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
 use crate::queue::{Claim, FolioName, Ticket};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{FrameRun, MAX_ORDER, Order, PageNumber};
+use foliomem_types::units::{FrameRun, MAX_ORDER, Order, PageNumber};
 use std::ops::Range;
 
 /// Minimum pages of a folio that stays together: smaller ones are split at once, as in Linux,

@@ -9,7 +9,7 @@ use crate::queue::FolioName;
 use crate::run_tokens::{RunRef, SharedRun};
 use crate::store::PieceInfo;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
+use foliomem_types::units::{MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
 
 /// Number of folios that reclaim tries in vain to stage before it gives up: the rest is probably

@@ -7,7 +7,7 @@
 use crate::engine::{Engine, Served};
 use crate::machine::Machine;
 use crate::page_table::PageState;
-use crate::units::PageNumber;
+use foliomem_types::units::PageNumber;
 
 impl<M: Machine> Engine<M> {
     /// Maps in every staged and swapped-out page. No other thread may use the engine, and the

@@ -10,8 +10,8 @@ use crate::machine::{Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{Frame, FrameRun, Order, PageNumber};
 use crate::workingset::{CACHED_SHARE, PROBATION_SHARE};
+use foliomem_types::units::{Frame, FrameRun, Order, PageNumber};
 use std::ops::Range;
 
 /// The result of staging one folio.

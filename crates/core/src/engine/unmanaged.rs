@@ -7,10 +7,10 @@ use super::fault::{Changing, Fetch, Served, Step, step};
 use crate::machine::{Corrupted, Machine, MoveError};
 use crate::page_table::{Block, PageState};
 use crate::run_tokens::UniqueRun;
-use crate::stats::FaultKind;
 use crate::store::PieceId;
 use crate::sync;
-use crate::units::{FrameRun, Order, PageNumber, Slot};
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::{FrameRun, Order, PageNumber, Slot};
 
 impl<M: Machine> Engine<M> {
     fn note_unmanaged(&self) {

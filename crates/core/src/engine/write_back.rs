@@ -11,7 +11,7 @@ use crate::machine::{Corrupted, Machine};
 use crate::run_tokens::RunMut;
 use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::{CLUSTER_SLOTS, MAX_ORDER, Order};
+use foliomem_types::units::{CLUSTER_SLOTS, MAX_ORDER, Order};
 
 /// Number of checks that skip the file after it was full or failed: a full file is tried again now
 /// and then, without slowing down the rest.

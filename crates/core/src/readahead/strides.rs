@@ -9,7 +9,7 @@
 
 use super::recency::Recency;
 use super::{LARGE_FOLIO_PAGES, NOWHERE};
-use crate::units::PageNumber;
+use foliomem_types::units::PageNumber;
 
 /// Maximum number of strided streams followed at the same time.
 const STRIDED_STREAMS: usize = 8;

@@ -22,7 +22,7 @@ use crate::cluster::SwapClusters;
 use crate::sparse::SparseTable;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::units::{ClusterNumber, CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot};
+use foliomem_types::units::{ClusterNumber, CpuNumber, MAX_ORDER, Order, PAGE_BYTES, Slot};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 

@@ -4,7 +4,7 @@
 use super::word::{Location, PieceWord, ZspageId};
 use super::{PieceId, Store};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 use std::collections::{HashMap, HashSet};
 
 impl Store {

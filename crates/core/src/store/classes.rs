@@ -13,7 +13,7 @@
 //! free slots of slightly larger classes. Otherwise most classes of a store of a few MiB would be
 //! one half-empty zspage.
 
-use crate::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 
 /// Maximum frames of a zspage and of a link of a chain: a run of order 4.
 pub(super) const EXTENT_FRAMES: u32 = 16;

@@ -12,7 +12,7 @@ use super::place::{FragmentMut, FragmentRef, PlaceMut};
 use super::word::{Location, ZspageId};
 use super::{PieceId, RunSource, Store};
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 
 /// The copier of pieces' bytes for compaction. Called with no lock of the store held.
 pub trait PieceMover {

@@ -9,7 +9,7 @@ use super::compact::PieceMover;
 use super::place::{Fragment, FragmentMut, FragmentRef, Place, PlaceMut};
 use super::word::ZspageId;
 use super::{RunSource, Store};
-use crate::units::{Frame, FrameRun};
+use foliomem_types::units::{Frame, FrameRun};
 
 /// The name of a zspage or an extent, for the reverse map. It may be stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

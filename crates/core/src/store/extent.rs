@@ -9,7 +9,7 @@
 
 use super::classes::EXTENT_FRAMES;
 use super::place::{Fragment, Fragments};
-use crate::units::{Frame, FrameRun, Order, PAGE_BYTES};
+use foliomem_types::units::{Frame, FrameRun, Order, PAGE_BYTES};
 
 /// Maximum number of runs: 15 frames are runs of 8, 4, 2 and 1.
 pub(super) const MAX_RUNS: usize = EXTENT_FRAMES.ilog2() as usize;

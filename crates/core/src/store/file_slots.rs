@@ -34,7 +34,7 @@
 use super::RunSource;
 use crate::cluster::{NoSlots, PendingDiscard, SwapClusters};
 use crate::sync::{Mutex, ranks};
-use crate::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
+use foliomem_types::units::{CLUSTER_SLOTS, ClusterNumber, CpuNumber, Order, Slot};
 use std::ops::Range;
 
 /// The CPU number of frees. One lock serialises all calls, so it does not matter.
@@ -44,7 +44,7 @@ const DEAD: u8 = u8::MAX;
 /// Alignment of pieces in bytes: it bounds the pieces of a slot, so that a byte can count them.
 pub(super) const PIECE_ALIGN_BYTES: u32 = 32;
 
-const _: () = assert!(crate::units::PAGE_BYTES as u32 / PIECE_ALIGN_BYTES + 2 < DEAD as u32);
+const _: () = assert!(foliomem_types::units::PAGE_BYTES as u32 / PIECE_ALIGN_BYTES + 2 < DEAD as u32);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Holding {
@@ -311,8 +311,9 @@ impl FileSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Discard, Strategy as SlotStrategy, SwapDevice};
-    use crate::units::FrameRun;
+    use crate::cluster::{Strategy as SlotStrategy, SwapDevice};
+    use foliomem_types::discard::Discard;
+    use foliomem_types::units::FrameRun;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -8,7 +8,7 @@
 use super::extent::{Extent, MAX_RUNS};
 use super::word::Location;
 use super::{FilePlace, PieceId, Store};
-use crate::units::{Frame, PAGE_BYTES};
+use foliomem_types::units::{Frame, PAGE_BYTES};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;

@@ -11,7 +11,7 @@ use super::classes::class_of;
 use super::word::{Location, Mark};
 use super::{PieceId, Pinned, Place, PlaceMut, RunSource, Store};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use crate::units::PAGE_BYTES;
+use foliomem_types::units::PAGE_BYTES;
 
 /// The position of the clock hand.
 #[derive(Debug, Default)]

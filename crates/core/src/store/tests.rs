@@ -2,7 +2,7 @@
 //! piece.
 
 use super::*;
-use crate::units::{Frame, MAX_ORDER};
+use foliomem_types::units::{Frame, MAX_ORDER};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

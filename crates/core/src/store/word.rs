@@ -16,7 +16,7 @@
 //! Slots of a class have one size, so the last byte encodes both the slot (quotient) and the
 //! piece's length (remainder). A free piece is all zeros.
 
-use crate::units::Order;
+use foliomem_types::units::Order;
 
 /// The index of a zspage or an extent in the table of both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -53,8 +53,8 @@ const MARK_AT: u32 = SEALED_AT + 1;
 const PINS_AT: u32 = MARK_AT + MARK_BITS;
 
 const _: () = assert!(PINS_AT + PINS_BITS == u64::BITS);
-const _: () = assert!(1 << REFERENCES_BITS > crate::units::BLOCK_PAGES);
-const _: () = assert!(super::classes::EXTENT_FRAMES as usize * crate::units::PAGE_BYTES == 1 << LAST_BITS);
+const _: () = assert!(1 << REFERENCES_BITS > foliomem_types::units::BLOCK_PAGES);
+const _: () = assert!(super::classes::EXTENT_FRAMES as usize * foliomem_types::units::PAGE_BYTES == 1 << LAST_BITS);
 
 const ELSEWHERE: u64 = 1 << (ZSPAGE_AT + ZSPAGE_BITS - 1);
 

@@ -25,7 +25,7 @@ use super::word::{Location, ZspageId};
 use crate::sparse::SparseTable;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, ranks::StoreClass};
-use crate::units::{Frame, PAGE_BYTES};
+use foliomem_types::units::{Frame, PAGE_BYTES};
 
 /// No zspage.
 const NIL: u32 = u32::MAX;

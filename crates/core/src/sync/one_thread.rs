@@ -4,35 +4,66 @@
 //! They behave like the real ones as long as there is one thread, without locked bus cycles, which
 //! took half of the lab's time. A wait for a lock would wait for the same thread, so it panics.
 
+use foliomem_sync::ranks::{Leaf, Rank};
 use std::cell::{RefCell, RefMut};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 
 /// A value that is initialised once. A cell needs one load to read and half the memory of the real
 /// one.
 pub use std::cell::OnceCell as OnceLock;
 
-/// A mutual exclusion lock as a cell.
-#[derive(Debug, Default)]
-pub struct Mutex<T>(RefCell<T>);
+/// A mutual exclusion lock as a cell. Its rank is not checked.
+#[derive(Debug)]
+pub struct Mutex<T, R: Rank = Leaf> {
+    cell: RefCell<T>,
+    rank: PhantomData<fn() -> R>,
+}
 
 /// The guard of a locked [`Mutex`].
-pub type MutexGuard<'a, T> = RefMut<'a, T>;
+pub struct MutexGuard<'a, T, R: Rank = Leaf> {
+    value: RefMut<'a, T>,
+    rank: PhantomData<fn() -> R>,
+}
 
-impl<T> Mutex<T> {
+impl<T: Default, R: Rank> Default for Mutex<T, R> {
+    fn default() -> Self {
+        Mutex::new(T::default())
+    }
+}
+
+impl<T, R: Rank> Mutex<T, R> {
     /// Makes a lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self(RefCell::new(value))
+        Mutex { cell: RefCell::new(value), rank: PhantomData }
     }
 
     /// Takes the lock. Panics if it is held.
     #[inline]
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.borrow_mut()
+    pub fn lock(&self) -> MutexGuard<'_, T, R> {
+        MutexGuard { value: self.cell.borrow_mut(), rank: PhantomData }
     }
 
     /// Takes the lock if it is free.
     #[inline]
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_borrow_mut().ok()
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T, R>> {
+        Some(MutexGuard { value: self.cell.try_borrow_mut().ok()?, rank: PhantomData })
+    }
+}
+
+impl<T, R: Rank> Deref for MutexGuard<'_, T, R> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T, R: Rank> DerefMut for MutexGuard<'_, T, R> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
     }
 }
 
@@ -219,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_held_once() {
-        let mutex = Mutex::new(1);
+        let mutex = Mutex::<i32>::new(1);
         is_shared(&mutex);
         let mut guard: MutexGuard<'_, i32> = mutex.lock();
         *guard += 1;

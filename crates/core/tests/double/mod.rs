@@ -6,12 +6,12 @@
 use foliomem_core::machine::{
     Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped,
 };
-use foliomem_core::policy::{Advice, Disabled, SizePolicy};
 use foliomem_core::run_tokens::{RunMut, RunRef};
-use foliomem_core::stats::Counters;
 use foliomem_core::store::{FilePlace, Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut, Seal, WriteBatch};
 use foliomem_core::sync::Mutex;
-use foliomem_core::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, PageNumber, Slot};
+use foliomem_types::counters::Counters;
+use foliomem_types::size_policy::{Advice, Disabled, SizePolicy};
+use foliomem_types::units::{ClusterNumber, CpuNumber, Frame, FrameRun, MAX_ORDER, PageNumber, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
@@ -462,7 +462,7 @@ impl Machine for Double {
     }
 
     fn pause(&self) {
-        foliomem_core::sync::back_off();
+        foliomem_sync::back_off();
     }
 
     fn wake(&self, pages: Range<PageNumber>) {

@@ -2,7 +2,7 @@
 
 use crate::command::vary::Varied;
 use clap::builder::styling::Styles;
-use foliomem_core::size::DEFAULT_SIZES;
+use foliomem_types::size::DEFAULT_SIZES;
 use std::path::PathBuf;
 
 /// Tries policies on a simulated machine of any size, with the engine that manages real programs.

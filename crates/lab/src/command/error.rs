@@ -1,8 +1,8 @@
 //! The errors of the lab's commands.
 
 use foliomem_command::BesideError;
-use foliomem_core::size::SizeError;
 use foliomem_lab::error::LabError;
+use foliomem_types::size::SizeError;
 use std::path::PathBuf;
 use thiserror::Error;
 

@@ -4,7 +4,7 @@
 use super::PageCache;
 use super::per_cpu::{Keeps, MAX_CACHED_ORDER};
 use crate::error::LabError;
-use foliomem_core::units::{Frame, FrameRun, Order};
+use foliomem_types::units::{Frame, FrameRun, Order};
 
 /// The free memory to keep, in frames.
 #[derive(Clone, Copy, Debug)]

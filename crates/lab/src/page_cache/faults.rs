@@ -4,7 +4,7 @@ use super::files::{Backing, FolioId};
 use super::readahead::{Readahead, WINDOW_PAGES};
 use super::{Content, FileId, Mapper, PageCache};
 use crate::error::LabError;
-use foliomem_core::units::MAX_ORDER;
+use foliomem_types::units::MAX_ORDER;
 
 /// Maximum pages that a fault maps around: `fault_around_bytes`.
 const AROUND_PAGES: u32 = 16;

@@ -1,7 +1,7 @@
 //! Files: which folio holds which page, and which address spaces map it.
 
 use super::FileId;
-use foliomem_core::units::BLOCK_PAGES;
+use foliomem_types::units::BLOCK_PAGES;
 use std::ops::Range;
 
 /// Pages of a chunk of the page index.

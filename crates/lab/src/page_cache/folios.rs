@@ -5,7 +5,7 @@ use crate::costs::PageCacheCosts;
 use foliomem_core::buddy::Pick;
 use foliomem_core::compaction::{Occupant, Occupants};
 use foliomem_core::homes::Homes;
-use foliomem_core::units::{Frame, FrameRun, Order};
+use foliomem_types::units::{Frame, FrameRun, Order};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;

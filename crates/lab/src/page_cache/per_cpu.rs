@@ -2,7 +2,7 @@
 //! Their runs do not merge with buddies, and compaction cannot move them.
 
 use foliomem_core::homes::Homes;
-use foliomem_core::units::{FrameRun, Order};
+use foliomem_types::units::{FrameRun, Order};
 use std::collections::VecDeque;
 
 /// Maximum order of per-CPU lists; higher orders come from the buddy allocator.

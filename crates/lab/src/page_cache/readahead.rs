@@ -2,7 +2,7 @@
 //! `do_sync_mmap_readahead`): windows grow while a file is read in order, and folios grow from
 //! window to window.
 
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 
 /// Maximum window, 128 KiB: `VM_READAHEAD_PAGES`.
 pub const WINDOW_PAGES: u32 = 32;

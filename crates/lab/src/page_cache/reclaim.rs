@@ -3,7 +3,7 @@
 use super::files::FolioId;
 use super::folios::List;
 use super::{FileId, PageCache};
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 
 /// Maximum ratio of active to inactive pages: the square root of ten times the GiB
 /// (`inactive_is_low`), of a machine of 16 GiB.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::random::Random;
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 use proptest::prelude::*;
 
 /// Memory of the machine: 16 MiB.

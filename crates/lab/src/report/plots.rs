@@ -6,7 +6,7 @@ use super::plot::{Axis, MAX_SERIES, Plot, Series};
 use super::{FIGURES, Figure, label, mib, value};
 use crate::outcome::{Outcome, SizeOutcome};
 use crate::sweep::Run;
-use foliomem_core::units::Order;
+use foliomem_types::units::Order;
 
 /// Adds all plots.
 pub fn add(body: &mut Markup, runs: &[Run], varied: &[String]) {

@@ -160,7 +160,7 @@ fn cluster_scan(row: &Published) -> Plan {
 mod tests {
     use super::*;
     use crate::seeds::published;
-    use foliomem_core::units::Order;
+    use foliomem_types::units::Order;
 
     #[test]
     fn every_row_has_valid_runs_or_a_reason() {

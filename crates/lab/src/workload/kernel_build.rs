@@ -14,7 +14,7 @@ use crate::lab::Lab;
 use crate::random::Random;
 use crate::scenario::Within;
 use crate::schedule::{self, Took};
-use foliomem_core::units::{MAX_ORDER, PageNumber};
+use foliomem_types::units::{MAX_ORDER, PageNumber};
 use serde::Deserialize;
 
 /// A kernel build and its parameters.

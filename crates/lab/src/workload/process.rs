@@ -18,7 +18,7 @@ use super::MIB;
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;
-use foliomem_core::units::{MAX_ORDER, PageNumber};
+use foliomem_types::units::{MAX_ORDER, PageNumber};
 use std::ops::Range;
 
 /// Pages that gcc's collector maps at a time.

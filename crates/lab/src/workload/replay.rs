@@ -28,9 +28,9 @@ use crate::error::LabError;
 use crate::lab::Lab;
 use crate::random::Random;
 use crate::schedule::Took;
-use foliomem_core::trace::Event;
-use foliomem_core::units::{BLOCK_PAGES, CpuNumber, Order, PageNumber};
 use foliomem_trace::{Record, TraceReader};
+use foliomem_types::trace_event::Event;
+use foliomem_types::units::{BLOCK_PAGES, CpuNumber, Order, PageNumber};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -666,8 +666,8 @@ impl Player<'_> {
 mod tests {
     use super::*;
     use crate::scenario::Scenario;
-    use foliomem_core::units::PAGE_BYTES;
     use foliomem_trace::TraceWriter;
+    use foliomem_types::units::PAGE_BYTES;
 
     const FIRST: u64 = 1 << 20;
     const PAGES: u64 = 1 << 13;

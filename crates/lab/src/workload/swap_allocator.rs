@@ -11,7 +11,7 @@ use crate::lab::Lab;
 use crate::random::GlibcRand;
 use crate::scenario::Within;
 use crate::schedule::Took;
-use foliomem_core::units::{CpuNumber, MAX_ORDER, Order, PageNumber};
+use foliomem_types::units::{CpuNumber, MAX_ORDER, Order, PageNumber};
 use serde::Deserialize;
 use std::ops::Range;
 

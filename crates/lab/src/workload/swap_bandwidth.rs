@@ -6,7 +6,7 @@ use crate::error::LabError;
 use crate::lab::Lab;
 use crate::scenario::Within;
 use crate::schedule::Took;
-use foliomem_core::units::{CpuNumber, MAX_ORDER, PageNumber};
+use foliomem_types::units::{CpuNumber, MAX_ORDER, PageNumber};
 use serde::Deserialize;
 
 /// The swap bandwidth workload and its parameters.

@@ -3,7 +3,7 @@
 use super::MIB;
 use crate::error::LabError;
 use crate::lab::Lab;
-use foliomem_core::units::PageNumber;
+use foliomem_types::units::PageNumber;
 use std::ops::Range;
 
 /// Pages of a mapping of a file: no large folio fits into it.

@@ -5,7 +5,7 @@ use crate::error::LabError;
 use crate::lab::Lab;
 use crate::scenario::Within;
 use crate::schedule::{self, Took};
-use foliomem_core::units::{MAX_ORDER, PageNumber};
+use foliomem_types::units::{MAX_ORDER, PageNumber};
 use serde::Deserialize;
 use std::ops::Range;
 

@@ -7,20 +7,45 @@ use proc_macro2::{TokenStream, TokenTree};
 /// The crates of the workspace by directory, with their name in code and the crates that each may
 /// use beside itself. The library of `core-one-thread` is named as that of `core`, which has its
 /// source: traces and the lab use it instead.
-const CRATES: [(&str, &str, &[&str]); 10] = [
-    ("core", "foliomem_core", &[]),
-    ("core-one-thread", "foliomem_core", &[]),
-    ("trace", "foliomem_trace", &["foliomem_core"]),
+const CRATES: [(&str, &str, &[&str]); 14] = [
+    ("types", "foliomem_types", &[]),
+    ("sync", "foliomem_sync", &[]),
+    ("core", "foliomem_core", &["foliomem_types", "foliomem_sync"]),
+    ("core-one-thread", "foliomem_core", &["foliomem_types", "foliomem_sync"]),
+    ("sys", "foliomem_sys", &["foliomem_types", "foliomem_sync"]),
+    ("session", "foliomem_session", &["foliomem_sys", "foliomem_types", "foliomem_sync"]),
+    (
+        "runtime",
+        "foliomem_runtime",
+        &["foliomem_core", "foliomem_session", "foliomem_sys", "foliomem_types", "foliomem_sync"],
+    ),
+    (
+        "agent",
+        "foliomem_agent",
+        &["foliomem_runtime", "foliomem_session", "foliomem_sys", "foliomem_types", "foliomem_sync"],
+    ),
+    ("trace", "foliomem_trace", &["foliomem_types"]),
     ("command", "foliomem_command", &[]),
-    ("linux", "foliomem_linux", &["foliomem_core"]),
-    ("agent", "foliomem_agent", &["foliomem_core", "foliomem_linux"]),
-    ("lab", "foliomem_lab", &["foliomem_core", "foliomem_trace", "foliomem_command"]),
+    ("lab", "foliomem_lab", &["foliomem_core", "foliomem_types", "foliomem_trace", "foliomem_command"]),
     (
         "bench",
         "foliomem_bench",
-        &["foliomem_core", "foliomem_trace", "foliomem_command", "foliomem_linux", "foliomem_lab"],
+        &[
+            "foliomem_core",
+            "foliomem_runtime",
+            "foliomem_session",
+            "foliomem_sys",
+            "foliomem_lab",
+            "foliomem_types",
+            "foliomem_trace",
+            "foliomem_command",
+        ],
     ),
-    ("cli", "foliomem_cli", &["foliomem_core", "foliomem_trace", "foliomem_command", "foliomem_linux"]),
+    (
+        "cli",
+        "foliomem_cli",
+        &["foliomem_session", "foliomem_sys", "foliomem_types", "foliomem_trace", "foliomem_command"],
+    ),
     ("xtask", "xtask", &[]),
 ];
 
@@ -63,20 +88,20 @@ mod tests {
 
     #[test]
     fn crates_outside_the_table_are_refused() {
-        assert_bad(check, "use foliomem_linux::heap;\nfn f() {\n    foliomem_lab::run()\n}\n", &[1, 3]);
-        assert_good(check, "use std::fmt;\nuse foliomem_core::units;\n// foliomem_linux calls this.\n");
+        assert_bad(check, "use foliomem_runtime::heap;\nfn f() {\n    foliomem_lab::run()\n}\n", &[1, 3]);
+        assert_good(check, "use std::fmt;\nuse foliomem_core::units;\n// foliomem_runtime calls this.\n");
     }
 
     #[test]
     fn a_crate_may_use_the_crates_of_its_row() {
         let findings = |path: &str| {
-            let text = "use foliomem_core::units;\nuse foliomem_linux::heap;\n".to_owned();
+            let text = "use foliomem_core::units;\nuse foliomem_runtime::heap;\n".to_owned();
             let mut findings = Vec::new();
             check(&Source::parse(path.to_owned(), text).unwrap(), &mut findings);
             findings.len()
         };
-        assert_eq!(findings("crates/cli/src/main.rs"), 0);
-        assert_eq!(findings("crates/linux/src/lib.rs"), 0);
+        assert_eq!(findings("crates/bench/src/lib.rs"), 0);
+        assert_eq!(findings("crates/runtime/src/lib.rs"), 0);
         assert_eq!(findings("crates/lab/src/lib.rs"), 1);
         assert_eq!(findings("crates/new/src/lib.rs"), 1);
     }

@@ -20,7 +20,7 @@ use super::{Policy, full};
 use crate::cluster::lists::Place;
 use crate::cluster::search::{Search, Tries};
 use crate::cluster::table::Cluster;
-use crate::units::{Order, Slot, SlotIndex};
+use foliomem_types::units::{Order, Slot, SlotIndex};
 
 pub(in crate::cluster) struct NonfullFirst;
 

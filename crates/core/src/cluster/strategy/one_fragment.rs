@@ -5,7 +5,7 @@
 use super::Policy;
 use crate::cluster::lists::Place;
 use crate::cluster::search::{Search, Tries};
-use crate::units::Slot;
+use foliomem_types::units::Slot;
 
 pub(in crate::cluster) struct OneFragment;
 

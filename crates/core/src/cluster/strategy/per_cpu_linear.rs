@@ -8,7 +8,7 @@ use super::Policy;
 use crate::cluster::lists::Place;
 use crate::cluster::search::Search;
 use crate::cluster::table::Cluster;
-use crate::units::{Order, Slot, SlotIndex};
+use foliomem_types::units::{Order, Slot, SlotIndex};
 
 pub(in crate::cluster) struct PerCpuLinear;
 

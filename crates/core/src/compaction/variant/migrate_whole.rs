@@ -5,7 +5,7 @@
 use super::Policy;
 use crate::compaction::Occupant;
 use crate::homes::Homes;
-use crate::units::{FrameRun, ORDERS, Order};
+use foliomem_types::units::{FrameRun, ORDERS, Order};
 
 pub(in crate::compaction) struct MigrateWhole;
 

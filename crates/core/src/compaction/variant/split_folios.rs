@@ -3,7 +3,7 @@
 //! needs no run as a target, and leaves no large folio whole.
 
 use super::Policy;
-use crate::units::Order;
+use foliomem_types::units::Order;
 
 pub(in crate::compaction) struct SplitFolios;
 

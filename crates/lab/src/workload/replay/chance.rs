@@ -8,7 +8,7 @@
 
 use super::Place;
 use crate::random::Random;
-use foliomem_core::units::{BLOCK_PAGES, PageNumber};
+use foliomem_types::units::{BLOCK_PAGES, PageNumber};
 use std::collections::BTreeSet;
 use std::ops::Range;
 

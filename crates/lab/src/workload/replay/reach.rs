@@ -9,7 +9,7 @@
 
 use super::{Block, blocks, part};
 use crate::bits::{Bits, is_set, set};
-use foliomem_core::units::{BLOCK_PAGES, PageNumber};
+use foliomem_types::units::{BLOCK_PAGES, PageNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 

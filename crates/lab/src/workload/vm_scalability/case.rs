@@ -4,7 +4,7 @@ use crate::costs::Costs;
 use crate::error::LabError;
 use crate::page_cache::{Backing, FileId, Mapper, PageCache, Readahead, Reader};
 use crate::random::Random;
-use foliomem_core::units::{MAX_ORDER, PAGE_BYTES};
+use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use serde::Deserialize;
 
 /// A script of vm-scalability. A task is a thread if the name ends in `-mt`, else a process;

@@ -1,0 +1,115 @@
+//! Hooks of `syscall` and `prctl`: a call whose function has a hook gets that hook's treatment.
+
+use super::advice::{advised, keeps_limit};
+use super::fork::around_fork;
+use super::memory::{filled_later, mapped, protected, whole};
+use super::{PRCTL, SYSCALL, missing};
+use crate::start::runtime;
+use foliomem_runtime::runtime::Runtime;
+use foliomem_sys::interception::patches::{self, COVERED};
+use libc::{c_int, c_long};
+use std::arch::naked_asm;
+
+type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
+
+/// `prctl(2)`: Syscall User Dispatch.
+const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
+const PR_SYS_DISPATCH_ON: c_int = 1;
+
+/// `syscall(2)`: calls whose functions have a hook get that.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+    naked_asm!(
+        "cmp byte ptr [rip + {covered}], 0",
+        "je {hooked}",
+        "cmp rdi, {fork}",
+        "je 2f",
+        "cmp rdi, {clone}",
+        "je 2f",
+        "cmp rdi, {clone3}",
+        "jne {hooked}",
+        "2:",
+        "jmp qword ptr [rip + {real}]",
+        covered = sym COVERED,
+        hooked = sym syscall_hooked,
+        real = sym SYSCALL,
+        fork = const libc::SYS_fork,
+        clone = const libc::SYS_clone,
+        clone3 = const libc::SYS_clone3,
+    )
+}
+
+/// The same, but for forks of a patched C library.
+unsafe extern "C" fn syscall_hooked(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: as for `fork`; passing six arguments to a variadic function that reads as many as the
+    // call needs is how the C library itself defines it.
+    unsafe {
+        let Some(real) = SYSCALL.get::<Syscall>() else { return c_long::from(missing()) };
+        match number {
+            libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3 => around_fork(|| real(number, a, b, c, d, e, f)),
+            libc::SYS_prctl if a == PR_SET_SYSCALL_USER_DISPATCH as usize => {
+                dispatched(b, e, real(number, a, b, c, d, e, f))
+            }
+            libc::SYS_seccomp => filtered(real(number, a, b, c, d, e, f)),
+            libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
+            libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
+            libc::SYS_mmap => {
+                let flags = filled_later(b, d as c_int);
+                let start = real(number, a, b, c, flags as usize, e, f);
+                mapped(std::ptr::with_exposed_provenance_mut(start as usize), b, c as c_int, flags);
+                start
+            }
+            libc::SYS_mprotect => {
+                let failed = real(number, a, b, c, d, e, f);
+                protected(std::ptr::with_exposed_provenance_mut(a), b, c as c_int, failed != 0);
+                failed
+            }
+            libc::SYS_mremap => whole(a, b, || real(number, a, b, c, d, e, f), |&result| result == -1),
+            _ => real(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// The program has set a filter for system calls, or tried to, or asked what it could.
+fn filtered<R>(result: R) -> R {
+    runtime().into_iter().for_each(Runtime::is_filtered);
+    result
+}
+
+/// `prctl(2)`.
+///
+/// # Safety
+/// That of the C library's function.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    // SAFETY: as for `syscall`.
+    let result = unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
+    match option {
+        libc::PR_SET_SECCOMP => filtered(result),
+        PR_SET_SYSCALL_USER_DISPATCH => dispatched(a, d, result),
+        _ => result,
+    }
+}
+
+/// The program has asked for its system calls to be dispatched, or not to be.
+fn dispatched<R: Into<c_long> + Copy>(mode: usize, selector: usize, result: R) -> R {
+    if result.into() == 0 {
+        let is_on = mode == PR_SYS_DISPATCH_ON as usize && selector != 0;
+        patches::dispatches(is_on.then_some(selector));
+    }
+    result
+}

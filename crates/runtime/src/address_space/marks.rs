@@ -1,0 +1,214 @@
+//! Marks on swapped-out pages: how a discard without a message is noticed.
+//!
+//! `MADV_GUARD_INSTALL` (Linux 6.13) drops the content of its range. The kernel sends no userfaultfd message about it, and
+//! `MADV_GUARD_REMOVE` leaves an empty page table entry, as a move out of the program does. The program may give both by
+//! inline system calls, or `process_madvise(2)` may. So each page that leaves the program gets a *mark*, a write-protection
+//! marker of userfaultfd in its empty page table entry. All that discards a page removes its mark. When the page is to
+//! return and its mark is missing, its content is stale.
+//!
+//! Marks are set only where the program can make system calls that the agent does not see
+//! ([`foliomem_sys::unseen_calls`]). That may show after pages have been swapped out. Then all of them are
+//! marked, and from the end of that on missing marks count.
+//!
+//! A page can be without a mark for another reason: the kernel refuses to set marks while a mapping change is under way, a
+//! fork does not copy them, and a marked range cannot take a huge page as one. [`Marks`] remembers these pages, and their
+//! content counts as valid.
+//!
+//! The mark and the page cannot be exchanged in one step. A guard that is installed and removed between the two system
+//! calls is missed.
+//!
+//! Measured on Linux 6.18 with 2 CPUs: to set marks takes 0.75 us for 4 KiB, 1.0 us for 64 KiB. To check and to remove them
+//! takes 1.7 us and 2.0 us. Kernels without guards set none.
+//!
+//! One leaf lock, that of the ranges. A caller holds the lock of the block that the pages are of.
+
+use crate::address_space::ranges::Ranges;
+use foliomem_sys::pagemap::{self, Entry};
+use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd::Userfaultfd;
+use foliomem_types::units::PAGE_BYTES;
+use rustix::fd::OwnedFd;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    can_guard: bool,
+    /// Whether pages get marks.
+    are_set: AtomicBool,
+    /// Whether a missing mark says that the content is stale.
+    are_missed: AtomicBool,
+    /// Swapped-out pages without a mark. May hold resident pages, too.
+    unmarked: Ranges,
+}
+
+impl Marks {
+    /// Marks for a kernel that has guards, if it has. Tries on the first page of `arena`, which is empty.
+    pub(crate) fn new(arena: &Region) -> Marks {
+        let can_guard = arena.guard(0, PAGE_BYTES).is_ok();
+        if can_guard {
+            // It can be removed where it could be installed.
+            let _ = arena.unguard(0, PAGE_BYTES);
+        }
+        let [are_set, are_missed] = [const { AtomicBool::new(false) }; 2];
+        Marks { can_guard, are_set, are_missed, unmarked: Ranges::default() }
+    }
+
+    /// From now on pages get marks. Returns whether the caller must mark all pages that are swapped
+    /// out, and then call [`Marks::miss`].
+    pub(crate) fn begin(&self) -> bool {
+        // Relaxed: whoever moves a page holds the lock of its block, which the caller takes afterwards.
+        self.can_guard && !self.are_set.swap(true, Ordering::Relaxed)
+    }
+
+    /// All pages that are swapped out have marks: from now on a missing one counts.
+    pub(crate) fn miss(&self) {
+        // Release pairs with the Acquire in `check`: the pages left out are known.
+        self.are_missed.store(true, Ordering::Release);
+    }
+
+    fn are_set(&self) -> bool {
+        self.are_set.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel has guards.
+    pub(crate) fn can_guard(&self) -> bool {
+        self.can_guard
+    }
+
+    /// Marks `range`, which has just left the program.
+    pub(crate) fn set(&self, program: &Userfaultfd, range: Range<usize>) {
+        if !self.are_set() || range.is_empty() {
+            return;
+        }
+        if program.protect(range.start, range.len()).is_err() {
+            self.unmarked.insert(range);
+        } else if !self.unmarked.is_empty() {
+            self.unmarked.remove(range);
+        }
+    }
+
+    /// Remembers that `range`, which has just left the program, gets no marks.
+    pub(crate) fn leave_out(&self, range: Range<usize>) {
+        if self.are_set() {
+            self.unmarked.insert(range);
+        }
+    }
+
+    /// Calls `lost` with each run of `range`, which is swapped out, that has lost its mark. Returns whether any page has one.
+    pub(crate) fn check(&self, pagemap: &OwnedFd, range: Range<usize>, lost: &mut dyn FnMut(Range<usize>)) -> bool {
+        if !self.are_set() {
+            return false;
+        }
+        // Acquire pairs with the Release in `miss`.
+        let are_missed = self.are_missed.load(Ordering::Acquire);
+        let mut has_mark = false;
+        pagemap::each_run(pagemap, range, &mut |run, entry| match entry {
+            Entry::Marked => has_mark = true,
+            Entry::Content => {}
+            _ if !are_missed => {}
+            Entry::Guard => lost(run),
+            Entry::Empty if self.unmarked.is_empty() => lost(run),
+            Entry::Empty => self.unmarked.missing(run).into_iter().for_each(&mut *lost),
+        });
+        has_mark
+    }
+
+    /// The same, and removes the marks: the range is about to return.
+    pub(crate) fn take(
+        &self,
+        program: &Userfaultfd,
+        pagemap: &OwnedFd,
+        range: Range<usize>,
+        lost: &mut dyn FnMut(Range<usize>),
+    ) {
+        if self.check(pagemap, range.clone(), lost) {
+            // While a mapping change is under way they stay, and so does the range.
+            let _ = program.unprotect(range.start, range.len());
+        }
+    }
+
+    /// Removes markers from `range` that stand for no swapped-out page. Returns whether its first page had one.
+    ///
+    /// There are such markers where no marks are set, too: `MADV_FREE` leaves them, and the
+    /// copy-on-write throttle makes one where the program discards a page at the same moment.
+    pub(crate) fn clear_stale(program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) -> bool {
+        let mut is_marked = false;
+        let first = range.start..range.start + PAGE_BYTES;
+        pagemap::each_run(pagemap, first, &mut |_, entry| is_marked = entry == Entry::Marked);
+        is_marked && program.unprotect(range.start, range.len()).is_ok()
+    }
+
+    /// The program has discarded or unmapped `range`.
+    pub(crate) fn forget(&self, range: Range<usize>) {
+        if !self.unmarked.is_empty() {
+            self.unmarked.remove(range);
+        }
+    }
+
+    /// The program has moved `from` to what starts at `to`; marks move with it.
+    pub(crate) fn relocate(&self, from: Range<usize>, to: usize) {
+        let moved = self.unmarked.within(from.clone());
+        self.forget(from.clone());
+        self.forget(to..to + from.len());
+        for part in moved {
+            self.unmarked.insert(part.start - from.start + to..part.end - from.start + to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_sys::userfaultfd::{Features, Mode, MoveError};
+
+    fn lost(marks: &Marks, pagemap: &OwnedFd, region: &Region) -> Vec<usize> {
+        let mut lost = Vec::new();
+        let range = region.start()..region.start() + region.len();
+        marks.check(pagemap, range, &mut |run| lost.extend(run.step_by(PAGE_BYTES)));
+        lost.iter().map(|page| (page - region.start()) / PAGE_BYTES).collect()
+    }
+
+    #[test]
+    fn a_guard_takes_the_mark_of_a_page_and_nothing_else_does() {
+        let region = Region::reserve(8 * PAGE_BYTES).unwrap();
+        let (marks, Ok(program)) = (Marks::new(&region), Userfaultfd::open(Features { events: false })) else { return };
+        if !marks.can_guard() {
+            return;
+        }
+        let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());
+        let page = |index: usize| region.start() + index * PAGE_BYTES;
+        program.register(region.start(), region.len(), Mode::Faults).unwrap();
+        assert!(marks.begin() && !marks.begin());
+        assert_eq!(lost(&marks, &pagemap, &region), [], "pages are still being marked");
+        marks.miss();
+        marks.set(&program, page(0)..page(6));
+        marks.leave_out(page(6)..page(8));
+        assert_eq!(lost(&marks, &pagemap, &region), []);
+        region.guard(PAGE_BYTES, PAGE_BYTES).unwrap();
+        region.guard(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        region.unguard(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        assert_eq!(lost(&marks, &pagemap, &region), [1, 3]);
+        // To take them leaves none.
+        marks.take(&program, &pagemap, page(0)..page(8), &mut |_| {});
+        assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5]);
+        marks.forget(page(6)..page(7));
+        assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn a_marker_goes_where_no_marks_are_set() {
+        let region = Region::reserve(2 * PAGE_BYTES).unwrap();
+        let Ok(program) = Userfaultfd::open(Features { events: false }) else { return };
+        let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());
+        program.register(region.start(), region.len(), Mode::Faults).unwrap();
+        let range = region.start()..region.start() + region.len();
+        assert!(!Marks::clear_stale(&program, &pagemap, range.clone()));
+        program.protect(range.start, range.len()).unwrap();
+        assert_eq!(program.zero(range.start), Err(MoveError::Exists));
+        assert!(Marks::clear_stale(&program, &pagemap, range.clone()));
+        program.zero(range.start).unwrap();
+        assert!(!Marks::clear_stale(&program, &pagemap, range));
+    }
+}

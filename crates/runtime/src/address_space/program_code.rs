@@ -1,0 +1,135 @@
+//! The program's code: whether it can make system calls that the agent does not see.
+//!
+//! Two kinds of calls change what memory means without a message of the kernel: those that discard
+//! swapped-out content (guards of `madvise(2)`), and those that lend pages to others by reference
+//! (`vmsplice(2)`, io_uring, `SO_ZEROCOPY`). Precautions against them cost a third of the time of a
+//! fault: [`crate::address_space::marks`] and [`crate::address_space::lent_pages`]. They are taken
+//! only where they are needed:
+//!
+//! - Calls of the C library are seen: its system calls are patched
+//!   ([`foliomem_sys::interception::patches`]).
+//! - Other code can make such a call only by a `syscall` instruction of its own. So the agent looks
+//!   at the code of the program, at activation, and at each library that is loaded later, before
+//!   any of its code runs. If there is a call whose number is one of the above, or unknown, the
+//!   program *can make unseen calls* for the rest of its life ([`foliomem_sys::unseen_calls`]).
+//!
+//! What is not looked at: code that is made at run time (JIT compilers call the C library, or
+//! functions of libraries), and files that a program maps for execution without the loader. One thread
+//! at a time looks. There is no lock.
+
+use crate::address_space::ranges::Ranges;
+use crate::companion::context::Context;
+use crate::companion::error::RuntimeError;
+use foliomem_sys::machine_code::{self, WINDOW_BYTES};
+use foliomem_sys::maps::{self, Kind, Mapping};
+use foliomem_sys::unseen_calls;
+use linux_raw_sys::general as raw;
+use rustix::fd::OwnedFd;
+use std::ops::Range;
+
+/// The calls that change what memory means.
+const WATCHED: [u32; 7] = [
+    raw::__NR_madvise,
+    raw::__NR_process_madvise,
+    raw::__NR_vmsplice,
+    raw::__NR_io_uring_setup,
+    raw::__NR_io_uring_enter,
+    raw::__NR_io_uring_register,
+    raw::__NR_setsockopt,
+];
+/// Code is read in parts of so many bytes.
+const PART_BYTES: usize = 256 << 10;
+
+/// Looks at code that is new since the last look; `looked_at` is what was there then. For one
+/// thread at a time.
+pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeError> {
+    unseen_calls::watch();
+    if unseen_calls::can_be_made() {
+        return Ok(());
+    }
+    let present = Ranges::default();
+    maps::for_each(context.open("self/maps")?, &mut |mapping| {
+        if is_code_of_program(mapping) {
+            present.insert(mapping.start..mapping.end);
+        }
+    });
+    for gone in looked_at.snapshot().into_iter().flat_map(|range| present.missing(range)) {
+        looked_at.remove(gone);
+    }
+    let memory = context.open("self/mem")?;
+    for new in present.snapshot().into_iter().flat_map(|range| looked_at.missing(range)) {
+        if can_make_unseen(&memory, new.clone()) {
+            unseen_calls::assume();
+            return Ok(());
+        }
+        looked_at.insert(new);
+    }
+    Ok(())
+}
+
+fn is_code_of_program(mapping: &Mapping) -> bool {
+    mapping.executable && mapping.kind == Kind::File && !unseen_calls::has_seen_code_in(&(mapping.start..mapping.end))
+}
+
+/// Whether the code in `range` can make a watched call. What cannot be read counts as yes.
+fn can_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
+    let mut buffer = vec![0; WINDOW_BYTES + PART_BYTES];
+    let (mut at, mut kept) = (range.start, 0);
+    while at < range.end {
+        let len = (range.end - at).min(PART_BYTES);
+        let Ok(read @ 1..) = rustix::io::pread(memory, &mut buffer[kept..kept + len], at as u64) else { return true };
+        let filled = kept + read;
+        // The last byte of the part before may be the first of a call.
+        if machine_code::can_make(&buffer[..filled], kept.saturating_sub(1), &WATCHED) {
+            return true;
+        }
+        at += read;
+        kept = filled.min(WINDOW_BYTES);
+        buffer.copy_within(filled - kept..filled, 0);
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    fn memory() -> OwnedFd {
+        OwnedFd::from(File::open("/proc/self/mem").unwrap())
+    }
+
+    fn code_of(name: &[u8]) -> Vec<Range<usize>> {
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        let lines = maps.split(|&byte| byte == b'\n');
+        let of = lines.filter(|line| line.windows(name.len()).any(|part| part == name));
+        let mappings = of.filter_map(maps::parse_line);
+        mappings.filter(|mapping| mapping.executable).map(|mapping| mapping.start..mapping.end).collect()
+    }
+
+    #[test]
+    fn the_c_library_can_make_all_calls_and_the_math_library_none() {
+        // SAFETY: a function without side effects, which needs the library.
+        let library = unsafe { libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null());
+        let (libc, libm) = (code_of(b"/libc.so.6"), code_of(b"/libm.so.6"));
+        assert!(!libc.is_empty() && libc.into_iter().any(|range| can_make_unseen(&memory(), range)));
+        assert!(!libm.is_empty() && !libm.into_iter().any(|range| can_make_unseen(&memory(), range)));
+    }
+
+    #[test]
+    fn a_call_across_two_parts_is_found() {
+        let len = 2 * PART_BYTES;
+        for offset in [PART_BYTES - 2, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1] {
+            let mut code = vec![0x90u8; len];
+            code[offset - 5..offset + 2].copy_from_slice(&[0xb8, 28, 0, 0, 0, 0x0f, 0x05]);
+            let start = code.as_ptr().expose_provenance();
+            assert!(can_make_unseen(&memory(), start..start + len), "at {offset}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_yes() {
+        assert!(can_make_unseen(&memory(), 0x1000..0x2000));
+    }
+}

@@ -1,0 +1,346 @@
+//! Ranges of the program's address space, by address, each with the program's advice.
+//!
+//! They are disjoint and sorted. Neighbours stay apart as they were found: no folio may lie across
+//! two mappings of different kinds, even where they touch. A mapping that grows stays one range.
+//! Advice splits a range as it splits the kernel's mapping, and joins it again when both sides
+//! agree. One leaf lock.
+
+use foliomem_sync::Mutex;
+use foliomem_types::size_policy::Advice;
+use foliomem_types::units::PageNumber;
+use std::ops::Range;
+
+/// The page of an address.
+pub(crate) fn page(address: usize) -> PageNumber {
+    PageNumber::containing(address as u64)
+}
+
+/// The pages of a range of addresses.
+pub(crate) fn pages(range: &Range<usize>) -> Range<PageNumber> {
+    page(range.start)..page(range.end)
+}
+
+/// A range and its advice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Advised {
+    /// From where to where.
+    pub range: Range<usize>,
+    /// What the program has said.
+    pub advice: Advice,
+    /// Nothing but advice sets it apart from the one before it.
+    continues: bool,
+}
+
+impl Advised {
+    fn cut(&self, to: &Range<usize>) -> Advised {
+        let range = self.range.start.max(to.start)..self.range.end.min(to.end);
+        let continues = self.continues && range.start == self.range.start;
+        Advised { range, continues, ..*self }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Ranges(Mutex<Vec<Advised>>);
+
+/// Which of `ranges` overlap `range`.
+fn overlapping(ranges: &[Advised], range: &Range<usize>) -> Range<usize> {
+    let first = ranges.partition_point(|other| other.range.end <= range.start);
+    let last = ranges.partition_point(|other| other.range.start < range.end);
+    first..last.max(first)
+}
+
+impl Ranges {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// The range around `address`.
+    pub fn containing(&self, address: usize) -> Option<Advised> {
+        let ranges = self.0.lock();
+        let after = ranges.partition_point(|other| other.range.start <= address);
+        ranges[..after].last().filter(|other| address < other.range.end).cloned()
+    }
+
+    /// Adds what of `range` is not there yet.
+    pub fn insert(&self, range: Range<usize>) {
+        self.insert_advised(range, Advice::None);
+    }
+
+    /// The same, with what the program has said about it.
+    pub fn insert_advised(&self, range: Range<usize>, advice: Advice) {
+        self.put(range, advice, |_| false);
+    }
+
+    /// The same, where the kernel says that `mapping` is one: what is there right below in it goes on.
+    pub fn insert_in(&self, mapping: &Range<usize>, range: Range<usize>, advice: Advice) {
+        self.put(range, advice, |start| mapping.start < start);
+    }
+
+    /// Adds what of `range` is not there yet. Where that `continues` what is there right below its start, they become one.
+    fn put(&self, range: Range<usize>, advice: Advice, continues: impl Fn(usize) -> bool) {
+        let missing = self.missing(range);
+        let mut ranges = self.0.lock();
+        for part in missing {
+            let at = ranges.partition_point(|other| other.range.start < part.start);
+            let is_above = at > 0 && ranges[at - 1].range.end == part.start;
+            let continues = is_above && continues(part.start);
+            ranges.insert(at, Advised { range: part, advice, continues });
+            join(&mut ranges, at..at + 1);
+        }
+    }
+
+    /// Adds what of `others` is not there yet.
+    pub fn insert_all(&self, others: &Ranges) {
+        others.snapshot().into_iter().for_each(|range| self.insert(range));
+    }
+
+    /// The program has said something about what is managed of `range`.
+    pub fn advise(&self, range: Range<usize>, advice: Advice) {
+        let mut ranges = self.0.lock();
+        let touched = overlapping(&ranges, &range);
+        let (Some(first), Some(last)) = (touched.clone().next(), touched.clone().next_back()) else { return };
+        let (before, after) = (ranges[first].range.start..range.start, range.end..ranges[last].range.end);
+        let mut parts = Vec::new();
+        if !before.is_empty() {
+            parts.push(ranges[first].cut(&before));
+        }
+        for other in &ranges[touched.clone()] {
+            let part = other.cut(&range);
+            let continues = part.continues || part.range.start > other.range.start;
+            parts.push(Advised { advice, continues, ..part });
+        }
+        if !after.is_empty() {
+            parts.push(Advised { continues: true, ..ranges[last].cut(&after) });
+        }
+        let len = parts.len();
+        ranges.splice(touched, parts);
+        join(&mut ranges, first..first + len);
+    }
+
+    /// The parts of `range` that are managed.
+    pub fn within(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        self.advised_within(range).into_iter().map(|part| part.range).collect()
+    }
+
+    /// The same, with what the program has said about each.
+    pub fn advised_within(&self, range: Range<usize>) -> Vec<Advised> {
+        let ranges = self.0.lock();
+        let touched = overlapping(&ranges, &range);
+        ranges[touched].iter().map(|other| other.cut(&range)).collect()
+    }
+
+    /// The parts of `range` that are not managed.
+    pub fn missing(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let ranges = self.0.lock();
+        let mut missing = Vec::new();
+        let mut start = range.start;
+        for other in &ranges[overlapping(&ranges, &range)] {
+            if start < other.range.start {
+                missing.push(start..other.range.start);
+            }
+            start = other.range.end;
+        }
+        if start < range.end {
+            missing.push(start..range.end);
+        }
+        missing
+    }
+
+    /// Takes `range` out.
+    pub fn remove(&self, range: Range<usize>) {
+        let mut ranges = self.0.lock();
+        let touched = overlapping(&ranges, &range);
+        let (Some(first), Some(last)) = (touched.clone().next(), touched.clone().next_back()) else { return };
+        let (before, after) = (ranges[first].range.start..range.start, range.end..ranges[last].range.end);
+        let rest: Vec<Advised> = [(first, before), (last, after)]
+            .into_iter()
+            .filter(|(_, part)| !part.is_empty())
+            .map(|(index, part)| ranges[index].cut(&part))
+            .collect();
+        let next = first + rest.len();
+        ranges.splice(touched, rest);
+        // What comes to lie there is something else.
+        if let Some(next) = ranges.get_mut(next).filter(|next| next.range.start == range.end) {
+            next.continues = false;
+        }
+    }
+
+    /// The program has moved `from` to what starts at `to`: it is managed there, with what was said about it.
+    pub fn relocate(&self, from: Range<usize>, to: usize) {
+        let moved = self.advised_within(from.clone());
+        let target = to..to + from.len();
+        self.remove(from.clone());
+        self.remove(target.clone());
+        for Advised { range, advice, .. } in moved {
+            self.insert_advised(range.start - from.start + to..range.end - from.start + to, advice);
+        }
+        self.insert(target);
+    }
+
+    /// All of them.
+    pub fn snapshot(&self) -> Vec<Range<usize>> {
+        self.within(0..usize::MAX)
+    }
+}
+
+/// Makes those around `changed` one that only advice had set apart.
+fn join(ranges: &mut Vec<Advised>, changed: Range<usize>) {
+    for index in (changed.start.max(1)..(changed.end + 1).min(ranges.len())).rev() {
+        let (before, this) = (&ranges[index - 1], &ranges[index]);
+        if this.continues && before.range.end == this.range.start && before.advice == this.advice {
+            ranges[index - 1].range.end = ranges[index].range.end;
+            ranges.remove(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const PAGES: usize = 100;
+
+    /// Page by page: what was said about it, and which insertion it came with.
+    type Model = BTreeMap<usize, (Advice, usize)>;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(Range<usize>, Advice),
+        Grow(Range<usize>, Advice),
+        Remove(Range<usize>),
+        Advise(Range<usize>, Advice),
+        Relocate(Range<usize>, usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let range = || (0usize..60, 1usize..20).prop_map(|(start, len)| start..start + len);
+        let advice = || prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]);
+        prop_oneof![
+            3 => (range(), advice()).prop_map(|(range, advice)| Step::Insert(range, advice)),
+            2 => (range(), advice()).prop_map(|(range, advice)| Step::Grow(range, advice)),
+            2 => range().prop_map(Step::Remove),
+            4 => (range(), advice()).prop_map(|(range, advice)| Step::Advise(range, advice)),
+            1 => (range(), 0usize..60).prop_map(|(range, to)| Step::Relocate(range, to)),
+        ]
+    }
+
+    /// The model's pages as ranges: neighbours are one where they came together and the same was said about them.
+    fn ranges(model: &Model) -> Vec<(Range<usize>, Advice)> {
+        let pages: Vec<_> = model.iter().collect();
+        let runs = pages.chunk_by(|(page, this), (next, that)| *page + 1 == **next && this == that);
+        runs.map(|run| (*run[0].0..*run[run.len() - 1].0 + 1, run[0].1.0)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_holds_what_a_map_of_pages_holds(steps in prop::collection::vec(step(), 1..40)) {
+            let (all, mut model) = (Ranges::default(), Model::new());
+            // Where it came from names a page's mapping: two sides of a gap are told apart when it is filled.
+            let mut inserted = 0;
+            let insert = |model: &mut Model, inserted: &mut usize, range: Range<usize>, advice| {
+                for page in range {
+                    if !model.contains_key(&page) {
+                        if page == 0 || model.get(&(page - 1)).is_none_or(|(_, id)| *id != *inserted) {
+                            *inserted += 1;
+                        }
+                        model.insert(page, (advice, *inserted));
+                    }
+                }
+                *inserted += 1;
+            };
+            for step in steps {
+                match step {
+                    Step::Insert(range, advice) => {
+                        all.insert_advised(range.clone(), advice);
+                        insert(&mut model, &mut inserted, range, advice);
+                    }
+                    Step::Grow(range, advice) => {
+                        let known = all.advised_within(range.clone()).len();
+                        all.insert_in(&range, range.clone(), advice);
+                        insert(&mut model, &mut inserted, range.clone(), advice);
+                        prop_assert!(all.advised_within(range).len() <= 2 * known + 1);
+                    }
+                    Step::Remove(range) => {
+                        all.remove(range.clone());
+                        model.retain(|page, _| !range.contains(page));
+                    }
+                    Step::Advise(range, advice) => {
+                        all.advise(range.clone(), advice);
+                        model.range_mut(range).for_each(|(_, (now, _))| *now = advice);
+                    }
+                    Step::Relocate(from, to) => {
+                        if from.start < to + from.len() && to < from.end {
+                            continue;
+                        }
+                        all.relocate(from.clone(), to);
+                        let moved: Vec<_> = from.clone().map(|page| model.remove(&page)).collect();
+                        model.retain(|page, _| !(to..to + from.len()).contains(page));
+                        let before = inserted;
+                        for run in all.advised_within(to..to + from.len()) {
+                            let came_along = moved[run.range.start - to];
+                            let advice = came_along.map_or(Advice::None, |(advice, _)| advice);
+                            inserted += 1;
+                            run.range.for_each(|page| {
+                                model.insert(page, (advice, inserted));
+                            });
+                        }
+                        prop_assert!(inserted > before);
+                    }
+                }
+                let now = all.advised_within(0..PAGES);
+                let now: Vec<_> = now.into_iter().map(|Advised { range, advice, .. }| (range, advice)).collect();
+                prop_assert!(now.windows(2).all(|pair| pair[0].0.end <= pair[1].0.start));
+                let by_page = |all: &[(Range<usize>, Advice)]| {
+                    all.iter().flat_map(|(range, advice)| range.clone().map(|page| (page, *advice))).collect::<BTreeMap<_, _>>()
+                };
+                prop_assert_eq!(by_page(&now), by_page(&ranges(&model)));
+                for page in 0..PAGES {
+                    prop_assert_eq!(all.containing(page).map(|found| found.advice), model.get(&page).map(|(advice, _)| *advice));
+                }
+                let missing: Vec<usize> = all.missing(10..70).into_iter().flatten().collect();
+                prop_assert_eq!(missing, (10..70).filter(|page| !model.contains_key(page)).collect::<Vec<_>>());
+            }
+        }
+
+        #[test]
+        fn a_mapping_that_grows_stays_one(steps in prop::collection::vec((1usize..9, any::<bool>()), 1..20)) {
+            let all = Ranges::default();
+            all.insert(0..10);
+            all.insert_advised(10..11, Advice::Huge);
+            let mut end = 11;
+            for (pages, is_advised) in steps {
+                let (from, to) = (end, end + pages);
+                all.insert_in(&(10..to), 10..to, Advice::Huge);
+                if is_advised {
+                    all.advise(from..to, Advice::NoHuge);
+                    all.advise(from..to, Advice::Huge);
+                }
+                prop_assert_eq!(all.snapshot(), [0..10, 10..to]);
+                end = to;
+            }
+            // Another one right above it.
+            all.insert_in(&(end..end + 1), end..end + 1, Advice::Huge);
+            prop_assert_eq!(all.snapshot(), [0..10, 10..end, end..end + 1]);
+        }
+
+        #[test]
+        fn advice_taken_back_leaves_the_mappings_as_they_were(
+            borders in prop::collection::btree_set(0usize..60, 2..8),
+            advised in prop::collection::vec((0usize..60, 1usize..20), 1..8),
+        ) {
+            let all = Ranges::default();
+            let borders: Vec<usize> = borders.into_iter().collect();
+            borders.windows(2).for_each(|pair| all.insert(pair[0]..pair[1]));
+            let before = all.snapshot();
+            for (start, len) in advised {
+                all.advise(start..start + len, Advice::Huge);
+            }
+            all.advise(0..PAGES, Advice::None);
+            prop_assert_eq!(all.snapshot(), before);
+        }
+    }
+}

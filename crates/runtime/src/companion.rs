@@ -1,0 +1,44 @@
+//! The companion: the process beside the program that manages the program's memory.
+//!
+//! Its first thread, the monitor, samples the process's size. When the limit comes near, it
+//! activates: it makes the arena and the engine, starts handlers and reclaimers, registers the
+//! program's memory, and adopts it. All threads are made by [`foliomem_sys::thread`]: they have no
+//! thread-local storage of the C library.
+//!
+//! | role | module | its state |
+//! |---|---|---|
+//! | all | [`context`], `error` | settings, budget, agent memory, tracer, files under `/proc` |
+//! | process | [`foliomem_sys::companion_process`] | companion, intermediate and guard, by their ids |
+//! | start | [`start`] | the answer in the companion's process |
+//! | monitor | `monitor`, `receive_notices` | `Looks`, [`notices`], [`shared_pages`] |
+//! | activation | `activate` | [`activated`] |
+//! | mapping events | [`crate::address_space::mapping_events`] | the machine's lock of the mappings |
+//! | handler | `handler` | [`workers`], [`placement`] |
+//! | reclaimer | [`reclaimer`] | its requests |
+//! | guard, end | `guard`, `end`, [`memory_users`] | none |
+//!
+//! The state modules know no roles. [`crate::runtime::Runtime`] owns the state, and the roles are
+//! given it, or the parts that they need.
+//!
+//! Lock order: the gate, the lock of the mappings, then the engine's. All other locks are leaves.
+
+pub(crate) mod activate;
+pub(crate) mod activated;
+pub(crate) mod context;
+pub(crate) mod end;
+pub(crate) mod error;
+pub(crate) mod farewell;
+pub(crate) mod guard;
+mod handler;
+pub(crate) mod memory_users;
+mod monitor;
+pub(crate) mod notices;
+pub(crate) mod placement;
+mod receive_notices;
+pub(crate) mod reclaimer;
+pub(crate) mod shared_pages;
+pub(crate) mod start;
+pub(crate) mod workers;
+
+pub use error::RuntimeError;
+pub use start::start;

@@ -1,0 +1,190 @@
+//! Activation: from here on the program's memory is managed.
+//!
+//! The monitor activates when the tree comes near its limit, once in the life of a process.
+//! Allocating threads are paused meanwhile.
+//!
+//! Lock order: called inside the gate; takes the lock of the mappings.
+
+use crate::address_space::adopt::adopt_mappings;
+use crate::companion::activated::Activated;
+use crate::companion::context::{Context, MemoryFiles};
+use crate::companion::error::RuntimeError;
+use crate::companion::guard::start_guard;
+use crate::companion::handler::{HandlerStart, handler_entry};
+use crate::companion::monitor::MONITOR_NICE;
+use crate::companion::receive_notices::{look_at_code, pin_control_blocks};
+use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
+use crate::companion::workers::{handler_cpus, set_nice};
+use crate::ports::arena_size;
+use crate::ports::machine::{Descriptors, LinuxMachine};
+use crate::runtime::Runtime;
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
+use foliomem_core::watermark;
+use foliomem_session::cluster_ownership::Event;
+use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::identity;
+use foliomem_sys::maps;
+use foliomem_sys::process_limits;
+use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd::{Features, Userfaultfd};
+use foliomem_types::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
+use rustix::process::Pid;
+use std::sync::atomic::Ordering;
+
+/// One reclaimer for so many CPUs: the program needs some, too.
+const CPUS_PER_RECLAIMER: usize = 2;
+/// A piece that has been in the store for this time is recompressed: to recompress a piece that is
+/// touched again sooner does not pay.
+const IDLE_NS: u64 = 2_000_000_000;
+
+/// Makes the arena and the engine, starts the workers, and adopts the program's memory.
+pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+    let _paused = runtime.notices.allocations.pause();
+    let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
+    let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
+    // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The program's limit is not
+    // the companion's, whose mappings count against both. The arena does not count as data.
+    process_limits::adopt(libc::RLIMIT_AS, runtime.companion.program());
+    let arena = Region::reserve_uncounted(wanted_bytes)
+        .or_else(|_| Region::reserve_uncounted(needed_bytes))
+        .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
+    let arena_bytes = arena.len();
+    runtime.context.agent_memory.add(arena.start()..arena.start() + arena.len());
+    let machine = LinuxMachine::new(
+        arena,
+        open_descriptors(runtime)?,
+        &runtime.context.budget,
+        &runtime.notices.lenders,
+        &runtime.notices.control_blocks,
+        &runtime.context.tracer,
+    )?;
+    let config = engine_config(&runtime.context, &machine, arena_bytes);
+    let activated = Activated { engine: Engine::new(machine, config) };
+    if runtime.activation.activated.set(activated).is_err() {
+        unreachable!("only the monitor activates");
+    }
+    look_at_code(runtime);
+    // From here on something may be swapped out.
+    start_guard(runtime)?;
+    // Threads that start from now on send a notice.
+    pin_control_blocks(runtime);
+    start_workers(runtime)?;
+    wait_for_custody(runtime);
+    if let Some(events) = runtime.mapping_events() {
+        // From now on advice is received; earlier advice is looked up.
+        let advices = events.activated.engine.machine().advices();
+        maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
+        adopt_mappings(events);
+    }
+    runtime.activation.complete();
+    Ok(())
+}
+
+/// Starts the handlers and the reclaimers.
+pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+    let Some(events) = runtime.mapping_events() else { unreachable!("workers start after activation") };
+    // Torture does everything at once, and never lets a follower have its CPU.
+    runtime.placement.begin(set_nice(MONITOR_NICE) && !runtime.context.settings.torture);
+    runtime.workers.parked.store(0, Ordering::Relaxed);
+    let cpus = handler_cpus();
+    for (index, &cpu) in cpus.iter().enumerate() {
+        let measures = index == 0 && cpus[0] != cpus[1] && runtime.placement.is_unknown();
+        let measured = measures.then(|| runtime.context.reserve(PAGE_BYTES)).transpose()?;
+        let handlers = cpus.len() as u32;
+        let (workers, reclaim) = (&runtime.workers, &runtime.reclaim);
+        let start = HandlerStart { events, gate: &runtime.fork.gate, workers, reclaim, index, cpu, handlers, measured };
+        let start = Box::leak(Box::new(start));
+        runtime.workers.spawn(&runtime.context, handler_entry, std::ptr::from_mut(start).cast(), Some(cpu))?;
+    }
+    let reclaimers = match runtime.context.settings.reclaimers {
+        0 => cpus.len().div_ceil(CPUS_PER_RECLAIMER),
+        some => some as usize,
+    };
+    for _ in 0..reclaimers {
+        let start = Box::leak(Box::new(ReclaimerStart {
+            context: &runtime.context,
+            activated: events.activated,
+            gate: &runtime.fork.gate,
+            placement: &runtime.placement,
+            workers: &runtime.workers,
+            requests: &runtime.reclaim,
+        }));
+        runtime.workers.spawn(&runtime.context, reclaimer_entry, std::ptr::from_mut(start).cast(), None)?;
+    }
+    Ok(())
+}
+
+/// Opens what the machine of this process needs. In the child of a fork the swap file may come from
+/// the parent.
+pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors, RuntimeError> {
+    let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
+    let control = runtime.context.budget.control();
+    let mut swap_file = None;
+    if control.swap().clusters() > 0 {
+        // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
+        // once.
+        let handed = unsafe { runtime.fork.swap_file.receive() };
+        let given = || control.knock().and_then(|given| given.swap_file);
+        let opened = handed.map_or_else(|| control.swap().open(), Ok);
+        match opened.or_else(|errno| given().ok_or(errno)) {
+            Ok(file) => swap_file = Some(file),
+            Err(errno) if control.swap().is_news(Event::Open) => {
+                control.notice(format_args!(
+                    "a process cannot open the swap file: {}: it goes on without it",
+                    ErrnoText(errno)
+                ));
+            }
+            Err(_) => {}
+        }
+    }
+    let program = Userfaultfd::open_through(files.userfaultfd.as_ref(), Features { events: true })?;
+    if let Some(own) = offering_companion(runtime) {
+        control.process(runtime.context.budget.slot()).offer.make(control.custody(), own, &program);
+    }
+    let opened = files.memory.lock().take();
+    let MemoryFiles { pagemap, memory } = opened.map_or_else(|| MemoryFiles::open(&files.proc), Ok)?;
+    Ok(Descriptors { program, pagemap, maps: runtime.context.open("self/maps")?, memory, swap_file })
+}
+
+/// The companion, if it offers its userfaultfd: not where the process shares its parent's slot. To
+/// the supervisor, the pid of a nested companion means another process.
+fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
+    let Context { budget, .. } = &runtime.context;
+    let is_ours = || budget.control().is_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();
+    runtime.companion.process().filter(|_| is_ours())
+}
+
+/// Returns when the supervisor holds the userfaultfd, too, so that nobody reads zeros though
+/// companion and guard are killed at once; or when it is clear that the guard has to do.
+pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
+    let Context { budget, .. } = &runtime.context;
+    if let Some(own) = offering_companion(runtime) {
+        budget.control().process(budget.slot()).offer.wait(budget.control().custody(), own);
+    }
+}
+
+/// How the engine of a process is configured.
+fn engine_config(context: &Context, machine: &LinuxMachine, arena_bytes: usize) -> EngineConfig {
+    let max_pages = (context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
+    let limit_pages = context.budget.limit_pages();
+    let file_slots =
+        if machine.has_swap_file() { context.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
+    let discard = context.budget.control().swap().discard();
+    let backing = BackingConfig { slots: file_slots, discard, store_pages: arena_size::store_pages(limit_pages) };
+    EngineConfig {
+        granule: context.settings.granule,
+        arena_frames: (arena_bytes / PAGE_BYTES) as u32,
+        swap_slots: arena_size::swap_slots(max_pages, file_slots),
+        strategy: Default::default(),
+        swap_in: Default::default(),
+        no_room: Default::default(),
+        whole_out: OrderSet::ALL,
+        keep_copies: true,
+        make_ahead: !context.tracer.is_on(),
+        compaction: Default::default(),
+        floor_pages: watermark::floor_pages(limit_pages),
+        backing: (file_slots > 0).then_some(backing),
+        recompress_idle_ns: context.settings.recompress.map(|_| if context.settings.torture { 0 } else { IDLE_NS }),
+        cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
+    }
+}

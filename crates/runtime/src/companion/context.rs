@@ -1,0 +1,132 @@
+//! The context of a companion: what all of its roles need and none of them owns.
+//!
+//! Everything here is set at the start of a companion and constant afterwards, or has a lock or
+//! atomics of its own. It takes part in the lock order with the leaf lock of the agent's memory.
+
+use crate::companion::error::RuntimeError;
+use crate::tracer::Tracer;
+use foliomem_core::watermark;
+use foliomem_session::budget::Budget;
+use foliomem_session::process_table::SlotIndex;
+use foliomem_session::segment::Control;
+use foliomem_sync::Mutex;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::fork_cell::ForkCell;
+use foliomem_sys::region::Region;
+use foliomem_sys::userfaultfd;
+use foliomem_types::settings::Configuration;
+use foliomem_types::units::PAGE_BYTES;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// The agent activates when less than 1/2^3 of the limit is left, but no later than for 24 MiB: a
+/// program touches that much memory while the monitor sleeps.
+const ACTIVATION_SHIFT: u32 = 3;
+const ACTIVATION_MIN_PAGES: i64 = (24 << 20) / PAGE_BYTES as i64;
+
+/// Open files of the companion.
+pub(crate) struct ProcFiles {
+    /// `/proc`: the program may change its root.
+    pub(crate) proc: OwnedFd,
+    pub(crate) smaps_rollup: OwnedFd,
+    /// The program may change its root before anything is managed.
+    pub(crate) userfaultfd: Result<OwnedFd, Errno>,
+    /// If pieces are recompressed.
+    pub(crate) loadavg: Option<OwnedFd>,
+    /// Opened at the start, for activation: the program may change its user before.
+    pub(crate) memory: Mutex<Option<MemoryFiles>>,
+}
+
+/// Files of the program's memory, which the kernel does not open for everybody: they are root's
+/// once the program has changed its user, or has said that it is not to be dumped.
+pub(crate) struct MemoryFiles {
+    pub(crate) pagemap: OwnedFd,
+    pub(crate) memory: OwnedFd,
+}
+
+impl MemoryFiles {
+    /// Opens them under `proc`.
+    pub(crate) fn open(proc: &OwnedFd) -> Result<MemoryFiles, RuntimeError> {
+        Ok(MemoryFiles { pagemap: open_in(proc, "self/pagemap")?, memory: open_in(proc, "self/mem")? })
+    }
+}
+
+/// What all roles of a companion need.
+pub(crate) struct Context {
+    pub(crate) settings: Configuration,
+    pub(crate) budget: Budget,
+    pub(crate) agent_memory: AgentMemory,
+    pub(crate) tracer: Tracer,
+    pub(crate) files: ForkCell<Option<ProcFiles>>,
+}
+
+impl Context {
+    /// The context of the process in `slot`. Its files are opened by its monitor.
+    pub(crate) fn new(control: &'static Control, slot: SlotIndex, agent_memory: AgentMemory) -> Context {
+        let settings = control.configuration();
+        Context {
+            tracer: Tracer::new(settings.records),
+            settings,
+            budget: Budget::new(control, slot),
+            agent_memory,
+            files: ForkCell::new(None),
+        }
+    }
+
+    /// Reserves memory of the agent's own.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<Region, RuntimeError> {
+        let region = Region::reserve(bytes).map_err(|errno| RuntimeError::Reserve(bytes >> 20, errno))?;
+        self.agent_memory.add(region.start()..region.start() + region.len());
+        Ok(region)
+    }
+
+    /// Opens a file under `/proc`, wherever that is by now.
+    pub(crate) fn open(&self, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+        let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
+        open_in(&files.proc, path)
+    }
+
+    /// The low watermark.
+    pub(crate) fn low_pages(&self) -> i64 {
+        watermark::low_pages(self.budget.limit_pages())
+    }
+
+    /// The agent activates when fewer pages than this are left.
+    pub(crate) fn activation_pages(&self) -> i64 {
+        let limit = self.budget.limit_pages();
+        (limit >> ACTIVATION_SHIFT).max(ACTIVATION_MIN_PAGES).min(limit / 2)
+    }
+
+    /// Whether there may soon be no room if the program takes `bytes`.
+    pub(crate) fn lacks_room(&self, bytes: usize) -> bool {
+        self.budget.room_pages() - (bytes.div_ceil(PAGE_BYTES) as i64) < self.activation_pages()
+    }
+}
+
+/// Opens `/proc`.
+pub(crate) fn open_proc() -> Result<OwnedFd, RuntimeError> {
+    rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| RuntimeError::Proc("", errno))
+}
+
+/// Opens `path` in `/proc`.
+pub(crate) fn open_in(proc: impl AsFd, path: &'static str) -> Result<OwnedFd, RuntimeError> {
+    rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| RuntimeError::Proc(path, errno))
+}
+
+/// Opens the userfaultfd device and the files of the program's memory, or has the supervisor open
+/// them. A `device` may have been handed over.
+pub(crate) fn open_device_and_memory(
+    device: Option<OwnedFd>,
+    proc: &OwnedFd,
+    control: &Control,
+) -> (Result<OwnedFd, Errno>, Option<MemoryFiles>) {
+    let (device, memory) = (device.map_or_else(userfaultfd::device, Ok), MemoryFiles::open(proc));
+    let is_refused = matches!(memory, Err(RuntimeError::Proc(_, Errno::ACCESS)));
+    let given = if is_refused || matches!(device, Err(Errno::ACCESS)) { control.knock() } else { None };
+    let Some(given) = given else { return (device, memory.ok()) };
+    let files = given.pagemap.zip(given.memory).map(|(pagemap, memory)| MemoryFiles { pagemap, memory });
+    (device.or_else(|errno| given.device.ok_or(errno)), memory.ok().or(files))
+}

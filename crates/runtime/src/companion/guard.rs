@@ -1,0 +1,77 @@
+//! The guard: a process beside the companion that stops the program if the companion is killed.
+//!
+//! It runs from activation on, with the companion's descriptors, so it holds the userfaultfd open.
+//! It takes no lock.
+
+use crate::companion::end::stop_program;
+use crate::companion::error::RuntimeError;
+use crate::companion::memory_users;
+use crate::companion::start::set_name;
+use crate::runtime::Runtime;
+use foliomem_sys::companion_process::Member;
+use foliomem_sys::pagemap;
+use foliomem_sys::thread;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+extern "C" fn guard_entry(argument: *mut u8) {
+    // SAFETY: `start_guard` passes the runtime, which lives as long as the memory.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    set_name(c"foliomem-guard");
+    guard(runtime);
+}
+
+/// Waits until the companion ends. If the companion was killed, the program must not go on: its
+/// swapped-out memory is lost, and would read as zeros when the last userfaultfd is closed.
+fn guard(runtime: &'static Runtime) -> ! {
+    if let Some(files) = &*runtime.context.files {
+        runtime.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
+    }
+    // On a busy machine the companion may have ended before its guard gets a CPU.
+    let pidfd = runtime.companion.process().and_then(|companion| pidfd_open(companion, PidfdFlags::empty()).ok());
+    if let Some(pidfd) = pidfd {
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+    }
+    if !runtime.companion.ends_by_itself() {
+        if has_crashed(runtime) {
+            // The supervisor says why.
+            stop_program(runtime);
+        } else {
+            stop_lost_program(runtime);
+        }
+    }
+    thread::exit_process(0)
+}
+
+/// Whether the companion, which has ended, has crashed: the program has unmapped the agent's memory. Then only the
+/// program is stopped, which ended so without the agent, too, and not the run.
+fn has_crashed(runtime: &'static Runtime) -> bool {
+    let Some(files) = &*runtime.context.files else { return false };
+    let [companion, ..] = runtime.companion.numbers();
+    let stat = memory_users::open_in(&files.proc, format_args!("{companion}/stat"));
+    // The supervisor says so before it takes the status.
+    let status = stat.and_then(pagemap::exit_status).filter(|&status| status != 0);
+    let control = runtime.context.budget.control();
+    status.map_or_else(
+        || control.process(runtime.context.budget.slot()).has_crashed(),
+        |status| matches!(status & 0x7f, libc::SIGSEGV | libc::SIGBUS),
+    )
+}
+
+fn stop_lost_program(runtime: &'static Runtime) -> ! {
+    runtime.context.budget.control().fail(format_args!(
+        "the companion process of process {} was killed: stopped, because only that can bring back swapped-out memory",
+        runtime.companion.program().as_raw_nonzero()
+    ));
+    stop_program(runtime);
+    thread::exit_process(0)
+}
+
+/// Monitor: starts the guard. There must be none.
+pub(crate) fn start_guard(runtime: &'static Runtime) -> Result<(), RuntimeError> {
+    let argument = std::ptr::from_ref(runtime).cast_mut().cast();
+    // SAFETY: the runtime lives as long as the memory; only the monitor starts the guard, where
+    // there is none.
+    unsafe { runtime.companion.start_guard(guard_entry, argument) }.map_err(RuntimeError::Companion)
+}

@@ -1,0 +1,205 @@
+//! Handlers: they receive messages and serve the program's faults.
+//!
+//! There is one handler for each CPU, and two at least. A handler serves inside the gate. Each
+//! message wakes all handlers that listen, and the one on the program's own CPU receives it.
+//!
+//! Lock order: the gate, then the lock of the mappings, then the engine's.
+
+use crate::address_space::adopt::adopt_growth;
+use crate::address_space::cow_throttle;
+use crate::address_space::mapping_events::{Fault, MappingEvents, PendingFaults};
+use crate::address_space::ranges::pages;
+use crate::companion::placement::{APART_AFTER_STARVING_NS, Follower, Standby};
+use crate::companion::reclaimer::ReclaimRequests;
+use crate::companion::workers::Workers;
+use crate::fork::futex_gate::Gate;
+use crate::ports::pieces::Worker;
+use foliomem_core::engine::Served;
+use foliomem_core::machine::Machine;
+use foliomem_sys::clock::now_ns;
+use foliomem_sys::region::Region;
+use foliomem_types::counters::FaultKind;
+use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
+
+/// A handler that came too late this often in a row is on the wrong CPU, and parks: to wake it
+/// costs each fault of a one-threaded program 6 us. Under reclaim, which moves the program about,
+/// 32 in a row are so rare that half of all reads were in vain.
+const MAX_LOST_RACES: u32 = 4;
+
+/// What a handler is started with.
+pub(crate) struct HandlerStart {
+    pub(crate) events: MappingEvents,
+    pub(crate) gate: &'static Gate,
+    pub(crate) workers: &'static Workers,
+    pub(crate) reclaim: &'static ReclaimRequests,
+    pub(crate) index: usize,
+    pub(crate) cpu: usize,
+    /// How many handlers there are.
+    pub(crate) handlers: u32,
+    /// For the first handler of the first process that activates, to measure the cost of an
+    /// interrupt.
+    pub(crate) measured: Option<Region>,
+}
+
+/// One handler.
+struct Handler {
+    events: MappingEvents,
+    gate: &'static Gate,
+    workers: &'static Workers,
+    reclaim: &'static ReclaimRequests,
+    worker: Worker,
+}
+
+/// The entry of a handler's thread. `argument` is a leaked [`HandlerStart`].
+pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
+    // SAFETY: `start_workers` passes a leaked start.
+    let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
+    start.workers.take_program_priority();
+    let HandlerStart { events, gate, workers, reclaim, .. } = *start;
+    let worker = events.activated.worker(events.context, gate);
+    Handler { events, gate, workers, reclaim, worker }.run(start)
+}
+
+impl Handler {
+    fn run(&mut self, start: &HandlerStart) -> ! {
+        let uffd = &self.events.activated.engine.machine().descriptors().program;
+        match &start.measured {
+            Some(page) => self.events.placement.measure(page),
+            None if start.index == 1 && self.events.placement.is_unknown() => self.events.placement.be_busy(),
+            None => {}
+        }
+        let follows = start.index == 0 && self.events.placement.pays();
+        let mut follower = follows.then(|| Follower::new(start.cpu as u32));
+        let mut standby = Standby::default();
+        let mut lost = 0;
+        loop {
+            if follower.is_none() && self.events.placement.cpu().is_some() {
+                self.workers.park(start.handlers);
+                if !standby.sees_it_stuck(self.events.placement, now_ns(), || uffd.has_message()) {
+                    continue;
+                }
+                self.events.placement.come_apart(APART_AFTER_STARVING_NS);
+            }
+            if uffd.wait(None).is_err() {
+                continue;
+            }
+            let mut served = 0;
+            {
+                let _inside = self.gate.enter();
+                let mut pending = PendingFaults::default();
+                while let Some(fault) = self.events.receive() {
+                    served += 1;
+                    if let Some(follower) = &mut follower {
+                        follower.follow(self.events.placement);
+                    }
+                    self.serve(fault, &mut pending);
+                    while let Some(fault) = pending.pop() {
+                        self.serve(fault, &mut pending);
+                    }
+                    if let Some(follower) = &follower {
+                        follower.has_served(self.events.placement);
+                    }
+                }
+            }
+            lost = if served == 0 { lost + 1 } else { 0 };
+            if lost == MAX_LOST_RACES {
+                self.workers.park(start.handlers);
+                lost = 0;
+            }
+        }
+    }
+
+    /// Maps in the folios that the program will touch next, until it waits for something else;
+    /// their order, if there are any.
+    fn read_ahead(&mut self, page: PageNumber) -> Option<Order> {
+        let uffd = &self.events.activated.engine.machine().descriptors().program;
+        let (mut chunks, mut fetched) = (0, None);
+        while let Some((ahead, order)) = self.events.activated.engine.claim_ahead(page) {
+            // Before the fetch, so the trace has fetches of several handlers in order.
+            self.events.context.tracer.comes_ahead(
+                &self.events.context.budget,
+                &ahead,
+                (chunks == 0).then(|| page.head(order).folio(order)),
+            );
+            if !self.events.activated.engine.read_ahead(&mut self.worker, ahead, order) {
+                break;
+            }
+            fetched = Some(order);
+            if uffd.has_message() {
+                break;
+            }
+            chunks += 1;
+            if chunks == 1 && self.workers.has_parked() && self.events.placement.cpu().is_none() {
+                // Meanwhile another handler must listen.
+                self.workers.unpark();
+            }
+        }
+        fetched
+    }
+
+    /// Serves a write to a page that a fork may have left shared: the program waits for room for
+    /// the copy.
+    fn serve_copy(&mut self, page: PageNumber) {
+        let machine = self.events.activated.engine.machine();
+        let started_ns = now_ns();
+        let block = cow_throttle::block(machine, page);
+        self.events.activated.engine.charge_copies(&mut self.worker, (block.len() / PAGE_BYTES) as u32);
+        self.events.activated.engine.unprotect(pages(&block));
+        self.events.context.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
+        self.events.context.budget.counters().vm.pgfault.inc();
+        machine.wake(pages(&block));
+    }
+
+    fn serve(&mut self, fault: Fault, pending: &mut PendingFaults) {
+        let Fault { page, is_protected } = fault;
+        if is_protected {
+            return self.serve_copy(page);
+        }
+        let started_ns = now_ns();
+        let machine = self.events.activated.engine.machine();
+        let (kind, waited_for) = loop {
+            match self.events.activated.engine.fault_unwoken(&mut self.worker, page) {
+                (Served::Done(kind), waited_for) => break (kind, waited_for),
+                (Served::Again, waited_for) => {
+                    machine.wake(waited_for);
+                    if let Some(other) = self.events.receive() {
+                        pending.push(other);
+                    } else {
+                        foliomem_sync::back_off();
+                    }
+                }
+            }
+        };
+        if kind == FaultKind::Spurious && machine.ranges().containing(page.address() as usize).is_none() {
+            adopt_growth(self.events, &mut self.worker, page);
+        }
+        let counters = self.events.context.budget.counters();
+        let took_ns = now_ns() - started_ns;
+        counters.faults(kind).record(took_ns);
+        counters.vm.pgfault.inc();
+        self.events.context.tracer.served(&self.events.activated.engine, page, kind);
+        if kind == FaultKind::SwapIn {
+            counters.vm.pgmajfault.inc();
+        }
+        // Where the woken thread takes the handler's CPU, it is woken last.
+        let is_last = self.events.placement.cpu().is_some();
+        if !is_last {
+            machine.wake(waited_for.clone());
+        }
+        let room = self.events.context.budget.room_pages() + i64::from(self.events.activated.engine.free_frames());
+        if room < self.events.context.low_pages() && !self.events.activated.engine.reclaim_is_futile() {
+            self.reclaim.wake();
+        }
+        if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
+            let fetched = self.read_ahead(page);
+            if fetched.is_some() || kind != FaultKind::Spurious {
+                // Reclaimers that compress for it would need the other CPU.
+                self.events.placement.streams(fetched.filter(|_| room >= 2 * self.events.context.low_pages()));
+            }
+        }
+        if is_last {
+            self.events.placement.wakes();
+            machine.wake(waited_for);
+        }
+    }
+}

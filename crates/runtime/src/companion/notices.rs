@@ -1,0 +1,121 @@
+//! What threads of the program tell the monitor, and how: the state, and the program's side of it.
+//!
+//! The functions run in threads of the program, in any state: they allocate nothing, take no lock,
+//! and wait on futexes with a time limit only. [`crate::companion::receive_notices`] is the
+//! monitor's side. The lock of the control blocks is a leaf.
+
+use crate::address_space::allocation_notice::{AllocationNotices, NoticeKind};
+use crate::address_space::lent_pages::Lenders;
+use crate::address_space::thread_control_block::ControlBlocks;
+use crate::companion::activated::Activated;
+use crate::companion::context::Context;
+use crate::fork::quiesce::Quiesce;
+use foliomem_session::segment::Control;
+use foliomem_sys::clock;
+use foliomem_sys::thread_control_block;
+use foliomem_sys::unseen_calls;
+use rustix::thread::futex;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How often, and how far apart, a thread sends a notice again, where many threads send one at once
+/// or the monitor has got no CPU for a tenth of a second.
+const MAX_NOTICES: u32 = 20_000;
+const NOTICE_PAUSE: Duration = Duration::from_millis(1);
+
+/// What the program has told the agent.
+pub(crate) struct Notices {
+    pub(crate) allocations: AllocationNotices,
+    pub(crate) lenders: Lenders,
+    pub(crate) control_blocks: ControlBlocks,
+    /// A filter decides which system calls the program's threads may make.
+    pub(crate) is_filtered: AtomicBool,
+    /// A message has said that the program's memory is not locked.
+    pub(crate) has_reported_unlocked: AtomicBool,
+}
+
+impl Notices {
+    /// No notices, for a process under a limit of `limit_pages`.
+    pub(crate) fn new(limit_pages: i64) -> Notices {
+        Notices {
+            allocations: AllocationNotices::new(limit_pages),
+            lenders: Lenders::default(),
+            control_blocks: ControlBlocks::default(),
+            is_filtered: AtomicBool::new(false),
+            has_reported_unlocked: AtomicBool::new(false),
+        }
+    }
+
+    /// The program has allocated `range`: waits until it is managed if there may be no room for it.
+    pub(crate) fn allocated(
+        &self,
+        context: &Context,
+        activated: Option<&Activated>,
+        quiesce: &Quiesce,
+        range: Range<usize>,
+    ) {
+        if !self.may_wait(context) {
+            return;
+        }
+        self.allocations.wait_while_paused();
+        // Where nothing compresses, there will be no room however long a thread waits.
+        let is_futile = activated.is_some_and(|activated| activated.engine.reclaim_is_futile());
+        if !is_futile && context.lacks_room(range.len()) && !self.allocations.may_pass(&range) {
+            self.allocations.notify(NoticeKind::Allocated, range, || quiesce.wake_monitor());
+        }
+    }
+
+    /// The kernel has refused something that concerns the mapping at `range` as a whole: waits
+    /// until the monitor has joined the mappings there; whether it has.
+    pub(crate) fn join_mappings(&self, context: &Context, quiesce: &Quiesce, range: Range<usize>) -> bool {
+        self.may_wait(context) && self.allocations.notify(NoticeKind::JoinMappings, range, || quiesce.wake_monitor())
+    }
+
+    /// The calling thread starts, and something may be swapped out: waits until its control block
+    /// stays resident.
+    ///
+    /// A filter for system calls is no reason not to wait: a thread that joins this one would hang,
+    /// and a filter under which threads are made allows futexes.
+    pub(crate) fn thread_starts(&self, quiesce: &Quiesce) {
+        let started = NoticeKind::ThreadStarted(thread_control_block::own_thread());
+        if self.is_received(quiesce, started, thread_control_block::own()) {
+            // The block may have been swapped out before.
+            thread_control_block::touch_own();
+        }
+    }
+
+    /// The loader has loaded or unloaded libraries: waits until their code is looked at.
+    pub(crate) fn objects_changed(&self, quiesce: &Quiesce) {
+        if !self.is_received(quiesce, NoticeKind::ObjectsChanged, 0..0) {
+            unseen_calls::assume();
+        }
+    }
+
+    /// Sends a notice until the monitor has received it; whether it has.
+    fn is_received(&self, quiesce: &Quiesce, what: NoticeKind, range: Range<usize>) -> bool {
+        (0..MAX_NOTICES).any(|_| {
+            let is_received = self.allocations.notify(what, range.clone(), || quiesce.wake_monitor());
+            if !is_received {
+                let pause = clock::timespec(NOTICE_PAUSE);
+                let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
+            }
+            is_received
+        })
+    }
+
+    /// Whether a thread of the program may send a notice and wait for the answer: a filter may
+    /// forbid it to wait.
+    fn may_wait(&self, context: &Context) -> bool {
+        context.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed)
+    }
+
+    /// The program wants all of its memory locked, which is not done: says so once in a process.
+    pub(crate) fn wants_all_locked(&self, control: &Control) {
+        if !self.has_reported_unlocked.swap(true, Ordering::Relaxed) {
+            control.notice(format_args!(
+                "the program asks for all its memory to be locked (mlockall): the limit is kept instead"
+            ));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The monitor's side of the notices of the program's threads ([`crate::companion::notices`]).
+//!
+//! Lock order: called inside the gate; takes the lock of the mappings.
+
+use crate::address_space::adopt::{adopt_part, join_mappings};
+use crate::address_space::allocation_notice::{Notice, NoticeKind};
+use crate::address_space::program_code;
+use crate::address_space::ranges::pages;
+use crate::companion::activate::activate;
+use crate::companion::activated::Activated;
+use crate::companion::end::cannot_activate;
+use crate::companion::memory_users;
+use crate::runtime::Runtime;
+use foliomem_sys::thread_control_block;
+use foliomem_sys::unseen_calls;
+use foliomem_types::units::PAGE_BYTES;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use std::ops::Range;
+
+/// How many notices the monitor receives before it does anything else.
+const MAX_NOTICES_AT_ONCE: usize = 8;
+
+/// Receives the notices of waiting threads; whether the monitor must look around at once.
+pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
+    let mut is_due = false;
+    for notice in (0..MAX_NOTICES_AT_ONCE).map_while(|_| runtime.notices.allocations.receive()) {
+        match notice.what {
+            NoticeKind::Allocated => is_due |= receive_allocation(runtime, notice),
+            NoticeKind::JoinMappings => {
+                if let Some(events) = runtime.mapping_events() {
+                    join_mappings(events, &notice.range);
+                }
+                notice.answer();
+            }
+            NoticeKind::ThreadStarted(thread) => {
+                pin_control_block(runtime, &notice.range, thread);
+                notice.answer();
+            }
+            NoticeKind::ObjectsChanged => {
+                look_at_code(runtime);
+                notice.answer();
+            }
+        }
+    }
+    is_due
+}
+
+/// Looks at code that is new, and takes precautions if it can make unseen calls.
+pub(crate) fn look_at_code(runtime: &'static Runtime) {
+    let could_before = unseen_calls::can_be_made();
+    if program_code::look(&runtime.context, &runtime.activation.looked_at).is_err() {
+        unseen_calls::assume();
+    }
+    if unseen_calls::can_be_made() && !could_before {
+        runtime.context.budget.counters().vm.unseen_callers.inc();
+    }
+    if unseen_calls::can_be_made()
+        && let Some(Activated { engine }) = runtime.activation.get()
+        && engine.machine().begin_to_mark()
+    {
+        engine.mark_all();
+        engine.machine().miss_marks();
+    }
+}
+
+/// Receives that a thread has allocated memory. If that may be too much, the agent activates.
+/// Whether it has, or whether there are more new mappings, because the range is only the last of
+/// many.
+fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
+    let (range, finds) = (notice.range.clone(), notice.finds);
+    let is_one_of_many = !runtime.notices.allocations.is_much(&range);
+    let activates = runtime.activation.activated.get().is_none();
+    if activates {
+        runtime.context.budget.sample();
+        if !runtime.context.lacks_room(range.len()) {
+            notice.answer();
+            return false;
+        }
+        if let Err(error) = activate(runtime) {
+            cannot_activate(runtime, &error);
+        }
+    }
+    let Some(events) = runtime.mapping_events() else { unreachable!("it has activated") };
+    if adopt_part(events, &range, || notice.answer()) {
+        runtime.notices.allocations.note_found();
+    } else {
+        runtime.notices.allocations.note_futile(&range, finds);
+    }
+    activates || is_one_of_many
+}
+
+/// Pins the control blocks of all threads that exist at activation.
+pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
+    let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
+    // There is no such directory when the program has just ended.
+    for number in memory_users::ids(&files.proc, format_args!("{}/task", runtime.companion.program_number())) {
+        let id = memory_users::own_pid_of(&files.proc, number);
+        if let Some((id, block)) = id.and_then(|id| Some((id, thread_control_block::of_thread(id)?))) {
+            pin_control_block(runtime, &block, id);
+        }
+    }
+}
+
+/// Keeps the control block of `thread` resident and unprotected from now on.
+fn pin_control_block(runtime: &'static Runtime, block: &Range<usize>, thread: Pid) {
+    let engine = runtime.activation.activated.get().map(|activated| &activated.engine);
+    // A thread that is swapping a page out has looked under this lock.
+    let _held = engine.map(|engine| engine.machine().hold_mappings());
+    runtime.notices.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
+    for page in thread_control_block::pages(block) {
+        engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));
+    }
+}

@@ -1,0 +1,187 @@
+//! The start of a companion: by the program's first thread, or by the child's thread after a fork.
+//!
+//! The starting thread waits until the monitor answers. It takes no lock; the monitor has no other
+//! thread beside it until it has answered.
+
+use crate::address_space::lent_pages::Table;
+use crate::companion::activated::Activation;
+use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
+use crate::companion::end::end;
+use crate::companion::error::RuntimeError;
+use crate::companion::memory_users::{self, User};
+use crate::companion::monitor::{MONITOR_NICE, monitor};
+use crate::companion::notices::Notices;
+use crate::companion::placement::Placement;
+use crate::companion::reclaimer::ReclaimRequests;
+use crate::companion::shared_pages::SharedPages;
+use crate::companion::workers::{STACK_BYTES, Workers, set_nice};
+use crate::fork::child::take_over_engine;
+use crate::fork::descriptor_hand_over::DescriptorHandOver;
+use crate::fork::state::ForkState;
+use crate::runtime::Runtime;
+use foliomem_session::budget::BudgetProcess;
+use foliomem_session::process_table::SlotIndex;
+use foliomem_session::segment::Control;
+use foliomem_sync::Mutex;
+use foliomem_sys::agent_memory::AgentMemory;
+use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stacks};
+use foliomem_sys::filters::{self, Call};
+use foliomem_sys::process_exit_notice::ProcessExitNotice;
+use foliomem_sys::thread;
+use rustix::fd::OwnedFd;
+use std::ffi::CStr;
+use std::num::NonZeroU64;
+use std::sync::atomic::Ordering;
+
+/// Starts the agent of the calling process, which has claimed `slot`: makes its companion, and
+/// waits until that is ready. `device` is `/dev/userfaultfd`, if it has been handed over.
+pub fn start(
+    control: &'static Control,
+    slot: SlotIndex,
+    agent_memory: AgentMemory,
+    device: Option<OwnedFd>,
+) -> Result<&'static Runtime, RuntimeError> {
+    let context = Context::new(control, slot, agent_memory);
+    let fork_stack = context.reserve(STACK_BYTES)?;
+    let [companion, intermediate, guard] = [(); 3].map(|()| context.reserve(STACK_BYTES));
+    let stacks = Stacks { companion: companion?, intermediate: intermediate?, guard: guard? };
+    let runtime = Box::leak(Box::new(Runtime {
+        notices: Notices::new(context.budget.limit_pages()),
+        context,
+        companion: Companion::new(stacks),
+        activation: Activation::default(),
+        workers: Workers::default(),
+        reclaim: ReclaimRequests::default(),
+        placement: Placement::default(),
+        sharing: SharedPages::default(),
+        exit_notice: ProcessExitNotice::default(),
+        fork: ForkState::new(fork_stack, slot),
+    }));
+    let adopts = rustix::process::child_subreaper().is_ok_and(|adopts| adopts.is_some());
+    device.into_iter().for_each(|device| runtime.fork.device.give(device));
+    let started = start_companion(runtime, if adopts { Adoption::ByProgram } else { Adoption::ByOthers });
+    runtime.fork.device.finish();
+    started?;
+    Ok(runtime)
+}
+
+/// Starts the companion, and waits until its monitor is ready.
+pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> Result<(), RuntimeError> {
+    runtime.companion.expect_answer();
+    runtime.workers.stacks_used.store(0, Ordering::Relaxed);
+    let argument = std::ptr::from_ref(runtime).cast_mut().cast();
+    // SAFETY: the runtime lives as long as the memory; only the thread that starts it, or has
+    // forked, is here.
+    unsafe { runtime.companion.start(monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
+    match runtime.companion.wait_for_answer() {
+        Some(Answer::Ready) => Ok(()),
+        Some(Answer::Failed) => Err(RuntimeError::CompanionFailed),
+        None => Err(RuntimeError::CompanionKilled),
+    }
+}
+
+extern "C" fn monitor_entry(argument: *mut u8) {
+    // SAFETY: `start_companion` passes the runtime, which lives as long as the memory.
+    let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
+    // Not the program's session, terminal or directory. Where a filter forbids a call, it goes on
+    // as it is.
+    filters::answer_filters();
+    if filters::allow(Call::Setsid) {
+        let _ = rustix::process::setsid();
+    }
+    if filters::allow(Call::Chdir) {
+        let _ = rustix::process::chdir(c"/");
+    }
+    set_name(c"foliomem");
+    let nice = filters::allow(Call::Getpriority).then(|| rustix::process::getpriority_process(None));
+    runtime.workers.program_nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
+    set_nice(MONITOR_NICE);
+    if filters::allow(Call::SetTimerSlack) {
+        // The agent sleeps for microseconds. The threads that this one makes inherit the value.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    }
+    let user = match prepare_monitor(runtime) {
+        Ok(user) => user,
+        Err(error) => {
+            explain(runtime, &error);
+            runtime.companion.answer(Answer::Failed);
+            end(runtime);
+        }
+    };
+    runtime.companion.answer(Answer::Ready);
+    monitor(runtime, user);
+}
+
+/// Names the calling thread.
+pub(crate) fn set_name(name: &CStr) {
+    if filters::allow(Call::SetName) {
+        let _ = rustix::thread::set_name(name);
+    }
+}
+
+/// Opens the files of this process's agent. In the child of an activated parent, takes over the
+/// engine.
+fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
+    // The table is a copy of the program's: none of its descriptors may be kept open here.
+    thread::close_descriptors_but(runtime.fork.handed_over().map(DescriptorHandOver::descriptor));
+    // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
+    // once.
+    let handed = unsafe { runtime.fork.proc.receive() };
+    let proc = handed.map_or_else(open_proc, Ok)?;
+    // SAFETY: as above.
+    let device = unsafe { runtime.fork.device.receive() };
+    let statm = open_in(&proc, "self/statm")?;
+    let Some(slot) = SlotIndex::new(runtime.fork.slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
+    let control = runtime.context.budget.control();
+    runtime.companion.note_number(Member::Companion, memory_users::own_number(&proc));
+    let program = runtime.companion.program();
+    let number = memory_users::number_of_program(&proc, program);
+    runtime.companion.note_program_number(number);
+    let user = User::open(&proc, program, number).map_err(|errno| RuntimeError::Proc("PID", errno))?;
+    let stat = memory_users::open_in(&proc, format_args!("{number}/stat"));
+    // Not the id that `gettid` returns: a filter may answer that call.
+    let own = runtime.companion.process().filter(|_| filters::allow(Call::SetRobustList));
+    if let Some(own) = own.filter(|_| control.is_of(slot, program)) {
+        control.process(slot).companion.store(own.as_raw_nonzero().get() as u32, Ordering::Relaxed);
+        runtime.exit_notice.leave(&control.process(slot).keeper, own);
+    }
+    let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);
+    let files = ProcFiles {
+        smaps_rollup: open_in(&proc, "self/smaps_rollup")?,
+        userfaultfd,
+        memory: Mutex::new(memory),
+        loadavg: runtime.context.settings.recompress.map(|_| open_in(&proc, "loadavg")).transpose()?,
+        proc,
+    };
+    let table = Table::open(&files.proc, program, number);
+    // SAFETY: the starting thread waits for this monitor; no other thread of the agent exists.
+    unsafe {
+        runtime.notices.lenders.arm(table);
+        runtime.context.files.replace_forgetting(Some(files));
+        let has_forked = runtime.context.budget.is_armed();
+        let process = BudgetProcess { slot, statm: Some(statm), program: Some(program), stat };
+        runtime.context.budget.process().replace_forgetting(process);
+        if has_forked {
+            runtime.notices.control_blocks.forked(runtime.fork.quiesce.needed(), program);
+            runtime.sharing.forked(&runtime.context);
+        } else {
+            runtime.context.budget.sample();
+        }
+    }
+    runtime.context.tracer.started(&runtime.context.budget);
+    if runtime.activation.get().is_some() {
+        take_over_engine(runtime)?;
+    }
+    Ok(user)
+}
+
+/// The companion cannot work: a program that has just been started is not to go on, a child of a
+/// fork is.
+fn explain(runtime: &'static Runtime, error: &RuntimeError) {
+    let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
+    if runtime.fork.is_child.load(Ordering::Relaxed) {
+        control.notice(format_args!("process {process} cannot have a companion: {error}"));
+    } else {
+        control.fail(format_args!("{error}"));
+    }
+}

@@ -1,0 +1,131 @@
+//! The pool of the companion's threads: their stacks, and how handlers park.
+//!
+//! The monitor starts threads when it activates and, in the child of a fork, once more on the same
+//! stacks. The lock of the stacks is a leaf, and only the monitor takes it.
+
+use crate::companion::context::Context;
+use crate::companion::error::RuntimeError;
+use foliomem_sync::Mutex;
+use foliomem_sys::clock::{now_ns, timespec};
+use foliomem_sys::cpus;
+use foliomem_sys::filters::{self, Call};
+use foliomem_sys::region::Region;
+use foliomem_sys::thread::{self, Kind, Spec};
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The most handlers: beyond that, waking all of them for each fault costs more than it brings.
+pub(crate) const MAX_HANDLERS: usize = 16;
+/// The stack of one of the agent's threads, in bytes. Only used pages of it are resident.
+pub(crate) const STACK_BYTES: usize = 512 << 10;
+/// How long a parked handler sleeps.
+const PARK: Duration = Duration::from_millis(10);
+
+/// The stack of a worker, and its thread's id.
+#[derive(Debug)]
+pub(crate) struct WorkerStack {
+    region: Region,
+    id: &'static AtomicU32,
+}
+
+/// The threads of a companion beside its monitor.
+#[derive(Default)]
+pub(crate) struct Workers {
+    pub(crate) stacks: Mutex<Vec<WorkerStack>>,
+    /// Stacks in use: the first ones.
+    pub(crate) stacks_used: AtomicU32,
+    /// Handlers that sleep without listening.
+    pub(crate) parked: AtomicU32,
+    /// Bumped to wake a parked handler.
+    pub(crate) unpark: AtomicU32,
+    /// The program's own priority.
+    pub(crate) program_nice: AtomicI32,
+}
+
+impl Workers {
+    /// Starts a thread in `entry`, on the next stack.
+    pub(crate) fn spawn(
+        &self,
+        context: &Context,
+        entry: extern "C" fn(*mut u8),
+        argument: *mut u8,
+        cpu: Option<usize>,
+    ) -> Result<(), RuntimeError> {
+        let index = self.stacks_used.fetch_add(1, Ordering::Relaxed) as usize;
+        let mut stacks = self.stacks.lock();
+        if index == stacks.len() {
+            stacks.push(WorkerStack { region: context.reserve(STACK_BYTES)?, id: Box::leak(Box::default()) });
+        }
+        let WorkerStack { region, id } = &stacks[index];
+        let spec = Spec { kind: Kind::Thread, stack: region, cpu, id };
+        // SAFETY: the stack lives as long as the memory and belongs to this thread alone: in the
+        // child of a fork the parent's threads do not exist, and their stacks are used again from
+        // the first on.
+        unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
+    }
+
+    /// The program's thread: waits until the threads of a companion that has ended are gone, until
+    /// `until_ns` of the monotonic clock.
+    pub(crate) fn wait_for_end(&self, until_ns: u64) {
+        // A companion that was killed may have held the lock.
+        let Some(stacks) = self.stacks.try_lock() else { return };
+        for stack in stacks.iter() {
+            loop {
+                // Acquire pairs with the kernel's clearing of the word: the thread has ended.
+                let (id, left_ns) = (stack.id.load(Ordering::Acquire), until_ns.saturating_sub(now_ns()));
+                if id == 0 || left_ns == 0 {
+                    break;
+                }
+                // The kernel wakes by the shared kind of futex.
+                let time = timespec(Duration::from_nanos(left_ns));
+                let _ = futex::wait(stack.id, futex::Flags::empty(), id, Some(&time));
+            }
+        }
+    }
+
+    /// A new thread takes the program's priority instead of the monitor's. Its maker, the monitor,
+    /// must not wait for a CPU meanwhile.
+    pub(crate) fn take_program_priority(&self) {
+        set_nice(self.program_nice.load(Ordering::Relaxed));
+    }
+
+    /// Sleeps without listening, if another of the `handlers` still listens.
+    pub(crate) fn park(&self, handlers: u32) {
+        if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < handlers {
+            let time = timespec(PARK);
+            let unpark = self.unpark.load(Ordering::Relaxed);
+            let _ = futex::wait(&self.unpark, futex::Flags::PRIVATE, unpark, Some(&time));
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a handler is parked.
+    pub(crate) fn has_parked(&self) -> bool {
+        self.parked.load(Ordering::Relaxed) > 0
+    }
+
+    /// Wakes a parked handler.
+    pub(crate) fn unpark(&self) {
+        self.unpark.fetch_add(1, Ordering::Relaxed);
+        let _ = futex::wake(&self.unpark, futex::Flags::PRIVATE, 1);
+    }
+}
+
+/// The CPUs on which handlers run. There are two entries at least, of the same CPU if need be: one
+/// handler may wait for a mapping event that the other one receives.
+pub(crate) fn handler_cpus() -> Vec<usize> {
+    let allowed = cpus::allowed_cpus();
+    let mut cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(MAX_HANDLERS).collect();
+    if cpus.len() < 2 {
+        cpus.extend(cpus.first().copied().or(Some(0)));
+    }
+    cpus
+}
+
+/// Sets the priority of the calling thread; whether the system allows that. On a busy machine a
+/// program grows by a hundred MiB while a monitor of the usual priority waits for a CPU.
+pub(crate) fn set_nice(nice: i32) -> bool {
+    filters::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
+}

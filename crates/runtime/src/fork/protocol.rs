@@ -1,0 +1,283 @@
+//! The fork protocol: who does what, in which order, and what a child resets.
+//!
+//! | # | who | does |
+//! |---|---|---|
+//! | 1 | forking thread | makes a patched call (`fork::entry`) or a trapped one (`fork::trap`) |
+//! | 2 | forking thread | may ask for descriptors, requests the fork, and waits (`Quiesce::request`) |
+//! | 3 | monitor | keeps that thread's control block resident, and closes the gate ([`quiesce`]) |
+//! | 4 | monitor | receives all pending mapping events, and lends the swap file's slots |
+//! | 5 | monitor | lends descriptors ([`lend_descriptors`]), lets the thread fork, and waits (`Quiesce::wait_for_fork`) |
+//! | 6 | forking thread | copies descriptors that a child cannot open ([`take_descriptors`]) |
+//! | 7 | kernel | copies program, arena, engine and store in one state (`ForkCall::make`) |
+//! | 8 | parent's thread | closes copied descriptors, reports the fork (`parent_after`) |
+//! | 9 | parent's monitor | takes the slots back, opens the gate, accepts the next fork |
+//! | 10 | child's thread | claims a slot, and resets the agent ([`reset_in_child`]) |
+//! | 11 | child's thread | starts a companion, and waits for it ([`start_childs_companion`]) |
+//! | 12 | child's companion | opens its files and descriptors (`prepare_monitor`) |
+//! | 13 | child's companion | takes over the engine, starts workers (`take_over_engine`) |
+//! | 14 | child's companion | answers |
+//! | 15 | child's thread | closes copied descriptors, returns to the program |
+//!
+//! From 1 on the forking thread runs on the agent's stack with all signals blocked. Without a
+//! companion the child's thread maps all its memory in, and goes on without the agent
+//! ([`go_on_alone`]).
+//!
+//! Steps 8 and 9 run beside 10 to 15. From 3 to 8, and in the child to 14, the program's memory
+//! must not be touched: its faults are not served.
+//!
+//! Lock order: the monitor holds the closed gate; after it come the lock of the mappings and the
+//! engine's. The forking thread takes no lock that another thread may hold.
+
+use crate::address_space::adopt::adopt_mappings;
+use crate::address_space::mapping_events::PendingFaults;
+use crate::address_space::ranges::pages;
+use crate::companion::activated::Activation;
+use crate::companion::context::Context;
+use crate::companion::end::{fail_in_program, is_used};
+use crate::companion::error::RuntimeError;
+use crate::companion::farewell;
+use crate::companion::memory_users::User;
+use crate::companion::notices::Notices;
+use crate::companion::placement::APART_WHILE_GROWING_NS;
+use crate::companion::reclaimer::ReclaimRequests;
+use crate::companion::shared_pages::SharedPages;
+use crate::companion::workers::Workers;
+use crate::fork::child::{go_on_alone, start_childs_companion};
+use crate::fork::descriptor_hand_over;
+use crate::fork::quiesce::Peer;
+use crate::fork::state::ForkState;
+use crate::ports::machine::LinuxMachine;
+use crate::runtime::Runtime;
+use foliomem_session::process_table::SlotIndex;
+use foliomem_sys::identity;
+use foliomem_sys::interception::fork_call::ForkHooks;
+use foliomem_sys::region::Region;
+use foliomem_sys::thread_control_block::BLOCK_PAGES;
+use foliomem_sys::userfaultfd;
+use foliomem_types::units::PAGE_BYTES;
+use rustix::fd::{AsFd, AsRawFd};
+use rustix::fs::{Access, access};
+use std::sync::atomic::Ordering;
+
+impl ForkHooks for Runtime {
+    fn stack(&self) -> &Region {
+        &self.fork.stack
+    }
+
+    fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
+        if self.is_off() {
+            return;
+        }
+        ask_for_descriptors(self);
+        let monitor = || if self.companion.process().is_some() { Peer::Present } else { Peer::Gone };
+        match self.fork.quiesce.request(needed, monitor) {
+            Peer::Present => take_descriptors(self),
+            // It has turned itself off: there is nothing to copy but the program.
+            Peer::Gone if self.is_off() => {}
+            // The child would be without a limit, and maybe without memory that is swapped out.
+            Peer::Gone => fail_in_program(self, &RuntimeError::CompanionLost(self.companion.program())),
+        }
+    }
+
+    fn parent_after(&'static self, forked: bool) {
+        self.fork.finish_descriptors();
+        if self.is_off() {
+            return;
+        }
+        self.fork.quiesce.release(forked);
+    }
+
+    fn child_after(&'static self) {
+        if self.is_off() {
+            return;
+        }
+        let control = self.context.budget.control();
+        let parent = self.context.budget.slot();
+        // Where all slots are taken, the child shares its parent's, and is managed all the same.
+        let own = rustix::process::getpid();
+        identity::forked(own);
+        let slot = control.claim_slot(own).unwrap_or(parent);
+        if slot != parent {
+            control.process(slot).inherit(control.process(parent));
+        }
+        reset_in_child(self, slot);
+        if let Err(error) = start_childs_companion(self) {
+            go_on_alone(self, &error);
+        }
+        self.fork.finish_descriptors();
+    }
+
+    fn exiting(&'static self) {
+        farewell::take_leave(self);
+    }
+
+    fn objects_changed(&'static self) {
+        if !self.is_off() {
+            self.notices.objects_changed(&self.fork.quiesce);
+        }
+    }
+}
+
+/// The list of what the child of a fork resets. Called by the child's only thread.
+///
+/// It names every field, so a new field does not compile until somebody has decided what a child
+/// does with it:
+/// - *reset*: here and now;
+/// - *companion*: the child's companion makes it anew before it answers (step 14);
+/// - *start*: each start of a companion resets it;
+/// - *kept*: the parent's value is right in the child.
+fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
+    let Runtime {
+        context:
+            Context {
+                settings: _,     // Kept: constant in a run.
+                budget: _,       // Companion: `Budget::arm`.
+                agent_memory: _, // Kept: the child has the same memory.
+                tracer: _,       // Companion: `Tracer::started`.
+                files: _,        // Companion: `prepare_monitor` opens the child's own.
+            },
+        companion: _,   // Start: `Companion::start`, which lists its own fields.
+        exit_notice: _, // Companion: `prepare_monitor`.
+        notices:
+            Notices {
+                allocations,              // Reset: waiting threads are not in the child.
+                lenders: _,               // Companion: `Lenders::arm`.
+                control_blocks: _,        // Companion: `ControlBlocks::forked`.
+                is_filtered: _,           // Kept: filters are inherited.
+                has_reported_unlocked: _, // Kept: once for a process and its children.
+            },
+        activation:
+            Activation {
+                activated: _,  // Companion: `take_over_engine`.
+                manage_now: _, // Kept.
+                managing: _,   // Kept: everything that the parent managed is managed in the child.
+                looked_at: _,  // Kept: the child has the same code.
+            },
+        workers:
+            Workers {
+                stacks: _,       // Kept: used again. Only the monitor locks them.
+                stacks_used: _,  // Start: `start_companion`.
+                parked: _,       // Companion: `start_workers`.
+                unpark: _,       // Kept: a counter.
+                program_nice: _, // Start: `monitor_entry`.
+            },
+        reclaim:
+            ReclaimRequests {
+                kick: _,             // Kept: a counter.
+                page_out_parts: _,   // Kept: the child's reclaimers finish what is left.
+                page_outs_wanted: _, // Kept: goes with `page_outs_done`.
+                page_outs_done: _,   // Kept: a counter.
+            },
+        placement: _, // Companion: `Placement::begin`.
+        sharing:
+            SharedPages {
+                throttle: _, // Companion: `SharedPages::forked`.
+                due_ns: _,   // Companion: `SharedPages::forked`.
+            },
+        fork:
+            ForkState {
+                quiesce,      // Reset: the child is not forking.
+                gate,         // Reset: open, and nobody inside.
+                swap_file: _, // Kept for the companion; then `child_after` resets it.
+                proc: _,      // Kept, likewise.
+                device: _,    // Kept, likewise.
+                lending: _,   // Kept: `take_descriptors` has reset it before the fork.
+                stack: _,     // Kept: the child's thread runs on it.
+                slot: own,    // Reset: the child's own.
+                is_child,     // Reset: from now on it is one.
+                is_off: _,    // Kept: the hooks of a process without the agent do nothing.
+            },
+    } = runtime;
+    is_child.store(true, Ordering::Relaxed);
+    own.store(slot.get(), Ordering::Relaxed);
+    gate.reset();
+    quiesce.reset();
+    allocations.reset();
+}
+
+/// The monitor: stops the agent's other threads while a thread of the program forks. A fork must
+/// copy one state: so all pending mapping events are received before. `user` uses the memory: if it
+/// has ended, no thread forks any more.
+pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
+    let needed = runtime.fork.quiesce.needed();
+    // A follower that starves would keep the gate from closing.
+    runtime.placement.come_apart(APART_WHILE_GROWING_NS);
+    if let Some(activated) = runtime.activation.activated.get() {
+        // Handlers map them in. A page that is not managed by now is not swapped out before the
+        // agent goes on.
+        needed.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
+        activated.engine.machine().hold_in_place(&needed, true);
+    }
+    runtime.fork.gate.close();
+    // The child may keep open what the parent closes.
+    runtime.notices.lenders.look();
+    let mut faults = PendingFaults::default();
+    if let Some(events) = runtime.mapping_events() {
+        let activated = events.activated;
+        // A mapping that grew and was then unmapped in part is found like a new one.
+        adopt_mappings(events);
+        drop(events.receive_changes(&mut faults));
+        activated.engine.drop_all_lost();
+        activated.engine.machine().allow_forks(true);
+        activated.engine.lend_file();
+        activated.engine.machine().share_swap_file();
+    }
+    lend_descriptors(runtime);
+    let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };
+    let forked = runtime.fork.quiesce.wait_for_fork(program);
+    if let Some(activated) = runtime.activation.activated.get() {
+        let machine = activated.engine.machine();
+        machine.shared_swap_file(forked);
+        machine.allow_forks(false);
+        // Threads that wait for received faults raise them again.
+        while let Some(fault) = faults.pop() {
+            machine.fault_again(fault.page);
+        }
+        machine.hold_in_place(&needed, false);
+    }
+    if forked {
+        runtime.sharing.forked(&runtime.context);
+    }
+    runtime.fork.gate.open();
+    runtime.fork.quiesce.finish();
+}
+
+/// The forking thread, before the agent is quiesced: has the companion lend what the child could not
+/// open, if it cannot be taken.
+fn ask_for_descriptors(runtime: &'static Runtime) {
+    let (Some(companion), Some(files)) = (runtime.companion.process(), &*runtime.context.files) else { return };
+    let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
+        || files.userfaultfd.is_ok() && !descriptor_hand_over::can_open(userfaultfd::device());
+    if !is_hidden && runtime.context.budget.control().swap().clusters() == 0 {
+        return;
+    }
+    runtime.fork.proc.take(companion, files.proc.as_raw_fd());
+    if runtime.fork.proc.descriptor().is_none() {
+        runtime.fork.lending.ask();
+    } else if !is_hidden {
+        runtime.fork.proc.finish();
+    } else if let Ok(device) = &files.userfaultfd {
+        runtime.fork.device.take(companion, device.as_raw_fd());
+    }
+}
+
+/// The monitor, before it lets the thread fork: lends it what it has asked for.
+fn lend_descriptors(runtime: &'static Runtime) {
+    let Some(files) = &*runtime.context.files else { return };
+    let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
+    let swap_file = machine.and_then(LinuxMachine::swap_file_descriptor);
+    let device = files.userfaultfd.as_ref().ok().map(AsFd::as_fd);
+    runtime.fork.lending.lend(runtime.companion.program(), [Some(files.proc.as_fd()), device, swap_file]);
+}
+
+/// The forking thread, while the agent is quiesced: takes along descriptors that the child could
+/// not open.
+fn take_descriptors(runtime: &'static Runtime) {
+    runtime.fork.lending.take(runtime.fork.handed_over());
+    let is_taken = runtime.fork.swap_file.descriptor().is_some();
+    let Some(companion) = runtime.companion.process().filter(|_| !is_taken) else { return };
+    let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
+    if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
+        runtime.fork.swap_file.take(companion, file.as_raw_fd());
+    }
+}

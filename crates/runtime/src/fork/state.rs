@@ -1,0 +1,60 @@
+//! The state of forks: what the forking thread and the monitor share, and what a child finds.
+
+use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
+use crate::fork::futex_gate::Gate;
+use crate::fork::quiesce::Quiesce;
+use foliomem_session::process_table::SlotIndex;
+use foliomem_sys::region::Region;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+/// The forks of one process.
+pub(crate) struct ForkState {
+    pub(crate) quiesce: Quiesce,
+    /// Closed during a fork. First in the lock order.
+    pub(crate) gate: Gate,
+    /// The swap file, during a fork.
+    pub(crate) swap_file: DescriptorHandOver,
+    /// `/proc`, during a fork, if the child cannot find it.
+    pub(crate) proc: DescriptorHandOver,
+    /// The userfaultfd device, likewise, and at the start of the first companion.
+    pub(crate) device: DescriptorHandOver,
+    /// By which the companion lends them, where they cannot be taken.
+    pub(crate) lending: Lending,
+    /// The hooks of a fork run on this stack.
+    pub(crate) stack: Region,
+    /// The slot of this process in the control segment, for its next companion.
+    pub(crate) slot: AtomicU32,
+    /// This process is the child of a fork.
+    pub(crate) is_child: AtomicBool,
+    /// This process goes on without the agent.
+    pub(crate) is_off: AtomicBool,
+}
+
+impl ForkState {
+    /// No fork yet, for the process in `slot`.
+    pub(crate) fn new(stack: Region, slot: SlotIndex) -> ForkState {
+        ForkState {
+            quiesce: Quiesce::default(),
+            gate: Gate::default(),
+            swap_file: DescriptorHandOver::default(),
+            proc: DescriptorHandOver::default(),
+            device: DescriptorHandOver::default(),
+            lending: Lending::default(),
+            stack,
+            slot: AtomicU32::new(slot.get()),
+            is_child: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
+        }
+    }
+
+    /// Where the descriptors of a fork are on their way: `/proc`, the userfaultfd device, and the
+    /// swap file.
+    pub(crate) fn handed_over(&self) -> [&DescriptorHandOver; 3] {
+        [&self.proc, &self.device, &self.swap_file]
+    }
+
+    /// Forking thread, on both sides after the fork: closes the copied descriptors.
+    pub(crate) fn finish_descriptors(&self) {
+        self.handed_over().into_iter().for_each(DescriptorHandOver::finish);
+    }
+}

@@ -1,0 +1,163 @@
+//! Pieces: how the content of a folio is compressed into the store, and restored.
+//!
+//! Each thread that compresses has a [`Worker`] of its own, so there is no lock.
+
+use crate::ports::encrypted_file::ReadBuffer;
+use crate::ports::machine::LinuxMachine;
+use crate::ports::swap_writer::SwapWriter;
+use foliomem_core::machine::{Compressed, Corrupted, Recompressed};
+use foliomem_core::run_tokens::{RunMut, RunRef};
+use foliomem_core::store::{FragmentMut, FragmentRef, Piece, PlaceMut};
+use foliomem_sys::codec::{Compressor, Decompressor, Dictionaries, checksum, fill_word};
+use foliomem_types::codec::Codec;
+use foliomem_types::units::{MAX_ORDER, PAGE_BYTES, PageNumber};
+use std::sync::Arc;
+
+/// The contexts and scratch memory of one thread that compresses.
+pub struct Worker {
+    pub(super) compressor: Compressor,
+    /// Only of those that recompress: the contexts of a slow codec take megabytes.
+    pub(super) recompressor: Option<Compressor>,
+    pub(super) decompressors: Decompressors,
+    /// Room for one piece; what `compress` left there is `filled_bytes` long, unless it was raw.
+    pub(super) scratch: Box<[u8]>,
+    pub(super) filled_bytes: usize,
+    /// Room for a piece's stored bytes where it lies in several fragments; what `recompress` left there is `filled_bytes` long.
+    pub(super) gathered: Box<[u8]>,
+    /// Room for what is read from the swap file.
+    pub(super) reading: ReadBuffer,
+    pub(super) writer: SwapWriter,
+}
+
+/// For what either codec has compressed.
+pub(super) struct Decompressors {
+    first: Decompressor,
+    second: Option<Decompressor>,
+}
+
+impl Decompressors {
+    fn of(&mut self, piece: &Piece<'_>) -> Result<&mut Decompressor, Corrupted> {
+        if piece.recompressed { self.second.as_mut().ok_or(Corrupted) } else { Ok(&mut self.first) }
+    }
+}
+
+impl Worker {
+    fn new(codec: Codec, recompress: Option<Codec>, dictionaries: &Arc<Dictionaries>) -> Worker {
+        let decompressor = |codec| Decompressor::new(codec, dictionaries);
+        Worker {
+            compressor: Compressor::new(codec, dictionaries),
+            recompressor: None,
+            decompressors: Decompressors { first: decompressor(codec), second: recompress.map(decompressor) },
+            scratch: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
+            filled_bytes: 0,
+            gathered: vec![0; MAX_ORDER.bytes()].into_boxed_slice(),
+            reading: ReadBuffer::default(),
+            writer: SwapWriter::default(),
+        }
+    }
+
+    /// Makes a dictionary of what has been compressed, if enough has been. For threads that nobody waits for.
+    pub fn train_if_due(&mut self) {
+        self.compressor.train_if_due();
+    }
+}
+
+impl LinuxMachine {
+    /// Everything a thread needs to compress with `codec`, and to read what others have compressed with it, or again with
+    /// `recompress`; allocates only here.
+    pub fn worker(&self, codec: Codec, recompress: Option<Codec>) -> Worker {
+        Worker::new(codec, recompress, &self.dictionaries)
+    }
+
+    /// Gives `worker` what it needs to recompress with `codec`.
+    pub fn let_recompress(&self, worker: &mut Worker, codec: Codec) {
+        worker.recompressor = Some(Compressor::new(codec, &self.dictionaries));
+    }
+
+    /// Compresses the content of `run`, which has come from `head`, into the worker's scratch memory.
+    pub(super) fn compress_run(&self, worker: &mut Worker, head: PageNumber, run: RunRef<'_>) -> Compressed {
+        let content = self.arena.bytes(run);
+        let compressed = if let Some(word) = fill_word(content) {
+            Compressed::Filled(word)
+        } else if let Some(len) = worker.compressor.compress(content, &mut worker.scratch[..content.len()]) {
+            worker.filled_bytes = len;
+            Compressed::Bytes { len_bytes: len as u32, raw: false, checksum: checksum(&worker.scratch[..len]) }
+        } else {
+            worker.filled_bytes = 0;
+            Compressed::Bytes { len_bytes: content.len() as u32, raw: true, checksum: checksum(content) }
+        };
+        self.tracer.compressed(self.budget, head.folio(run.order), compressed.len_bytes());
+        compressed
+    }
+
+    /// Writes to `place` what `compress_run` has made of `run`.
+    pub(super) fn write_compressed(&self, worker: &mut Worker, run: RunRef<'_>, place: PlaceMut<'_>) {
+        let bytes =
+            if worker.filled_bytes == 0 { self.arena.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
+        self.arena.scatter(bytes, place);
+    }
+
+    /// Copies the stored bytes of a fragment.
+    pub(super) fn copy_fragment(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+        self.arena.copy_stored(from, to);
+    }
+
+    /// Decompresses a stored piece from page `skip_pages` on.
+    pub(super) fn read_stored(
+        &self,
+        worker: &mut Worker,
+        piece: &Piece<'_>,
+        skip_pages: u32,
+        into: RunMut<'_>,
+    ) -> Result<(), Corrupted> {
+        let target = self.arena.bytes_mut(into);
+        if let Some(word) = piece.filled {
+            target.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
+            return Ok(());
+        }
+        let stored = self.arena.gather(&mut worker.gathered, piece);
+        restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, target)
+    }
+
+    /// Compresses a stored piece with the slower codec, if that makes it smaller.
+    pub(super) fn recompress_piece(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
+        let content = &mut worker.scratch[..piece.granule.bytes()];
+        let stored = self.arena.gather(&mut worker.gathered, piece);
+        restore(&mut worker.decompressors, &mut [], piece, stored, 0, content).ok()?;
+        let len = worker.recompressor.as_mut()?.compress(content, &mut worker.gathered)?;
+        worker.filled_bytes = len;
+        Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
+    }
+
+    /// Writes to `place` what `recompress_piece` has made.
+    pub(super) fn write_recompressed_piece(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+        self.arena.scatter(&worker.gathered[..worker.filled_bytes], place);
+    }
+}
+
+/// Turns the stored bytes of a piece back into its content from page `skip_pages` on.
+pub(super) fn restore(
+    decompressors: &mut Decompressors,
+    scratch: &mut [u8],
+    piece: &Piece<'_>,
+    stored: &[u8],
+    skip_pages: u32,
+    target: &mut [u8],
+) -> Result<(), Corrupted> {
+    if checksum(stored) != piece.checksum {
+        return Err(Corrupted);
+    }
+    let skip = skip_pages as usize * PAGE_BYTES;
+    if piece.raw {
+        target.copy_from_slice(&stored[skip..skip + target.len()]);
+        return Ok(());
+    }
+    let decompressor = decompressors.of(piece)?;
+    if target.len() == piece.granule.bytes() {
+        return decompressor.decompress(stored, target).map_err(|_| Corrupted);
+    }
+    let whole = &mut scratch[..piece.granule.bytes()];
+    decompressor.decompress_start(stored, whole, skip + target.len()).map_err(|_| Corrupted)?;
+    target.copy_from_slice(&whole[skip..skip + target.len()]);
+    Ok(())
+}

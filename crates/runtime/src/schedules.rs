@@ -1,0 +1,248 @@
+//! Schedules of the protocols without locks: what the program's threads, the monitor and other
+//! processes tell each other arrives whole, once and in order, and nobody sleeps for ever (a run
+//! whose threads all sleep fails).
+
+#[path = "../../core/tests/schedules/mod.rs"]
+mod explorer;
+
+use crate::address_space::advice::Advices;
+use crate::address_space::allocation_notice::{AllocationNotices, NoticeKind};
+use crate::address_space::ranges::Ranges;
+use crate::fork::quiesce::{Peer, Quiesce};
+use explorer::explore;
+use foliomem_sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use foliomem_sync::back_off;
+use foliomem_sys::thread_control_block::BLOCK_PAGES;
+use foliomem_sys::word_wait;
+use foliomem_types::size_policy::Advice;
+use foliomem_types::units::PageNumber;
+use shuttle::sync::Arc;
+use shuttle::thread;
+use std::time::Duration;
+
+const TELLERS: usize = 3;
+const LONG: Duration = Duration::from_secs(1);
+
+/// Runs the threads to their end.
+fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+struct Notices {
+    allocations: AllocationNotices,
+    quiesce: Quiesce,
+    /// What the monitor has seen last of each thread.
+    seen: [AtomicUsize; TELLERS],
+    tellers: AtomicUsize,
+}
+
+impl Notices {
+    fn keep(&self) {
+        loop {
+            let kicks = self.quiesce.kicks();
+            while let Some(told) = self.allocations.receive() {
+                self.seen[told.range.start].store(told.range.end, SeqCst);
+                told.answer();
+            }
+            if self.tellers.load(SeqCst) == 0 {
+                break;
+            }
+            word_wait::wait_for(self.quiesce.kick(), kicks, LONG);
+        }
+    }
+
+    fn tell(&self, teller: usize) {
+        for turn in TELLERS..TELLERS + 2 {
+            let is_heard = self.allocations.notify(NoticeKind::Allocated, teller..turn, || self.quiesce.wake_monitor());
+            assert!(!is_heard || self.seen[teller].load(SeqCst) == turn, "answered, but not seen");
+        }
+        self.tellers.fetch_sub(1, SeqCst);
+        self.quiesce.wake_monitor();
+    }
+}
+
+#[test]
+fn a_notice_is_answered_after_it_was_seen() {
+    explore(3000, || {
+        let seen = std::array::from_fn(|_| AtomicUsize::new(0));
+        let (allocations, quiesce, tellers) =
+            (AllocationNotices::new(1 << 20), Quiesce::default(), AtomicUsize::new(TELLERS));
+        let notices = Arc::new(Notices { allocations, quiesce, seen, tellers });
+        let tellers = (0..TELLERS).map(|teller| {
+            let notices = Arc::clone(&notices);
+            thread::spawn(move || notices.tell(teller))
+        });
+        let tellers: Vec<_> = tellers.collect();
+        notices.keep();
+        join(tellers);
+        assert!(notices.allocations.is_idle(), "a slot is lost");
+    });
+}
+
+#[test]
+fn paused_threads_go_on_when_the_last_holder_lets_go() {
+    explore(3000, || {
+        let allocations = Arc::new(AllocationNotices::new(1 << 20));
+        let mut threads = Vec::new();
+        for _ in 0..2 {
+            let allocations = Arc::clone(&allocations);
+            threads.push(thread::spawn(move || {
+                let held = allocations.pause();
+                assert!(allocations.is_watched(64), "others go on");
+                drop(held);
+            }));
+        }
+        for _ in 0..2 {
+            let allocations = Arc::clone(&allocations);
+            threads.push(thread::spawn(move || allocations.wait_while_paused()));
+        }
+        join(threads);
+        allocations.wait_while_paused();
+    });
+}
+
+#[test]
+fn everything_is_quiet_while_a_thread_forks() {
+    const FORKS: u32 = 3;
+    explore(4000, || {
+        let quiesce = Arc::new(Quiesce::default());
+        let (quiet, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let forking = {
+            let (quiesce, quiet, over) = (Arc::clone(&quiesce), Arc::clone(&quiet), Arc::clone(&over));
+            thread::spawn(move || {
+                for fork in 0..FORKS {
+                    quiesce.request([fork as usize; BLOCK_PAGES], || Peer::Present);
+                    assert!(quiet.load(SeqCst), "a fork while others run");
+                    quiesce.release(fork != 1);
+                }
+                over.fetch_add(1, SeqCst);
+                quiesce.wake_monitor();
+            })
+        };
+        let other = {
+            let quiesce = Arc::clone(&quiesce);
+            thread::spawn(move || quiesce.wake_monitor())
+        };
+        let mut forks = 0;
+        while over.load(SeqCst) == 0 {
+            let kicks = quiesce.kicks();
+            if quiesce.is_requested() {
+                let needed = quiesce.needed();
+                assert!(needed.iter().all(|&page| page == needed[0]), "a request that is not whole: {needed:?}");
+                quiet.store(true, SeqCst);
+                forks += u32::from(quiesce.wait_for_fork(|| Peer::Present));
+                quiet.store(false, SeqCst);
+                quiesce.finish();
+            } else if over.load(SeqCst) == 0 {
+                word_wait::wait_for(quiesce.kick(), kicks, LONG);
+            }
+        }
+        join([forking, other]);
+        assert_eq!(forks, FORKS - 1, "one of them failed");
+    });
+}
+
+/// A side of a fork that may end, as the other one sees it.
+fn peer(is_gone: &AtomicBool) -> Peer {
+    if is_gone.load(SeqCst) { Peer::Gone } else { Peer::Present }
+}
+
+/// Lets time limits end, again and again, until `is_over`.
+fn clock(quiesce: &Arc<Quiesce>, is_over: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
+    let (quiesce, is_over) = (Arc::clone(quiesce), Arc::clone(is_over));
+    thread::spawn(move || {
+        while !is_over.load(SeqCst) {
+            quiesce.end_time_limits();
+            back_off();
+        }
+    })
+}
+
+/// The monitor quiesces one fork at most, and ends at any moment. Its last step before that counts.
+#[test]
+fn a_fork_does_not_wait_for_a_monitor_that_has_ended() {
+    explore(4000, || {
+        let (quiesce, is_gone) = (Arc::new(Quiesce::default()), Arc::new(AtomicBool::new(false)));
+        let (quiet, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let clock = clock(&quiesce, &is_over);
+        let monitor = {
+            let (quiesce, is_gone, quiet) = (Arc::clone(&quiesce), Arc::clone(&is_gone), Arc::clone(&quiet));
+            thread::spawn(move || {
+                if quiesce.is_requested() {
+                    quiet.store(true, SeqCst);
+                    assert!(quiesce.wait_for_fork(|| Peer::Present));
+                    quiet.store(false, SeqCst);
+                    quiesce.finish();
+                }
+                is_gone.store(true, SeqCst);
+            })
+        };
+        for _ in 0..2 {
+            if quiesce.request([0; BLOCK_PAGES], || peer(&is_gone)) == Peer::Gone {
+                break;
+            }
+            assert!(quiet.load(SeqCst), "a fork while others run");
+            quiesce.release(true);
+        }
+        is_over.store(true, SeqCst);
+        join([monitor, clock]);
+    });
+}
+
+/// The forking thread is killed while it forks: whether there is a child, the monitor cannot know.
+#[test]
+fn the_monitor_does_not_wait_for_a_forking_thread_that_was_killed() {
+    explore(3000, || {
+        let (quiesce, is_gone) = (Arc::new(Quiesce::default()), Arc::new(AtomicBool::new(false)));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let clock = clock(&quiesce, &is_over);
+        let forking = {
+            let (quiesce, is_gone) = (Arc::clone(&quiesce), Arc::clone(&is_gone));
+            thread::spawn(move || {
+                assert_eq!(quiesce.request([0; BLOCK_PAGES], || Peer::Present), Peer::Present);
+                is_gone.store(true, SeqCst);
+            })
+        };
+        loop {
+            let kicks = quiesce.kicks();
+            if quiesce.is_requested() {
+                assert!(quiesce.wait_for_fork(|| peer(&is_gone)), "its child would lose the swap file");
+                break;
+            }
+            word_wait::wait_for(quiesce.kick(), kicks, LONG);
+        }
+        is_over.store(true, SeqCst);
+        join([forking, clock]);
+    });
+}
+
+#[test]
+fn advice_is_heard_in_the_order_it_was_told() {
+    const THREADS: usize = 2;
+    explore(3000, || {
+        let told = Arc::new((Advices::default(), Ranges::default()));
+        told.1.insert(0..THREADS);
+        // As many calls as there is room for, then more: the ring comes round.
+        for _ in 0..2 {
+            let tellers = (0..THREADS).map(|thread| {
+                let told = Arc::clone(&told);
+                thread::spawn(move || {
+                    for advice in [Advice::NoHuge, Advice::Huge] {
+                        told.0.tell(thread..thread + 1, advice);
+                    }
+                })
+            });
+            let tellers: Vec<_> = tellers.collect();
+            let hearer = {
+                let told = Arc::clone(&told);
+                thread::spawn(move || told.0.hear(&told.1))
+            };
+            told.0.hear(&told.1);
+            join(tellers);
+            join([hearer]);
+            told.0.hear(&told.1);
+            let heard = [0, 1].map(|page| told.1.containing(page).map(|known| known.advice));
+            assert_eq!(heard, [Some(Advice::Huge); THREADS]);
+        }
+    });
+}

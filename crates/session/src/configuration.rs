@@ -1,0 +1,97 @@
+//! The settings of a run in the control segment: each one is a word of the header.
+//!
+//! They are written before the program starts and constant from then on, except the folio sizes,
+//! which change at once for the whole tree. There is no lock.
+
+use crate::segment::{Control, Header};
+use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
+use foliomem_types::settings::{Configuration, Limit};
+use foliomem_types::size_policy::SizePolicy;
+use foliomem_types::units::Order;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Evict as much as possible, all the time.
+const FLAG_TORTURE: u32 = 1 << 0;
+/// Stop the tree rather than exceed the limit.
+const FLAG_HARD: u32 = 1 << 1;
+/// Tell what the processes do.
+const FLAG_RECORD: u32 = 1 << 2;
+
+impl Header {
+    /// Writes the settings. The header becomes valid only afterwards.
+    pub(crate) fn set_configuration(&self, configuration: &Configuration) {
+        let set = |field: &AtomicU32, value: u32| field.store(value, Ordering::Relaxed);
+        let limit = configuration.limit;
+        self.limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
+        self.least_limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
+        self.most_limit_bytes.store(limit.most_bytes(), Ordering::Relaxed);
+        if let Limit::OfNeed { divisor, .. } = limit {
+            set(&self.need_divisor, divisor.get());
+        }
+        set(&self.sizes, configuration.sizes.bits());
+        set(&self.codec, encode_codec(configuration.codec));
+        set(&self.recompress, configuration.recompress.map_or(NO_CODEC, encode_codec));
+        set(&self.granule, u32::from(configuration.granule.get()));
+        set(&self.reclaimers, configuration.reclaimers);
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        let flags = flag(configuration.torture, FLAG_TORTURE) | flag(configuration.hard, FLAG_HARD);
+        set(&self.flags, flags | flag(configuration.records, FLAG_RECORD));
+    }
+}
+
+impl Control {
+    /// What the supervisor has configured.
+    pub fn configuration(&self) -> Configuration {
+        let header = &self.header;
+        let flags = header.flags.load(Ordering::Relaxed);
+        let [least_bytes, most_bytes] =
+            [&header.least_limit_bytes, &header.most_limit_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        Configuration {
+            limit: match NonZeroU32::new(header.need_divisor.load(Ordering::Relaxed)) {
+                None => Limit::Bytes(most_bytes),
+                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes },
+            },
+            sizes: self.sizes(),
+            // The program may have written over what was a codec when the segment was opened.
+            codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
+            recompress: decode_codec(header.recompress.load(Ordering::Relaxed)),
+            granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
+            reclaimers: header.reclaimers.load(Ordering::Relaxed),
+            torture: flags & FLAG_TORTURE != 0,
+            hard: flags & FLAG_HARD != 0,
+            records: flags & FLAG_RECORD != 0,
+        }
+    }
+
+    /// Which folio sizes there may be now, in the whole tree.
+    pub fn sizes(&self) -> SizePolicy {
+        SizePolicy::from_bits(self.header.sizes.load(Ordering::Relaxed))
+    }
+
+    /// Changes that, at once and whoever else does so.
+    pub fn change_sizes(&self, change: impl Fn(SizePolicy) -> SizePolicy) {
+        let changed = |bits| Some(change(SizePolicy::from_bits(bits)).bits());
+        // Never refused.
+        let _ = self.header.sizes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+    }
+}
+
+/// No codec's.
+const NO_CODEC: u32 = u32::MAX;
+
+/// Bits 0..8 which codec, 8..16 its level, 16 whether it has dictionaries.
+fn encode_codec(codec: Codec) -> u32 {
+    match codec {
+        Codec::Lz4 => 0,
+        Codec::Zstd { level, dictionary } => 1 | u32::from(level) << 8 | u32::from(dictionary) << 16,
+    }
+}
+
+pub(crate) fn decode_codec(word: u32) -> Option<Codec> {
+    match (word & 0xff, (word >> 8) as u8, word >> 16) {
+        (0, 0, 0) => Some(Codec::Lz4),
+        (1, level @ 1..=ZSTD_MAX_LEVEL, dictionary @ 0..=1) => Some(Codec::Zstd { level, dictionary: dictionary == 1 }),
+        _ => None,
+    }
+}

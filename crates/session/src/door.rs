@@ -1,0 +1,263 @@
+//! The second way to the control segment, for programs that cannot open the supervisor's descriptor.
+//!
+//! `/proc/PID/fd/N` does not lead a program there that is in another user namespace or has become
+//! another user (the kernel refuses it), or that has a `/proc` of another pid namespace (the path
+//! means something else). For these the supervisor listens on a socket in the file system, and sends
+//! the descriptor to each process of the run that connects. A process of another user must descend
+//! from the supervisor, which all orphans of the run have for their parent.
+//!
+//! A sandbox often has a `/dev` of its own, and another user may not open the userfaultfd device, so
+//! that comes with the segment. So do the files of the process's memory: the kernel does not let a
+//! process open its own after it has become another user. So does the swap file.
+//!
+//! A network namespace is no obstacle. A program that sees none of the file system of the supervisor
+//! does not find the socket; it finds the agent's library there no more, either.
+
+use foliomem_sys::descriptor_passing;
+use foliomem_sys::pagemap;
+use foliomem_sys::signals::without_signals;
+use foliomem_sys::socket::peer_pidfd;
+use foliomem_sys::userfaultfd;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::time::Timespec;
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The longest that a program waits for the supervisor, which the terminal may have stopped.
+const MAX_WAIT: Duration = Duration::from_secs(5);
+/// Walks up the ancestors of a process, of which some may end meanwhile.
+const MAX_WALKS: u32 = 4;
+/// Ancestors of a process, at most: more than any tree has.
+const MAX_GENERATIONS: u32 = 1 << 16;
+/// After an error, before the next program is let in.
+const ERROR_PAUSE: Duration = Duration::from_millis(10);
+
+/// A socket at which the segment is to be had. Removed with this.
+#[derive(Debug)]
+pub struct Door {
+    directory: PathBuf,
+    socket: PathBuf,
+}
+
+impl Door {
+    /// Makes the socket, in the directory for temporary files, and serves it with `segment` and
+    /// `swap_file`.
+    pub fn open(segment: BorrowedFd<'_>, swap_file: Option<BorrowedFd<'_>>) -> io::Result<Door> {
+        let mut key = [0u8; 8];
+        rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+        let directory = std::env::temp_dir().join(format!("foliomem-{:016x}", u64::from_ne_bytes(key)));
+        std::fs::DirBuilder::new().mode(0o711).create(&directory)?;
+        let door = Door { socket: directory.join("control"), directory };
+        let listener = UnixListener::bind(&door.socket)?;
+        std::fs::set_permissions(&door.socket, std::fs::Permissions::from_mode(0o666))?;
+        let store = Store {
+            segment: segment.try_clone_to_owned()?,
+            swap_file: swap_file.map(|file| file.try_clone_to_owned()).transpose()?,
+            device: userfaultfd::device().ok(),
+        };
+        without_signals(|| {
+            std::thread::Builder::new().name("foliomem-door".to_owned()).spawn(move || serve(&listener, &store))
+        })?;
+        Ok(door)
+    }
+
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+        let _ = std::fs::remove_dir(&self.directory);
+    }
+}
+
+/// What a door gives to all.
+struct Store {
+    segment: OwnedFd,
+    swap_file: Option<OwnedFd>,
+    device: Option<OwnedFd>,
+}
+
+fn serve(listener: &UnixListener, store: &Store) {
+    loop {
+        let sent = listener.accept().and_then(|(program, _)| Ok(give(&program, store)?));
+        if sent.is_err() {
+            std::thread::sleep(ERROR_PAUSE);
+        }
+    }
+}
+
+/// Gives the process behind `program` what there is, if it belongs to the run.
+fn give(program: &UnixStream, store: &Store) -> Result<(), Errno> {
+    let peer = Peer::of(program)?;
+    if !peer.belongs_to_run() {
+        return Err(Errno::ACCESS);
+    }
+    let [pagemap, memory] = ["pagemap", "mem"].map(|file| peer.open(file));
+    // It may have ended, and another process have its number.
+    if peer.has_ended() {
+        return Err(Errno::SRCH);
+    }
+    let [pagemap, memory] = [pagemap.as_ref(), memory.as_ref()].map(|file| file.ok().map(AsFd::as_fd));
+    let [device, swap_file] = [&store.device, &store.swap_file].map(|file| file.as_ref().map(AsFd::as_fd));
+    descriptor_passing::send(program, [Some(store.segment.as_fd()), device, pagemap, memory, swap_file])
+}
+
+/// The process that has connected.
+struct Peer {
+    pid: i32,
+    is_own_user: bool,
+    pidfd: OwnedFd,
+}
+
+impl Peer {
+    fn of(socket: &UnixStream) -> Result<Peer, Errno> {
+        let credentials = socket_peercred(socket)?;
+        let pidfd = peer_pidfd(socket)?;
+        let is_own_user = credentials.uid == rustix::process::geteuid();
+        Ok(Peer { pid: credentials.pid.as_raw_nonzero().get(), is_own_user, pidfd })
+    }
+
+    fn has_ended(&self) -> bool {
+        let ended = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&Timespec::default()));
+        !ended.is_ok_and(|ready| ready == 0)
+    }
+
+    /// Opens a file of its directory in `/proc`.
+    fn open(&self, file: &str) -> io::Result<File> {
+        File::open(format!("/proc/{}/{file}", self.pid))
+    }
+
+    fn belongs_to_run(&self) -> bool {
+        self.is_own_user || (0..MAX_WALKS).any(|_| descends_from_caller(self.pid))
+    }
+}
+
+/// Whether the process `pid` descends from the calling process. An ancestor that ends meanwhile hides
+/// that it does.
+fn descends_from_caller(pid: i32) -> bool {
+    let own = std::process::id();
+    let mut at = pid as u32;
+    for _ in 0..MAX_GENERATIONS {
+        match parent(at) {
+            Some(found) if found == own => return true,
+            Some(found) if found > 1 => at = found,
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    pagemap::process_field(pid, 4)
+}
+
+/// What a door gives.
+#[derive(Debug)]
+pub struct Given {
+    /// The control segment.
+    pub segment: OwnedFd,
+    /// `/dev/userfaultfd`, where the supervisor may use it.
+    pub device: Option<OwnedFd>,
+    /// The caller's `/proc/self/pagemap`, where the supervisor may open it.
+    pub pagemap: Option<OwnedFd>,
+    /// Its `/proc/self/mem`.
+    pub memory: Option<OwnedFd>,
+    /// The swap file, where there is one.
+    pub swap_file: Option<OwnedFd>,
+}
+
+/// What the door at `path` gives.
+pub fn knock(path: &CStr) -> Result<Given, Errno> {
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    for wait in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, wait, Some(MAX_WAIT))?;
+    }
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let [segment, device, pagemap, memory, swap_file] = descriptor_passing::receive(&socket, RecvFlags::empty())?;
+    Ok(Given { segment: segment.ok_or(Errno::BADMSG)?, device, pagemap, memory, swap_file })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn c_path(path: &Path) -> CString {
+        CString::new(path.as_os_str().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn everybody_who_knocks_is_given_the_same_file() {
+        let file = rustix::fs::memfd_create("segment", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&file, b"for all").unwrap();
+        let door = Door::open(file.as_fd(), None).unwrap();
+        let path = c_path(door.path());
+        for _ in 0..3 {
+            let Given { segment: given, device, pagemap, memory, swap_file } = knock(&path).unwrap();
+            assert!(swap_file.is_none(), "there is none");
+            assert_eq!(device.is_some(), userfaultfd::device().is_ok());
+            let (words, mut found) = ([7u8; 16], [0u8; 16]);
+            let address = words.as_ptr().expose_provenance() as u64;
+            assert_eq!(rustix::io::pread(memory.unwrap(), &mut found, address), Ok(16));
+            assert_eq!(words, found, "the memory of the process that knocks");
+            assert_eq!(rustix::io::pread(pagemap.unwrap(), &mut found[..8], address >> 12 << 3), Ok(8));
+            let mut bytes = [0; 7];
+            assert_eq!(rustix::io::pread(&given, &mut bytes, 0), Ok(7));
+            assert_eq!(&bytes, b"for all");
+            assert!(rustix::io::fcntl_getfd(&given).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        let directory = door.directory.clone();
+        drop(door);
+        assert!(!directory.exists());
+        assert_eq!(knock(&path).err(), Some(Errno::NOENT));
+    }
+
+    #[test]
+    fn who_descends_from_this_process_is_known() {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "sleep 60 & echo $!; wait"]);
+        let mut child = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+        let grandchild: i32 = line.trim().parse().unwrap();
+        assert!(descends_from_caller(grandchild) && descends_from_caller(child.id() as i32));
+        assert!(!descends_from_caller(1) && !descends_from_caller(std::os::unix::process::parent_id() as i32));
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(grandchild).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        child.wait().unwrap();
+        assert!(!descends_from_caller(grandchild));
+    }
+
+    #[test]
+    fn a_door_that_gives_nothing_is_an_error() {
+        let directory = std::env::temp_dir().join(format!("foliomem-no-door-{}", std::process::id()));
+        let listener = UnixListener::bind(&directory).unwrap();
+        let silent = std::thread::spawn(move || {
+            drop(listener.accept().unwrap());
+            std::io::Write::write_all(&mut listener.accept().unwrap().0, b"x").unwrap();
+        });
+        assert!(knock(&c_path(&directory)).is_err());
+        assert_eq!(knock(&c_path(&directory)).err(), Some(Errno::BADMSG));
+        silent.join().unwrap();
+        std::fs::remove_file(directory).unwrap();
+        let long = CString::new(vec![b'x'; 200]).unwrap();
+        assert_eq!(knock(&long).err(), Some(Errno::NAMETOOLONG));
+    }
+}

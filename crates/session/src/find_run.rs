@@ -1,0 +1,128 @@
+//! Finds the run that a process belongs to, from outside.
+//!
+//! Every process of a run maps the control segment, and `/proc/<pid>/maps` shows its inode. The
+//! supervisor also has it open, as one of `/proc/*/fd`. The opened file must have that inode, and
+//! [`Control::of`] verifies its content. The kernel lets a process's user and root look at it.
+
+use crate::segment::{Control, ControlError, SEGMENT_NAME};
+use foliomem_sys::errno_text::ErrnoText;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};
+use rustix::io::Errno;
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why there is no run to speak to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum FindError {
+    /// No process has this pid.
+    #[error("there is no process {0}")]
+    NoProcess(u32),
+    /// It runs without foliomem.
+    #[error("process {0} is not part of a run of foliomem")]
+    NotInRun(u32),
+    /// It belongs to somebody else.
+    #[error("process {0} cannot be looked at: {why}; be its user, or root", why = ErrnoText(*.1))]
+    Forbidden(u32, Errno),
+    /// This root has not all rights.
+    #[error("process {0} cannot be looked at by this root, who lacks CAP_SYS_PTRACE: be the user of the run")]
+    Powerless(u32),
+    /// Its supervisor has been killed, or belongs to somebody else.
+    #[error("the run of process {0} has no supervisor that can be reached: be its user, or root")]
+    NoSupervisor(u32),
+    /// Another version's.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+/// A file, as `maps` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Inode {
+    device: (u32, u32),
+    number: u64,
+}
+
+impl Inode {
+    fn of(stat: &Stat) -> Inode {
+        Inode { device: (major(stat.st_dev), minor(stat.st_dev)), number: stat.st_ino }
+    }
+}
+
+/// The segment's inode, if a line of `maps` is of its mapping.
+fn segment_in(line: &str) -> Option<Inode> {
+    let mut fields = line.split_ascii_whitespace();
+    let (_range, _protection, _offset) = (fields.next()?, fields.next()?, fields.next()?);
+    let (device, number) = (fields.next()?, fields.next()?);
+    let name = fields.next()?.strip_prefix("/memfd:")?;
+    let (major, minor) = device.split_once(':')?;
+    let hex = |text| u32::from_str_radix(text, 16).ok();
+    let inode = Inode { device: (hex(major)?, hex(minor)?), number: number.parse().ok()? };
+    (name == SEGMENT_NAME.to_str().ok()?).then_some(inode)
+}
+
+/// The run that process `pid` belongs to.
+pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
+    let maps = std::fs::read(format!("/proc/{pid}/maps")).map_err(|error| refused(pid, &error))?;
+    let maps = String::from_utf8_lossy(&maps);
+    let segment = maps.lines().find_map(segment_in).ok_or(FindError::NotInRun(pid))?;
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let fd = std::iter::once(pid).chain(others).find_map(|pid| opened_by(pid, segment));
+    Ok(Control::of(fd.ok_or(FindError::NoSupervisor(pid))?)?)
+}
+
+fn refused(pid: u32, error: &io::Error) -> FindError {
+    match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) if rustix::process::geteuid().is_root() => FindError::Powerless(pid),
+        Some(errno @ (Errno::ACCESS | Errno::PERM)) => FindError::Forbidden(pid, errno),
+        _ => FindError::NoProcess(pid),
+    }
+}
+
+/// The segment, if process `pid` has it open.
+fn opened_by(pid: u32, segment: Inode) -> Option<OwnedFd> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let is_segment = |path: &PathBuf| stat(path).is_ok_and(|stat| Inode::of(&stat) == segment);
+    let path = descriptors.flatten().map(|entry| entry.path()).find(is_segment)?;
+    let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    // The descriptor may be another by now.
+    fstat(&fd).is_ok_and(|stat| Inode::of(&stat) == segment).then_some(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_segment_is_found_among_anything(
+            major in 0u32..0x1000,
+            minor in 0u32..0x10_0000,
+            number: u64,
+            noise in prop::collection::vec(any::<String>(), 0..6),
+            at in any::<prop::sample::Index>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let line = format!("7f0000000000-7f0000001000 rw-s 00000000 {major:02x}:{minor:02x} {number}   /memfd:foliomem-control (deleted)");
+            let found = Some(Inode { device: (major, minor), number });
+            prop_assert_eq!(segment_in(&line), found);
+            let mut lines = noise;
+            lines.insert(at.index(lines.len() + 1), line.clone());
+            let all = lines.join("\n");
+            prop_assert_eq!(all.lines().find_map(segment_in), found);
+            let cut = &line[..cut.index(line.len())];
+            prop_assert!(segment_in(cut).is_none_or(|inode| Some(inode) == found));
+        }
+    }
+
+    #[test]
+    fn who_has_no_segment_is_in_no_run() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        assert_eq!(run_of(child.id()).err(), Some(FindError::NotInRun(child.id())));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(run_of(child.id()).err(), Some(FindError::NoProcess(child.id())));
+    }
+}

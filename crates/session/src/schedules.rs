@@ -1,0 +1,157 @@
+//! Schedules of the protocols between processes: an event arrives whole, and no cluster has two
+//! owners or none.
+
+#[path = "../../core/tests/schedules/mod.rs"]
+mod explorer;
+
+use crate::cluster_ownership::{RowIndex, SwapSpace};
+use crate::trace_ring::TraceRing;
+use explorer::explore;
+use foliomem_sync::atomic::{AtomicU32, Ordering::SeqCst};
+use foliomem_sync::back_off;
+use foliomem_types::trace_event::Event;
+use foliomem_types::units::{ClusterNumber, PageNumber};
+use shuttle::sync::Arc;
+use shuttle::thread;
+
+/// Runs the threads to their end.
+fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn an_event_is_taken_whole_and_in_order() {
+    const EVENTS: u64 = 5;
+    explore(3000, || {
+        let ring = Arc::new(TraceRing::default());
+        let writer = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                for number in 0..EVENTS {
+                    while !ring.push(number, &Event::Fill(PageNumber(number)..PageNumber(2 * number + 1))) {
+                        back_off();
+                    }
+                }
+            })
+        };
+        let mut next = 0;
+        while next < EVENTS {
+            ring.take(&mut |time_us, event| {
+                assert_eq!((time_us, event), (next, Event::Fill(PageNumber(next)..PageNumber(2 * next + 1))));
+                next += 1;
+            });
+            back_off();
+        }
+        join([writer]);
+    });
+}
+
+/// No process has this id.
+const DEAD: u32 = i32::MAX as u32;
+
+struct Swap {
+    space: SwapSpace,
+    /// How many use each cluster.
+    users: [AtomicU32; 2],
+}
+
+impl Swap {
+    fn new() -> Arc<Swap> {
+        Arc::new(Swap { space: SwapSpace::for_schedules(2), users: std::array::from_fn(|_| AtomicU32::new(0)) })
+    }
+
+    fn use_clusters(&self, row: RowIndex) {
+        for _ in 0..2 {
+            for (cluster, users) in (0..).map(ClusterNumber).zip(&self.users) {
+                if self.space.claim(row, cluster) {
+                    assert_eq!(users.fetch_add(1, SeqCst), 0, "{cluster:?} has two holders");
+                    assert!(self.space.has_one_holder(cluster));
+                    users.fetch_sub(1, SeqCst);
+                    self.space.release(row, cluster);
+                }
+            }
+        }
+    }
+
+    fn verify_free(&self) {
+        let row = self.space.enter(std::process::id()).expect("a free row");
+        assert!((0..2).all(|cluster| self.space.claim(row, ClusterNumber(cluster))), "a cluster is lost");
+    }
+}
+
+#[test]
+fn a_cluster_has_one_claimant() {
+    explore(2000, || {
+        let swap = Swap::new();
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let swap = Arc::clone(&swap);
+                thread::spawn(move || {
+                    let row = swap.space.enter(std::process::id()).expect("a free row");
+                    swap.use_clusters(row);
+                    swap.space.leave(row);
+                })
+            })
+            .collect();
+        join(threads);
+        swap.verify_free();
+    });
+}
+
+/// Two processes find a third one dead, and a fourth begins in the row of which one of them has
+/// taken its leave.
+#[test]
+fn a_row_is_reaped_once() {
+    explore(3000, || {
+        let swap = Swap::new();
+        let dead = swap.space.enter(DEAD).expect("a free row");
+        assert!(swap.space.claim(dead, ClusterNumber(0)));
+        let mut threads: Vec<_> = (0..2)
+            .map(|_| {
+                let swap = Arc::clone(&swap);
+                thread::spawn(move || swap.space.reap())
+            })
+            .collect();
+        let begun = Arc::clone(&swap);
+        threads.push(thread::spawn(move || {
+            let row = begun.space.enter(std::process::id()).expect("a free row");
+            begun.use_clusters(row);
+            begun.space.leave(row);
+        }));
+        join(threads);
+        swap.verify_free();
+    });
+}
+
+/// What a parent has is its child's, too, whoever lets go of it first.
+#[test]
+fn a_shared_cluster_is_free_when_both_have_let_go() {
+    explore(2000, || {
+        let swap = Swap::new();
+        let me = std::process::id();
+        let parent = swap.space.enter(me).expect("a free row");
+        let cluster = ClusterNumber(0);
+        assert!(swap.space.claim(parent, cluster));
+        let child = swap.space.share(parent, me).expect("a free row");
+        let left = Arc::new(AtomicU32::new(2));
+        let letting_go = |row: RowIndex, is_child: bool| {
+            let (swap, left) = (Arc::clone(&swap), Arc::clone(&left));
+            thread::spawn(move || {
+                if is_child {
+                    assert!(swap.space.adopt(row, me, me));
+                }
+                left.fetch_sub(1, SeqCst);
+                swap.space.release(row, cluster);
+                swap.space.leave(row);
+            })
+        };
+        let threads = [letting_go(parent, false), letting_go(child, true)];
+        let other = swap.space.enter(me).expect("a free row");
+        if swap.space.claim(other, cluster) {
+            assert_eq!(left.load(SeqCst), 0, "it is held");
+            swap.space.release(other, cluster);
+        }
+        join(threads);
+        swap.verify_free();
+    });
+}

@@ -1,0 +1,460 @@
+//! The control segment: memory that the supervisor shares with the agent in every process of a run.
+//!
+//! A memfd that the supervisor keeps open. Agents find it by
+//! `FOLIOMEM_CONTROL=/proc/<pid>/fd/<n>:<door>`. It holds the configuration (written before the
+//! program starts, then constant), the process table, messages, the ownership of the swap file's
+//! clusters, and trace rings.
+//!
+//! A process can be killed at any instruction: everything is atomics, no state needs two writes, and
+//! the only lock (of the totals, in [`crate::process_table`]) names its owner so that it can be
+//! broken.
+
+use crate::cluster_ownership::SwapSpace;
+use crate::configuration::decode_codec;
+use crate::custody::Calls;
+use crate::door;
+use crate::messages::{MOST_NOTICES, Message};
+use crate::process_table::{MOST_PROCESSES, ProcessSlot};
+use crate::trace_ring::TraceRing;
+use foliomem_sys::{shared_memory, shared_words};
+use foliomem_types::counters::Counters;
+use foliomem_types::settings::Configuration;
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use thiserror::Error;
+
+/// "foliomem", and the layout: changed whenever the layout is.
+const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
+const VERSION: u64 = 13;
+/// What /proc calls it: `/memfd:` and this.
+pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
+/// Room for the path of a [`door`], in words: more than a socket's address can have.
+const DOOR_WORDS: usize = 16;
+/// Room for the path of a descriptor under `/proc`.
+const MAX_PATH_BYTES: usize = 64;
+
+/// Nobody makes it smaller: who has it mapped would get SIGBUS.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
+
+/// Why the segment cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum ControlError {
+    /// A call failed.
+    #[error("cannot {0} the control segment: {1}")]
+    System(&'static str, Errno),
+    /// It is not one, or of another version.
+    #[error("the control segment is of another version of foliomem")]
+    Version,
+    /// Every slot is taken by a living process.
+    #[error("more than {MOST_PROCESSES} processes in one run")]
+    Full,
+}
+
+shared_words! {
+    /// The part of the segment that has one value for the whole run.
+    pub(crate) struct Header {
+        pub(crate) magic: AtomicU64,
+        pub(crate) version: AtomicU64,
+        /// What the tree may take now; the most that can become of it, and which share of its need: 0 where that does not count.
+        pub(crate) limit_bytes: AtomicU64,
+        pub(crate) least_limit_bytes: AtomicU64,
+        pub(crate) most_limit_bytes: AtomicU64,
+        pub(crate) need_divisor: AtomicU32,
+        pub(crate) sizes: AtomicU32,
+        pub(crate) codec: AtomicU32,
+        /// As `codec`, or [`NO_CODEC`].
+        pub(crate) recompress: AtomicU32,
+        pub(crate) granule: AtomicU32,
+        pub(crate) reclaimers: AtomicU32,
+        pub(crate) flags: AtomicU32,
+        pub(crate) hellos: AtomicU32,
+        /// Slots from here on were never claimed.
+        pub(crate) slots_used: AtomicU32,
+        pub(crate) processes: AtomicU32,
+        pub(crate) limit_exceeded: AtomicU32,
+        /// There were too many processes.
+        pub(crate) is_crowded: AtomicU32,
+        /// The path of the [`door`], to its first 0 byte; empty where there is none.
+        pub(crate) door: [AtomicU64; DOOR_WORDS],
+        /// Why the run must end.
+        pub(crate) failure: Message,
+        pub(crate) notices_used: AtomicU32,
+        pub(crate) notices: [Message; MOST_NOTICES],
+        /// Pid of who holds the totals' lock, 0 for nobody.
+        pub(crate) totals_owner: AtomicU32,
+        /// Held by the supervisor: marked when it ends.
+        pub(crate) supervisor: AtomicU32,
+        /// 1 once the supervisor has ended the run.
+        pub(crate) is_over: AtomicU32,
+        /// The most that a process that has ended took when it was measured last, in bytes.
+        pub(crate) ended_peak_bytes: AtomicU64,
+        /// The inode of the supervisor's pid namespace; 0 where that is unknown.
+        pub(crate) pid_namespace: AtomicU64,
+        pub(crate) custody: Calls,
+    }
+
+    /// The segment.
+    pub struct Control {
+        pub(crate) header: Header,
+        pub(crate) totals: Counters,
+        pub(crate) processes: [ProcessSlot; MOST_PROCESSES],
+        pub(crate) swap: SwapSpace,
+        /// One for each slot. What is never written takes no memory.
+        pub(crate) traces: [TraceRing; MOST_PROCESSES],
+    }
+}
+
+fn map(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
+    shared_memory::map(fd).map_err(|errno| ControlError::System("map", errno))
+}
+
+impl Control {
+    /// Makes a segment. The descriptor must stay open as long as processes may start.
+    pub fn create(configuration: &Configuration) -> Result<(&'static Control, OwnedFd), ControlError> {
+        let fd = memfd_create(SEGMENT_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| ControlError::System("create", errno))?;
+        ftruncate(&fd, size_of::<Control>() as u64).map_err(|errno| ControlError::System("size", errno))?;
+        fcntl_add_seals(&fd, SEALS).map_err(|errno| ControlError::System("seal", errno))?;
+        let control = map(&fd)?;
+        let header = &control.header;
+        header.set_configuration(configuration);
+        header.version.store(VERSION, Ordering::Relaxed);
+        // Release pairs with the Acquire in `of`: the header is whole.
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok((control, fd))
+    }
+
+    /// Maps the segment that `name` names: what `/proc` shows of the supervisor's descriptor, and, behind a colon, the path of
+    /// a [`door`].
+    ///
+    /// Where the door has been used, `/dev/userfaultfd` comes with it.
+    pub fn find(name: &CStr) -> Result<(&'static Control, Option<OwnedFd>), ControlError> {
+        let bytes = name.to_bytes();
+        let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
+            return Ok((Control::open(name)?, None));
+        };
+        let mut path = [0u8; MAX_PATH_BYTES];
+        let path = path.get_mut(..colon + 1).ok_or(ControlError::System("open", Errno::NAMETOOLONG))?;
+        path[..colon].copy_from_slice(&bytes[..colon]);
+        let path = CStr::from_bytes_with_nul(path).map_err(|_| ControlError::System("open", Errno::INVAL))?;
+        Control::open(path).map(|control| (control, None)).or_else(|_| {
+            // Behind the colon: what ends with the same nul.
+            let door = CStr::from_bytes_with_nul(&name.to_bytes_with_nul()[colon + 1..]);
+            let door = door.map_err(|_| ControlError::System("open", Errno::INVAL))?;
+            let given = door::knock(door).map_err(|errno| ControlError::System("open", errno))?;
+            Ok((Control::of(given.segment)?, given.device))
+        })
+    }
+
+    /// The supervisor: there is a [`door`] at `path`, if that is short enough for a socket.
+    pub fn has_door(&self, path: &Path) {
+        let mut bytes = [0u8; DOOR_WORDS * 8];
+        let path = path.as_os_str().as_bytes();
+        // The last byte stays 0.
+        let Some(room) = bytes[..DOOR_WORDS * 8 - 1].get_mut(..path.len()) else { return };
+        room.copy_from_slice(path);
+        for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(std::array::from_fn(|index| bytes[index])), Ordering::Relaxed);
+        }
+    }
+
+    /// What the door gives the calling process, if there is one that it finds.
+    pub fn knock(&self) -> Option<door::Given> {
+        let mut bytes = [0u8; DOOR_WORDS * 8];
+        for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        let path = CStr::from_bytes_until_nul(&bytes).ok().filter(|path| !path.is_empty())?;
+        door::knock(path).ok()
+    }
+
+    /// Maps the segment that `path` names.
+    pub fn open(path: &CStr) -> Result<&'static Control, ControlError> {
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| ControlError::System("open", errno))?;
+        Control::of(fd)
+    }
+
+    /// Maps the segment that `fd` is of.
+    pub fn of(fd: OwnedFd) -> Result<&'static Control, ControlError> {
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| ControlError::System("read", errno))?;
+        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
+        if stat.st_size != size_of::<Control>() as i64 || !is_sealed {
+            return Err(ControlError::Version);
+        }
+        let control = map(&fd)?;
+        let header = &control.header;
+        // Acquire pairs with the Release in `create`.
+        let is_ours =
+            header.magic.load(Ordering::Acquire) == MAGIC && header.version.load(Ordering::Relaxed) == VERSION;
+        if !is_ours || decode_codec(header.codec.load(Ordering::Relaxed)).is_none() {
+            return Err(ControlError::Version);
+        }
+        Ok(control)
+    }
+
+    /// What there is about the swap file.
+    pub fn swap(&self) -> &SwapSpace {
+        &self.swap
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process_table::SlotIndex;
+    use foliomem_sys::process_exit_notice;
+    use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
+    use foliomem_types::settings::Limit;
+    use foliomem_types::size_policy::Enabled;
+    use foliomem_types::size_policy::SizePolicy;
+    use foliomem_types::units::{Order, PAGE_BYTES};
+    use proptest::prelude::*;
+    use rustix::fd::AsRawFd;
+    use rustix::process::Pid;
+    use std::num::NonZeroU32;
+    use std::os::fd::AsFd;
+
+    fn opened(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
+        Control::open(&std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap())
+    }
+
+    fn codecs() -> impl Strategy<Value = Codec> {
+        prop_oneof![
+            Just(Codec::Lz4),
+            (1..=ZSTD_MAX_LEVEL, any::<bool>()).prop_map(|(level, dictionary)| Codec::Zstd { level, dictionary })
+        ]
+    }
+
+    proptest! {
+        // A segment stays mapped for good.
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_configured_arrives(
+            least_bytes: u64,
+            most_bytes: u64,
+            divisor: u32,
+            sizes: u32,
+            codec in codecs(),
+            recompress in prop::option::of(codecs()),
+            granule in 0u8..10,
+            torture: bool,
+            hard: bool,
+            records: bool,
+            reclaimers: u32,
+        ) {
+            let (sizes, granule) = (SizePolicy::from_bits(sizes), Order::new(granule).unwrap());
+            let limit = match NonZeroU32::new(divisor) {
+                None => Limit::Bytes(most_bytes),
+                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes },
+            };
+            let configuration =
+                Configuration { limit, sizes, codec, recompress, granule, torture, hard, records, reclaimers };
+            let (_, fd) = Control::create(&configuration).unwrap();
+            prop_assert_eq!(opened(&fd).map(Control::configuration), Ok(configuration));
+        }
+
+        #[test]
+        fn a_segment_written_over_is_refused_or_of_use(
+            at in 0..size_of::<Header>(),
+            noise in prop::collection::vec(any::<u8>(), 1..200),
+        ) {
+            let (control, fd) = Control::create(&configuration()).unwrap();
+            control.fail(format_args!("no luck"));
+            rustix::io::pwrite(&fd, &noise, at as u64).unwrap();
+            match opened(&fd) {
+                Err(error) => prop_assert_eq!(error, ControlError::Version),
+                Ok(control) => {
+                    let configuration = control.configuration();
+                    prop_assert_eq!(configuration.codec.to_string().parse(), Ok(configuration.codec));
+                    control.failure();
+                    control.take_notices();
+                    control.notice(format_args!("still there"));
+                    control.processes_seen();
+                    prop_assert!(control.pids().len() <= MOST_PROCESSES);
+                }
+            }
+        }
+    }
+
+    fn configuration() -> Configuration {
+        Configuration {
+            limit: Limit::Bytes(1 << 30),
+            sizes: SizePolicy::from_bits(0x14),
+            codec: Codec::Zstd { level: 7, dictionary: true },
+            recompress: Some(Codec::Zstd { level: 9, dictionary: false }),
+            granule: Order::new(4).unwrap(),
+            reclaimers: 3,
+            torture: true,
+            hard: false,
+            records: true,
+        }
+    }
+
+    fn pid(raw: i32) -> Pid {
+        Pid::from_raw(raw).unwrap()
+    }
+
+    #[test]
+    fn what_one_side_writes_the_other_reads() {
+        let (control, fd) = Control::create(&configuration()).unwrap();
+        let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
+        let other = Control::open(CStr::from_bytes_with_nul(path.as_bytes()).unwrap()).unwrap();
+        assert_eq!(other.configuration(), configuration());
+        assert_eq!(control.failure(), None);
+        other.fail(format_args!("no {}", "luck"));
+        other.fail(format_args!("more"));
+        assert_eq!(control.failure().unwrap(), "foliomem: no luck\n");
+    }
+
+    #[test]
+    fn a_segment_is_found_by_its_door_where_proc_shows_none() {
+        let (control, fd) = Control::create(&configuration()).unwrap();
+        let door = door::Door::open(fd.as_fd(), None).unwrap();
+        let number = fd.as_raw_fd();
+        control.fail(format_args!("this one"));
+        assert!(control.knock().is_none(), "nobody has said where the door is");
+        control.has_door(door.path());
+        assert!(control.knock().is_some());
+        let found = |proc: &str, door: &str| {
+            let name = std::ffi::CString::new(format!("{proc}{door}")).unwrap();
+            Control::find(&name).map(|(control, _)| control.failure().unwrap())
+        };
+        let (path, this_one) = (format!(":{}", door.path().display()), "foliomem: this one\n".to_owned());
+        assert_eq!(found(&format!("/proc/self/fd/{number}"), ""), Ok(this_one.clone()));
+        assert_eq!(found(&format!("/proc/self/fd/{number}"), ":/nowhere"), Ok(this_one.clone()));
+        assert_eq!(found("/proc/self/fd/99999", &path), Ok(this_one.clone()));
+        assert_eq!(found("/dev/null", &path), Ok(this_one), "what is no segment");
+        assert!(found("/proc/self/fd/99999", ":/nowhere").is_err());
+    }
+
+    #[test]
+    fn a_limit_that_follows_the_need_grows_with_it_and_no_further_than_it_may() {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let limit = |divisor| Limit::OfNeed {
+            divisor: NonZeroU32::new(divisor).unwrap(),
+            least_bytes: 100 * PAGE,
+            most_bytes: 1000 * PAGE,
+        };
+        let (control, _fd) = Control::create(&Configuration { limit: limit(2), ..configuration() }).unwrap();
+        let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        let limit_pages = |taken: u64, out: u64, copied: u64, used: u64| {
+            me.measured_bytes.store(taken * PAGE, Ordering::Relaxed);
+            me.counters.store.orig_data_size.set(out * PAGE);
+            me.counters.vm.nr_swapcached.set(copied);
+            me.counters.store.mem_used_total.set(used * PAGE);
+            control.follow_need();
+            control.limit_bytes() / PAGE
+        };
+        assert_eq!(limit_pages(150, 0, 0, 0), 100, "no less than at first");
+        assert_eq!(limit_pages(300, 500, 100, 50), 325, "a copy counts once, and compressed memory uncompressed");
+        assert_eq!(limit_pages(200, 0, 0, 0), 325, "it never shrinks");
+        assert_eq!(limit_pages(9000, 0, 0, 0), 1000);
+        assert_eq!(limit_pages(0, u64::MAX / PAGE, 0, u64::MAX / PAGE), 1000, "whatever is written there");
+        let (fixed, _fd) = Control::create(&configuration()).unwrap();
+        fixed.follow_need();
+        assert_eq!(fixed.limit_bytes(), 1 << 30);
+    }
+
+    #[test]
+    fn the_size_policy_changes_as_a_whole() {
+        let (control, fd) = Control::create(&configuration()).unwrap();
+        let other = opened(&fd).unwrap();
+        std::thread::scope(|scope| {
+            for order in Order::sizes() {
+                scope.spawn(move || control.change_sizes(|sizes| sizes.with(order, Enabled::Madvise)));
+            }
+        });
+        assert!(Order::sizes().all(|order| other.sizes().size(order) == Enabled::Madvise), "each change is kept");
+        assert!(ftruncate(&fd, 0).is_err(), "who has it mapped relies on its size");
+    }
+
+    #[test]
+    fn a_file_that_is_no_segment_is_refused() {
+        let fd = memfd_create(c"test", MemfdFlags::ALLOW_SEALING).unwrap();
+        let path = std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
+        ftruncate(&fd, size_of::<Control>() as u64).unwrap();
+        assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
+        fcntl_add_seals(&fd, SEALS).unwrap();
+        assert_eq!(Control::open(&path).err(), Some(ControlError::Version));
+    }
+
+    #[test]
+    fn what_has_ended_takes_nothing_though_its_number_is_still_there() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        me.anon_bytes.store(4096, Ordering::Relaxed);
+        let notice: &'static process_exit_notice::ProcessExitNotice = Box::leak(Box::default());
+        std::thread::spawn(|| notice.leave(&me.keeper, rustix::thread::gettid())).join().unwrap();
+        assert_eq!(control.tree_anon_bytes(), (0, 0));
+        assert_eq!(control.reap(), 0);
+    }
+
+    #[test]
+    fn that_there_are_more_processes_than_slots_is_said_once() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut children: Vec<_> = (0..MOST_PROCESSES + 2).map(|_| sleep()).collect();
+        let claimed = children.iter().filter(|child| control.claim_slot(pid(child.id() as i32)).is_ok()).count();
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(claimed, MOST_PROCESSES);
+        let notices = control.take_notices();
+        assert!(matches!(&*notices, [one] if one.contains("more than 1024 processes")), "{notices:?}");
+    }
+
+    #[test]
+    fn each_of_many_that_begin_at_once_has_a_slot() {
+        const AT_ONCE: i32 = 8;
+        for _ in 0..200 {
+            let (control, _fd) = Control::create(&configuration()).unwrap();
+            let all_there = std::sync::Barrier::new(AT_ONCE as usize);
+            let slots: std::collections::BTreeSet<_> = std::thread::scope(|scope| {
+                let claim = |number| {
+                    all_there.wait();
+                    control.claim_slot(pid(number)).map(SlotIndex::get).unwrap()
+                };
+                let threads: Vec<_> = (1..=AT_ONCE).map(|number| scope.spawn(move || claim(number))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(slots.len(), AT_ONCE as usize);
+        }
+    }
+
+    #[test]
+    fn slots_of_the_dead_are_counted_and_used_again() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = pid(child.id() as i32);
+        child.wait().unwrap();
+        let me = rustix::process::getpid();
+        let mine = control.claim_slot(me).unwrap();
+        let theirs = control.claim_slot(dead).unwrap();
+        assert_ne!(mine, theirs);
+        control.process(theirs).counters.vm.pgfault.add(5);
+        control.process(theirs).anon_bytes.store(4096, Ordering::Relaxed);
+        control.process(mine).counters.vm.pgfault.add(2);
+        assert_eq!(control.tree_anon_bytes(), (4096, 2));
+        assert_eq!(control.reap(), 1);
+        assert_eq!(control.tree_anon_bytes(), (0, 1));
+        assert_eq!(control.sum().vm.pgfault.get(), 7);
+        // After an exec the memory before it has its slot until its companion ends.
+        let next = control.claim_slot(me).unwrap();
+        assert_ne!(next, mine);
+        assert_eq!((control.reap(), control.processes_seen()), (0, 2));
+        control.process(mine).has_ended();
+        assert_eq!(control.reap(), 1);
+        assert_eq!(control.sum().vm.pgfault.get(), 7);
+        assert_eq!(control.claim_slot(me).unwrap(), mine);
+        assert_eq!(control.process(mine).counters.vm.pgfault.get(), 0);
+    }
+}

@@ -1,0 +1,255 @@
+//! The swap file of a run: made by the supervisor, opened anew by each companion.
+//!
+//! The file is made without a name (`O_TMPFILE`), or loses it at once, so that nothing is left behind
+//! however the run ends. Its content is encrypted with a key that exists only in the memory of the
+//! run's processes ([`crate::cluster_ownership`]). There is no lock.
+
+use crate::cluster_ownership::SwapSpace;
+use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::swap_discard;
+use foliomem_types::discard::Discard;
+use foliomem_types::units::{CLUSTER_BYTES, PAGE_BYTES};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{self, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Why there can be no swap file.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum CreateError {
+    /// A call failed.
+    #[error("cannot {1} the swap file {0}: {why}", why = ErrnoText(*.2))]
+    System(PathBuf, &'static str, Errno),
+    /// There is something already.
+    #[error("{0} exists, and is not overwritten: name a file that does not, or a block device")]
+    Exists(PathBuf),
+    /// Neither.
+    #[error("{0} is neither a file nor a block device")]
+    Kind(PathBuf),
+    /// It is mounted, a swap device of the kernel, or part of something.
+    #[error("the block device {0} is in use")]
+    InUse(PathBuf),
+    /// Too small.
+    #[error("the swap file {path} would have {kib} KiB, {missing_kib} KiB less than the smallest of {least_mib} MiB: {remedy}", path = .path.display())]
+    TooSmall {
+        /// The file.
+        path: PathBuf,
+        /// Its size in KiB.
+        kib: u64,
+        /// What it lacks, in KiB.
+        missing_kib: u64,
+        /// The least size, in MiB.
+        least_mib: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Larger than the device.
+    #[error("the block device {path} has only {mib} MiB, {missing_mib} MiB less than asked for", path = .path.display())]
+    Device {
+        /// The device.
+        path: PathBuf,
+        /// Its size, in MiB.
+        mib: u64,
+        /// What it lacks, in MiB.
+        missing_mib: u64,
+    },
+}
+
+/// A swap file that was opened.
+#[derive(Debug)]
+pub struct Created {
+    /// It; closing the last descriptor removes it.
+    pub file: OwnedFd,
+    /// Its size: whole clusters.
+    pub bytes: u64,
+    /// Reads and writes go past the page cache.
+    pub direct: bool,
+    /// How what is free there is given back.
+    pub discard: Discard,
+    /// A file that an earlier run has left behind was removed.
+    pub was_stale: bool,
+    /// It is on a file system that is memory itself.
+    pub in_memory: bool,
+}
+
+/// Opens the swap file for a run: a new file without a name in the directory of `path`, or the block device `path`. Of
+/// `bytes`, or `default_bytes` if the file system has them and as many again free.
+pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Created, CreateError> {
+    let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
+    let kind = match fs::stat(path) {
+        Ok(stat) => Some((FileType::from_raw_mode(stat.st_mode), stat)),
+        Err(Errno::NOENT) => None,
+        Err(errno) => return Err(failed("look at")(errno)),
+    };
+    let mut was_stale = false;
+    match kind {
+        Some((FileType::BlockDevice, _)) => return open_device(path, bytes),
+        Some((FileType::RegularFile, stat)) => {
+            let own = stat.st_size == 0
+                && stat.st_mode & 0o777 == 0o600
+                && stat.st_uid == rustix::process::geteuid().as_raw();
+            if !own {
+                return Err(CreateError::Exists(path.to_owned()));
+            }
+            // A run was killed between making it and taking its name away.
+            fs::unlink(path).map_err(failed("remove the stale one of"))?;
+            was_stale = true;
+        }
+        Some(_) => return Err(CreateError::Kind(path.to_owned())),
+        None => {}
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
+    let owner_only = Mode::RUSR | Mode::WUSR;
+    let file = match fs::open(directory, flags | OFlags::TMPFILE, owner_only) {
+        Ok(file) => file,
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+            let flags = flags | OFlags::CREATE | OFlags::NOFOLLOW;
+            let file = fs::open(path, flags, owner_only).map_err(failed("create"))?;
+            fs::unlink(path).map_err(failed("take the name from"))?;
+            file
+        }
+        Err(errno) => return Err(failed("create")(errno)),
+    };
+    let system = fs::fstatfs(&file).map_err(failed("look at"))?;
+    const TMPFS_MAGIC: u32 = 0x0102_1994;
+    let free_bytes = system.f_bavail.saturating_mul(system.f_bsize as u64);
+    let remedy = match bytes {
+        Some(_) => "name a larger size behind the colon",
+        None => "the file system has too little room for one, of which half is used",
+    };
+    let bytes = whole_clusters(path, bytes.unwrap_or(default_bytes.min(free_bytes / 2)), remedy)?;
+    fs::ftruncate(&file, bytes).map_err(failed("size"))?;
+    let (file, direct) = go_direct(file);
+    let (discard, in_memory) = (swap_discard::probe(&file, false), system.f_type as u32 == TMPFS_MAGIC);
+    Ok(Created { file, bytes, direct, discard, was_stale, in_memory })
+}
+
+/// The part of `bytes` that can be used.
+fn whole_clusters(path: &Path, bytes: u64, remedy: &'static str) -> Result<u64, CreateError> {
+    if bytes < CLUSTER_BYTES {
+        let (kib, missing_kib, least_mib) = (bytes >> 10, (CLUSTER_BYTES - bytes).div_ceil(1024), CLUSTER_BYTES >> 20);
+        return Err(CreateError::TooSmall { path: path.to_owned(), kib, missing_kib, least_mib, remedy });
+    }
+    Ok(bytes.min(SwapSpace::MOST_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES)
+}
+
+fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> {
+    let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
+    // O_EXCL: not while it is mounted or otherwise in use, and nobody else may begin to use it.
+    let file = match fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::BUSY) => return Err(CreateError::InUse(path.to_owned())),
+        Err(errno) => return Err(failed("open")(errno)),
+    };
+    let has_bytes = fs::seek(&file, fs::SeekFrom::End(0)).map_err(failed("measure"))?;
+    if let Some(missing_bytes) = bytes.and_then(|bytes| bytes.checked_sub(has_bytes)).filter(|&missing| missing > 0) {
+        let (mib, missing_mib) = (has_bytes >> 20, missing_bytes.div_ceil(1 << 20));
+        return Err(CreateError::Device { path: path.to_owned(), mib, missing_mib });
+    }
+    let bytes = whole_clusters(path, bytes.unwrap_or(has_bytes), "use a larger device or size")?;
+    // The flag can be set on the descriptor itself; reopening would be refused, since the device is taken: by us.
+    let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
+    if !direct {
+        fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed("open"))?;
+    }
+    let discard = swap_discard::probe(&file, true);
+    Ok(Created { file, bytes, direct, discard, was_stale: false, in_memory: false })
+}
+
+/// The same file past the page cache, where that works.
+fn go_direct(file: OwnedFd) -> (OwnedFd, bool) {
+    let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
+    if !direct {
+        // Clearing a flag that could not be set.
+        let _ = fs::fcntl_setfl(&file, OFlags::empty());
+    }
+    (file, direct)
+}
+
+/// Whether the first page can be read past the page cache, into aligned memory.
+fn can_read(file: &OwnedFd) -> bool {
+    let mut memory = vec![0; 2 * PAGE_BYTES];
+    let start = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) - memory.as_ptr().addr();
+    let mut page = &mut memory[start..start + PAGE_BYTES];
+    let mut offset = 0;
+    while !page.is_empty() {
+        match rustix::io::pread(file, &mut *page, offset) {
+            Ok(0) => return false,
+            Ok(read) => {
+                page = &mut page[read..];
+                offset += read as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Opens the file that another process has open as `descriptor`, if it is the one with this device and number.
+pub fn reopen(pid: u32, descriptor: u32, direct: bool, identity: (u64, u64)) -> Result<OwnedFd, Errno> {
+    let mut path = [0; 64];
+    let len = format_path(&mut path, pid, descriptor);
+    let path = Path::new(std::ffi::OsStr::from_bytes(&path[..len]));
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | if direct { OFlags::DIRECT } else { OFlags::empty() };
+    let file = fs::open(path, flags, Mode::empty())?;
+    if identity_of(&file)? != identity {
+        return Err(Errno::STALE);
+    }
+    Ok(file)
+}
+
+fn format_path(path: &mut [u8; 64], pid: u32, descriptor: u32) -> usize {
+    use std::io::Write;
+    let room = path.len();
+    let mut rest = &mut path[..];
+    // Two numbers of ten digits have room.
+    let _ = write!(rest, "/proc/{pid}/fd/{descriptor}");
+    room - rest.len()
+}
+
+/// Device and number of a file.
+pub fn identity_of(file: impl AsFd) -> Result<(u64, u64), Errno> {
+    let stat = fs::fstat(file)?;
+    Ok((
+        stat.st_dev,
+        if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice { stat.st_rdev } else { stat.st_ino },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("foliomem-swap-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn nothing_is_overwritten_and_only_what_a_killed_run_left_is_removed() {
+        let path = scratch("there");
+        std::fs::write(&path, "precious").unwrap();
+        assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())));
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())), "others may read it");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let created = create(&path, None, 4 << 20).unwrap();
+        assert!(created.was_stale && !path.exists());
+        assert_eq!(create(Path::new("/proc"), None, 4 << 20).err(), Some(CreateError::Kind("/proc".into())));
+        assert!(matches!(create(Path::new("/nonexistent/f"), None, 4 << 20), Err(CreateError::System(..))));
+        assert!(matches!(create(&path, Some(1 << 20), 0), Err(CreateError::TooSmall { .. })));
+    }
+
+    #[test]
+    fn where_files_need_names_it_loses_its_name_at_once() {
+        // procfs has neither; the error is that of creating a file with a name.
+        let error = create(Path::new("/proc/self/swap"), Some(4 << 20), 0).unwrap_err();
+        assert!(matches!(error, CreateError::System(_, "create", _)), "{error}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Bytes of equal significance side by side.
+//!
+//! Of numbers and of pointers in a row the high bytes hardly differ and the low ones are noise. A codec that looks for repeated
+//! strings finds few: 32-bit numbers below 10,000 do not compress at all with lz4, and to a half once their bytes are sorted by
+//! significance (as Blosc does it). So a piece that looks like that is compressed as 8 *planes*, if that has paid
+//! for what looked alike: 8 serve words of 1, 2, 4 and 8 bytes alike. lz4 has planes of each page, so that the start of a piece is still the
+//! start of what is decompressed; zstd those of all of it, each with an entropy code of its own.
+//!
+//! What it looks like is which of the 8 bytes of a word are mostly those of the word before. For each such pattern both ways are
+//! tried now and then.
+
+use foliomem_types::units::PAGE_BYTES;
+
+/// Bytes of a word, each in a plane of its own.
+pub(super) const PLANES: usize = 8;
+/// Pairs of neighbours that are looked at. (Their equal bytes are counted in a byte.)
+const SAMPLES: usize = 64;
+/// Of those, so many make a byte steady.
+const STEADY: u8 = 48;
+/// Both ways are tried once in so many pieces of a pattern.
+const TRY_EVERY: u8 = 16;
+/// Planes pay if they save an eighth: to join them again takes time.
+const PAYS_8THS: usize = 7;
+
+/// What is known of a pattern.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pattern {
+    /// Planes paid when both were tried last.
+    pays: bool,
+    /// Pieces until both are tried.
+    due: u8,
+}
+
+/// How to compress a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    Plain,
+    Planes,
+    /// Both, and [`Choice::learn`] what came of it.
+    Try,
+}
+
+/// What has paid so far.
+#[derive(Debug)]
+pub(super) struct Choice([Pattern; 1 << PLANES]);
+
+impl Default for Choice {
+    fn default() -> Choice {
+        Choice([Pattern::default(); 1 << PLANES])
+    }
+}
+
+impl Choice {
+    /// How to compress `src`.
+    pub(super) fn way(&mut self, src: &[u8]) -> Way {
+        let steady = steady_bytes(src);
+        // Without any, or with nothing else, the bytes are as good as they lie.
+        if steady == 0 || steady == u8::MAX || !src.len().is_multiple_of(PAGE_BYTES) {
+            return Way::Plain;
+        }
+        let pattern = &mut self.0[usize::from(steady)];
+        if pattern.due == 0 {
+            return Way::Try;
+        }
+        pattern.due -= 1;
+        if pattern.pays { Way::Planes } else { Way::Plain }
+    }
+
+    /// `src` took so many bytes plain and as planes. Whether planes pay.
+    pub(super) fn learn(&mut self, src: &[u8], plain_bytes: usize, planes_bytes: usize) -> bool {
+        let pays = planes_bytes <= plain_bytes * PAYS_8THS / 8;
+        self.0[usize::from(steady_bytes(src))] = Pattern { pays, due: TRY_EVERY - 1 };
+        pays
+    }
+}
+
+/// A bit for each byte of a word that mostly equals that of the word before.
+fn steady_bytes(src: &[u8]) -> u8 {
+    let (words, _) = src.as_chunks::<PLANES>();
+    let Some(step) = words.len().checked_sub(2).map(|most| most / SAMPLES).filter(|&step| step > 0) else { return 0 };
+    let mut equal = 0u64;
+    for pair in words.windows(2).step_by(step).take(SAMPLES) {
+        let differing = u64::from_le_bytes(pair[0]) ^ u64::from_le_bytes(pair[1]);
+        // A bit for each byte that is not zero, then those that are: no carry leaves a byte.
+        const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+        let not_zero = (((differing & LOW) + LOW) | differing) >> 7 & 0x0101_0101_0101_0101;
+        equal += not_zero ^ 0x0101_0101_0101_0101;
+    }
+    let counts = equal.to_le_bytes().into_iter().enumerate();
+    counts.fold(0, |bits, (byte, count)| bits | u8::from(count >= STEADY) << byte)
+}
+
+/// Splits each `span_bytes` of `src` into planes.
+pub(super) fn split(src: &[u8], dst: &mut [u8], span_bytes: usize) {
+    src.chunks_exact(span_bytes).zip(dst.chunks_exact_mut(span_bytes)).for_each(|(from, to)| split_span(from, to));
+}
+
+/// Joins the planes of each `span_bytes` of `src`.
+pub(super) fn join(src: &[u8], dst: &mut [u8], span_bytes: usize) {
+    src.chunks_exact(span_bytes).zip(dst.chunks_exact_mut(span_bytes)).for_each(|(from, to)| join_span(from, to));
+}
+
+/// The planes of a span, and the words of the span in groups: a group has as many bytes in each plane as there are planes.
+fn split_span(from: &[u8], to: &mut [u8]) {
+    let (groups, _) = from.as_chunks::<{ PLANES * PLANES }>();
+    let mut planes = to.chunks_exact_mut(groups.len() * PLANES);
+    let mut planes: [&mut [u8]; PLANES] = std::array::from_fn(|_| planes.next().unwrap_or_default());
+    for (index, group) in groups.iter().enumerate() {
+        let (rows, _) = group.as_chunks::<PLANES>();
+        let columns = transposed(std::array::from_fn(|row| u64::from_le_bytes(rows[row])));
+        for (plane, column) in planes.iter_mut().zip(columns) {
+            let (places, _) = plane.as_chunks_mut::<PLANES>();
+            places[index] = column.to_le_bytes();
+        }
+    }
+}
+
+fn join_span(from: &[u8], to: &mut [u8]) {
+    let (groups, _) = to.as_chunks_mut::<{ PLANES * PLANES }>();
+    let mut planes = from.chunks_exact(groups.len() * PLANES);
+    let planes: [&[[u8; PLANES]]; PLANES] =
+        std::array::from_fn(|_| planes.next().unwrap_or_default().as_chunks::<PLANES>().0);
+    for (index, group) in groups.iter_mut().enumerate() {
+        let columns = planes.map(|plane| u64::from_le_bytes(plane[index]));
+        let (rows, _) = group.as_chunks_mut::<PLANES>();
+        rows.iter_mut().zip(transposed(columns)).for_each(|(row, word)| *row = word.to_le_bytes());
+    }
+}
+
+/// A matrix of 8 by 8 bytes, transposed: its halves, their halves and single bytes change places across the diagonal.
+#[inline]
+fn transposed(mut rows: [u64; PLANES]) -> [u64; PLANES] {
+    const STAGES: [(usize, u32, u64); 3] =
+        [(1, 8, 0x00ff_00ff_00ff_00ff), (2, 16, 0x0000_ffff_0000_ffff), (4, 32, 0x0000_0000_ffff_ffff)];
+    for (distance, bits, mask) in STAGES {
+        for upper in (0..PLANES).filter(|row| row & distance == 0) {
+            let lower = upper + distance;
+            let moved = (rows[upper] >> bits ^ rows[lower]) & mask;
+            rows[lower] ^= moved;
+            rows[upper] ^= moved << bits;
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn words(word: impl Fn(u64) -> u64) -> Vec<u8> {
+        (0..8192).flat_map(|index| word(index).to_le_bytes()).collect()
+    }
+
+    fn noise(index: u64) -> u64 {
+        (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    }
+
+    #[test]
+    fn bytes_of_equal_significance_lie_side_by_side() {
+        let page: Vec<u8> = (0..PAGE_BYTES).map(|at| (at % PLANES) as u8).collect();
+        let mut planes = vec![0; PAGE_BYTES];
+        split(&page, &mut planes, PAGE_BYTES);
+        assert!(planes.iter().enumerate().all(|(at, &byte)| usize::from(byte) == at * PLANES / PAGE_BYTES));
+    }
+
+    #[test]
+    fn steady_bytes_are_seen() {
+        assert_eq!(steady_bytes(&words(|_| 7)), 0xff);
+        assert_eq!(steady_bytes(&words(noise)), 0);
+        assert_eq!(steady_bytes(&words(|index| noise(index) >> 48)), 0b1111_1100);
+        assert_eq!(steady_bytes(&words(|index| noise(index) & 0xffff_0000_ffff)), 0b1100_1100);
+        assert_eq!(
+            steady_bytes(&words(|index| noise(index) >> 40 & 0xffff | (noise(index) & 0xffff) << 32)),
+            0b1100_1100
+        );
+        for short in [0, 7, 8, 16, 500] {
+            assert_eq!(steady_bytes(&vec![3; short]), 0, "{short}: too few to tell");
+        }
+    }
+
+    #[test]
+    fn what_pays_is_learnt_by_pattern() {
+        let (numbers, noise) = (words(|index| noise(index) >> 48), words(noise));
+        let mut choice = Choice::default();
+        assert_eq!(choice.way(&noise), Way::Plain);
+        for pays in [true, false] {
+            assert_eq!(choice.way(&numbers), Way::Try);
+            assert_eq!(choice.learn(&numbers, 1000, if pays { 875 } else { 876 }), pays);
+            for _ in 1..TRY_EVERY {
+                assert_eq!(choice.way(&numbers), if pays { Way::Planes } else { Way::Plain });
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_split_is_joined_again(pages in 1usize..4, seed: u64) {
+            let src: Vec<u8> = (0..pages as u64 * 512).flat_map(|at| noise(at ^ seed).to_le_bytes()).collect();
+            for span_bytes in [PAGE_BYTES, src.len()] {
+                let (mut planes, mut joined) = (vec![0; src.len()], vec![0; src.len()]);
+                split(&src, &mut planes, span_bytes);
+                prop_assert_ne!(&planes, &src);
+                join(&planes, &mut joined, span_bytes);
+                prop_assert_eq!(&joined, &src);
+            }
+        }
+    }
+}

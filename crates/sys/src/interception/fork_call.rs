@@ -1,0 +1,291 @@
+//! A fork: its arguments, and how the agent makes it in the program's stead, between the fork
+//! hooks.
+//!
+//! The arguments are kept in the form of clone3(2). The kernel must not write to the program's
+//! memory while that is quiesced, so the thread ids that the program wants to have stored are
+//! stored afterwards. Invalid arguments get the error that the kernel has for them.
+
+use crate::interception::entry::shares_memory;
+use crate::region::Region;
+use crate::thread_control_block::{self, BLOCK_PAGES};
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+/// What runs around the system call.
+///
+/// Nothing may touch memory of the program between `before` and the end of `parent_after` or
+/// `child_after`, so neither the hooks' object nor their stack lies there.
+pub trait ForkHooks: Sync {
+    /// A stack for the hooks. One thread at a time uses it.
+    fn stack(&self) -> &Region;
+    /// Runs before the fork.
+    ///
+    /// `needed` are the pages of the calling thread's control block, where the kernel writes
+    /// whenever it likes (rseq(2)): they must be resident from here on.
+    fn before(&'static self, needed: [usize; BLOCK_PAGES]);
+    /// Runs in the parent, after the fork or the failure of it. From here on the pages may be
+    /// swapped out again.
+    fn parent_after(&'static self, forked: bool);
+    /// Runs in the child, whose only thread is the calling one.
+    fn child_after(&'static self);
+    /// Runs before the process ends itself. Nothing may touch memory of the program afterwards. The
+    /// calling process may also be a child of `vfork(2)`.
+    fn exiting(&'static self) {}
+    /// Runs when the loader has loaded or unloaded libraries, before any code of new ones runs.
+    fn objects_changed(&'static self) {}
+}
+
+/// The numbers of the levels of pid namespaces that Linux has.
+const MAX_TIDS: usize = 32;
+/// The kernel refuses a larger `struct clone_args`.
+const MAX_CLONE_ARGS_BYTES: usize = 4096;
+/// The size of the first version of `struct clone_args`; the kernel refuses a smaller one.
+const MIN_CLONE_ARGS_BYTES: usize = 64;
+
+/// What a system call that may fork is.
+#[expect(clippy::large_enum_variant, reason = "it lies on a stack; a box would be allocated at every fork")]
+pub enum CallKind {
+    /// A fork.
+    Fork(ForkCall),
+    /// The child shares the caller's memory, or the kernel refuses the call: the caller makes it
+    /// itself.
+    Other,
+    /// The call fails with this error.
+    Invalid(Errno),
+}
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub struct ForkCall {
+    /// `clone` or `clone3`: where a filter forbids one, the program has chosen the other.
+    number: u32,
+    arguments: raw::clone_args,
+    /// Thread ids the caller wants, for `arguments.set_tid`.
+    wanted_tids: [i32; MAX_TIDS],
+    parent_tid: usize,
+    child_tid: usize,
+    pidfd_target: usize,
+    /// Stack pointer of the child, 0 for the caller's.
+    stack: usize,
+    pidfd: i32,
+    result: isize,
+}
+
+impl ForkCall {
+    /// Reads a system call's arguments.
+    pub fn read(number: u32, [a, b, c, d, e, _]: [usize; 6]) -> CallKind {
+        // SAFETY: a struct of integers.
+        let mut arguments: raw::clone_args = unsafe { std::mem::zeroed() };
+        match number {
+            raw::__NR_fork => arguments.exit_signal = libc::SIGCHLD as u64,
+            raw::__NR_clone3 => {
+                if !(MIN_CLONE_ARGS_BYTES..=MAX_CLONE_ARGS_BYTES).contains(&b) {
+                    return CallKind::Other;
+                }
+                match read_clone_args(a, b) {
+                    Ok(read) => arguments = read,
+                    Err(errno) => return CallKind::Invalid(errno),
+                }
+            }
+            raw::__NR_clone => {
+                // clone(flags, stack, parent_tid, child_tid, tls); the upper half of the flags is
+                // ignored.
+                const SIGNAL_MASK: u64 = 0xff;
+                const FLAGS_MASK: u64 = 0xffff_ffff & !SIGNAL_MASK;
+                arguments.flags = a as u64 & FLAGS_MASK;
+                arguments.exit_signal = a as u64 & SIGNAL_MASK;
+                arguments.stack = b as u64;
+                arguments.parent_tid = c as u64;
+                arguments.pidfd = c as u64;
+                arguments.child_tid = d as u64;
+                arguments.tls = e as u64;
+            }
+            _ => return CallKind::Other,
+        }
+        if arguments.flags & u64::from(raw::CLONE_VM) != 0 {
+            shares_memory(arguments.flags);
+            return CallKind::Other;
+        }
+        if number == raw::__NR_clone3 && (arguments.stack == 0) != (arguments.stack_size == 0) {
+            return CallKind::Invalid(Errno::INVAL);
+        }
+        Self::of(number, arguments)
+    }
+
+    fn of(number: u32, arguments: raw::clone_args) -> CallKind {
+        let has = |flag: u32| arguments.flags & u64::from(flag) != 0;
+        let address = |wanted: bool, address: u64| if wanted { address as usize } else { 0 };
+        let mut call = ForkCall {
+            number: if number == raw::__NR_clone3 { number } else { raw::__NR_clone },
+            wanted_tids: [0; MAX_TIDS],
+            parent_tid: address(has(raw::CLONE_PARENT_SETTID), arguments.parent_tid),
+            child_tid: address(has(raw::CLONE_CHILD_SETTID), arguments.child_tid),
+            pidfd_target: address(has(raw::CLONE_PIDFD), arguments.pidfd),
+            stack: arguments.stack.wrapping_add(arguments.stack_size) as usize,
+            pidfd: -1,
+            result: 0,
+            arguments,
+        };
+        let tids = call.arguments.set_tid_size as usize;
+        if call.arguments.set_tid != 0 && (1..=MAX_TIDS).contains(&tids) {
+            let mut bytes = [0u8; MAX_TIDS * size_of::<i32>()];
+            let len = tids * size_of::<i32>();
+            if let Err(errno) = read_memory(call.arguments.set_tid as usize, &mut bytes[..len]) {
+                return CallKind::Invalid(errno);
+            }
+            let (words, _) = bytes.as_chunks::<4>();
+            call.wanted_tids = std::array::from_fn(|index| i32::from_ne_bytes(words[index]));
+        }
+        // The kernel writes the pidfd before it forks, and fails where it cannot.
+        if call.pidfd_target != 0 && rewrite_memory(call.pidfd_target).is_err() {
+            return CallKind::Invalid(Errno::FAULT);
+        }
+        // The agent writes what the kernel would write to the program's memory, afterwards.
+        call.arguments.flags &= !u64::from(raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_SETTID);
+        call.arguments.stack = 0;
+        call.arguments.stack_size = 0;
+        CallKind::Fork(call)
+    }
+
+    /// What the system call has returned: 0 in the child.
+    pub fn result(&self) -> isize {
+        self.result
+    }
+
+    /// The stack pointer that the child is to have, if it is not the caller's.
+    pub fn child_stack(&self) -> Option<usize> {
+        (self.stack != 0).then_some(self.stack)
+    }
+
+    /// Forks between the hooks. `system_call` makes a system call. `self` lies on the hooks' stack.
+    pub fn make(
+        &mut self,
+        hooks: &'static dyn ForkHooks,
+        needed: [usize; BLOCK_PAGES],
+        system_call: unsafe fn(u32, [usize; 6]) -> isize,
+    ) {
+        self.arguments.pidfd = (&raw mut self.pidfd).expose_provenance() as u64;
+        if self.arguments.set_tid != 0 {
+            self.arguments.set_tid = self.wanted_tids.as_ptr().expose_provenance() as u64;
+        }
+        if self.pidfd_target == 0 {
+            self.arguments.pidfd = 0;
+        }
+        let all = &self.arguments;
+        let arguments = if self.number == raw::__NR_clone3 {
+            [std::ptr::from_ref(all).expose_provenance(), size_of::<raw::clone_args>(), 0, 0, 0, 0]
+        } else {
+            [all.flags | all.exit_signal, 0, all.pidfd, all.child_tid, all.tls, 0].map(|word| word as usize)
+        };
+        hooks.before(needed);
+        // SAFETY: a fork: the child has its own copy of everything, and goes on from here.
+        self.result = unsafe { system_call(self.number, arguments) };
+        match self.result {
+            0 => hooks.child_after(),
+            result => hooks.parent_after(result > 0),
+        }
+    }
+
+    /// Writes what the kernel would have written, in parent and child. Like the kernel, ignores
+    /// thread ids that cannot be written.
+    pub fn write_results(&self) {
+        if self.result == 0 {
+            if self.child_tid != 0 {
+                let _ = write_memory(self.child_tid, self.own_tid());
+            }
+        } else if self.result > 0 {
+            if self.parent_tid != 0 {
+                let _ = write_memory(self.parent_tid, self.result as i32);
+            }
+            if self.pidfd_target != 0 {
+                let _ = write_memory(self.pidfd_target, self.pidfd);
+            }
+        }
+    }
+}
+
+impl ForkCall {
+    /// The child's thread id. Sets what the kernel clears when it ends to what it is: filters
+    /// rarely forbid that, unlike gettid(2).
+    fn own_tid(&self) -> i32 {
+        let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
+        let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
+        // SAFETY: the kernel has this address already.
+        unsafe { crate::interception::entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
+    }
+}
+
+/// Reads the `struct clone_args` of `len` bytes that the program passes.
+fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno> {
+    let mut bytes = [0u8; MAX_CLONE_ARGS_BYTES];
+    let bytes = &mut bytes[..len];
+    read_memory(address, bytes)?;
+    let (known, unknown) = bytes.split_at(len.min(size_of::<raw::clone_args>()));
+    if unknown.iter().any(|&byte| byte != 0) {
+        return Err(Errno::TOOBIG);
+    }
+    // SAFETY: a struct of integers, of which `known` holds the first bytes.
+    unsafe {
+        let mut arguments: raw::clone_args = std::mem::zeroed();
+        std::ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut arguments).cast::<u8>(), known.len());
+        Ok(arguments)
+    }
+}
+
+/// Reads memory at an address that the program passes to a system call: `EFAULT` where there is
+/// none.
+pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
+    match copied(raw::__NR_process_vm_readv, &local, &remote) {
+        Ok(len) if len == bytes.len() => Ok(()),
+        Ok(_) | Err(Errno::FAULT) => Err(Errno::FAULT),
+        Err(_) => {
+            // The call is not to be had. The arguments of nearly all forks are valid.
+            // SAFETY: the program passes that many bytes to its own system call.
+            unsafe {
+                let source = std::ptr::with_exposed_provenance::<u8>(address);
+                std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Writes what is there where the program has asked its own system call to write: `EFAULT` where it
+/// cannot be written.
+fn rewrite_memory(address: usize) -> Result<(), Errno> {
+    let mut bytes = [0u8; size_of::<i32>()];
+    read_memory(address, &mut bytes)?;
+    write_memory(address, i32::from_ne_bytes(bytes))
+}
+
+/// Writes where the program has asked its own system call to write: `EFAULT` where it cannot be
+/// written.
+fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
+    let own = thread_control_block::own();
+    if !own.contains(&address) {
+        let bytes = value.to_ne_bytes();
+        let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
+        match copied(raw::__NR_process_vm_writev, &local, &remote) {
+            Ok(len) if len == bytes.len() => return Ok(()),
+            Ok(_) | Err(Errno::FAULT) => return Err(Errno::FAULT),
+            // The call is not to be had. The arguments of nearly all forks are valid.
+            Err(_) => {}
+        }
+    }
+    // SAFETY: the program asked its own system call to write there.
+    unsafe { std::ptr::with_exposed_provenance_mut::<i32>(address).write_unaligned(value) };
+    Ok(())
+}
+
+/// Has the kernel copy between the calling process and itself, so that a bad address is an error.
+fn copied(number: u32, local: &libc::iovec, remote: &libc::iovec) -> Result<usize, Errno> {
+    let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let [local, remote] = [local, remote].map(|vector| std::ptr::from_ref(vector).expose_provenance());
+    // SAFETY: one vector each; the local one is the caller's own memory, the kernel checks the
+    // remote one.
+    let result = unsafe { crate::interception::entry::system_call(number, [process, local, 1, remote, 1, 0]) };
+    if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as usize) }
+}

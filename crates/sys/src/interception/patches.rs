@@ -1,0 +1,668 @@
+//! Patching the system calls in the C library that the agent must see, so that nothing depends on
+//! which symbol is called.
+//!
+//! Whichever way a program comes to the C library's code (a symbol, a handle of `dlsym`,
+//! RTLD_DEEPBIND, a function inside of the library, a C library of another namespace), a call ends
+//! at one of a few `syscall` instructions: for a fork those of `_Fork` (or `fork`), `clone`, and
+//! `syscall`; for what changes the meaning of memory without a message of the kernel
+//! ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt`, and
+//! `syscall`; for the end of the process that of `_exit`. A jump to a stub takes the place of
+//! instructions right before or right after each:
+//!
+//! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. Preferred: a thread that is in the
+//!   system call returns to code that has not changed.
+//! - after: the system call itself, with instructions that work at any address. Only where no
+//!   thread can be in the call.
+//!
+//! A stub lies within reach of the jumps, on a page of its own for each C library. Where the call
+//! may be a fork, installs guards or ends the process, the stub has [`crate::interception::entry`] make it. Where it lends
+//! pages, the stub sets a flag. Then it goes on with the call. What is not recognised is not
+//! patched. If that is a fork in the C library of the program, nothing is patched, and
+//! `crate::interception::dispatch` is used; if it is another call, the program counts as one that makes unseen
+//! calls.
+//!
+//! The loader calls an empty function after each change of its list of objects, for debuggers; that
+//! is patched, too, so that a C library of a new namespace (`dlmopen(3)`) is patched, and the code
+//! of a new library is looked at, before any of it runs.
+//!
+//! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which
+//! policies may forbid.
+
+use crate::interception::entry;
+pub use crate::interception::fork_call::ForkHooks;
+use crate::link_maps;
+use crate::loader::Object;
+use crate::unseen_calls;
+use foliomem_types::units::PAGE_BYTES;
+use linux_raw_sys::general as raw;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::ffi::CStr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// `jmp rel32`
+const JUMP_BYTES: usize = 5;
+const JUMP: u8 = 0xe9;
+/// `mov r9, [rsp + 8]`, in the C library's `syscall`.
+const LOAD_SIXTH: [u8; JUMP_BYTES] = [0x4c, 0x8b, 0x4c, 0x24, 0x08];
+/// `mov eax, imm32`
+const MOV_EAX: u8 = 0xb8;
+const C_LIBRARY: &CStr = c"libc.so.6";
+/// A `jmp rel32` reaches so far; less a margin for where in page and library its ends are.
+const REACH_BYTES: usize = (1 << 31) - (64 << 20);
+/// No stub is longer.
+const STUB_BYTES: usize = 176;
+/// The words at the start of a page of stubs: the address of the entry, and of the flag of calls
+/// that lend pages.
+const WORDS: usize = 2;
+/// `MADV_GUARD_INSTALL`, since Linux 6.13.
+pub const GUARD_INSTALL: u8 = 102;
+
+/// Whether all forks of the program's C library are known to the agent, whatever the path.
+pub static COVERED: AtomicBool = AtomicBool::new(false);
+
+/// The system calls that a function is searched for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Those with one of these numbers.
+    Numbers(&'static [u32]),
+    /// All.
+    All,
+}
+
+impl Wanted {
+    /// Whether `code`, which leads to a system call, makes it a wanted one.
+    fn is_among(self, code: &[u8]) -> bool {
+        match self {
+            Wanted::All => true,
+            Wanted::Numbers(numbers) => code.windows(JUMP_BYTES).any(|bytes| loads_number(bytes, numbers)),
+        }
+    }
+
+    /// Whether `code`, right before a system call, is an instruction that a jump can replace.
+    fn is_ready(self, code: &[u8]) -> bool {
+        match self {
+            Wanted::All => code == LOAD_SIXTH,
+            Wanted::Numbers(numbers) => loads_number(code, numbers),
+        }
+    }
+}
+
+const FORKS: Wanted = Wanted::Numbers(&[raw::__NR_clone, raw::__NR_fork, raw::__NR_clone3]);
+
+/// Functions that fork. Each group has at least one site in a C library that is recognised.
+const FORKING: [(&[&CStr], Wanted); 3] =
+    [(&[c"_Fork", c"fork"], FORKS), (&[c"clone"], FORKS), (&[c"syscall"], Wanted::All)];
+
+/// Functions that change what memory means. The last one is in newer C libraries only.
+const CHANGING: [(&CStr, Wanted); 4] = [
+    (c"madvise", Wanted::Numbers(&[raw::__NR_madvise])),
+    (c"vmsplice", Wanted::Numbers(&[raw::__NR_vmsplice])),
+    (c"setsockopt", Wanted::Numbers(&[raw::__NR_setsockopt])),
+    (c"process_madvise", Wanted::Numbers(&[raw::__NR_process_madvise])),
+];
+
+/// The function that ends the process. What is not recognised is not patched.
+const ENDING: (&CStr, Wanted) = (c"_exit", Wanted::All);
+
+/// Whether a thread may be in a system call that is to be patched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Users {
+    None,
+    Possible,
+}
+
+/// Which instructions make room for the jump.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Before,
+    After,
+}
+
+/// A system call that is to be patched.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Site {
+    /// The address of the `syscall` instruction.
+    at: usize,
+    place: Place,
+    /// The instructions that the jump displaces, but for the system call.
+    displaced: Vec<u8>,
+}
+
+impl Site {
+    /// Recognises the site of the system call at `offset` in `code`, which is at `start`.
+    fn recognise(code: &[u8], start: usize, offset: usize, wanted: Wanted) -> Option<Site> {
+        let at = start + offset;
+        if offset.checked_sub(JUMP_BYTES).is_some_and(|from| code[from] == JUMP) {
+            // Patched already.
+            return None;
+        }
+        if let Some(before) = offset.checked_sub(JUMP_BYTES).map(|from| &code[from..offset])
+            && wanted.is_ready(before)
+        {
+            return Some(Site { at, place: Place::Before, displaced: before.to_vec() });
+        }
+        let after = &code[offset + SYSCALL.len()..];
+        let mut len = 0;
+        while SYSCALL.len() + len < JUMP_BYTES {
+            len += movable_bytes(&after[len..])?;
+        }
+        Some(Site { at, place: Place::After, displaced: after[..len].to_vec() })
+    }
+
+    /// The bytes of the program that change.
+    fn patched(&self) -> Range<usize> {
+        match self.place {
+            Place::Before => self.at - JUMP_BYTES..self.at,
+            Place::After => self.at..self.end(),
+        }
+    }
+
+    /// The end of the system call and what is displaced after it.
+    fn end(&self) -> usize {
+        match self.place {
+            Place::Before => self.at + SYSCALL.len(),
+            Place::After => self.at + SYSCALL.len() + self.displaced.len(),
+        }
+    }
+
+    /// The code at `start` that stands in for what is displaced. `words` is the address of the
+    /// words of its page.
+    fn stub(&self, start: usize, words: usize) -> Vec<u8> {
+        let mut stub = Stub { start, code: Vec::with_capacity(STUB_BYTES), to_entry: Vec::new(), to_flag: Vec::new() };
+        if self.place == Place::Before {
+            stub.code.extend(&self.displaced);
+        }
+        stub.find_watched_calls();
+        let call = stub.here();
+        let at = match self.place {
+            Place::Before => {
+                stub.code.extend(jump(stub.here(), self.at));
+                self.at
+            }
+            Place::After => {
+                stub.code.extend(SYSCALL);
+                stub.code.extend(&self.displaced);
+                stub.code.extend(jump(stub.here(), self.end()));
+                call
+            }
+        };
+        stub.set_flag(words + size_of::<usize>(), call);
+        stub.enter(words, at)
+    }
+}
+
+/// A stub that is being written.
+struct Stub {
+    start: usize,
+    code: Vec<u8>,
+    /// The ends of branches to where the entry is called.
+    to_entry: Vec<usize>,
+    /// The ends of branches to where the flag is set.
+    to_flag: Vec<usize>,
+}
+
+impl Stub {
+    fn here(&self) -> usize {
+        self.start + self.code.len()
+    }
+
+    /// Branches if the call is one that the agent must see. The arguments of the call are in its
+    /// registers.
+    fn find_watched_calls(&mut self) {
+        const SOL_SOCKET: u8 = libc::SOL_SOCKET as u8;
+        const SO_ZEROCOPY: u8 = libc::SO_ZEROCOPY as u8;
+        for number in [raw::__NR_fork, raw::__NR_clone, raw::__NR_clone3, raw::__NR_exit_group] {
+            self.compare_number(number);
+            let end = self.branch(EQUAL);
+            self.to_entry.push(end);
+        }
+        for number in [raw::__NR_vmsplice, raw::__NR_io_uring_setup] {
+            self.compare_number(number);
+            let end = self.branch(EQUAL);
+            self.to_flag.push(end);
+        }
+        // cmp edx, imm8; cmp r10d, imm8
+        let advices: [(u32, &[u8]); 2] =
+            [(raw::__NR_madvise, &[0x83, 0xfa]), (raw::__NR_process_madvise, &[0x41, 0x83, 0xfa])];
+        for (number, compare_advice) in advices {
+            self.compare_number(number);
+            let other = self.branch(NOT_EQUAL);
+            self.code.extend(compare_advice);
+            self.code.push(GUARD_INSTALL);
+            let end = self.branch(EQUAL);
+            self.to_entry.push(end);
+            self.land(other);
+        }
+        self.compare_number(raw::__NR_setsockopt);
+        let other = self.branch(NOT_EQUAL);
+        // cmp esi, imm8
+        self.code.extend([0x83, 0xfe, SOL_SOCKET]);
+        let other_level = self.branch(NOT_EQUAL);
+        // cmp edx, imm8
+        self.code.extend([0x83, 0xfa, SO_ZEROCOPY]);
+        let end = self.branch(EQUAL);
+        self.to_flag.push(end);
+        self.land(other);
+        self.land(other_level);
+    }
+
+    /// `cmp eax, imm32`
+    fn compare_number(&mut self, number: u32) {
+        self.code.push(0x3d);
+        self.code.extend(number.to_le_bytes());
+    }
+
+    /// A conditional branch with a `rel8` that [`Stub::land`] sets. Returns its end.
+    fn branch(&mut self, condition: u8) -> usize {
+        self.code.extend([condition, 0]);
+        self.code.len()
+    }
+
+    /// The branch that ends at `end` leads here.
+    fn land(&mut self, end: usize) {
+        let Ok(distance) = i8::try_from(self.code.len() - end) else { unreachable!("stubs are short") };
+        self.code[end - 1] = distance as u8;
+    }
+
+    /// Sets the flag whose address is in the word at `word`, and goes on at `call`.
+    fn set_flag(&mut self, word: usize, call: usize) {
+        std::mem::take(&mut self.to_flag).into_iter().for_each(|end| self.land(end));
+        // mov r11, [rip + rel32]; mov byte [r11], 1. The call changes r11, too.
+        self.code.extend([0x4c, 0x8b, 0x1d]);
+        self.code.extend((word.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
+        self.code.extend([0x41, 0xc6, 0x03, 1]);
+        self.code.extend(jump(self.here(), call));
+    }
+
+    /// Goes to the entry whose address is in the word at `word`, with the call at `call` to be made.
+    fn enter(mut self, word: usize, call: usize) -> Vec<u8> {
+        std::mem::take(&mut self.to_entry).into_iter().for_each(|end| self.land(end));
+        // lea rcx, [rip + call]
+        self.code.extend([0x48, 0x8d, 0x0d]);
+        self.code.extend((call.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
+        self.code.extend(jump_through(self.here(), word));
+        self.code
+    }
+}
+
+/// `je rel8`
+const EQUAL: u8 = 0x74;
+/// `jne rel8`
+const NOT_EQUAL: u8 = 0x75;
+
+/// `jmp rel32`
+fn jump(from: usize, to: usize) -> [u8; JUMP_BYTES] {
+    let [a, b, c, d] = (to.wrapping_sub(from + JUMP_BYTES) as i32).to_le_bytes();
+    [JUMP, a, b, c, d]
+}
+
+/// `jmp [rip + rel32]`
+fn jump_through(from: usize, word: usize) -> [u8; 6] {
+    let [a, b, c, d] = (word.wrapping_sub(from + 6) as i32).to_le_bytes();
+    [0xff, 0x25, a, b, c, d]
+}
+
+/// Whether `code` is `mov eax, imm32` with one of these numbers.
+fn loads_number(code: &[u8], numbers: &[u32]) -> bool {
+    matches!(code, &[MOV_EAX, a, b, c, d] if numbers.contains(&u32::from_le_bytes([a, b, c, d])))
+}
+
+/// The length of the instruction at the start of `code`, if it is known to work at any address.
+fn movable_bytes(code: &[u8]) -> Option<usize> {
+    const REGISTERS: u8 = 0xc0;
+    let len = match code {
+        [0x48, 0x3d, ..] => 6,                                                   // cmp rax, imm32
+        [0x3d, ..] => 5,                                                         // cmp eax, imm32
+        [0x48, 0x83, 0xf8, ..] => 4,                                             // cmp rax, imm8
+        [0x83, 0xf8, ..] => 3,                                                   // cmp eax, imm8
+        [0x48, 0x85, 0xc0, ..] => 3,                                             // test rax, rax
+        [0x85, 0xc0, ..] => 2,                                                   // test eax, eax
+        [0x48 | 0x49 | 0x41, 0x89, operands, ..] if *operands >= REGISTERS => 3, // mov register, rax
+        [0x89, operands, ..] if *operands >= REGISTERS => 2,                     // mov register, eax
+        _ => return None,
+    };
+    (len <= code.len()).then_some(len)
+}
+
+/// The sites in the code of a function; `None` if one is not recognised.
+fn sites_in(code: &[u8], start: usize, wanted: Wanted) -> Option<Vec<Site>> {
+    let mut sites = Vec::new();
+    let mut from = 0;
+    while let Some(found) = code[from..].windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL) {
+        let offset = from + found;
+        if wanted.is_among(&code[from..offset]) {
+            sites.push(Site::recognise(code, start, offset, wanted)?);
+        }
+        from = offset + SYSCALL.len();
+    }
+    Some(sites)
+}
+
+/// The sites of a function of `library`; `None` if one is not recognised, or patched already.
+fn sites_of_function(library: Object<'_>, name: &CStr, wanted: Wanted) -> Option<Vec<Site>> {
+    let Some(code) = library.code(name) else { return Some(Vec::new()) };
+    // SAFETY: code of a loaded library, which nobody else changes.
+    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
+    sites_in(bytes, code.start, wanted)
+}
+
+/// The sites of a C library.
+struct Sites {
+    all: Vec<Site>,
+    /// Those that end the process. No thread returns from one, so all can be patched at any time.
+    ending: Vec<Site>,
+    /// Whether all calls that the agent must see are among `all`.
+    are_complete: bool,
+}
+
+impl Sites {
+    /// `None` if not all forks are recognised, or they are patched already.
+    fn of(library: Object<'_>) -> Option<Sites> {
+        let (name, wanted) = ENDING;
+        let ending = sites_of_function(library, name, wanted).unwrap_or_default();
+        let mut sites = Sites { all: Vec::new(), ending, are_complete: true };
+        for (functions, wanted) in FORKING {
+            let before = sites.all.len();
+            for name in functions {
+                sites.add(sites_of_function(library, name, wanted)?);
+            }
+            if sites.all.len() == before {
+                return None;
+            }
+        }
+        for (name, wanted) in CHANGING {
+            let is_missing = library.code(name).is_none();
+            match sites_of_function(library, name, wanted) {
+                Some(found) if is_missing || !found.is_empty() => sites.add(found),
+                _ => sites.are_complete = false,
+            }
+        }
+        Some(sites)
+    }
+
+    fn add(&mut self, found: Vec<Site>) {
+        for site in found {
+            if !self.all.iter().any(|known| known.at == site.at) {
+                self.all.push(site);
+            }
+        }
+    }
+
+    /// Patches them. If that covers all calls, they are known to be seen.
+    fn patch(&self) -> Result<(), Errno> {
+        patch(&[&self.all[..], &self.ending].concat())?;
+        if let Some(first) = self.all.first().filter(|_| self.are_complete) {
+            unseen_calls::are_seen_in(first.at);
+        }
+        Ok(())
+    }
+}
+
+/// The code of this process, to be written.
+struct Code(OwnedFd);
+
+impl Code {
+    fn open() -> Result<Code, Errno> {
+        rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Code)
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+        match rustix::io::pwrite(self.0.as_fd(), bytes, at as u64)? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(Errno::IO),
+        }
+    }
+}
+
+/// Maps a page for stubs that a jump at `target` reaches.
+fn page_near(target: usize) -> Result<usize, Errno> {
+    const STEP_BYTES: usize = 1 << 20;
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE);
+    // SAFETY: a new mapping, at an address of the kernel's choice or where nothing is mapped.
+    let map = |hint: usize, flags| unsafe {
+        mmap_anonymous(std::ptr::with_exposed_provenance_mut(hint), PAGE_BYTES, protection, flags)
+    };
+    let page = map(0, flags)?.expose_provenance();
+    if page.abs_diff(target) < REACH_BYTES {
+        return Ok(page);
+    }
+    // SAFETY: the mapping just made.
+    unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(page), PAGE_BYTES) }?;
+    let start = target & !(PAGE_BYTES - 1);
+    let down = (start.saturating_sub(REACH_BYTES).max(STEP_BYTES)..start).rev().step_by(STEP_BYTES);
+    for hint in down {
+        match map(hint & !(PAGE_BYTES - 1), flags | MapFlags::FIXED_NOREPLACE) {
+            Ok(page) => return Ok(page.expose_provenance()),
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Err(Errno::NOMEM)
+}
+
+/// Patches `sites`, which lie in one library.
+fn patch(sites: &[Site]) -> Result<(), Errno> {
+    let Some(first) = sites.first() else { return Ok(()) };
+    let code = Code::open()?;
+    let page = page_near(first.at)?;
+    let words: [usize; WORDS] = [entry::address(), unseen_calls::lending_flag()];
+    let mut stubs = words.map(usize::to_ne_bytes).concat();
+    let mut starts = Vec::with_capacity(sites.len());
+    for site in sites {
+        stubs.resize(stubs.len().next_multiple_of(16), 0xcc);
+        starts.push(page + stubs.len());
+        stubs.extend(site.stub(page + stubs.len(), page));
+        if stubs.len() > PAGE_BYTES {
+            return Err(Errno::NOMEM);
+        }
+    }
+    code.write(page, &stubs)?;
+    for (site, start) in sites.iter().zip(starts) {
+        let patched = site.patched();
+        code.write(patched.start, &jump(patched.start, start))?;
+    }
+    Ok(())
+}
+
+/// Whether the calling thread is the only one.
+fn users() -> Users {
+    const LINKS_OF_EMPTY: u64 = 2;
+    match rustix::fs::stat(c"/proc/self/task") {
+        Ok(stat) if stat.st_nlink == LINKS_OF_EMPTY + 1 => Users::None,
+        _ => Users::Possible,
+    }
+}
+
+/// Patches the C library of the program. Does nothing if the C library or the CPU is not
+/// recognised.
+pub fn install() {
+    // The agent, and the loader, which makes no calls for others.
+    [Some(entry::address()), link_maps::notify_function()].into_iter().flatten().for_each(unseen_calls::are_seen_in);
+    if !entry::is_supported() || !patch_c_library() || follow_loader().is_err() {
+        // What is loaded later is not looked at.
+        unseen_calls::assume();
+    }
+}
+
+/// Patches the C library of the program; whether that was done.
+fn patch_c_library() -> bool {
+    let mut sites = None;
+    link_maps::visit(|object| {
+        if sites.is_none() && object.is_named(C_LIBRARY) {
+            sites = Sites::of(object);
+        }
+    });
+    let Some(sites) = sites else { return false };
+    if sites.all.iter().any(|site| site.place == Place::After) && users() == Users::Possible {
+        return false;
+    }
+    let is_patched = sites.patch().is_ok();
+    if is_patched {
+        // Release pairs with the plain reads of the hooks: they jump to functions that are patched by then.
+        COVERED.store(true, Ordering::Release);
+    }
+    is_patched
+}
+
+/// Runs `hooks` around all forks from here on.
+pub fn activate(hooks: &'static dyn ForkHooks) {
+    entry::set_hooks(hooks);
+}
+
+/// The program has the calling thread's system calls dispatched (Syscall User Dispatch), by the
+/// selector at an address, or no longer has.
+pub fn dispatches(selector: Option<usize>) {
+    entry::dispatches(selector);
+}
+
+/// Has the loader call [`objects_changed`]. An error means that it does not.
+fn follow_loader() -> Result<(), Errno> {
+    let function = link_maps::notify_function().ok_or(Errno::NOENT)?;
+    // SAFETY: code of the loader, of a function that is aligned, so as long.
+    let code = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(function), JUMP_BYTES) };
+    if !is_empty_function(code) {
+        return Err(Errno::NOTSUP);
+    }
+    let writer = Code::open()?;
+    let page = page_near(function)?;
+    let mut stub = (objects_changed as *const ()).expose_provenance().to_ne_bytes().to_vec();
+    let start = page + stub.len();
+    stub.extend(jump_through(start, page));
+    writer.write(page, &stub)?;
+    writer.write(function, &jump(function, start))
+}
+
+/// Whether a function only returns, and has room for a jump.
+fn is_empty_function(code: &[u8]) -> bool {
+    const RETURN: u8 = 0xc3;
+    match code {
+        [0xf3, 0x0f, 0x1e, 0xfa, RETURN, ..] => true, // endbr64; ret
+        // What fills up to the next function: nop, int3, or the longer nops that begin so.
+        [RETURN, rest @ ..] => matches!(
+            rest,
+            [0x90, 0x90, 0x90, 0x90, ..]
+                | [0xcc, 0xcc, 0xcc, 0xcc, ..]
+                | [0x66, 0x66 | 0x2e, 0x66 | 0x2e | 0x0f, 0x66 | 0x2e | 0x0f | 0x1f, ..]
+                | [0x0f, 0x1f, 0x40 | 0x44 | 0x80 | 0x84, 0, ..]
+        ),
+        _ => false,
+    }
+}
+
+/// The loader has changed its list of objects, or is about to. It holds its lock.
+extern "C" fn objects_changed() {
+    let are_complete = link_maps::visit(|object| {
+        if object.is_named(C_LIBRARY)
+            && let Some(sites) = Sites::of(object)
+        {
+            // One that cannot be patched now is found again with the next change.
+            let _ = sites.patch();
+        }
+    });
+    // The code of a library may be there before the library is listed. It does not run before.
+    if are_complete && unseen_calls::is_watching() && !unseen_calls::can_be_made() {
+        entry::objects_changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYS_GETPID: u8 = 39;
+
+    /// `_Fork` of glibc 2.36, from the number of the call to that of the next.
+    const FORK_2_36: &[u8] = &[
+        0x4c, 0x8d, 0x90, 0xd0, 0x02, 0x00, 0x00, 0xb8, 0x38, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0,
+        0xff, 0xff, 0x77, 0x35, 0x89, 0xc2, 0x85, 0xc0, 0x75, 0x2c, 0xb8, 0x11, 0x01, 0x00, 0x00, 0x0f, 0x05, 0x89,
+        0xd0, 0xc3,
+    ];
+    /// `mov eax, 56; xor esi, esi; syscall`, and what is known or not known after it.
+    const EARLY_NUMBER: [u8; 9] = [0xb8, 0x38, 0, 0, 0, 0x31, 0xf6, 0x0f, 0x05];
+
+    fn with(tail: &[u8]) -> Vec<u8> {
+        [&EARLY_NUMBER, tail].concat()
+    }
+
+    #[test]
+    fn only_the_calls_of_forks_are_sites_of_forks() {
+        let sites = sites_in(FORK_2_36, 0x1000, FORKS).unwrap();
+        assert_eq!(sites, [Site { at: 0x100c, place: Place::Before, displaced: vec![0xb8, 0x38, 0, 0, 0] }]);
+        assert_eq!(sites[0].patched(), 0x1007..0x100c);
+        assert_eq!(sites_in(&FORK_2_36[28..], 0, FORKS), Some(Vec::new()), "set_robust_list");
+        assert_eq!(sites_in(&[0x90; 40], 0, Wanted::All), Some(Vec::new()));
+    }
+
+    #[test]
+    fn instructions_after_a_call_make_room_if_they_are_known_to_work_elsewhere() {
+        let compare = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+        let site = |displaced: &[u8]| Some(vec![Site { at: 7, place: Place::After, displaced: displaced.to_vec() }]);
+        assert_eq!(sites_in(&with(&compare), 0, FORKS), site(&compare));
+        assert_eq!(sites_in(&with(&[0x48, 0x85, 0xc0, 0x7c, 0x13]), 0, FORKS), site(&[0x48, 0x85, 0xc0]));
+        assert_eq!(sites_in(&with(&[0x89, 0xc2, 0x85, 0xc0]), 0, FORKS), site(&[0x89, 0xc2, 0x85, 0xc0]));
+        let unknown: [&[u8]; 4] = [&[0x75, 0x20, 0x90, 0x90], &[0x89, 0x05, 1, 2, 3, 4], &[0x48, 0x3d, 0], &[]];
+        for tail in unknown {
+            assert_eq!(sites_in(&with(tail), 0, FORKS), None, "{tail:x?}");
+        }
+    }
+
+    #[test]
+    fn what_is_patched_is_not_patched_again() {
+        let mut code = FORK_2_36.to_vec();
+        code[7..12].copy_from_slice(&jump(7, 0x1000));
+        assert_eq!(sites_in(&code, 0, Wanted::All), None);
+        assert_eq!(sites_in(&code, 0, FORKS), Some(Vec::new()));
+    }
+
+    #[test]
+    fn empty_functions_have_room_for_a_jump() {
+        assert!(is_empty_function(&[0xc3, 0x66, 0x66, 0x2e, 0x0f]));
+        assert!(is_empty_function(&[0xc3, 0x90, 0x90, 0x90, 0x90]));
+        assert!(is_empty_function(&[0xc3, 0x0f, 0x1f, 0x44, 0x00]));
+        assert!(is_empty_function(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3]));
+        assert!(!is_empty_function(&[0xc3, 0x48, 0x8d, 0x05, 0xa1]));
+        assert!(!is_empty_function(&[0xc3, 0x0f, 0x1f, 0xf0, 0x48]));
+        assert!(!is_empty_function(&[0x55, 0x48, 0x89, 0xe5, 0xc3]));
+        assert!(!is_empty_function(&[0xcc, 0x66, 0x66, 0x2e, 0x0f]));
+    }
+
+    /// A function that makes the system call of its first argument, patched: `before` and `after`
+    /// are around the call.
+    fn patched(before: &[u8], after: &[u8]) -> extern "C" fn(usize) -> isize {
+        // mov rax, rdi
+        let code = [&[0x48, 0x89, 0xf8], before, &SYSCALL, after, &[0xc3]].concat();
+        let page = page_near(entry::address()).unwrap();
+        Code::open().unwrap().write(page, &code).unwrap();
+        let sites = sites_in(&code, page, Wanted::All).unwrap();
+        assert_eq!(sites.len(), 1);
+        patch(&sites).unwrap();
+        // SAFETY: the function just written.
+        unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<u8>(page)) }
+    }
+
+    #[test]
+    fn patched_functions_do_what_they_did() {
+        // cmp rax, 1; mov rdx, rax
+        let after = patched(&[], &[0x48, 0x83, 0xf8, 0x01, 0x48, 0x89, 0xc2]);
+        for function in [patched(&LOAD_SIXTH, &[]), after] {
+            assert_eq!(function(SYS_GETPID.into()), std::process::id() as isize);
+            assert_eq!(function(usize::MAX >> 33), -(libc::ENOSYS as isize));
+            // Nothing is managed here, so the entry has the function fork by itself.
+            match function(libc::SYS_fork as usize) {
+                // SAFETY: ends the child.
+                0 => unsafe { libc::_exit(3) },
+                child => {
+                    let mut status = 0;
+                    // SAFETY: writes the status.
+                    assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
+                    assert_eq!(libc::WEXITSTATUS(status), 3);
+                }
+            }
+        }
+    }
+}

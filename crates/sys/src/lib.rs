@@ -1,0 +1,62 @@
+//! The system interface of foliomem: kernel interfaces, the loader's and the C library's data, codecs.
+//!
+//! Nearly all `unsafe` code of the workspace is here, behind functions that are safe where they can
+//! be. The crate has mechanisms and no policy: it knows neither the engine nor the control segment.
+//! Its code runs inside foreign programs, so it must not allocate from the program's malloc, use
+//! thread-local storage, or call into the dynamic loader.
+//!
+//! | part | modules |
+//! |---|---|
+//! | memory of the program | [`userfaultfd`], [`pagemap`], [`maps`], [`memory_advice`], [`unshare_pages`] |
+//! | memory of the agent | [`region`], [`heap`], [`agent_memory`], [`fork_cell`], [`cell_list`] |
+//! | memory between processes | [`shared_memory`], [`file_mapping`], [`process_exit_notice`] |
+//! | threads and processes | [`thread`], [`companion_process`], [`supervised_program`], [`cpus`], [`word_wait`] |
+//! | system calls of the program | [`interception`], [`unseen_calls`], [`filters`], [`machine_code`] |
+//! | loader and C library | [`loader`], [`thread_control_block`] |
+//! | descriptors | [`descriptor_passing`], [`socket`], [`swap_discard`], [`uring`] |
+//! | codecs | [`codec`] |
+//!
+//! Lock order: the lock of [`interception::entry`] comes before every lock of the agent; the heap's
+//! lock is below all others; every other lock here is a leaf.
+
+pub mod agent_memory;
+pub mod cell_list;
+pub mod clock;
+pub mod codec;
+pub mod companion_process;
+pub mod cpus;
+pub mod descriptor_passing;
+pub mod errno_text;
+pub mod file_mapping;
+pub mod filters;
+pub mod fork_cell;
+pub mod heap;
+pub mod identity;
+pub mod interception;
+mod link_maps;
+pub mod loader;
+pub mod machine_code;
+pub mod maps;
+pub mod memory_advice;
+pub mod move_probe;
+pub mod pagemap;
+pub mod process_exit_notice;
+pub mod process_limits;
+mod raw_ioctl;
+pub mod region;
+pub mod shared_memory;
+pub mod signals;
+pub mod socket;
+pub mod supervised_program;
+pub mod swap_discard;
+pub mod system_checks;
+pub mod thread;
+pub mod thread_control_block;
+pub mod unseen_calls;
+pub mod unshare_pages;
+pub mod uring;
+pub mod userfaultfd;
+pub mod word_wait;
+
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;

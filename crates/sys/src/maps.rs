@@ -1,0 +1,412 @@
+//! The mappings of a process: `/proc/self/maps` and the ioctl `PROCMAP_QUERY`. There is no lock.
+
+use crate::raw_ioctl;
+use foliomem_types::size_policy::Advice;
+use linux_raw_sys::general as raw;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, opcode};
+use std::ops::Range;
+
+const PROCMAP_QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
+
+/// What a mapping is backed by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// No file. It may have a name of the program's (`PR_SET_VMA_ANON_NAME`): run times name their heaps.
+    Anonymous,
+    /// `[heap]`.
+    Heap,
+    /// `[stack]`.
+    Stack,
+    /// A file.
+    File,
+    /// Anything else the kernel names.
+    Special,
+}
+
+/// One line of the file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// First byte.
+    pub start: usize,
+    /// First byte behind.
+    pub end: usize,
+    /// May be read.
+    pub readable: bool,
+    /// May be written.
+    pub writable: bool,
+    /// May be executed.
+    pub executable: bool,
+    /// Writes are seen by others.
+    pub shared: bool,
+    /// What it is backed by.
+    pub kind: Kind,
+}
+
+/// Parses one line; `None` where it is not one.
+pub fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.splitn(6, |&byte| byte == b' ');
+    let range = fields.next()?;
+    let dash = range.iter().position(|&byte| byte == b'-')?;
+    let (start, end) = (hex(&range[..dash])?, hex(&range[dash + 1..])?);
+    let &[read, write, execute, share] = fields.next()? else { return None };
+    let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or_default().trim_ascii();
+    if start >= end {
+        return None;
+    }
+    let kind = kind(name, inode != b"0");
+    Some(Mapping {
+        start,
+        end,
+        readable: read == b'r',
+        writable: write == b'w',
+        executable: execute == b'x',
+        shared: share == b's',
+        kind,
+    })
+}
+
+/// What a mapping of this name is backed by.
+fn kind(name: &[u8], has_inode: bool) -> Kind {
+    match name {
+        b"" if !has_inode => Kind::Anonymous,
+        b"[heap]" => Kind::Heap,
+        b"[stack]" => Kind::Stack,
+        _ if name.starts_with(b"[anon:") => Kind::Anonymous,
+        _ if name.starts_with(b"[") => Kind::Special,
+        _ => Kind::File,
+    }
+}
+
+fn hex(digits: &[u8]) -> Option<usize> {
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0usize, |value, &byte| {
+        let digit = (byte as char).to_digit(16)?;
+        Some(value << 4 | digit as usize)
+    })
+}
+
+/// Calls `found` with every mapping, in ascending order, as of the moment it is read: the file is not a
+/// snapshot. A mapping is reported once.
+pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
+    let mut reported = 0;
+    for_each_line(maps, &mut |line| {
+        if let Some(mapping) = parse_line(line).filter(|mapping| mapping.start >= reported) {
+            reported = mapping.end;
+            found(&mapping);
+        }
+    });
+}
+
+/// Calls `found` with every mapping about which the program has said something, from `/proc/self/smaps`. Takes long: the
+/// kernel walks all page tables.
+pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Advice)) {
+    for_each_flagged(smaps, &mut |range, flags| {
+        let advice = flags.split(|&byte| byte == b' ').find_map(|flag| match flag {
+            b"hg" => Some(Advice::Huge),
+            b"nh" => Some(Advice::NoHuge),
+            _ => None,
+        });
+        advice.into_iter().for_each(|advice| found(range.clone(), advice));
+    });
+}
+
+/// Calls `found` with every mapping and its flags, from `/proc/self/smaps`: of two letters each, with spaces between them.
+pub fn for_each_flagged(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, &[u8])) {
+    let mut current = None;
+    for_each_line(smaps, &mut |line| {
+        if let Some(mapping) = parse_line(line) {
+            current = Some(mapping.start..mapping.end);
+        } else if let Some((range, flags)) = current.clone().zip(line.strip_prefix(b"VmFlags:")) {
+            current = None;
+            found(range, flags);
+        }
+    });
+}
+
+/// Calls `found` with every line of a file of /proc. Of a line that is too long, which only a file's name makes it, comes
+/// no more than its end.
+fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
+    let file = file.as_fd();
+    let mut buffer = [0u8; 8192];
+    let (mut filled, mut offset) = (0, 0u64);
+    loop {
+        let Ok(read @ 1..) = rustix::io::pread(file, &mut buffer[filled..], offset) else { return };
+        offset += read as u64;
+        filled += read;
+        let mut start = 0;
+        while let Some(len) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
+            found(&buffer[start..start + len]);
+            start += len + 1;
+        }
+        buffer.copy_within(start..filled, 0);
+        filled -= start;
+        if filled == buffer.len() {
+            filled = 0;
+        }
+    }
+}
+
+/// Calls `found` with the mappings that have a part of one of `parts`, which ascend, and with the one below the first of each,
+/// in ascending order. The kernel is asked for these alone: nothing is read of what else there is.
+pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
+    let mut reported = 0;
+    for part in parts {
+        let mut at = part.start.max(reported);
+        let mut is_first = true;
+        while at < part.end {
+            match ask(&maps, at, raw::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64) {
+                Ok(mapping) if mapping.start >= part.end => break,
+                Ok(mapping) if is_first && mapping.start > reported => {
+                    is_first = false;
+                    at = mapping.start - 1;
+                }
+                Ok(mapping) => {
+                    (at, reported) = (mapping.end, mapping.end);
+                    found(&mapping);
+                }
+                Err(Errno::NOENT) => return,
+                // Before Linux 6.11.
+                Err(_) => return for_each(maps, &mut |mapping| found(mapping)),
+            }
+        }
+    }
+}
+
+/// A name that is longer is that of a file.
+const NAME_BYTES: usize = 128;
+
+/// The mapping that holds `address`, or what else the `flags` say.
+fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
+    use raw::procmap_query_flags as flag;
+    let name = [0u8; NAME_BYTES];
+    let mut query = question(address);
+    query.query_flags = flags;
+    // SAFETY: takes a procmap_query, which names no buffers.
+    unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) }?;
+    // What has an inode is a file, or as good as one, and to put its path together takes the kernel longer than all else.
+    let mut has_name = query.inode == 0;
+    if has_name {
+        query = question(address);
+        query.query_flags = flags;
+        query.vma_name_addr = name.as_ptr().expose_provenance() as u64;
+        query.vma_name_size = NAME_BYTES as u32;
+        // SAFETY: takes a procmap_query, which names a buffer of that size.
+        let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+        if asked == Err(Errno::NAMETOOLONG) {
+            // It is another one by now, of a file.
+            has_name = false;
+            (query.vma_name_addr, query.vma_name_size) = (0, 0);
+            // SAFETY: as above, without a buffer.
+            asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
+        }
+        asked?;
+    }
+    // The kernel has written it, to an address that it was given as a number.
+    let name = std::hint::black_box(&name);
+    let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES)];
+    let has = |flag: flag| query.vma_flags & flag as u64 != 0;
+    Ok(Mapping {
+        start: query.vma_start as usize,
+        end: query.vma_end as usize,
+        readable: has(flag::PROCMAP_QUERY_VMA_READABLE),
+        writable: has(flag::PROCMAP_QUERY_VMA_WRITABLE),
+        executable: has(flag::PROCMAP_QUERY_VMA_EXECUTABLE),
+        shared: has(flag::PROCMAP_QUERY_VMA_SHARED),
+        kind: if has_name { kind(name, query.inode != 0) } else { Kind::File },
+    })
+}
+
+fn question(address: usize) -> raw::procmap_query {
+    // SAFETY: a struct of integers.
+    let mut query: raw::procmap_query = unsafe { std::mem::zeroed() };
+    query.size = size_of::<raw::procmap_query>() as u64;
+    query.query_addr = address as u64;
+    query
+}
+
+/// Where the mapping lies that holds `address`.
+pub fn query(maps: impl AsFd, address: usize) -> Option<Range<usize>> {
+    let mut query = question(address);
+    // SAFETY: takes a procmap_query, which names no buffers.
+    match unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) } {
+        Ok(_) => Some(query.vma_start as usize..query.vma_end as usize),
+        Err(Errno::NOENT) => None,
+        // Before Linux 6.11.
+        Err(_) => {
+            let mut holding = None;
+            for_each(maps, &mut |mapping| {
+                if mapping.start <= address && address < mapping.end {
+                    holding = Some(mapping.start..mapping.end);
+                }
+            });
+            holding
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let mapping = parse_line(b"7f1c0a000000-7f1c0a021000 rw-p 00000000 00:00 0 ").unwrap();
+        assert_eq!((mapping.start, mapping.end), (0x7f1c_0a00_0000, 0x7f1c_0a02_1000));
+        assert_eq!(mapping.kind, Kind::Anonymous);
+        assert!(mapping.readable && mapping.writable && !mapping.executable && !mapping.shared);
+        let kind = |line: &[u8]| parse_line(line).unwrap().kind;
+        assert_eq!(kind(b"1000-2000 rw-p 00000000 00:00 0                    [heap]"), Kind::Heap);
+        assert_eq!(kind(b"1000-2000 rw-p 00000000 00:00 0                    [anon: Go: heap]"), Kind::Anonymous);
+        assert_eq!(kind(b"1000-2000 rw-s 00000000 00:01 7                    [anon_shmem:x]"), Kind::Special);
+        assert_eq!(kind(b"1000-2000 r-xp 0001 fe:00 12 /usr/lib/libc.so.6"), Kind::File);
+        assert_eq!(kind(b"1000-2000 rw-s 0001 00:05 12 /dev/zero (deleted)"), Kind::File);
+        assert_eq!(kind(b"1000-2000 r-xp 0001 00:00 0 [vdso]"), Kind::Special);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_too_strange(line in prop::collection::vec(any::<u8>(), 0..200)) {
+            parse_line(&line);
+        }
+
+        #[test]
+        fn what_the_kernel_writes_is_read(mapping in any_mapping(), offset: u32, inode: u16) {
+            prop_assert_eq!(parse_line(&written(&mapping, offset, inode)), Some(mapping));
+        }
+
+        #[test]
+        fn no_damage_is_too_strange(
+            mapping in any_mapping(),
+            at in any::<prop::sample::Index>(),
+            byte: u8,
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut line = written(&mapping, 0, 7);
+            let len = line.len();
+            line[at.index(len)] = byte;
+            for line in [&line[..], &line[..cut.index(len)]] {
+                prop_assert!(parse_line(line).is_none_or(|mapping| mapping.start < mapping.end));
+            }
+        }
+
+        #[test]
+        fn a_file_of_anything_gives_ascending_mappings(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    any_mapping().prop_map(|mapping| [&written(&mapping, 0, 7)[..], b"\n"].concat()),
+                    prop::collection::vec(any::<u8>(), 0..100),
+                    Just(vec![b'x'; 9000]),
+                ],
+                0..60,
+            )
+        ) {
+            let file = rustix::fs::memfd_create(c"maps", rustix::fs::MemfdFlags::empty()).unwrap();
+            let text = parts.concat();
+            let mut rest = &text[..];
+            while !rest.is_empty() {
+                rest = &rest[rustix::io::write(&file, rest).unwrap()..];
+            }
+            let mut last = 0;
+            for_each(&file, &mut |mapping| {
+                assert!(mapping.start >= last && mapping.end > mapping.start);
+                last = mapping.end;
+            });
+            for_each_advised(&file, &mut |_, _| unreachable!("no line has flags"));
+        }
+
+        #[test]
+        fn what_smaps_says_of_advice_is_read(
+            parts in prop::collection::vec((any_mapping(), 0usize..4, prop::collection::vec(any::<u8>(), 0..60)), 0..20)
+        ) {
+            let file = rustix::fs::memfd_create(c"smaps", rustix::fs::MemfdFlags::empty()).unwrap();
+            let mut expected = Vec::new();
+            for (mapping, said, noise) in parts {
+                let (flag, advice) = [("", None), ("hg ", Some(Advice::Huge)), ("nh ", Some(Advice::NoHuge)), ("hgx", None)][said];
+                let noise: Vec<u8> = noise.into_iter().filter(|&byte| byte != b'\n').collect();
+                let noise = [b"Noise: ", &noise[..]].concat();
+                let lines = [&written(&mapping, 0, 7)[..], b"Rss:  4 kB", &noise, format!("VmFlags: rd wr {flag}ac").as_bytes(), b""].join(&b'\n');
+                let mut rest = &lines[..];
+                while !rest.is_empty() {
+                    rest = &rest[rustix::io::write(&file, rest).unwrap()..];
+                }
+                expected.extend(advice.map(|advice| (mapping.start..mapping.end, advice)));
+            }
+            let mut found = Vec::new();
+            for_each_advised(&file, &mut |range, advice| found.push((range, advice)));
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    /// A mapping and a name that makes it what it is.
+    fn any_mapping() -> impl Strategy<Value = Mapping> {
+        let kinds = [Kind::Anonymous, Kind::Heap, Kind::Stack, Kind::Special, Kind::File];
+        (any::<u32>(), 1u32.., any::<[bool; 4]>(), prop::sample::select(kinds.to_vec())).prop_map(
+            |(start, pages, [readable, writable, executable, shared], kind)| {
+                let start = (start as usize) << 12;
+                let end = start + ((pages as usize) << 12);
+                Mapping { start, end, readable, writable, executable, shared, kind }
+            },
+        )
+    }
+
+    fn written(mapping: &Mapping, offset: u32, inode: u16) -> Vec<u8> {
+        let flag = |on: bool, letter: char| if on { letter } else { '-' };
+        let (inode, name) = match mapping.kind {
+            Kind::Anonymous => (0, ""),
+            Kind::Heap => (0, "[heap]"),
+            Kind::Stack => (0, "[stack]"),
+            Kind::Special => (0, "[vvar_vclock]"),
+            Kind::File => (inode, "/tmp/a file (deleted)"),
+        };
+        let Mapping { start, end, readable, writable, executable, shared, .. } = *mapping;
+        let access = [flag(readable, 'r'), flag(writable, 'w'), flag(executable, 'x'), if shared { 's' } else { 'p' }];
+        let access: String = access.into_iter().collect();
+        let line = format!("{start:x}-{end:x} {access} {offset:08x} fe:00 {inode}");
+        format!("{line:<73}{name}").into_bytes()
+    }
+
+    #[test]
+    fn parts_are_looked_at_with_what_is_below() {
+        let maps = std::fs::File::open("/proc/self/maps").unwrap();
+        // Other threads of the test map and unmap: what the loader has mapped stays.
+        let mut files = Vec::new();
+        for_each(&maps, &mut |mapping| {
+            if mapping.kind == Kind::File {
+                files.push(mapping.start..mapping.end);
+            }
+        });
+        for (index, file) in files.iter().enumerate().skip(1) {
+            let mut found = Vec::new();
+            let parts = [file.start + 1..file.start + 2, file.end - 1..file.end];
+            for_each_around(&maps, &parts, &mut |mapping| found.push(mapping.start..mapping.end));
+            assert!(found.contains(file) && found.len() <= 2, "{file:x?} in {found:x?}");
+            let below = &files[index - 1];
+            assert_eq!(found.contains(below), below.end == file.start || found.len() == 2 && found[0] == *below);
+        }
+        let (mut found, everything) = (Vec::new(), 0..usize::MAX);
+        for_each_around(&maps, &[everything], &mut |mapping| found.push(mapping.start..mapping.end));
+        assert!(found.is_sorted_by(|a, b| a.end <= b.start) && files.iter().all(|file| found.contains(file)));
+        let top = found.iter().rev().find(|range| range.end < 1 << 47).unwrap().end;
+        for_each_around(&maps, &[top..1 << 47, 1 << 47..usize::MAX], &mut |mapping| assert!(mapping.start >= top));
+    }
+
+    #[test]
+    fn our_own_mappings_are_found() {
+        let maps = std::fs::File::open("/proc/self/maps").unwrap();
+        let here = our_own_mappings_are_found as fn() as usize;
+        assert!(query(&maps, here).unwrap().contains(&here));
+        assert_eq!(query(&maps, usize::MAX / 4), None);
+        let mut last = 0;
+        for_each(&maps, &mut |mapping| {
+            assert!(mapping.start >= last);
+            last = mapping.end;
+        });
+        assert!(last > here);
+    }
+}

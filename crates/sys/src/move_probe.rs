@@ -1,0 +1,135 @@
+//! A probe of page moves: two regions of the process between which pages move, to measure the cost.
+//!
+//! A fault is served as the agent serves it: a handler on the faulting thread's CPU polls, reads
+//! the message, moves a page, and wakes the thread. There is no engine and no lock.
+
+use crate::cpus::run_on;
+use crate::region::Region;
+use crate::userfaultfd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
+use foliomem_types::units::PAGE_BYTES;
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why there is no probe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum MoveProbeError {
+    /// No userfaultfd.
+    #[error(transparent)]
+    Uffd(#[from] UffdError),
+    /// No memory.
+    #[error("cannot map memory: {0}")]
+    Memory(Errno),
+    /// Pages did not move.
+    #[error("cannot move pages: {0}")]
+    Move(#[from] MoveError),
+}
+
+/// See the module. The pages are at home between calls.
+pub struct MoveProbe {
+    uffd: Userfaultfd,
+    home: Region,
+    program: Region,
+}
+
+impl MoveProbe {
+    /// One with `len` bytes of single pages, a multiple of a page.
+    pub fn new(len: usize) -> Result<MoveProbe, MoveProbeError> {
+        let uffd = Userfaultfd::open(Features { events: false })?;
+        let reserve = || Region::reserve(len).map_err(MoveProbeError::Memory);
+        let (home, program) = (reserve()?, reserve()?);
+        home.allow_huge(0, len, false).and_then(|()| home.populate(0, len)).map_err(MoveProbeError::Memory)?;
+        uffd.register(home.start(), len, Mode::Destination)?;
+        uffd.register(program.start(), len, Mode::Faults)?;
+        Ok(MoveProbe { uffd, home, program })
+    }
+
+    /// Moves all pages into the program, by calls for `piece_bytes` each, and back again by as many.
+    pub fn move_there_and_back(&mut self, piece_bytes: usize) -> Result<(), MoveProbeError> {
+        self.move_all(self.home.start(), self.program.start(), piece_bytes)?;
+        self.move_all(self.program.start(), self.home.start(), piece_bytes)
+    }
+
+    fn move_all(&self, from: usize, to: usize, piece_bytes: usize) -> Result<(), MoveProbeError> {
+        for at in (0..self.home.len()).step_by(piece_bytes) {
+            self.move_piece(from + at, to + at, piece_bytes.min(self.home.len() - at))?;
+        }
+        Ok(())
+    }
+
+    fn move_piece(&self, from: usize, to: usize, len: usize) -> Result<(), MoveProbeError> {
+        let mut done = 0;
+        while done < len {
+            // SAFETY: both regions are this one's; nobody has a reference into them.
+            let outcome = unsafe { self.uffd.move_pages(to + done, from + done, len - done) };
+            done += outcome.moved_bytes;
+            match outcome.error {
+                None | Some(MoveError::Again) => {}
+                Some(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread touches every page in the program, in order; a handler brings each.
+    pub fn fault_all(&mut self) -> Result<(), MoveProbeError> {
+        let cpu = rustix::thread::sched_getcpu() as u32;
+        let probe = &*self;
+        std::thread::scope(|scope| {
+            let handler = scope.spawn(move || {
+                run_on(cpu);
+                let served = probe.serve();
+                if served.is_err() {
+                    // Nobody is to wait for ever: the rest is the kernel's to fill.
+                    let _ = probe.uffd.unregister(probe.program.start(), probe.program.len());
+                }
+                served
+            });
+            scope.spawn(move || {
+                run_on(cpu);
+                // SAFETY: mapped memory of this one, which nobody writes; each page is there when the access goes on.
+                let content = unsafe { probe.program.slice(0, probe.program.len()) };
+                std::hint::black_box(content.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, byte| sum ^ byte));
+            });
+            handler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        self.move_all(self.program.start(), self.home.start(), self.program.len())
+    }
+
+    /// Serves as many faults as there are pages.
+    fn serve(&self) -> Result<(), MoveProbeError> {
+        for _ in 0..self.program.len() / PAGE_BYTES {
+            let page = loop {
+                self.uffd.wait(None).map_err(MoveError::from)?;
+                if let Some(Message::Fault { address, .. }) = self.uffd.read_message().map_err(MoveError::from)? {
+                    break address - address % PAGE_BYTES;
+                }
+            };
+            self.move_piece(self.home.start() + (page - self.program.start()), page, PAGE_BYTES)?;
+            self.uffd.wake(page, PAGE_BYTES).map_err(MoveError::from)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_keep_their_content_wherever_they_were() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let mut probe = MoveProbe::new(300 * PAGE_BYTES).unwrap();
+        for (at, byte) in probe.home.as_mut_slice().iter_mut().enumerate() {
+            *byte = (at / PAGE_BYTES * 7 + at % 13) as u8;
+        }
+        let before = probe.home.as_mut_slice().to_vec();
+        probe.move_there_and_back(PAGE_BYTES).unwrap();
+        probe.move_there_and_back(16 * PAGE_BYTES).unwrap();
+        probe.fault_all().unwrap();
+        probe.fault_all().unwrap();
+        assert!(probe.home.as_mut_slice() == before.as_slice());
+        assert!(probe.program.start() != probe.home.start());
+    }
+}

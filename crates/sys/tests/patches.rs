@@ -1,0 +1,235 @@
+//! Forks by the patched C library of this process: the hooks run around each, and nothing else
+//! changes.
+
+use foliomem_sys::interception::patches::{self, ForkHooks};
+use foliomem_sys::region::Region;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+/// Counts; each process has its own counts.
+struct Counting {
+    stack: Region,
+    before: AtomicU32,
+    parent: AtomicU32,
+    failed: AtomicU32,
+    child: AtomicU32,
+}
+
+impl ForkHooks for Counting {
+    fn stack(&self) -> &Region {
+        &self.stack
+    }
+
+    fn before(&'static self, _needed: [usize; 2]) {
+        let here = 0u8;
+        let stack = self.stack.start()..self.stack.start() + self.stack.len();
+        assert!(stack.contains(&(&raw const here).addr()));
+        assert_eq!(mask() | SIGSYS_BIT | UNBLOCKABLE, u64::MAX);
+        self.before.fetch_add(1, SeqCst);
+    }
+
+    fn parent_after(&'static self, forked: bool) {
+        let count = if forked { &self.parent } else { &self.failed };
+        count.fetch_add(1, SeqCst);
+    }
+
+    fn child_after(&'static self) {
+        self.child.fetch_add(1, SeqCst);
+    }
+}
+
+const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+
+/// The hooks, of a process whose C library is patched.
+fn hooks() -> &'static Counting {
+    static HOOKS: OnceLock<Counting> = OnceLock::new();
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    let hooks = HOOKS.get_or_init(|| Counting {
+        stack: Region::reserve(256 << 10).unwrap(),
+        before: AtomicU32::new(0),
+        parent: AtomicU32::new(0),
+        failed: AtomicU32::new(0),
+        child: AtomicU32::new(0),
+    });
+    INSTALLED.get_or_init(|| {
+        patches::install();
+        assert!(patches::COVERED.load(SeqCst), "the C library of this machine is not recognised");
+        patches::activate(hooks);
+    });
+    hooks
+}
+
+/// The signal mask of the calling thread, without a function of the C library's.
+fn mask() -> u64 {
+    let mut mask = 0u64;
+    // SAFETY: writes the mask.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, 0, &raw mut mask, 8) };
+    mask
+}
+
+fn wait(child: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: writes the status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
+}
+
+/// Ends the child of a test without running anything of the test harness.
+fn leave(is_right: bool) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(if is_right { 0 } else { 1 }) }
+}
+
+fn check(fork: impl Fn() -> i32) {
+    let (hooks, mask_before) = (hooks(), mask());
+    let (before, children) = (hooks.before.load(SeqCst), hooks.child.load(SeqCst));
+    match fork() {
+        0 => leave(hooks.child.load(SeqCst) == children + 1 && mask() == mask_before),
+        child => {
+            assert!(child > 0, "{}", std::io::Error::last_os_error());
+            assert_eq!(wait(child), 0);
+            assert!(hooks.before.load(SeqCst) > before);
+            assert_eq!(mask(), mask_before);
+        }
+    }
+}
+
+fn fork() -> i32 {
+    // SAFETY: the children of these tests call only what is safe after a fork.
+    unsafe { libc::fork() }
+}
+
+#[test]
+fn hooks_run_around_forks_of_several_threads() {
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    check(fork);
+                    // SAFETY: as for `fork`.
+                    check(|| unsafe { libc::syscall(libc::SYS_fork) as i32 });
+                    // SAFETY: as for `fork`.
+                    check(|| unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 });
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn the_mask_of_a_thread_that_has_sigsys_blocked_stays() {
+    std::thread::spawn(|| {
+        // SAFETY: blocks all signals of this thread.
+        unsafe {
+            let mut all = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        }
+        assert_ne!(mask() & SIGSYS_BIT, 0);
+        check(fork);
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_child_on_a_stack_of_its_own_runs_there() {
+    extern "C" fn body(stack: *mut libc::c_void) -> i32 {
+        let here = 0u8;
+        i32::from(!(stack.addr()..stack.addr() + (64 << 10)).contains(&(&raw const here).addr()))
+    }
+    let stack = Region::reserve(64 << 10).unwrap();
+    let (start, top) = (stack.start(), std::ptr::with_exposed_provenance_mut(stack.start() + stack.len()));
+    hooks();
+    // SAFETY: the stack is the child's own copy.
+    let child = unsafe { libc::clone(body, top, libc::SIGCHLD, std::ptr::without_provenance_mut(start)) };
+    assert_eq!(wait(child), 0);
+}
+
+#[test]
+fn a_child_forks_again_and_the_parent_starts_threads_and_programs() {
+    hooks();
+    match fork() {
+        0 => match fork() {
+            0 => leave(true),
+            grandchild => leave(grandchild > 0 && wait(grandchild) == 0),
+        },
+        child => assert_eq!(wait(child), 0),
+    }
+    assert!(std::process::Command::new("true").status().unwrap().success());
+    assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+}
+
+#[test]
+fn invalid_arguments_get_the_errors_of_the_kernel() {
+    hooks();
+    let clone3 = |arguments: *const u64, bytes: usize| {
+        // SAFETY: the kernel refuses all of these.
+        let result = unsafe { libc::syscall(libc::SYS_clone3, arguments, bytes) };
+        if result == 0 {
+            leave(false);
+        }
+        (result, std::io::Error::last_os_error().raw_os_error())
+    };
+    let mut arguments = [0u64; 64];
+    arguments[4] = libc::SIGCHLD as u64;
+    let all = arguments.as_ptr();
+    assert_eq!(clone3(std::ptr::without_provenance(8), 88), (-1, Some(libc::EFAULT)));
+    assert_eq!(clone3(all, 63), (-1, Some(libc::EINVAL)), "smaller than the first version");
+    assert_eq!(clone3(all, 4097), (-1, Some(libc::E2BIG)));
+    let mut stack_without_size = arguments;
+    stack_without_size[5] = 4096;
+    assert_eq!(clone3(stack_without_size.as_ptr(), 88), (-1, Some(libc::EINVAL)));
+    let mut unknown = arguments;
+    unknown[40] = 1;
+    assert_eq!(clone3(unknown.as_ptr(), 512), (-1, Some(libc::E2BIG)));
+    let mut bad_tids = arguments;
+    (bad_tids[8], bad_tids[9]) = (8, 1);
+    assert_eq!(clone3(bad_tids.as_ptr(), 88), (-1, Some(libc::EFAULT)));
+    let read_only: &'static [u64; 512] = &[0; 512];
+    for address in [0, 8, std::ptr::from_ref(read_only).addr() as u64] {
+        let mut bad_pidfd = arguments;
+        (bad_pidfd[0], bad_pidfd[1]) = (libc::CLONE_PIDFD as u64, address);
+        assert_eq!(clone3(bad_pidfd.as_ptr(), 88), (-1, Some(libc::EFAULT)), "pidfd at {address:#x}");
+    }
+    let mut bad_flags = arguments;
+    bad_flags[0] = libc::CLONE_THREAD as u64;
+    let failed = hooks().failed.load(SeqCst);
+    assert_eq!(clone3(bad_flags.as_ptr(), 88), (-1, Some(libc::EINVAL)));
+    assert!(hooks().failed.load(SeqCst) > failed, "the kernel has refused it");
+    // What the kernel does not know, and is 0, is no error.
+    // SAFETY: as for `fork`.
+    check(|| unsafe { libc::syscall(libc::SYS_clone3, all, 512) as i32 });
+}
+
+#[test]
+fn vector_registers_stay_over_a_fork() {
+    const PATTERN: u64 = 0x0123_4567_89ab_cdef;
+    hooks();
+    // SAFETY: a look-up by name.
+    let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"syscall".as_ptr()) };
+    let (result, vector): (i64, u64);
+    // SAFETY: calls a function of the C library, with one argument, on an aligned stack below the
+    // red zone.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, rsp",
+            "sub rsp, 144",
+            "and rsp, -16",
+            "movq xmm7, r14",
+            "call r13",
+            "movq r14, xmm7",
+            "mov rsp, r12",
+            in("r13") function, inout("r14") PATTERN => vector, in("rdi") libc::SYS_fork, lateout("rax") result,
+            out("r12") _, clobber_abi("C"),
+        );
+    }
+    match result {
+        0 => leave(vector == PATTERN),
+        child => {
+            assert_eq!(vector, PATTERN);
+            assert_eq!(wait(child as i32), 0);
+        }
+    }
+}
