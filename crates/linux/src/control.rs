@@ -36,7 +36,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 11;
+const VERSION: u64 = 12;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Why a limit is not kept.
@@ -208,6 +208,8 @@ struct Header {
     most_limit_bytes: AtomicU64,
     need_divisor: AtomicU32,
     sizes: AtomicU32,
+    /// The most that the tree has needed, where the limit follows that.
+    need_peak_bytes: AtomicU64,
     codec: AtomicU32,
     /// As `codec`, or [`NO_CODEC`].
     recompress: AtomicU32,
@@ -468,10 +470,17 @@ impl Control {
     /// Lets the limit grow with what the tree needs, if it does that.
     pub fn follow_need(&self) {
         if let Some(divisor) = NonZeroU32::new(self.header.need_divisor.load(Ordering::Relaxed)) {
-            let share_bytes = self.tree_needed_bytes() / u64::from(divisor.get());
+            let needed_bytes = self.tree_needed_bytes();
+            self.header.need_peak_bytes.fetch_max(needed_bytes, Ordering::Relaxed);
+            let share_bytes = needed_bytes / u64::from(divisor.get());
             let most_bytes = self.header.most_limit_bytes.load(Ordering::Relaxed);
             self.header.limit_bytes.fetch_max(share_bytes.min(most_bytes), Ordering::Relaxed);
         }
+    }
+
+    /// The largest need that [`Control::follow_need`] has seen in any process; 0 where the limit is fixed.
+    pub fn need_peak_bytes(&self) -> u64 {
+        self.header.need_peak_bytes.load(Ordering::Relaxed)
     }
 
     /// Which folio sizes there may be now, in the whole tree.
@@ -972,6 +981,7 @@ mod tests {
         assert_eq!(limit_pages(150, 0, 0, 0), 100, "no less than at first");
         assert_eq!(limit_pages(300, 500, 100, 50), 325, "a copy counts once, and compressed memory uncompressed");
         assert_eq!(limit_pages(200, 0, 0, 0), 325, "it never shrinks");
+        assert_eq!(control.need_peak_bytes() / PAGE, 650);
         assert_eq!(limit_pages(9000, 0, 0, 0), 1000);
         assert_eq!(limit_pages(0, u64::MAX / PAGE, 0, u64::MAX / PAGE), 1000, "whatever is written there");
         let (fixed, _fd) = Control::create(&configuration()).unwrap();
