@@ -43,6 +43,19 @@ use std::process::ExitCode;
 #[global_allocator]
 static HEAP: foliomem_linux::heap::AgentHeap = foliomem_linux::heap::AgentHeap::new();
 
+/// What this command was built from (`build.rs`).
+const BUILD: &str = concat!(
+    "commit: ",
+    env!("FOLIOMEM_COMMIT"),
+    "\ntarget: ",
+    env!("FOLIOMEM_TARGET"),
+    "\nprofile: ",
+    env!("FOLIOMEM_PROFILE"),
+    "\nfeatures: ",
+    env!("FOLIOMEM_FEATURES"),
+    "\n",
+);
+
 fn main() -> ExitCode {
     foliomem_bench::enter_if_asked();
     let args = match Args::try_parse() {
@@ -70,6 +83,10 @@ fn main() -> ExitCode {
 fn complain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         print!("{error}");
+        let is_version = error.kind() == clap::error::ErrorKind::DisplayVersion;
+        if is_version && std::env::args_os().any(|argument| argument == "--verbose") {
+            print!("{BUILD}");
+        }
         return ExitCode::SUCCESS;
     }
     const WRONG_COMMAND_LINE: u8 = 2;
