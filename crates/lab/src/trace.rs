@@ -216,6 +216,16 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
+/// Returns a whole file that has one block with this content, whatever that is.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn file_of_block(content: &[u8]) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut writer = TraceWriter::new(&mut file).expect("a vector takes all");
+    writer.content = content.to_vec();
+    writer.finish().expect("a vector takes all");
+    file
+}
+
 /// A reader of a trace file: it returns records in order, and an error as the last item if
 /// something is wrong.
 pub struct TraceReader<R: Read = BufReader<File>> {
@@ -239,7 +249,7 @@ impl TraceReader {
 }
 
 impl<R: Read> TraceReader<R> {
-    fn new(from: R, path: &Path) -> Result<TraceReader<R>, LabError> {
+    pub(crate) fn new(from: R, path: &Path) -> Result<TraceReader<R>, LabError> {
         let (path, before) = (path.to_owned(), Before::default());
         let mut reader =
             TraceReader { from, path, offset: 0, next_offset: 0, content: Vec::new(), at: 0, before, ended: false };

@@ -13,7 +13,7 @@
 //! | [`quiesce`] | the word by which the forking thread and the monitor wait for each other |
 //! | [`descriptor_hand_over`] | passes a descriptor from the parent's companion to the child's |
 
-mod call;
+pub(crate) mod call;
 pub(crate) mod child;
 pub(crate) mod descriptor_hand_over;
 pub(crate) mod entry;

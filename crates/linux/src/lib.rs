@@ -27,6 +27,8 @@ mod filters;
 pub mod find;
 pub mod fork;
 mod fork_cell;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gate;
 pub mod heap;
 mod identity;

@@ -1,0 +1,8 @@
+#![no_main]
+#![allow(dead_code)]
+// The command has no library.
+#[path = "../../crates/cli/src/policy.rs"]
+mod policy;
+#[path = "../../crates/cli/src/size.rs"]
+mod size;
+libfuzzer_sys::fuzz_target!(|data: &[u8]| policy::fuzz(data));
