@@ -1,12 +1,18 @@
-# make demo   sets up, builds, and runs a real program inside half the memory it needs
-# make test   sets up, builds, and runs all tests (as root: they need userfaultfd)
-# make soundness   looks for undefined behaviour, races and broken protocols (miri, schedules, orderings)
-# make bench  measures foliomem next to the kernel's zram swap (as root; settings are restored)
+# make demo       sets up, builds, and runs a real program inside half the memory it needs
+# make check      formats, lints, rules, unit and model tests: before each commit
+# make test       sets up, builds, and runs all tests that must hold (as root: they need userfaultfd)
+# make soak       looks for rare faults for HOURS=1 hours: torture, stress, schedules, fuzzing, kills
+# make soundness  looks for undefined behaviour, races and broken protocols (miri, schedules, orderings)
+# make doc        documents everything, private items too
+# make msrv       builds with the oldest compiler that Cargo.toml declares
+# make bench      measures foliomem next to the kernel's zram swap (as root; settings are restored)
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 export CARGO_TARGET_DIR := target
+python := target/venv/bin/python
+HOURS ?= 1
 
-.PHONY: build demo test soundness lint bench
+.PHONY: build demo lint unit check test e2e doc soak soundness msrv bench
 
 build:
 	scripts/setup
@@ -18,19 +24,49 @@ demo: build
 lint:
 	cargo fmt --check
 	cargo xtask tidy
+	cargo xtask deny
+	scripts/soundness orderings
+	target/venv/bin/typos
 	cargo clippy --workspace --all-targets -- -D warnings
 
-test: build lint
-	scripts/setup test
+unit:
 	cargo test --workspace
-	scripts/soundness orderings shuttle
-	target/venv/bin/python -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src
-	cd python/foliomem_lab && $(CURDIR)/target/venv/bin/python -m pytest -q
-	target/venv/bin/python -m pytest -q tests/e2e
+
+check:
+	scripts/setup check
+	$(MAKE) lint unit
+
+# Builds and lints need all CPUs, and so do tests: only setting up waits for something else.
+test:
+	scripts/setup
+	scripts/setup test & cargo build --release -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench && wait $$!
+	$(MAKE) lint unit
+	scripts/soundness shuttle
+	$(python) -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src
+	cd python/foliomem_lab && $(CURDIR)/$(python) -m pytest -q
+	$(MAKE) e2e
+
+# Two workers, then what must have the machine for itself.
+e2e: export FOLIOMEM_MOVED = $(CURDIR)/target/moved
+e2e:
+	rm -rf $(FOLIOMEM_MOVED) && mkdir -p $(FOLIOMEM_MOVED)
+	$(python) -m pytest -q -n 2 --dist loadgroup --durations 15 -m "not alone" tests/e2e
+	$(python) -m pytest -q -m alone tests/e2e
+
+soak: build
+	scripts/setup test
+	scripts/soak $(HOURS)
+
+doc:
+	cargo doc --workspace --no-deps --document-private-items
 
 soundness:
 	scripts/soundness
 
+msrv:
+	scripts/setup msrv
+	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) check --workspace --target-dir target/msrv
+
 bench: build
-	FOLIOMEM_PYTHON=target/venv/bin/python target/release/foliomem bench swap
-	FOLIOMEM_PYTHON=$(CURDIR)/target/venv/bin/python target/release/foliomem bench programs
+	FOLIOMEM_PYTHON=$(python) target/release/foliomem bench swap
+	FOLIOMEM_PYTHON=$(CURDIR)/$(python) target/release/foliomem bench programs

@@ -2,7 +2,10 @@
 
 FOLIOMEM_BIN names the binary under test (default <repo>/target/release/foliomem).
 FOLIOMEM_BIN=plain runs every program bare, to check the tests themselves; what only foliomem can pass is skipped.
-FOLIOMEM_LONG=1 adds the one-minute stress runs.
+FOLIOMEM_LONG=1 adds what `make soak` runs: the whole matrices, and long and many repetitions.
+
+Tests run side by side (pytest-xdist), in workers that share the machine but no file and no program. Those that must not run
+beside others are in one group (GROUPS), or have the marker `alone`: a second run of pytest has those (`make e2e`).
 """
 import itertools
 import json
@@ -37,9 +40,21 @@ DEVICE = Path("/dev/userfaultfd")
 ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
 
 foliomem_only = pytest.mark.skipif(PLAIN, reason="needs foliomem itself")
+# Measures time, or takes all CPUs.
+alone = pytest.mark.alone
+# Of the cases of a test, only the first runs under torture, unless FOLIOMEM_LONG=1.
+few_tortures = pytest.mark.few_tortures
+# Of a matrix, what is not the one representative that each run has.
+soak_only = pytest.mark.skipif(not LONG, reason="one of many: FOLIOMEM_LONG=1")
+# Modules whose tests share something that is set up once, and fixtures that change the machine: one worker has all tests of
+# a group.
+GROUPS = {"test_sweep": "ray", "test_record": "record", "test_lab_files": "lab files", "test_chromium": "who may",
+          "test_sandboxes": "who may", "device_open_to_all": "who may", "userfaultfd_for_all": "who may"}
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: must not run beside other tests")
+    config.addinivalue_line("markers", "few_tortures: only the first case runs under torture")
     # Who starts the tests in the background or with nohup ignores these, and an ignored signal stays so in every
     # program that is started.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
@@ -47,6 +62,46 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not PLAIN and not os.access(BIN, os.X_OK):
         pytest.exit(f"no foliomem at {BIN}: build it with `cargo build --release` or set FOLIOMEM_BIN", 3)
+
+
+def pytest_collection_modifyitems(items):
+    tortured = set()
+    for item in items:
+        if not LONG and item.get_closest_marker("few_tortures") and item.callspec.params.get("torture"):
+            if item.function in tortured:
+                item.add_marker(pytest.mark.skip(reason="the first case runs under torture, all with FOLIOMEM_LONG=1"))
+            tortured.add(item.function)
+        for name in [item.module.__name__, *item.fixturenames]:
+            if name in GROUPS:
+                item.add_marker(pytest.mark.xdist_group(GROUPS[name]))
+                break
+
+
+# ---- counters that have moved ----
+
+# Names of statistics that were not zero after some run: of this process, and in files of MOVED_FOLDER those of others.
+MOVED = set()
+MOVED_FOLDER = os.environ.get("FOLIOMEM_MOVED")
+
+
+def counters(stats):
+    """The statistics by name: those of sizes under one name for all sizes, those of faults by kind."""
+    for key, value in stats.items():
+        if not isinstance(value, dict):
+            yield key, value
+        elif key == "faults":
+            yield from ((kind, fault["count"]) for kind, fault in value.items())
+        else:
+            yield from value.items()
+
+
+def note_moved(stats):
+    MOVED.update(name for name, value in counters(stats) if value)
+
+
+def pytest_sessionfinish():
+    if MOVED_FOLDER:
+        (Path(MOVED_FOLDER) / f"{os.getpid()}.json").write_text(json.dumps(sorted(MOVED)))
 
 
 # ---- running a program -----------------------------------------------------------------------------------------
@@ -166,6 +221,7 @@ class Running:
                         f"stderr: {result.err[-2000:]}\n{self.hangs}")
         if self.stats_path and Path(self.stats_path).exists():
             result.stats = json.loads(Path(self.stats_path).read_text())
+            note_moved(result.stats)
         return result
 
     @staticmethod
@@ -288,6 +344,7 @@ class Public:
         env = {"HOME": self.folder, "FOLIOMEM_TORTURE": int(torture), **(env or {})}
         result = plain([*user, *head, *argv], env=env, timeout=timeout)
         result.stats = json.loads(stats.read_text()) if stats.exists() else {}
+        note_moved(result.stats)
         return result
 
 

@@ -324,3 +324,15 @@ def test_doctor():
     got = cli("doctor")
     assert got.code == 0, got
     assert "UFFDIO_MOVE" in got.out.decode()
+
+
+@foliomem_only
+def test_the_version_says_what_it_was_built_from():
+    short = cli("--version").ok().out.decode()
+    assert short.startswith("foliomem ") and short.count("\n") == 1
+    for arguments in (["--version", "--verbose"], ["--verbose", "--version"]):
+        lines = cli(*arguments).ok().out.decode().splitlines()
+        assert lines[0] == short.strip()
+        assert [line.split(": ")[0] for line in lines[1:]] == ["commit", "target", "profile", "features"], lines
+        assert all(line.split(": ")[1] for line in lines[1:]), lines
+    assert cli("--verbose").code == 2

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LONG, MIB, foliomem, foliomem_only, plain, read_text, start
+from conftest import LONG, MIB, alone, foliomem, foliomem_only, plain, read_text, start
 
 pytestmark = foliomem_only
 
@@ -26,6 +26,12 @@ def stat(pid):
     """State and parent of a process; nothing where there is none."""
     fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], int(fields[1])) if fields else None
+
+
+def started(pid):
+    """When a process was started; nothing where there is none."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
 
 
 def is_running(pid, program):
@@ -144,6 +150,7 @@ def lag_of_end(program, how, mib, limit):
 WAYS = ["main", "exit", "raw", "killed", "aborted", "executes", "main-gone", "raw-main-gone", "vfork"]
 
 
+@alone
 @pytest.mark.parametrize("mib, limit", [(24, "48M"), (1, "64M")], ids=["swapping", "idle"])
 @pytest.mark.parametrize("how", WAYS)
 def test_the_companion_ends_with_the_last_user_of_the_memory(built, how, mib, limit):
@@ -268,27 +275,31 @@ def test_nobody_reads_zeros_when_both_are_killed_at_activation(stress, order):
 @pytest.mark.parametrize("mib, limit", [(4, "256M"), (16, "32M")], ids=["idle", "swapping"])
 @pytest.mark.parametrize("victim", ["companion", "both", "program"])
 def test_no_fork_and_no_companion_waits_for_a_killed_process(built, victim, mib, limit):
-    program, stopped = built("forks.c"), 0
+    program = built("forks.c")
+
+    def first(which, parent):
+        """The oldest child of `parent` among the processes `which`, 0 if there is none: later ones are of forks."""
+        found = [(started(pid), pid) for pid in which if (stat(pid) or (0, 0))[1] == parent]
+        return min((when, pid) for when, pid in [*found, (float("inf"), 0)] if when is not None)[1]
+
     for seed in range(KILLS * 2):
         chance = random.Random(f"{victim} {mib} {seed}")
-        run = start([program, mib, 3], limit)
-        run.wait_output(b"ready\n")
-        parent = min(who_runs(program)[0], default=0)
-        there = [pair for pair in pairs(program) if pair[1] > parent]
-        companion = min((pid for pid in who_runs(program)[1] if pid > parent), default=0)
-        guard = dict(there).get(companion, 0)
+        # It forks until it is stopped: a run that goes on, or waits, ends with a failure of `finish`.
+        run = start([program, mib, 1000], limit)
+        run.wait_output(b"ready\n", 60)
+        assert until(lambda: first(who_runs(program)[0], run.pid) and first(who_runs(program)[1], run.pid), 20)
+        users, agents = who_runs(program)
+        parent, companion = first(users, run.pid), first(agents, run.pid)
+        guard = first(agents, companion)
         time.sleep(chance.uniform(0, 0.05))
         for pid in {"companion": [companion], "both": [companion, guard], "program": [parent]}[victim]:
             if pid:
                 kill(pid)
-        got = run.finish(20)
+        got = run.finish(60)
         assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
-        if got.code:
-            is_right = got.code == 137 if victim == "program" else got.code == 125 and MESSAGE in got.err
-            assert is_right, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
-            stopped += 1
-        assert until(lambda: who_runs(program) == ([], [])), f"seed {seed}: {who_runs(program)} are left"
-    assert stopped, "no run was stopped: the kills came to nothing"
+        is_right = got.code == 137 if victim == "program" else got.code == 125 and MESSAGE in got.err
+        assert is_right, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
+        assert until(lambda: who_runs(program) == ([], []), 20), f"seed {seed}: {who_runs(program)} are left"
 
 
 @pytest.mark.parametrize("where", ["child", "session", "alone"])

@@ -3,9 +3,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, PROGRAMS, PYTHON, assert_swapped, foliomem, foliomem_only, plain, same_as_plain, start
+from conftest import MIB, PROGRAMS, PYTHON, alone, assert_swapped, foliomem, foliomem_only, plain, same_as_plain, start
 
-pytestmark = foliomem_only
+# A sample that comes late, or counts what moves meanwhile, is over the limit: no other test runs beside these.
+pytestmark = [foliomem_only, alone]
 # Shared memory counts too: it could hold what anonymous memory does not.
 KINDS = ("Pss_Anon:", "Pss_Shmem:")
 RESIDENT = ("RssAnon:", "RssShmem:")
@@ -111,10 +112,12 @@ def test_samples_of_a_tree(mode, size, limit):
 def test_a_share_of_what_is_needed_grows_with_that(divisor, program):
     argv = [PYTHON, PROGRAMS / program[0], *program[1:]]
     got = same_as_plain(argv, f"need/{divisor}", False)
-    wanted = max(64 * MIB, got.stats["need_peak_bytes"] / divisor)
-    # What it needs is looked at now and then, by the supervisor and by each process: a tree's is a sum of several looks.
-    margin = 0.25 if program[0] == "forks.py" else 0.1
-    assert got.stats["limit_bytes"] == pytest.approx(wanted, rel=margin), got.stats
+    # The peak is the largest need that anybody has seen, and the limit has followed each of them.
+    need = got.stats["need_peak_bytes"]
+    assert got.stats["limit_bytes"] == max(64 * MIB, need // divisor), got.stats
+    # A child of the tree has up to its own copy of everything, and each process an interpreter.
+    size, processes = program[-1] * MIB, 2 if program[0] == "forks.py" else 1
+    assert size < need < processes * size * 1.3 + processes * 64 * MIB, got.stats
 
 
 def test_a_small_program_is_let_alone_where_its_limit_is_a_share():

@@ -76,19 +76,28 @@ GIVING_BACK = ("import hashlib, mmap, os, sys, time\ndef wait(name):\n print(nam
                " if turn: os.wait()\n data.close()\n wait(f'empty{turn}')\n")
 
 
+def settled(taken_bytes, wanted):
+    """What is taken when it is no more than `wanted`, or when nothing has been given back for half a minute."""
+    least, changed = taken_bytes(), time.monotonic()
+    while least > wanted and time.monotonic() < changed + 30:
+        time.sleep(0.05)
+        if (now := taken_bytes()) < least:
+            least, changed = now, time.monotonic()
+    return least
+
+
 def giving_back(running, directory, taken_bytes):
     """Runs GIVING_BACK, and watches what the file takes."""
     for turn in range(2):
         running.wait_output(f"full{turn}".encode(), 60)
-        assert taken_bytes() > 100 * MIB, "not much of the data is there"
+        taken = taken_bytes()
+        assert taken > 100 * MIB, "not much of the data is there"
         (directory / f"full{turn}").touch()
         running.wait_output(f"empty{turn}".encode(), 60)
-        deadline = time.monotonic() + 20
-        while taken_bytes() > 24 * MIB and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if (left := taken_bytes()) > 24 * MIB:
+        # Clusters of 2 MiB that have a used slot stay: those of the interpreter's own pages, as they happen to lie.
+        if (left := settled(taken_bytes, 24 * MIB)) > taken / 4:
             running.kill()
-            pytest.fail(f"{left >> 20} MiB are not given back")
+            pytest.fail(f"{left >> 20} of {taken >> 20} MiB are not given back")
         (directory / f"empty{turn}").touch()
     got = running.finish(30).ok()
     assert got.stats["bd_stat"]["bd_discards"] > 80 * 256, got.stats["bd_stat"]

@@ -1,8 +1,9 @@
 // Pattern-verifying stress of a program's memory: threads that own disjoint regions and, at random, write, verify,
 // mremap (grow, shrink, move, carve), munmap and map again, discard, protect and fork, for some seconds.
 //
-//     stress [-t SECONDS] [-n THREADS] [-m MIB] [-s SEED] [-f CHILDREN] [-x OPERATION]...
+//     stress [-t SECONDS] [-n THREADS] [-m MIB] [-s SEED] [-f CHILDREN] [-x OPERATION]... [-c]
 //
+// -c is the canary: now and then it flips one bit behind the back of the program, which must notice that.
 // -x leaves an operation out (write, verify, grow, ..., see `names`), to find the one that matters.
 //
 // Every page has a tag that determines each byte of it; 0 is a page of zeros. Exit 0 and a line "ok" if every page
@@ -47,7 +48,7 @@ struct thread {
     int pipe[2];
 };
 
-static unsigned seconds = 10, thread_count = 4, mib = 192, most_children = 2;
+static unsigned seconds = 10, thread_count = 4, mib = 192, most_children = 2, is_canary;
 static uint64_t seed;
 static size_t region_limit; // pages
 static struct timespec begin;
@@ -430,6 +431,12 @@ static int step(struct thread *t, struct region *r, enum op op) {
     }
 }
 
+// One bit of one page becomes wrong.
+static void flip(struct thread *t) {
+    struct region *r = &t->regions[below(t, REGIONS)];
+    if (r->pages) r->base[below(t, r->pages * PAGE)] ^= 1 << below(t, 8);
+}
+
 static void *live(void *arg) {
     struct thread *t = arg;
     for (unsigned turn = 0; elapsed() < seconds; turn++) {
@@ -439,9 +446,11 @@ static void *live(void *arg) {
         enum op op = pick_op(t);
         if (!step(t, r, op)) t->done[op]++;
         t->last = op;
+        if (is_canary && elapsed() > seconds / 2.0 && turn % 64 == 0) flip(t);
         if (turn % 4096 == 4095) verify_all(t, "full check");
     }
     reap(t, 1);
+    while (is_canary && t->number == 0) flip(t), verify_all(t, "canary");
     verify_all(t, "last check");
     return 0;
 }
@@ -479,13 +488,14 @@ static int leave_out(const char *name) {
 
 int main(int argc, char **argv) {
     seed = (uint64_t)time(0) * 1000 + getpid() % 1000;
-    for (int option; (option = getopt(argc, argv, "t:n:m:s:f:x:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "t:n:m:s:f:x:c")) != -1;) {
         uint64_t value = optarg ? strtoull(optarg, 0, 10) : 0;
         if (option == 't') seconds = value;
         else if (option == 'n') thread_count = value;
         else if (option == 'm') mib = value;
         else if (option == 's') seed = value;
         else if (option == 'f') most_children = value;
+        else if (option == 'c') is_canary = 1;
         else if (option == 'x' && leave_out(optarg)) continue;
         else return 2;
     }

@@ -10,6 +10,9 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Parser)]
 #[command(name = "foliomem", version, styles = Styles::plain(), subcommand_required = true)]
 pub struct Args {
+    /// With --version: also print the commit and how foliomem was built.
+    #[arg(long, requires = "version")]
+    pub verbose: bool,
     #[command(subcommand)]
     pub command: Command,
 }

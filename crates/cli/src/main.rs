@@ -43,6 +43,19 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// What this command was built from (`build.rs`).
+const BUILD: &str = concat!(
+    "commit: ",
+    env!("FOLIOMEM_COMMIT"),
+    "\ntarget: ",
+    env!("FOLIOMEM_TARGET"),
+    "\nprofile: ",
+    env!("FOLIOMEM_PROFILE"),
+    "\nfeatures: ",
+    env!("FOLIOMEM_FEATURES"),
+    "\n",
+);
+
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
@@ -79,7 +92,12 @@ fn refuse(error: &clap::Error) -> ExitCode {
         );
         return ExitCode::from(WRONG_COMMAND_LINE);
     }
-    foliomem_command::complain(error, "foliomem --help")
+    let is_version = error.kind() == ErrorKind::DisplayVersion;
+    let code = foliomem_command::complain(error, "foliomem --help");
+    if is_version && given.iter().any(|argument| argument == "--verbose") {
+        print!("{BUILD}");
+    }
+    code
 }
 
 /// Goes on as a program that lies beside this one.

@@ -89,10 +89,31 @@ pub fn show_policy(policy: SizePolicy) -> String {
     text
 }
 
+/// A target of the fuzzer (`fuzz/`): any bytes as a list of sizes and as an amount.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(policy) = change_policy(initial(), text) {
+        assert_eq!(change_policy(initial(), &format_policy(policy)), Ok(policy));
+    }
+    let _ = foliomem_types::size::parse_bytes(text, Some(1 << 34));
+    let _ = foliomem_types::size::parse_orders(text);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_corpus_of_the_fuzzer_is_replayed() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/sizes");
+        let files: Vec<_> = std::fs::read_dir(folder).expect("a corpus").collect();
+        assert!(!files.is_empty());
+        for file in files {
+            fuzz(&std::fs::read(file.unwrap().path()).unwrap());
+        }
+    }
 
     fn any_policy() -> impl Strategy<Value = SizePolicy> {
         let top = prop::sample::select(vec![Enabled::Always, Enabled::Madvise, Enabled::Never]);

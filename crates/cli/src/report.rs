@@ -21,7 +21,13 @@ impl Peaks {
     pub fn sample(&mut self, control: &Control) {
         let ended_bytes = control.ended_peak_bytes();
         self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes()).max(ended_bytes);
-        self.needed_bytes = self.needed_bytes.max(control.tree_needed_bytes()).max(ended_bytes);
+        control.follow_need();
+        // Where the limit follows the need, it has followed this very figure.
+        let needed_bytes = match control.need_peak_bytes() {
+            0 => control.tree_needed_bytes().max(ended_bytes),
+            peak_bytes => peak_bytes,
+        };
+        self.needed_bytes = self.needed_bytes.max(needed_bytes);
     }
 }
 

@@ -415,8 +415,13 @@ impl World {
     }
 }
 
+/// Random programs that the model runs: `FOLIOMEM_CASES=n`, 200 without it.
+fn cases() -> u32 {
+    std::env::var("FOLIOMEM_CASES").map_or(200, |cases| cases.parse().expect("a number of cases"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 4000, ..ProptestConfig::default() })]
 
     #[test]
     fn a_program_reads_what_it_wrote(
@@ -454,6 +459,44 @@ proptest! {
             world.verify(page);
         }
         world.check();
+    }
+}
+
+/// A target of the fuzzer (`fuzz/`): each four bytes are the seed of a step, the first four that of
+/// the world, so that what the fuzzer cuts and joins stays the same steps.
+pub fn fuzz(data: &[u8]) {
+    fn of_seed<S: Strategy>(strategy: &S, bytes: &[u8]) -> S::Value {
+        use proptest::strategy::ValueTree;
+        use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+        let mut seed = [0; 32];
+        seed[..bytes.len()].copy_from_slice(bytes);
+        let random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+        let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), random);
+        strategy.new_tree(&mut runner).expect("it refuses nothing").current()
+    }
+    let mut seeds = data.chunks(4).take(100);
+    let Some(first) = seeds.next() else { return };
+    let (sizes, granule, limit_pages, clusters) = of_seed(&(any::<u16>(), 0u8..10, 300i64..3000, 1u32..5), first);
+    let mut world = World::new(sizes, granule, limit_pages, clusters);
+    world.map(0, 600);
+    world.native_touch(0, 100, 3);
+    let step = step();
+    for seed in seeds {
+        world.run(&of_seed(&step, seed));
+        world.check();
+    }
+    let pages: Vec<u64> = world.model.keys().copied().collect();
+    pages.into_iter().for_each(|page| world.verify(page));
+}
+
+#[test]
+fn the_corpus_of_the_fuzzer_is_replayed() {
+    let files: Vec<_> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/engine"))
+        .expect("a corpus")
+        .collect();
+    assert!(!files.is_empty());
+    for file in files {
+        fuzz(&std::fs::read(file.unwrap().path()).unwrap());
     }
 }
 
@@ -1296,6 +1339,49 @@ fn a_corrupted_piece_is_never_mapped_in() {
     drop(state);
     assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
     world.check();
+}
+
+/// Returns a world with a folio of 16 pages that is swapped out.
+fn swapped_out() -> World {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    world.map(0, 64);
+    world.run(&Step::Write { page: 0, pages: 64, value: 11 });
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 64));
+    world
+}
+
+/// The canary: if this test does not fail, the model notices nothing.
+#[test]
+#[should_panic(expected = "content of page")]
+fn the_model_notices_one_wrong_bit() {
+    let mut world = swapped_out();
+    world.engine.machine().state.lock().flip_next = true;
+    (0..64).for_each(|page| world.verify(BASE + page));
+}
+
+#[test]
+fn one_wrong_bit_of_a_stored_piece_is_never_mapped_in() {
+    let mut world = swapped_out();
+    for words in world.engine.machine().state.lock().pieces.values_mut() {
+        words[0] ^= 1 << 63;
+    }
+    let served = world.engine.fault(&mut world.worker, PageNumber(BASE + 16));
+    assert!(matches!(served, Served::Done(_)));
+    assert!((16..32).all(|page| !world.engine.machine().state.lock().program.contains_key(&(BASE + page))));
+    assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
+}
+
+#[test]
+fn pages_of_one_repeated_word_are_counted_both_ways() {
+    let mut world = World::new(1 << 4, 4, 4000, 64);
+    world.map(0, 16);
+    world.run(&Step::NativeTouch { start: 0, pages: 16, value: 0 });
+    world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 16));
+    let vm = &world.engine.counters().vm;
+    assert_eq!((vm.swpout_zero.get(), vm.pswpout.get()), (16, 16));
+    (0..16).for_each(|page| world.verify(BASE + page));
+    let vm = &world.engine.counters().vm;
+    assert_eq!((vm.swpin_zero.get(), vm.pswpin.get()), (16, 16));
 }
 
 #[test]

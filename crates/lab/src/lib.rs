@@ -12,6 +12,8 @@ pub mod columns;
 pub mod costs;
 pub mod density;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod lab;
 pub mod machine;
 pub mod outcome;

@@ -26,6 +26,8 @@ mod configuration;
 pub mod custody;
 pub mod door;
 pub mod find_run;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod message_line;
 pub mod messages;
 pub mod process_table;

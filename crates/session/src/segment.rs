@@ -30,7 +30,7 @@ use thiserror::Error;
 
 /// "foliomem", and the layout: changed whenever the layout is.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 13;
+const VERSION: u64 = 14;
 /// What /proc calls it: `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Room for the path of a [`door`], in words: more than a socket's address can have.
@@ -91,6 +91,8 @@ shared_words! {
         pub(crate) supervisor: AtomicU32,
         /// 1 once the supervisor has ended the run.
         pub(crate) is_over: AtomicU32,
+        /// The most that the tree has needed, where the limit follows that.
+        pub(crate) need_peak_bytes: AtomicU64,
         /// The most that a process that has ended took when it was measured last, in bytes.
         pub(crate) ended_peak_bytes: AtomicU64,
         /// The inode of the supervisor's pid namespace; 0 where that is unknown.
@@ -355,6 +357,7 @@ mod tests {
         assert_eq!(limit_pages(150, 0, 0, 0), 100, "no less than at first");
         assert_eq!(limit_pages(300, 500, 100, 50), 325, "a copy counts once, and compressed memory uncompressed");
         assert_eq!(limit_pages(200, 0, 0, 0), 325, "it never shrinks");
+        assert_eq!(control.need_peak_bytes() / PAGE, 650);
         assert_eq!(limit_pages(9000, 0, 0, 0), 1000);
         assert_eq!(limit_pages(0, u64::MAX / PAGE, 0, u64::MAX / PAGE), 1000, "whatever is written there");
         let (fixed, _fd) = Control::create(&configuration()).unwrap();

@@ -16,10 +16,17 @@ impl Control {
     /// Lets the limit grow with what the tree needs, if it does that.
     pub fn follow_need(&self) {
         if let Some(divisor) = NonZeroU32::new(self.header.need_divisor.load(Ordering::Relaxed)) {
-            let share_bytes = self.tree_needed_bytes() / u64::from(divisor.get());
+            let needed_bytes = self.tree_needed_bytes();
+            self.header.need_peak_bytes.fetch_max(needed_bytes, Ordering::Relaxed);
+            let share_bytes = needed_bytes / u64::from(divisor.get());
             let most_bytes = self.header.most_limit_bytes.load(Ordering::Relaxed);
             self.header.limit_bytes.fetch_max(share_bytes.min(most_bytes), Ordering::Relaxed);
         }
+    }
+
+    /// The largest need that [`Control::follow_need`] has seen in any process; 0 where the limit is fixed.
+    pub fn need_peak_bytes(&self) -> u64 {
+        self.header.need_peak_bytes.load(Ordering::Relaxed)
     }
 
     /// What the tree may take now.

@@ -30,6 +30,8 @@ pub mod errno_text;
 pub mod file_mapping;
 pub mod filters;
 pub mod fork_cell;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod heap;
 pub mod identity;
 pub mod interception;

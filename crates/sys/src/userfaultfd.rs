@@ -397,7 +397,7 @@ fn range(start: usize, len: usize) -> raw::uffdio_range {
 }
 
 /// What a message says; `None` for one of a kind that was not asked for.
-fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
+pub(crate) fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
     const WRITE_PROTECTED: u64 = 1 << 1;
     // SAFETY: a struct of integers: every bit pattern is one.
     let message: raw::uffd_msg = unsafe { std::mem::transmute(bytes) };

@@ -13,6 +13,9 @@
 //! Reading any file gives records, or an error with the file, the offset and the reason.
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+
 use foliomem_types::units::PAGE_SHIFT;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -233,6 +236,16 @@ impl<W: Write> TraceWriter<W> {
         self.to.flush()?;
         Ok(self.stored_bytes)
     }
+}
+
+/// Returns a whole file that has one block with this content, whatever that is.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn file_of_block(content: &[u8]) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut writer = TraceWriter::new(&mut file).expect("a vector takes all");
+    writer.content = content.to_vec();
+    writer.finish().expect("a vector takes all");
+    file
 }
 
 /// A reader of a trace file: it returns records in order, and an error as the last item if

@@ -222,9 +222,9 @@ counters! {
         pswpin: count,
         /// Pages written to the swap device.
         pswpout: count,
-        /// Pages swapped in as zeros without the swap device.
+        /// Pages swapped in that repeat one word, without decompressing; part of `pswpin`.
         swpin_zero: count,
-        /// Pages swapped out as zeros without the swap device.
+        /// Pages swapped out that repeat one word and take no memory; part of `pswpout`.
         swpout_zero: count,
         /// Pages of staged folios that were touched and mapped in again without a read: second
         /// chances.

@@ -1,8 +1,10 @@
 //! Tasks of the workspace that cargo does not have: `cargo xtask tidy` checks the house rules,
-//! `cargo xtask dist-docs` writes the generated part of the reference.
+//! `cargo xtask deny` the licences and sources of dependencies. `cargo xtask dist-docs` writes the
+//! generated part of the reference.
 
 #![forbid(unsafe_code)]
 
+mod dependencies;
 mod tidy;
 
 use std::path::Path;
@@ -13,11 +15,29 @@ const DOCS: [&str; 3] = ["foliomem-cli", "foliomem-lab", "foliomem-bench"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["tidy"] => tidy(),
-        ["dist-docs"] => dist_docs(),
+    // This crate is crates/xtask of the workspace.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let names: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (name, checked) = match names[..] {
+        ["tidy"] => ("tidy", tidy::run(&root)),
+        ["deny"] => ("deny", dependencies::run(&root)),
+        ["dist-docs"] => return dist_docs(),
         _ => {
-            eprintln!("usage: cargo xtask tidy|dist-docs");
+            eprintln!("usage: cargo xtask tidy|deny|dist-docs");
+            return ExitCode::from(2);
+        }
+    };
+    match checked {
+        Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
+        Ok(complaints) => {
+            for complaint in &complaints {
+                eprintln!("{complaint}");
+            }
+            eprintln!("{name}: {} complaints", complaints.len());
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("{name}: {error}");
             ExitCode::from(2)
         }
     }
@@ -31,24 +51,5 @@ fn dist_docs() -> ExitCode {
     match cargo.status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
-    }
-}
-
-fn tidy() -> ExitCode {
-    // This crate is crates/xtask of the workspace.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    match tidy::run(&root) {
-        Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
-        Ok(complaints) => {
-            for complaint in &complaints {
-                eprintln!("{complaint}");
-            }
-            eprintln!("tidy: {} complaints", complaints.len());
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("tidy: {error}");
-            ExitCode::from(2)
-        }
     }
 }

@@ -904,7 +904,7 @@ impl<M: Machine> Engine<M> {
     ) -> Result<Option<CacheEntry>, Corrupted> {
         let Fetch { slot, whole, .. } = *fetch;
         let may_keep = whole && self.config.keep_copies;
-        let (mut done, mut stored_bytes) = (0, 0);
+        let (mut done, mut stored_bytes, mut filled_pages) = (0, 0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
             let pinned = self.store.pin(self.slot_map.get(first));
@@ -920,11 +920,15 @@ impl<M: Machine> Engine<M> {
             if may_keep {
                 stored_bytes += u64::from(piece.place.len_bytes());
             }
+            if piece.filled.is_some() {
+                filled_pages += part_order.pages();
+            }
             let read = self.read_piece(worker, piece, skip, into);
             self.store.unpin(&self.runs(), pinned);
             read?;
             done += part_order.pages();
         }
+        self.counters().vm.swpin_zero.add(u64::from(filled_pages));
         let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
         Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.machine.hash(run.as_ref()) }))
     }

@@ -94,6 +94,9 @@ pub struct State {
     pub compressions: u64,
     /// Whether the next read finds a corrupted piece.
     pub corrupt_next: bool,
+    /// Whether the next read gives one wrong bit, which no checksum shows: the fault that the
+    /// verification of the tests must notice.
+    pub flip_next: bool,
     /// The content of the swap file.
     pub file: FilePieces,
     /// Number of writes to the swap file.
@@ -548,6 +551,9 @@ impl Machine for Double {
                 }
                 worker.decode(piece);
             }
+        }
+        if std::mem::take(&mut self.state.lock().flip_next) {
+            worker.words[skip_pages as usize] ^= 1;
         }
         for (frame, word) in frames(*into).zip(&worker.words[skip_pages as usize..]) {
             *self.state.lock().homes.get_mut(&frame).expect("a populated frame") = *word;

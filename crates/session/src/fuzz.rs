@@ -1,0 +1,59 @@
+//! A target of the fuzzer (`fuzz/`): it takes any bytes, and must neither panic nor break a rule that it asserts.
+//!
+//! The kept corpus is replayed by the tests of this module.
+
+use crate::segment::Control;
+use foliomem_types::codec::Codec;
+use foliomem_types::settings::{Configuration, Limit};
+use foliomem_types::size_policy::SizePolicy;
+use foliomem_types::units::Order;
+use rustix::fd::OwnedFd;
+use std::sync::OnceLock;
+
+/// The shared segment, over which the program has written: the first two bytes say where, in units of 16 bytes.
+pub fn shared_segment(data: &[u8]) {
+    static SEGMENT: OnceLock<(&Control, OwnedFd)> = OnceLock::new();
+    let configuration = Configuration {
+        limit: Limit::Bytes(1 << 30),
+        sizes: SizePolicy::NONE,
+        codec: Codec::Lz4,
+        recompress: None,
+        granule: Order::ZERO,
+        reclaimers: 1,
+        torture: false,
+        hard: false,
+        records: false,
+    };
+    let (control, fd) = SEGMENT.get_or_init(|| Control::create(&configuration).expect("a segment"));
+    let &[low, high, ref noise @ ..] = data else { return };
+    rustix::io::pwrite(fd, noise, u64::from(u16::from_le_bytes([low, high])) * 16).expect("room in the segment");
+    let found = control.configuration();
+    assert_eq!(found.codec.to_string().parse(), Ok(found.codec));
+    control.failure();
+    control.take_notices();
+    control.follow_need();
+    control.processes_seen();
+    control.awake_processes();
+    control.sum();
+    control.pids();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Target = fn(&[u8]);
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        let targets: [(&str, Target); 1] = [("shared_segment", shared_segment)];
+        for (name, target) in targets {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/").to_owned() + name;
+            let files: Vec<_> = std::fs::read_dir(&folder).expect("a corpus").collect();
+            assert!(!files.is_empty(), "{folder}");
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+            }
+        }
+    }
+}

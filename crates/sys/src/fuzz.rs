@@ -1,0 +1,83 @@
+//! Targets of the fuzzer (`fuzz/`): each takes any bytes, and must neither panic nor break a rule that it asserts.
+//!
+//! The kept corpus is replayed by the tests of this module.
+
+use crate::interception::fork_call::{CallKind, ForkCall};
+use crate::{maps, userfaultfd};
+use linux_raw_sys::general as raw;
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// A file in memory with this content.
+fn file(content: &[u8]) -> OwnedFd {
+    let fd = memfd_create(c"fuzz", MemfdFlags::CLOEXEC).expect("a file in memory");
+    rustix::io::pwrite(&fd, content, 0).expect("room for it");
+    fd
+}
+
+/// Lines of `/proc/self/maps`.
+pub fn maps(data: &[u8]) {
+    maps::for_each(file(data), &mut |mapping| assert!(mapping.start < mapping.end));
+}
+
+/// Lines of `/proc/self/smaps`.
+pub fn smaps(data: &[u8]) {
+    let fd = file(data);
+    maps::for_each_advised(&fd, &mut |range, _| assert!(range.start < range.end));
+    maps::for_each_flagged(&fd, &mut |_, flags| assert!(!flags.contains(&b'\n')));
+}
+
+/// Messages of userfaultfd.
+pub fn userfaultfd_messages(data: &[u8]) {
+    for bytes in data.chunks(size_of::<raw::uffd_msg>()) {
+        let mut message = [0; size_of::<raw::uffd_msg>()];
+        message[..bytes.len()].copy_from_slice(bytes);
+        userfaultfd::decode(message);
+    }
+}
+
+/// Arguments of fork, clone and clone3: the first byte chooses, the rest is `struct clone_args` or the six arguments.
+pub fn fork_arguments(data: &[u8]) {
+    let Some((&which, rest)) = data.split_first() else { return };
+    let words: [usize; 6] = std::array::from_fn(|index| {
+        let mut word = [0; 8];
+        let bytes = rest.chunks(8).nth(index).unwrap_or_default();
+        word[..bytes.len()].copy_from_slice(bytes);
+        usize::from_ne_bytes(word)
+    });
+    let call = match which % 4 {
+        0 => ForkCall::read(raw::__NR_fork, words),
+        1 => ForkCall::read(raw::__NR_clone, words),
+        2 => ForkCall::read(raw::__NR_clone3, words),
+        _ => ForkCall::read(raw::__NR_clone3, [rest.as_ptr().expose_provenance(), rest.len(), 0, 0, 0, 0]),
+    };
+    if let CallKind::Fork(call) = call {
+        assert_eq!(call.result(), 0);
+        call.child_stack();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Target = fn(&[u8]);
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        let targets: [(&str, Target); 4] = [
+            ("maps", maps),
+            ("smaps", smaps),
+            ("userfaultfd_messages", userfaultfd_messages),
+            ("fork_arguments", fork_arguments),
+        ];
+        for (name, target) in targets {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/").to_owned() + name;
+            let files: Vec<_> = std::fs::read_dir(&folder).expect("a corpus").collect();
+            assert!(!files.is_empty(), "{folder}");
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+            }
+        }
+    }
+}
