@@ -44,7 +44,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --help --version run record ctl doctor bench lab"
+            opts="-h -V --verbose --help --version run record ctl doctor bench lab"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_foliomem_global_optspecs
-    string join \n h/help V/version
+    string join \n verbose h/help V/version
 end
 
 function __fish_foliomem_needs_command
@@ -24,6 +24,7 @@ function __fish_foliomem_using_subcommand
     contains -- $cmd[1] $argv
 end
 
+complete -c foliomem -n "__fish_foliomem_needs_command" -l verbose -d 'With --version: also print the commit and how foliomem was built'
 complete -c foliomem -n "__fish_foliomem_needs_command" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_needs_command" -s V -l version -d 'Print version'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "run" -d 'Run a program inside a memory limit'
