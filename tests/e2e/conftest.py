@@ -5,7 +5,7 @@ FOLIOMEM_BIN=plain runs every program bare, to check the tests themselves; what 
 FOLIOMEM_LONG=1 adds what `make soak` runs: the whole matrices, and long and many repetitions.
 
 Tests run side by side (pytest-xdist), in workers that share the machine but no file and no program. Those that must not run
-beside others are in one group (GROUPS), or have the marker `alone`: a second run of pytest has those (`make e2e`).
+beside others have the marker `alone`: a second run of pytest has those (`make e2e`).
 """
 import itertools
 import json
@@ -46,10 +46,8 @@ alone = pytest.mark.alone
 few_tortures = pytest.mark.few_tortures
 # Of a matrix, what is not the one representative that each run has.
 soak_only = pytest.mark.skipif(not LONG, reason="one of many: FOLIOMEM_LONG=1")
-# Modules whose tests share something that is set up once, and fixtures that change the machine: one worker has all tests of
-# a group.
-GROUPS = {"test_sweep": "ray", "test_record": "record", "test_lab_files": "lab files", "test_chromium": "who may",
-          "test_sandboxes": "who may", "device_open_to_all": "who may", "userfaultfd_for_all": "who may"}
+# Modules and fixtures that change who may use userfaultfd on the machine.
+WHO_MAY = {"test_chromium", "test_sandboxes", "device_open_to_all", "userfaultfd_for_all"}
 
 
 def pytest_configure(config):
@@ -64,6 +62,11 @@ def pytest_configure(config):
         pytest.exit(f"no foliomem at {BIN}: build it with `cargo build --release` or set FOLIOMEM_BIN", 3)
 
 
+def pytest_itemcollected(item):
+    if any(name in WHO_MAY for name in [item.module.__name__, *item.fixturenames]):
+        item.add_marker(alone)
+
+
 def pytest_collection_modifyitems(items):
     tortured = set()
     for item in items:
@@ -71,10 +74,6 @@ def pytest_collection_modifyitems(items):
             if item.function in tortured:
                 item.add_marker(pytest.mark.skip(reason="the first case runs under torture, all with FOLIOMEM_LONG=1"))
             tortured.add(item.function)
-        for name in [item.module.__name__, *item.fixturenames]:
-            if name in GROUPS:
-                item.add_marker(pytest.mark.xdist_group(GROUPS[name]))
-                break
 
 
 # ---- counters that have moved ----

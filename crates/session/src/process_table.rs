@@ -53,6 +53,13 @@ shared_words! {
 }
 
 impl ProcessSlot {
+    /// The companion ends before its process, which is about to end: the slot keeps its figures until
+    /// then.
+    pub fn companion_ends(&self) {
+        // Release pairs with the Acquire in `unattended`: the mark is not a killed companion's.
+        self.ended.store(ENDING, Ordering::Release);
+    }
+
     /// The process takes nothing from here on, and the slot may be used again.
     pub fn has_ended(&self) {
         // Release pairs with the acquire in `unattended`: the mark is not a killed companion's.

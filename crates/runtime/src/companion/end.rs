@@ -109,12 +109,28 @@ fn take_memory_away(runtime: &'static Runtime) {
 
 /// Ends the companion and its guard. No other process uses the memory.
 pub(crate) fn end(runtime: &'static Runtime) -> ! {
-    // From here on the swap file is not used, so its slots can be given up.
+    give_swap_file_up(runtime);
+    leave(runtime);
+}
+
+/// The same before the program ends, which does nothing but that any more.
+pub(crate) fn end_before_program(runtime: &'static Runtime) -> ! {
+    give_swap_file_up(runtime);
+    runtime.companion.is_ending();
+    runtime.companion.end_guard();
+    let (control, slot) = (runtime.context.budget.control(), runtime.context.budget.slot());
+    if control.is_of(slot, runtime.companion.program()) {
+        control.process(slot).companion_ends();
+    }
+    thread::exit_process(0)
+}
+
+/// From here on the swap file is not used, so its slots can be given up.
+fn give_swap_file_up(runtime: &'static Runtime) {
     runtime.fork.gate.close();
     if let Some(activated) = runtime.activation.activated.get() {
         activated.engine.machine().leave_swap_file();
     }
-    leave(runtime);
 }
 
 /// Ends the companion and its guard, in the gate or not. What it holds of the swap file is free when it has

@@ -13,7 +13,7 @@
 //!
 //! It takes no lock that it would have to wait for.
 
-use crate::companion::end::end;
+use crate::companion::end::end_before_program;
 use crate::runtime::Runtime;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::interception::entry;
@@ -50,5 +50,5 @@ pub(crate) fn answer(runtime: &'static Runtime) {
     let budget = &runtime.context.budget;
     budget.sample();
     budget.control().note_last_size(budget.slot());
-    end(runtime)
+    end_before_program(runtime)
 }
