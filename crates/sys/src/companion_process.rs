@@ -24,7 +24,7 @@ use crate::filters::{self, Call};
 use crate::identity;
 use crate::region::Region;
 use crate::thread::{self, Kind, Spec};
-use crate::thread_control_block;
+use crate::thread_control_block::{self, BLOCK_PAGES};
 use crate::word_wait::{self, ExitWord, Found};
 use foliomem_sync::atomic as sync;
 use rustix::io::Errno;
@@ -79,6 +79,8 @@ pub struct Companion {
     program_number: AtomicU32,
     /// Whether the program, about to end, has asked the companion to end first: a [`Farewell`].
     farewell: AtomicU32,
+    /// The pages of the control block of the thread that has asked.
+    last_pages: [AtomicUsize; BLOCK_PAGES],
 }
 
 /// What the intermediate is given.
@@ -106,6 +108,7 @@ impl Companion {
             is_over: AtomicBool::new(false),
             program_number: AtomicU32::new(0),
             farewell: AtomicU32::new(Farewell::None as u32),
+            last_pages: Default::default(),
         }
     }
 
@@ -129,6 +132,8 @@ impl Companion {
             guard,
             numbers,
             farewell,
+            // Set before it is asked to end.
+            last_pages: _,
             // Kept: stacks are used again.
             stacks: _,
             // Set when the process is made.
@@ -277,7 +282,10 @@ impl Companion {
     /// The program's only thread, about to end: asks the companion to end, and waits until it has
     /// ended or stays, until `until_ns` of the monotonic clock. Returns whether it has ended.
     pub fn ask_to_end(&self, wake_monitor: impl FnOnce(), until_ns: u64) -> bool {
-        self.farewell.store(Farewell::Asked as u32, Ordering::Relaxed);
+        let pages = thread_control_block::pages(&thread_control_block::own());
+        self.last_pages.iter().zip(pages).for_each(|(last, page)| last.store(page, Ordering::Relaxed));
+        // Release pairs with the Acquire in `is_asked_to_end`: the pages are there.
+        self.farewell.store(Farewell::Asked as u32, Ordering::Release);
         wake_monitor();
         loop {
             // Acquire pairs with the kernel's clearing of the word: the companion has ended.
@@ -297,7 +305,14 @@ impl Companion {
 
     /// The monitor: whether the program waits for the end of the companion.
     pub fn is_asked_to_end(&self) -> bool {
-        self.farewell.load(Ordering::Relaxed) == Farewell::Asked as u32
+        // Acquire pairs with the Release in `ask_to_end`.
+        self.farewell.load(Ordering::Acquire) == Farewell::Asked as u32
+    }
+
+    /// The monitor, when it is asked to end: where the kernel reads and writes until the end of the
+    /// thread (rseq(2), robust locks).
+    pub fn last_pages(&self) -> [usize; BLOCK_PAGES] {
+        std::array::from_fn(|index| self.last_pages[index].load(Ordering::Relaxed))
     }
 
     /// The monitor: does not end, because others use the memory.

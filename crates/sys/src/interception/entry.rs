@@ -111,15 +111,14 @@ const LOCKED: u32 = 1;
 static LOCK: AtomicU32 = AtomicU32::new(UNLOCKED);
 /// The top of the hooks' stack; 0 as long as nothing is managed.
 static STACK_TOP: AtomicUsize = AtomicUsize::new(0);
-/// What the exit runs on.
-#[repr(C, align(4096))]
-struct ExitStack([u8; EXIT_STACK_BYTES]);
-
-/// The deepest use seen is 3 KiB, of a debug build.
+/// The lowest part of the hooks' stack, on which exits run. The deepest use seen is 3 KiB, of a debug
+/// build.
 const EXIT_STACK_BYTES: usize = 32 << 10;
 
+/// Its top. Static data would not do: the kernel may have joined it with memory that is managed, and
+/// a page that is touched for the first time after the agent's end would be waited for, for ever.
 /// Used by the thread that has set [`IS_EXITING`].
-static mut EXIT_STACK: ExitStack = ExitStack([0; EXIT_STACK_BYTES]);
+static EXIT_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 /// Whether a thread is on the stack for exits. Another one makes the call by itself.
 static IS_EXITING: AtomicU32 = AtomicU32::new(0);
 /// Whether the program has made a process that shares its memory, and is not waited for as
@@ -141,8 +140,7 @@ global_asm!(
     "jne 9f",
     "lock bts dword ptr [rip + {is_exiting}], 0",
     "jc 9f",
-    "lea rsp, [rip + {exit_stack}]",
-    "add rsp, {exit_stack_bytes}",
+    "mov rsp, [rip + {exit_stack_top}]",
     "call {exit}",
     "ud2",
     "40:",
@@ -325,8 +323,7 @@ global_asm!(
     has_shared_memory = sym HAS_SHARED_MEMORY,
     exit_group = const linux_raw_sys::general::__NR_exit_group,
     is_exiting = sym IS_EXITING,
-    exit_stack = sym EXIT_STACK,
-    exit_stack_bytes = const EXIT_STACK_BYTES,
+    exit_stack_top = sym EXIT_STACK_TOP,
     exit = sym exit_on_own_stack,
     stack_top = sym STACK_TOP,
     blocked = sym BLOCKED,
@@ -370,6 +367,8 @@ pub fn is_supported() -> bool {
 pub fn set_hooks(hooks: &'static dyn ForkHooks) {
     if HOOKS.set(hooks).is_ok() {
         let stack = hooks.stack();
+        assert!(stack.len() > 2 * EXIT_STACK_BYTES, "exits and forks run on one stack");
+        EXIT_STACK_TOP.store(stack.start() + EXIT_STACK_BYTES, Ordering::Relaxed);
         // Release pairs with the read in the entry code: the stack is there.
         STACK_TOP.store(stack.start() + stack.len(), Ordering::Release);
     }
