@@ -101,18 +101,18 @@ pub fn fuzz(data: &[u8]) {
 }
 
 #[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use replay::replay;
 
     #[test]
     fn the_corpus_of_the_fuzzer_is_replayed() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/sizes");
-        let files: Vec<_> = std::fs::read_dir(folder).expect("a corpus").collect();
-        assert!(!files.is_empty());
-        for file in files {
-            fuzz(&std::fs::read(file.unwrap().path()).unwrap());
-        }
+        replay("sizes", fuzz);
     }
 
     fn any_policy() -> impl Strategy<Value = SizePolicy> {

@@ -4,6 +4,9 @@
 //! walks the whole engine after every step.
 
 mod double;
+#[cfg(not(fuzzing))]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
 
 use double::{Double, Worker};
 use foliomem_core::cluster::Strategy as SlotStrategy;
@@ -491,13 +494,7 @@ pub fn fuzz(data: &[u8]) {
 
 #[test]
 fn the_corpus_of_the_fuzzer_is_replayed() {
-    let files: Vec<_> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/engine"))
-        .expect("a corpus")
-        .collect();
-    assert!(!files.is_empty());
-    for file in files {
-        fuzz(&std::fs::read(file.unwrap().path()).unwrap());
-    }
+    replay::replay("engine", fuzz);
 }
 
 #[test]

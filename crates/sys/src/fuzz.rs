@@ -58,26 +58,19 @@ pub fn fork_arguments(data: &[u8]) {
 }
 
 #[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
 mod tests {
     use super::*;
-
-    type Target = fn(&[u8]);
+    use replay::replay;
 
     #[test]
     fn the_corpus_is_replayed() {
-        let targets: [(&str, Target); 4] = [
-            ("maps", maps),
-            ("smaps", smaps),
-            ("userfaultfd_messages", userfaultfd_messages),
-            ("fork_arguments", fork_arguments),
-        ];
-        for (name, target) in targets {
-            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/").to_owned() + name;
-            let files: Vec<_> = std::fs::read_dir(&folder).expect("a corpus").collect();
-            assert!(!files.is_empty(), "{folder}");
-            for file in files {
-                target(&std::fs::read(file.unwrap().path()).unwrap());
-            }
-        }
+        replay("maps", maps);
+        replay("smaps", smaps);
+        replay("userfaultfd_messages", userfaultfd_messages);
+        replay("fork_arguments", fork_arguments);
     }
 }

@@ -16,17 +16,17 @@ pub fn trace(data: &[u8]) {
 }
 
 #[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use replay::replay;
 
     #[test]
     fn the_corpus_is_replayed() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/trace");
-        let files: Vec<_> = std::fs::read_dir(folder).expect("a corpus").collect();
-        assert!(!files.is_empty(), "{folder}");
-        for file in files {
-            trace(&std::fs::read(file.unwrap().path()).unwrap());
-        }
+        replay("trace", trace);
     }
 
     #[test]
