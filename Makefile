@@ -11,12 +11,13 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 export CARGO_TARGET_DIR := target
 python := target/venv/bin/python
 HOURS ?= 1
+programs := -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench
 
 .PHONY: build demo lint unit check test e2e doc soak soundness msrv bench
 
 build:
 	scripts/setup
-	cargo build --release -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench
+	cargo build --release $(programs)
 
 demo: build
 	scripts/demo
@@ -39,7 +40,7 @@ check:
 # Builds and lints need all CPUs, and so do tests: only setting up waits for something else.
 test:
 	scripts/setup
-	scripts/setup test & cargo build --release -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench && wait $$!
+	scripts/setup test & cargo build --release $(programs) && wait $$!
 	$(MAKE) lint unit
 	scripts/soundness shuttle
 	$(python) -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src

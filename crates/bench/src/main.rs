@@ -9,17 +9,10 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    const EXIT_FAILED: u8 = 125;
     foliomem_bench::enter_if_asked();
     let args = match command::args::Args::try_parse() {
         Ok(args) => args,
         Err(error) => return foliomem_command::complain(&error, "foliomem bench --help"),
     };
-    command::run_command(&args.command).map_or_else(
-        |error| {
-            eprintln!("foliomem: {error}");
-            ExitCode::from(EXIT_FAILED)
-        },
-        ExitCode::from,
-    )
+    foliomem_command::finish(command::run_command(&args.command))
 }

@@ -6,7 +6,6 @@ use crate::settings::DECLARATIONS;
 use foliomem_command::similar;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// The text of a switch that is off.
@@ -61,7 +60,7 @@ impl ConfigFile {
             let text = match (value.get_ref(), declaration.is_switch()) {
                 (DeValue::String(text), _) => text.clone().into_owned(),
                 (DeValue::Boolean(on), true) => if *on { ON } else { OFF }.to_owned(),
-                (other, _) => return Err(bad(start, wrong_type(declaration.name, other, &text[value_span(value)]))),
+                (other, _) => return Err(bad(start, wrong_type(declaration.name, other, &text[value.span()]))),
             };
             values.insert(declaration.name, (text, line_of(start)));
         }
@@ -73,10 +72,6 @@ impl ConfigFile {
         let (text, line) = self.values.get(name)?;
         Some((text, Origin::File(self.path.clone(), *line)))
     }
-}
-
-fn value_span(value: &Spanned<DeValue>) -> std::ops::Range<usize> {
-    value.span()
 }
 
 fn wrong_type(name: &str, value: &DeValue, written: &str) -> String {

@@ -311,10 +311,9 @@ impl Run {
     }
 
     fn kill_all(&self) {
-        const SIGKILL: i32 = 9;
         for pid in self.control.pids().into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
-            supervised_program::signal_process(pid, SIGKILL);
+            supervised_program::signal_process(pid, Signal::KILL.as_raw());
         }
-        self.child.signal(SIGKILL);
+        self.child.signal(Signal::KILL.as_raw());
     }
 }

@@ -8,6 +8,7 @@ pub mod docs;
 use clap::error::{ContextKind, ContextValue};
 use std::convert::Infallible;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -15,6 +16,9 @@ use thiserror::Error;
 
 /// Exit code of a wrong command line.
 pub const WRONG_COMMAND_LINE: u8 = 2;
+
+/// Exit code of a command that failed.
+const EXIT_FAILED: u8 = 125;
 
 /// The reason why a program beside this one cannot be started.
 #[derive(Debug, Error)]
@@ -81,6 +85,18 @@ pub fn complain(error: &clap::Error, help: &str) -> ExitCode {
     let hint = suggestion(error).map_or_else(String::new, |name| format!(": did you mean {name}?"));
     eprintln!("foliomem: {what}{hint} (see {help})");
     ExitCode::from(WRONG_COMMAND_LINE)
+}
+
+/// Prints the error of a command, and returns the exit code of the program.
+#[must_use]
+pub fn finish(done: Result<u8, impl Display>) -> ExitCode {
+    done.map_or_else(
+        |error| {
+            eprintln!("foliomem: {error}");
+            ExitCode::from(EXIT_FAILED)
+        },
+        ExitCode::from,
+    )
 }
 
 /// Returns the option or the command that clap suggests.
