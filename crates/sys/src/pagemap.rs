@@ -185,23 +185,17 @@ fn anon_resident(statm: &[u8]) -> u64 {
 
 /// Minor faults of the process whose `stat` this is, of all its threads.
 pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
-    let mut text = [0u8; 1024];
-    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
-    stat_field(&text[..read], 10)
+    field_of(stat, 10)
 }
 
 /// The status, as of `wait(2)`, of the ended process whose `stat` this is, as long as nobody has waited for it.
 pub fn exit_status(stat: impl AsFd) -> Option<i32> {
-    let mut text = [0u8; 1024];
-    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
-    stat_field(&text[..read], 52)
+    field_of(stat, 52)
 }
 
 /// Threads of the process whose `stat` this is.
 pub fn threads(stat: impl AsFd) -> Option<u32> {
-    let mut text = [0u8; 1024];
-    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
-    stat_field(&text[..read], 20)
+    field_of(stat, 20)
 }
 
 /// Minor faults of the calling process: of the companion, which makes pages the program's own, too.
@@ -217,9 +211,16 @@ pub fn own_minor_faults() -> i64 {
 
 /// Field number `field`, from 3 on, of the process's `/proc/PID/stat`; `None` where there is no such process.
 pub fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
+    field_of(
+        rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?,
+        field,
+    )
+}
+
+/// Field number `field`, from 3 on, of the process whose `stat` this is.
+fn field_of<T: std::str::FromStr>(stat: impl AsFd, field: usize) -> Option<T> {
     let mut text = [0u8; 1024];
-    let file = rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let read = rustix::io::read(&file, &mut text).ok()?;
+    let read = rustix::io::pread(stat, &mut text, 0).ok()?;
     stat_field(&text[..read], field)
 }
 

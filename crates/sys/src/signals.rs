@@ -1,4 +1,4 @@
-//! Signal masks around the start of a thread.
+//! Signal masks around the start of a thread, and what signals mean.
 
 /// Calls `make_thread` with all signals blocked, so that the new thread receives none.
 pub fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
@@ -11,4 +11,9 @@ pub fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         result
     }
+}
+
+/// Whether `signal` ends a process whose memory was not there.
+pub fn is_crash(signal: i32) -> bool {
+    matches!(signal, libc::SIGSEGV | libc::SIGBUS)
 }

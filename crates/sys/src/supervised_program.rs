@@ -11,6 +11,7 @@
 //! mask that the supervisor was started with, and ends when the supervisor ends.
 
 use crate::clock::timespec;
+use crate::signals;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -142,7 +143,7 @@ impl Child {
             match Pid::from_raw(pid).filter(|&pid| pid != self.pid) {
                 Some(pid) => {
                     let is_signalled = how == libc::CLD_KILLED || how == libc::CLD_DUMPED;
-                    if is_signalled && matches!(signal, libc::SIGSEGV | libc::SIGBUS) {
+                    if is_signalled && signals::is_crash(signal) {
                         crashed(pid);
                     }
                     let _ = waitpid(Some(pid), WaitOptions::NOHANG);

@@ -12,6 +12,7 @@
 //! It must never block on a lock of the C library, or use thread-local storage of a library that was loaded
 //! later.
 
+use crate::clock::{now_ns, timespec};
 use crate::filters::{self, Call};
 use crate::region::Region;
 use linux_raw_sys::general as raw;
@@ -20,6 +21,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Space below the thread pointer for initial-exec thread-local storage. The C library itself has 0.3 KiB;
 /// the static block of a process is rarely above 4 KiB (glibc's reserve for late libraries is 1.7 KiB).
@@ -160,14 +162,22 @@ pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
             break;
         }
     }
+    wait_until_cleared(word, None);
+}
+
+/// Waits until the kernel has cleared `word`, which holds the id of a thread or process of [`spawn`], but no longer than
+/// until `until_ns` of the monotonic clock.
+pub fn wait_until_cleared(word: &AtomicU32, until_ns: Option<u64>) {
     loop {
-        // Acquire pairs with the kernel's clearing of the word: the process has ended.
-        let now = word.load(Ordering::Acquire);
-        if now == 0 {
+        // Acquire pairs with the kernel's clearing of the word: the thread has ended.
+        let id = word.load(Ordering::Acquire);
+        let left_ns = until_ns.map(|until_ns| until_ns.saturating_sub(now_ns()));
+        if id == 0 || left_ns == Some(0) {
             return;
         }
+        let time = left_ns.map(|left_ns| timespec(Duration::from_nanos(left_ns)));
         // The kernel wakes by the shared kind of futex.
-        let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), now, None);
+        let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), id, time.as_ref());
     }
 }
 

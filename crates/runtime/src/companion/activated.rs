@@ -4,12 +4,13 @@
 //! of a fork takes over its copy of the engine. The engine's locks come after the gate and the lock
 //! of the mappings.
 
-use crate::address_space::ranges::Ranges;
+use crate::address_space::ranges::{Ranges, pages};
 use crate::companion::context::Context;
 use crate::fork::futex_gate::Gate;
 use crate::ports::machine::LinuxMachine;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Engine;
+use foliomem_types::units::PAGE_BYTES;
 use rustix::thread::futex;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,6 +26,14 @@ impl Activated {
     pub(crate) fn worker(&self, context: &Context, gate: &Gate) -> Worker {
         let _inside = gate.enter();
         self.engine.machine().worker(context.settings.codec, context.settings.recompress)
+    }
+
+    /// Maps in those of `kept`, pages of a thread's control block, that are managed, and keeps them where they are.
+    /// (Handlers do the work. A page that is not managed by now is not swapped out before the agent
+    /// goes on.)
+    pub(crate) fn keep_resident(&self, kept: &[usize]) {
+        kept.iter().for_each(|&page| self.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
+        self.engine.machine().hold_in_place(kept, true);
     }
 
     /// The contexts of a thread that also recompresses.

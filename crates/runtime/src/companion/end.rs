@@ -6,6 +6,7 @@ use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, Killed, User};
 use crate::runtime::Runtime;
+use foliomem_session::process_table::ProcessSlot;
 use foliomem_sys::{memory_advice, thread};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ const EXIT_KILLED: u8 = 128 + 9;
 pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     runtime.context.budget.control().fail(format_args!("{error}"));
     stop_program(runtime);
-    leave(runtime);
+    leave(runtime, ProcessSlot::has_ended);
 }
 
 /// The companion cannot activate. If the kernel refuses what that needs (the program has become another
@@ -32,7 +33,7 @@ pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -
     runtime.context.budget.control().notice(format_args!("process {process} goes on without the limit: {error}"));
     // Release pairs with the Acquire of the hooks.
     runtime.fork.is_off.store(true, Ordering::Release);
-    leave(runtime);
+    leave(runtime, ProcessSlot::has_ended);
 }
 
 /// A thread of the program stops it, for the same reason.
@@ -110,19 +111,13 @@ fn take_memory_away(runtime: &'static Runtime) {
 /// Ends the companion and its guard. No other process uses the memory.
 pub(crate) fn end(runtime: &'static Runtime) -> ! {
     give_swap_file_up(runtime);
-    leave(runtime);
+    leave(runtime, ProcessSlot::has_ended);
 }
 
 /// The same before the program ends, which does nothing but that any more.
 pub(crate) fn end_before_program(runtime: &'static Runtime) -> ! {
     give_swap_file_up(runtime);
-    runtime.companion.is_ending();
-    runtime.companion.end_guard();
-    let (control, slot) = (runtime.context.budget.control(), runtime.context.budget.slot());
-    if control.is_of(slot, runtime.companion.program()) {
-        control.process(slot).companion_ends();
-    }
-    thread::exit_process(0)
+    leave(runtime, ProcessSlot::companion_ends);
 }
 
 /// From here on the swap file is not used, so its slots can be given up.
@@ -133,17 +128,17 @@ fn give_swap_file_up(runtime: &'static Runtime) {
     }
 }
 
-/// Ends the companion and its guard, in the gate or not. What it holds of the swap file is free when it has
-/// ended.
-fn leave(runtime: &'static Runtime) -> ! {
+/// Ends the companion and its guard, in the gate or not, and `tells` the slot of the program. What the companion holds of
+/// the swap file is free when it has ended.
+fn leave(runtime: &'static Runtime, tells: fn(&ProcessSlot)) -> ! {
     runtime.companion.is_ending();
     runtime.companion.end_guard();
     // Whoever waits for the end may unmount what the swap file is on; to give the memory back takes
     // longer.
     thread::close_descriptors_but([]);
-    let control = runtime.context.budget.control();
-    if control.is_of(runtime.context.budget.slot(), runtime.companion.program()) {
-        control.process(runtime.context.budget.slot()).has_ended();
+    let (control, slot) = (runtime.context.budget.control(), runtime.context.budget.slot());
+    if control.is_of(slot, runtime.companion.program()) {
+        tells(control.process(slot));
     }
     thread::exit_process(0)
 }

@@ -13,13 +13,11 @@
 //!
 //! It takes no lock that it would have to wait for.
 
-use crate::address_space::ranges::pages;
 use crate::companion::end::end_before_program;
 use crate::runtime::Runtime;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::interception::entry;
 use foliomem_sys::{thread, unseen_calls};
-use foliomem_types::units::PAGE_BYTES;
 use std::sync::atomic::Ordering;
 
 /// The longest wait for the companion: it may get no CPU, or wait for the swap file.
@@ -50,9 +48,7 @@ pub(crate) fn answer(runtime: &'static Runtime) {
     }
     if let Some(activated) = runtime.activation.activated.get() {
         // A page that is missing when the agent has ended would be waited for, for ever.
-        let last = runtime.companion.last_pages();
-        last.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
-        activated.engine.machine().hold_in_place(&last, true);
+        activated.keep_resident(&runtime.companion.last_pages());
     }
     // A short program has not been measured before.
     let budget = &runtime.context.budget;

@@ -10,6 +10,7 @@ use crate::companion::start::set_name;
 use crate::runtime::Runtime;
 use foliomem_sys::companion_process::Member;
 use foliomem_sys::pagemap;
+use foliomem_sys::signals;
 use foliomem_sys::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -55,7 +56,7 @@ fn has_crashed(runtime: &'static Runtime) -> bool {
     let control = runtime.context.budget.control();
     status.map_or_else(
         || control.process(runtime.context.budget.slot()).has_crashed(),
-        |status| matches!(status & 0x7f, libc::SIGSEGV | libc::SIGBUS),
+        |status| signals::is_crash(status & 0x7f),
     )
 }
 

@@ -6,7 +6,7 @@
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
 use foliomem_sync::Mutex;
-use foliomem_sys::clock::{now_ns, timespec};
+use foliomem_sys::clock::timespec;
 use foliomem_sys::cpus;
 use foliomem_sys::filters::{self, Call};
 use foliomem_sys::region::Region;
@@ -70,18 +70,7 @@ impl Workers {
     pub(crate) fn wait_for_end(&self, until_ns: u64) {
         // A companion that was killed may have held the lock.
         let Some(stacks) = self.stacks.try_lock() else { return };
-        for stack in stacks.iter() {
-            loop {
-                // Acquire pairs with the kernel's clearing of the word: the thread has ended.
-                let (id, left_ns) = (stack.id.load(Ordering::Acquire), until_ns.saturating_sub(now_ns()));
-                if id == 0 || left_ns == 0 {
-                    break;
-                }
-                // The kernel wakes by the shared kind of futex.
-                let time = timespec(Duration::from_nanos(left_ns));
-                let _ = futex::wait(stack.id, futex::Flags::empty(), id, Some(&time));
-            }
-        }
+        stacks.iter().for_each(|stack| thread::wait_until_cleared(stack.id, Some(until_ns)));
     }
 
     /// A new thread takes the program's priority instead of the monitor's. Its maker, the monitor,

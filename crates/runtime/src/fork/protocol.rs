@@ -30,7 +30,6 @@
 
 use crate::address_space::adopt::adopt_mappings;
 use crate::address_space::mapping_events::PendingFaults;
-use crate::address_space::ranges::pages;
 use crate::companion::activated::Activation;
 use crate::companion::context::Context;
 use crate::companion::end::{fail_in_program, is_used};
@@ -54,7 +53,6 @@ use foliomem_sys::interception::fork_call::ForkHooks;
 use foliomem_sys::region::Region;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::userfaultfd;
-use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{Access, access};
 use std::sync::atomic::Ordering;
@@ -203,10 +201,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     // A follower that starves would keep the gate from closing.
     runtime.placement.come_apart(APART_WHILE_GROWING_NS);
     if let Some(activated) = runtime.activation.activated.get() {
-        // Handlers map them in. A page that is not managed by now is not swapped out before the
-        // agent goes on.
-        needed.iter().for_each(|&page| activated.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
-        activated.engine.machine().hold_in_place(&needed, true);
+        activated.keep_resident(&needed);
     }
     runtime.fork.gate.close();
     // The child may keep open what the parent closes.
