@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, LONG, PROGRAMS, PYTHON, assert_swapped, clean_env, cli, foliomem, foliomem_only, same_as_plain, start
+from conftest import BIN, LONG, PROGRAMS, PYTHON, alone, assert_swapped, clean_env, cli, foliomem, foliomem_only, same_as_plain, start
 from test_limit import sampled
 
 pytestmark = foliomem_only
@@ -190,6 +190,7 @@ def test_no_huge_page_where_it_is_not_asked_for(program):
 
 
 @needs_huge
+@alone  # It changes a setting of the whole machine, which the tests above need as it was.
 def test_without_huge_pages_of_the_kernel_folios_of_2m_are_made_of_small_ones(program):
     control = THP / "hugepages-2048kB/enabled"
     if not os.access(control, os.W_OK):
