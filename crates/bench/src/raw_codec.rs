@@ -1,13 +1,13 @@
 //! Measures a codec alone, on data in pieces of one size.
 
-use foliomem_sys::codec::{Compressor, Decompressor, PIECE_MAX_BYTES};
+use foliomem_sys::codec::{Compressor, Decompressor, MAX_PIECE_BYTES};
 use foliomem_types::codec::Codec;
 use foliomem_types::units::{MAX_ORDER, Order};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-const _: () = assert!(MAX_ORDER.bytes() <= PIECE_MAX_BYTES);
+const _: () = assert!(MAX_ORDER.bytes() <= MAX_PIECE_BYTES);
 
 /// The sizes and times of one measurement.
 #[derive(Clone, Copy, Debug)]

@@ -1,19 +1,19 @@
 //! Compression: lz4 and zstd behind one type, with all working memory allocated up front.
 //!
-//! Compressors run in threads of a foreign program, which must not call malloc or touch thread-local
-//! storage. So both libraries are used only through calls that take caller-owned state: lz4's
-//! `LZ4_compress_fast_extState`, zstd's static contexts, which "will never resize nor malloc()". What they
-//! call outside themselves is memcpy, memmove and memset.
+//! Compressors run in threads of a foreign program, which must not call the program's malloc or use
+//! thread-local storage. So the agent calls both libraries only through functions that take state
+//! owned by the caller: `LZ4_compress_fast_extState` of lz4, and zstd's static contexts, which
+//! "will never resize nor malloc()". The only functions that the libraries import are memcpy,
+//! memmove and memset.
 //!
-//! A piece's compressed bytes carry neither magic number, length nor checksum: the store keeps all three.
+//! # Format of a piece
+//! The compressed bytes contain no magic number, length or checksum: the store keeps all three. The
+//! first byte says whether the content was split into planes (see `planes`). For a codec with
+//! [`Dictionaries`], the second byte is the number of the dictionary.
 //!
-//! They begin with a byte that says whether they are planes (`planes`), and with a codec that has dictionaries ([`Dictionaries`]) there is another
-//! that says by which of those they were compressed.
+//! lz4 is the C library because it decompresses faster than `lz4_flex`.
 //!
-//! The C library it is for lz4: on 32 MiB of executables, text, numbers and JSON in granules of 64 KiB, one
-//! thread of an EPYC virtual machine compressed 350 MB/s and decompressed 1302 MB/s with it, and 335 and
-//! 1065 MB/s with lz4_flex 0.13; clearing the hash table for each piece cost nothing that could be
-//! measured (331 against 309 MB/s at 4 KiB). zstd:3 did 248 and 787 MB/s at a ratio of 4.45 instead of 2.71.
+//! Lock order: the only lock is the leaf in [`Dictionaries`].
 
 use std::sync::Arc;
 use thiserror::Error;
@@ -32,33 +32,35 @@ use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use planes::Way;
 
-/// The largest piece that is compressed as one.
-pub const PIECE_MAX_BYTES: usize = MAX_ORDER.bytes();
+/// Maximum length of a piece, in bytes: a folio of the highest order.
+pub const MAX_PIECE_BYTES: usize = MAX_ORDER.bytes();
 
-/// Compressed bytes that are not a compressed piece of the expected length.
+/// The error for bytes that do not decompress to the expected length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("the compressed data is damaged")]
 pub struct CodecError;
 
-/// A compressed piece is at most this much of its content (in 16ths); otherwise it is kept raw: the little
-/// saved would not pay for decompressing it.
+/// Maximum size of a compressed piece, in 16ths of its content. A larger result is dropped and the
+/// piece is kept raw: so little saved memory does not pay for decompressing.
 const WORTHWHILE_16THS: usize = 15;
 
-/// What a piece begins with: its content is compressed as it is, or as planes.
+/// First byte of a piece whose content is compressed unchanged.
 const PLAIN: u8 = 0;
+/// First byte of a piece whose content is split into planes before compression.
 const PLANES: u8 = 1;
 
-/// What of a piece has planes of its own.
+/// Returns the number of bytes that are split into planes together.
 fn span_bytes(is_lz4: bool, piece_bytes: usize) -> usize {
     if is_lz4 { PAGE_BYTES } else { piece_bytes }
 }
 
-/// State for compressing. Allocates only when made, and when it makes a dictionary.
+/// State for compressing. It allocates memory only in [`Compressor::new`] and when it trains a
+/// dictionary.
 #[derive(Debug)]
 pub struct Compressor {
     state: CompressorState,
     choice: planes::Choice,
-    /// Room for the planes of a piece.
+    /// Buffer for the planes of a piece.
     planes: Box<[u8]>,
 }
 
@@ -70,7 +72,8 @@ enum CompressorState {
 }
 
 impl CompressorState {
-    /// Compresses `src`, which is so many planes or one part.
+    /// Compresses `src`, which consists of `parts` planes (1 for plain content), into `dst`.
+    /// Returns the number of bytes written, or `None` if the result does not fit.
     fn compress(&mut self, src: &[u8], parts: usize, dst: &mut [u8]) -> Option<usize> {
         match self {
             CompressorState::Lz4(state) => state.compress(src, dst),
@@ -85,7 +88,7 @@ impl CompressorState {
         }
     }
 
-    /// `src` is content that a dictionary may be made of.
+    /// Offers the content `src` as a sample for a dictionary.
     fn offer(&self, src: &[u8]) {
         if let CompressorState::ZstdDictionary(_, dictionaries) = self
             && src.len() <= SMALL_PIECE_BYTES
@@ -96,8 +99,8 @@ impl CompressorState {
 }
 
 impl Compressor {
-    /// State for pieces of up to [`PIECE_MAX_BYTES`]. The dictionaries, for a codec that has them, are to be those of
-    /// all who decompress what it compresses.
+    /// Makes state for pieces of up to [`MAX_PIECE_BYTES`]. A codec with dictionaries must share
+    /// `dictionaries` with all decompressors of its pieces.
     pub fn new(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Compressor {
         let zstd = |level: u8| zstd::Compressor::new(level.clamp(1, ZSTD_MAX_LEVEL));
         let state = match codec {
@@ -107,22 +110,22 @@ impl Compressor {
                 CompressorState::ZstdDictionary(zstd(level), Arc::clone(dictionaries))
             }
         };
-        let planes = vec![0; PIECE_MAX_BYTES].into_boxed_slice();
+        let planes = vec![0; MAX_PIECE_BYTES].into_boxed_slice();
         Compressor { state, choice: planes::Choice::default(), planes }
     }
 
-    /// Compresses `src` to the start of `dst` and returns how many bytes that took; `None` if it would take
-    /// more than 15/16 of `src`, or than `dst` has.
+    /// Compresses `src` to the start of `dst` and returns the number of bytes written. Returns
+    /// `None` if the result would exceed 15/16 of `src` or the length of `dst`.
     ///
     /// # Panics
-    /// If `src` is longer than [`PIECE_MAX_BYTES`].
+    /// If `src` is longer than [`MAX_PIECE_BYTES`].
     pub fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
-        assert!(src.len() <= PIECE_MAX_BYTES, "a piece of {} bytes", src.len());
-        let most = (src.len() * WORTHWHILE_16THS / 16).min(dst.len());
-        if most == 0 {
+        assert!(src.len() <= MAX_PIECE_BYTES, "a piece of {} bytes", src.len());
+        let max_bytes = (src.len() * WORTHWHILE_16THS / 16).min(dst.len());
+        if max_bytes == 0 {
             return None;
         }
-        let (kind, body) = dst[..most].split_first_mut()?;
+        let (kind, body) = dst[..max_bytes].split_first_mut()?;
         let way = self.choice.way(src);
         let mut planes_bytes = None;
         if way != Way::Plain {
@@ -134,7 +137,7 @@ impl Compressor {
         let mut bytes = if is_planes { planes_bytes } else { self.state.compress(src, 1, body) };
         *kind = if is_planes { PLANES } else { PLAIN };
         if way != Way::Plain && !is_planes {
-            // Planes that do not fit are news, too.
+            // Planes that do not fit are a result, too: their pattern does not pay.
             let taken = |bytes: Option<usize>| bytes.unwrap_or(src.len());
             if self.choice.learn(src, taken(bytes), taken(planes_bytes)) {
                 bytes = self.state.compress(&self.planes[..src.len()], planes::PLANES, body);
@@ -147,14 +150,15 @@ impl Compressor {
         bytes.map(|len| 1 + len)
     }
 
-    /// Makes a dictionary of what has been compressed, if enough has been. For threads that nobody waits for.
+    /// Trains a dictionary if enough samples have been collected. Takes tens of milliseconds, so
+    /// only background threads call it.
     pub fn train_if_due(&mut self) {
         if let CompressorState::ZstdDictionary(state, dictionaries) = &mut self.state {
             dictionaries.train_if_due(state);
         }
     }
 
-    /// Working memory it was made with; pages of it are used as large pieces need them.
+    /// Returns the size of the working memory in bytes. Large pieces touch more of its pages.
     pub fn memory_bytes(&self) -> usize {
         let state_bytes = match &self.state {
             CompressorState::Lz4(state) => state.memory_bytes(),
@@ -164,11 +168,11 @@ impl Compressor {
     }
 }
 
-/// State for decompressing. Allocates only when made.
+/// State for decompressing. It allocates memory only in [`Decompressor::new`].
 #[derive(Debug)]
 pub struct Decompressor {
     state: DecompressorState,
-    /// Room for the planes of a piece.
+    /// Buffer for the planes of a piece.
     planes: Box<[u8]>,
 }
 
@@ -197,7 +201,7 @@ impl DecompressorState {
 }
 
 impl Decompressor {
-    /// State for what `codec` has compressed, at any level, with these dictionaries.
+    /// Makes state for pieces that `codec` compressed, at any level, with `dictionaries`.
     pub fn new(codec: Codec, dictionaries: &Arc<Dictionaries>) -> Decompressor {
         let state = match codec {
             Codec::Lz4 => DecompressorState::Lz4,
@@ -206,11 +210,15 @@ impl Decompressor {
                 DecompressorState::ZstdDictionary(zstd::Decompressor::new(), Arc::clone(dictionaries))
             }
         };
-        Decompressor { state, planes: vec![0; PIECE_MAX_BYTES].into_boxed_slice() }
+        Decompressor { state, planes: vec![0; MAX_PIECE_BYTES].into_boxed_slice() }
     }
 
-    /// Decompresses `src` to exactly the length of `dst`. Bytes that no compressor made give an error or
-    /// some content, never more; on an error `dst` holds anything.
+    /// Decompresses `src` to exactly the length of `dst`.
+    ///
+    /// Any `src` is safe: bytes that no compressor produced yield an error or arbitrary content.
+    ///
+    /// # Errors
+    /// Fails if `src` is not a piece of this length. Then the content of `dst` is unspecified.
     pub fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
         let (kind, src) = kind(src, dst)?;
         if kind == PLAIN {
@@ -223,8 +231,11 @@ impl Decompressor {
         Ok(())
     }
 
-    /// Decompresses `src`, whose content is as long as `dst`, as far as the first `start_bytes` of it need; what `dst`
-    /// holds behind them is anything. lz4 stops there, zstd cannot. Errors as [`decompress`](Self::decompress) gives them.
+    /// Decompresses at least the first `start_bytes` of a piece whose content is as long as `dst`.
+    /// The content of `dst` behind them is unspecified. lz4 stops there; zstd decompresses all.
+    ///
+    /// # Errors
+    /// Fails in the cases of [`decompress`](Self::decompress).
     pub fn decompress_start(&mut self, src: &[u8], dst: &mut [u8], start_bytes: usize) -> Result<(), CodecError> {
         if start_bytes >= dst.len() || !matches!(self.state, DecompressorState::Lz4) {
             return self.decompress(src, dst);
@@ -245,7 +256,7 @@ impl Decompressor {
     }
 }
 
-/// What a piece for `dst` begins with, and the rest of it.
+/// Returns the first byte of a piece whose content is as long as `dst`, and the rest of the piece.
 fn kind<'a>(src: &'a [u8], dst: &[u8]) -> Result<(u8, &'a [u8]), CodecError> {
     match src.split_first() {
         Some((&PLAIN, rest)) => Ok((PLAIN, rest)),
@@ -254,8 +265,8 @@ fn kind<'a>(src: &'a [u8], dst: &[u8]) -> Result<(u8, &'a [u8]), CodecError> {
     }
 }
 
-/// The word that `src` repeats, if it is nothing else; never for a length that is not a multiple of 8.
-/// Most content is told apart by its first, second and last word.
+/// Returns the word that fills `src`, or `None` if `src` has other content or a length that is not
+/// a multiple of 8. Comparing the first, second and last word rejects most content early.
 pub fn fill_word(src: &[u8]) -> Option<u64> {
     let (words, rest) = src.as_chunks::<8>();
     let (first, last) = (*words.first()?, *words.last()?);
@@ -263,14 +274,14 @@ pub fn fill_word(src: &[u8]) -> Option<u64> {
         return None;
     }
     let word = u64::from_ne_bytes(first);
-    // Sixteen words at a time without a branch: that becomes vector instructions.
+    // Without a branch per word, the compiler compares 16 words at a time with vector instructions.
     let (lines, rest) = words.as_chunks::<16>();
     let differs =
         |words: &[[u8; 8]]| words.iter().fold(0, |bits, &other| bits | (u64::from_ne_bytes(other) ^ word)) != 0;
     if lines.iter().any(|line| differs(line)) || differs(rest) { None } else { Some(word) }
 }
 
-/// Checksum of stored bytes: xxh3, which costs about a tenth of decompressing them.
+/// Returns the xxh3 checksum of stored bytes. It costs about a tenth of decompressing them.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }

@@ -1,9 +1,10 @@
-//! lz4, block format, through the C library's calls with caller-owned state.
+//! lz4 in its block format, through the calls of the C library that take state owned by the caller.
 
 use super::CodecError;
 use super::workspace::Workspace;
 use libc::{c_char, c_int, c_void};
-// The crate only builds and links the library: it lacks the calls that take the caller's state.
+// The crate only builds and links the library: it does not declare the calls with the caller's
+// state.
 use lz4_sys as _;
 
 unsafe extern "C" {
@@ -26,23 +27,25 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// A large piece.
+/// Pieces of this length and longer, in bytes, are compressed faster and a little worse.
 const LARGE_BYTES: usize = 64 << 10;
 
-/// Small pieces do not trade ratio for speed: a byte saved is worth more than the time it takes. A large piece is a sixth smaller
-/// than the same in small ones anyway, and what is compressed in large ones goes out in bulk: there 2 is 5% faster for 2.4%
-/// of the bytes (3 is no faster for another 1%).
+/// Returns lz4's acceleration for a piece of `src_bytes`.
+///
+/// For a small piece a saved byte is worth more than the time. A large piece compresses better than
+/// small ones anyway and is swapped out in bulk, so it gets 2: about 5% faster for 2.4% of the
+/// bytes.
 fn acceleration(src_bytes: usize) -> c_int {
     if src_bytes < LARGE_BYTES { 1 } else { 2 }
 }
 
-/// lz4's hash table.
+/// A compressor: the memory of lz4's hash table.
 #[derive(Debug)]
 pub(super) struct Compressor(Workspace);
 
 impl Compressor {
     pub(super) fn new() -> Compressor {
-        // SAFETY: returns a constant.
+        // SAFETY: the function only returns a constant.
         let bytes = unsafe { LZ4_sizeofState() };
         Compressor(Workspace::new(usize::try_from(bytes).unwrap_or(0)))
     }
@@ -51,11 +54,13 @@ impl Compressor {
         self.0.bytes()
     }
 
-    /// `None` where the result does not fit into `dst`.
+    /// Compresses `src` into `dst` and returns the number of bytes written, or `None` if the result
+    /// does not fit.
     pub(super) fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         let (src_bytes, dst_bytes) = (c_int::try_from(src.len()).ok()?, c_int::try_from(dst.len()).ok()?);
-        // SAFETY: the state has the size lz4 asked for, is aligned and ours; lz4 clears it first. It reads
-        // `src_bytes` of the one slice and writes at most `dst_bytes` of the other.
+        // SAFETY: the workspace has the size that lz4 asked for, is aligned and borrowed
+        // exclusively; lz4 initialises it first. lz4 reads `src_bytes` of `src` and writes at most
+        // `dst_bytes` of `dst`, and these are the lengths of the slices.
         let len = unsafe {
             LZ4_compress_fast_extState(
                 self.0.as_mut_ptr(),
@@ -70,21 +75,28 @@ impl Compressor {
     }
 }
 
-/// Decompresses `src` until `dst` is full; returns how much of `dst` that filled.
+/// Decompresses `src` until `dst` is full. Returns the number of bytes written.
+///
+/// # Errors
+/// Fails if `src` is damaged or longer than `c_int::MAX`.
 pub(super) fn decompress_start(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let (src_bytes, dst_bytes) = (length(src.len())?, length(dst.len())?);
-    // SAFETY: as in `decompress`.
+    // SAFETY: lz4 checks every read against `src_bytes` and every write against `dst_bytes`, which
+    // are the lengths of the slices, for any input.
     let len = unsafe {
         LZ4_decompress_safe_partial(src.as_ptr().cast(), dst.as_mut_ptr().cast(), src_bytes, dst_bytes, dst_bytes)
     };
     usize::try_from(len).map_err(|_| CodecError)
 }
 
-/// Decompresses all of `src`; returns how much of `dst` that filled.
+/// Decompresses all of `src`. Returns the number of bytes written to `dst`.
+///
+/// # Errors
+/// Fails if `src` is damaged, or if its content is longer than `dst`.
 pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let (src_bytes, dst_bytes) = (length(src.len())?, length(dst.len())?);
-    // SAFETY: lz4 checks every read against `src_bytes` and every write against `dst_bytes`, which are the
-    // slices' lengths, whatever the input.
+    // SAFETY: lz4 checks every read against `src_bytes` and every write against `dst_bytes`, which
+    // are the lengths of the slices, for any input.
     let len = unsafe { LZ4_decompress_safe(src.as_ptr().cast(), dst.as_mut_ptr().cast(), src_bytes, dst_bytes) };
     usize::try_from(len).map_err(|_| CodecError)
 }

@@ -1,46 +1,52 @@
-//! Bytes of equal significance side by side.
+//! Planes: the bytes of a piece, sorted by significance before compression.
 //!
-//! Of numbers and of pointers in a row the high bytes hardly differ and the low ones are noise. A codec that looks for repeated
-//! strings finds few: 32-bit numbers below 10,000 do not compress at all with lz4, and to a half once their bytes are sorted by
-//! significance (as Blosc does it). So a piece that looks like that is compressed as 8 *planes*, if that has paid
-//! for what looked alike: 8 serve words of 1, 2, 4 and 8 bytes alike. lz4 has planes of each page, so that the start of a piece is still the
-//! start of what is decompressed; zstd those of all of it, each with an entropy code of its own.
+//! In arrays of numbers and pointers the high bytes hardly differ from word to word and the low
+//! bytes are noise. A codec that looks for repeated strings finds few of them. Sorted by
+//! significance, as Blosc does it, the high bytes compress well. 8 planes serve words of 1, 2, 4
+//! and 8 bytes.
 //!
-//! What it looks like is which of the 8 bytes of a word are mostly those of the word before. For each such pattern both ways are
-//! tried now and then.
+//! For lz4 each page has planes of its own, so decompression can stop after any page. For zstd the
+//! whole piece has, and each plane gets an entropy code.
+//!
+//! A piece's *pattern* says which of the 8 bytes of a word mostly equal those of the word before.
+//! For each pattern, [`Choice`] now and then compresses a piece both ways and remembers which way
+//! paid.
 
 use foliomem_types::units::PAGE_BYTES;
 
-/// Bytes of a word, each in a plane of its own.
+/// Number of planes: the bytes of a word.
 pub(super) const PLANES: usize = 8;
-/// Pairs of neighbours that are looked at. (Their equal bytes are counted in a byte.)
+/// Number of pairs of neighbouring words that are compared. The count of equal bytes fits into a
+/// byte.
 const SAMPLES: usize = 64;
-/// Of those, so many make a byte steady.
+/// Number of equal pairs from which a byte counts as steady.
 const STEADY: u8 = 48;
-/// Both ways are tried once in so many pieces of a pattern.
+/// Every how many pieces of a pattern one is compressed both ways.
 const TRY_EVERY: u8 = 16;
-/// Planes pay if they save an eighth: to join them again takes time.
+/// Planes pay up to this size, in 8ths of the plain result: joining them takes time.
 const PAYS_8THS: usize = 7;
 
-/// What is known of a pattern.
+/// The experience with one pattern.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pattern {
-    /// Planes paid when both were tried last.
+    /// Whether planes paid when both ways were tried last.
     pays: bool,
-    /// Pieces until both are tried.
+    /// Number of pieces until both ways are tried again.
     due: u8,
 }
 
 /// How to compress a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
+    /// Compress the content unchanged.
     Plain,
+    /// Compress the planes.
     Planes,
-    /// Both, and [`Choice::learn`] what came of it.
+    /// Compress both ways, and report the sizes to [`Choice::learn`].
     Try,
 }
 
-/// What has paid so far.
+/// The experience with each pattern, indexed by its bits.
 #[derive(Debug)]
 pub(super) struct Choice([Pattern; 1 << PLANES]);
 
@@ -51,10 +57,10 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// How to compress `src`.
+    /// Decides how to compress `src`.
     pub(super) fn way(&mut self, src: &[u8]) -> Way {
         let steady = steady_bytes(src);
-        // Without any, or with nothing else, the bytes are as good as they lie.
+        // Planes cannot help if no byte is steady, or if all are.
         if steady == 0 || steady == u8::MAX || !src.len().is_multiple_of(PAGE_BYTES) {
             return Way::Plain;
         }
@@ -66,7 +72,7 @@ impl Choice {
         if pattern.pays { Way::Planes } else { Way::Plain }
     }
 
-    /// `src` took so many bytes plain and as planes. Whether planes pay.
+    /// Notes the sizes to which `src` was compressed both ways. Returns whether planes pay.
     pub(super) fn learn(&mut self, src: &[u8], plain_bytes: usize, planes_bytes: usize) -> bool {
         let pays = planes_bytes <= plain_bytes * PAYS_8THS / 8;
         self.0[usize::from(steady_bytes(src))] = Pattern { pays, due: TRY_EVERY - 1 };
@@ -74,14 +80,16 @@ impl Choice {
     }
 }
 
-/// A bit for each byte of a word that mostly equals that of the word before.
+/// Returns the pattern of `src`: the bit of each byte that mostly equals that byte of the word
+/// before.
 fn steady_bytes(src: &[u8]) -> u8 {
     let (words, _) = src.as_chunks::<PLANES>();
-    let Some(step) = words.len().checked_sub(2).map(|most| most / SAMPLES).filter(|&step| step > 0) else { return 0 };
+    let Some(step) = words.len().checked_sub(2).map(|pairs| pairs / SAMPLES).filter(|&step| step > 0) else { return 0 };
     let mut equal = 0u64;
     for pair in words.windows(2).step_by(step).take(SAMPLES) {
         let differing = u64::from_le_bytes(pair[0]) ^ u64::from_le_bytes(pair[1]);
-        // A bit for each byte that is not zero, then those that are: no carry leaves a byte.
+        // First a bit for each byte that is not zero, then for each that is. No carry crosses a
+        // byte.
         const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
         let not_zero = (((differing & LOW) + LOW) | differing) >> 7 & 0x0101_0101_0101_0101;
         equal += not_zero ^ 0x0101_0101_0101_0101;
@@ -100,7 +108,7 @@ pub(super) fn join(src: &[u8], dst: &mut [u8], span_bytes: usize) {
     src.chunks_exact(span_bytes).zip(dst.chunks_exact_mut(span_bytes)).for_each(|(from, to)| join_span(from, to));
 }
 
-/// The planes of a span, and the words of the span in groups: a group has as many bytes in each plane as there are planes.
+/// Splits a span into planes. A group of 8 words fills 8 bytes of each plane.
 fn split_span(from: &[u8], to: &mut [u8]) {
     let (groups, _) = from.as_chunks::<{ PLANES * PLANES }>();
     let mut planes = to.chunks_exact_mut(groups.len() * PLANES);
@@ -115,6 +123,7 @@ fn split_span(from: &[u8], to: &mut [u8]) {
     }
 }
 
+/// Joins the planes of a span.
 fn join_span(from: &[u8], to: &mut [u8]) {
     let (groups, _) = to.as_chunks_mut::<{ PLANES * PLANES }>();
     let mut planes = from.chunks_exact(groups.len() * PLANES);
@@ -127,7 +136,8 @@ fn join_span(from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// A matrix of 8 by 8 bytes, transposed: its halves, their halves and single bytes change places across the diagonal.
+/// Transposes a matrix of 8 by 8 bytes: halves, quarters and single bytes are swapped across the
+/// diagonal.
 #[inline]
 fn transposed(mut rows: [u64; PLANES]) -> [u64; PLANES] {
     const STAGES: [(usize, u32, u64); 3] =
@@ -165,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_bytes_are_seen() {
+    fn steady_bytes_are_found() {
         assert_eq!(steady_bytes(&words(|_| 7)), 0xff);
         assert_eq!(steady_bytes(&words(noise)), 0);
         assert_eq!(steady_bytes(&words(|index| noise(index) >> 48)), 0b1111_1100);
@@ -180,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pays_is_learnt_by_pattern() {
+    fn the_better_way_is_learnt_by_pattern() {
         let (numbers, noise) = (words(|index| noise(index) >> 48), words(noise));
         let mut choice = Choice::default();
         assert_eq!(choice.way(&noise), Way::Plain);
@@ -195,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_split_is_joined_again(pages in 1usize..4, seed: u64) {
+        fn split_content_is_joined_unchanged(pages in 1usize..4, seed: u64) {
             let src: Vec<u8> = (0..pages as u64 * 512).flat_map(|at| noise(at ^ seed).to_le_bytes()).collect();
             for span_bytes in [PAGE_BYTES, src.len()] {
                 let (mut planes, mut joined) = (vec![0; src.len()], vec![0; src.len()]);

@@ -1,11 +1,12 @@
-//! What goes in comes out, for every codec and size; what is damaged never does more harm than an error.
+//! Tests of all codecs: content survives compression at every size, and damage yields at most an
+//! error.
 
 use super::*;
 use foliomem_types::units::Order;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-/// Every kind of codec, and the zstd levels where its strategies change.
+/// All kinds of codec, and the zstd levels at which its strategies change.
 fn codecs() -> impl Strategy<Value = Codec> {
     let zstd = (prop::sample::select(vec![1, 2, 3, 5, 7, 9, 12, 15]), any::<bool>());
     prop_oneof![2 => Just(Codec::Lz4), 5 => zstd.prop_map(|(level, dictionary)| Codec::Zstd { level, dictionary })]
@@ -15,7 +16,7 @@ fn zstd(level: u8) -> Codec {
     Codec::Zstd { level, dictionary: false }
 }
 
-/// Text of the words that all texts are made of: what a dictionary is for.
+/// Returns text made of words that all texts share, for which a dictionary helps.
 fn text(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {
@@ -32,7 +33,7 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
     text
 }
 
-/// Compresses texts until `compressor` makes a dictionary of them.
+/// Compresses texts until `compressor` trains a dictionary.
 fn train(compressor: &mut Compressor, first_seed: u64, dictionaries: &Arc<Dictionaries>) {
     let before = dictionaries.generations();
     let mut quick = Compressor::new(Codec::Zstd { level: 1, dictionary: true }, dictionaries);
@@ -46,7 +47,7 @@ fn train(compressor: &mut Compressor, first_seed: u64, dictionaries: &Arc<Dictio
     panic!("no dictionary is made of texts");
 }
 
-/// States that share a dictionary, if `codec` has one.
+/// Returns a compressor and a decompressor that share a dictionary, if `codec` has one.
 fn states(codec: Codec) -> (Compressor, Decompressor) {
     static TRAINED: LazyLock<Arc<Dictionaries>> = LazyLock::new(|| {
         let dictionaries = Arc::default();
@@ -57,7 +58,7 @@ fn states(codec: Codec) -> (Compressor, Decompressor) {
     (Compressor::new(codec, &TRAINED), Decompressor::new(codec, &TRAINED))
 }
 
-/// Content of `len` bytes between all the same and all random, from a seed.
+/// Returns `len` bytes of content between constant and random, from a seed.
 fn content(seed: u64, len: usize, distinct: u64, repeat_percent: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = move || {
@@ -79,7 +80,7 @@ fn content(seed: u64, len: usize, distinct: u64, repeat_percent: u64) -> Vec<u8>
     bytes
 }
 
-/// Numbers of 32 bits below 10,000.
+/// Returns 32-bit numbers below 10,000.
 fn numbers(seed: u64, len: usize) -> Vec<u8> {
     let words = content(seed, len.next_multiple_of(4) * 2, 256, 0);
     let (words, _) = words.as_chunks::<8>();
@@ -87,8 +88,8 @@ fn numbers(seed: u64, len: usize) -> Vec<u8> {
     numbers.flat_map(u32::to_ne_bytes).take(len).collect()
 }
 
-fn contents(most: usize) -> impl Strategy<Value = Vec<u8>> {
-    let len = prop_oneof![3 => 0..=most, 1 => 0..=64usize, 2 => prop::sample::select(vec![4096, 16 << 10, 64 << 10]).prop_map(move |len| len.min(most))];
+fn contents(max: usize) -> impl Strategy<Value = Vec<u8>> {
+    let len = prop_oneof![3 => 0..=max, 1 => 0..=64usize, 2 => prop::sample::select(vec![4096, 16 << 10, 64 << 10]).prop_map(move |len| len.min(max))];
     (any::<u64>(), len, prop_oneof![Just(256u64), 1..=64u64], 0..100u64, 0..4u8).prop_map(
         |(seed, len, distinct, repeats, kind)| match kind {
             0 => numbers(seed, len),
@@ -98,7 +99,7 @@ fn contents(most: usize) -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// Compresses into the middle of a larger buffer and checks that nothing else of it was written.
+/// Compresses into the middle of a larger buffer and checks that no byte outside of `room` changed.
 fn compress_guarded(compressor: &mut Compressor, src: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut buffer = vec![0xa5; room + 128];
     let len = compressor.compress(src, &mut buffer[64..64 + room]);
@@ -110,9 +111,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 160, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_compressed_comes_back(codec in codecs(), src in contents(300 << 10), short in 0..100usize, start in any::<prop::sample::Index>()) {
+    fn compressed_content_comes_back(codec in codecs(), src in contents(300 << 10), short in 0..100usize, start in any::<prop::sample::Index>()) {
         let (mut compressor, mut decompressor) = states(codec);
-        // A second piece through the same state: nothing of the first may be left in it.
+        // The second piece uses the state of the first one, of which nothing may be left.
         for src in [&src[..], &src[..src.len() / 2]] {
             let room = if short == 0 { src.len() / 4 } else { src.len() };
             let Some(stored) = compress_guarded(&mut compressor, src, room) else { continue };
@@ -153,18 +154,18 @@ proptest! {
         let right = result.is_ok() && guarded[64..64 + src.len()] == src;
         prop_assert!(right || damaged == stored || checksum(&damaged) != checksum(&stored));
         prop_assert!(damaged != stored || right);
-        // The state is as good as before.
+        // The state still decompresses an undamaged piece.
         prop_assert_eq!(decompressor.decompress(&stored, &mut guarded[64..64 + src.len()]), Ok(()));
         prop_assert!(guarded[64..64 + src.len()] == src);
     }
 
     #[test]
-    fn noise_is_never_more_than_an_error(codec in codecs(), noise in contents(5000), len in 0..10_000usize) {
+    fn noise_yields_at_most_an_error(codec in codecs(), noise in contents(5000), len in 0..10_000usize) {
         let _ = states(codec).1.decompress(&noise, &mut vec![0; len]);
     }
 
     #[test]
-    fn fill_word_is_what_the_content_repeats(word in any::<u64>(), words in 0..200usize, at in any::<prop::sample::Index>(), bits in 0..=255u8, rest in 0..8usize) {
+    fn fill_word_returns_the_repeated_word(word in any::<u64>(), words in 0..200usize, at in any::<prop::sample::Index>(), bits in 0..=255u8, rest in 0..8usize) {
         let mut bytes: Vec<u8> = std::iter::repeat_n(word.to_ne_bytes(), words).flatten().collect();
         if words > 0 {
             bytes[at.index(words * 8)] ^= bits;
@@ -184,7 +185,7 @@ proptest! {
 }
 
 #[test]
-fn every_level_has_memory_enough_for_every_granule() {
+fn every_level_has_enough_memory_for_every_granule() {
     for codec in std::iter::once(Codec::Lz4).chain((1..=19).map(|level| Codec::Zstd { level, dictionary: true })) {
         let (mut compressor, mut decompressor) = states(codec);
         let bytes = compressor.memory_bytes();
@@ -203,7 +204,7 @@ fn every_level_has_memory_enough_for_every_granule() {
     }
 }
 
-/// The highest levels take seconds for 2 MiB in a test build.
+/// Returns whether a test build can compress 2 MiB with `codec` in less than seconds.
 fn codec_is_quick(codec: Codec) -> bool {
     !matches!(codec, Codec::Zstd { level: 16.., .. }) || !cfg!(debug_assertions)
 }
@@ -223,7 +224,7 @@ fn content_that_hardly_compresses_is_kept_raw() {
 }
 
 #[test]
-fn bad_names_are_refused_with_what_would_work() {
+fn bad_names_are_refused_with_a_remedy() {
     for name in [
         "",
         "LZ4",
@@ -252,8 +253,8 @@ fn bad_names_are_refused_with_what_would_work() {
 }
 
 #[test]
-fn numbers_are_compressed_by_their_bytes() {
-    // zstd would need 46% with one entropy code for all planes.
+fn numbers_are_compressed_as_planes() {
+    // Without an entropy code for each plane, zstd would need 46%.
     for (codec, percent) in [(Codec::Lz4, 52), (zstd(3), 43), (Codec::Zstd { level: 3, dictionary: true }, 43)] {
         let (mut compressor, mut decompressor) = states(codec);
         for round in 0..40 {
@@ -275,7 +276,7 @@ fn numbers_are_compressed_by_their_bytes() {
 }
 
 #[test]
-fn every_level_has_memory_enough_for_pieces_with_a_dictionary() {
+fn every_level_has_enough_memory_for_pieces_with_a_dictionary() {
     for level in 1..=19 {
         let codec = Codec::Zstd { level, dictionary: true };
         let dictionaries = Arc::default();
@@ -299,11 +300,11 @@ fn every_level_has_memory_enough_for_pieces_with_a_dictionary() {
 }
 
 #[test]
-fn pieces_of_earlier_generations_can_be_read_for_ever() {
+fn pieces_of_earlier_generations_stay_readable() {
     let codec = Codec::Zstd { level: 1, dictionary: true };
     let dictionaries = Arc::default();
     let mut compressor = Compressor::new(codec, &dictionaries);
-    // Made before there is any dictionary: it must know those that come.
+    // The decompressor is older than all dictionaries, and must find each of them later.
     let mut decompressor = Decompressor::new(codec, &dictionaries);
     let mut pieces = Vec::new();
     let mut keep = |compressor: &mut Compressor| {
@@ -315,7 +316,7 @@ fn pieces_of_earlier_generations_can_be_read_for_ever() {
     keep(&mut compressor);
     train(&mut compressor, 0, &dictionaries);
     keep(&mut compressor);
-    // What is compressed from now on is of another kind, which the first dictionary is no help for.
+    // From now on the content is of another kind, for which the first dictionary does not help.
     let other = |seed: u64| -> Vec<u8> { text(seed, 4096).iter().map(|byte| byte.rotate_left(3) ^ 0x55).collect() };
     for seed in 0..100_000 {
         compressor.compress(&other(seed), &mut [0; 4096]);
@@ -332,7 +333,7 @@ fn pieces_of_earlier_generations_can_be_read_for_ever() {
         assert_eq!(decompressor.decompress(stored, &mut back), Ok(()));
         assert!(back == text(3, 8192));
         stored[1] = 3;
-        assert_eq!(decompressor.decompress(stored, &mut back), Err(CodecError), "a generation that is not there");
+        assert_eq!(decompressor.decompress(stored, &mut back), Err(CodecError), "no such generation");
     }
     assert_eq!(decompressor.decompress(&[], &mut [0; 8]), Err(CodecError));
 }

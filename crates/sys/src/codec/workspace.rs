@@ -1,33 +1,33 @@
-//! Zeroed memory that a C library keeps its state in: owned by us, at one address for its whole life.
+//! Zeroed memory for the state of a C library. The agent owns it, and it never moves.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// Aligned for anything: the strictest user, zstd, asks for 8 and works best on cache lines.
+/// Alignment in bytes. zstd, the strictest user, asks for 8 and works best on cache lines.
 const ALIGN: usize = 64;
 
-/// See the module.
+/// A block of memory that holds the state of a C library.
 #[derive(Debug)]
 pub(super) struct Workspace {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the memory is owned by the workspace, and what the libraries keep in it is plain data that no
-// thread is tied to.
+// SAFETY: the workspace owns the memory. The libraries keep plain data in it, which is not tied to
+// a thread.
 unsafe impl Send for Workspace {}
 
 impl Workspace {
-    /// `bytes` zero bytes, at least one.
+    /// Allocates `bytes` zero bytes, at least one.
     ///
     /// # Panics
-    /// If that is more than the address space has.
+    /// If `bytes` exceeds the address space.
     pub(super) fn new(bytes: usize) -> Workspace {
         let Ok(layout) = Layout::from_size_align(bytes.max(1), ALIGN) else {
             panic!("{bytes} bytes of working memory")
         };
-        // SAFETY: the layout is not of size 0.
+        // SAFETY: the size of the layout is not 0, by `max(1)` above.
         let start = unsafe { alloc_zeroed(layout) };
         match NonNull::new(start) {
             Some(start) => Workspace { start, layout },
@@ -35,16 +35,17 @@ impl Workspace {
         }
     }
 
+    /// Returns the size in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.layout.size()
     }
 
-    /// Its start, for a library to look at its state.
+    /// Returns the start of the memory, for calls that only read the library's state.
     pub(super) fn as_ptr(&self) -> *const c_void {
         self.start.as_ptr().cast()
     }
 
-    /// Its start, for a library to keep its state at.
+    /// Returns the start of the memory, for calls that change the library's state.
     pub(super) fn as_mut_ptr(&mut self) -> *mut c_void {
         self.start.as_ptr().cast()
     }
@@ -52,7 +53,7 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout; nobody else has it.
+        // SAFETY: `new` allocated the memory with this layout, and the workspace is its only owner.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
