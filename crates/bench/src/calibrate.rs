@@ -12,7 +12,7 @@ use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
 use foliomem_lab::costs::{CodecCosts, CostTable, Costs};
 use foliomem_sys::codec::checksum;
 use foliomem_sys::move_probe::{MoveProbe, MoveProbeError};
-use foliomem_sys::region::Region;
+use foliomem_sys::region::{HugePages, Region};
 use foliomem_types::codec::Codec;
 use foliomem_types::discard::Discard;
 use foliomem_types::units::{CLUSTER_SLOTS, CpuNumber, ORDERS, Order, PAGE_BYTES};
@@ -117,7 +117,9 @@ impl Machine {
     fn new() -> Result<Machine, Error> {
         let region = || {
             let region = Region::reserve(MEMORY_BYTES).map_err(|error| failed(MoveProbeError::Memory(error)))?;
-            region.allow_huge(0, MEMORY_BYTES, false).map_err(|error| failed(MoveProbeError::Memory(error)))?;
+            region
+                .set_huge_pages(0, MEMORY_BYTES, HugePages::Forbidden)
+                .map_err(|error| failed(MoveProbeError::Memory(error)))?;
             Ok::<_, Error>(region)
         };
         let (memory, mut other) = (region()?, region()?);

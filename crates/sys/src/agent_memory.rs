@@ -1,11 +1,11 @@
 //! The agent's own memory, which is never managed: its heap, image, arena and stacks.
 //!
-//! The list of ranges only grows. The agent's heap reports its ranges through a function, because
-//! it reserves them when they are needed. The static data of all libraries that are loaded at the
-//! start counts as the agent's, because its functions may use it. The agent uses no library that is
-//! loaded later, and a mapping of the program may lie right above such a library.
+//! The list of ranges only grows. The heap reserves its ranges when it needs them, so the list asks
+//! it for them through a function. The static data of all libraries that are loaded at the start
+//! counts as agent memory, because the agent's functions may use it. The agent uses no library that
+//! is loaded later, and a mapping of the program may lie right above such a library.
 //!
-//! The lock of the list is a leaf.
+//! Lock order: the lock of the list is a leaf.
 
 use crate::heap;
 use foliomem_sync::Mutex;
@@ -16,30 +16,31 @@ use std::ops::Range;
 /// The ranges that [`crate::heap::ranges`] reports.
 pub type HeapRanges = [Range<usize>; heap::REGIONS];
 
-/// The ranges of the agent's own memory.
+/// The ranges of the agent's memory.
 pub struct AgentMemory {
     heap: fn() -> HeapRanges,
     ranges: Mutex<Vec<Range<usize>>>,
 }
 
 impl AgentMemory {
-    /// The agent's memory at the start: the ranges that `heap` reports.
+    /// Makes a list that contains only the ranges that `heap` reports.
     pub fn new(heap: fn() -> HeapRanges) -> AgentMemory {
         AgentMemory { heap, ranges: Mutex::new(Vec::new()) }
     }
 
-    /// Adds a range.
+    /// Adds a range to the agent's memory.
     pub fn add(&self, range: Range<usize>) {
         self.ranges.lock().push(range);
     }
 
     /// Adds the static data of all libraries that are loaded now.
     pub fn add_libraries(&self) {
-        // SAFETY: the function matches its type, and gets this object back.
+        // SAFETY: `add_library` has the type of the callback, and gets the pointer to `self` back
+        // while `self` is borrowed here.
         unsafe { libc::dl_iterate_phdr(Some(add_library), std::ptr::from_ref(self).cast_mut().cast()) };
     }
 
-    /// The parts of `range` that are not the agent's.
+    /// Returns the parts of `range` that are not agent memory.
     pub fn outside(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let mut rest = vec![range];
         let ranges = self.ranges.lock();
@@ -53,13 +54,14 @@ impl AgentMemory {
     }
 }
 
-/// Adds the writable segments of one object. The first object is the program itself, and has an
-/// empty name.
+/// Adds the writable segments of one object. It skips the first object, the program itself, whose
+/// name is empty.
 unsafe extern "C" fn add_library(object: *mut dl_phdr_info, _bytes: size_t, own: *mut c_void) -> c_int {
-    // SAFETY: the loader passes an object of its list, which it keeps as it is meanwhile, and
-    // `add_libraries` itself.
+    // SAFETY: the loader passes an object of its list, which it keeps unchanged during the
+    // callback; `add_libraries` passes a pointer to an `AgentMemory`.
     let (own, object) = unsafe { (&*own.cast::<AgentMemory>(), &*object) };
-    // SAFETY: a name of the loader ends in zero; the headers are where and as many as it says.
+    // SAFETY: the loader's names end in zero, and it gives the address and the number of its
+    // headers.
     let (name, headers) =
         unsafe { (*object.dlpi_name, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into())) };
     for header in headers.iter().filter(|_| name != 0) {
@@ -72,7 +74,7 @@ unsafe extern "C" fn add_library(object: *mut dl_phdr_info, _bytes: size_t, own:
     0
 }
 
-/// The parts of `part` outside of `own`.
+/// Returns the parts of `part` outside of `own`.
 fn cut(part: Range<usize>, own: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let (before, after) = if own.start >= own.end || own.end <= part.start || part.end <= own.start {
         (part.clone(), part.end..part.end)
@@ -93,7 +95,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
-    fn own_memory_is_cut_out() {
+    fn agent_memory_is_cut_out() {
         let own = AgentMemory::new(|| heap(100..200));
         own.add(300..400);
         assert_eq!(own.outside(0..50), [0..50]);
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn static_data_of_libraries_is_own() {
+    fn static_data_of_libraries_is_agent_memory() {
         unsafe extern "C" {
             static environ: *const c_void;
         }
@@ -113,6 +115,6 @@ mod tests {
         own.add_libraries();
         let is_own = |address: usize| own.outside(address..address + 1).is_empty();
         assert!(is_own((&raw const environ).addr()));
-        assert!(!is_own((&raw const OURS).addr()), "the program's");
+        assert!(!is_own((&raw const OURS).addr()), "static data of the program");
     }
 }

@@ -1,23 +1,23 @@
 //! The companion: the agent's process beside the program's.
 //!
-//! It shares the program's memory and nothing else: its descriptors, signal handlers, directories,
-//! credentials and filters are its own, and it is in a session of its own. So the program has no
-//! thread that it has not made, and is stopped, traced and filtered without the agent. The monitor
-//! is the companion's first thread, handlers and reclaimers are the others.
+//! It shares the program's memory and nothing else. Its descriptors, signal handlers, directories,
+//! credentials and filters are its own, and it has its own session. So the program has no thread
+//! that it has not made, and the agent does not take part when the program is stopped, traced or
+//! filtered. The companion's first thread is the monitor; handlers and reclaimers are the others.
 //!
-//! An *intermediate* process makes the companion and ends at once, so the companion is nobody's
-//! child that the program might wait for: the supervisor adopts it, which is a subreaper. Where the
-//! program itself would adopt it (it is a subreaper, or the first process of a pid namespace),
-//! there is no intermediate: the companion is then a child that only waits with `__WALL` or
-//! `__WCLONE` report.
+//! An *intermediate* process starts the companion and ends at once. So the companion is not a child
+//! that the program might wait for: the supervisor, a subreaper, adopts it. If the program itself
+//! would adopt it (it is a subreaper, or the first process of a pid namespace), there is no
+//! intermediate. The companion is then a child that only waits with `__WALL` or `__WCLONE` report.
 //!
-//! Once anything can be swapped out, a *guard* runs beside the companion, with the companion's
-//! descriptors. If the companion is killed, the guard holds the userfaultfd open, so nobody reads
-//! zeros, and kills the program.
+//! As soon as memory can be swapped out, a *guard* process runs beside the companion and shares its
+//! descriptors. If the companion is killed, the guard keeps the userfaultfd open, so that the
+//! program does not read zeros, and kills the program.
 //!
-//! The end of a process clears a word: the kernel clears the thread id in the control block of the
-//! program's first thread when that thread ends or executes another program. The monitor sleeps on
-//! this *exit word*, too.
+//! The *exit word* is the thread id in the control block of the program's first thread. The kernel
+//! clears it when that thread ends or executes another program. The monitor sleeps on it, too.
+//!
+//! There is no lock: atomics and the kernel's clearing of words order everything.
 
 use crate::clock::{now_ns, timespec};
 use crate::filters::{self, Call};
@@ -33,67 +33,71 @@ use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How often a thread that waits for the companion checks that it is alive.
+/// Interval at which a thread that waits for the companion checks that it is alive.
 const ANSWER_PAUSE: Duration = Duration::from_millis(20);
 
-/// Stacks of the companion's processes.
+/// The stacks of the companion's processes.
 #[derive(Debug)]
 pub struct Stacks {
-    /// Of the companion's first thread.
+    /// Stack of the companion's first thread.
     pub companion: Region,
-    /// Of the intermediate.
+    /// Stack of the intermediate.
     pub intermediate: Region,
-    /// Of the guard.
+    /// Stack of the guard.
     pub guard: Region,
 }
 
-/// Why the monitor goes on.
+/// The reason why the monitor wakes up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// Somebody wants something of it, or its time is over.
+    /// Another thread has called it, or its time is over.
     Called,
-    /// The exit word has been cleared.
+    /// The kernel has cleared the exit word.
     Exit,
 }
 
-/// One process's companion, as the program and the companion itself know it.
+/// The state of a process's companion, which the program and the companion share.
 #[derive(Debug)]
 pub struct Companion {
     stacks: Stacks,
-    /// Its process id; 0 when it has ended.
+    /// Process id of the companion; 0 when it has ended.
     id: AtomicU32,
+    /// Process id of the intermediate; 0 when it has ended.
     intermediate: AtomicU32,
+    /// Process id of the guard; 0 when it has ended.
     guard: AtomicU32,
-    /// The numbers of both under `/proc`, which may be of another pid namespace: by [`Member`].
+    /// Numbers of the agent's processes under `/proc`, by [`Member`]. `/proc` may be of another pid
+    /// namespace.
     numbers: [AtomicU32; 2],
-    /// The program's process.
+    /// Process id of the program.
     program: AtomicI32,
-    /// Where the id of the program's first thread is, and what it is; 0 where that is unknown.
+    /// Address of the exit word; 0 if it is unknown.
     exit_word: AtomicUsize,
+    /// Thread id of the program's first thread, the value of the exit word.
     exit_id: AtomicU32,
     /// The monitor's answer to the starting thread: 0, or an [`Answer`]. A futex word.
     answer: AtomicU32,
-    /// It ends by itself.
+    /// Whether the companion is about to end by itself.
     is_over: AtomicBool,
-    /// The number of the program's process under `/proc`.
+    /// Number of the program under `/proc`; 0 if it is unknown.
     program_number: AtomicU32,
-    /// Whether the program, about to end, has asked the companion to end first: a [`Farewell`].
+    /// What the program and the companion have agreed on about the end: a [`Farewell`].
     farewell: AtomicU32,
-    /// The pages of the control block of the thread that has asked.
+    /// The pages of the control block of the thread that has asked the companion to end.
     last_pages: [AtomicUsize; BLOCK_PAGES],
 }
 
-/// What the intermediate is given.
+/// The argument of the intermediate.
 struct Birth {
     companion: &'static Companion,
     entry: extern "C" fn(*mut u8),
     argument: *mut u8,
-    /// 0, or an error number.
+    /// Error number of the failure to start the companion; 0 if it started.
     errno: AtomicI32,
 }
 
 impl Companion {
-    /// None is running yet.
+    /// Makes the state of a companion that does not run.
     pub fn new(stacks: Stacks) -> Companion {
         Companion {
             stacks,
@@ -112,12 +116,15 @@ impl Companion {
         }
     }
 
-    /// Starts the companion of the calling process in `entry`, which must not return.
-    /// `is_subreaper`: the calling process adopts orphans.
+    /// Starts the companion of the calling process in `entry`, which must not return. `adoption`
+    /// says which process adopts orphans of the calling process.
     ///
     /// # Safety
     /// `entry` may be called with `argument` in a process that shares the memory. No other thread
-    /// calls this.
+    /// calls this function at the same time.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot make a process.
     pub unsafe fn start(
         &'static self,
         entry: extern "C" fn(*mut u8),
@@ -132,16 +139,16 @@ impl Companion {
             guard,
             numbers,
             farewell,
-            // Set before it is asked to end.
+            // Written before the monitor reads it.
             last_pages: _,
-            // Kept: stacks are used again.
+            // Kept: the next companion uses the stacks again.
             stacks: _,
-            // Set when the process is made.
+            // Written when the kernel makes the process.
             id: _,
             intermediate: _,
             // Kept: `expect_answer` has reset it.
             answer: _,
-            // The monitor notes it before it answers.
+            // Written by the monitor before it answers.
             program_number: _,
         } = self;
         let process = rustix::process::getpid();
@@ -153,14 +160,16 @@ impl Companion {
         guard.store(0, Ordering::Relaxed);
         farewell.store(Farewell::None as u32, Ordering::Relaxed);
         numbers.iter().for_each(|number| number.store(0, Ordering::Relaxed));
-        // In a pid namespace of the program's, orphans are adopted by processes of the program's.
+        // Inside of a pid namespace of the program, a process of the program would adopt the
+        // companion.
         if adoption == Adoption::ByProgram || process.is_init() || identity::is_nested() {
-            // SAFETY: by the contract; the stack and the word live as long as this, which is
-            // static.
+            // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static,
+            // like `self`.
             return unsafe { self.spawn(entry, argument) }.map(|_| ());
         }
         let birth = Birth { companion: self, entry, argument, errno: AtomicI32::new(0) };
-        // SAFETY: the intermediate ends before `birth` does.
+        // SAFETY: the intermediate may run `intermediate_entry`, and ends before `birth` is
+        // dropped.
         unsafe { self.run_intermediate(intermediate_entry, std::ptr::from_ref(&birth).cast_mut().cast()) }?;
         // Acquire pairs with the Release in `intermediate_entry`.
         match birth.errno.load(Ordering::Acquire) {
@@ -169,16 +178,17 @@ impl Companion {
         }
     }
 
-    /// The starting thread, before it starts the companion.
+    /// Resets the monitor's answer. The starting thread calls it before it starts the companion.
     pub fn expect_answer(&self) {
         self.answer.store(0, Ordering::Relaxed);
     }
 
-    /// The starting thread: returns the monitor's answer; `None` if the companion ended without
-    /// one.
+    /// Waits for the monitor's answer and returns it. Returns `None` if the companion ended without
+    /// an answer. The starting thread calls it.
     pub fn wait_for_answer(&self) -> Option<Answer> {
         loop {
-            // Acquire pairs with the Release in `answer`: what the monitor has prepared.
+            // Acquire pairs with the Release in `answer`: the caller sees what the monitor
+            // prepared.
             match self.answer.load(Ordering::Acquire) {
                 answer if answer == Answer::Ready as u32 => return Some(Answer::Ready),
                 answer if answer == Answer::Failed as u32 => return Some(Answer::Failed),
@@ -189,106 +199,119 @@ impl Companion {
         }
     }
 
-    /// The monitor: answers the starting thread.
+    /// Sends `answer` to the starting thread. The monitor calls it.
     pub fn answer(&self, answer: Answer) {
         // Release pairs with the Acquire in `wait_for_answer`.
         self.answer.store(answer as u32, Ordering::Release);
         let _ = futex::wake(&self.answer, futex::Flags::PRIVATE, 1);
     }
 
-    /// Runs a process that shares the memory in `entry`, to its end.
+    /// Runs `entry` in a process that shares the memory, and waits until it has ended.
     ///
     /// # Safety
-    /// `entry` may be called with `argument` in such a process, and ends it. One thread at a time
-    /// calls this.
+    /// `entry` may be called with `argument` in such a process, and ends the process. No other
+    /// thread calls this function at the same time.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot make a process.
     pub unsafe fn run_intermediate(
         &'static self,
         entry: extern "C" fn(*mut u8),
         argument: *mut u8,
     ) -> Result<(), Errno> {
         let spec = Spec { kind: Kind::Process, stack: &self.stacks.intermediate, cpu: None, id: &self.intermediate };
-        // SAFETY: by the contract; the stack and the word live as long as this, which is static.
+        // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static, like
+        // `self`.
         let intermediate = unsafe { thread::spawn(&spec, entry, argument) }?;
         thread::wait_for_exit(intermediate, &self.intermediate);
         Ok(())
     }
 
+    /// Starts the companion in `entry`. The contract is that of [`Companion::start`].
     unsafe fn spawn(&'static self, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<Pid, Errno> {
         let spec = Spec { kind: Kind::Process, stack: &self.stacks.companion, cpu: None, id: &self.id };
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static, like
+        // `self`.
         unsafe { thread::spawn(&spec, entry, argument) }
     }
 
-    /// The companion: starts the guard in `entry`, which must not return.
+    /// Starts the guard in `entry`, which must not return. The companion calls it.
     ///
     /// # Safety
-    /// As for [`Companion::start`]; no guard is running.
+    /// `entry` may be called with `argument` in a process that shares the memory. No guard is
+    /// running.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot make a process.
     pub unsafe fn start_guard(&'static self, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<(), Errno> {
         let spec = Spec { kind: Kind::ProcessOfSameFiles, stack: &self.stacks.guard, cpu: None, id: &self.guard };
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the contract of `entry`. The stack and the word are static, like
+        // `self`.
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ())
     }
 
-    /// The companion, at its end: ends the guard, so that no process of the program's adopts it and
-    /// is told of its end.
+    /// Ends the guard and reaps it, so that no process of the program adopts it and gets a signal
+    /// at its end. The companion calls it at its own end.
     pub fn end_guard(&self) {
         const WAIT_FOR_ALL_KINDS: usize = 0x4000_0000;
         let Some(guard) = self.guard() else { return };
         let _ = rustix::process::kill_process(guard, rustix::process::Signal::KILL);
         let (number, guard) = (linux_raw_sys::general::__NR_wait4 as usize, guard.as_raw_nonzero().get() as usize);
-        // SAFETY: waits for a child, and writes nothing.
+        // SAFETY: wait4(2) gets no addresses, so it only waits for the child.
         unsafe { thread::syscall4(number, guard, 0, WAIT_FOR_ALL_KINDS, 0) };
     }
 
-    /// The companion's process; `None` when it has ended.
+    /// Returns the process id of the companion, or `None` when it has ended.
     pub fn process(&self) -> Option<Pid> {
-        // Acquire pairs with the kernel's clearing of the word: the companion has ended.
+        // Acquire pairs with the kernel's clearing of the word when the companion ends.
         Pid::from_raw(self.id.load(Ordering::Acquire) as i32)
     }
 
-    /// The guard's, likewise.
+    /// Returns the process id of the guard, or `None` when it has ended.
     pub fn guard(&self) -> Option<Pid> {
-        // Acquire pairs with the kernel's clearing of the word: the guard has ended.
+        // Acquire pairs with the kernel's clearing of the word when the guard ends.
         Pid::from_raw(self.guard.load(Ordering::Acquire) as i32)
     }
 
-    /// The program's process. (It may have ended.)
+    /// Returns the process id of the program, which may have ended.
     pub fn program(&self) -> Pid {
-        // There is one from the start of the companion on.
+        // `start` has written the process id.
         Pid::from_raw(self.program.load(Ordering::Relaxed)).unwrap_or(Pid::INIT)
     }
 
-    /// The program's process has this number under `/proc`, which may be of another pid namespace.
+    /// Notes the number of the program under `/proc`, which may be of another pid namespace.
     pub fn note_program_number(&self, number: u32) {
         self.program_number.store(number, Ordering::Relaxed);
     }
 
-    /// That number.
+    /// Returns the number of the program under `/proc`; 0 if it is unknown.
     pub fn program_number(&self) -> u32 {
         self.program_number.load(Ordering::Relaxed)
     }
 
-    /// Process `member`, which calls this, has this number under `/proc`.
+    /// Notes the number of the calling process `member` under `/proc`.
     pub fn note_number(&self, member: Member, number: Option<u32>) {
         self.numbers[member as usize].store(number.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// The numbers of the agent's processes under `/proc`.
+    /// Returns all numbers that the agent's processes may have under `/proc`: those that they
+    /// noted, and their process ids. A number is 0 if it is unknown.
     pub fn numbers(&self) -> [u32; 4] {
         let [companion, guard] = &self.numbers;
         [companion, guard, &self.id, &self.guard].map(|number| number.load(Ordering::Relaxed))
     }
 
-    /// The program's only thread, about to end: asks the companion to end, and waits until it has
-    /// ended or stays, until `until_ns` of the monotonic clock. Returns whether it has ended.
+    /// Asks the companion to end, and waits for that until `until_ns` of the monotonic clock.
+    /// Returns whether the companion has ended; it has not if it declined or the time is over. The
+    /// program's only thread calls it when it is about to end.
     pub fn ask_to_end(&self, wake_monitor: impl FnOnce(), until_ns: u64) -> bool {
         let pages = thread_control_block::pages(&thread_control_block::own());
         self.last_pages.iter().zip(pages).for_each(|(last, page)| last.store(page, Ordering::Relaxed));
-        // Release pairs with the Acquire in `is_asked_to_end`: the pages are there.
+        // Release pairs with the Acquire in `is_asked_to_end`: the monitor sees the pages.
         self.farewell.store(Farewell::Asked as u32, Ordering::Release);
         wake_monitor();
         loop {
-            // Acquire pairs with the kernel's clearing of the word: the companion has ended.
+            // Acquire pairs with the kernel's clearing of the word when the companion ends.
             let id = self.id.load(Ordering::Acquire);
             if id == 0 {
                 return true;
@@ -298,48 +321,49 @@ impl Companion {
                 return false;
             }
             let time = ANSWER_PAUSE.min(Duration::from_nanos(left_ns));
-            // The kernel wakes by the shared kind of futex.
+            // The kernel wakes sleepers on the word with a futex of the shared kind.
             let _ = futex::wait(&self.id, futex::Flags::empty(), id, Some(&timespec(time)));
         }
     }
 
-    /// The monitor: whether the program waits for the end of the companion.
+    /// Returns whether the program waits for the end of the companion. The monitor calls it.
     pub fn is_asked_to_end(&self) -> bool {
         // Acquire pairs with the Release in `ask_to_end`.
         self.farewell.load(Ordering::Acquire) == Farewell::Asked as u32
     }
 
-    /// The monitor, when it is asked to end: where the kernel reads and writes until the end of the
-    /// thread (rseq(2), robust locks).
+    /// Returns the pages that the kernel accesses until the end of the program's thread (rseq(2),
+    /// robust lists). The monitor calls it when it is asked to end.
     pub fn last_pages(&self) -> [usize; BLOCK_PAGES] {
         std::array::from_fn(|index| self.last_pages[index].load(Ordering::Relaxed))
     }
 
-    /// The monitor: does not end, because others use the memory.
-    pub fn stays(&self) {
+    /// Declines to end, because other processes use the memory. The monitor calls it.
+    pub fn decline_to_end(&self) {
         self.farewell.store(Farewell::Stays as u32, Ordering::Relaxed);
         let _ = futex::wake(&self.id, futex::Flags::empty(), 1);
     }
 
-    /// The companion is about to end by itself.
-    pub fn is_ending(&self) {
-        // Release pairs with the Acquire of the guard, in `ends_by_itself`.
+    /// Notes that the companion is about to end by itself. The monitor calls it.
+    pub fn note_end(&self) {
+        // Release pairs with the Acquire in `ends_by_itself`, which the guard calls.
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// Whether it ends by itself.
+    /// Returns whether the companion is about to end by itself. The guard calls it.
     pub fn ends_by_itself(&self) -> bool {
-        // Acquire pairs with the Release in `is_ending`.
+        // Acquire pairs with the Release in `note_end`.
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// The monitor: the program's first thread has ended, and others have not.
+    /// Stops watching the exit word: the program's first thread has ended, and others have not. The
+    /// monitor calls it.
     pub fn forget_exit_word(&self) {
         self.exit_word.store(0, Ordering::Relaxed);
     }
 
-    /// The monitor: sleeps until `kick` is not `kicks` any more, or the exit word is cleared, or
-    /// for `time`.
+    /// Sleeps until `kick` differs from `kicks`, the exit word is cleared, or `time` is over. The
+    /// monitor calls it.
     pub fn doze(&self, kick: &sync::AtomicU32, kicks: u32, time: Duration) -> Woken {
         let address = self.exit_word.load(Ordering::Relaxed);
         if address == 0 || !filters::allow(Call::FutexWaitv) {
@@ -358,29 +382,29 @@ impl Companion {
     }
 }
 
-/// Whether a companion that has been started can work.
+/// The monitor's answer to the thread that started the companion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Answer {
-    /// It works.
+    /// The companion works.
     Ready = 1,
-    /// It cannot, and has said why.
+    /// The companion cannot work, and has reported the reason.
     Failed = 2,
 }
 
-/// What the program and its companion have agreed on about the program's end.
+/// The agreement of the program and its companion about the program's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 enum Farewell {
-    /// Nothing.
+    /// The program has not asked.
     None,
-    /// The program is about to end, and waits for the companion's end.
+    /// The program is about to end, and waits until the companion has ended.
     Asked,
-    /// The companion ends later.
+    /// The companion has declined: it ends later.
     Stays,
 }
 
-/// One of the agent's processes.
+/// A long-lived process of the agent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Member {
     /// The companion.
@@ -389,7 +413,7 @@ pub enum Member {
     Guard,
 }
 
-/// Who adopts an orphan of the calling process.
+/// The process that adopts an orphan of the calling process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
     /// The supervisor, or another process above the program.
@@ -398,10 +422,11 @@ pub enum Adoption {
     ByProgram,
 }
 
+/// First function of the intermediate: starts the companion and ends.
 extern "C" fn intermediate_entry(argument: *mut u8) {
-    // SAFETY: `start` passes what it keeps until this process has ended.
+    // SAFETY: `start` passes a `Birth`, and keeps it until this process has ended.
     let birth = unsafe { &*argument.cast::<Birth>() };
-    // SAFETY: by the contract of `start`.
+    // SAFETY: `start`'s caller keeps the contract of `entry`.
     if let Err(errno) = unsafe { birth.companion.spawn(birth.entry, birth.argument) } {
         // Release pairs with the Acquire in `start`.
         birth.errno.store(errno.raw_os_error(), Ordering::Release);

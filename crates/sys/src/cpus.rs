@@ -1,55 +1,57 @@
-//! CPUs: how many there are, whether threads wait for one, where and how urgently a thread runs.
+//! CPUs: their number, their load, and the affinity and the scheduling policy of threads.
 //!
-//! `/proc/loadavg` shows how many threads of the machine run or want to. Filters of the program may
-//! forbid the calls ([`crate::filters`]). There is no lock.
+//! `/proc/loadavg` contains the number of runnable threads of the machine. A filter of the program
+//! may forbid a call; then the companion does without it ([`crate::filters`]). There is no lock.
 
 use crate::filters::{self, Call};
 use rustix::fd::AsFd;
 use rustix::thread::CpuSet;
 
-/// Whether more threads want a CPU, the caller's own included, than there are for this process. So it is said where that cannot
-/// be known.
+/// Returns whether more threads are runnable, including the calling one, than this process has
+/// CPUs. `loadavg` is `/proc/loadavg`. Returns `true` if the number cannot be read.
 pub fn is_contended(loadavg: impl AsFd) -> bool {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(loadavg, &mut text, 0).unwrap_or(0);
     runnable(&text[..read]).is_none_or(|runnable| runnable > cpus())
 }
 
-/// How many CPUs this process may use; 0 where that cannot be known.
+/// Returns the number of CPUs that the calling thread may use; 0 if it is unknown.
 pub fn cpus() -> u32 {
     allowed_cpus().count()
 }
 
-/// The CPUs that the calling thread may use; none where that cannot be known.
+/// Returns the CPUs that the calling thread may use; an empty set if they are unknown.
 pub fn allowed_cpus() -> CpuSet {
     let asked = filters::allow(Call::SchedGetaffinity).then(|| rustix::thread::sched_getaffinity(None));
     asked.and_then(Result::ok).unwrap_or_default()
 }
 
-/// Has the calling thread run on `cpu` alone.
+/// Binds the calling thread to `cpu`.
 pub fn run_on(cpu: u32) {
     let mut only = CpuSet::new();
     only.set(cpu as usize);
     set_affinity(&only);
 }
 
-/// Has the calling thread run on `cpus` alone. Where none of them is left, it stays where it is.
+/// Binds the calling thread to `cpus`. The affinity stays unchanged if the kernel refuses, for
+/// example because none of them is online.
 pub fn set_affinity(cpus: &CpuSet) {
     if filters::allow(Call::SchedSetaffinity) {
         let _ = rustix::thread::sched_setaffinity(None, cpus);
     }
 }
 
-/// How urgently a thread runs.
+/// The scheduling class of a thread of the agent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
-    /// Like other threads.
+    /// SCHED_OTHER, like other threads.
     Normal,
-    /// Only on a CPU that no other thread wants (SCHED_IDLE).
+    /// SCHED_IDLE: runs only on a CPU that no other thread wants.
     Idle,
 }
 
-/// Sets the urgency of a thread of this process. The thread keeps its nice value.
+/// Sets the scheduling class of a thread of this process. Its nice value stays, and failures are
+/// ignored.
 pub fn set_urgency(thread: u32, urgency: Urgency) {
     let policy = match urgency {
         Urgency::Idle => libc::SCHED_IDLE,
@@ -59,11 +61,12 @@ pub fn set_urgency(thread: u32, urgency: Urgency) {
     if !filters::allow(Call::SchedSetscheduler) {
         return;
     }
-    // SAFETY: reads the parameters; where it is refused, or the thread has ended, nothing changes.
+    // SAFETY: the call only reads `parameters`. If the thread has ended, it fails and changes
+    // nothing.
     unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &raw const parameters) };
 }
 
-/// The number before the slash: `0.20 0.18 0.12 1/80 11206`.
+/// Returns the number before the slash in `0.20 0.18 0.12 1/80 11206`.
 fn runnable(loadavg: &[u8]) -> Option<u32> {
     let field = loadavg.split(|&byte| byte == b' ').nth(3)?;
     let (runnable, _) = std::str::from_utf8(field).ok()?.split_once('/')?;
@@ -83,14 +86,14 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_no_number(noise in prop::collection::vec(any::<u8>(), 0..60)) {
+        fn noise_is_not_a_number(noise in prop::collection::vec(any::<u8>(), 0..60)) {
             let slash = noise.contains(&b'/');
             prop_assert!(slash || runnable(&noise).is_none());
         }
     }
 
     #[test]
-    fn who_asks_is_runnable() {
+    fn the_reading_thread_is_runnable() {
         let text = std::fs::read("/proc/loadavg").unwrap();
         assert!(runnable(&text).unwrap() >= 1);
     }

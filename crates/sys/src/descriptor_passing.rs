@@ -1,4 +1,5 @@
-//! Descriptors passed over a socket (SCM_RIGHTS, unix(7)), by system calls only.
+//! Passing descriptors over a socket (SCM_RIGHTS, unix(7)), with system calls only. There is no
+//! lock.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -9,11 +10,15 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Descriptors in one message, at most.
+/// Maximum number of descriptors in a message.
 pub const MAX_PASSED: usize = 5;
+/// Size of the buffer for the descriptors of a message, in bytes.
 const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_PASSED));
 
-/// Sends those descriptors that there are; at least one is.
+/// Sends the descriptors that are `Some`, and their positions.
+///
+/// # Errors
+/// Fails with `INVAL` if all are `None`, or if the kernel cannot send the message without waiting.
 pub fn send(socket: impl AsFd, descriptors: [Option<BorrowedFd<'_>>; MAX_PASSED]) -> Result<(), Errno> {
     let Some(any) = descriptors.iter().flatten().next() else { return Err(Errno::INVAL) };
     let mut present = 0u8;
@@ -33,7 +38,10 @@ pub fn send(socket: impl AsFd, descriptors: [Option<BorrowedFd<'_>>; MAX_PASSED]
     sendmsg(socket, &[IoSlice::new(&[present])], &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(|_| ())
 }
 
-/// Receives what [`send`] has sent.
+/// Receives a message of [`send`]. Each descriptor has the position that it had there.
+///
+/// # Errors
+/// Fails with `CONNRESET` if the other side has closed the socket, or if the kernel has no message.
 pub fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<[Option<OwnedFd>; MAX_PASSED], Errno> {
     let mut present = [0u8];
     let mut space = [MaybeUninit::uninit(); ANCILLARY_BYTES];

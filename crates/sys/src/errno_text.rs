@@ -1,12 +1,12 @@
-//! The text of a system error, without the C library.
+//! Errno texts: what a system error means, without the C library.
 //!
-//! The C library's tables are in the language of the calling thread. Threads of the agent have
-//! none, so a look there ends the program with SIGSEGV. There is no lock.
+//! The C library selects the text by the locale of the calling thread. The agent's threads have no
+//! locale, so calling it would end the program with SIGSEGV. There is no lock.
 
 use rustix::io::Errno;
 use std::fmt;
 
-/// Prints as what the error means.
+/// Prints the meaning of an error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ErrnoText(pub Errno);
 
@@ -36,7 +36,7 @@ impl fmt::Display for ErrnoText {
     }
 }
 
-/// Prints an error of the system with the limit of the process that it probably comes from.
+/// Prints an error number with a hint at the limit of the process that probably caused it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cause(pub Errno);
 

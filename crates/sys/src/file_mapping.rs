@@ -1,10 +1,10 @@
-//! A file that is mapped for reading. There is no lock.
+//! A file that is mapped read-only, for reading single bytes. There is no lock.
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
 
-/// See the module. Unmapped on drop.
+/// The mapping of a file. Unmapped on drop.
 #[derive(Debug)]
 pub struct FileMapping {
     start: usize,
@@ -12,28 +12,38 @@ pub struct FileMapping {
 }
 
 impl FileMapping {
-    /// Maps the first `len` bytes of `file`, which nobody else shortens meanwhile: what is read beyond its end ends the program.
+    /// Maps the first `len` bytes of `file`.
+    ///
+    /// The caller ensures that nobody shortens the file: a read behind its end would raise SIGBUS.
+    ///
+    /// # Errors
+    /// Fails with `INVAL` if the file is shorter than `len`, with `IO` if its length cannot be
+    /// read, or if the kernel refuses the mapping.
     pub fn new(file: &File, len: usize) -> Result<FileMapping, Errno> {
         if file.metadata().map_err(|_| Errno::IO)?.len() < len as u64 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address of the new mapping, so nothing else is affected.
         let start = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) }?;
         Ok(FileMapping { start: start.expose_provenance(), len })
     }
 
-    /// The byte at `offset`.
+    /// Returns the byte at `offset`.
+    ///
+    /// # Panics
+    /// If `offset` lies outside of the mapping.
     pub fn byte(&self, offset: usize) -> u8 {
         assert!(offset < self.len, "{offset} of {}", self.len);
         let byte: *const u8 = std::ptr::with_exposed_provenance(self.start + offset);
-        // SAFETY: within the mapping, which lives as long as this does; volatile, because the file may change.
+        // SAFETY: the address lies within the mapping, which lives as long as `self`. The read is
+        // volatile because another process may change the file.
         unsafe { byte.read_volatile() }
     }
 }
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping made above; nobody has a pointer into it.
+        // SAFETY: `new` made the mapping, and no pointer into it leaves this type.
         let unmapped = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.len) };
         debug_assert_eq!(unmapped, Ok(()));
     }
@@ -45,7 +55,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_byte_is_the_files() {
+    fn a_byte_comes_from_the_file() {
         let path = std::env::temp_dir().join(format!(".foliomem-mapping-{}", std::process::id()));
         let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

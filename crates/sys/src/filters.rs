@@ -1,12 +1,12 @@
-//! What filters for system calls of the program do to the companion.
+//! Effects of the program's system call filters (seccomp(2)) on the companion.
 //!
-//! A companion that is started in the child of a fork inherits the filters of the forking thread (seccomp(2)). A filter
-//! that answers a call with an error, or by SIGSYS, is an error here, too: the companion's handler of SIGSYS turns the
-//! second into the first. A filter that kills would kill the companion. If a companion has ended at its start, a
-//! *rehearsal* finds out which calls do that: a short-lived process makes each call that the companion can do without,
-//! and the companion makes none of those that killed it.
+//! A companion that starts in the child of a fork inherits the filters of the forking thread. A
+//! filter may answer a call with an error, or with SIGSYS, which the companion's handler turns into
+//! an error. A filter that kills would kill the companion. If a companion ended at its start, a
+//! *rehearsal* finds the calls that do that: a short-lived process makes each call that the
+//! companion can do without. The companion then makes none of the calls that killed it.
 //!
-//! No locks: one thread at a time starts a companion.
+//! There is no lock: one thread at a time starts a companion.
 
 use crate::companion_process::Companion;
 use crate::thread::{self, syscall4};
@@ -15,48 +15,49 @@ use linux_raw_sys::prctl::PR_SET_NAME;
 use std::arch::global_asm;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A call that the companion can do without.
+/// A system call that the companion can do without.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Call {
-    /// A session of its own.
+    /// setsid(2): begins a session of its own.
     Setsid,
-    /// A directory of its own.
+    /// chdir(2): leaves the program's directory.
     Chdir,
-    /// A name.
+    /// prctl(2), `PR_SET_NAME`: sets the name of a thread.
     SetName,
-    /// Its own urgency.
+    /// getpriority(2): reads the nice value of a thread.
     Getpriority,
-    /// The same.
+    /// setpriority(2): sets the nice value of a thread.
     Setpriority,
-    /// On which CPUs it may run.
+    /// sched_getaffinity(2): reads the CPUs that a thread may use.
     SchedGetaffinity,
-    /// The same.
+    /// sched_setaffinity(2): sets the CPUs that a thread may use.
     SchedSetaffinity,
-    /// To run only where nobody else wants to.
+    /// sched_setscheduler(2): sets the scheduling class of a thread.
     SchedSetscheduler,
-    /// That its end is marked.
+    /// set_robust_list(2): registers the words that the kernel marks when a thread ends.
     SetRobustList,
-    /// That the program's end is told.
+    /// pidfd_open(2): gives a descriptor that reports the end of the program.
     PidfdOpen,
-    /// To sleep on two words.
+    /// futex_waitv(2): sleeps on two words.
     FutexWaitv,
-    /// Pages that a fork needs.
+    /// mlock(2): keeps pages resident that a fork needs.
     Mlock,
-    /// Their release.
+    /// munlock(2): releases these pages.
     Munlock,
-    /// Its own number under `/proc`.
+    /// readlinkat(2): reads the own number under `/proc`.
     Readlinkat,
-    /// Where the control block of a thread is.
+    /// get_robust_list(2): finds the control block of a thread.
     GetRobustList,
-    /// Whether the program has disabled huge pages.
+    /// prctl(2), `PR_GET_THP_DISABLE`: reads whether the program has disabled huge pages.
     GetThpDisable,
-    /// Whether nobody else uses the memory.
+    /// unshare(2): checks whether another process uses the memory.
     Unshare,
-    /// To sleep for microseconds.
+    /// prctl(2), `PR_SET_TIMERSLACK`: makes short sleeps precise.
     SetTimerSlack,
 }
 
+/// All calls, in the order of their numbers.
 const ALL: [Call; 18] = [
     Call::Setsid,
     Call::Chdir,
@@ -78,18 +79,19 @@ const ALL: [Call; 18] = [
     Call::SetTimerSlack,
 ];
 
-/// A bit for each call that kills its caller.
+/// The calls that kill their caller, one bit each.
 static DEADLY: AtomicU32 = AtomicU32::new(0);
-/// The call that the rehearsal makes; as many as there are when it has made all.
+/// Index of the call that the rehearsal makes; the length of `ALL` when it has made all.
 static REHEARSED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the companion may make `call`.
+/// Returns whether the companion may make `call`.
 pub fn allow(call: Call) -> bool {
     DEADLY.load(Ordering::Relaxed) & 1 << call as u32 == 0
 }
 
 impl Call {
-    /// Makes it, in a process that ends right afterwards, with arguments that change nothing of others.
+    /// Makes the call, in a process that ends right afterwards, with arguments that affect no other
+    /// process.
     fn rehearse(self) {
         let name = c"foliomem".as_ptr().expose_provenance();
         let (number, arguments) = match self {
@@ -113,21 +115,24 @@ impl Call {
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
         };
         let [a, b, c, d] = arguments;
-        // SAFETY: the calls change this process only, or are refused for their arguments: no null pointer is read.
+        // SAFETY: each call changes only this process, or fails because of its arguments. No call
+        // reads a null pointer.
         unsafe { syscall4(number as usize, a, b, c, d) };
     }
 }
 
-/// Finds out which calls kill a process that the calling thread starts; whether there are any.
+/// Finds the calls that kill a process that the calling thread starts. Returns whether there are
+/// any.
 pub fn rehearse(companion: &'static Companion) -> bool {
     DEADLY.store(0, Ordering::Relaxed);
     REHEARSED.store(0, Ordering::Relaxed);
     loop {
-        // SAFETY: the entry takes no argument, and ends its process.
+        // SAFETY: `rehearsal_entry` ignores its argument and ends its process; one thread at a time
+        // starts a companion.
         if unsafe { companion.run_intermediate(rehearsal_entry, std::ptr::null_mut()) }.is_err() {
             return false;
         }
-        // Acquire pairs with the Release of the rehearsing process.
+        // Acquire pairs with the Release in `rehearsal_entry`.
         let ended_at = REHEARSED.load(Ordering::Acquire);
         if ended_at as usize >= ALL.len() {
             return DEADLY.load(Ordering::Relaxed) != 0;
@@ -137,6 +142,7 @@ pub fn rehearse(companion: &'static Companion) -> bool {
     }
 }
 
+/// First function of the rehearsing process: makes the calls that are left.
 extern "C" fn rehearsal_entry(_: *mut u8) {
     answer_filters();
     let first = REHEARSED.load(Ordering::Relaxed) as usize;
@@ -172,8 +178,8 @@ unsafe extern "C" {
     fn foliomem_companion_sigreturn();
 }
 
-/// Has the calling process, which has signal handlers of its own, take a call that a filter answers by SIGSYS for one that is not
-/// there.
+/// Installs a SIGSYS handler, which makes a call fail with `ENOSYS` that a filter answers with
+/// SIGSYS. The calling process has signal handlers of its own.
 pub fn answer_filters() {
     let action = Action {
         handler: on_sigsys as *const () as usize,
@@ -182,11 +188,14 @@ pub fn answer_filters() {
         mask: 0,
     };
     let (number, address) = (raw::__NR_rt_sigaction as usize, (&raw const action).expose_provenance());
-    // SAFETY: reads the action, of 8 bytes of mask. The handler changes nothing but the result of a call.
+    // SAFETY: the kernel reads the action, whose mask has 8 bytes. The handler changes only the
+    // result of a call.
     unsafe { syscall4(number, raw::SIGSYS as usize, address, 0, size_of::<u64>()) };
 }
 
+/// The SIGSYS handler: the interrupted call returns `ENOSYS`.
 extern "C" fn on_sigsys(_signal: i32, _info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passes the registers of the interrupted thread, which are this handler's own.
+    // SAFETY: the kernel passes the registers of the interrupted thread, which nobody else uses
+    // while the handler runs.
     unsafe { (*context).uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS) };
 }

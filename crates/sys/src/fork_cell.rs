@@ -1,7 +1,7 @@
 //! A value that all threads read, and that changes only while its process has one thread.
 //!
-//! The child of a fork replaces what belonged to its parent. The old value is forgotten, not
-//! dropped, because the parent still uses it. There is no lock.
+//! The child of a fork replaces values that belong to its parent. It forgets the old value instead
+//! of dropping it, because the parent still uses it. There is no lock.
 
 use std::cell::UnsafeCell;
 use std::ops::Deref;
@@ -10,11 +10,11 @@ use std::ops::Deref;
 #[derive(Debug)]
 pub struct ForkCell<T>(UnsafeCell<T>);
 
-// SAFETY: shared access only reads; the one mutation requires that no other thread exists.
+// SAFETY: shared access only reads; the only mutation requires that no other thread exists.
 unsafe impl<T: Send + Sync> Sync for ForkCell<T> {}
 
 impl<T> ForkCell<T> {
-    /// A cell that holds `value`.
+    /// Makes a cell that contains `value`.
     pub const fn new(value: T) -> ForkCell<T> {
         ForkCell(UnsafeCell::new(value))
     }
@@ -22,9 +22,10 @@ impl<T> ForkCell<T> {
     /// Replaces the value without dropping the old one, which belongs to the parent.
     ///
     /// # Safety
-    /// No other thread exists that uses the cell, and no reference into it is used again.
+    /// No other thread that uses the cell exists, and nobody uses an earlier reference into it
+    /// again.
     pub unsafe fn replace_forgetting(&self, value: T) {
-        // SAFETY: exclusive by the contract.
+        // SAFETY: no other reference is in use, by the contract.
         std::mem::forget(std::mem::replace(unsafe { &mut *self.0.get() }, value));
     }
 }
@@ -33,7 +34,8 @@ impl<T> Deref for ForkCell<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: only read, see `replace_forgetting`.
+        // SAFETY: the value is only read; `replace_forgetting` requires that no such reference is
+        // in use.
         unsafe { &*self.0.get() }
     }
 }

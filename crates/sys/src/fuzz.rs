@@ -1,6 +1,7 @@
-//! Targets of the fuzzer (`fuzz/`): each takes any bytes, and must neither panic nor break a rule that it asserts.
+//! Targets of the fuzzer (`fuzz/`). Each takes any bytes, and must neither panic nor fail an
+//! assertion.
 //!
-//! The kept corpus is replayed by the tests of this module.
+//! The tests of this module replay the kept corpus.
 
 use crate::interception::fork_call::{CallKind, ForkCall};
 use crate::{maps, userfaultfd};
@@ -8,26 +9,26 @@ use linux_raw_sys::general as raw;
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// A file in memory with this content.
+/// Makes a file in memory with `content`.
 fn file(content: &[u8]) -> OwnedFd {
     let fd = memfd_create(c"fuzz", MemfdFlags::CLOEXEC).expect("a file in memory");
     rustix::io::pwrite(&fd, content, 0).expect("room for it");
     fd
 }
 
-/// Lines of `/proc/self/maps`.
+/// Parses `data` as `/proc/self/maps`.
 pub fn maps(data: &[u8]) {
     maps::for_each(file(data), &mut |mapping| assert!(mapping.start < mapping.end));
 }
 
-/// Lines of `/proc/self/smaps`.
+/// Parses `data` as `/proc/self/smaps`.
 pub fn smaps(data: &[u8]) {
     let fd = file(data);
     maps::for_each_advised(&fd, &mut |range, _| assert!(range.start < range.end));
     maps::for_each_flagged(&fd, &mut |_, flags| assert!(!flags.contains(&b'\n')));
 }
 
-/// Messages of userfaultfd.
+/// Decodes `data` as userfaultfd messages.
 pub fn userfaultfd_messages(data: &[u8]) {
     for bytes in data.chunks(size_of::<raw::uffd_msg>()) {
         let mut message = [0; size_of::<raw::uffd_msg>()];
@@ -36,7 +37,8 @@ pub fn userfaultfd_messages(data: &[u8]) {
     }
 }
 
-/// Arguments of fork, clone and clone3: the first byte chooses, the rest is `struct clone_args` or the six arguments.
+/// Reads `data` as the arguments of fork, clone or clone3. The first byte selects the call; the
+/// rest is the `struct clone_args` or the six arguments.
 pub fn fork_arguments(data: &[u8]) {
     let Some((&which, rest)) = data.split_first() else { return };
     let words: [usize; 6] = std::array::from_fn(|index| {

@@ -1,21 +1,23 @@
-//! The agent's heap: regions that the agent has reserved, apart from the program's memory.
+//! The agent's heap: regions of address space that the agent reserves, apart from the program's
+//! memory.
 //!
 //! No allocation of the agent comes from the program's malloc, so the agent's memory is never
 //! managed.
 //!
 //! A program may limit its address space (`RLIMIT_AS`) and its writable memory (`RLIMIT_DATA`). So
-//! each region is as large as all regions before it, and becomes writable step by step. The rest of
-//! a region is readable: neither a heap of the program nor a reserve is readable only, so a scan of
-//! the mappings takes a new region for neither of them.
+//! each region is as large as all regions before it together, and becomes writable step by step.
+//! The unused rest of a region is readable. Neither a heap nor a reservation of the program is
+//! readable only, so a scan of the mappings never mistakes a new region for one of them.
 //!
-//! Small blocks are dlmalloc's, in segments cut from the regions. Blocks of [`LARGE_BYTES`] and
-//! more are cut from the regions directly. They are zero pages of the kernel, so a zeroed table
-//! costs nothing until it is used. A freed large block gives its pages back, but its address space
-//! is not used again: the engine's tables grow by doubling, so the loss is bounded by the memory in
+//! dlmalloc serves small blocks, from segments that are cut off the regions. Blocks of
+//! [`LARGE_BYTES`] and more are cut off the regions directly. They are zero pages of the kernel, so
+//! a zeroed table costs nothing until it is used. A freed large block gives its pages back, but not
+//! its address space. The engine's tables grow by doubling, so the loss is bounded by the memory in
 //! use.
 //!
-//! Lock: one leaf. The forking thread finds it free: the agent's threads allocate and free only
-//! inside the gate, and the program's threads allocate here only while the agent starts.
+//! Lock order: the heap's lock is below all others. The forking thread finds it free: the agent's
+//! threads allocate and free only inside the gate, and the program's threads use this heap only
+//! while the agent starts.
 
 use dlmalloc::Dlmalloc;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
@@ -24,56 +26,59 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Blocks from this size on bypass dlmalloc.
+/// Minimum size of a large block, in bytes. Large blocks bypass dlmalloc.
 const LARGE_BYTES: usize = 128 << 10;
-/// What is reserved first. The last of all regions has 64 GiB.
+/// Size of the first region, in bytes. With it, the last of [`REGIONS`] regions has 64 GiB.
 const FIRST_BYTES: usize = 128 << 20;
-/// How many there can be.
+/// Maximum number of regions.
 pub const REGIONS: usize = 11;
-/// What is opened at once.
+/// Minimum number of bytes that become writable at once.
 const STEP_BYTES: usize = 4 << 20;
 const PAGE: usize = foliomem_types::units::PAGE_BYTES;
 
-/// The regions: where each starts, and where it ends. They are filled in order.
+/// Start of each region, 0 if it does not exist. Regions are added in order.
 static STARTS: [AtomicUsize; REGIONS] = [const { AtomicUsize::new(0) }; REGIONS];
+/// End of each region.
 static ENDS: [AtomicUsize; REGIONS] = [const { AtomicUsize::new(0) }; REGIONS];
-/// How many there are. What follows is of the last one, and like this is read and changed under the heap's lock.
+/// Number of regions. Read and written under the heap's lock, like `NEXT` and `OPEN`.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Where the next block goes.
+/// Address of the next block, in the last region.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
-/// How far it may be written.
+/// End of the writable part of the last region.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// What is reserved; those of the regions that are not are empty.
+/// Returns the regions. A region that does not exist is an empty range.
 pub fn ranges() -> [Range<usize>; REGIONS] {
-    // An end is stored first: a region that is being added is known as a whole, or not at all.
-    // Acquire pairs with the Release in `reserve`.
+    // `reserve` stores the end first, so a new region is seen whole or not at all. Acquire pairs
+    // with the Release in `reserve`.
     std::array::from_fn(|index| STARTS[index].load(Ordering::Acquire)..ENDS[index].load(Ordering::Acquire))
         .map(|range| if range.start == 0 { 0..0 } else { range })
 }
 
-/// Where the last region ends; 0 where there is none. Called under the heap's lock.
+/// Returns the end of the last region, 0 if there is none. The caller holds the heap's lock.
 fn last_end() -> usize {
     COUNT.load(Ordering::Relaxed).checked_sub(1).map_or(0, |last| ENDS[last].load(Ordering::Relaxed))
 }
 
-/// Adds a region of `least_bytes` at least. Called under the heap's lock.
+/// Adds a region of at least `least_bytes` and returns whether it could. The caller holds the
+/// heap's lock.
 fn reserve(least_bytes: usize) -> bool {
     let index = COUNT.load(Ordering::Relaxed);
     if index == REGIONS {
         return false;
     }
     let wanted = (FIRST_BYTES << index.saturating_sub(1)).max(least_bytes.next_multiple_of(PAGE));
-    // Where the program may not have so much any more, there may be room for less.
+    // A limit of the program may leave room for a smaller region only.
     let sizes = std::iter::successors(Some(wanted), |&bytes| Some((bytes / 2).next_multiple_of(PAGE)));
     for bytes in sizes.take_while(|&bytes| bytes >= least_bytes && bytes > PAGE) {
-        // SAFETY: a new private mapping at an address of the kernel's choice; nothing else is affected.
+        // SAFETY: the kernel chooses the address of the new private mapping, so nothing else is
+        // affected.
         let mapped = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::NORESERVE)
         };
         let Ok(start) = mapped else { continue };
         let start = start.addr();
-        // Release pairs with the Acquire in `ranges`: who sees the start sees the end.
+        // Release pairs with the Acquire in `ranges`: a thread that sees the start sees the end.
         ENDS[index].store(start + bytes, Ordering::Release);
         STARTS[index].store(start, Ordering::Release);
         COUNT.store(index + 1, Ordering::Relaxed);
@@ -83,20 +88,22 @@ fn reserve(least_bytes: usize) -> bool {
     false
 }
 
-/// Opens the last region up to `end`. Called under the heap's lock.
+/// Makes the last region writable up to `end` and returns whether it could. The caller holds the
+/// heap's lock.
 fn open(end: usize) -> bool {
     let from = OPEN.load(Ordering::Relaxed);
     let start = std::ptr::with_exposed_provenance_mut(from);
-    let most = end.max(from + STEP_BYTES).min(last_end());
-    let opened = [most, end].into_iter().find(|to| {
-        // SAFETY: it is reserved, and nobody else's.
+    let wanted = end.max(from + STEP_BYTES).min(last_end());
+    let opened = [wanted, end].into_iter().find(|to| {
+        // SAFETY: the range lies in the last region, and no block lies there yet.
         unsafe { mprotect(start, to - from, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
     });
     opened.iter().for_each(|&to| OPEN.store(to, Ordering::Relaxed));
     opened.is_some()
 }
 
-/// Cuts `bytes` off the last region, aligned to `align`. Called under the heap's lock.
+/// Cuts `bytes` off the last region, aligned to `align`. Returns null if there is no room. The
+/// caller holds the heap's lock.
 fn cut(bytes: usize, align: usize) -> *mut u8 {
     let align = align.max(PAGE);
     let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else { return std::ptr::null_mut() };
@@ -115,10 +122,11 @@ fn cut(bytes: usize, align: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(start)
 }
 
+/// dlmalloc's source of segments: the regions.
 struct Segments;
 
-// SAFETY: segments are disjoint cuts of the regions, readable, writable and zero; they are never
-// released, which the three refusals below say.
+// SAFETY: segments are disjoint parts of the regions, readable, writable and zero. They are never
+// released: the functions that would do so refuse.
 unsafe impl dlmalloc::Allocator for Segments {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let start = cut(size, PAGE);
@@ -150,7 +158,7 @@ unsafe impl dlmalloc::Allocator for Segments {
     }
 }
 
-/// The allocator of this library.
+/// The agent's global allocator.
 pub struct AgentHeap(Mutex<Dlmalloc<Segments>>);
 
 impl Default for AgentHeap {
@@ -160,7 +168,7 @@ impl Default for AgentHeap {
 }
 
 impl AgentHeap {
-    /// An empty heap.
+    /// Makes an empty heap.
     pub const fn new() -> AgentHeap {
         AgentHeap(Mutex::new(Dlmalloc::new_with_allocator(Segments)))
     }
@@ -171,8 +179,8 @@ impl AgentHeap {
     }
 }
 
-// SAFETY: small blocks obey dlmalloc's contract, large ones are exclusive cuts of the regions, aligned as
-// asked; which of the two a block is follows from its size alone, at allocation and at release.
+// SAFETY: small blocks obey dlmalloc's contract. Large ones are exclusive parts of the regions,
+// aligned as requested. A block's size alone decides between the two, at allocation and at release.
 unsafe impl GlobalAlloc for AgentHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() >= LARGE_BYTES {
@@ -186,18 +194,19 @@ unsafe impl GlobalAlloc for AgentHeap {
         if layout.size() >= LARGE_BYTES {
             return self.with(|_| cut(layout.size(), layout.align()));
         }
-        // SAFETY: as in `alloc`.
+        // SAFETY: the size is not zero, by the contract of GlobalAlloc.
         self.with(|heap| unsafe { heap.calloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if layout.size() >= LARGE_BYTES {
-            // SAFETY: the block's pages are its own, and nobody uses them any more. A failure only means
-            // that they stay.
+            // SAFETY: the pages belong to the block alone, which its owner frees. If the call
+            // fails, the pages stay populated.
             let _ = unsafe { madvise(block.cast(), layout.size().next_multiple_of(PAGE), Advice::LinuxDontNeed) };
             return;
         }
-        // SAFETY: allocated by `malloc` or `calloc` above with the same layout.
+        // SAFETY: `alloc` or `alloc_zeroed` allocated the block here with this layout, by the
+        // contract.
         self.with(|heap| unsafe { heap.free(block, layout.size(), layout.align()) })
     }
 }
@@ -207,17 +216,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_lie_in_regions_that_follow_each_other() {
+    fn blocks_lie_in_successive_regions() {
         const BYTES: usize = 3 << 20;
         let heap = AgentHeap::new();
         let is_own = |start: usize, end: usize| {
             ranges().iter().filter(|region| region.contains(&start) && end <= region.end).count() == 1
         };
         let mut last = 0;
-        // More than the first two regions have.
+        // The blocks need more room than the first two regions have.
         for block in 0..2 * FIRST_BYTES / BYTES + 20 {
             let layout = Layout::from_size_align(BYTES + block, 4096 << (block % 10)).unwrap();
-            // SAFETY: the layout has a size; the block is written where it begins and where it ends.
+            // SAFETY: the layout has a size; only the first and the last byte of the block are
+            // used.
             let start = unsafe {
                 let start = heap.alloc_zeroed(layout);
                 assert!(!start.is_null());

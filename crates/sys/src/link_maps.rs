@@ -1,26 +1,27 @@
 //! The objects that the dynamic loader has loaded, in all its namespaces.
 //!
-//! Read from the loader's own lists (`r_debug` of `<link.h>`), which it offers to debuggers
-//! ([`crate::loader`]). Namespaces other than the first are in it since glibc 2.35.
+//! The loader keeps lists of them for debuggers (`r_debug` of `<link.h>`, see [`crate::loader`]).
+//! Since glibc 2.35 they contain the namespaces other than the first.
 
 use crate::loader::{self, Object};
 
 /// `DebugInfo::state` while a list is complete.
 const RT_CONSISTENT: i32 = 0;
 
-/// The address of the function that the loader calls before and after it changes its list.
+/// Returns the address of the function that the loader calls before and after it changes a list.
 pub fn notify_function() -> Option<usize> {
-    // SAFETY: the loader's, which stays.
+    // SAFETY: the structure belongs to the loader and exists as long as the process.
     Some(unsafe { (*loader::debug_info()).notify }).filter(|&address| address != 0)
 }
 
-/// Visits all objects of all lists that are complete. Returns whether all are. The caller has the
-/// loader's lock, or there is one thread.
+/// Visits all objects of all complete lists. Returns whether all lists are complete. The caller
+/// holds the loader's lock, or the process has one thread.
 pub fn visit(mut each: impl FnMut(Object<'_>)) -> bool {
     let mut are_complete = true;
     let mut info = loader::debug_info();
     while !info.is_null() {
-        // SAFETY: the loader's lists, which nobody changes meanwhile.
+        // SAFETY: the pointers belong to the loader, and the caller ensures that no other thread
+        // changes its lists.
         unsafe {
             let is_complete = (*info).state == RT_CONSISTENT;
             are_complete &= is_complete;
@@ -49,7 +50,7 @@ mod tests {
         });
         assert_eq!(libraries, 1);
         for (name, found) in [c"fork", c"syscall", c"clone"].into_iter().zip(&found) {
-            // SAFETY: a lookup by name.
+            // SAFETY: `name` is a C string, and dlsym(3) only looks it up.
             let known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             assert_eq!(found.as_ref().map(|code| code.start), Some(known.addr()), "{name:?}");
         }

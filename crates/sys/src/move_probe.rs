@@ -4,7 +4,7 @@
 //! the message, moves a page, and wakes the thread. There is no engine and no lock.
 
 use crate::cpus::run_on;
-use crate::region::Region;
+use crate::region::{HugePages, Region};
 use crate::userfaultfd::{Features, Message, Mode, MoveError, UffdError, Userfaultfd};
 use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -37,7 +37,9 @@ impl MoveProbe {
         let uffd = Userfaultfd::open(Features { events: false })?;
         let reserve = || Region::reserve(len).map_err(MoveProbeError::Memory);
         let (home, program) = (reserve()?, reserve()?);
-        home.allow_huge(0, len, false).and_then(|()| home.populate(0, len)).map_err(MoveProbeError::Memory)?;
+        home.set_huge_pages(0, len, HugePages::Forbidden)
+            .and_then(|()| home.populate(0, len))
+            .map_err(MoveProbeError::Memory)?;
         uffd.register(home.start(), len, Mode::Destination)?;
         uffd.register(program.start(), len, Mode::Faults)?;
         Ok(MoveProbe { uffd, home, program })

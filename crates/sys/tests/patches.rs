@@ -1,6 +1,7 @@
 //! Forks by the patched C library of this process: the hooks run around each, and nothing else
 //! changes.
 
+use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::interception::patches::{self, ForkHooks};
 use foliomem_sys::region::Region;
 use std::sync::OnceLock;
@@ -28,8 +29,8 @@ impl ForkHooks for Counting {
         self.before.fetch_add(1, SeqCst);
     }
 
-    fn parent_after(&'static self, forked: bool) {
-        let count = if forked { &self.parent } else { &self.failed };
+    fn parent_after(&'static self, outcome: ForkOutcome) {
+        let count = if outcome == ForkOutcome::Forked { &self.parent } else { &self.failed };
         count.fetch_add(1, SeqCst);
     }
 

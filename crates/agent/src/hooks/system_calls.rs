@@ -109,7 +109,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 fn dispatched<R: Into<c_long> + Copy>(mode: usize, selector: usize, result: R) -> R {
     if result.into() == 0 {
         let is_on = mode == PR_SYS_DISPATCH_ON as usize && selector != 0;
-        patches::dispatches(is_on.then_some(selector));
+        patches::note_dispatch(is_on.then_some(selector));
     }
     result
 }

@@ -69,7 +69,7 @@ extern "C" fn begun(handed: NonNull<Handed>) -> Beginning {
         beginning
     };
     // A thread whose control block was here may have ended with its calls dispatched.
-    patches::dispatches(None);
+    patches::note_dispatch(None);
     runtime().into_iter().for_each(Runtime::thread_begins);
     beginning
 }

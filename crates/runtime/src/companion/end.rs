@@ -131,7 +131,7 @@ fn give_swap_file_up(runtime: &'static Runtime) {
 /// Ends the companion and its guard, in the gate or not, and `tells` the slot of the program. What the companion holds of
 /// the swap file is free when it has ended.
 fn leave(runtime: &'static Runtime, tells: fn(&ProcessSlot)) -> ! {
-    runtime.companion.is_ending();
+    runtime.companion.note_end();
     runtime.companion.end_guard();
     // Whoever waits for the end may unmount what the swap file is on; to give the memory back takes
     // longer.

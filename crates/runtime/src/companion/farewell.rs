@@ -44,7 +44,7 @@ pub(crate) fn take_leave(runtime: &'static Runtime) {
 /// The monitor: the program asks the companion to end.
 pub(crate) fn answer(runtime: &'static Runtime) {
     if !runtime.context.budget.has_one_thread() {
-        return runtime.companion.stays();
+        return runtime.companion.decline_to_end();
     }
     if let Some(activated) = runtime.activation.activated.get() {
         // A page that is missing when the agent has ended would be waited for, for ever.

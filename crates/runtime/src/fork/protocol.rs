@@ -49,7 +49,7 @@ use crate::ports::machine::LinuxMachine;
 use crate::runtime::Runtime;
 use foliomem_session::process_table::SlotIndex;
 use foliomem_sys::identity;
-use foliomem_sys::interception::fork_call::ForkHooks;
+use foliomem_sys::interception::fork_call::{ForkHooks, ForkOutcome};
 use foliomem_sys::region::Region;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::userfaultfd;
@@ -77,12 +77,12 @@ impl ForkHooks for Runtime {
         }
     }
 
-    fn parent_after(&'static self, forked: bool) {
+    fn parent_after(&'static self, outcome: ForkOutcome) {
         self.fork.finish_descriptors();
         if self.is_off() {
             return;
         }
-        self.fork.quiesce.release(forked);
+        self.fork.quiesce.release(outcome == ForkOutcome::Forked);
     }
 
     fn child_after(&'static self) {
@@ -93,7 +93,7 @@ impl ForkHooks for Runtime {
         let parent = self.context.budget.slot();
         // Where all slots are taken, the child shares its parent's, and is managed all the same.
         let own = rustix::process::getpid();
-        identity::forked(own);
+        identity::note_fork(own);
         let slot = control.claim_slot(own).unwrap_or(parent);
         if slot != parent {
             control.process(slot).inherit(control.process(parent));

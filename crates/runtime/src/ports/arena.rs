@@ -9,7 +9,7 @@
 use crate::ports::machine::LinuxMachine;
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{Fragment, FragmentMut, FragmentRef, Piece, PlaceMut};
-use foliomem_sys::region::Region;
+use foliomem_sys::region::{HugePages, Region};
 use foliomem_sys::{pagemap, userfaultfd};
 use foliomem_types::units::MAX_ORDER;
 use foliomem_types::units::{FrameRun, PAGE_BYTES};
@@ -120,9 +120,9 @@ impl LinuxMachine {
         }
         let populated = self.unregistered(run, || {
             self.arena.discard(offset, len)?;
-            self.arena.allow_huge(offset, len, true)?;
+            self.arena.set_huge_pages(offset, len, HugePages::Allowed)?;
             let populated = self.arena.populate(offset, len);
-            self.arena.allow_huge(offset, len, false).and(populated)
+            self.arena.set_huge_pages(offset, len, HugePages::Forbidden).and(populated)
         });
         if !pagemap::is_huge(&self.descriptors().pagemap, self.home(run)) {
             self.huge_pause.store(HUGE_PAUSE_RUNS, Ordering::Relaxed);

@@ -33,7 +33,7 @@ use foliomem_sync::{Mutex, RwLock, RwLockReadGuard};
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::codec::{Dictionaries, checksum};
 use foliomem_sys::fork_cell::ForkCell;
-use foliomem_sys::region::Region;
+use foliomem_sys::region::{HugePages, Region};
 use foliomem_sys::unshare_pages::unshare;
 use foliomem_sys::userfaultfd::{self, Userfaultfd};
 use foliomem_sys::{identity, memory_advice, pagemap};
@@ -102,7 +102,7 @@ impl LinuxMachine {
         tracer: &'static Tracer,
     ) -> Result<LinuxMachine, userfaultfd::UffdError> {
         // Huge pages only where they were charged: see `populate_huge`.
-        let _ = arena.allow_huge(0, arena.len(), false);
+        let _ = arena.set_huge_pages(0, arena.len(), HugePages::Forbidden);
         let marks = Marks::new(&arena);
         descriptors.program.register(arena.start(), arena.len(), userfaultfd::Mode::Destination)?;
         let space = budget.control().swap();

@@ -1,22 +1,23 @@
-//! Running hooks exactly around the system call that forks, where the C library is not patched.
+//! Runs the hooks around the system call that forks if the C library is not patched.
 //!
-//! This is what is left where [`crate::interception::patches`] does not recognise the C library or the CPU, or
-//! cannot write code. It sees the forks only of functions that the agent stands before, and takes
-//! stack of the program's.
+//! This is the fallback if [`crate::interception::patches`] does not recognise the C library or the
+//! CPU, or cannot write code. It intercepts only forks by functions that the agent's hooks replace,
+//! and uses the program's stack.
 //!
-//! `pthread_atfork` is too early and too late: between its handlers and the system call the C
-//! library touches the program's heap, which the child cannot do before its memory is registered
-//! anew. So while a function that forks runs, its system calls are dispatched to a SIGSYS handler
-//! (Syscall User Dispatch, Linux 5.11, prctl(2)), which makes them in its stead. The one that forks
-//! is made on a stack of the agent, between the hooks, with all signals blocked: nothing there
-//! touches memory of the program, and the kernel is not asked to either (thread ids are stored
-//! afterwards). The trap ends with the fork; the kernel does not pass it on to the child.
+//! `pthread_atfork` is too early and too late: between its handlers and the system call, the C
+//! library touches the program's heap. The child cannot do that before its memory is registered
+//! again. So while a function that forks runs, the kernel dispatches its system calls to a SIGSYS
+//! handler (Syscall User Dispatch, Linux 5.11, prctl(2)), which makes them for the program. The
+//! handler makes the fork on a stack of the agent, between the hooks, with all signals blocked.
+//! During the fork nothing touches memory of the program, not even the kernel: thread ids are
+//! stored afterwards. The trap ends with the fork; the child does not inherit the dispatch.
 //!
-//! A handler registered with `pthread_atfork` that itself starts a thread or a program ends the
-//! trap early: then the child of the fork is not managed, and stops with SIGSEGV at managed memory
-//! rather than read wrong data there.
+//! A `pthread_atfork` handler that starts a thread or a program ends the trap early. Then the child
+//! of the fork is not managed: when it touches managed memory it gets SIGSEGV instead of wrong
+//! data.
 //!
-//! Lock: `FORKING`, before the gate. It is held over the fork, and the child drops its copy.
+//! Lock order: `FORKING` comes before the gate. It is held over the fork, and the child drops its
+//! copy.
 
 use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks};
 use crate::thread_control_block::{self, BLOCK_PAGES};
@@ -26,22 +27,26 @@ use std::arch::{global_asm, naked_asm};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-/// Threads that fork at the same time; more wait.
+/// Maximum number of threads that fork at the same time; more threads wait.
 const TRAPS: usize = 16;
+/// `si_code` of a SIGSYS of Syscall User Dispatch.
 const SYS_USER_DISPATCH: i32 = raw::SYS_USER_DISPATCH as i32;
+/// SIGSYS in a signal mask.
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+/// Value of a selector: the kernel makes the system calls.
 const SELECTOR_ALLOW: u8 = 0;
+/// Value of a selector: the kernel dispatches the system calls.
 const SELECTOR_BLOCK: u8 = 1;
 
-/// One thread whose system calls are dispatched.
+/// The state of a thread whose system calls are dispatched.
 struct Trap {
-    /// 0 when free.
+    /// Thread id of the owner; 0 if the trap is free.
     thread: AtomicU32,
-    /// Read by the kernel at every system call of the thread.
+    /// The selector, which the kernel reads at each system call of the thread.
     selector: AtomicU8,
-    /// Whether the program believes SIGSYS blocked; it never is.
+    /// Whether SIGSYS is blocked from the program's view. In fact it is never blocked.
     sigsys_blocked: AtomicBool,
-    /// The reference to the hooks of the call, on the thread's stack.
+    /// Address of the reference to the hooks, on the thread's stack.
     hooks: AtomicPtr<&'static dyn ForkHooks>,
 }
 
@@ -68,12 +73,15 @@ struct Action {
     mask: u64,
 }
 
-/// The SIGSYS action of the program, while ours stands in its place.
+/// The state of SIGSYS: how many traps need the agent's action, and the program's action.
 struct Disposition {
+    /// Number of armed traps. The agent's action is set if there is one.
     traps: u32,
+    /// The program's action, while the agent's action is set.
     program: Action,
 }
 
+/// The lock of this module. It protects the action of SIGSYS and is held over a fork.
 static FORKING: Mutex<Disposition> =
     Mutex::new(Disposition { traps: 0, program: Action { handler: 0, flags: 0, restorer: 0, mask: 0 } });
 
@@ -83,7 +91,7 @@ fn forking() -> std::sync::MutexGuard<'static, Disposition> {
 }
 
 global_asm!(
-    // The only system calls that are never dispatched: those between the two outer labels.
+    // The system calls between the two outer labels are the only ones that are never dispatched.
     ".hidden foliomem_undispatched_start",
     ".hidden foliomem_undispatched_syscall",
     ".hidden foliomem_undispatched_sigreturn",
@@ -118,49 +126,50 @@ unsafe extern "C" {
     fn foliomem_undispatched_sigreturn();
 }
 
-/// A system call that is never dispatched.
+/// Makes a system call that is never dispatched, and returns its raw result.
 ///
 /// # Safety
-/// That of the call.
+/// The contract is that of the call.
 unsafe fn undispatched(number: u32, arguments: [usize; 6]) -> isize {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps the contract of the call.
     unsafe { foliomem_undispatched_syscall(number as usize, &raw const arguments) }
 }
 
-/// Calls `real`, with `hooks` around the fork it makes, if it makes one.
+/// Calls `real`, and runs `hooks` around the fork if `real` forks.
 pub fn trap_forks<R>(real: impl FnOnce() -> R, mut hooks: &'static dyn ForkHooks) -> R {
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     if trap_of(thread).is_some() {
-        // A fork inside a fork: the trap is set.
+        // This fork is inside of another one, whose trap is armed.
         return real();
     }
     let Some(trap) = arm(thread, &raw mut hooks) else { return real() };
     let result = real();
-    // A fork has disarmed it already.
+    // A fork has already disarmed the trap.
     if trap.thread.load(Ordering::Relaxed) == thread {
         trap.selector.store(SELECTOR_ALLOW, Ordering::Relaxed);
-        disarm(trap, &mut forking(), true);
+        disarm(trap, &mut forking(), Dispatching::On);
         if trap.sigsys_blocked.load(Ordering::Relaxed) {
             change_mask(libc::SIG_BLOCK, SIGSYS_BIT);
         }
-        // Release pairs with the Acquire in `arm`, of the next thread that claims the trap.
+        // Release pairs with the Acquire in `arm` of the next thread that claims the trap.
         trap.thread.store(0, Ordering::Release);
     }
     result
 }
 
-/// Whether the kernel can dispatch system calls.
+/// Returns whether the kernel supports Syscall User Dispatch.
 pub fn is_supported() -> bool {
     dispatch(PR_SYS_DISPATCH_OFF, 0, 0, 0) == 0
 }
 
+/// Returns the trap of `thread`.
 fn trap_of(thread: u32) -> Option<&'static Trap> {
     ALL_TRAPS.iter().find(|trap| trap.thread.load(Ordering::Relaxed) == thread)
 }
 
-/// Sets the trap for the calling thread; `None` where the kernel refuses.
+/// Arms a trap for the calling thread. Returns `None` if the kernel refuses.
 fn arm(thread: u32, hooks: *mut &'static dyn ForkHooks) -> Option<&'static Trap> {
-    // Acquire pairs with the Release of the thread that had the trap before.
+    // Acquire pairs with the Release of the thread that owned the trap before.
     let claim = |trap: &&Trap| trap.thread.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let trap = loop {
         match ALL_TRAPS.iter().find(claim) {
@@ -189,21 +198,28 @@ fn arm(thread: u32, hooks: *mut &'static dyn ForkHooks) -> Option<&'static Trap>
     let selector = trap.selector.as_ptr().expose_provenance();
     let range = [start.expose_provenance(), end.addr() - start.addr()];
     if dispatch(PR_SYS_DISPATCH_ON, range[0], range[1], selector) < 0 {
-        disarm(trap, &mut forking(), false);
-        // Release pairs with the Acquire above.
+        disarm(trap, &mut forking(), Dispatching::Off);
+        // Release pairs with the Acquire of the next thread that claims the trap.
         trap.thread.store(0, Ordering::Release);
         return None;
     }
-    // Release pairs with nothing of ours: the kernel reads the selector in this thread. It keeps
-    // the compiler from moving what is above below it.
+    // The kernel reads the selector in this thread, so no Acquire pairs with this Release. It keeps
+    // the compiler from moving earlier writes behind it.
     trap.selector.store(SELECTOR_BLOCK, Ordering::Release);
     Some(trap)
 }
 
-/// Ends the dispatching of the calling thread. The caller frees the trap.
-fn disarm(trap: &Trap, disposition: &mut Disposition, is_dispatching: bool) {
+/// Whether the kernel dispatches the calling thread's system calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Dispatching {
+    On,
+    Off,
+}
+
+/// Disarms the calling thread's trap. The caller frees the trap.
+fn disarm(trap: &Trap, disposition: &mut Disposition, dispatching: Dispatching) {
     trap.selector.store(SELECTOR_ALLOW, Ordering::Relaxed);
-    if is_dispatching {
+    if dispatching == Dispatching::On {
         dispatch(PR_SYS_DISPATCH_OFF, 0, 0, 0);
     }
     disposition.traps -= 1;
@@ -212,31 +228,34 @@ fn disarm(trap: &Trap, disposition: &mut Disposition, is_dispatching: bool) {
     }
 }
 
+/// Changes the dispatching of the calling thread's system calls. Returns the raw result.
 fn dispatch(mode: u32, start: usize, len: usize, selector: usize) -> isize {
     let option = PR_SET_SYSCALL_USER_DISPATCH as usize;
-    // SAFETY: changes how this thread's system calls are made; the selector is static.
+    // SAFETY: the call changes only how this thread's system calls are made. The selector is in
+    // `ALL_TRAPS`, which is static.
     unsafe { undispatched(raw::__NR_prctl, [option, mode as usize, start, len, selector, 0]) }
 }
 
-/// Sets the action of SIGSYS; returns the one before.
+/// Sets the action of SIGSYS and returns the previous one.
 fn set_action(action: &Action) -> Action {
     let mut before = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
     let (new, old) = (std::ptr::from_ref(action).expose_provenance(), (&raw mut before).expose_provenance());
-    // SAFETY: reads and writes an action each, of 8 bytes of mask; the handler is ours or the program's own.
+    // SAFETY: the kernel reads one action and writes the other, whose masks have 8 bytes. The
+    // handler is `on_sigsys` or the program's own.
     unsafe { undispatched(raw::__NR_rt_sigaction, [libc::SIGSYS as usize, new, old, size_of::<u64>(), 0, 0]) };
     before
 }
 
-/// Changes the signal mask of the calling thread; returns the one before.
+/// Changes the signal mask of the calling thread and returns the previous one.
 fn change_mask(how: i32, set: u64) -> u64 {
     let mut before = 0u64;
     let (new, old) = ((&raw const set).expose_provenance(), (&raw mut before).expose_provenance());
-    // SAFETY: reads and writes a word each.
+    // SAFETY: the kernel reads one word and writes the other.
     unsafe { undispatched(raw::__NR_rt_sigprocmask, [how as usize, new, old, size_of::<u64>(), 0, 0]) };
     before
 }
 
-/// A dispatched system call, as registers of the interrupted thread.
+/// The registers of the thread whose system call was dispatched.
 struct Registers<'a>(&'a mut libc::ucontext_t);
 
 impl Registers<'_> {
@@ -253,20 +272,22 @@ impl Registers<'_> {
             .map(|register| self.get(register))
     }
 
-    /// The signal mask that holds after the handler: the kernel's is one word.
+    /// Returns the signal mask that the kernel restores after the handler. The kernel's mask is one
+    /// word.
     fn mask(&mut self) -> &mut u64 {
-        // SAFETY: the C library's type begins with the kernel's, and is aligned to a word.
+        // SAFETY: the C library's type begins with the kernel's mask, and is aligned to a word.
         unsafe { &mut *(&raw mut self.0.uc_sigmask).cast::<u64>() }
     }
 }
 
+/// The SIGSYS handler: makes the dispatched system call.
 extern "C" fn on_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passes both to a handler with SA_SIGINFO, and they are this handler's own.
+    // SAFETY: the kernel passes both to a handler with SA_SIGINFO, and only this handler uses them.
     let (code, mut registers) = unsafe { ((*info).si_code, Registers(&mut *context)) };
-    // SAFETY: takes no arguments.
+    // SAFETY: gettid(2) takes no arguments.
     let thread = unsafe { undispatched(raw::__NR_gettid, [0; 6]) } as u32;
     let trap = trap_of(thread).filter(|_| code == SYS_USER_DISPATCH);
-    let Some(trap) = trap else { return not_ours(signal, info, context) };
+    let Some(trap) = trap else { return handle_other_sigsys(signal, info, context) };
     trap.selector.store(SELECTOR_ALLOW, Ordering::Relaxed);
     let number = registers.get(libc::REG_RAX) as u32;
     let arguments = registers.arguments();
@@ -276,8 +297,8 @@ extern "C" fn on_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut l
             registers.set(libc::REG_RAX, result as usize);
         }
         raw::__NR_rt_sigreturn => {
-            // A handler of the program ends: it is to be done at its stack pointer, by a call that is not
-            // dispatched.
+            // A handler of the program returns. It must do so at its stack pointer, by a call that
+            // is not dispatched.
             registers.set(libc::REG_RIP, foliomem_undispatched_sigreturn as *const () as usize);
         }
         raw::__NR_fork | raw::__NR_clone | raw::__NR_clone3 | raw::__NR_vfork => {
@@ -288,7 +309,7 @@ extern "C" fn on_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut l
             }
         }
         _ => {
-            // SAFETY: what the program asked for, in its stead.
+            // SAFETY: the program makes this call itself, with these arguments.
             let result = unsafe { undispatched(number, arguments) };
             registers.set(libc::REG_RAX, result as usize);
         }
@@ -296,8 +317,8 @@ extern "C" fn on_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     trap.selector.store(SELECTOR_BLOCK, Ordering::Relaxed);
 }
 
-/// Makes a thread or a child that shares our memory: only the caller itself can do that, so it is undispatched
-/// from here on.
+/// Repeats the system call without dispatching. The call makes a thread or a child that shares the
+/// memory, which only the calling thread itself can do.
 fn let_through(trap: &Trap, registers: &mut Registers<'_>) {
     const SYSCALL_BYTES: usize = 2;
     registers.set(libc::REG_RIP, registers.get(libc::REG_RIP) - SYSCALL_BYTES);
@@ -306,16 +327,16 @@ fn let_through(trap: &Trap, registers: &mut Registers<'_>) {
 
 /// Disarms a trap from inside the handler.
 fn end_trap(trap: &Trap, registers: &mut Registers<'_>, disposition: &mut Disposition) {
-    disarm(trap, disposition, true);
+    disarm(trap, disposition, Dispatching::On);
     if trap.sigsys_blocked.load(Ordering::Relaxed) {
         *registers.mask() |= SIGSYS_BIT;
     }
-    // Release pairs with the Acquire in `arm`.
+    // Release pairs with the Acquire in `arm` of the next thread that claims the trap.
     trap.thread.store(0, Ordering::Release);
 }
 
-/// A SIGSYS of somebody else's: what would have happened to it without us.
-fn not_ours(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+/// Handles a SIGSYS that is not of a trap: does what the program's action says.
+fn handle_other_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
     let program = forking().program;
     match program.handler {
         libc::SIG_IGN => {}
@@ -324,7 +345,8 @@ fn not_ours(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontex
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::SYS);
         }
         handler => {
-            // SAFETY: the program's handler; without SA_SIGINFO it looks at the first argument only.
+            // SAFETY: `handler` is the program's. Without SA_SIGINFO it uses the first argument
+            // only.
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::ucontext_t) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);
@@ -332,8 +354,8 @@ fn not_ours(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontex
     }
 }
 
-/// What the thread is to have blocked is what the handler's end restores. SIGSYS is never blocked: a
-/// blocked SIGSYS of the dispatcher kills.
+/// Emulates rt_sigprocmask(2): changes the mask that the kernel restores after the handler. SIGSYS
+/// is never blocked in it, because a blocked SIGSYS of the dispatcher kills the process.
 fn emulate_sigprocmask(trap: &Trap, registers: &mut Registers<'_>, arguments: [usize; 6]) -> isize {
     let [how, set, before, size, ..] = arguments;
     if size != size_of::<u64>() {
@@ -342,7 +364,7 @@ fn emulate_sigprocmask(trap: &Trap, registers: &mut Registers<'_>, arguments: [u
     let blocked = if trap.sigsys_blocked.load(Ordering::Relaxed) { SIGSYS_BIT } else { 0 };
     let old = (*registers.mask() & !SIGSYS_BIT) | blocked;
     if set != 0 {
-        // SAFETY: the program passes a set to its own system call.
+        // SAFETY: the program passes the address of a set to its own system call.
         let set = unsafe { std::ptr::with_exposed_provenance::<u64>(set).read_unaligned() };
         let new = match how as i32 {
             libc::SIG_BLOCK => old | set,
@@ -354,33 +376,34 @@ fn emulate_sigprocmask(trap: &Trap, registers: &mut Registers<'_>, arguments: [u
         *registers.mask() = new & !SIGSYS_BIT;
     }
     if before != 0 {
-        // SAFETY: as above.
+        // SAFETY: the program passes the address for a set to its own system call.
         unsafe { std::ptr::with_exposed_provenance_mut::<u64>(before).write_unaligned(old) };
     }
     0
 }
 
-/// What is done on the agent's stack.
+/// The argument of [`fork_between_hooks`].
 struct OnStack {
     call: ForkCall,
     hooks: &'static dyn ForkHooks,
     needed: [usize; BLOCK_PAGES],
 }
 
-/// Forks, between the hooks; the trap is over in parent and child.
+/// Forks between the hooks. The trap is over in parent and child.
 fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: ForkCall) {
     let mut disposition = forking();
-    // SAFETY: `trap_forks` waits on this thread's stack for the call this is in, and holds the reference.
+    // SAFETY: `trap_forks` has stored the address of a reference on this thread's stack, and does
+    // not return before this call.
     let hooks = unsafe { *trap.hooks.load(Ordering::Relaxed) };
     let stack = hooks.stack();
     let mut on_stack = OnStack { call, hooks, needed: thread_control_block::pages(&thread_control_block::own()) };
     let argument = (&raw mut on_stack).cast();
-    // SAFETY: the stack is the agent's, for one thread at a time, which holding the lock makes us; the
-    // function reads and writes `on_stack` only while the program's memory may be touched.
+    // SAFETY: the stack is the agent's, for one thread at a time, and this thread holds the lock.
+    // The function uses `on_stack` only while the program's memory may be touched.
     unsafe { call_on_stack(stack.start() + stack.len(), fork_between_hooks, argument) };
     let call = on_stack.call;
     if call.result() == 0 {
-        // Only this thread has come along, and no dispatching.
+        // The child has only this thread, and no dispatching.
         for other in ALL_TRAPS.iter().filter(|other| !std::ptr::eq(*other, trap)) {
             other.thread.store(0, Ordering::Relaxed);
         }
@@ -394,16 +417,18 @@ fn fork_and_disarm(trap: &'static Trap, registers: &mut Registers<'_>, call: For
     registers.set(libc::REG_RAX, call.result() as usize);
 }
 
+/// Makes the fork, on the agent's stack.
 extern "C" fn fork_between_hooks(on_stack: *mut u8) {
     let on_stack = on_stack.cast::<OnStack>();
-    // SAFETY: `fork_and_disarm` passes it. A copy, because the original lies in the program's memory.
+    // SAFETY: `fork_and_disarm` passes an `OnStack`. This makes a copy, because the original lies
+    // in the program's memory.
     let (mut call, hooks, needed) = unsafe { ((*on_stack).call, (*on_stack).hooks, (*on_stack).needed) };
     call.make(hooks, needed, undispatched);
-    // SAFETY: as above; faults of the program are served again.
+    // SAFETY: `fork_and_disarm` passes an `OnStack`, and faults of the program are served again.
     unsafe { (*on_stack).call = call };
 }
 
-/// Calls `function` on another stack.
+/// Calls `function` with `argument` on the stack that ends at `top`.
 #[unsafe(naked)]
 unsafe extern "C" fn call_on_stack(top: usize, function: extern "C" fn(*mut u8), argument: *mut u8) {
     naked_asm!("push rbp", "mov rbp, rsp", "mov rsp, rdi", "mov rdi, rdx", "call rsi", "mov rsp, rbp", "pop rbp", "ret",)
@@ -412,15 +437,16 @@ unsafe extern "C" fn call_on_stack(top: usize, function: extern "C" fn(*mut u8),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interception::fork_call::ForkOutcome;
     use crate::region::Region;
     use std::sync::OnceLock;
 
-    /// Counts, in memory that parent and child share.
+    /// Hooks that count their calls.
     struct Counting {
         stack: Region,
         before: AtomicU32,
         parent: AtomicU32,
-        /// Exit code of the child if its hook did not run.
+        /// Number of the children's hooks that ran, in this process and its ancestors.
         child: AtomicU32,
     }
 
@@ -434,8 +460,8 @@ mod tests {
             self.before.fetch_add(1, Ordering::SeqCst);
         }
 
-        fn parent_after(&'static self, forked: bool) {
-            assert!(forked);
+        fn parent_after(&'static self, outcome: ForkOutcome) {
+            assert_eq!(outcome, ForkOutcome::Forked);
             self.parent.fetch_add(1, Ordering::SeqCst);
         }
 
@@ -454,16 +480,16 @@ mod tests {
         })
     }
 
-    /// Waits for `child` and returns its exit code; signals are told as 128 + n.
+    /// Waits for `child` and returns its exit code, or 128 and the number of its signal.
     fn wait(child: i32) -> i32 {
         let mut status = 0;
-        // SAFETY: writes the status.
+        // SAFETY: waitpid(2) only writes the status.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
     }
 
     fn sigsys_handler() -> usize {
-        // SAFETY: reads the action.
+        // SAFETY: sigaction(2) only writes the action.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGSYS, std::ptr::null(), &raw mut action);
@@ -476,19 +502,19 @@ mod tests {
     }
 
     /// Leaves the child of a test without running anything of the test harness.
-    fn leave(code: bool) -> ! {
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(if code { 0 } else { 1 }) }
+    fn leave(is_right: bool) -> ! {
+        // SAFETY: _exit(2) ends the process and does not return.
+        unsafe { libc::_exit(if is_right { 0 } else { 1 }) }
     }
 
     fn fork_once() {
         let before = mask();
         let (ran_before, children) = (hooks().before.load(Ordering::SeqCst), hooks().child.load(Ordering::SeqCst));
-        // SAFETY: the child only calls what is safe after a fork.
+        // SAFETY: the child calls only functions that are safe after a fork.
         match trap_forks(|| unsafe { libc::fork() }, hooks()) {
             0 => {
                 let hooked = hooks().child.load(Ordering::SeqCst) == children + 1;
-                // SAFETY: asks for ids.
+                // SAFETY: both calls only return ids.
                 let ids = unsafe { libc::getpid() == libc::syscall(libc::SYS_getpid) as i32 };
                 let unarmed = trap_of(rustix::thread::gettid().as_raw_nonzero().get() as u32).is_none();
                 leave(hooked && ids && unarmed && mask() == before && sigsys_handler() == libc::SIG_DFL)
@@ -524,9 +550,9 @@ mod tests {
 
     #[test]
     fn a_child_forks_again() {
-        // SAFETY: as in `fork_once`.
+        // SAFETY: the child calls only functions that are safe after a fork.
         match trap_forks(|| unsafe { libc::fork() }, hooks()) {
-            // SAFETY: as above.
+            // SAFETY: the child calls only functions that are safe after a fork.
             0 => match trap_forks(|| unsafe { libc::fork() }, hooks()) {
                 0 => leave(true),
                 grandchild => leave(grandchild > 0 && wait(grandchild) == 0),
@@ -536,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fork_is_left_alone() {
+    fn calls_that_do_not_fork_are_unchanged() {
         let before = mask();
         let file = trap_forks(|| std::fs::read_to_string("/proc/self/stat"), hooks()).unwrap();
         assert!(file.starts_with(&std::process::id().to_string()));
@@ -545,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_on_a_stack_of_its_own_runs_there() {
+    fn a_child_runs_on_its_own_stack() {
         extern "C" fn body(argument: *mut libc::c_void) -> i32 {
             let here = 0u8;
             let stack = argument.addr();
@@ -554,7 +580,8 @@ mod tests {
         }
         let stack = Region::reserve(64 << 10).unwrap();
         let (start, top) = (stack.start(), stack.start() + stack.len());
-        // SAFETY: the stack is the child's own copy.
+        // SAFETY: the child runs on its copy of the stack, and calls only functions that are safe after
+        // a fork.
         let child = trap_forks(
             || unsafe {
                 let (top, argument) =
@@ -568,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_spawned_inside_goes_its_own_way() {
+    fn programs_and_threads_start_inside_of_a_trap() {
         let status = trap_forks(|| std::process::Command::new("true").status(), hooks()).unwrap();
         assert!(status.success());
         let thread = trap_forks(|| std::thread::spawn(|| 7).join(), hooks());

@@ -1,31 +1,31 @@
-//! Where a patched system call of the C library's goes when it may fork or installs guards
+//! The entry: makes a patched system call of the C library that may fork or installs guards
 //! ([`crate::interception::patches`]).
 //!
-//! The entry is reached by jumps from a stub, with the registers of the system call, and `rcx` at
-//! the stub's own `syscall` instruction. It leaves with a jump there, where the caller is to make
-//! the call itself, or behind it, with the result. In between it claims a frame, blocks signals,
-//! takes a lock, and makes the call on the agent's stack.
+//! A stub jumps to the entry with the registers of the system call, and with the address of the
+//! stub's own `syscall` instruction in `rcx`. The entry jumps to that instruction if the caller
+//! must make the call itself, or behind it, with the result. In between it claims a frame, blocks
+//! signals, takes a lock, and makes the call on the agent's stack.
 //!
-//! - It uses none of the caller's stack.
-//! - It keeps the vector registers, as a system call does; what follows the call in a C function
-//!   may rely on that.
-//! - SIGSYS stays as it is: a filter of the program that traps one of the calls here finds the
-//!   program's handler. A blocked one would end the process.
-//! - A signal mask that a filter keeps us from changing is left alone.
+//! - The entry does not use the caller's stack.
+//! - It preserves the vector registers, as a system call does: the C function around the call may
+//!   rely on that.
+//! - It does not block SIGSYS. A filter of the program that traps one of the entry's own calls thus
+//!   reaches the program's handler; a blocked SIGSYS would end the process.
+//! - If a filter refuses to change the signal mask, the mask stays as it is.
+//! - A selector of Syscall User Dispatch that the program has set is off meanwhile, if the agent
+//!   has seen the program's prctl(2).
 //!
-//! - A selector of Syscall User Dispatch that the program has set is off meanwhile, where its
-//!   prctl(2) was seen.
+//! A call that ends the process is made here, after the agent has ended ([`ForkHooks::exiting`]).
+//! It runs on a stack of its own, without a lock or a frame: a child of `vfork(2)` may make it, and
+//! may be killed at any moment.
 //!
-//! A call that ends the process is made here, after the agent has ended ([`ForkHooks::exiting`]): on
-//! a stack of its own, without a lock or a frame, because a child of `vfork(2)` may get there, and
-//! be killed at any moment.
+//! A frame is claimed before signals are blocked, and released after they are unblocked. A signal
+//! handler in between may fork, with another frame, or leave by `longjmp`. In the second case the
+//! next fork of the thread with the same stack pointer takes over the frame: the same stack pointer
+//! shows that the earlier fork is over.
 //!
-//! A frame is claimed before signals are blocked and free after they no longer are. A signal
-//! handler in between may fork, with a frame of its own, or leave by `longjmp`: the frame is then
-//! used by the next fork of the thread with the same stack pointer, which shows that the one before
-//! is over.
-//!
-//! Lock: `LOCK`, before the gate. It is held over the fork, and the child drops its copy.
+//! Lock order: `LOCK` comes before the gate. It is held over the fork, and the child drops its
+//! copy.
 
 use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks};
 use crate::interception::guards;
@@ -35,21 +35,23 @@ use std::mem::{MaybeUninit, offset_of};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Threads that fork at the same time; more spin.
+/// Maximum number of threads that fork at the same time; more threads spin.
 const FRAMES: usize = 256;
 
-/// A child that shares the memory has one of these: it is a thread, or its maker waits for it.
+/// Flags of a child that shares the memory and is a thread, or for which its parent waits.
 const WAITED_FOR: u32 = linux_raw_sys::general::CLONE_THREAD | linux_raw_sys::general::CLONE_VFORK;
 
-/// Saved registers.
+/// The saved state of a thread in the entry.
 #[repr(C, align(128))]
 #[derive(Clone, Copy)]
 struct Frame {
+    /// The signal mask of the thread.
     mask: u64,
-    /// 0 if the mask has been changed.
+    /// The result of blocking signals; 0 if the mask has been changed.
     mask_result: isize,
+    /// Address of the frame's entry in `OWNERS`.
     owner: usize,
-    /// The number of the system call; then its result.
+    /// The number of the system call, later its result.
     rax: usize,
     rbx: usize,
     rdi: usize,
@@ -58,23 +60,23 @@ struct Frame {
     r10: usize,
     r8: usize,
     r9: usize,
-    /// Where to go on.
+    /// The address at which the thread continues.
     resume: usize,
     rsp: usize,
-    /// The address of the thread's selector, if the program has its system calls dispatched.
+    /// Address of the thread's selector of Syscall User Dispatch; 0 if it has none.
     selector: usize,
-    /// What the selector was.
+    /// The value of the selector before the call.
     selected: usize,
 }
 
-/// What threads have. The entry scans the array up to the end of the page.
+/// Words of threads. The entry's code scans the array up to the end of the page.
 #[repr(C, align(4096))]
 struct Table([Entry; FRAMES]);
 
-/// What one thread has.
+/// The word of one thread.
 #[repr(C)]
 struct Entry {
-    /// The address of the thread's control block, with the lowest bit set; 0 if the entry is free.
+    /// Address of the thread's control block, with the lowest bit set; 0 if the entry is free.
     thread: AtomicUsize,
     value: AtomicUsize,
 }
@@ -84,48 +86,53 @@ impl Table {
         Table([const { Entry { thread: AtomicUsize::new(0), value: AtomicUsize::new(0) } }; FRAMES])
     }
 
-    /// In the child of a fork: no other thread has come along.
+    /// Frees all entries but that at address `kept`, in the child of a fork, which has one thread.
     fn keep_only(&self, kept: Option<usize>) {
         let others = self.0.iter().filter(|entry| Some(entry.thread.as_ptr().addr()) != kept);
         others.for_each(|entry| entry.thread.store(0, Ordering::Relaxed));
     }
 }
 
-/// Who has the frame of the same index: the stack pointer of the fork.
+/// Owner of the frame of the same index. The value is the stack pointer of the fork.
 static OWNERS: Table = Table::new();
-/// Threads whose system calls the program has dispatched (Syscall User Dispatch): the address of
-/// the selector. The agent's calls over a fork are not.
+/// Threads for which the program uses Syscall User Dispatch. The value is the selector's address.
+/// The agent's calls around a fork must not be dispatched.
 static DISPATCHES: Table = Table::new();
-/// Whether there has been one.
+/// Whether `DISPATCHES` has ever had an entry.
 static HAS_DISPATCH: AtomicBool = AtomicBool::new(false);
-/// Each is accessed by its owner only.
+/// The frames. Only the owner of a frame accesses it.
 static mut ALL_FRAMES: [MaybeUninit<Frame>; FRAMES] = [const { MaybeUninit::zeroed() }; FRAMES];
 
 const _: () = assert!(size_of::<Table>() == 4096 && size_of::<Entry>() == 16 && size_of::<Frame>() == 128);
 
+/// Length of a `syscall` instruction, in bytes.
 const SYSCALL_BYTES: usize = 2;
+/// Value of `LOCK` when no thread holds it.
 const UNLOCKED: u32 = 0;
+/// Value of `LOCK` when a thread holds it and no thread waits.
 const LOCKED: u32 = 1;
 
-/// A futex: unlocked, locked, or locked and awaited.
+/// The lock, a futex: unlocked, locked, or 2 if it is locked and threads wait.
 static LOCK: AtomicU32 = AtomicU32::new(UNLOCKED);
-/// The top of the hooks' stack; 0 as long as nothing is managed.
+/// Top of the hooks' stack; 0 until the agent is active.
 static STACK_TOP: AtomicUsize = AtomicUsize::new(0);
-/// The lowest part of the hooks' stack, on which exits run. The deepest use seen is 3 KiB, of a debug
-/// build.
+/// Size of the stack for exits, in bytes: the lowest part of the hooks' stack. Debug builds use 3
+/// KiB.
 const EXIT_STACK_BYTES: usize = 32 << 10;
 
-/// Its top. Static data would not do: the kernel may have joined it with memory that is managed, and
-/// a page that is touched for the first time after the agent's end would be waited for, for ever.
-/// Used by the thread that has set [`IS_EXITING`].
+/// Top of the stack for exits. The thread that has set [`IS_EXITING`] uses it.
+///
+/// The stack cannot be static data: the kernel may have merged that with managed memory, and a
+/// first touch after the agent's end would wait forever.
 static EXIT_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
-/// Whether a thread is on the stack for exits. Another one makes the call by itself.
+/// Whether a thread uses the stack for exits. Then another thread makes the call by itself.
 static IS_EXITING: AtomicU32 = AtomicU32::new(0);
-/// Whether the program has made a process that shares its memory, and is not waited for as
-/// `vfork(2)` waits.
+/// Whether the program has made a process that shares its memory and for which it does not wait as
+/// `vfork(2)` does.
 static HAS_SHARED_MEMORY: AtomicBool = AtomicBool::new(false);
-/// The signals that are blocked over a fork: all but SIGSYS.
+/// The signals that are blocked around a fork: all but SIGSYS.
 static BLOCKED: u64 = !(1 << (libc::SIGSYS - 1));
+/// The hooks, which are set once.
 static HOOKS: OnceLock<&'static dyn ForkHooks> = OnceLock::new();
 
 global_asm!(
@@ -144,7 +151,7 @@ global_asm!(
     "call {exit}",
     "ud2",
     "40:",
-    // clone with CLONE_VM: a thread, or a child that may have another stack.
+    // clone with CLONE_VM makes a thread, or a child that may run on another stack.
     "cmp eax, {clone}",
     "jne 2f",
     "test edi, {clone_vm}",
@@ -156,7 +163,7 @@ global_asm!(
     "2:",
     "cmp qword ptr [rip + {stack_top}], 0",
     "je 9f",
-    // The number goes where an address has none of its bits.
+    // The number goes into the upper 16 bits of rcx, which are 0 in an address.
     "mov eax, eax",
     "shl rax, 48",
     "or rcx, rax",
@@ -186,7 +193,7 @@ global_asm!(
     "mov [rax + 8], rsp",
     "mov [rax], r11",
     "24:",
-    // r11: the frame of the owner at rax, 128 bytes for its 16.
+    // r11 becomes the frame: 128 bytes for each 16 bytes before the entry at rax.
     "lea r11, [rip + {owners}]",
     "sub rax, r11",
     "lea r11, [rip + {frames}]",
@@ -266,7 +273,7 @@ global_asm!(
     "mov [rsp + 552], rax",
     "mov [rsp + 560], rax",
     "mov [rsp + 568], rax",
-    // x87, SSE, AVX, AVX-512: 2.7 KiB.
+    // Save x87, SSE, AVX and AVX-512 state: 2.7 KiB.
     "mov eax, 0xe7",
     "xor edx, edx",
     "xsave64 [rsp]",
@@ -353,30 +360,30 @@ unsafe extern "C" {
     fn foliomem_fork_entry();
 }
 
-/// The address that stubs jump to.
+/// Returns the address to which stubs jump.
 pub fn address() -> usize {
     (foliomem_fork_entry as *const ()).expose_provenance()
 }
 
-/// Whether this CPU has what the entry needs.
+/// Returns whether the CPU has the instructions that the entry uses.
 pub fn is_supported() -> bool {
     std::arch::is_x86_feature_detected!("xsave")
 }
 
-/// Runs `hooks` around all forks of patched system calls from here on.
+/// Sets the hooks that run around all forks of patched system calls from here on.
 pub fn set_hooks(hooks: &'static dyn ForkHooks) {
     if HOOKS.set(hooks).is_ok() {
         let stack = hooks.stack();
         assert!(stack.len() > 2 * EXIT_STACK_BYTES, "exits and forks run on one stack");
         EXIT_STACK_TOP.store(stack.start() + EXIT_STACK_BYTES, Ordering::Relaxed);
-        // Release pairs with the read in the entry code: the stack is there.
+        // Release pairs with the read in the entry's code: the stack exists and `HOOKS` is set.
         STACK_TOP.store(stack.start() + stack.len(), Ordering::Release);
     }
 }
 
-/// The program has the calling thread's system calls dispatched, by the selector at an address, or
-/// no longer has.
-pub fn dispatches(selector: Option<usize>) {
+/// Notes that the program dispatches the calling thread's system calls by the selector at an
+/// address (Syscall User Dispatch), or with `None` that it has stopped.
+pub fn note_dispatch(selector: Option<usize>) {
     if selector.is_none() && !HAS_DISPATCH.load(Ordering::Relaxed) {
         return;
     }
@@ -384,27 +391,29 @@ pub fn dispatches(selector: Option<usize>) {
     let has = |wanted: usize| move |entry: &&Entry| entry.thread.load(Ordering::Relaxed) == wanted;
     let own = DISPATCHES.0.iter().find(has(thread));
     let Some(selector) = selector else {
-        // Release pairs with the Acquire of the next claim.
+        // Release pairs with the Acquire of the next thread that claims the entry.
         own.into_iter().for_each(|entry| entry.thread.store(0, Ordering::Release));
         return;
     };
     HAS_DISPATCH.store(true, Ordering::Relaxed);
-    // Acquire pairs with the Release of the thread that gave the entry up.
+    // Acquire pairs with the Release of the thread that freed the entry.
     let claim = |entry: &&Entry| entry.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     if let Some(entry) = own.or_else(|| DISPATCHES.0.iter().find(claim)) {
         entry.value.store(selector, Ordering::Relaxed);
-        // Release pairs with the look of a signal handler of this thread: the entry is filled.
+        // Release orders the value before the owner, for a signal handler of this thread that
+        // forks.
         entry.thread.store(thread, Ordering::Release);
     }
 }
 
-/// A system call.
+/// Makes a system call and returns its raw result.
 ///
 /// # Safety
-/// That of the call.
+/// The contract is that of the call.
 pub unsafe fn system_call(number: u32, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps the contract of the call. The kernel changes only the declared
+    // registers.
     unsafe {
         asm!(
             "syscall", inlateout("rax") number as usize => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
@@ -414,35 +423,35 @@ pub unsafe fn system_call(number: u32, [a, b, c, d, e, f]: [usize; 6]) -> isize 
     result
 }
 
-/// The program makes a child that shares its memory, by clone3(2) with these flags.
-pub fn shares_memory(flags: u64) {
+/// Notes that the program makes a child that shares its memory, by clone3(2) with `flags`.
+pub fn note_shared_memory(flags: u64) {
     if flags & u64::from(WAITED_FOR) == 0 {
         HAS_SHARED_MEMORY.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether a process that the program has made may share its memory.
+/// Returns whether a process that the program has made may share its memory.
 pub fn has_shared_memory() -> bool {
     HAS_SHARED_MEMORY.load(Ordering::Relaxed)
 }
 
-/// Ends the process, after the hook. Touches no memory of the program.
+/// Runs the hook and ends the process. It touches no memory of the program.
 extern "C" fn exit_on_own_stack(status: usize) -> ! {
     HOOKS.get().into_iter().for_each(|hooks| hooks.exiting());
-    // A child of vfork(2) leaves the stack to its parent.
+    // A child of vfork(2) shares the flag with its parent, which may need the stack.
     IS_EXITING.store(0, Ordering::Relaxed);
     loop {
-        // SAFETY: takes a number, and does not return.
+        // SAFETY: exit_group(2) takes a number, and does not return.
         unsafe { system_call(linux_raw_sys::general::__NR_exit_group, [status, 0, 0, 0, 0, 0]) };
     }
 }
 
-/// The loader has loaded or unloaded libraries.
+/// Runs the hook for libraries that the loader has loaded or unloaded.
 pub fn objects_changed() {
     HOOKS.get().into_iter().for_each(|hooks| hooks.objects_changed());
 }
 
-/// Makes the call, on the hooks' stack, with the lock held.
+/// Makes the call on the hooks' stack, with the lock held.
 extern "C" fn call_on_own_stack(frame: &mut Frame) {
     let Some(&hooks) = HOOKS.get() else { return };
     let number = frame.rax as u32;
@@ -456,7 +465,7 @@ extern "C" fn call_on_own_stack(frame: &mut Frame) {
         CallKind::Fork(mut call) => {
             call.make(hooks, thread_control_block::pages(&thread_control_block::own()), system_call);
             if call.result() == 0 {
-                // Only this thread has come along.
+                // The calling thread is the only one of the child.
                 LOCK.store(LOCKED, Ordering::Relaxed);
                 OWNERS.keep_only(Some(frame.owner));
                 DISPATCHES.keep_only(None);

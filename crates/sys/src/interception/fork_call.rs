@@ -1,69 +1,85 @@
-//! A fork: its arguments, and how the agent makes it in the program's stead, between the fork
-//! hooks.
+//! Fork calls: reading the arguments of a fork, and making the fork between the hooks.
 //!
-//! The arguments are kept in the form of clone3(2). The kernel must not write to the program's
-//! memory while that is quiesced, so the thread ids that the program wants to have stored are
-//! stored afterwards. Invalid arguments get the error that the kernel has for them.
+//! The arguments are stored in the form of clone3(2). The kernel must not write to the program's
+//! memory while the agent is quiesced. So the agent stores the thread ids that the program wants
+//! after the fork. Invalid arguments get the kernel's error for them.
+//!
+//! There is no lock. The callers, `entry` and `dispatch`, hold theirs over the fork.
 
-use crate::interception::entry::shares_memory;
+use crate::interception::entry::note_shared_memory;
 use crate::region::Region;
 use crate::thread_control_block::{self, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 
-/// What runs around the system call.
+/// The functions that run before and after a fork.
 ///
-/// Nothing may touch memory of the program between `before` and the end of `parent_after` or
-/// `child_after`, so neither the hooks' object nor their stack lies there.
+/// Between the start of `before` and the end of `parent_after` or `child_after`, nothing may touch
+/// memory of the program. So neither the hooks' object nor their stack may lie there.
 pub trait ForkHooks: Sync {
-    /// A stack for the hooks. One thread at a time uses it.
+    /// Returns the stack for the hooks. One thread at a time uses it.
     fn stack(&self) -> &Region;
     /// Runs before the fork.
     ///
-    /// `needed` are the pages of the calling thread's control block, where the kernel writes
-    /// whenever it likes (rseq(2)): they must be resident from here on.
+    /// `needed` are the pages of the calling thread's control block, to which the kernel writes at
+    /// any time (rseq(2)). They must be resident from here on.
     fn before(&'static self, needed: [usize; BLOCK_PAGES]);
-    /// Runs in the parent, after the fork or the failure of it. From here on the pages may be
-    /// swapped out again.
-    fn parent_after(&'static self, forked: bool);
+    /// Runs in the parent, after the fork or its failure. From here on the pages may be swapped out
+    /// again.
+    fn parent_after(&'static self, outcome: ForkOutcome);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
     /// Runs before the process ends itself. Nothing may touch memory of the program afterwards. The
     /// calling process may also be a child of `vfork(2)`.
     fn exiting(&'static self) {}
-    /// Runs when the loader has loaded or unloaded libraries, before any code of new ones runs.
+    /// Runs when the loader has loaded or unloaded libraries, before any code of new libraries
+    /// runs.
     fn objects_changed(&'static self) {}
 }
 
-/// The numbers of the levels of pid namespaces that Linux has.
+/// The result of a fork, as the parent sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ForkOutcome {
+    /// There is a child.
+    Forked,
+    /// The kernel has refused the fork.
+    Failed,
+}
+
+/// Maximum number of requested thread ids: one for each level of pid namespaces that Linux
+/// supports.
 const MAX_TIDS: usize = 32;
-/// The kernel refuses a larger `struct clone_args`.
+/// Maximum size of `struct clone_args` in bytes; the kernel refuses a larger one.
 const MAX_CLONE_ARGS_BYTES: usize = 4096;
-/// The size of the first version of `struct clone_args`; the kernel refuses a smaller one.
+/// Minimum size of `struct clone_args` in bytes, that of its first version; the kernel refuses a
+/// smaller one.
 const MIN_CLONE_ARGS_BYTES: usize = 64;
 
-/// What a system call that may fork is.
+/// The kind of a system call that may be a fork.
 #[expect(clippy::large_enum_variant, reason = "it lies on a stack; a box would be allocated at every fork")]
 pub enum CallKind {
     /// A fork.
     Fork(ForkCall),
-    /// The child shares the caller's memory, or the kernel refuses the call: the caller makes it
-    /// itself.
+    /// The call is not a fork (the child shares the memory), or the kernel refuses it. The caller
+    /// makes the call unchanged.
     Other,
     /// The call fails with this error.
     Invalid(Errno),
 }
 
-/// See the module.
+/// The arguments and the result of a fork.
 #[derive(Clone, Copy)]
 pub struct ForkCall {
-    /// `clone` or `clone3`: where a filter forbids one, the program has chosen the other.
+    /// `clone` or `clone3`, as the program chose: a filter may forbid the other.
     number: u32,
     arguments: raw::clone_args,
-    /// Thread ids the caller wants, for `arguments.set_tid`.
+    /// The thread ids that the program requests, for `arguments.set_tid`.
     wanted_tids: [i32; MAX_TIDS],
+    /// Address at which the parent stores the child's thread id; 0 for none.
     parent_tid: usize,
+    /// Address at which the child stores its thread id; 0 for none.
     child_tid: usize,
+    /// Address at which the parent stores the pidfd; 0 for none.
     pidfd_target: usize,
     /// Stack pointer of the child, 0 for the caller's.
     stack: usize,
@@ -72,9 +88,9 @@ pub struct ForkCall {
 }
 
 impl ForkCall {
-    /// Reads a system call's arguments.
+    /// Reads the arguments of system call `number`.
     pub fn read(number: u32, [a, b, c, d, e, _]: [usize; 6]) -> CallKind {
-        // SAFETY: a struct of integers.
+        // SAFETY: the struct consists of integers, for which zero is valid.
         let mut arguments: raw::clone_args = unsafe { std::mem::zeroed() };
         match number {
             raw::__NR_fork => arguments.exit_signal = libc::SIGCHLD as u64,
@@ -88,8 +104,8 @@ impl ForkCall {
                 }
             }
             raw::__NR_clone => {
-                // clone(flags, stack, parent_tid, child_tid, tls); the upper half of the flags is
-                // ignored.
+                // The arguments are clone(flags, stack, parent_tid, child_tid, tls). The kernel
+                // ignores the upper half of the flags.
                 const SIGNAL_MASK: u64 = 0xff;
                 const FLAGS_MASK: u64 = 0xffff_ffff & !SIGNAL_MASK;
                 arguments.flags = a as u64 & FLAGS_MASK;
@@ -103,7 +119,7 @@ impl ForkCall {
             _ => return CallKind::Other,
         }
         if arguments.flags & u64::from(raw::CLONE_VM) != 0 {
-            shares_memory(arguments.flags);
+            note_shared_memory(arguments.flags);
             return CallKind::Other;
         }
         if number == raw::__NR_clone3 && (arguments.stack == 0) != (arguments.stack_size == 0) {
@@ -112,6 +128,7 @@ impl ForkCall {
         Self::of(number, arguments)
     }
 
+    /// Makes a fork call of arguments without CLONE_VM.
     fn of(number: u32, arguments: raw::clone_args) -> CallKind {
         let has = |flag: u32| arguments.flags & u64::from(flag) != 0;
         let address = |wanted: bool, address: u64| if wanted { address as usize } else { 0 };
@@ -136,28 +153,28 @@ impl ForkCall {
             let (words, _) = bytes.as_chunks::<4>();
             call.wanted_tids = std::array::from_fn(|index| i32::from_ne_bytes(words[index]));
         }
-        // The kernel writes the pidfd before it forks, and fails where it cannot.
+        // The kernel writes the pidfd before it forks, and fails if it cannot write there.
         if call.pidfd_target != 0 && rewrite_memory(call.pidfd_target).is_err() {
             return CallKind::Invalid(Errno::FAULT);
         }
-        // The agent writes what the kernel would write to the program's memory, afterwards.
+        // The agent, not the kernel, writes to the program's memory, after the fork.
         call.arguments.flags &= !u64::from(raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_SETTID);
         call.arguments.stack = 0;
         call.arguments.stack_size = 0;
         CallKind::Fork(call)
     }
 
-    /// What the system call has returned: 0 in the child.
+    /// Returns the result of the system call: 0 in the child, an error number below 0.
     pub fn result(&self) -> isize {
         self.result
     }
 
-    /// The stack pointer that the child is to have, if it is not the caller's.
+    /// Returns the stack pointer that the child gets, if it is not the caller's.
     pub fn child_stack(&self) -> Option<usize> {
         (self.stack != 0).then_some(self.stack)
     }
 
-    /// Forks between the hooks. `system_call` makes a system call. `self` lies on the hooks' stack.
+    /// Forks between the hooks, with `system_call`. `self` lies on the hooks' stack.
     pub fn make(
         &mut self,
         hooks: &'static dyn ForkHooks,
@@ -178,16 +195,17 @@ impl ForkCall {
             [all.flags | all.exit_signal, 0, all.pidfd, all.child_tid, all.tls, 0].map(|word| word as usize)
         };
         hooks.before(needed);
-        // SAFETY: a fork: the child has its own copy of everything, and goes on from here.
+        // SAFETY: the call is a fork: the child has a copy of the memory, and continues here.
         self.result = unsafe { system_call(self.number, arguments) };
         match self.result {
             0 => hooks.child_after(),
-            result => hooks.parent_after(result > 0),
+            1.. => hooks.parent_after(ForkOutcome::Forked),
+            _ => hooks.parent_after(ForkOutcome::Failed),
         }
     }
 
-    /// Writes what the kernel would have written, in parent and child. Like the kernel, ignores
-    /// thread ids that cannot be written.
+    /// Writes the ids that the kernel would have written, in parent and child. Like the kernel, it
+    /// ignores addresses that cannot be written.
     pub fn write_results(&self) {
         if self.result == 0 {
             if self.child_tid != 0 {
@@ -205,17 +223,17 @@ impl ForkCall {
 }
 
 impl ForkCall {
-    /// The child's thread id. Sets what the kernel clears when it ends to what it is: filters
-    /// rarely forbid that, unlike gettid(2).
+    /// Returns the child's thread id. It calls set_tid_address(2) with the address that the kernel
+    /// already has, because filters rarely forbid that call, unlike gettid(2).
     fn own_tid(&self) -> i32 {
         let is_cleared = self.arguments.flags & u64::from(raw::CLONE_CHILD_CLEARTID) != 0;
         let address = if is_cleared { self.arguments.child_tid as usize } else { 0 };
-        // SAFETY: the kernel has this address already.
+        // SAFETY: the kernel has this address already, so nothing changes.
         unsafe { crate::interception::entry::system_call(raw::__NR_set_tid_address, [address, 0, 0, 0, 0, 0]) as i32 }
     }
 }
 
-/// Reads the `struct clone_args` of `len` bytes that the program passes.
+/// Reads the `struct clone_args` of `len` bytes at `address`.
 fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno> {
     let mut bytes = [0u8; MAX_CLONE_ARGS_BYTES];
     let bytes = &mut bytes[..len];
@@ -224,7 +242,7 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
     if unknown.iter().any(|&byte| byte != 0) {
         return Err(Errno::TOOBIG);
     }
-    // SAFETY: a struct of integers, of which `known` holds the first bytes.
+    // SAFETY: the struct consists of integers, and `known` is at most as long as it.
     unsafe {
         let mut arguments: raw::clone_args = std::mem::zeroed();
         std::ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut arguments).cast::<u8>(), known.len());
@@ -232,8 +250,8 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
     }
 }
 
-/// Reads memory at an address that the program passes to a system call: `EFAULT` where there is
-/// none.
+/// Reads memory at an address that the program passes to a system call. Fails with `FAULT` if
+/// nothing is mapped there.
 pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
@@ -241,8 +259,8 @@ pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno>
         Ok(len) if len == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::FAULT) => Err(Errno::FAULT),
         Err(_) => {
-            // The call is not to be had. The arguments of nearly all forks are valid.
-            // SAFETY: the program passes that many bytes to its own system call.
+            // The kernel refuses the call. The arguments of nearly all forks are valid.
+            // SAFETY: the program passes an address of that many bytes to its own system call.
             unsafe {
                 let source = std::ptr::with_exposed_provenance::<u8>(address);
                 std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
@@ -252,16 +270,16 @@ pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno>
     }
 }
 
-/// Writes what is there where the program has asked its own system call to write: `EFAULT` where it
-/// cannot be written.
+/// Checks that `address` can be written, by writing its content again. Fails with `FAULT` if it
+/// cannot.
 fn rewrite_memory(address: usize) -> Result<(), Errno> {
     let mut bytes = [0u8; size_of::<i32>()];
     read_memory(address, &mut bytes)?;
     write_memory(address, i32::from_ne_bytes(bytes))
 }
 
-/// Writes where the program has asked its own system call to write: `EFAULT` where it cannot be
-/// written.
+/// Writes `value` to an address at which the program asked its system call to write. Fails with
+/// `FAULT` if it cannot be written.
 fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
     let own = thread_control_block::own();
     if !own.contains(&address) {
@@ -271,21 +289,21 @@ fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
         match copied(raw::__NR_process_vm_writev, &local, &remote) {
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(_) | Err(Errno::FAULT) => return Err(Errno::FAULT),
-            // The call is not to be had. The arguments of nearly all forks are valid.
+            // The kernel refuses the call. The arguments of nearly all forks are valid.
             Err(_) => {}
         }
     }
-    // SAFETY: the program asked its own system call to write there.
+    // SAFETY: the program asked its own system call to write at this address.
     unsafe { std::ptr::with_exposed_provenance_mut::<i32>(address).write_unaligned(value) };
     Ok(())
 }
 
-/// Has the kernel copy between the calling process and itself, so that a bad address is an error.
+/// Lets the kernel copy memory inside of the calling process, so that a bad address is an error.
 fn copied(number: u32, local: &libc::iovec, remote: &libc::iovec) -> Result<usize, Errno> {
     let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
     let [local, remote] = [local, remote].map(|vector| std::ptr::from_ref(vector).expose_provenance());
-    // SAFETY: one vector each; the local one is the caller's own memory, the kernel checks the
-    // remote one.
+    // SAFETY: there is one vector on each side. The local one is memory of the caller, and the
+    // kernel checks the remote one.
     let result = unsafe { crate::interception::entry::system_call(number, [process, local, 1, remote, 1, 0]) };
     if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as usize) }
 }

@@ -1,7 +1,8 @@
-//! Guards of `madvise(2)`: the kernel discards the content of their range without a message.
+//! Guards of `madvise(2)`, for which the kernel discards content without a userfaultfd message.
 //!
-//! After the program's own call has installed them, the range is discarded once more by
-//! MADV_DONTNEED, which the agent receives like that of the program. It leaves guards as they are.
+//! After the program's call has installed guards, this module discards the range again with
+//! MADV_DONTNEED, for which the agent receives a message. MADV_DONTNEED does not remove guards.
+//! There is no lock.
 
 use crate::interception::entry::system_call;
 use crate::interception::fork_call::read_memory;
@@ -9,12 +10,12 @@ use crate::interception::patches::GUARD_INSTALL;
 use linux_raw_sys::general as raw;
 use std::ops::Range;
 
-/// The kernel refuses more vectors at once.
+/// Maximum number of vectors in a call (`UIO_MAXIOV`); the kernel refuses more.
 const MAX_VECTORS: usize = 1024;
-/// So many are read at once.
+/// Number of vectors that are read at once.
 const VECTORS: usize = 64;
 
-/// Makes the call if it installs guards. Returns its result.
+/// Makes the call if it installs guards, and returns its result. Returns `None` for any other call.
 pub fn install(number: u32, arguments: [usize; 6]) -> Option<isize> {
     let [first, second, third, fourth, ..] = arguments;
     let advice = match number {
@@ -25,11 +26,11 @@ pub fn install(number: u32, arguments: [usize; 6]) -> Option<isize> {
     if advice as u32 != u32::from(GUARD_INSTALL) {
         return None;
     }
-    // SAFETY: the program's own call.
+    // SAFETY: the program makes this call itself, with these arguments.
     let result = unsafe { system_call(number, arguments) };
     match (number, usize::try_from(result)) {
         (raw::__NR_madvise, Ok(_)) => discard(first..first.saturating_add(second)),
-        // The result is how many bytes there are guards for.
+        // The result of process_madvise(2) is the number of bytes that have guards.
         (_, Ok(bytes)) => for_each_vector(second, third, bytes, &mut discard),
         (_, Err(_)) => {}
     }
@@ -57,9 +58,10 @@ fn for_each_vector(address: usize, vectors: usize, mut bytes: usize, act: &mut d
     }
 }
 
+/// Discards `range` again, so that the agent receives a message.
 fn discard(range: Range<usize>) {
     let arguments = [range.start, range.len(), libc::MADV_DONTNEED as usize, 0, 0, 0];
-    // SAFETY: the kernel has discarded what is there.
+    // SAFETY: the kernel has already discarded the content of the range.
     unsafe { system_call(raw::__NR_madvise, arguments) };
 }
 

@@ -1,31 +1,39 @@
-//! Patching the system calls in the C library that the agent must see, so that nothing depends on
-//! which symbol is called.
+//! Patches the system calls in the C library that the agent must see, whichever symbol is called.
 //!
-//! Whichever way a program comes to the C library's code (a symbol, a handle of `dlsym`,
-//! RTLD_DEEPBIND, a function inside of the library, a C library of another namespace), a call ends
-//! at one of a few `syscall` instructions: for a fork those of `_Fork` (or `fork`), `clone`, and
-//! `syscall`; for what changes the meaning of memory without a message of the kernel
-//! ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt`, and
-//! `syscall`; for the end of the process that of `_exit`. A jump to a stub takes the place of
-//! instructions right before or right after each:
+//! A program may reach the C library's code by a symbol, a handle of `dlsym`, RTLD_DEEPBIND, a
+//! function inside of the library, or a C library of another namespace. All ways end at a few
+//! `syscall` instructions:
 //!
-//! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. Preferred: a thread that is in the
-//!   system call returns to code that has not changed.
-//! - after: the system call itself, with instructions that work at any address. Only where no
-//!   thread can be in the call.
+//! - for a fork those of `_Fork` (or `fork`), `clone` and `syscall`;
+//! - for a change of the meaning of memory without a message of the kernel
+//!   ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt` and
+//!   `syscall`;
+//! - for the end of the process that of `_exit`.
 //!
-//! A stub lies within reach of the jumps, on a page of its own for each C library. Where the call
-//! may be a fork, installs guards or ends the process, the stub has [`crate::interception::entry`] make it. Where it lends
-//! pages, the stub sets a flag. Then it goes on with the call. What is not recognised is not
-//! patched. If that is a fork in the C library of the program, nothing is patched, and
-//! `crate::interception::dispatch` is used; if it is another call, the program counts as one that makes unseen
-//! calls.
+//! A jump to a stub replaces instructions right before or right after each of them:
 //!
-//! The loader calls an empty function after each change of its list of objects, for debuggers; that
-//! is patched, too, so that a C library of a new namespace (`dlmopen(3)`) is patched, and the code
-//! of a new library is looked at, before any of it runs.
+//! - before: `mov eax, imm32` or `mov r9, [rsp+8]`, five bytes. This is preferred, because a thread
+//!   that is in the system call returns to unchanged code.
+//! - after: the system call itself and instructions that work at any address. This is possible only
+//!   if no thread can be in the call.
 //!
-//! Code is written through `/proc/self/mem`: no mapping becomes writable and executable, which
+//! The stubs of a C library lie on a page that the jumps can reach. If the call may fork, installs
+//! guards or ends the process, [`crate::interception::entry`] makes it. If the call lends pages,
+//! the stub sets a flag and continues with the call.
+//!
+//! A site that is not recognised is not patched. If it is a fork in the program's C library,
+//! nothing is patched and [`crate::interception::dispatch`] is used. If it is another call, the
+//! program counts as one that makes unseen calls.
+//!
+//! The loader calls an empty function for debuggers after each change of its list of objects. This
+//! function is patched, too. So a C library of a new namespace (`dlmopen(3)`) is patched, and the
+//! code of a new library is scanned, before any of it runs.
+//!
+//! Code is written through `/proc/self/mem`, so no mapping becomes writable and executable, which
+//! policies may forbid.
+//!
+//! There is no lock. `install` runs while the process starts; later changes run under the loader's
+//! lock.
 //! policies may forbid.
 
 use crate::interception::entry;
@@ -43,39 +51,43 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// `jmp rel32`
+/// Length of `jmp rel32`.
 const JUMP_BYTES: usize = 5;
+/// First byte of `jmp rel32`.
 const JUMP: u8 = 0xe9;
-/// `mov r9, [rsp + 8]`, in the C library's `syscall`.
+/// `mov r9, [rsp + 8]`, in the C library's function `syscall`.
 const LOAD_SIXTH: [u8; JUMP_BYTES] = [0x4c, 0x8b, 0x4c, 0x24, 0x08];
-/// `mov eax, imm32`
+/// First byte of `mov eax, imm32`.
 const MOV_EAX: u8 = 0xb8;
+/// Name of the C library.
 const C_LIBRARY: &CStr = c"libc.so.6";
-/// A `jmp rel32` reaches so far; less a margin for where in page and library its ends are.
+/// Maximum distance from a library to its page of stubs, in bytes: the reach of `jmp rel32`, less
+/// the size of the largest library and of the page.
 const REACH_BYTES: usize = (1 << 31) - (64 << 20);
-/// No stub is longer.
+/// Size to which the code of a stub is allocated, in bytes; no stub is longer.
 const STUB_BYTES: usize = 176;
-/// The words at the start of a page of stubs: the address of the entry, and of the flag of calls
-/// that lend pages.
+/// Number of words at the start of a page of stubs: the address of the entry, and that of the flag
+/// of calls that lend pages.
 const WORDS: usize = 2;
 /// `MADV_GUARD_INSTALL`, since Linux 6.13.
 pub const GUARD_INSTALL: u8 = 102;
 
-/// Whether all forks of the program's C library are known to the agent, whatever the path.
+/// Whether the agent sees all forks of the program's C library.
 pub static COVERED: AtomicBool = AtomicBool::new(false);
 
-/// The system calls that a function is searched for.
+/// The system calls to search for in a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
-    /// Those with one of these numbers.
+    /// The calls with one of these numbers.
     Numbers(&'static [u32]),
-    /// All.
+    /// All calls.
     All,
 }
 
 impl Wanted {
-    /// Whether `code`, which leads to a system call, makes it a wanted one.
+    /// Returns whether `code`, which leads to a system call, makes it one of these.
     fn is_among(self, code: &[u8]) -> bool {
         match self {
             Wanted::All => true,
@@ -83,7 +95,8 @@ impl Wanted {
         }
     }
 
-    /// Whether `code`, right before a system call, is an instruction that a jump can replace.
+    /// Returns whether `code`, right before a system call, is an instruction that a jump can
+    /// replace.
     fn is_ready(self, code: &[u8]) -> bool {
         match self {
             Wanted::All => code == LOAD_SIXTH,
@@ -92,13 +105,14 @@ impl Wanted {
     }
 }
 
+/// The calls that fork.
 const FORKS: Wanted = Wanted::Numbers(&[raw::__NR_clone, raw::__NR_fork, raw::__NR_clone3]);
 
-/// Functions that fork. Each group has at least one site in a C library that is recognised.
+/// Functions that fork. A recognised C library has at least one site in each group.
 const FORKING: [(&[&CStr], Wanted); 3] =
     [(&[c"_Fork", c"fork"], FORKS), (&[c"clone"], FORKS), (&[c"syscall"], Wanted::All)];
 
-/// Functions that change what memory means. The last one is in newer C libraries only.
+/// Functions that change the meaning of memory. Only newer C libraries have the last one.
 const CHANGING: [(&CStr, Wanted); 4] = [
     (c"madvise", Wanted::Numbers(&[raw::__NR_madvise])),
     (c"vmsplice", Wanted::Numbers(&[raw::__NR_vmsplice])),
@@ -106,85 +120,86 @@ const CHANGING: [(&CStr, Wanted); 4] = [
     (c"process_madvise", Wanted::Numbers(&[raw::__NR_process_madvise])),
 ];
 
-/// The function that ends the process. What is not recognised is not patched.
+/// The function that ends the process. A site of it that is not recognised stays unpatched.
 const ENDING: (&CStr, Wanted) = (c"_exit", Wanted::All);
 
-/// Whether a thread may be in a system call that is to be patched.
+/// Whether a thread may be in a system call that is going to be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Users {
     None,
     Possible,
 }
 
-/// Which instructions make room for the jump.
+/// Position of the instructions that the jump replaces, relative to the system call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum Position {
     Before,
     After,
 }
 
-/// A system call that is to be patched.
+/// A system call that is going to be patched.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Site {
-    /// The address of the `syscall` instruction.
+    /// Address of the `syscall` instruction.
     at: usize,
-    place: Place,
-    /// The instructions that the jump displaces, but for the system call.
+    position: Position,
+    /// The instructions that the jump replaces, without the system call.
     displaced: Vec<u8>,
 }
 
 impl Site {
-    /// Recognises the site of the system call at `offset` in `code`, which is at `start`.
+    /// Recognises the site of the system call at `offset` in `code`, which begins at address
+    /// `start`. Returns `None` if it is patched already, or if no instructions can be replaced.
     fn recognise(code: &[u8], start: usize, offset: usize, wanted: Wanted) -> Option<Site> {
         let at = start + offset;
         if offset.checked_sub(JUMP_BYTES).is_some_and(|from| code[from] == JUMP) {
-            // Patched already.
+            // The site is patched already.
             return None;
         }
         if let Some(before) = offset.checked_sub(JUMP_BYTES).map(|from| &code[from..offset])
             && wanted.is_ready(before)
         {
-            return Some(Site { at, place: Place::Before, displaced: before.to_vec() });
+            return Some(Site { at, position: Position::Before, displaced: before.to_vec() });
         }
         let after = &code[offset + SYSCALL.len()..];
         let mut len = 0;
         while SYSCALL.len() + len < JUMP_BYTES {
             len += movable_bytes(&after[len..])?;
         }
-        Some(Site { at, place: Place::After, displaced: after[..len].to_vec() })
+        Some(Site { at, position: Position::After, displaced: after[..len].to_vec() })
     }
 
-    /// The bytes of the program that change.
+    /// Returns the addresses of the replaced bytes.
     fn patched(&self) -> Range<usize> {
-        match self.place {
-            Place::Before => self.at - JUMP_BYTES..self.at,
-            Place::After => self.at..self.end(),
+        match self.position {
+            Position::Before => self.at - JUMP_BYTES..self.at,
+            Position::After => self.at..self.end(),
         }
     }
 
-    /// The end of the system call and what is displaced after it.
+    /// Returns the end of the system call and of the replaced instructions after it.
     fn end(&self) -> usize {
-        match self.place {
-            Place::Before => self.at + SYSCALL.len(),
-            Place::After => self.at + SYSCALL.len() + self.displaced.len(),
+        match self.position {
+            Position::Before => self.at + SYSCALL.len(),
+            Position::After => self.at + SYSCALL.len() + self.displaced.len(),
         }
     }
 
-    /// The code at `start` that stands in for what is displaced. `words` is the address of the
-    /// words of its page.
+    /// Returns the code of the stub at `start`, which stands for the replaced instructions. `words`
+    /// is the address of the words of its page.
     fn stub(&self, start: usize, words: usize) -> Vec<u8> {
         let mut stub = Stub { start, code: Vec::with_capacity(STUB_BYTES), to_entry: Vec::new(), to_flag: Vec::new() };
-        if self.place == Place::Before {
+        if self.position == Position::Before {
             stub.code.extend(&self.displaced);
         }
         stub.find_watched_calls();
         let call = stub.here();
-        let at = match self.place {
-            Place::Before => {
+        let at = match self.position {
+            Position::Before => {
                 stub.code.extend(jump(stub.here(), self.at));
                 self.at
             }
-            Place::After => {
+            Position::After => {
                 stub.code.extend(SYSCALL);
                 stub.code.extend(&self.displaced);
                 stub.code.extend(jump(stub.here(), self.end()));
@@ -196,23 +211,24 @@ impl Site {
     }
 }
 
-/// A stub that is being written.
+/// A stub under construction.
 struct Stub {
     start: usize,
     code: Vec<u8>,
-    /// The ends of branches to where the entry is called.
+    /// Ends of the branches to the call of the entry.
     to_entry: Vec<usize>,
-    /// The ends of branches to where the flag is set.
+    /// Ends of the branches to the code that sets the flag.
     to_flag: Vec<usize>,
 }
 
 impl Stub {
+    /// Returns the address of the next instruction.
     fn here(&self) -> usize {
         self.start + self.code.len()
     }
 
-    /// Branches if the call is one that the agent must see. The arguments of the call are in its
-    /// registers.
+    /// Adds branches for the calls that the agent must see. The registers contain the number and
+    /// the arguments of the call.
     fn find_watched_calls(&mut self) {
         const SOL_SOCKET: u8 = libc::SOL_SOCKET as u8;
         const SO_ZEROCOPY: u8 = libc::SO_ZEROCOPY as u8;
@@ -251,35 +267,37 @@ impl Stub {
         self.land(other_level);
     }
 
-    /// `cmp eax, imm32`
+    /// Adds `cmp eax, imm32`.
     fn compare_number(&mut self, number: u32) {
         self.code.push(0x3d);
         self.code.extend(number.to_le_bytes());
     }
 
-    /// A conditional branch with a `rel8` that [`Stub::land`] sets. Returns its end.
+    /// Adds a conditional branch whose `rel8` [`Stub::land`] sets. Returns the branch's end.
     fn branch(&mut self, condition: u8) -> usize {
         self.code.extend([condition, 0]);
         self.code.len()
     }
 
-    /// The branch that ends at `end` leads here.
+    /// Lets the branch that ends at `end` lead here.
     fn land(&mut self, end: usize) {
         let Ok(distance) = i8::try_from(self.code.len() - end) else { unreachable!("stubs are short") };
         self.code[end - 1] = distance as u8;
     }
 
-    /// Sets the flag whose address is in the word at `word`, and goes on at `call`.
+    /// Adds code that sets the flag whose address is in the word at `word`, and continues at
+    /// `call`.
     fn set_flag(&mut self, word: usize, call: usize) {
         std::mem::take(&mut self.to_flag).into_iter().for_each(|end| self.land(end));
-        // mov r11, [rip + rel32]; mov byte [r11], 1. The call changes r11, too.
+        // mov r11, [rip + rel32]; mov byte [r11], 1. The system call changes r11, too.
         self.code.extend([0x4c, 0x8b, 0x1d]);
         self.code.extend((word.wrapping_sub(self.here() + 4) as i32).to_le_bytes());
         self.code.extend([0x41, 0xc6, 0x03, 1]);
         self.code.extend(jump(self.here(), call));
     }
 
-    /// Goes to the entry whose address is in the word at `word`, with the call at `call` to be made.
+    /// Adds a jump to the entry whose address is in the word at `word`, for the system call at
+    /// `call`. Returns the finished code.
     fn enter(mut self, word: usize, call: usize) -> Vec<u8> {
         std::mem::take(&mut self.to_entry).into_iter().for_each(|end| self.land(end));
         // lea rcx, [rip + call]
@@ -290,29 +308,30 @@ impl Stub {
     }
 }
 
-/// `je rel8`
+/// First byte of `je rel8`.
 const EQUAL: u8 = 0x74;
-/// `jne rel8`
+/// First byte of `jne rel8`.
 const NOT_EQUAL: u8 = 0x75;
 
-/// `jmp rel32`
+/// Returns the `jmp rel32` at `from` that leads to `to`.
 fn jump(from: usize, to: usize) -> [u8; JUMP_BYTES] {
     let [a, b, c, d] = (to.wrapping_sub(from + JUMP_BYTES) as i32).to_le_bytes();
     [JUMP, a, b, c, d]
 }
 
-/// `jmp [rip + rel32]`
+/// Returns the `jmp [rip + rel32]` at `from` through the word at `word`.
 fn jump_through(from: usize, word: usize) -> [u8; 6] {
     let [a, b, c, d] = (word.wrapping_sub(from + 6) as i32).to_le_bytes();
     [0xff, 0x25, a, b, c, d]
 }
 
-/// Whether `code` is `mov eax, imm32` with one of these numbers.
+/// Returns whether `code` is `mov eax, imm32` with one of `numbers`.
 fn loads_number(code: &[u8], numbers: &[u32]) -> bool {
     matches!(code, &[MOV_EAX, a, b, c, d] if numbers.contains(&u32::from_le_bytes([a, b, c, d])))
 }
 
-/// The length of the instruction at the start of `code`, if it is known to work at any address.
+/// Returns the length of the instruction at the start of `code`, if it is known to work at any
+/// address.
 fn movable_bytes(code: &[u8]) -> Option<usize> {
     const REGISTERS: u8 = 0xc0;
     let len = match code {
@@ -329,7 +348,7 @@ fn movable_bytes(code: &[u8]) -> Option<usize> {
     (len <= code.len()).then_some(len)
 }
 
-/// The sites in the code of a function; `None` if one is not recognised.
+/// Returns the sites in the code of a function, or `None` if one is not recognised.
 fn sites_in(code: &[u8], start: usize, wanted: Wanted) -> Option<Vec<Site>> {
     let mut sites = Vec::new();
     let mut from = 0;
@@ -343,25 +362,29 @@ fn sites_in(code: &[u8], start: usize, wanted: Wanted) -> Option<Vec<Site>> {
     Some(sites)
 }
 
-/// The sites of a function of `library`; `None` if one is not recognised, or patched already.
+/// Returns the sites of a function of `library`, or `None` if one is not recognised or patched
+/// already.
 fn sites_of_function(library: Object<'_>, name: &CStr, wanted: Wanted) -> Option<Vec<Site>> {
     let Some(code) = library.code(name) else { return Some(Vec::new()) };
-    // SAFETY: code of a loaded library, which nobody else changes.
+    // SAFETY: the range is code of a loaded library, which only this module changes, one thread at
+    // a time.
     let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
     sites_in(bytes, code.start, wanted)
 }
 
 /// The sites of a C library.
 struct Sites {
+    /// The sites that are patched only if no thread may be in them.
     all: Vec<Site>,
-    /// Those that end the process. No thread returns from one, so all can be patched at any time.
+    /// The sites that end the process. No thread returns from them, so they can be patched at any
+    /// time.
     ending: Vec<Site>,
-    /// Whether all calls that the agent must see are among `all`.
+    /// Whether `all` contains all calls that the agent must see.
     are_complete: bool,
 }
 
 impl Sites {
-    /// `None` if not all forks are recognised, or they are patched already.
+    /// Finds the sites of `library`. Returns `None` if a fork is not recognised or patched already.
     fn of(library: Object<'_>) -> Option<Sites> {
         let (name, wanted) = ENDING;
         let ending = sites_of_function(library, name, wanted).unwrap_or_default();
@@ -393,7 +416,7 @@ impl Sites {
         }
     }
 
-    /// Patches them. If that covers all calls, they are known to be seen.
+    /// Patches the sites. If they are complete, the calls of this library count as seen.
     fn patch(&self) -> Result<(), Errno> {
         patch(&[&self.all[..], &self.ending].concat())?;
         if let Some(first) = self.all.first().filter(|_| self.are_complete) {
@@ -403,7 +426,7 @@ impl Sites {
     }
 }
 
-/// The code of this process, to be written.
+/// The code of this process, for writing.
 struct Code(OwnedFd);
 
 impl Code {
@@ -419,11 +442,12 @@ impl Code {
     }
 }
 
-/// Maps a page for stubs that a jump at `target` reaches.
+/// Maps a page for stubs that a jump at `target` can reach.
 fn page_near(target: usize) -> Result<usize, Errno> {
     const STEP_BYTES: usize = 1 << 20;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE);
-    // SAFETY: a new mapping, at an address of the kernel's choice or where nothing is mapped.
+    // SAFETY: the kernel chooses the address, or maps the page at `hint` only if nothing is mapped
+    // there.
     let map = |hint: usize, flags| unsafe {
         mmap_anonymous(std::ptr::with_exposed_provenance_mut(hint), PAGE_BYTES, protection, flags)
     };
@@ -431,7 +455,7 @@ fn page_near(target: usize) -> Result<usize, Errno> {
     if page.abs_diff(target) < REACH_BYTES {
         return Ok(page);
     }
-    // SAFETY: the mapping just made.
+    // SAFETY: the page was mapped above, and nobody uses it.
     unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(page), PAGE_BYTES) }?;
     let start = target & !(PAGE_BYTES - 1);
     let down = (start.saturating_sub(REACH_BYTES).max(STEP_BYTES)..start).rev().step_by(STEP_BYTES);
@@ -445,7 +469,7 @@ fn page_near(target: usize) -> Result<usize, Errno> {
     Err(Errno::NOMEM)
 }
 
-/// Patches `sites`, which lie in one library.
+/// Patches `sites`, which are in one library.
 fn patch(sites: &[Site]) -> Result<(), Errno> {
     let Some(first) = sites.first() else { return Ok(()) };
     let code = Code::open()?;
@@ -469,7 +493,7 @@ fn patch(sites: &[Site]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the calling thread is the only one.
+/// Returns whether threads other than the calling one may be in a system call.
 fn users() -> Users {
     const LINKS_OF_EMPTY: u64 = 2;
     match rustix::fs::stat(c"/proc/self/task") {
@@ -481,15 +505,15 @@ fn users() -> Users {
 /// Patches the C library of the program. Does nothing if the C library or the CPU is not
 /// recognised.
 pub fn install() {
-    // The agent, and the loader, which makes no calls for others.
+    // The agent's calls are known, and the loader makes no calls on behalf of others.
     [Some(entry::address()), link_maps::notify_function()].into_iter().flatten().for_each(unseen_calls::are_seen_in);
     if !entry::is_supported() || !patch_c_library() || follow_loader().is_err() {
-        // What is loaded later is not looked at.
+        // The agent cannot scan libraries that are loaded later.
         unseen_calls::assume();
     }
 }
 
-/// Patches the C library of the program; whether that was done.
+/// Patches the C library of the program. Returns whether it could.
 fn patch_c_library() -> bool {
     let mut sites = None;
     link_maps::visit(|object| {
@@ -498,12 +522,12 @@ fn patch_c_library() -> bool {
         }
     });
     let Some(sites) = sites else { return false };
-    if sites.all.iter().any(|site| site.place == Place::After) && users() == Users::Possible {
+    if sites.all.iter().any(|site| site.position == Position::After) && users() == Users::Possible {
         return false;
     }
     let is_patched = sites.patch().is_ok();
     if is_patched {
-        // Release pairs with the plain reads of the hooks: they jump to functions that are patched by then.
+        // Release pairs with the reads of the hooks, which then call functions that are patched.
         COVERED.store(true, Ordering::Release);
     }
     is_patched
@@ -514,16 +538,20 @@ pub fn activate(hooks: &'static dyn ForkHooks) {
     entry::set_hooks(hooks);
 }
 
-/// The program has the calling thread's system calls dispatched (Syscall User Dispatch), by the
-/// selector at an address, or no longer has.
-pub fn dispatches(selector: Option<usize>) {
-    entry::dispatches(selector);
+/// Notes that the program dispatches the calling thread's system calls by the selector at an
+/// address (Syscall User Dispatch), or with `None` that it has stopped.
+pub fn note_dispatch(selector: Option<usize>) {
+    entry::note_dispatch(selector);
 }
 
-/// Has the loader call [`objects_changed`]. An error means that it does not.
+/// Lets the loader call [`objects_changed`].
+///
+/// # Errors
+/// Fails if the loader's function is not empty, or if it cannot be patched.
 fn follow_loader() -> Result<(), Errno> {
     let function = link_maps::notify_function().ok_or(Errno::NOENT)?;
-    // SAFETY: code of the loader, of a function that is aligned, so as long.
+    // SAFETY: the address is a function of the loader. Functions are aligned to 16 bytes, so that
+    // many bytes are mapped.
     let code = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(function), JUMP_BYTES) };
     if !is_empty_function(code) {
         return Err(Errno::NOTSUP);
@@ -537,12 +565,12 @@ fn follow_loader() -> Result<(), Errno> {
     writer.write(function, &jump(function, start))
 }
 
-/// Whether a function only returns, and has room for a jump.
+/// Returns whether `code` is a function that only returns and has room for a jump.
 fn is_empty_function(code: &[u8]) -> bool {
     const RETURN: u8 = 0xc3;
     match code {
         [0xf3, 0x0f, 0x1e, 0xfa, RETURN, ..] => true, // endbr64; ret
-        // What fills up to the next function: nop, int3, or the longer nops that begin so.
+        // Padding up to the next function: nop, int3, or the beginning of longer nops.
         [RETURN, rest @ ..] => matches!(
             rest,
             [0x90, 0x90, 0x90, 0x90, ..]
@@ -554,17 +582,17 @@ fn is_empty_function(code: &[u8]) -> bool {
     }
 }
 
-/// The loader has changed its list of objects, or is about to. It holds its lock.
+/// Runs when the loader has changed its list of objects or is about to. The loader holds its lock.
 extern "C" fn objects_changed() {
     let are_complete = link_maps::visit(|object| {
         if object.is_named(C_LIBRARY)
             && let Some(sites) = Sites::of(object)
         {
-            // One that cannot be patched now is found again with the next change.
+            // A library that cannot be patched now is found again at the next change.
             let _ = sites.patch();
         }
     });
-    // The code of a library may be there before the library is listed. It does not run before.
+    // The code of a library may be mapped before the library is listed, but does not run before.
     if are_complete && unseen_calls::is_watching() && !unseen_calls::can_be_made() {
         entry::objects_changed();
     }
@@ -576,13 +604,13 @@ mod tests {
 
     const SYS_GETPID: u8 = 39;
 
-    /// `_Fork` of glibc 2.36, from the number of the call to that of the next.
+    /// `_Fork` of glibc 2.36, from the number of its call to the next call.
     const FORK_2_36: &[u8] = &[
         0x4c, 0x8d, 0x90, 0xd0, 0x02, 0x00, 0x00, 0xb8, 0x38, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0,
         0xff, 0xff, 0x77, 0x35, 0x89, 0xc2, 0x85, 0xc0, 0x75, 0x2c, 0xb8, 0x11, 0x01, 0x00, 0x00, 0x0f, 0x05, 0x89,
         0xd0, 0xc3,
     ];
-    /// `mov eax, 56; xor esi, esi; syscall`, and what is known or not known after it.
+    /// `mov eax, 56; xor esi, esi; syscall`, which the instructions of a test follow.
     const EARLY_NUMBER: [u8; 9] = [0xb8, 0x38, 0, 0, 0, 0x31, 0xf6, 0x0f, 0x05];
 
     fn with(tail: &[u8]) -> Vec<u8> {
@@ -592,16 +620,17 @@ mod tests {
     #[test]
     fn only_the_calls_of_forks_are_sites_of_forks() {
         let sites = sites_in(FORK_2_36, 0x1000, FORKS).unwrap();
-        assert_eq!(sites, [Site { at: 0x100c, place: Place::Before, displaced: vec![0xb8, 0x38, 0, 0, 0] }]);
+        assert_eq!(sites, [Site { at: 0x100c, position: Position::Before, displaced: vec![0xb8, 0x38, 0, 0, 0] }]);
         assert_eq!(sites[0].patched(), 0x1007..0x100c);
         assert_eq!(sites_in(&FORK_2_36[28..], 0, FORKS), Some(Vec::new()), "set_robust_list");
         assert_eq!(sites_in(&[0x90; 40], 0, Wanted::All), Some(Vec::new()));
     }
 
     #[test]
-    fn instructions_after_a_call_make_room_if_they_are_known_to_work_elsewhere() {
+    fn movable_instructions_after_a_call_make_room() {
         let compare = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
-        let site = |displaced: &[u8]| Some(vec![Site { at: 7, place: Place::After, displaced: displaced.to_vec() }]);
+        let site =
+            |displaced: &[u8]| Some(vec![Site { at: 7, position: Position::After, displaced: displaced.to_vec() }]);
         assert_eq!(sites_in(&with(&compare), 0, FORKS), site(&compare));
         assert_eq!(sites_in(&with(&[0x48, 0x85, 0xc0, 0x7c, 0x13]), 0, FORKS), site(&[0x48, 0x85, 0xc0]));
         assert_eq!(sites_in(&with(&[0x89, 0xc2, 0x85, 0xc0]), 0, FORKS), site(&[0x89, 0xc2, 0x85, 0xc0]));
@@ -612,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_patched_is_not_patched_again() {
+    fn a_patched_site_is_not_patched_again() {
         let mut code = FORK_2_36.to_vec();
         code[7..12].copy_from_slice(&jump(7, 0x1000));
         assert_eq!(sites_in(&code, 0, Wanted::All), None);
@@ -631,8 +660,8 @@ mod tests {
         assert!(!is_empty_function(&[0xcc, 0x66, 0x66, 0x2e, 0x0f]));
     }
 
-    /// A function that makes the system call of its first argument, patched: `before` and `after`
-    /// are around the call.
+    /// Returns a patched function that makes the system call of its first argument. `before` and
+    /// `after` are the instructions around the call.
     fn patched(before: &[u8], after: &[u8]) -> extern "C" fn(usize) -> isize {
         // mov rax, rdi
         let code = [&[0x48, 0x89, 0xf8], before, &SYSCALL, after, &[0xc3]].concat();
@@ -641,24 +670,24 @@ mod tests {
         let sites = sites_in(&code, page, Wanted::All).unwrap();
         assert_eq!(sites.len(), 1);
         patch(&sites).unwrap();
-        // SAFETY: the function just written.
+        // SAFETY: the page contains the function that was just written.
         unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<u8>(page)) }
     }
 
     #[test]
-    fn patched_functions_do_what_they_did() {
+    fn patched_functions_still_work() {
         // cmp rax, 1; mov rdx, rax
         let after = patched(&[], &[0x48, 0x83, 0xf8, 0x01, 0x48, 0x89, 0xc2]);
         for function in [patched(&LOAD_SIXTH, &[]), after] {
             assert_eq!(function(SYS_GETPID.into()), std::process::id() as isize);
             assert_eq!(function(usize::MAX >> 33), -(libc::ENOSYS as isize));
-            // Nothing is managed here, so the entry has the function fork by itself.
+            // The agent is not active here, so the entry lets the function fork by itself.
             match function(libc::SYS_fork as usize) {
-                // SAFETY: ends the child.
+                // SAFETY: _exit(2) ends the child.
                 0 => unsafe { libc::_exit(3) },
                 child => {
                     let mut status = 0;
-                    // SAFETY: writes the status.
+                    // SAFETY: waitpid(2) only writes the status.
                     assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
                     assert_eq!(libc::WEXITSTATUS(status), 3);
                 }
