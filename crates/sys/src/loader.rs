@@ -1,12 +1,15 @@
-//! The dynamic loader's list of objects, and the functions they define, without a call to the loader.
+//! The dynamic loader's list of objects and the functions that they define, read without calling
+//! the loader.
 //!
-//! A program may define `dlsym` or `dl_iterate_phdr` itself, so the agent reads the list that the loader keeps for debuggers. The
-//! list only grows at its end while the program starts, and the loader's order is the order of symbol lookup. Objects that are
-//! loaded later stand at the end; every function that the agent looks for is found before them.
+//! A program may define `dlsym` or `dl_iterate_phdr` itself, so the agent reads the list that the
+//! loader keeps for debuggers. While the program starts, the list only grows at its end, and its
+//! order is the order of symbol lookup. Objects that are loaded later are at the end of the list;
+//! the agent finds every function that it needs before them. There is no lock.
 
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
 
+/// Tag of the last dynamic entry. The next constants are tags, too.
 const DT_NULL: i64 = 0;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
@@ -14,20 +17,21 @@ const DT_SYMTAB: i64 = 6;
 const DT_SONAME: i64 = 14;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
-/// The bit of a symbol's version that says: not the default one.
+/// The bit of a symbol's version that marks a version other than the default one.
 const VERSION_HIDDEN: u16 = 0x8000;
+/// Types of symbols (`STT_NOTYPE`, `STT_FUNC`, `STT_GNU_IFUNC`).
 const TYPE_NONE: u8 = 0;
 const TYPE_FUNCTION: u8 = 2;
 const TYPE_INDIRECT_FUNCTION: u8 = 10;
 
-/// `Elf64_Dyn`
+/// `Elf64_Dyn` of `<elf.h>`.
 #[repr(C)]
 struct Dynamic {
     tag: i64,
     value: usize,
 }
 
-/// `Elf64_Sym`
+/// `Elf64_Sym` of `<elf.h>`.
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -38,7 +42,7 @@ struct Symbol {
     bytes: u64,
 }
 
-/// `struct link_map`, as far as it is public.
+/// The public part of `struct link_map` of `<link.h>`.
 #[repr(C)]
 struct LinkMap {
     base: usize,
@@ -48,22 +52,22 @@ struct LinkMap {
     previous: *const LinkMap,
 }
 
-/// `struct r_debug_extended`: one name space.
+/// `struct r_debug_extended` of `<link.h>`: one namespace.
 #[repr(C)]
 pub(crate) struct DebugInfo {
     pub(crate) version: i32,
     maps: *const LinkMap,
-    /// The address of the function that the loader calls before and after it changes a list.
+    /// Address of the function that the loader calls before and after it changes a list.
     pub(crate) notify: usize,
     pub(crate) state: i32,
     loader: usize,
-    /// The next name space; only there from version 2 on.
+    /// The next namespace. The field exists only from version 2 on.
     pub(crate) next: *const DebugInfo,
 }
 
 unsafe extern "C" {
     static _r_debug: DebugInfo;
-    /// The dynamic section of the object that this code is linked into; the linker defines it in each.
+    /// The dynamic section of the object into which this code is linked; the linker defines it.
     static _DYNAMIC: Dynamic;
 }
 
@@ -71,33 +75,37 @@ unsafe extern "C" {
 #[derive(Clone, Copy)]
 pub(crate) struct Object<'a>(&'a LinkMap);
 
-/// What the loader tells debuggers of the base name space.
+/// Returns the loader's information for debuggers about the base namespace.
 pub(crate) fn debug_info() -> *const DebugInfo {
     &raw const _r_debug
 }
 
-/// The objects of a name space, in the order of lookup. Older loaders have less than a [`DebugInfo`], so there is no reference to one.
+/// Returns the objects of a namespace, in the order of symbol lookup. The structure of older
+/// loaders is shorter than a [`DebugInfo`], so this takes a pointer instead of a reference.
 ///
 /// # Safety
-/// `info` is the loader's. The loader keeps the objects for as long as they are looked at, and adds at the end only.
+/// `info` is a structure of the loader. The loader keeps the objects as long as the caller uses
+/// them, and adds objects only at the end.
 pub(crate) unsafe fn objects_of<'a>(info: *const DebugInfo) -> impl Iterator<Item = Object<'a>> + use<'a> {
-    // SAFETY: by the contract.
+    // SAFETY: `info` is a structure of the loader, by the contract, and every version has `maps`.
     let first = unsafe { (*info).maps.as_ref() };
-    // SAFETY: as above; `next` is written when an entry is complete.
+    // SAFETY: the loader keeps the entries, by the contract, and writes `next` when an entry is
+    // complete.
     std::iter::successors(first, |map| unsafe { map.next.as_ref() }).map(Object)
 }
 
-/// The objects of the base name space, in the order of lookup.
+/// Returns the objects of the base namespace, in the order of symbol lookup.
 fn objects() -> impl Iterator<Item = Object<'static>> {
-    // SAFETY: the loader sets the list up before it relocates this object, and keeps entries of objects in use.
+    // SAFETY: the loader fills the list before it relocates this object, and keeps the entries of
+    // objects that are in use.
     unsafe { objects_of(debug_info()) }
 }
 
 impl<'a> Object<'a> {
-    /// The value of a dynamic entry.
+    /// Returns the value of the first dynamic entry with tag `wanted`.
     fn entry(self, wanted: i64) -> Option<usize> {
         let mut at = self.0.dynamic;
-        // SAFETY: a dynamic section ends in DT_NULL.
+        // SAFETY: the loader keeps the dynamic section, which ends with DT_NULL.
         unsafe {
             while !at.is_null() && (*at).tag != DT_NULL {
                 if (*at).tag == wanted {
@@ -109,31 +117,34 @@ impl<'a> Object<'a> {
         None
     }
 
-    /// The table that a dynamic entry refers to. The loader adds the base to such entries in place, except where the section
-    /// is read-only.
+    /// Returns the table to which a dynamic entry refers. The loader has added the base to such
+    /// entries in place, unless the section is read-only.
     fn table<T>(self, wanted: i64) -> Option<*const T> {
         let value = self.entry(wanted)?;
         let address = if value < self.0.base { value + self.0.base } else { value };
         Some(std::ptr::with_exposed_provenance(address))
     }
 
-    /// Whether others link to it by this name.
+    /// Returns whether other objects link to this one by `name`.
     pub(crate) fn is_named(self, name: &CStr) -> bool {
         let strings = self.table::<c_char>(DT_STRTAB).zip(self.entry(DT_SONAME));
-        // SAFETY: the entry is the offset of a string in the table.
+        // SAFETY: the entry is the offset of a string in the string table.
         strings.is_some_and(|(strings, offset)| unsafe { CStr::from_ptr(strings.add(offset)) } == name)
     }
 
+    /// Returns whether this code is part of the object.
     fn is_own(self) -> bool {
         std::ptr::eq(self.0.dynamic, &raw const _DYNAMIC)
     }
 
-    /// The first symbol called `name` that the object defines and `accepts`, which also gets its index.
+    /// Returns the first symbol called `name` that the object defines and `accepts`. `accepts` also
+    /// gets the symbol's index.
     fn symbol(self, name: &CStr, accepts: impl Fn(&Symbol, usize) -> bool) -> Option<&'a Symbol> {
         let symbols = self.table::<Symbol>(DT_SYMTAB)?;
         let strings = self.table::<c_char>(DT_STRTAB)?;
         let is_wanted = |index: usize| {
-            // SAFETY: the hash table holds indices of the symbol table.
+            // SAFETY: the hash table contains only indices of the symbol table, and names are
+            // offsets in the string table.
             unsafe {
                 let symbol = &*symbols.add(index);
                 symbol.section != 0
@@ -142,27 +153,28 @@ impl<'a> Object<'a> {
             }
         };
         let index = match self.table::<u32>(DT_GNU_HASH) {
-            // SAFETY: the entry refers to a table of this kind.
+            // SAFETY: DT_GNU_HASH refers to a table of this kind.
             Some(table) => unsafe { find_gnu(table, name, is_wanted) },
-            // SAFETY: as above.
+            // SAFETY: DT_HASH refers to a table of this kind.
             None => unsafe { find_old(self.table::<u32>(DT_HASH)?, name, is_wanted) },
         }?;
-        // SAFETY: `is_wanted` has accepted it.
+        // SAFETY: the index is from the hash table, so the symbol exists; the loader keeps it for
+        // 'a.
         Some(unsafe { &*symbols.add(index) })
     }
 
-    /// Where the code of the function `name` lies, if the object defines it.
+    /// Returns the addresses of the code of function `name`, if the object defines it.
     pub(crate) fn code(self, name: &CStr) -> Option<Range<usize>> {
         let symbol = self.symbol(name, |symbol, _| symbol.kind() == TYPE_FUNCTION && symbol.bytes > 0)?;
         let start = self.0.base + symbol.value;
         Some(start..start + symbol.bytes as usize)
     }
 
-    /// The address of the default version of a function, if the object defines it.
+    /// Returns the address of the default version of function `name`, if the object defines it.
     fn function(self, name: &CStr) -> Option<usize> {
         let versions = self.table::<u16>(DT_VERSYM);
         let symbol = self.symbol(name, |symbol, index| {
-            // SAFETY: there is one version for each symbol, if any.
+            // SAFETY: the table of versions, if it exists, has an entry for each symbol.
             let is_default = |versions: *const u16| unsafe { *versions.add(index) } & VERSION_HIDDEN == 0;
             matches!(symbol.kind(), TYPE_NONE | TYPE_FUNCTION | TYPE_INDIRECT_FUNCTION)
                 && versions.is_none_or(is_default)
@@ -171,25 +183,29 @@ impl<'a> Object<'a> {
         if symbol.kind() != TYPE_INDIRECT_FUNCTION {
             return Some(address);
         }
-        // SAFETY: the value of such a symbol is a function without arguments that returns the address.
+        // SAFETY: the value of an indirect symbol is a function without arguments that returns the
+        // address.
         let resolver: extern "C" fn() -> usize = unsafe { std::mem::transmute(address) };
         Some(resolver())
     }
 }
 
 impl Symbol {
+    /// Returns the type of the symbol.
     fn kind(&self) -> u8 {
         self.info & 15
     }
 }
 
-/// Looks a name up in a DT_GNU_HASH table; its Bloom filter only saves time.
+/// Looks up `name` in a DT_GNU_HASH table and returns the index of the symbol that `is_wanted`
+/// accepts. It ignores the Bloom filter, which only saves time.
 ///
 /// # Safety
-/// `table` is such a table.
+/// `table` is a DT_GNU_HASH table.
 unsafe fn find_gnu(table: *const u32, name: &CStr, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
     let hash = name.to_bytes().iter().fold(5381u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(byte.into()));
-    // SAFETY: the layout of the table; a bucket's chain ends with an odd word.
+    // SAFETY: this follows the layout of the table, in which a bucket's chain ends with an odd
+    // word.
     unsafe {
         let [buckets, first, bloom_words] = [0, 1, 2].map(|at| *table.add(at) as usize);
         let bucket_table = table.add(4 + bloom_words * 2);
@@ -211,17 +227,17 @@ unsafe fn find_gnu(table: *const u32, name: &CStr, is_wanted: impl Fn(usize) -> 
     }
 }
 
-/// Looks a name up in a DT_HASH table.
+/// Looks up `name` in a DT_HASH table and returns the index of the symbol that `is_wanted` accepts.
 ///
 /// # Safety
-/// `table` is such a table.
+/// `table` is a DT_HASH table.
 unsafe fn find_old(table: *const u32, name: &CStr, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
     let hash = name.to_bytes().iter().fold(0u32, |hash, &byte| {
         let hash = (hash << 4).wrapping_add(byte.into());
         let high = hash & 0xf000_0000;
         (hash ^ (high >> 24)) & !high
     });
-    // SAFETY: the layout of the table; chains end with 0.
+    // SAFETY: this follows the layout of the table, in which a chain ends with 0.
     unsafe {
         let buckets = *table as usize;
         if buckets == 0 {
@@ -234,27 +250,28 @@ unsafe fn find_old(table: *const u32, name: &CStr, is_wanted: impl Fn(usize) -> 
     }
 }
 
-/// The definition of a function that comes after those of this object, as `dlsym(RTLD_NEXT)` finds it.
+/// Returns the first definition of a function in an object after this one, as `dlsym(RTLD_NEXT)`
+/// does.
 pub fn next_function(name: &CStr) -> Option<usize> {
     objects().skip_while(|object| !object.is_own()).skip(1).find_map(|object| object.function(name))
 }
 
-/// The C library's own definition of a function, whoever else defines it.
+/// Returns the C library's own definition of a function, even if other objects define it, too.
 pub fn c_library_function(name: &CStr) -> Option<usize> {
     objects().find(|object| object.is_named(c"libc.so.6")).and_then(|object| object.function(name))
 }
 
-/// Whether an object's file name begins with one of `names`.
+/// Returns whether the file name of any object begins with one of `names`.
 pub fn is_any_named(names: &[&[u8]]) -> bool {
     objects().any(|object| {
-        // SAFETY: the loader's names end in zero.
+        // SAFETY: the loader's names end with zero, and it keeps them.
         let path = if object.0.name.is_null() { c"" } else { unsafe { CStr::from_ptr(object.0.name) } };
         let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         names.iter().any(|wanted| name.starts_with(wanted))
     })
 }
 
-/// Whether the object that is loaded at `base` is the one that this code is part of.
+/// Returns whether this code is part of the object that is loaded at `base`.
 pub fn holds_own_code(base: usize) -> bool {
     objects().any(|object| object.is_own() && object.0.base == base)
 }
@@ -267,12 +284,12 @@ mod tests {
         [c"fork", c"malloc", c"mmap64", c"pthread_create", c"memcpy", c"__errno_location", c"dlsym", c"posix_memalign"];
 
     fn by_loader(name: &CStr) -> usize {
-        // SAFETY: a lookup by name.
+        // SAFETY: dlsym(3) only looks up the name.
         unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }.addr()
     }
 
     #[test]
-    fn functions_are_those_the_loader_finds() {
+    fn functions_are_found_as_by_the_loader() {
         for name in NAMES {
             assert_eq!(next_function(name), Some(by_loader(name)), "{name:?}");
             assert_eq!(c_library_function(name), Some(by_loader(name)), "{name:?}");
@@ -286,9 +303,9 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_of_hash_table_find_the_same() {
+    fn both_kinds_of_hash_table_find_each_symbol() {
         let libc = objects().find(|object| object.is_named(c"libc.so.6")).unwrap();
-        // The vDSO has the old kind, or both.
+        // The vDSO has a DT_HASH table, or both.
         let old = objects().filter(|object| object.entry(DT_HASH).is_some()).count();
         assert!(libc.entry(DT_GNU_HASH).is_some() && old <= objects().count());
         for object in objects().filter(|object| object.entry(DT_GNU_HASH).is_some()) {
@@ -298,7 +315,8 @@ mod tests {
             // SAFETY: the second word of the table is the number of symbols.
             let count = unsafe { *table.add(1) } as usize;
             for index in 1..count {
-                // SAFETY: as `Object::function` reads them.
+                // SAFETY: the index is below the number of symbols, and names are offsets in the
+                // string table.
                 unsafe {
                     let name = CStr::from_ptr(strings.add((*symbols.add(index)).name as usize));
                     if (*symbols.add(index)).section != 0 {

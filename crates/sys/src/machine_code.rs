@@ -1,35 +1,37 @@
-//! Which system calls a piece of x86-64 code can make.
+//! Finds the system calls that a piece of x86-64 code can make.
 //!
-//! Code is not divided into functions here, and may begin anywhere. The bytes of a `syscall`
-//! instruction also occur inside other instructions, so the code before each occurrence is decoded
-//! from several starts: x86 code read from a wrong start soon falls in step with the real
-//! instructions. Where most of these readings have an instruction at the occurrence, it is one.
+//! The code may begin anywhere, and is not divided into functions. The bytes of a `syscall`
+//! instruction also occur inside of other instructions. So the code before each occurrence is
+//! decoded from several starts: decoding from a wrong start soon agrees with the real instructions.
+//! The occurrence counts as an instruction if most readings have one there. There is no lock.
 
 use iced_x86::{Code, Register};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind};
 use memchr::memmem::Finder;
 
+/// The `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// How much code before a system call is read: the number is loaded within a few instructions.
+/// Length of the code before a system call that is decoded, in bytes. Programs load the number a
+/// few instructions before the call.
 pub const WINDOW_BYTES: usize = 96;
-/// Starts from which it is read: more than the longest instruction has bytes.
+/// Number of starts from which the code is decoded: more than the bytes of the longest instruction.
 const READINGS: usize = 16;
 
-/// Whether `code` holds a system call, from the byte `from` on, whose number is one of `watched` or
-/// is not known. The bytes before `from` only serve to find the number.
+/// Returns whether `code` contains, from byte `from` on, a system call whose number is in `watched`
+/// or unknown. The bytes before `from` only serve to find the number.
 pub fn can_make(code: &[u8], from: usize, watched: &[u32]) -> bool {
     let finder = Finder::new(&SYSCALL);
     finder.find_iter(code).filter(|&at| at >= from).any(|at| is_watched(code, at, watched))
 }
 
-/// What a register holds.
+/// The content of a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Value {
     Known(u64),
     Unknown,
 }
 
-/// Whether the bytes at `at` are a system call that is watched.
+/// Returns whether the bytes at `at` are a system call that is watched.
 fn is_watched(code: &[u8], at: usize, watched: &[u32]) -> bool {
     let first = at.saturating_sub(WINDOW_BYTES);
     let starts = first..(first + READINGS).min(at);
@@ -47,8 +49,8 @@ fn is_watched(code: &[u8], at: usize, watched: &[u32]) -> bool {
     hits * 2 > readings && is_watched
 }
 
-/// Reads `code` from `start` on. Returns the number of the system call at `at`, `Unknown` if it may
-/// be a watched one, and `None` if there is no instruction at `at`.
+/// Decodes `code` from `start` on. Returns the number of the system call at `at`, `Unknown` if it
+/// may be a watched one, and `None` if no instruction begins at `at`.
 fn number_at(code: &[u8], start: usize, at: usize, watched: &[u32]) -> Option<Value> {
     let mut decoder = Decoder::new(64, &code[start..], DecoderOptions::NONE);
     let mut infos = InstructionInfoFactory::new();
@@ -62,7 +64,8 @@ fn number_at(code: &[u8], start: usize, at: usize, watched: &[u32]) -> Option<Va
         }
         number = match value_of_rax(&instruction) {
             Some(constant) => {
-                // A branch may lead from here to the call, past what loads another number.
+                // A branch may lead from here to the call and skip the code that loads another
+                // number.
                 may_be_watched |= watched.iter().any(|&watched| u64::from(watched) == constant);
                 Value::Known(constant)
             }
@@ -74,14 +77,14 @@ fn number_at(code: &[u8], start: usize, at: usize, watched: &[u32]) -> Option<Va
     is_there.then_some(if may_be_watched { Value::Unknown } else { number })
 }
 
-/// The constant that an instruction loads into `rax`, if it does.
+/// Returns the constant that an instruction loads into `rax`, if it does.
 fn value_of_rax(instruction: &Instruction) -> Option<u64> {
     let loads = instruction.op0_kind() == OpKind::Register
         && matches!(instruction.op0_register(), Register::EAX | Register::RAX);
     match (instruction.mnemonic(), instruction.code()) {
         _ if !loads => None,
         (_, Code::Mov_r32_imm32 | Code::Mov_r64_imm64 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32) => {
-            // The kernel looks at the lower half only.
+            // The kernel uses only the lower half.
             Some(instruction.immediate(1) & u64::from(u32::MAX))
         }
         (Mnemonic::Xor | Mnemonic::Sub, _)
@@ -94,7 +97,7 @@ fn value_of_rax(instruction: &Instruction) -> Option<u64> {
     }
 }
 
-/// Whether an instruction may leave something else in `rax`, or does not lead to the next one.
+/// Returns whether an instruction may change `rax`, or does not lead to the next instruction.
 fn changes_rax(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> bool {
     match instruction.flow_control() {
         FlowControl::Next | FlowControl::ConditionalBranch => {}
@@ -112,7 +115,7 @@ mod tests {
     use super::*;
 
     const MADVISE: u32 = 28;
-    /// `push rbx; mov rbx, rdi; mov rdi, rsi; mov rsi, rdx`, some times.
+    /// `push rbx; mov rbx, rdi; mov rdi, rsi; mov rsi, rdx`.
     const BEFORE: [u8; 10] = [0x53, 0x48, 0x89, 0xfb, 0x48, 0x89, 0xf7, 0x48, 0x89, 0xd6];
 
     fn can_madvise(code: &[u8]) -> bool {
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_known_by_the_number_it_loads() {
+    fn a_call_is_recognised_by_its_number() {
         assert!(can_madvise(&[0xb8, 28, 0, 0, 0, 0x0f, 0x05]));
         assert!(can_madvise(&[0x48, 0xc7, 0xc0, 28, 0, 0, 0, 0x48, 0x89, 0xd6, 0x0f, 0x05]));
         assert!(!can_madvise(&[0xb8, 9, 0, 0, 0, 0x0f, 0x05]));
@@ -129,27 +132,27 @@ mod tests {
     }
 
     #[test]
-    fn a_number_from_elsewhere_may_be_any() {
+    fn a_number_from_another_register_is_unknown() {
         // mov rax, rdi
         assert!(can_madvise(&[0x48, 0x89, 0xf8, 0x0f, 0x05]));
-        // mov rax, [rbp - 24]; after mov eax, 9
+        // mov eax, 9; mov rax, [rbp - 24]
         assert!(can_madvise(&[0xb8, 9, 0, 0, 0, 0x48, 0x8b, 0x45, 0xe8, 0x0f, 0x05]));
         // mov eax, 9; call
         assert!(can_madvise(&[0xb8, 9, 0, 0, 0, 0xe8, 1, 2, 3, 4, 0x0f, 0x05]));
         // pop rax
         assert!(can_madvise(&[0x6a, 28, 0x58, 0x0f, 0x05]));
-        // There is nothing before.
+        // No code precedes the call.
         assert!(can_make(&SYSCALL, 0, &[MADVISE]));
     }
 
     #[test]
-    fn a_branch_may_lead_past_the_last_number() {
+    fn a_branch_may_skip_the_last_number() {
         // mov eax, 28; jmp +5; mov eax, 9
         assert!(can_madvise(&[0xb8, 28, 0, 0, 0, 0xeb, 5, 0xb8, 9, 0, 0, 0, 0x0f, 0x05]));
     }
 
     #[test]
-    fn bytes_inside_of_other_instructions_are_no_call() {
+    fn bytes_inside_of_other_instructions_are_not_a_call() {
         // mov ecx, 0x050f; lea rax, [rip + 0x050f00]; mov eax, [rbx + 0x50f]
         let inside: [&[u8]; 3] =
             [&[0xb9, 0x0f, 0x05, 0, 0], &[0x48, 0x8d, 0x05, 0, 0x0f, 0x05, 0], &[0x8b, 0x83, 0x0f, 0x05, 0, 0]];
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_before_the_part_that_is_asked_about_do_not_count() {
+    fn calls_before_the_searched_part_do_not_count() {
         let code = [&BEFORE.repeat(12)[..], &[0xb8, 28, 0, 0, 0, 0x0f, 0x05]].concat();
         assert!(can_make(&code, code.len() - 2, &[MADVISE]));
         assert!(!can_make(&code, code.len() - 1, &[MADVISE]));

@@ -1,4 +1,5 @@
-//! The mappings of a process: `/proc/self/maps` and the ioctl `PROCMAP_QUERY`. There is no lock.
+//! The mappings of a process, from `/proc/self/maps` and the ioctl `PROCMAP_QUERY`. There is no
+//! lock.
 
 use crate::raw_ioctl;
 use foliomem_types::size_policy::Advice;
@@ -8,12 +9,14 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use std::ops::Range;
 
+/// The ioctl that returns one mapping, since Linux 6.11.
 const PROCMAP_QUERY: Opcode = opcode::read_write::<raw::procmap_query>(b'f', 17);
 
-/// What a mapping is backed by.
+/// The kind of memory behind a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// No file. It may have a name of the program's (`PR_SET_VMA_ANON_NAME`): run times name their heaps.
+    /// Anonymous memory. The program may name it (`PR_SET_VMA_ANON_NAME`), as run times do with
+    /// heaps.
     Anonymous,
     /// `[heap]`.
     Heap,
@@ -21,30 +24,30 @@ pub enum Kind {
     Stack,
     /// A file.
     File,
-    /// Anything else the kernel names.
+    /// Other memory that the kernel names, such as `[vdso]`.
     Special,
 }
 
-/// One line of the file.
+/// A mapping, as a line of `/proc/self/maps` describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// First byte.
+    /// First address.
     pub start: usize,
-    /// First byte behind.
+    /// Address behind the last byte.
     pub end: usize,
-    /// May be read.
+    /// Whether it can be read.
     pub readable: bool,
-    /// May be written.
+    /// Whether it can be written.
     pub writable: bool,
-    /// May be executed.
+    /// Whether it can be executed.
     pub executable: bool,
-    /// Writes are seen by others.
+    /// Whether other processes see writes (`MAP_SHARED`).
     pub shared: bool,
-    /// What it is backed by.
+    /// The kind of memory.
     pub kind: Kind,
 }
 
-/// Parses one line; `None` where it is not one.
+/// Parses one line. Returns `None` if it does not describe a mapping.
 pub fn parse_line(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let range = fields.next()?;
@@ -68,7 +71,7 @@ pub fn parse_line(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// What a mapping of this name is backed by.
+/// Returns the kind of a mapping with this name.
 fn kind(name: &[u8], has_inode: bool) -> Kind {
     match name {
         b"" if !has_inode => Kind::Anonymous,
@@ -80,6 +83,7 @@ fn kind(name: &[u8], has_inode: bool) -> Kind {
     }
 }
 
+/// Parses a hexadecimal address.
 fn hex(digits: &[u8]) -> Option<usize> {
     if digits.is_empty() || digits.len() > 16 {
         return None;
@@ -90,8 +94,8 @@ fn hex(digits: &[u8]) -> Option<usize> {
     })
 }
 
-/// Calls `found` with every mapping, in ascending order, as of the moment it is read: the file is not a
-/// snapshot. A mapping is reported once.
+/// Calls `found` with each mapping once, in ascending order. The file is not a snapshot: each
+/// mapping is as it was when it was read.
 pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
     let mut reported = 0;
     for_each_line(maps, &mut |line| {
@@ -102,8 +106,8 @@ pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
     });
 }
 
-/// Calls `found` with every mapping about which the program has said something, from `/proc/self/smaps`. Takes long: the
-/// kernel walks all page tables.
+/// Calls `found` with each mapping in `/proc/self/smaps` for which the program has advised or
+/// forbidden huge pages. This is slow, because the kernel walks all page tables.
 pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Advice)) {
     for_each_flagged(smaps, &mut |range, flags| {
         let advice = flags.split(|&byte| byte == b' ').find_map(|flag| match flag {
@@ -115,7 +119,8 @@ pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Ad
     });
 }
 
-/// Calls `found` with every mapping and its flags, from `/proc/self/smaps`: of two letters each, with spaces between them.
+/// Calls `found` with each mapping in `/proc/self/smaps` and its `VmFlags`: two letters each,
+/// separated by spaces. This is slow, because the kernel walks all page tables.
 pub fn for_each_flagged(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, &[u8])) {
     let mut current = None;
     for_each_line(smaps, &mut |line| {
@@ -128,8 +133,8 @@ pub fn for_each_flagged(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, &[
     });
 }
 
-/// Calls `found` with every line of a file of /proc. Of a line that is too long, which only a file's name makes it, comes
-/// no more than its end.
+/// Calls `found` with each line of a file of /proc. Of a line that exceeds the buffer, which only
+/// the name of a file can cause, it passes at most the end.
 fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
     let file = file.as_fd();
     let mut buffer = [0u8; 8192];
@@ -151,8 +156,9 @@ fn for_each_line(file: impl AsFd, found: &mut dyn FnMut(&[u8])) {
     }
 }
 
-/// Calls `found` with the mappings that have a part of one of `parts`, which ascend, and with the one below the first of each,
-/// in ascending order. The kernel is asked for these alone: nothing is read of what else there is.
+/// Calls `found` with the mappings that overlap one of `parts`, and with the one below the first of
+/// each part, in ascending order. `parts` ascend. Since Linux 6.11 the kernel returns only these
+/// mappings; older kernels make this read the whole file, and `found` gets all mappings.
 pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn FnMut(&Mapping)) {
     let mut reported = 0;
     for part in parts {
@@ -170,43 +176,50 @@ pub fn for_each_around(maps: impl AsFd, parts: &[Range<usize>], found: &mut dyn 
                     found(&mapping);
                 }
                 Err(Errno::NOENT) => return,
-                // Before Linux 6.11.
+                // Linux before 6.11 has no such ioctl.
                 Err(_) => return for_each(maps, &mut |mapping| found(mapping)),
             }
         }
     }
 }
 
-/// A name that is longer is that of a file.
+/// Size of the buffer for a name, in bytes. Only names of files are longer.
 const NAME_BYTES: usize = 128;
 
-/// The mapping that holds `address`, or what else the `flags` say.
+/// Returns the mapping that contains `address`, or another one that `flags` select.
+///
+/// # Errors
+/// Fails with `NOENT` if there is no such mapping, or if the kernel has no such ioctl.
 fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
     use raw::procmap_query_flags as flag;
     let name = [0u8; NAME_BYTES];
     let mut query = question(address);
     query.query_flags = flags;
-    // SAFETY: takes a procmap_query, which names no buffers.
+    // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and this one refers to no buffers.
     unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) }?;
-    // What has an inode is a file, or as good as one, and to put its path together takes the kernel longer than all else.
+    // A mapping with an inode counts as a file. Its name is not needed, and composing the path
+    // would cost the kernel more than the rest of the query.
     let mut has_name = query.inode == 0;
     if has_name {
         query = question(address);
         query.query_flags = flags;
         query.vma_name_addr = name.as_ptr().expose_provenance() as u64;
         query.vma_name_size = NAME_BYTES as u32;
-        // SAFETY: takes a procmap_query, which names a buffer of that size.
+        // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and `name` has the size that this one
+        // gives.
         let mut asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
         if asked == Err(Errno::NAMETOOLONG) {
-            // It is another one by now, of a file.
+            // Meanwhile the address belongs to another mapping, that of a file.
             has_name = false;
             (query.vma_name_addr, query.vma_name_size) = (0, 0);
-            // SAFETY: as above, without a buffer.
+            // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and this one refers to no buffers any
+            // more.
             asked = unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) };
         }
         asked?;
     }
-    // The kernel has written it, to an address that it was given as a number.
+    // The kernel wrote to `name`, whose address it got as a number: the compiler must not assume
+    // zeros.
     let name = std::hint::black_box(&name);
     let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES)];
     let has = |flag: flag| query.vma_flags & flag as u64 != 0;
@@ -221,22 +234,23 @@ fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
     })
 }
 
+/// Returns a query for `address`.
 fn question(address: usize) -> raw::procmap_query {
-    // SAFETY: a struct of integers.
+    // SAFETY: the struct consists of integers, for which zero is valid.
     let mut query: raw::procmap_query = unsafe { std::mem::zeroed() };
     query.size = size_of::<raw::procmap_query>() as u64;
     query.query_addr = address as u64;
     query
 }
 
-/// Where the mapping lies that holds `address`.
+/// Returns the addresses of the mapping that contains `address`, if there is one.
 pub fn query(maps: impl AsFd, address: usize) -> Option<Range<usize>> {
     let mut query = question(address);
-    // SAFETY: takes a procmap_query, which names no buffers.
+    // SAFETY: PROCMAP_QUERY takes a `procmap_query`, and this one refers to no buffers.
     match unsafe { raw_ioctl::call(&maps, PROCMAP_QUERY, &mut query) } {
         Ok(_) => Some(query.vma_start as usize..query.vma_end as usize),
         Err(Errno::NOENT) => None,
-        // Before Linux 6.11.
+        // Linux before 6.11 has no such ioctl.
         Err(_) => {
             let mut holding = None;
             for_each(maps, &mut |mapping| {
@@ -255,7 +269,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lines_are_understood() {
+    fn lines_are_parsed() {
         let mapping = parse_line(b"7f1c0a000000-7f1c0a021000 rw-p 00000000 00:00 0 ").unwrap();
         assert_eq!((mapping.start, mapping.end), (0x7f1c_0a00_0000, 0x7f1c_0a02_1000));
         assert_eq!(mapping.kind, Kind::Anonymous);
@@ -271,17 +285,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_too_strange(line in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_line_is_accepted_or_refused(line in prop::collection::vec(any::<u8>(), 0..200)) {
             parse_line(&line);
         }
 
         #[test]
-        fn what_the_kernel_writes_is_read(mapping in any_mapping(), offset: u32, inode: u16) {
+        fn lines_of_the_kernel_are_parsed(mapping in any_mapping(), offset: u32, inode: u16) {
             prop_assert_eq!(parse_line(&written(&mapping, offset, inode)), Some(mapping));
         }
 
         #[test]
-        fn no_damage_is_too_strange(
+        fn damaged_lines_give_no_empty_mapping(
             mapping in any_mapping(),
             at in any::<prop::sample::Index>(),
             byte: u8,
@@ -296,7 +310,7 @@ mod tests {
         }
 
         #[test]
-        fn a_file_of_anything_gives_ascending_mappings(
+        fn any_file_gives_ascending_mappings(
             parts in prop::collection::vec(
                 prop_oneof![
                     any_mapping().prop_map(|mapping| [&written(&mapping, 0, 7)[..], b"\n"].concat()),
@@ -321,7 +335,7 @@ mod tests {
         }
 
         #[test]
-        fn what_smaps_says_of_advice_is_read(
+        fn advice_in_smaps_is_found(
             parts in prop::collection::vec((any_mapping(), 0usize..4, prop::collection::vec(any::<u8>(), 0..60)), 0..20)
         ) {
             let file = rustix::fs::memfd_create(c"smaps", rustix::fs::MemfdFlags::empty()).unwrap();
@@ -343,7 +357,7 @@ mod tests {
         }
     }
 
-    /// A mapping and a name that makes it what it is.
+    /// Makes a mapping of any kind.
     fn any_mapping() -> impl Strategy<Value = Mapping> {
         let kinds = [Kind::Anonymous, Kind::Heap, Kind::Stack, Kind::Special, Kind::File];
         (any::<u32>(), 1u32.., any::<[bool; 4]>(), prop::sample::select(kinds.to_vec())).prop_map(
@@ -355,6 +369,7 @@ mod tests {
         )
     }
 
+    /// Returns the line with which the kernel describes `mapping`.
     fn written(mapping: &Mapping, offset: u32, inode: u16) -> Vec<u8> {
         let flag = |on: bool, letter: char| if on { letter } else { '-' };
         let (inode, name) = match mapping.kind {
@@ -372,9 +387,9 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_looked_at_with_what_is_below() {
+    fn parts_are_found_with_the_mapping_below() {
         let maps = std::fs::File::open("/proc/self/maps").unwrap();
-        // Other threads of the test map and unmap: what the loader has mapped stays.
+        // Other threads of the test map and unmap memory, but mappings of files by the loader stay.
         let mut files = Vec::new();
         for_each(&maps, &mut |mapping| {
             if mapping.kind == Kind::File {
@@ -397,9 +412,9 @@ mod tests {
     }
 
     #[test]
-    fn our_own_mappings_are_found() {
+    fn mappings_of_this_process_are_found() {
         let maps = std::fs::File::open("/proc/self/maps").unwrap();
-        let here = our_own_mappings_are_found as fn() as usize;
+        let here = mappings_of_this_process_are_found as fn() as usize;
         assert!(query(&maps, here).unwrap().contains(&here));
         assert_eq!(query(&maps, usize::MAX / 4), None);
         let mut last = 0;

@@ -1,6 +1,6 @@
 //! Advice about the program's memory that changes no content: madvise(2), mlock(2), mprotect(2).
 //!
-//! A failure leaves the memory as it is. There is no lock.
+//! If a call fails, the memory stays as it is and the caller does not learn it. There is no lock.
 
 use foliomem_types::units::PAGE_BYTES;
 use rustix::mm::{Advice, MprotectFlags, madvise, mlock, mprotect, munlock};
@@ -10,14 +10,14 @@ use std::ops::Range;
 /// Whether forks copy a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forks {
-    /// The child of a fork gets a copy.
+    /// The child of a fork gets a copy of the range.
     Copy,
-    /// The child of a fork has nothing there.
+    /// The range is unmapped in the child of a fork.
     LeaveOut,
 }
 
 fn advise(range: &Range<usize>, advice: Advice) {
-    // SAFETY: the callers pass advice that changes no content.
+    // SAFETY: all callers in this module pass advice that changes no content.
     let _ = unsafe { madvise(pointer(range.start), range.len(), advice) };
 }
 
@@ -36,33 +36,33 @@ pub fn set_forks(range: &Range<usize>, forks: Forks) {
     );
 }
 
-/// Asks for huge pages in `range`.
+/// Lets the kernel use huge pages in `range`.
 pub fn ask_for_huge(range: &Range<usize>) {
     advise(range, Advice::LinuxHugepage);
 }
 
-/// Splits a huge page of which `range` is a part: the kernel does that with memory that is cold.
+/// Splits a huge page of which `range` is a part (`MADV_COLD`).
 pub fn split_huge(range: &Range<usize>) {
     advise(range, Advice::LinuxCold);
 }
 
 /// Makes the page at `start` resident and locks it in memory.
 pub fn lock_page(start: usize) {
-    // SAFETY: changes no content.
+    // SAFETY: mlock(2) changes no content.
     let _ = unsafe { mlock(pointer(start), PAGE_BYTES) };
 }
 
-/// Ends [`lock_page`].
+/// Unlocks a page that [`lock_page`] has locked.
 pub fn unlock_page(start: usize) {
-    // SAFETY: changes no content.
+    // SAFETY: munlock(2) changes no content.
     let _ = unsafe { munlock(pointer(start), PAGE_BYTES) };
 }
 
-/// Forbids every access to `range`: the accessing thread gets SIGSEGV.
+/// Forbids every access to `range`: an accessing thread gets SIGSEGV.
 ///
 /// # Safety
-/// The calling process keeps no reference into the range.
+/// The calling process has no reference into the range.
 pub unsafe fn forbid_access(range: &Range<usize>) {
-    // SAFETY: by the contract.
+    // SAFETY: no reference into the range exists, by the contract.
     let _ = unsafe { mprotect(pointer(range.start), range.len(), MprotectFlags::empty()) };
 }

@@ -1,7 +1,7 @@
-//! A probe of page moves: two regions of the process between which pages move, to measure the cost.
+//! A probe of page moves: moves pages between two regions of the process, to measure the cost.
 //!
-//! A fault is served as the agent serves it: a handler on the faulting thread's CPU polls, reads
-//! the message, moves a page, and wakes the thread. There is no engine and no lock.
+//! It serves faults as the agent does: a handler on the CPU of the faulting thread polls, reads the
+//! message, moves a page, and wakes the thread. It has no engine and no lock.
 
 use crate::cpus::run_on;
 use crate::region::{HugePages, Region};
@@ -10,21 +10,21 @@ use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Why there is no probe.
+/// The reason why a probe cannot be made or used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum MoveProbeError {
-    /// No userfaultfd.
+    /// The kernel refuses a userfaultfd.
     #[error(transparent)]
     Uffd(#[from] UffdError),
-    /// No memory.
+    /// The kernel refuses memory.
     #[error("cannot map memory: {0}")]
     Memory(Errno),
-    /// Pages did not move.
+    /// The kernel refuses to move pages.
     #[error("cannot move pages: {0}")]
     Move(#[from] MoveError),
 }
 
-/// See the module. The pages are at home between calls.
+/// Two regions, one of which has the pages. Between calls they are in the home region.
 pub struct MoveProbe {
     uffd: Userfaultfd,
     home: Region,
@@ -32,7 +32,10 @@ pub struct MoveProbe {
 }
 
 impl MoveProbe {
-    /// One with `len` bytes of single pages, a multiple of a page.
+    /// Makes a probe with `len` bytes of single pages. `len` is a multiple of the page size.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses a userfaultfd or memory.
     pub fn new(len: usize) -> Result<MoveProbe, MoveProbeError> {
         let uffd = Userfaultfd::open(Features { events: false })?;
         let reserve = || Region::reserve(len).map_err(MoveProbeError::Memory);
@@ -45,7 +48,10 @@ impl MoveProbe {
         Ok(MoveProbe { uffd, home, program })
     }
 
-    /// Moves all pages into the program, by calls for `piece_bytes` each, and back again by as many.
+    /// Moves all pages into the program's region and back, with one call for each `piece_bytes`.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses to move pages.
     pub fn move_there_and_back(&mut self, piece_bytes: usize) -> Result<(), MoveProbeError> {
         self.move_all(self.home.start(), self.program.start(), piece_bytes)?;
         self.move_all(self.program.start(), self.home.start(), piece_bytes)
@@ -61,7 +67,7 @@ impl MoveProbe {
     fn move_piece(&self, from: usize, to: usize, len: usize) -> Result<(), MoveProbeError> {
         let mut done = 0;
         while done < len {
-            // SAFETY: both regions are this one's; nobody has a reference into them.
+            // SAFETY: both ranges lie in regions of this probe, and no reference into them exists.
             let outcome = unsafe { self.uffd.move_pages(to + done, from + done, len - done) };
             done += outcome.moved_bytes;
             match outcome.error {
@@ -72,7 +78,11 @@ impl MoveProbe {
         Ok(())
     }
 
-    /// A thread touches every page in the program, in order; a handler brings each.
+    /// Lets a thread touch every page of the program's region in order, while a handler serves the
+    /// faults.
+    ///
+    /// # Errors
+    /// Fails if a fault cannot be served.
     pub fn fault_all(&mut self) -> Result<(), MoveProbeError> {
         let cpu = rustix::thread::sched_getcpu() as u32;
         let probe = &*self;
@@ -81,14 +91,16 @@ impl MoveProbe {
                 run_on(cpu);
                 let served = probe.serve();
                 if served.is_err() {
-                    // Nobody is to wait for ever: the rest is the kernel's to fill.
+                    // The kernel fills the missing pages with zeros, so that the thread does not
+                    // wait forever.
                     let _ = probe.uffd.unregister(probe.program.start(), probe.program.len());
                 }
                 served
             });
             scope.spawn(move || {
                 run_on(cpu);
-                // SAFETY: mapped memory of this one, which nobody writes; each page is there when the access goes on.
+                // SAFETY: the region is mapped, and nobody writes to it. A fault ends when the page
+                // is there.
                 let content = unsafe { probe.program.slice(0, probe.program.len()) };
                 std::hint::black_box(content.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, byte| sum ^ byte));
             });
@@ -97,7 +109,7 @@ impl MoveProbe {
         self.move_all(self.program.start(), self.home.start(), self.program.len())
     }
 
-    /// Serves as many faults as there are pages.
+    /// Serves one fault for each page.
     fn serve(&self) -> Result<(), MoveProbeError> {
         for _ in 0..self.program.len() / PAGE_BYTES {
             let page = loop {
@@ -118,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_keep_their_content_wherever_they_were() {
+    fn pages_keep_their_content_when_they_move() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

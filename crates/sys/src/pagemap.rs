@@ -1,5 +1,5 @@
-//! The pages of a process: `/proc/self/pagemap`, `statm`, `stat` and `smaps_rollup`. There is no
-//! lock.
+//! The pages of a process, from `/proc/self/pagemap`, `statm`, `stat` and `smaps_rollup`. There is
+//! no lock.
 
 use crate::raw_ioctl;
 use crate::thread::syscall3;
@@ -11,32 +11,37 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use std::ops::Range;
 
+/// The ioctl that returns runs of pages by category.
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
+/// Category of pages that are not write-protected with userfaultfd.
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+/// Category of pages that are in memory.
 const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// Category of entries of the kernel's swap, of markers and of guards.
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+/// Category of pages that are mapped as a part of a huge page.
 const PAGE_IS_HUGE: u64 = 1 << 6;
-/// Since Linux 6.15.
+/// Category of guards, since Linux 6.15.
 const PAGE_IS_GUARD: u64 = 1 << 8;
-/// Ranges fetched by one call.
+/// Maximum number of runs that one call returns.
 const BATCH: usize = 64;
 
-/// What a page table entry holds.
+/// The content of a page table entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
-    /// Nothing.
+    /// The entry is empty.
     Empty,
-    /// A page, or an entry of the kernel's own swap.
+    /// A page, or an entry of the kernel's swap.
     Content,
-    /// A write-protection marker and nothing else; or a write-protected entry of the kernel's own swap.
+    /// Only a write-protection marker, or a write-protected entry of the kernel's swap.
     Marked,
     /// A guard (`MADV_GUARD_INSTALL`). Linux before 6.15 shows content instead.
     Guard,
 }
 
 impl Entry {
-    /// From the file's entry: bit 63 is set where there is a page, 62 where there is an entry of the kernel's own, 58 where
-    /// that is a guard, 57 where it is write-protected with userfaultfd.
+    /// Decodes an entry of the file. Bit 63 is set for a page, 62 for an entry of the kernel's
+    /// swap, a marker or a guard, 58 for a guard, 57 for write protection with userfaultfd.
     fn of(bits: u64) -> Entry {
         let is_set = |bit: u32| bits >> bit & 1 == 1;
         match () {
@@ -49,8 +54,9 @@ impl Entry {
     }
 }
 
-/// Calls `found` with every maximal run of pages between `start` and `end` (page aligned) that has
-/// content: a page, or an entry of the kernel's own swap. Markers and guards are none. In ascending order.
+/// Calls `found` with each maximal run of pages with content between `start` and `end`, in
+/// ascending order. Content is a page or an entry of the kernel's swap, but not a marker or a
+/// guard. `start` and `end` are multiples of the page size.
 pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
     let fd = pagemap.as_fd();
     let mut from = start;
@@ -70,9 +76,10 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_WRITTEN | PAGE_IS_GUARD,
         };
-        // SAFETY: takes a pm_scan_arg and fills at most `vec_len` regions, which live through the call.
+        // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg` and writes at most `vec_len` elements of
+        // `regions`, which outlives the call.
         let Ok(count) = (unsafe { raw_ioctl::call(fd, PAGEMAP_SCAN, &mut scan) }) else {
-            // Linux before 6.15 knows no guards, or there is no memory for its answer.
+            // Linux before 6.15 does not know guards, or the kernel has no memory for the result.
             return present_by_entries(fd, from, end, found);
         };
         let mut joined: Option<Range<usize>> = None;
@@ -81,7 +88,7 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
             is(PAGE_IS_PRESENT) || is(PAGE_IS_WRITTEN) && !is(PAGE_IS_GUARD)
         };
         for region in regions[..count as usize].iter().filter(has_content) {
-            // Present and swapped neighbours come apart: they are one run here.
+            // The kernel returns a present and a swapped run separately, even if they are adjacent.
             match &mut joined {
                 Some(run) if run.end == region.start as usize => run.end = region.end as usize,
                 _ => {
@@ -99,7 +106,7 @@ pub fn present(pagemap: impl AsFd, start: usize, end: usize, found: &mut dyn FnM
     }
 }
 
-/// Whether a huge page is mapped at `address` as one.
+/// Returns whether `address` is mapped as a part of a huge page.
 pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
     let mut region = raw::page_region { start: 0, end: 0, categories: 0 };
     let mut scan = raw::pm_scan_arg {
@@ -116,13 +123,14 @@ pub fn is_huge(pagemap: impl AsFd, address: usize) -> bool {
         category_anyof_mask: 0,
         return_mask: PAGE_IS_HUGE,
     };
-    // SAFETY: takes a pm_scan_arg and fills at most one region, which lives through the call.
+    // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg` and writes at most one element to `region`, which
+    // outlives the call.
     let regions = unsafe { raw_ioctl::call(pagemap.as_fd(), PAGEMAP_SCAN, &mut scan) };
     regions == Ok(1)
 }
 
-/// How much of the beginning of `len` bytes has gone from `from` to `to`: pages that are there and not here. Before, each
-/// page was in one place.
+/// Returns how many of the first bytes of `len` have moved from `from` to `to`: the pages that are
+/// there and no longer here. Before the move, each page was in one of the two places.
 pub fn moved_bytes(pagemap: impl AsFd, to: usize, from: usize, len: usize) -> usize {
     let is_there = |page: usize| {
         let mut found = false;
@@ -133,7 +141,7 @@ pub fn moved_bytes(pagemap: impl AsFd, to: usize, from: usize, len: usize) -> us
     (0..len).step_by(PAGE_BYTES).take_while(has_moved).count() * PAGE_BYTES
 }
 
-/// The same as [`present`] from the file's entries.
+/// Does the work of [`present`] with the entries of the file.
 fn present_by_entries(fd: impl AsFd, start: usize, end: usize, found: &mut dyn FnMut(Range<usize>)) {
     each_run(fd, start..end, &mut |run, entry| {
         if entry == Entry::Content {
@@ -142,7 +150,7 @@ fn present_by_entries(fd: impl AsFd, start: usize, end: usize, found: &mut dyn F
     });
 }
 
-/// Calls `found` with every maximal run of alike entries in `range`, in ascending order.
+/// Calls `found` with each maximal run of equal entries in `range`, in ascending order.
 pub fn each_run(pagemap: impl AsFd, range: Range<usize>, found: &mut dyn FnMut(Range<usize>, Entry)) {
     const ENTRIES: usize = 512;
     let fd = pagemap.as_fd();
@@ -170,37 +178,41 @@ pub fn each_run(pagemap: impl AsFd, range: Range<usize>, found: &mut dyn FnMut(R
     run.into_iter().for_each(|(run, entry)| found(run, entry));
 }
 
-/// Anonymous resident pages of the process whose `statm` this is: resident less shared.
+/// Returns the number of anonymous resident pages of the process of `statm`: resident less shared
+/// ones.
 pub fn anon_resident_pages(statm: impl AsFd) -> u64 {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(statm, &mut text, 0).unwrap_or(0);
     anon_resident(&text[..read])
 }
 
+/// Returns the number of anonymous resident pages in the text of a `statm`.
 fn anon_resident(statm: &[u8]) -> u64 {
     let mut numbers = statm.split(|&byte| byte == b' ').map(number);
     let (_size, resident, shared) = (numbers.next(), numbers.next(), numbers.next());
     resident.unwrap_or(0).saturating_sub(shared.unwrap_or(0))
 }
 
-/// Minor faults of the process whose `stat` this is, of all its threads.
+/// Returns the number of minor faults of the process of `stat`, over all its threads.
 pub fn minor_faults(stat: impl AsFd) -> Option<i64> {
     field_of(stat, 10)
 }
 
-/// The status, as of `wait(2)`, of the ended process whose `stat` this is, as long as nobody has waited for it.
+/// Returns the exit status, as wait(2) returns it, of the process of `stat`, which has ended and is
+/// not yet reaped.
 pub fn exit_status(stat: impl AsFd) -> Option<i32> {
     field_of(stat, 52)
 }
 
-/// Threads of the process whose `stat` this is.
+/// Returns the number of threads of the process of `stat`.
 pub fn threads(stat: impl AsFd) -> Option<u32> {
     field_of(stat, 20)
 }
 
-/// Minor faults of the calling process: of the companion, which makes pages the program's own, too.
+/// Returns the number of minor faults of the calling process, which is the companion: it has some
+/// while it makes pages for the program.
 pub fn own_minor_faults() -> i64 {
-    // SAFETY: a struct of integers, filled by the call.
+    // SAFETY: the struct consists of integers, for which zero is valid, and getrusage(2) fills it.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         let address = (&raw mut usage).expose_provenance();
@@ -209,7 +221,8 @@ pub fn own_minor_faults() -> i64 {
     }
 }
 
-/// Field number `field`, from 3 on, of the process's `/proc/PID/stat`; `None` where there is no such process.
+/// Returns field `field`, from 3 on, of `/proc/PID/stat`. Returns `None` if the process does not
+/// exist.
 pub fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
     field_of(
         rustix::fs::open(format!("/proc/{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?,
@@ -217,28 +230,33 @@ pub fn process_field<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> 
     )
 }
 
-/// Field number `field`, from 3 on, of the process whose `stat` this is.
+/// Returns field `field`, from 3 on, of `stat`.
 fn field_of<T: std::str::FromStr>(stat: impl AsFd, field: usize) -> Option<T> {
     let mut text = [0u8; 1024];
     let read = rustix::io::pread(stat, &mut text, 0).ok()?;
     stat_field(&text[..read], field)
 }
 
-/// Field number `field`, from 3 on, of `/proc/PID/stat`. The second, in brackets, may hold anything.
+/// Returns field `field`, from 3 on, of the text of a `stat`. The second field, in parentheses, may
+/// contain any characters.
 pub fn stat_field<T: std::str::FromStr>(stat: &[u8], field: usize) -> Option<T> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
     let text = stat[end + 1..].split(|&byte| byte == b' ').nth(field - 2)?;
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
-/// Of the anonymous resident pages, how many are other processes' in proportion: `Anonymous` less
-/// `Pss_Anon` of `smaps_rollup`. The kernel walks the whole address space for it.
+/// Returns the proportional part of the anonymous resident pages that belongs to other processes:
+/// `Anonymous` less `Pss_Anon` of `smaps_rollup`. The kernel walks the whole address space for it.
+///
+/// # Errors
+/// Fails if the file cannot be read.
 pub fn shared_anon_pages(smaps_rollup: impl AsFd) -> Result<i64, Errno> {
     let mut text = [0u8; 2048];
     let read = rustix::io::pread(smaps_rollup, &mut text, 0)?;
     Ok(shared_anon(&text[..read]))
 }
 
+/// Returns the number of pages by the text of a `smaps_rollup`; 0 if a line is missing.
 fn shared_anon(smaps_rollup: &[u8]) -> i64 {
     let kib = |name: &[u8]| {
         let line = smaps_rollup.split(|&byte| byte == b'\n').find(|line| line.starts_with(name))?;
@@ -249,7 +267,7 @@ fn shared_anon(smaps_rollup: &[u8]) -> i64 {
     (all.saturating_sub(own) / (PAGE_BYTES as u64 / 1024)) as i64
 }
 
-/// The number that `digits` begins with: 0 where there is none, the largest where it is larger still.
+/// Returns the number at the start of `digits`: 0 if there is none, the maximum if it is larger.
 fn number(digits: &[u8]) -> u64 {
     digits
         .iter()
@@ -265,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_writes_is_read(
+        fn texts_of_the_kernel_are_parsed(
             size: u32,
             resident: u32,
             shared: u32,
@@ -279,7 +297,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_too_strange(noise in prop::collection::vec(any::<u8>(), 0..200), digits in "[0-9]{0,40}") {
+        fn any_text_gives_a_number(noise in prop::collection::vec(any::<u8>(), 0..200), digits in "[0-9]{0,40}") {
             let rollup = |own: &str, all: &[u8]| [b"Pss_Anon: ", own.as_bytes(), b" kB\nAnonymous:", all].concat();
             for text in [&noise[..], digits.as_bytes(), format!("1 {digits} {digits}").as_bytes()] {
                 anon_resident(text);
@@ -291,20 +309,20 @@ mod tests {
     }
 
     #[test]
-    fn what_has_moved_is_there_and_not_here() {
+    fn moved_pages_are_counted() {
         let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
         let (to, from) = (Region::reserve(8 * PAGE_BYTES).unwrap(), Region::reserve(8 * PAGE_BYTES).unwrap());
         let moved = || moved_bytes(&pagemap, to.start(), from.start(), 8 * PAGE_BYTES) / PAGE_BYTES;
         from.populate(3 * PAGE_BYTES, 5 * PAGE_BYTES).unwrap();
-        assert_eq!(moved(), 0, "what is nowhere has not moved");
+        assert_eq!(moved(), 0, "a missing page has not moved");
         to.populate(0, 2 * PAGE_BYTES).unwrap();
         assert_eq!(moved(), 2);
         to.populate(2 * PAGE_BYTES, 4 * PAGE_BYTES).unwrap();
-        assert_eq!(moved(), 3, "what is in both places has not moved");
+        assert_eq!(moved(), 3, "a page in both places has not moved");
     }
 
     #[test]
-    fn a_guard_is_no_content() {
+    fn a_guard_is_not_content() {
         let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
         let region = Region::reserve(4 * PAGE_BYTES).unwrap();
         region.populate(0, 3 * PAGE_BYTES).unwrap();

@@ -1,50 +1,54 @@
 //! The process exit notice: the kernel marks a word of the control segment when a process ends.
 //!
-//! A thread can register a list of locks in memory that it may hold when it ends
-//! (set_robust_list(2)). Before the kernel gives the memory back, also after SIGKILL and at exec,
-//! it marks each lock that has the thread's id in it. The monitor holds one such word as long as
-//! the process has its memory. Where a filter forbids the call, the word is never marked. There is
-//! no lock.
+//! A thread can register a list of locks that it may hold when it ends (set_robust_list(2)). Before
+//! the kernel frees the thread's memory, also after SIGKILL and at exec, it marks each lock that
+//! contains the thread's id. The monitor holds one such word as long as the process has its memory.
+//! If a filter forbids the call, the word is never marked. There is no lock.
 
 use crate::thread;
 use rustix::process::Pid;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// `struct robust_list_head` and the one element of its list.
+/// A `struct robust_list_head` and the only element of its list.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ProcessExitNotice {
+    /// Address of the first element.
     first: AtomicUsize,
-    /// From an element to its word.
+    /// Distance from an element to its word, in bytes.
     offset: AtomicUsize,
-    /// A lock that the thread is about to take: none.
+    /// Address of a lock that the thread is about to take; always 0.
     pending: AtomicUsize,
-    /// The element points back to the head, so it is the last one.
+    /// Address of the next element: the head, because there is only one.
     next: AtomicUsize,
 }
 
+/// The bit that the kernel sets in the word.
 const FUTEX_OWNER_DIED: u32 = 1 << 30;
+/// Size of `struct robust_list_head`, in bytes.
 const HEAD_BYTES: usize = 3 * size_of::<usize>();
 
 impl ProcessExitNotice {
-    /// Has `word` marked when the calling thread ends, which has no other such list. Its id is `thread`.
+    /// Lets the kernel mark `word` when the calling thread ends. `thread` is the thread's id; the
+    /// thread has no other robust list.
     pub fn leave(&'static self, word: &'static AtomicU32, thread: Pid) {
         let element = (&raw const self.next).expose_provenance();
         self.first.store(element, Ordering::Relaxed);
         self.offset.store((&raw const *word).expose_provenance().wrapping_sub(element), Ordering::Relaxed);
         self.next.store((&raw const *self).expose_provenance(), Ordering::Relaxed);
         word.store(thread.as_raw_nonzero().get() as u32, Ordering::Relaxed);
-        // SAFETY: the list and the word live for ever, and are as set_robust_list(2) wants them.
+        // SAFETY: the list and the word are static, and have the layout that set_robust_list(2)
+        // requires.
         unsafe { thread::set_robust_list((&raw const *self).expose_provenance(), HEAD_BYTES) };
     }
 }
 
-/// Marks `word` as the kernel does.
+/// Marks `word` as the kernel does when the thread ends.
 pub fn mark(word: &AtomicU32) {
     word.fetch_or(FUTEX_OWNER_DIED, Ordering::Relaxed);
 }
 
-/// Whether the thread that held `word` has ended.
+/// Returns whether the thread that registered `word` has ended.
 pub fn is_marked(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) & FUTEX_OWNER_DIED != 0
 }

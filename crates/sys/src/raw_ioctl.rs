@@ -1,16 +1,18 @@
-//! One ioctl with a struct as its argument, through rustix (no libc, no errno).
+//! An ioctl with a struct as its argument, through rustix, which uses neither libc nor errno.
 
 use rustix::fd::AsFd;
 use rustix::io::Result;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 use std::ffi::c_void;
 
+/// An ioctl whose argument the kernel reads and writes.
 struct InOut<'a, T> {
     opcode: Opcode,
     argument: &'a mut T,
 }
 
-// SAFETY: the opcode and the type of its argument belong together, by the contract of `call`.
+// SAFETY: only `call` makes this type, and its caller guarantees that the opcode takes a pointer to
+// `T`.
 unsafe impl<T> Ioctl for InOut<'_, T> {
     type Output = IoctlOutput;
     const IS_MUTATING: bool = true;
@@ -28,11 +30,16 @@ unsafe impl<T> Ioctl for InOut<'_, T> {
     }
 }
 
-/// Calls the ioctl; the kernel reads and writes `argument`.
+/// Calls the ioctl. The kernel reads and writes `argument`.
 ///
 /// # Safety
-/// `opcode` takes a pointer to a `T`, and what it does to memory beyond `argument` is allowed.
+/// `opcode` takes a pointer to a `T`. The memory beyond `argument` that the kernel accesses may be
+/// accessed that way.
+///
+/// # Errors
+/// Fails if the kernel refuses the call.
 pub unsafe fn call<T>(fd: impl AsFd, opcode: Opcode, argument: &mut T) -> Result<IoctlOutput> {
-    // SAFETY: by the contract.
+    // SAFETY: the caller guarantees that `opcode` and `argument` match, and allows the other
+    // accesses.
     unsafe { ioctl(fd, InOut { opcode, argument }) }
 }

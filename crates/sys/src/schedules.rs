@@ -1,4 +1,4 @@
-//! Schedules of the list of cells: a spare cell belongs to one thread at a time, and none is lost.
+//! Schedule tests of the cell list: a spare cell belongs to one thread at a time, and none is lost.
 
 #[path = "../../core/tests/schedules/mod.rs"]
 mod explorer;
@@ -10,18 +10,18 @@ use shuttle::sync::Arc;
 use shuttle::thread;
 use std::ptr::NonNull;
 
-/// Runs the threads to their end.
+/// Waits until all threads have ended.
 fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 #[test]
-fn a_spare_cell_is_one_threads_at_a_time() {
+fn a_spare_cell_belongs_to_one_thread_at_a_time() {
     explore(4000, || {
         let list = Arc::new(CellList::<AtomicU32>::new());
         let cells: Vec<_> = (0..3).map(|_| Box::into_raw(Box::new(Cell::new(AtomicU32::new(0))))).collect();
         for &cell in &cells {
-            // SAFETY: the cell is new, and freed after all threads.
+            // SAFETY: the cell is new, and is freed when all threads have ended.
             unsafe { list.give_back(NonNull::new(cell).unwrap()) };
         }
         let threads: Vec<_> = (0..3)
@@ -30,9 +30,10 @@ fn a_spare_cell_is_one_threads_at_a_time() {
                 thread::spawn(move || {
                     for _ in 0..2 {
                         let Some(cell) = list.take() else { continue };
-                        // SAFETY: a cell that was taken is ours until it is given back.
+                        // SAFETY: this thread took the cell, and uses it only until it gives it
+                        // back.
                         unsafe {
-                            assert_eq!(cell.as_ref().value.fetch_add(1, SeqCst), 0, "a cell of two threads");
+                            assert_eq!(cell.as_ref().value.fetch_add(1, SeqCst), 0, "two threads have the cell");
                             cell.as_ref().value.fetch_sub(1, SeqCst);
                             list.give_back(cell);
                         }
@@ -43,7 +44,7 @@ fn a_spare_cell_is_one_threads_at_a_time() {
         join(threads);
         assert_eq!(std::iter::from_fn(|| list.take()).count(), cells.len(), "a cell is lost");
         for cell in cells {
-            // SAFETY: nobody else has it any more.
+            // SAFETY: all threads have ended, so this is the only owner.
             drop(unsafe { Box::from_raw(cell) });
         }
     });

@@ -1,18 +1,18 @@
 //! Memory that several processes map: structs of atomics.
 //!
-//! [`SharedWords`] marks the types that such memory may hold. The macro [`shared_words!`] declares a
-//! struct of them, and checks each field, so that other crates need no `unsafe` code. Another
-//! process may write to the memory at any time: every bit pattern is a value, and every access is
-//! atomic. There is no lock.
+//! [`SharedWords`] marks the types that such memory may contain. The macro [`shared_words!`]
+//! declares a struct of them and checks each field, so that other crates need no `unsafe` code.
+//! Another process may write to the memory at any time. So every bit pattern must be valid, and
+//! every access atomic. There is no lock.
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-/// Types without padding requirements or invalid values that are accessed by atomics alone.
+/// A type that several processes may access at the same time: it consists of atomics only.
 ///
 /// # Safety
-/// Every bit pattern, and zeros above all, is a value of the type. Every access through a shared
-/// reference is atomic.
+/// Every bit pattern is a valid value of the type. Every access through a shared reference is
+/// atomic.
 pub unsafe trait SharedWords: 'static {}
 
 #[cfg(not(feature = "shuttle"))]
@@ -21,29 +21,30 @@ mod words {
     use foliomem_types::counters::Counters;
     use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-    // SAFETY: an atomic integer.
+    // SAFETY: the type is an atomic integer.
     unsafe impl SharedWords for AtomicU16 {}
-    // SAFETY: an atomic integer.
+    // SAFETY: the type is an atomic integer.
     unsafe impl SharedWords for AtomicU32 {}
-    // SAFETY: an atomic integer.
+    // SAFETY: the type is an atomic integer.
     unsafe impl SharedWords for AtomicU64 {}
-    // SAFETY: a struct of counters, each of which is an atomic integer.
+    // SAFETY: the struct consists of counters, each of which is an atomic integer.
     unsafe impl SharedWords for Counters {}
-    // SAFETY: an array of such values.
+    // SAFETY: the elements are such values, and an array adds no padding.
     unsafe impl<T: SharedWords, const N: usize> SharedWords for [T; N] {}
 }
 
-// SAFETY: the explorer's atomics are no plain words, but nothing is mapped or made of zeros then.
+// SAFETY: the explorer's atomics are not plain words, but with it nothing is mapped or made of
+// zeros.
 #[cfg(feature = "shuttle")]
 unsafe impl<T: 'static> SharedWords for T {}
 
-/// Makes a struct of [`shared_words!`] shared, if all its fields are.
+/// Implements `SharedWords` for a struct of [`shared_words!`] if all its fields implement it.
 #[cfg(not(feature = "shuttle"))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! implement_shared_words {
     ($name:ident: $($type:ty,)*) => {
-        // SAFETY: all fields are such values.
+        // SAFETY: all fields implement `SharedWords`, by the bounds.
         unsafe impl $crate::shared_memory::SharedWords for $name
         where
             $($type: $crate::shared_memory::SharedWords,)*
@@ -51,7 +52,7 @@ macro_rules! implement_shared_words {
     };
 }
 
-/// Nothing: every type is shared.
+/// Expands to nothing: with the explorer, every type implements `SharedWords`.
 #[cfg(feature = "shuttle")]
 #[doc(hidden)]
 #[macro_export]
@@ -59,8 +60,8 @@ macro_rules! implement_shared_words {
     ($name:ident: $($type:ty,)*) => {};
 }
 
-/// Declares structs whose fields are [`SharedWords`](crate::shared_memory::SharedWords), in the
-/// layout of C, as `SharedWords`.
+/// Declares structs whose fields are [`SharedWords`](crate::shared_memory::SharedWords). The
+/// structs have the layout of C, and implement `SharedWords`, too.
 #[macro_export]
 macro_rules! shared_words {
     ($($(#[$attribute:meta])* $visible:vis struct $name:ident { $($(#[$on_field:meta])* $of:vis $field:ident: $type:ty,)* })*) => {$(
@@ -72,11 +73,11 @@ macro_rules! shared_words {
     )*};
 }
 
-/// Maps `file` for reading and writing, for ever. The file must be sealed against shrinking, or the
-/// process may get SIGBUS.
+/// Maps `file` for reading and writing, for the life of the process. The caller seals the file
+/// against shrinking; otherwise an access may raise SIGBUS.
 ///
 /// # Errors
-/// Fails if the file is smaller than a `T`, or if the system refuses the mapping.
+/// Fails with `INVAL` if the file is smaller than a `T`, or if the kernel refuses the mapping.
 pub fn map<T: SharedWords>(file: impl AsFd) -> Result<&'static T, Errno> {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     if cfg!(feature = "shuttle") {
@@ -86,18 +87,20 @@ pub fn map<T: SharedWords>(file: impl AsFd) -> Result<&'static T, Errno> {
         return Err(Errno::INVAL);
     }
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new shared mapping of a file of at least this size; it is never unmapped.
+    // SAFETY: the kernel chooses the address of the new mapping, so nothing else is affected.
     let start = unsafe { mmap(std::ptr::null_mut(), size_of::<T>(), protection, MapFlags::SHARED, file.as_fd(), 0) }?;
-    // SAFETY: mapped for ever and page aligned; by `SharedWords` every bit pattern is a value.
+    // SAFETY: the mapping is never unmapped, is page-aligned, and is backed by the file for at
+    // least the size of `T`. By `SharedWords` every bit pattern is valid.
     Ok(unsafe { &*start.cast::<T>() })
 }
 
-/// Returns a `T` of zeros, of which only pages that are used take memory.
+/// Returns a `T` of zeros. A page of it takes memory only when it is used.
 #[cfg(not(feature = "shuttle"))]
 pub fn zeroed<T: SharedWords>() -> Box<T> {
     let layout = std::alloc::Layout::new::<T>();
     assert!(layout.size() > 0, "a value without bytes");
-    // SAFETY: the layout has a size; by `SharedWords` zeros are a value.
+    // SAFETY: the layout has a size, the memory is allocated with it, and by `SharedWords` zeros
+    // are valid.
     unsafe {
         let start = std::alloc::alloc_zeroed(layout).cast::<T>();
         if start.is_null() {

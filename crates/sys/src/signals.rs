@@ -1,8 +1,8 @@
-//! Signal masks around the start of a thread, and what signals mean.
+//! Signals: blocking them while a thread starts, and their meaning. There is no lock.
 
 /// Calls `make_thread` with all signals blocked, so that the new thread receives none.
 pub fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
-    // SAFETY: the sets are plain words that the calls read and write.
+    // SAFETY: the sets are plain words on this stack, which the calls read and write.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
@@ -13,7 +13,7 @@ pub fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Whether `signal` ends a process whose memory was not there.
+/// Returns whether `signal` reports an access to memory that is missing.
 pub fn is_crash(signal: i32) -> bool {
     matches!(signal, libc::SIGSEGV | libc::SIGBUS)
 }
