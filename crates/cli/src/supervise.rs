@@ -10,7 +10,7 @@ use foliomem_session::custody::Custody;
 use foliomem_session::door::Door;
 use foliomem_session::segment::Control;
 use foliomem_session::swap_file::{self, Created};
-use foliomem_sys::supervised_program::{self, Child, Event};
+use foliomem_sys::supervised_program::{self, Child, ProgramEvent};
 use foliomem_types::settings::Configuration;
 use foliomem_types::size::format_mib;
 use foliomem_types::units::CLUSTER_BYTES;
@@ -218,12 +218,12 @@ impl Run {
         let failed = |errno| CliError::System("watch the program", std::io::Error::from(errno));
         loop {
             match self.child.wait(SAMPLE_INTERVAL).map_err(failed)? {
-                Event::Ended(code) => {
+                ProgramEvent::Ended(code) => {
                     return Ok(self.failure_code().unwrap_or(code));
                 }
-                Event::Stopped => supervised_program::stop_self(),
-                Event::Signalled(signal) => self.child.signal(signal),
-                Event::Nothing => {}
+                ProgramEvent::Stopped => supervised_program::stop_self(),
+                ProgramEvent::Signalled(signal) => self.child.signal(signal),
+                ProgramEvent::Nothing => {}
             }
             self.look()?;
             // Not those of the very end: what they held then is told.

@@ -6,7 +6,7 @@
 
 use crate::cluster_ownership::SwapSpace;
 use foliomem_sys::errno_text::ErrnoText;
-use foliomem_sys::swap_discard;
+use foliomem_sys::swap_discard::{self, Backing};
 use foliomem_types::discard::Discard;
 use foliomem_types::units::{CLUSTER_BYTES, PAGE_BYTES};
 use rustix::fd::{AsFd, OwnedFd};
@@ -125,7 +125,7 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     let bytes = whole_clusters(path, bytes.unwrap_or(default_bytes.min(free_bytes / 2)), remedy)?;
     fs::ftruncate(&file, bytes).map_err(failed("size"))?;
     let (file, direct) = go_direct(file);
-    let (discard, in_memory) = (swap_discard::probe(&file, false), system.f_type as u32 == TMPFS_MAGIC);
+    let (discard, in_memory) = (swap_discard::probe(&file, Backing::File), system.f_type as u32 == TMPFS_MAGIC);
     Ok(Created { file, bytes, direct, discard, was_stale, in_memory })
 }
 
@@ -157,7 +157,7 @@ fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> 
     if !direct {
         fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed("open"))?;
     }
-    let discard = swap_discard::probe(&file, true);
+    let discard = swap_discard::probe(&file, Backing::Device);
     Ok(Created { file, bytes, direct, discard, was_stale: false, in_memory: false })
 }
 

@@ -3,7 +3,7 @@
 //! Compressors run in threads of a foreign program, which must not call the program's malloc or use
 //! thread-local storage. So the agent calls both libraries only through functions that take state
 //! owned by the caller: `LZ4_compress_fast_extState` of lz4, and zstd's static contexts, which
-//! "will never resize nor malloc()". The only functions that the libraries import are memcpy,
+//! "will never resize nor malloc()". Outside of the libraries, these functions call only memcpy,
 //! memmove and memset.
 //!
 //! # Format of a piece

@@ -7,7 +7,7 @@
 //! A program may limit its address space (`RLIMIT_AS`) and its writable memory (`RLIMIT_DATA`). So
 //! each region is as large as all regions before it together, and becomes writable step by step.
 //! The unused rest of a region is readable. Neither a heap nor a reservation of the program is
-//! readable only, so a scan of the mappings never mistakes a new region for one of them.
+//! read-only, so a scan of the mappings never mistakes a new region for one of them.
 //!
 //! dlmalloc serves small blocks, from segments that are cut off the regions. Blocks of
 //! [`LARGE_BYTES`] and more are cut off the regions directly. They are zero pages of the kernel, so

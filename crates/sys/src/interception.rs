@@ -2,7 +2,7 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | [`patches`] | finds the system calls of the C library that the agent must see and patches them |
+//! | [`patches`] | finds the system calls of the C library that the agent sees, and patches them |
 //! | [`entry`] | makes a patched system call |
 //! | `guards` | installs guards for the program |
 //! | [`dispatch`] | intercepts forks if the C library cannot be patched (Syscall User Dispatch) |

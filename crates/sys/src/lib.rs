@@ -1,23 +1,28 @@
-//! The system interface of foliomem: kernel interfaces, the loader's and the C library's data, codecs.
+//! The system interface of foliomem: kernel interfaces, data of the loader and the C library,
+//! codecs.
 //!
 //! Nearly all `unsafe` code of the workspace is here, behind functions that are safe where they can
-//! be. The crate has mechanisms and no policy: it knows neither the engine nor the control segment.
-//! Its code runs inside foreign programs, so it must not allocate from the program's malloc, use
-//! thread-local storage, or call into the dynamic loader.
+//! be. The crate contains mechanisms and no policy: it knows neither the engine nor the control
+//! segment. Its code runs inside of foreign programs, so it must not allocate from the program's
+//! malloc, use thread-local storage, or call the dynamic loader.
 //!
 //! | part | modules |
 //! |---|---|
-//! | memory of the program | [`userfaultfd`], [`pagemap`], [`maps`], [`memory_advice`], [`unshare_pages`] |
+//! | memory of the program | [`userfaultfd`], [`pagemap`], [`maps`] |
+//! | changes of the program's memory | [`memory_advice`], [`unshare_pages`], [`move_probe`] |
 //! | memory of the agent | [`region`], [`heap`], [`agent_memory`], [`fork_cell`], [`cell_list`] |
 //! | memory between processes | [`shared_memory`], [`file_mapping`], [`process_exit_notice`] |
-//! | threads and processes | [`thread`], [`companion_process`], [`supervised_program`], [`cpus`], [`word_wait`] |
-//! | system calls of the program | [`interception`], [`unseen_calls`], [`filters`], [`machine_code`] |
+//! | processes | [`companion_process`], [`supervised_program`], [`identity`], [`process_limits`] |
+//! | threads | [`thread`], [`cpus`], [`signals`], [`clock`], [`word_wait`] |
+//! | system calls | [`interception`], [`unseen_calls`], [`filters`], [`machine_code`] |
 //! | loader and C library | [`loader`], [`thread_control_block`] |
 //! | descriptors | [`descriptor_passing`], [`socket`], [`swap_discard`], [`uring`] |
 //! | codecs | [`codec`] |
+//! | reports | [`system_checks`], [`errno_text`] |
 //!
-//! Lock order: the lock of [`interception::entry`] comes before every lock of the agent; the heap's
-//! lock is below all others; every other lock here is a leaf.
+//! Lock order: the locks of [`interception::entry`] and [`interception::dispatch`] come before
+//! every lock of the agent. The locks of [`agent_memory`] and [`codec`] are leaves, except that a
+//! thread that holds them may allocate: the heap's lock is below all others.
 
 pub mod agent_memory;
 pub mod cell_list;

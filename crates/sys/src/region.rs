@@ -223,8 +223,7 @@ pub enum HugePages {
 }
 
 /// Calls `act` while `bytes` more of address space are mapped, without access. Returns `None` if
-/// the
-/// kernel refuses the mapping.
+/// the kernel refuses the mapping.
 pub fn with_reserved<R>(bytes: usize, act: impl FnOnce() -> R) -> Option<R> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: the kernel chooses the address of the new mapping, and nobody else knows it.

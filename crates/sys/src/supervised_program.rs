@@ -1,14 +1,14 @@
-//! The program under its supervisor: how it is started and watched, and gets the supervisor's
-//! signals.
+//! The supervised program: starting it, waiting for its end, and passing signals to it.
 //!
 //! The program runs in the supervisor's process group, so the terminal treats both as one job. The
 //! kernel sends a signal of the terminal (Ctrl-C) to the whole group, so the supervisor does not
-//! pass it on. It passes on a signal that a process sends to the supervisor. A signal that a
-//! process sends to the group reaches the program twice, because its receivers do not learn of each
-//! other.
+//! pass it on. It passes on a signal that a process sends to the supervisor. If a process sends a
+//! signal to the group, the program gets it twice, because the supervisor cannot tell that the
+//! program got it.
 //!
 //! The supervisor blocks all signals and reads them from a signalfd. The program starts with the
-//! mask that the supervisor was started with, and ends when the supervisor ends.
+//! signal mask that the supervisor was started with, and is killed when the supervisor ends. There
+//! is no lock.
 
 use crate::clock::timespec;
 use crate::signals;
@@ -21,35 +21,40 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// Signals that report an error of the supervisor itself.
+/// Signals that report an error of the supervisor itself. They stay unblocked.
 const SYNCHRONOUS: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
-/// A program that was started.
+/// A program that the supervisor has started.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
+    /// The signalfd of all blocked signals.
     signals: OwnedFd,
 }
 
-/// What has happened.
+/// An event that the supervisor waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// The program has ended with this exit code; 128 + n after signal n.
+pub enum ProgramEvent {
+    /// The program has ended with this exit code, which is 128 + n after signal n.
     Ended(u8),
     /// The terminal has stopped the program.
     Stopped,
-    /// A process has sent the supervisor this signal.
+    /// A process has sent this signal to the supervisor.
     Signalled(i32),
-    /// Nothing, for as long as was asked.
+    /// Nothing has happened before the time was over.
     Nothing,
 }
 
 impl Child {
-    /// Starts `command`.
+    /// Starts `command`. The calling thread is the only one of the supervisor.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses a signalfd or the role of a subreaper, or if the program cannot
+    /// be started.
     pub fn start(command: &mut Command) -> io::Result<Child> {
-        // SAFETY: the sets are plain words filled by the calls; blocking signals of this thread, the
-        // only one, touches no memory.
+        // SAFETY: the sets are plain words on this stack that the calls fill. Blocking the signals
+        // of the supervisor's only thread touches no memory. The new descriptor has no other owner.
         let (signals, before) = unsafe {
             let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut set);
@@ -64,9 +69,9 @@ impl Child {
             (OwnedFd::from_raw_fd(fd), before)
         };
         let supervisor = rustix::process::getpid();
-        // Companions are nobody's children that the program might wait for: they become ours.
+        // A companion is not a child of its program, so the supervisor must adopt it.
         rustix::process::set_child_subreaper(Some(supervisor))?;
-        // SAFETY: only system calls, which are safe after a fork.
+        // SAFETY: the function makes only system calls, which are safe after a fork.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -82,56 +87,63 @@ impl Child {
         Ok(Child { pid, signals })
     }
 
-    /// Its pid.
+    /// Returns the process id of the program.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Waits up to `most` for something to happen.
-    pub fn wait(&self, most: Duration) -> Result<Event, Errno> {
+    /// Waits up to `max_time` for an event.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses to wait.
+    pub fn wait(&self, max_time: Duration) -> Result<ProgramEvent, Errno> {
         if let Some(event) = self.changed()? {
             return Ok(event);
         }
-        let timeout = timespec(most);
+        let timeout = timespec(max_time);
         let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
         if poll(&mut fds, Some(&timeout))? == 0 {
-            return Ok(Event::Nothing);
+            return Ok(ProgramEvent::Nothing);
         }
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::read(&self.signals, &mut info) {
             Ok(_) => {}
-            Err(Errno::AGAIN) => return Ok(Event::Nothing),
+            Err(Errno::AGAIN) => return Ok(ProgramEvent::Nothing),
             Err(errno) => return Err(errno),
         }
-        // SAFETY: the kernel writes whole structs of plain integers.
+        // SAFETY: the struct consists of integers, and the kernel writes it as a whole.
         let info: libc::signalfd_siginfo = unsafe { std::mem::transmute(info) };
         let signal = info.ssi_signo as i32;
         if signal == libc::SIGCHLD {
-            return Ok(self.changed()?.unwrap_or(Event::Nothing));
+            return Ok(self.changed()?.unwrap_or(ProgramEvent::Nothing));
         }
-        // What the kernel sends goes to the whole group.
+        // The kernel sends a signal of the terminal to the whole group, so the program has it
+        // already.
         let by_process = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
-        Ok(if by_process { Event::Signalled(signal) } else { Event::Nothing })
+        Ok(if by_process { ProgramEvent::Signalled(signal) } else { ProgramEvent::Nothing })
     }
 
-    fn changed(&self) -> Result<Option<Event>, Errno> {
+    /// Returns the event if the program has ended, or the terminal has stopped it, since the last
+    /// call.
+    fn changed(&self) -> Result<Option<ProgramEvent>, Errno> {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         let Some((_, status)) = waitpid(Some(self.pid), options)? else { return Ok(None) };
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         if let Some(code) = status.exit_status() {
-            return Ok(Some(Event::Ended(code as u8)));
+            return Ok(Some(ProgramEvent::Ended(code as u8)));
         }
         if let Some(signal) = status.terminating_signal() {
-            return Ok(Some(Event::Ended(128 + signal as u8)));
+            return Ok(Some(ProgramEvent::Ended(128 + signal as u8)));
         }
-        Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| Event::Stopped))
+        Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| ProgramEvent::Stopped))
     }
 
-    /// Takes the statuses of adopted processes that have ended, but not the program's. Calls `crashed`, before others can
-    /// see that the status is taken, with each that has crashed: its memory was not there.
+    /// Reaps adopted processes that have ended, but not the program. Calls `crashed` with each that
+    /// a signal of [`signals::is_crash`] ended, before another process can see that it is reaped.
     pub fn reap_adopted(&self, mut crashed: impl FnMut(Pid)) {
         loop {
-            // SAFETY: a struct of integers, filled by the call.
+            // SAFETY: the struct consists of integers, for which zero is valid, and waitid(2) fills
+            // it.
             let (pid, how, signal) = unsafe {
                 let mut status: libc::siginfo_t = std::mem::zeroed();
                 let ended = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -153,19 +165,19 @@ impl Child {
         }
     }
 
-    /// Sends it a signal.
+    /// Sends `signal` to the program.
     pub fn signal(&self, signal: i32) {
         signal_process(self.pid, signal);
     }
 }
 
-/// Sends a process a signal, if it is still there.
+/// Sends `signal` to process `pid`. Does nothing if the process has ended.
 pub fn signal_process(pid: Pid, signal: i32) {
-    // SAFETY: takes two numbers.
+    // SAFETY: kill(2) takes two numbers and touches no memory.
     unsafe { libc::kill(pid.as_raw_nonzero().get(), signal) };
 }
 
-/// Stops the supervisor, as the terminal has stopped the program; returns when it is continued.
+/// Stops the supervisor, as the terminal has stopped the program. Returns when it is continued.
 pub fn stop_self() {
     signal_process(rustix::process::getpid(), libc::SIGSTOP);
 }
@@ -174,16 +186,16 @@ pub fn stop_self() {
 mod tests {
     use super::*;
 
-    // One test: the signal mask is the thread's, the signals are the process's.
+    // This is one test: the signal mask belongs to the thread, and the signals to the process.
     #[test]
-    fn what_happens_to_the_program_is_told() {
+    fn the_end_of_the_program_is_reported() {
         let outcome = |script: &str, signal: Option<i32>| {
             let child = Child::start(Command::new("sh").args(["-c", script])).unwrap();
             if let Some(signal) = signal {
                 child.signal(signal);
             }
             loop {
-                if let Event::Ended(code) = child.wait(Duration::from_secs(10)).unwrap() {
+                if let ProgramEvent::Ended(code) = child.wait(Duration::from_secs(10)).unwrap() {
                     return code;
                 }
             }

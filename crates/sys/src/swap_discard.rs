@@ -9,13 +9,30 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
 
-/// How `file` is discarded, which is tried on its first cluster: there is nothing yet.
-pub fn probe(file: impl AsFd, is_device: bool) -> Discard {
-    let wanted = if is_device { Discard::ForDevice } else { Discard::ForRoom };
+/// The kind of a swap file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// A file of a file system.
+    File,
+    /// A block device.
+    Device,
+}
+
+/// Returns how clusters of `file` can be discarded. It tries this with the first cluster, which
+/// must not yet contain data.
+pub fn probe(file: impl AsFd, backing: Backing) -> Discard {
+    let wanted = match backing {
+        Backing::File => Discard::ForRoom,
+        Backing::Device => Discard::ForDevice,
+    };
     if discard(file, wanted, ClusterNumber(0)).is_ok() { wanted } else { Discard::Never }
 }
 
-/// Discards a cluster, in the way that [`probe`] has found. What is there afterwards is anybody's guess.
+/// Discards a cluster in the way that [`probe`] has returned. Its content is unspecified
+/// afterwards.
+///
+/// # Errors
+/// Fails with `OPNOTSUPP` for [`Discard::Never`], or if the file system or the device refuses.
 pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<(), Errno> {
     let start = cluster.slots().start.offset_bytes();
     match how {
@@ -25,7 +42,8 @@ pub fn discard(file: impl AsFd, how: Discard, cluster: ClusterNumber) -> Result<
         }
         Discard::ForDevice => {
             let mut range = [start, CLUSTER_BYTES];
-            // SAFETY: BLKDISCARD reads two words, start and length in bytes, and changes no memory.
+            // SAFETY: BLKDISCARD reads two words, start and length in bytes, and touches no other
+            // memory.
             unsafe { raw_ioctl::call(file, linux_raw_sys::ioctl::BLKDISCARD as Opcode, &mut range) }.map(drop)
         }
     }
@@ -48,7 +66,7 @@ mod tests {
         let file = std::os::fd::OwnedFd::from(file);
         let before = fstat(&file).unwrap();
         assert!(discard(&file, Discard::Never, ClusterNumber(1)).is_err());
-        assert!(discard(&file, Discard::ForDevice, ClusterNumber(1)).is_err(), "it is no device");
+        assert!(discard(&file, Discard::ForDevice, ClusterNumber(1)).is_err(), "the file is not a device");
         discard(&file, Discard::ForRoom, ClusterNumber(1)).unwrap();
         let after = fstat(&file).unwrap();
         assert_eq!((after.st_size, before.st_blocks - after.st_blocks), (before.st_size, CLUSTER_BYTES as i64 / 512));
@@ -57,11 +75,11 @@ mod tests {
         for (cluster, expected) in found.chunks(CLUSTER_BYTES as usize).zip([7, 0, 7]) {
             assert!(cluster.iter().all(|&byte| byte == expected));
         }
-        // A file that may not be written wants none.
+        // A file that cannot be written cannot be discarded.
         ftruncate(&file, 0).unwrap();
         let read_only = std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         assert_eq!(
-            [probe(&file, false), probe(&read_only, false), probe(&file, true)],
+            [probe(&file, Backing::File), probe(&read_only, Backing::File), probe(&file, Backing::Device)],
             [Discard::ForRoom, Discard::Never, Discard::Never]
         );
     }

@@ -1,4 +1,5 @@
-//! The checks of `foliomem doctor`: what this machine allows. Each check tries what it reports.
+//! The checks of `foliomem doctor`: what this machine allows. Each check tries the feature that it
+//! reports. There is no lock.
 
 use crate::errno_text::ErrnoText;
 use crate::interception::dispatch;
@@ -10,27 +11,27 @@ use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::AsFd;
 use std::fs;
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// As it should be.
+    /// The machine allows it.
     Fine,
-    /// `run` works, with a drawback.
+    /// `foliomem run` works, with a drawback.
     Drawback,
-    /// `run` does not work.
+    /// `foliomem run` does not work.
     Missing,
 }
 
-/// One check.
+/// The report of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What was checked.
+    /// Name of the check.
     pub what: &'static str,
-    /// How it came out.
+    /// Result of the check.
     pub state: State,
-    /// What was found.
+    /// What the check has found.
     pub found: String,
-    /// What to do about it; empty where there is nothing to do.
+    /// What the user can do; empty if there is nothing to do.
     pub remedy: String,
 }
 
@@ -38,17 +39,21 @@ fn finding(what: &'static str, state: State, found: impl Into<String>, remedy: i
     Finding { what, state, found: found.into(), remedy: remedy.into() }
 }
 
+/// Returns the trimmed content of a file, or `None` if it cannot be read.
 fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Whether a program can be run at all: what `run` checks before it starts one.
+/// Checks whether this machine can run a program, as `foliomem run` does before it starts one.
+///
+/// # Errors
+/// Fails if the kernel refuses a userfaultfd with moves and mapping events.
 pub fn check_userfaultfd() -> Result<(), UffdError> {
     Userfaultfd::open(Features { events: true })?;
     Ok(())
 }
 
-/// Every check, in the order they are told.
+/// Makes all checks, in the order of the report.
 pub fn check_all() -> Vec<Finding> {
     vec![
         kernel(),
@@ -78,7 +83,7 @@ fn kernel() -> Finding {
     }
 }
 
-/// The first two numbers of a kernel's release.
+/// Returns the first two numbers of a kernel's release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let (major, rest) = release.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -92,7 +97,7 @@ fn userfaultfd() -> Finding {
     }
 }
 
-/// How userfaultfd is allowed; only one way is needed.
+/// Checks the ways to get permission for userfaultfd; one of them suffices.
 fn ways_in() -> Finding {
     let device = fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
     let sysctl = read("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_else(|| "missing".to_owned());
@@ -108,17 +113,17 @@ fn ways_in() -> Finding {
     if is_open {
         finding("permission", State::Fine, found, "")
     } else {
-        finding("permission", State::Missing, found, "one of these is needed")
+        finding("permission", State::Missing, found, "grant one of these")
     }
 }
 
-/// The set of capabilities in the text of `/proc/self/status`.
+/// Returns the effective capabilities in the text of `/proc/self/status`.
 fn effective_capabilities(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Really moves a page there and back.
+/// Checks page moves by moving a page there and back.
 fn page_move() -> Finding {
     match try_move() {
         Ok(()) => finding("UFFDIO_MOVE", State::Fine, "moves a page and back", ""),
@@ -126,6 +131,7 @@ fn page_move() -> Finding {
     }
 }
 
+/// Moves a page there and back and compares its content. Returns the reason of a failure.
 fn try_move() -> Result<(), String> {
     const MARK: u8 = 0x5a;
     let uffd = Userfaultfd::open(Features { events: false }).map_err(|error| error.to_string())?;
@@ -135,16 +141,16 @@ fn try_move() -> Result<(), String> {
     for region in [&one, &other] {
         uffd.register(region.start(), region.len(), Mode::Destination).map_err(|error| error.to_string())?;
     }
-    // SAFETY: the region is ours, and nobody else knows of it.
+    // SAFETY: this function owns the region, and no other reference into it exists.
     unsafe { one.slice_mut(0, PAGE_BYTES) }.fill(MARK);
     for (from, to) in [(one.start(), other.start()), (other.start(), one.start())] {
-        // SAFETY: as above, for both.
+        // SAFETY: this function owns both regions, and no reference into them exists.
         let outcome = unsafe { uffd.move_pages(to, from, PAGE_BYTES) };
         if let Some(error) = outcome.error {
             return Err(error.to_string());
         }
     }
-    // SAFETY: as above; the page has come back.
+    // SAFETY: this function owns the region, whose page has come back, and nobody writes it.
     let content = unsafe { one.slice(0, PAGE_BYTES) };
     if content.iter().all(|&byte| byte == MARK) { Ok(()) } else { Err("the content was lost".to_owned()) }
 }
@@ -159,13 +165,13 @@ fn fork_trap() -> Finding {
     }
 }
 
-/// What a swap file that is a block device is written with.
+/// Checks io_uring, with which agents write to a swap file that is a block device.
 fn io_uring() -> Finding {
     match Uring::<1>::new(std::io::stdin().as_fd()) {
-        Ok(_) => finding("io_uring", State::Fine, "the next write to a swap device is made while one is under way", ""),
+        Ok(_) => finding("io_uring", State::Fine, "writes to a swap device overlap with compression", ""),
         Err(errno) => {
-            let found = format!("cannot be used: {}: a swap device is written with pwrite(2)", ErrnoText(errno));
-            let remedy = "nothing compresses while it is written; see kernel.io_uring_disabled, and the filters of the container";
+            let found = format!("cannot be used: {}; agents write to a swap device with pwrite(2)", ErrnoText(errno));
+            let remedy = "a write to a swap device delays compression: set kernel.io_uring_disabled=0, or allow io_uring in the container's filters";
             finding("io_uring", State::Drawback, found, remedy)
         }
     }
@@ -201,16 +207,16 @@ fn address_space() -> Finding {
 
 fn maps() -> Finding {
     const DEFAULT: u64 = 65530;
-    let most = read("/proc/sys/vm/max_map_count").and_then(|text| text.parse::<u64>().ok()).unwrap_or(DEFAULT);
-    if most >= DEFAULT {
-        finding("mappings", State::Fine, format!("vm.max_map_count={most}"), "")
+    let max_maps = read("/proc/sys/vm/max_map_count").and_then(|text| text.parse::<u64>().ok()).unwrap_or(DEFAULT);
+    if max_maps >= DEFAULT {
+        finding("mappings", State::Fine, format!("vm.max_map_count={max_maps}"), "")
     } else {
         let remedy = format!("a program with many mappings may need more: set vm.max_map_count={DEFAULT}");
-        finding("mappings", State::Drawback, format!("vm.max_map_count={most}"), remedy)
+        finding("mappings", State::Drawback, format!("vm.max_map_count={max_maps}"), remedy)
     }
 }
 
-/// A fork locks two pages of the forking thread for a moment.
+/// Checks the limit on locked memory: a fork locks two pages of the forking thread for a moment.
 fn locked() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     match limit {
@@ -230,7 +236,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_says_is_read_and_noise_is_not(
+        fn texts_of_the_kernel_are_parsed_and_noise_is_refused(
             major: u32, minor: u32, capabilities: u64, rest in "[-+.][0-9a-z+-]{0,12}", noise in "[ -~\n]{0,80}",
         ) {
             prop_assert_eq!(version(&format!("{major}.{minor}{rest}")), Some((major, minor)));
@@ -245,18 +251,18 @@ mod tests {
     }
 
     #[test]
-    fn every_finding_that_is_not_fine_says_what_to_do() {
+    fn every_finding_that_is_not_fine_has_a_remedy() {
         let findings = check_all();
         assert!(findings.len() >= 8);
         for finding in findings {
             assert!(!finding.found.is_empty());
-            // The userfaultfd error says itself what to do.
+            // The text of a userfaultfd error contains the remedy.
             assert!(finding.state == State::Fine || finding.what == "userfaultfd" || !finding.remedy.is_empty());
         }
     }
 
     #[test]
-    fn userfaultfd_is_here_for_root() {
+    fn root_may_use_userfaultfd() {
         if rustix::process::geteuid().is_root() {
             check_userfaultfd().unwrap();
             try_move().unwrap();

@@ -1,16 +1,17 @@
-//! Threads and processes of the agent: made by a raw `clone`, unknown to the C library.
+//! Threads and processes of the agent, made by a raw `clone` and unknown to the C library.
 //!
-//! All of them share the program's memory. A [`Kind::Thread`] belongs to the caller's thread group; a
-//! [`Kind::Process`] is a process of its own: it shares the memory and nothing else, so the program neither
-//! sees nor counts it. Each has
-//! - a stack from a [`Region`] of ours, and a thread control block of our own at its top: functions of the C
-//!   library that only use a little initial-exec storage work, as `fs` points to zeroed space; errno is our own, as
-//!   the C library's lies behind what the program and its libraries have there (ThreadSanitizer: 0.7 MiB);
-//! - all signals blocked from its first instruction on, but SIGSYS, by which filters for system calls answer
-//!   ([`crate::filters`]).
+//! All of them share the program's memory. A [`Kind::Thread`] belongs to the caller's thread group.
+//! A [`Kind::Process`] is a process that shares only the memory, so the program neither sees nor
+//! counts it. Each of them has
+//! - a stack from a [`Region`] of the agent, with a thread control block of the agent at its top.
+//!   The thread pointer `fs` refers to zeroed space, so functions of the C library that use only a
+//!   little initial-exec storage work. errno lies in the agent's space, because the C library's own
+//!   errno lies beyond the thread-local data of the program and its libraries, which may be large.
+//! - all signals blocked from its first instruction on, except SIGSYS, with which filters answer
+//!   system calls ([`crate::filters`]).
 //!
-//! It must never block on a lock of the C library, or use thread-local storage of a library that was loaded
-//! later.
+//! Such a thread must never block on a lock of the C library, or use thread-local storage of a
+//! library that was loaded later. There is no lock here.
 
 use crate::clock::{now_ns, timespec};
 use crate::filters::{self, Call};
@@ -23,53 +24,59 @@ use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Space below the thread pointer for initial-exec thread-local storage. The C library itself has 0.3 KiB;
-/// the static block of a process is rarely above 4 KiB (glibc's reserve for late libraries is 1.7 KiB).
+/// Space below the thread pointer for initial-exec thread-local storage, in bytes. The C library
+/// uses 0.3 KiB; the static block of a process rarely exceeds 4 KiB.
 const TLS_BYTES: usize = 64 << 10;
-/// Space for the control block above the thread pointer: glibc's `struct pthread` is 2.3 KiB.
+/// Space above the thread pointer for the control block, in bytes. glibc's `struct pthread` has 2.3
+/// KiB.
 const TCB_BYTES: usize = 8 << 10;
 /// Offset of the stack protector's canary in the control block, by the x86-64 ABI.
 const CANARY_OFFSET: usize = 0x28;
 
-/// Offset in the control block of what is a pointer, to the dynamic thread vector, for threads of the C library.
+/// Offset in the control block of the pointer to the dynamic thread vector, in the C library's
+/// threads.
 const MARK_OFFSET: usize = 8;
-/// What is there instead for threads of the agent: no pointer, as it is odd.
+/// The value at that offset in threads of the agent. It is odd, so it is not a pointer.
 const MARK: usize = 0x666f_6c69_6f6d_656d | 1;
 
-/// Where a thread of the agent has its errno; `None` for all others.
+/// Returns the address of the calling thread's errno if the thread is of the agent, `None` for
+/// others.
 pub fn own_errno() -> Option<*mut i32> {
     let (thread_pointer, mark): (usize, usize);
-    // SAFETY: the x86-64 ABI keeps the address of the control block in its first word; the second one belongs to the
-    // C library.
+    // SAFETY: by the x86-64 ABI the first word of the control block is its address, and the second
+    // one belongs to the C library or to `spawn`. Both are only read.
     unsafe {
         asm!("mov {}, fs:[0]", "mov {}, fs:[{}]", out(reg) thread_pointer, out(reg) mark, const MARK_OFFSET,
             options(nostack, readonly));
     }
-    // `spawn` has left room below the control block.
+    // `spawn` has left room for it below the control block.
     (mark == MARK).then(|| std::ptr::with_exposed_provenance_mut(thread_pointer - size_of::<usize>()))
 }
 
-/// A thread of the caller's thread group, with the caller's descriptors, directories and signal handlers.
+/// Flags for a thread of the caller's group, with its descriptors, directories and signal handlers.
 const THREAD_FLAGS: u32 =
     raw::CLONE_THREAD | raw::CLONE_SIGHAND | raw::CLONE_FILES | raw::CLONE_FS | raw::CLONE_SYSVSEM;
-/// What all have in common: the memory, a thread pointer, and a word that tells when they have ended.
+/// Flags of all kinds: shared memory, a thread pointer, and a word that the kernel clears at the
+/// end.
 const COMMON_FLAGS: u32 = raw::CLONE_VM | raw::CLONE_SETTLS | raw::CLONE_PARENT_SETTID | raw::CLONE_CHILD_CLEARTID;
 
-/// What is made.
+/// The kind of a thread or process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A thread of the caller's group.
+    /// A thread of the caller's thread group.
     Thread,
-    /// A process with copies of the caller's descriptors, directories and signal handlers. Its end sends no signal,
-    /// and only a wait with `__WALL` or `__WCLONE` reports it. A tracer of the caller does not trace it.
+    /// A process with copies of the caller's descriptors, directories and signal handlers. Its end
+    /// sends no signal, and only a wait with `__WALL` or `__WCLONE` reports it. A tracer of the
+    /// caller does not trace it.
     Process,
-    /// The same, with the caller's descriptors themselves.
+    /// A process like [`Kind::Process`], but it shares the caller's descriptors.
     ProcessOfSameFiles,
 }
 
 impl Kind {
+    /// Returns the flags for clone(2).
     fn flags(self) -> u32 {
-        // The low byte, the signal that the end of a process sends to its parent, stays 0.
+        // The low byte, the signal to the parent at the end of a process, stays 0.
         COMMON_FLAGS
             | match self {
                 Kind::Thread => THREAD_FLAGS,
@@ -79,39 +86,43 @@ impl Kind {
     }
 }
 
-/// How to make one.
+/// The properties of a new thread or process.
 #[derive(Debug)]
 pub struct Spec<'a> {
-    /// What to make.
+    /// The kind.
     pub kind: Kind,
-    /// Its stack, which no other living thread uses.
+    /// The stack, which no other living thread uses.
     pub stack: &'a Region,
-    /// Run on this CPU only.
+    /// The only CPU on which it may run; `None` for the caller's CPUs.
     pub cpu: Option<usize>,
-    /// The kernel writes its id here before [`spawn`] returns, clears the word when it ends, and wakes those who
-    /// wait there by a futex (not a private one).
+    /// The word for its id. The kernel writes the id before [`spawn`] returns. When the thread
+    /// ends, the kernel clears the word and wakes sleepers on it (a futex of the shared kind).
     pub id: &'a AtomicU32,
 }
 
-/// What it finds on top of its stack.
+/// The first data on a new stack.
 #[repr(C)]
 struct Start {
     entry: extern "C" fn(*mut u8),
     argument: *mut u8,
-    /// CPU to run on, or -1.
+    /// The CPU on which the thread may run, or -1.
     cpu: isize,
 }
 
 /// Starts a thread or process in `entry`, which must not return, and returns its id.
 ///
 /// # Safety
-/// The stack and the word outlive it, and the stack is its own; `entry` may be called with `argument` on it.
+/// The stack and the word outlive the new thread, and no other thread uses the stack. `entry` may
+/// be called with `argument` on it.
+///
+/// # Errors
+/// Fails if the kernel refuses to make it.
 pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *mut u8) -> Result<Pid, Errno> {
     let top = spec.stack.start() + spec.stack.len();
     let thread_pointer = top - TCB_BYTES;
     let start = (thread_pointer - TLS_BYTES - size_of::<Start>()) & !15;
     let cpu = spec.cpu.map_or(-1, |cpu| cpu as isize);
-    // SAFETY: all three lie in the stack, which is the new thread's own.
+    // SAFETY: the three areas lie in the stack, which belongs to the new thread, by the contract.
     unsafe {
         let tls = std::ptr::with_exposed_provenance_mut::<u8>(thread_pointer - TLS_BYTES);
         tls.write_bytes(0, TLS_BYTES + TCB_BYTES);
@@ -125,7 +136,8 @@ pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *m
         std::ptr::with_exposed_provenance_mut::<Start>(start).write(Start { entry, argument, cpu });
     }
     let unblocked = block_signals();
-    // SAFETY: by the contract; the stack holds a `Start` at its top.
+    // SAFETY: the stack and the word outlive the thread, by the contract, and `start` points to a
+    // `Start`.
     let result = unsafe { raw_clone(u64::from(spec.kind.flags()), start, thread_pointer, spec.id.as_ptr()) };
     restore_signals(unblocked);
     match Pid::from_raw(result.max(0) as i32) {
@@ -134,7 +146,7 @@ pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *m
     }
 }
 
-/// Ends the calling thread, and its process if it is the last one there.
+/// Ends the calling thread. This ends its process if no other thread is left.
 pub fn exit_thread() -> ! {
     exit_by(raw::__NR_exit, 0)
 }
@@ -144,19 +156,21 @@ pub fn exit_process(code: u8) -> ! {
     exit_by(raw::__NR_exit_group, code)
 }
 
+/// Ends the calling thread or process by system call `number`.
 fn exit_by(number: u32, code: u8) -> ! {
     loop {
-        // SAFETY: takes a number, and does not return.
+        // SAFETY: both system calls take a number and do not return.
         unsafe { syscall3(number as usize, code.into(), 0, 0) };
     }
 }
 
-/// Waits until the process `id`, a child of the caller's that ends by itself, has ended, and takes its status.
-/// Returns when its word is cleared even where a filter forbids the wait.
+/// Waits until process `id` has ended, and reaps it. It is a child of the caller and ends by
+/// itself. If a filter forbids the wait, this returns when the kernel has cleared the process's
+/// `word`.
 pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
     loop {
         let number = raw::__NR_wait4 as usize;
-        // SAFETY: asks for no status.
+        // SAFETY: the call gets no address for the status, so it writes nothing.
         let waited = unsafe { syscall4(number, id.as_raw_nonzero().get() as usize, 0, raw::__WALL as usize, 0) };
         if waited != -(Errno::INTR.raw_os_error() as isize) {
             break;
@@ -165,33 +179,34 @@ pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
     wait_until_cleared(word, None);
 }
 
-/// Waits until the kernel has cleared `word`, which holds the id of a thread or process of [`spawn`], but no longer than
-/// until `until_ns` of the monotonic clock.
+/// Waits until the kernel has cleared `word`, which contains the id of a thread or process of
+/// [`spawn`]. It waits at most until `until_ns` of the monotonic clock.
 pub fn wait_until_cleared(word: &AtomicU32, until_ns: Option<u64>) {
     loop {
-        // Acquire pairs with the kernel's clearing of the word: the thread has ended.
+        // Acquire pairs with the kernel's clearing of the word when the thread ends.
         let id = word.load(Ordering::Acquire);
         let left_ns = until_ns.map(|until_ns| until_ns.saturating_sub(now_ns()));
         if id == 0 || left_ns == Some(0) {
             return;
         }
         let time = left_ns.map(|left_ns| timespec(Duration::from_nanos(left_ns)));
-        // The kernel wakes by the shared kind of futex.
+        // The kernel wakes sleepers on the word with a futex of the shared kind.
         let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), id, time.as_ref());
     }
 }
 
-/// Whether the kernel says that no other process uses the caller's memory: it answers a process of one
-/// thread only.
+/// Returns whether the kernel reports that no other process uses the caller's memory. The kernel
+/// answers only a process with one thread; otherwise this returns `false`.
 pub fn is_only_user_of_memory() -> bool {
-    // SAFETY: succeeds where there is nothing to unshare, and changes nothing.
+    // SAFETY: unshare(2) of memory succeeds only if nothing is shared, so it changes nothing.
     unsafe { syscall3(raw::__NR_unshare as usize, raw::CLONE_VM as usize, 0, 0) == 0 }
 }
 
-/// Closes every descriptor but those `kept` of the calling thread's table, which must be its own.
+/// Closes all descriptors of the calling process except `kept`. Its table of descriptors must not
+/// be shared.
 pub fn close_descriptors_but<const N: usize>(mut kept: [Option<RawFd>; N]) {
     let close = |first: u32, last: u32| {
-        // SAFETY: closing copies affects nobody else; close_range(2) exists since Linux 5.9.
+        // SAFETY: close_range(2) (Linux 5.9) closes copies of descriptors, which nobody else uses.
         unsafe { syscall3(linux_raw_sys::general::__NR_close_range as usize, first as usize, last as usize, 0) };
     };
     kept.sort_unstable();
@@ -205,19 +220,20 @@ pub fn close_descriptors_but<const N: usize>(mut kept: [Option<RawFd>; N]) {
     close(first, u32::MAX);
 }
 
-/// `set_robust_list(2)` for the calling thread.
+/// Registers a robust list for the calling thread (set_robust_list(2)).
 ///
 /// # Safety
-/// That of the call: a list at `head` that stays as long as the thread.
+/// `head` is the address of a valid list that lives as long as the thread.
 pub unsafe fn set_robust_list(head: usize, bytes: usize) {
-    // SAFETY: by the contract.
+    // SAFETY: the list is valid and lives as long as the thread, by the contract.
     unsafe { syscall3(linux_raw_sys::general::__NR_set_robust_list as usize, head, bytes, 0) };
 }
 
+/// Makes a thread that calls [`enter`] with `stack`, and returns the result of clone(2).
 #[unsafe(naked)]
 unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize, id: *mut u32) -> isize {
-    // clone(flags=rdi, stack=rsi, parent_tid=rdx, child_tid=r10, tls=r8): the child wakes with rax = 0 on its
-    // stack, where `Start` lies, aligned to 16.
+    // clone(flags=rdi, stack=rsi, parent_tid=rdx, child_tid=r10, tls=r8). The child continues with
+    // rax = 0 on its stack, which begins with the `Start` and is aligned to 16.
     naked_asm!(
         "mov r8, rdx",
         "mov rdx, rcx",
@@ -236,33 +252,35 @@ unsafe extern "C" fn raw_clone(flags: u64, stack: usize, thread_pointer: usize, 
     )
 }
 
+/// First Rust function of a new thread.
 extern "C" fn enter(start: *const Start) {
-    // SAFETY: `raw_clone` passes the top of the stack, where `spawn` has put it.
+    // SAFETY: `raw_clone` passes the stack pointer, which `spawn` set to the address of a `Start`.
     let Start { entry, argument, cpu } = unsafe { start.read() };
     if cpu >= 0 && filters::allow(Call::SchedSetaffinity) {
         let mut cpus = rustix::thread::CpuSet::new();
         cpus.set(cpu as usize);
-        // A CPU that went away leaves the thread where it is.
+        // If the CPU is gone, the thread stays on the caller's CPUs.
         let _ = rustix::thread::sched_setaffinity(None, &cpus);
     }
     entry(argument);
 }
 
-/// Blocks all signals of the calling thread but SIGSYS; returns which were blocked before.
+/// Blocks all signals of the calling thread except SIGSYS. Returns the previous mask.
 pub fn block_signals() -> u64 {
-    let (most, mut before) = (!(1u64 << (raw::SIGSYS - 1)), 0u64);
-    sigprocmask(&raw const most, &raw mut before);
+    let (all, mut before) = (!(1u64 << (raw::SIGSYS - 1)), 0u64);
+    sigprocmask(&raw const all, &raw mut before);
     before
 }
 
-/// Sets the blocked signals of the calling thread.
+/// Sets the signal mask of the calling thread.
 pub fn restore_signals(blocked: u64) {
     sigprocmask(&raw const blocked, std::ptr::null_mut());
 }
 
 fn sigprocmask(set: *const u64, before: *mut u64) {
     const SIG_SETMASK: usize = 2;
-    // SAFETY: rt_sigprocmask(how, set, oldset, 8) reads and writes the two words, which the callers own.
+    // SAFETY: rt_sigprocmask(how, set, oldset, 8) reads one word and writes the other, which the
+    // callers in this module own.
     unsafe {
         syscall4(
             linux_raw_sys::general::__NR_rt_sigprocmask as usize,
@@ -274,36 +292,42 @@ fn sigprocmask(set: *const u64, before: *mut u64) {
     };
 }
 
-/// A system call by itself: the C library's `syscall` sets errno, and threads of the agent have none. What it returns, a negated error number too.
+/// Makes a system call with three arguments and returns its raw result: a value, or a negated error
+/// number. The C library's `syscall` would set errno, which threads of the agent do not have.
 ///
 /// # Safety
-/// That of the call.
+/// The contract is that of the call.
 pub(crate) unsafe fn syscall3(number: usize, a: usize, b: usize, c: usize) -> isize {
-    // SAFETY: by the contract of the callers.
+    // SAFETY: the caller keeps the contract of the call.
     unsafe { syscall4(number, a, b, c, 0) }
 }
 
+/// Makes a system call with four arguments, like [`syscall3`].
+///
+/// # Safety
+/// The contract is that of the call.
 pub(crate) unsafe fn syscall4(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
-    // SAFETY: by the contract of the callers.
+    // SAFETY: the caller keeps the contract of the call.
     unsafe { syscall5(number, [a, b, c, d, 0]) }
 }
 
-/// The same with five arguments.
+/// Makes a system call with five arguments, like [`syscall3`].
 ///
 /// # Safety
-/// That of the call.
+/// The contract is that of the call.
 pub(crate) unsafe fn syscall5(number: usize, [a, b, c, d, e]: [usize; 5]) -> isize {
-    // SAFETY: by the contract of the callers.
+    // SAFETY: the caller keeps the contract of the call.
     unsafe { syscall6(number, [a, b, c, d, e, 0]) }
 }
 
-/// The same with six arguments.
+/// Makes a system call with six arguments, like [`syscall3`].
 ///
 /// # Safety
-/// That of the call.
+/// The contract is that of the call.
 pub(crate) unsafe fn syscall6(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
-    // SAFETY: the x86-64 system call convention; what the call does is the callers' contract.
+    // SAFETY: this follows the x86-64 convention for system calls; the caller keeps the contract of
+    // the call.
     unsafe {
         asm!(
             "syscall",
@@ -354,22 +378,22 @@ mod tests {
         let id = unsafe { spawn(&spec, waits, std::ptr::without_provenance_mut(42)) }.unwrap();
         assert_eq!(ID.load(Ordering::Relaxed), id.as_raw_nonzero().get() as u32);
         wait_while(&STATE, 0);
-        // Ours are still open after the process has closed all of its own.
+        // The descriptors of this process stay open after the other one has closed all of its own.
         assert!(file.metadata().is_ok());
         assert_eq!(threads(), before);
         let status = std::fs::read_to_string(format!("/proc/{}/status", id.as_raw_nonzero())).unwrap();
         let blocked = status.lines().find(|line| line.starts_with("SigBlk:")).unwrap();
-        assert!(blocked.to_lowercase().contains("fbfeff"), "all its signals but SIGSYS are blocked: {blocked}");
+        assert!(blocked.to_lowercase().contains("fbfeff"), "all signals but SIGSYS are blocked: {blocked}");
         let mut status = 0;
-        // SAFETY: writes to the variable.
+        // SAFETY: waitpid(2) only writes the status.
         let waited = unsafe { libc::waitpid(id.as_raw_nonzero().get(), &raw mut status, libc::WNOHANG) };
-        assert_eq!(waited, -1, "an ordinary wait does not know it");
+        assert_eq!(waited, -1, "an ordinary wait does not report the process");
         STATE.store(2, Ordering::Release);
         let _ = futex::wake(&STATE, futex::Flags::PRIVATE, 1);
         wait_for_exit(id, &ID);
         assert_eq!(ID.load(Ordering::Relaxed), 0);
-        // SAFETY: as above.
+        // SAFETY: waitpid(2) only writes the status.
         let waited = unsafe { libc::waitpid(id.as_raw_nonzero().get(), &raw mut status, libc::__WALL) };
-        assert_eq!(waited, -1, "nothing is left of it");
+        assert_eq!(waited, -1, "the process is reaped");
     }
 }

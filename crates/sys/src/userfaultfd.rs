@@ -1,14 +1,15 @@
-//! userfaultfd, the calls foliomem needs, on rustix: no libc, no errno, no allocation.
+//! The userfaultfd calls that foliomem needs, through rustix: no libc, no errno, no allocation.
 //!
-//! `UFFDIO_MOVE` (Linux 6.8) takes pages from one private anonymous mapping and puts them in another of
-//! the same process. The destination must be registered with the userfaultfd it is called on, in any
-//! mode; the source need not be registered. Both ranges must lie in one mapping each, with the same
-//! protection and lock flags.
+//! `UFFDIO_MOVE` (Linux 6.8) moves pages from one private anonymous mapping to another of the same
+//! process. The destination must be registered with the userfaultfd of the call, in any mode; the
+//! source need not be registered. Each of the two ranges must lie in one mapping, and both mappings
+//! must have the same protection and lock flags.
 //!
-//! A fault costs, to the wake of the program, with a MOVE of 4 KiB (2 CPUs, medians): 8.0 us with a
-//! handler on the program's CPU that blocks in `read`, 8.5 us when it polls and reads under a lock, and 14
-//! to 15 us either way when a second handler on the other CPU is woken, too. Polling lets messages be
-//! read one at a time in order, which correctness needs (see the handler in `foliomem_runtime`), for 0.5 us.
+//! Handlers poll and then read one message at a time, in order, instead of blocking in `read`. This
+//! costs 0.5 us a fault, and correctness needs it (see the handler in `foliomem_runtime`). Waking a
+//! second handler on another CPU would cost about 6 us a fault.
+//!
+//! There is no lock.
 
 use crate::errno_text::{Cause, ErrnoText};
 use crate::raw_ioctl;
@@ -23,7 +24,9 @@ use rustix::time::Timespec;
 use std::ops::Range;
 use thiserror::Error;
 
+/// The type of userfaultfd's ioctls. The next constants are the ioctls.
 const UFFDIO: u8 = 0xaa;
+/// The version of the interface (`UFFD_API`).
 const API: u64 = 0xaa;
 const NEW: Opcode = opcode::none(UFFDIO, 0);
 const UFFDIO_API: Opcode = opcode::read_write::<raw::uffdio_api>(UFFDIO, raw::_UFFDIO_API as u8);
@@ -44,58 +47,58 @@ const POISON_MODE_DONTWAKE: u64 = 1 << 0;
 const WRITE_PROTECT_MODE_WP: u64 = 1 << 0;
 const WRITE_PROTECT_MODE_DONTWAKE: u64 = 1 << 1;
 
-/// Why there is no userfaultfd, and what to do about it.
+/// The reason why a userfaultfd cannot be used, with a remedy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum UffdError {
-    /// None of the ways in is open.
+    /// No way to get permission is open.
     #[error(
         "no permission to use userfaultfd: give this user read and write access to /dev/userfaultfd, or set \
          vm.unprivileged_userfaultfd=1, or grant CAP_SYS_PTRACE ({})",
         ErrnoText(*.0)
     )]
     NoPermission(Errno),
-    /// This process may have no more of something.
+    /// The process has reached a limit.
     #[error("cannot open a userfaultfd: {}", Cause(*.0))]
     Exhausted(Errno),
-    /// The kernel was built without it.
+    /// The kernel was built without userfaultfd.
     #[error("this kernel has no userfaultfd (CONFIG_USERFAULTFD)")]
     Missing,
-    /// The kernel is too old.
+    /// The kernel is too old to move pages.
     #[error("this kernel cannot move pages (UFFDIO_MOVE): Linux 6.8 or later is needed")]
     NoMove,
-    /// It has been opened, and then its calls are refused.
+    /// The userfaultfd was opened, but its ioctls are refused.
     #[error("userfaultfd does not answer: {}; does the program filter its system calls (seccomp) without ioctl?", ErrnoText(*.0))]
     Refused(Errno),
-    /// A range could not be registered.
+    /// The kernel refuses to register a range.
     #[error("cannot register memory with userfaultfd: {}", ErrnoText(*.0))]
     Register(Errno),
 }
 
-/// Why pages could not be moved or copied.
+/// The reason why the kernel did not move, copy or protect pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum MoveError {
-    /// A mapping change is under way, or the call was interrupted.
+    /// A mapping change is pending, or a signal interrupted the call.
     #[error("try again")]
     Again,
-    /// Pinned, or shared with another process.
+    /// A page is pinned, or shared with another process.
     #[error("pinned or shared")]
     Busy,
-    /// The destination holds a page.
+    /// The destination has a page.
     #[error("the destination is occupied")]
     Exists,
-    /// There is no page at the source, or no mapping at the destination.
+    /// The source has no page, or the destination is not mapped or not registered.
     #[error("nothing there")]
     NotFound,
-    /// The ranges do not lie in one mapping each, or these do not match.
+    /// A range does not lie in one mapping, or the mappings do not match.
     #[error("the mappings do not allow it")]
     Invalid,
-    /// Out of memory.
+    /// The kernel has no memory.
     #[error("out of memory")]
     NoMemory,
-    /// The address space is gone.
+    /// The address space does not exist any more.
     #[error("the process is gone")]
     Gone,
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Other(Errno),
 }
@@ -115,61 +118,61 @@ impl From<Errno> for MoveError {
     }
 }
 
-/// What a userfaultfd hears of, beyond faults.
+/// The messages that a userfaultfd reports in addition to faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Features {
-    /// Unmapped, remapped and discarded ranges.
+    /// Mapping events: unmapped, remapped and discarded ranges.
     pub events: bool,
 }
 
-/// What a registered range is registered for.
+/// The purpose of a registered range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Faults on pages that are not there, and writes to those that are protected.
+    /// Report faults on missing pages, and writes to protected ones.
     Faults,
-    /// Write protection, of which no use is made: makes the range a destination for moves without
-    /// raising faults.
+    /// Allow moves to the range without reporting faults. The range is registered for write
+    /// protection, which is not used.
     Destination,
 }
 
-/// How far a move went.
+/// The result of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MoveOutcome {
-    /// Bytes moved.
+    /// Number of bytes moved.
     pub moved_bytes: usize,
-    /// What stopped it before the end.
+    /// The reason why the move stopped before its end, if it did.
     pub error: Option<MoveError>,
 }
 
-/// What the program did to its mappings.
+/// A change of the program's mappings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// Discarded the content.
+    /// The content of the range is discarded.
     Discard(Range<usize>),
-    /// Unmapped.
+    /// The range is unmapped.
     Unmap(Range<usize>),
-    /// Moved a range to another address.
+    /// A range is moved to another address.
     Remap {
-        /// From here.
+        /// The old addresses.
         from: Range<usize>,
-        /// To what starts here.
+        /// The first new address.
         to: usize,
     },
 }
 
-/// What the kernel reports.
+/// A message of the kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// A thread touched a page that is not there or that is protected, and waits.
+    /// A thread touched a missing or protected page, and waits.
     Fault {
-        /// Where.
+        /// The address.
         address: usize,
-        /// It wrote to a page that is there.
+        /// Whether the thread wrote to a page that is present.
         protected: bool,
-        /// Its number.
+        /// The thread's id.
         thread: u32,
     },
-    /// A thread changes its mappings.
+    /// A thread has changed its mappings.
     Change(Change),
 }
 
@@ -178,21 +181,28 @@ pub enum Message {
 pub struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
-    /// Opens one for faults of user and kernel mode: through `/dev/userfaultfd`, else by the system call.
-    /// One that only serves faults of user mode would make the program's system calls fail with EFAULT,
-    /// so it is never used.
+    /// Opens a userfaultfd for faults of user and kernel mode, by `/dev/userfaultfd` or else by the
+    /// system call. A userfaultfd for faults of user mode only would make the program's system
+    /// calls fail with EFAULT, so it is never used.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses a userfaultfd, or if it cannot move pages.
     pub fn open(want: Features) -> Result<Userfaultfd, UffdError> {
         Userfaultfd::open_through(device().as_ref(), want)
     }
 
-    /// The same through a `device` that is open, or was not to be had.
+    /// Opens a userfaultfd like [`Userfaultfd::open`], by a `device` that is already open, or that
+    /// could not be opened.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses a userfaultfd, or if it cannot move pages.
     pub fn open_through(device: Result<&OwnedFd, &Errno>, want: Features) -> Result<Userfaultfd, UffdError> {
         let fd = device.map_err(|&errno| errno).and_then(ask_device).or_else(open_syscall)?;
         let events = raw::UFFD_FEATURE_EVENT_REMAP | raw::UFFD_FEATURE_EVENT_REMOVE | raw::UFFD_FEATURE_EVENT_UNMAP;
         let always = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | raw::UFFD_FEATURE_WP_UNPOPULATED;
         let features = always | if want.events { events } else { 0 };
         let mut api = raw::uffdio_api { api: API, features: u64::from(features), ioctls: 0 };
-        // SAFETY: UFFDIO_API takes a uffdio_api and touches nothing else.
+        // SAFETY: UFFDIO_API takes a `uffdio_api` and accesses no other memory.
         unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }.map_err(|errno| match errno {
             Errno::INVAL => UffdError::NoMove,
             other => UffdError::Refused(other),
@@ -200,126 +210,165 @@ impl Userfaultfd {
         Ok(Userfaultfd(fd))
     }
 
-    /// Registers the whole pages of `len` bytes at `start`.
+    /// Registers `len` bytes at `start`; both are multiples of the page size.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses, for example because another userfaultfd has registered the
+    /// range.
     pub fn register(&self, start: usize, len: usize, mode: Mode) -> Result<(), UffdError> {
         let mode = match mode {
             Mode::Faults => REGISTER_MODE_MISSING | REGISTER_MODE_WP,
             Mode::Destination => REGISTER_MODE_WP,
         };
         let mut register = raw::uffdio_register { range: range(start, len), mode, ioctls: 0 };
-        // SAFETY: takes a uffdio_register; registering changes who serves faults, not memory.
+        // SAFETY: UFFDIO_REGISTER takes a `uffdio_register`. Registering does not change memory.
         unsafe { raw_ioctl::call(&self.0, REGISTER, &mut register) }.map_err(UffdError::Register)?;
         Ok(())
     }
 
-    /// Takes the registration of a range back.
+    /// Ends the registration of a range.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses.
     pub fn unregister(&self, start: usize, len: usize) -> Result<(), UffdError> {
-        // SAFETY: takes a uffdio_range.
+        // SAFETY: UFFDIO_UNREGISTER takes a `uffdio_range`, and does not change memory.
         unsafe { raw_ioctl::call(&self.0, UNREGISTER, &mut range(start, len)) }.map_err(UffdError::Register)?;
         Ok(())
     }
 
-    /// Moves `len` bytes of whole pages from `src` to `dst`, which is registered with this userfaultfd; wakes nobody.
+    /// Moves `len` bytes of whole pages from `src` to `dst`, which is registered with this
+    /// userfaultfd. It does not wake waiting threads.
     ///
     /// # Safety
-    /// The caller may take the pages at `src` away and fill `dst`: nobody relies on what is there.
+    /// The caller may remove the pages at `src` and fill `dst`: no reference relies on their
+    /// content.
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> MoveOutcome {
         let mode = MOVE_MODE_DONTWAKE;
         let mut request = raw::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
-        // SAFETY: takes a uffdio_move; the effect on memory is allowed by the contract.
+        // SAFETY: UFFDIO_MOVE takes a `uffdio_move`. The caller allows its effect on memory.
         let result = unsafe { raw_ioctl::call(&self.0, MOVE, &mut request) };
         let error = result.err().map(MoveError::from);
-        // On failure the kernel stores the errno there unless it got somewhere.
+        // If nothing was moved, the kernel stores the negated error number there.
         let moved_bytes = if error.is_none() { len } else { request.move_.max(0) as usize };
         MoveOutcome { moved_bytes, error }
     }
 
-    /// Copies `len` bytes from `src` into fresh pages at `dst`; wakes nobody.
+    /// Copies `len` bytes from `src` to new pages at `dst`. It does not wake waiting threads.
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes, and the caller may fill `dst`.
+    /// `src` can be read for `len` bytes, and the caller may fill `dst`.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot fill the pages.
     pub unsafe fn copy(&self, dst: usize, src: usize, len: usize) -> Result<(), MoveError> {
         let mode = u64::from(raw::UFFDIO_COPY_MODE_DONTWAKE);
         let mut request = raw::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
-        // SAFETY: takes a uffdio_copy; the effect on memory is allowed by the contract.
+        // SAFETY: UFFDIO_COPY takes a `uffdio_copy`. The caller allows its effect on memory.
         unsafe { raw_ioctl::call(&self.0, COPY, &mut request) }?;
         Ok(())
     }
 
-    /// Maps the kernel's page of zeros at `page`; wakes nobody.
+    /// Maps the kernel's page of zeros at `page`. It does not wake waiting threads.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot fill the page.
     pub fn zero(&self, page: usize) -> Result<(), MoveError> {
         let mode = u64::from(raw::UFFDIO_ZEROPAGE_MODE_DONTWAKE);
         let mut request = raw::uffdio_zeropage { range: range(page, PAGE_BYTES), mode, zeropage: 0 };
-        // SAFETY: takes a uffdio_zeropage; only an absent page is changed.
+        // SAFETY: UFFDIO_ZEROPAGE takes a `uffdio_zeropage`, and fills only a missing page.
         unsafe { raw_ioctl::call(&self.0, ZEROPAGE, &mut request) }?;
         Ok(())
     }
 
     /// Wakes the threads that wait for pages of the range.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses.
     pub fn wake(&self, start: usize, len: usize) -> Result<(), Errno> {
-        // SAFETY: takes a uffdio_range.
+        // SAFETY: UFFDIO_WAKE takes a `uffdio_range`, and does not change memory.
         unsafe { raw_ioctl::call(&self.0, WAKE, &mut range(start, len)) }?;
         Ok(())
     }
 
-    /// Makes writes to the pages of a range that are there raise faults, and marks those that are not there
-    /// (`marks` in `foliomem_runtime`).
+    /// Write-protects the pages of a range: writes to them are reported as faults. Missing pages
+    /// get a marker (see `marks` in `foliomem_runtime`).
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses.
     pub fn protect(&self, start: usize, len: usize) -> Result<(), MoveError> {
         self.write_protect(start, len, WRITE_PROTECT_MODE_WP)
     }
 
-    /// The reverse, for both; wakes nobody. Pages that are swapped out must keep their marks.
+    /// Removes write protection and markers from a range. It does not wake waiting threads. The
+    /// caller leaves out pages that are swapped out, because they must keep their markers.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses.
     pub fn unprotect(&self, start: usize, len: usize) -> Result<(), MoveError> {
         self.write_protect(start, len, WRITE_PROTECT_MODE_DONTWAKE)
     }
 
     fn write_protect(&self, start: usize, len: usize, mode: u64) -> Result<(), MoveError> {
         let mut request = raw::uffdio_writeprotect { range: range(start, len), mode };
-        // SAFETY: takes a uffdio_writeprotect; changes no content.
+        // SAFETY: UFFDIO_WRITEPROTECT takes a `uffdio_writeprotect`, and changes no content.
         unsafe { raw_ioctl::call(&self.0, WRITE_PROTECT, &mut request) }?;
         Ok(())
     }
 
-    /// Makes every access to the absent pages of the range raise SIGBUS; wakes nobody.
+    /// Makes every access to the missing pages of the range raise SIGBUS. It does not wake waiting
+    /// threads.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses.
     pub fn poison(&self, start: usize, len: usize) -> Result<(), MoveError> {
         let mut request = raw::uffdio_poison { range: range(start, len), mode: POISON_MODE_DONTWAKE, updated: 0 };
-        // SAFETY: takes a uffdio_poison; only absent pages are changed.
+        // SAFETY: UFFDIO_POISON takes a `uffdio_poison`, and changes only missing pages.
         unsafe { raw_ioctl::call(&self.0, POISON, &mut request) }?;
         Ok(())
     }
 
-    /// Whether a change of mappings is under way that has not been heard. The kernel refuses to fill
-    /// pages meanwhile, before it looks at which: asking for none tells.
+    /// Returns whether a mapping change is pending whose message has not been read. The kernel then
+    /// refuses to fill pages before it checks the range, so an empty request shows it.
     pub fn mapping_is_changing(&self) -> bool {
         let mut request = raw::uffdio_zeropage { range: range(0, 0), mode: 0, zeropage: 0 };
-        // SAFETY: takes a uffdio_zeropage; an empty range is refused.
+        // SAFETY: UFFDIO_ZEROPAGE takes a `uffdio_zeropage`. The kernel refuses an empty range.
         let answer = unsafe { raw_ioctl::call(&self.0, ZEROPAGE, &mut request) };
         answer == Err(Errno::AGAIN)
     }
 
-    /// Whether the page at `address` is known to be registered with this userfaultfd: not while a change of mappings is under
-    /// way. The kernel refuses to continue a fault of private memory otherwise than one of memory that is not registered. It
-    /// does so whoever has registered it, but lets nobody else register it again.
+    /// Returns whether the page at `address` is registered with this userfaultfd. It may also
+    /// return `false` while a mapping change is pending.
+    ///
+    /// For registered private memory, UFFDIO_CONTINUE fails with another error than for memory that
+    /// nobody has registered. Then registering again shows whose it is: the kernel allows that only
+    /// to the userfaultfd that has registered the memory.
     pub fn is_registered(&self, address: usize) -> bool {
         let mut request = raw::uffdio_continue { range: range(address, PAGE_BYTES), mode: 0, mapped: 0 };
-        // SAFETY: takes a uffdio_continue; refused in any case.
+        // SAFETY: UFFDIO_CONTINUE takes a `uffdio_continue`. The kernel refuses it for private
+        // memory.
         let answer = unsafe { raw_ioctl::call(&self.0, CONTINUE, &mut request) };
         answer == Err(Errno::INVAL) && self.register(address, PAGE_BYTES, Mode::Faults).is_ok()
     }
 
-    /// Waits until there may be something to read.
+    /// Waits until a message may be ready, or until `timeout` is over.
+    ///
+    /// # Errors
+    /// Fails if poll(2) fails.
     pub fn wait(&self, timeout: Option<&Timespec>) -> Result<(), Errno> {
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout).map(|_| ())
     }
 
-    /// Whether there is something to read now.
+    /// Returns whether a message is ready now.
     pub fn has_message(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Reads one message; `None` when there is none. A program thread that changed its mappings goes on
-    /// the moment its message is read.
+    /// Reads one message. Returns `None` if there is none. A program thread that changed its
+    /// mappings continues as soon as its message is read.
+    ///
+    /// # Errors
+    /// Fails if read(2) fails.
     pub fn read_message(&self) -> Result<Option<Message>, Errno> {
         loop {
             let mut bytes = [0u8; size_of::<raw::uffd_msg>()];
@@ -343,21 +392,26 @@ impl AsFd for Userfaultfd {
     }
 }
 
-/// `/dev/userfaultfd`.
+/// Opens `/dev/userfaultfd`.
+///
+/// # Errors
+/// Fails if the device does not exist or may not be opened.
 pub fn device() -> Result<OwnedFd, Errno> {
     rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())
 }
 
+/// Makes a userfaultfd by the device.
 fn ask_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize;
-    // SAFETY: USERFAULTFD_IOC_NEW takes the flags by value and answers a new descriptor.
+    // SAFETY: USERFAULTFD_IOC_NEW takes the flags by value and returns a new descriptor.
     let fd = unsafe { rustix::ioctl::ioctl(device, NewFd(flags)) }?;
     Ok(fd)
 }
 
+/// Makes a userfaultfd by the system call, after the device has failed with `device_error`.
 fn open_syscall(device_error: Errno) -> Result<OwnedFd, UffdError> {
     let flags = rustix::mm::UserfaultfdFlags::CLOEXEC | rustix::mm::UserfaultfdFlags::NONBLOCK;
-    // SAFETY: a new descriptor; nothing is registered with it yet.
+    // SAFETY: the call makes a new descriptor, with which nothing is registered yet.
     unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| match errno {
         Errno::NOSYS => UffdError::Missing,
         Errno::MFILE | Errno::NFILE | Errno::NOMEM => UffdError::Exhausted(errno),
@@ -366,10 +420,10 @@ fn open_syscall(device_error: Errno) -> Result<OwnedFd, UffdError> {
     })
 }
 
-/// USERFAULTFD_IOC_NEW: an argument by value, a descriptor as the answer.
+/// The ioctl USERFAULTFD_IOC_NEW, which takes flags by value and returns a descriptor.
 struct NewFd(usize);
 
-// SAFETY: the kernel neither reads nor writes memory for this ioctl.
+// SAFETY: the kernel accesses no memory for this ioctl.
 unsafe impl rustix::ioctl::Ioctl for NewFd {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
@@ -387,7 +441,7 @@ unsafe impl rustix::ioctl::Ioctl for NewFd {
         _argument: *mut std::ffi::c_void,
     ) -> rustix::io::Result<OwnedFd> {
         use rustix::fd::FromRawFd;
-        // SAFETY: a successful call answers a new descriptor that nobody else owns.
+        // SAFETY: a successful call returns a new descriptor that nobody else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(output) })
     }
 }
@@ -396,12 +450,13 @@ fn range(start: usize, len: usize) -> raw::uffdio_range {
     raw::uffdio_range { start: start as u64, len: len as u64 }
 }
 
-/// What a message says; `None` for one of a kind that was not asked for.
+/// Decodes a message. Returns `None` for a kind that was not requested.
 pub(crate) fn decode(bytes: [u8; size_of::<raw::uffd_msg>()]) -> Option<Message> {
     const WRITE_PROTECTED: u64 = 1 << 1;
-    // SAFETY: a struct of integers: every bit pattern is one.
+    // SAFETY: the struct consists of integers, for which every bit pattern is valid.
     let message: raw::uffd_msg = unsafe { std::mem::transmute(bytes) };
-    // SAFETY: the event says which member of the union the kernel has filled.
+    // SAFETY: the event determines the member of the union that the kernel has filled; all members
+    // consist of integers.
     unsafe {
         match u32::from(message.event) {
             raw::UFFD_EVENT_PAGEFAULT => Some(Message::Fault {
@@ -430,7 +485,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A message as the kernel lays it out: the kind in the first byte, what it says from the ninth on.
+    /// Returns a message in the kernel's layout: its kind in the first byte, its words from the
+    /// ninth on.
     fn message(kind: u32, words: [u64; 3]) -> [u8; size_of::<raw::uffd_msg>()] {
         let mut bytes = [0; size_of::<raw::uffd_msg>()];
         bytes[0] = kind as u8;
@@ -442,7 +498,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_are_understood(
+        fn messages_are_decoded(
             start in 0usize..1 << 47,
             len in 0usize..1 << 47,
             to in 0usize..1 << 47,
@@ -465,7 +521,7 @@ mod tests {
         }
 
         #[test]
-        fn no_message_is_too_strange(kind in 0x10u32..0x18, words: [u64; 3], noise: [u8; size_of::<raw::uffd_msg>()]) {
+        fn any_message_is_decoded_or_refused(kind in 0x10u32..0x18, words: [u64; 3], noise: [u8; size_of::<raw::uffd_msg>()]) {
             decode(message(kind, words));
             decode(noise);
         }

@@ -1,35 +1,35 @@
-//! Sleeping on a word until another thread changes it, with a time limit or without.
+//! Sleeping on a word until another thread changes it, with or without a time limit.
 //!
-//! These are futexes of this address space. Under the feature `shuttle` they are a model of
-//! futexes, which the schedule explorer sees: a wake-up that comes too early, or goes to another
-//! word, fails a schedule test.
+//! The words are futexes of this address space. With the feature `shuttle` they are a model of
+//! futexes for the schedule explorer. There a wake-up that comes too early, or goes to another
+//! word, fails a schedule test. There is no lock, except inside of the model.
 
 #[cfg(not(feature = "shuttle"))]
 pub use kernel::{now_ns, wait, wait_for, wait_for_both, wake};
 #[cfg(feature = "shuttle")]
 pub use model::{now_ns, wait, wait_for, wait_for_both, wake};
 
-/// A word that the kernel clears when a thread ends, and what it holds before.
+/// A word that the kernel clears when a thread ends, and its value until then.
 #[derive(Clone, Copy, Debug)]
 pub struct ExitWord {
-    /// Where it is: maybe not mapped any more.
+    /// Address of the word, which may be unmapped.
     pub address: usize,
-    /// The thread's id.
+    /// The thread's id, the value of the word.
     pub id: u32,
 }
 
-/// What a wait for two words has found.
+/// The reason why a wait for two words ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// The first one has changed, or the time is over.
+    /// The first word has changed, or the time is over.
     Change,
     /// The exit word has been cleared.
     Exit,
-    /// The exit word cannot be waited for.
+    /// Nobody can wait for the exit word: it is unmapped, or a filter forbids the call.
     NoExitWord,
 }
 
-/// Wake all who sleep on a word.
+/// Number of threads for [`wake`]: all that sleep on the word.
 pub const ALL: u32 = i32::MAX as u32;
 
 #[cfg(not(feature = "shuttle"))]
@@ -44,19 +44,20 @@ mod kernel {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
-    /// Sleeps until woken, unless `word` is not `now` any more. May return without reason.
+    /// Sleeps until woken, unless `word` differs from `now`. It may return without a reason.
     pub fn wait(word: &AtomicU32, now: u32) {
-        // An error is a return without reason: the caller looks again.
+        // After an error the caller checks the word again, as after any return.
         let _ = futex::wait(word, futex::Flags::PRIVATE, now, None);
     }
 
-    /// Likewise, for `most` at most.
-    pub fn wait_for(word: &AtomicU32, now: u32, most: Duration) {
-        let _ = futex::wait(word, futex::Flags::PRIVATE, now, Some(&timespec(most)));
+    /// Sleeps until woken, for at most `max_time`, unless `word` differs from `now`. It may return
+    /// without a reason.
+    pub fn wait_for(word: &AtomicU32, now: u32, max_time: Duration) {
+        let _ = futex::wait(word, futex::Flags::PRIVATE, now, Some(&timespec(max_time)));
     }
 
-    /// Sleeps until `word` is not `now` any more, or `exit` is cleared, or for `most`.
-    pub fn wait_for_both(word: &AtomicU32, now: u32, exit: ExitWord, most: Duration) -> Found {
+    /// Sleeps until `word` differs from `now`, the kernel clears `exit`, or `max_time` is over.
+    pub fn wait_for_both(word: &AtomicU32, now: u32, exit: ExitWord, max_time: Duration) -> Found {
         let wait = |address: *mut u32, value: u32, flags| {
             let mut wait = futex::Wait::new();
             wait.val = value.into();
@@ -66,32 +67,34 @@ mod kernel {
         };
         let waits = [
             wait(word.as_ptr(), now, futex::WaitFlags::PRIVATE),
-            // The kernel wakes by the shared kind of futex.
+            // The kernel wakes sleepers on the exit word with a futex of the shared kind.
             wait(std::ptr::with_exposed_provenance_mut(exit.address), exit.id, futex::WaitFlags::empty()),
         ];
-        let until = timespec(Duration::from_nanos(now_ns()) + most);
+        let until = timespec(Duration::from_nanos(now_ns()) + max_time);
         match futex::waitv(&waits, futex::WaitvFlags::empty(), Some(&until), ClockId::Monotonic) {
             Ok(1) => {
-                // The kernel wakes one only: whoever joins the thread is to be woken, too.
+                // The kernel wakes only one sleeper, but a thread that joins the ended one needs
+                // it, too.
                 wake_all_shared(exit.address);
                 Found::Exit
             }
-            // Relaxed: it only tells which of the words has changed.
+            // Relaxed suffices: the value only shows which of the two words has changed.
             Err(Errno::AGAIN) if word.load(Ordering::Relaxed) == now => Found::Exit,
-            // Unmapped, or the call is not allowed here.
+            // The word is unmapped, or the call is not allowed here.
             Err(Errno::FAULT | Errno::NOSYS | Errno::PERM | Errno::INVAL) => Found::NoExitWord,
             _ => Found::Change,
         }
     }
 
+    /// Wakes all threads that sleep at `address` with a futex of the shared kind.
     fn wake_all_shared(address: usize) {
         const FUTEX_WAKE: usize = 1;
         let number = linux_raw_sys::general::__NR_futex as usize;
-        // SAFETY: wakes those who wait at an address, whatever is there.
+        // SAFETY: FUTEX_WAKE does not access the word, so any address is allowed.
         unsafe { syscall3(number, address, FUTEX_WAKE, super::ALL as usize) };
     }
 
-    /// Wakes up to `threads` of those that sleep on `word`.
+    /// Wakes up to `threads` of the threads that sleep on `word`.
     pub fn wake(word: &AtomicU32, threads: u32) {
         let _ = futex::wake(word, futex::Flags::PRIVATE, threads);
     }
@@ -105,7 +108,7 @@ mod model {
     use shuttle::sync::{Condvar, Mutex};
     use std::time::Duration;
 
-    /// Who sleeps, and on which word.
+    /// The sleeping threads, each with its word and its number.
     #[derive(Default)]
     struct Sleepers {
         asleep: Vec<(usize, u64)>,
@@ -122,12 +125,13 @@ mod model {
         std::ptr::from_ref(word).addr()
     }
 
-    /// Goes on when time limits end.
+    /// Returns a time that advances only when time limits end.
     pub fn now_ns() -> u64 {
         CLOCK_NS.load(SeqCst)
     }
 
-    /// The kernel compares and goes to sleep in one step.
+    /// Sleeps until woken, unless `word` differs from `now`. Like the kernel, it compares and goes
+    /// to sleep in one step.
     pub fn wait(word: &AtomicU32, now: u32) {
         let Ok(mut sleepers) = SLEEPERS.lock() else { return };
         if word.load(SeqCst) != now {
@@ -142,24 +146,24 @@ mod model {
         }
     }
 
-    /// Nothing ends in the model.
-    pub fn wait_for_both(word: &AtomicU32, now: u32, _exit: ExitWord, most: Duration) -> Found {
-        wait_for(word, now, most);
+    /// Waits for `word` only: no thread ends in the model.
+    pub fn wait_for_both(word: &AtomicU32, now: u32, _exit: ExitWord, max_time: Duration) -> Found {
+        wait_for(word, now, max_time);
         Found::Change
     }
 
-    /// Every second time the limit ends at once; else nobody comes to the rescue of whoever is not
-    /// woken.
-    pub fn wait_for(word: &AtomicU32, now: u32, most: Duration) {
+    /// Lets the time limit end at once every second time. In the other cases there is no limit, so
+    /// a missing wake-up becomes a deadlock that the explorer finds.
+    pub fn wait_for(word: &AtomicU32, now: u32, max_time: Duration) {
         if shuttle::rand::thread_rng().gen_bool(0.5) {
-            CLOCK_NS.fetch_add(most.as_nanos() as u64, SeqCst);
+            CLOCK_NS.fetch_add(max_time.as_nanos() as u64, SeqCst);
             foliomem_sync::back_off();
         } else {
             wait(word, now);
         }
     }
 
-    /// Wakes those that have slept longest.
+    /// Wakes up to `threads` of the threads that sleep on `word`, the longest sleepers first.
     pub fn wake(word: &AtomicU32, threads: u32) {
         let Ok(mut sleepers) = SLEEPERS.lock() else { return };
         let (word, mut left) = (address(word), threads);

@@ -1,5 +1,5 @@
-//! Forks by the patched C library of this process: the hooks run around each, and nothing else
-//! changes.
+//! Tests of forks by the patched C library of this process: the hooks run around each, and nothing
+//! else changes.
 
 use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::interception::patches::{self, ForkHooks};
@@ -7,7 +7,7 @@ use foliomem_sys::region::Region;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-/// Counts; each process has its own counts.
+/// Hooks that count their calls. Each process has its own counts.
 struct Counting {
     stack: Region,
     before: AtomicU32,
@@ -39,10 +39,12 @@ impl ForkHooks for Counting {
     }
 }
 
+/// SIGSYS in a signal mask.
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+/// The signals that cannot be blocked, in a signal mask.
 const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 
-/// The hooks, of a process whose C library is patched.
+/// Patches the C library of this process, and returns the hooks.
 fn hooks() -> &'static Counting {
     static HOOKS: OnceLock<Counting> = OnceLock::new();
     static INSTALLED: OnceLock<()> = OnceLock::new();
@@ -61,27 +63,29 @@ fn hooks() -> &'static Counting {
     hooks
 }
 
-/// The signal mask of the calling thread, without a function of the C library's.
+/// Returns the signal mask of the calling thread, by a system call.
 fn mask() -> u64 {
     let mut mask = 0u64;
-    // SAFETY: writes the mask.
+    // SAFETY: the system call only writes the mask.
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, 0, &raw mut mask, 8) };
     mask
 }
 
+/// Waits for `child` and returns its exit code, or 128 and the number of its signal.
 fn wait(child: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: writes the status.
+    // SAFETY: waitpid(2) only writes the status.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
 }
 
-/// Ends the child of a test without running anything of the test harness.
+/// Ends the child of a test without running code of the test harness.
 fn leave(is_right: bool) -> ! {
-    // SAFETY: ends the process.
+    // SAFETY: _exit(2) ends the process and does not return.
     unsafe { libc::_exit(if is_right { 0 } else { 1 }) }
 }
 
+/// Forks with `fork`, and checks that the hooks run once in the child and that the mask stays.
 fn check(fork: impl Fn() -> i32) {
     let (hooks, mask_before) = (hooks(), mask());
     let (before, children) = (hooks.before.load(SeqCst), hooks.child.load(SeqCst));
@@ -97,7 +101,7 @@ fn check(fork: impl Fn() -> i32) {
 }
 
 fn fork() -> i32 {
-    // SAFETY: the children of these tests call only what is safe after a fork.
+    // SAFETY: the children of these tests call only functions that are safe after a fork.
     unsafe { libc::fork() }
 }
 
@@ -108,9 +112,9 @@ fn hooks_run_around_forks_of_several_threads() {
             scope.spawn(|| {
                 for _ in 0..25 {
                     check(fork);
-                    // SAFETY: as for `fork`.
+                    // SAFETY: the child calls only functions that are safe after a fork.
                     check(|| unsafe { libc::syscall(libc::SYS_fork) as i32 });
-                    // SAFETY: as for `fork`.
+                    // SAFETY: the child calls only functions that are safe after a fork.
                     check(|| unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 });
                 }
             });
@@ -119,9 +123,9 @@ fn hooks_run_around_forks_of_several_threads() {
 }
 
 #[test]
-fn the_mask_of_a_thread_that_has_sigsys_blocked_stays() {
+fn the_mask_of_a_thread_that_blocks_sigsys_stays() {
     std::thread::spawn(|| {
-        // SAFETY: blocks all signals of this thread.
+        // SAFETY: the calls only read and write the set, and block all signals of this thread.
         unsafe {
             let mut all = std::mem::zeroed();
             libc::sigfillset(&raw mut all);
@@ -135,7 +139,7 @@ fn the_mask_of_a_thread_that_has_sigsys_blocked_stays() {
 }
 
 #[test]
-fn a_child_on_a_stack_of_its_own_runs_there() {
+fn a_child_runs_on_its_own_stack() {
     extern "C" fn body(stack: *mut libc::c_void) -> i32 {
         let here = 0u8;
         i32::from(!(stack.addr()..stack.addr() + (64 << 10)).contains(&(&raw const here).addr()))
@@ -143,7 +147,8 @@ fn a_child_on_a_stack_of_its_own_runs_there() {
     let stack = Region::reserve(64 << 10).unwrap();
     let (start, top) = (stack.start(), std::ptr::with_exposed_provenance_mut(stack.start() + stack.len()));
     hooks();
-    // SAFETY: the stack is the child's own copy.
+    // SAFETY: the child runs on its copy of the stack, and calls only functions that are safe after
+    // a fork.
     let child = unsafe { libc::clone(body, top, libc::SIGCHLD, std::ptr::without_provenance_mut(start)) };
     assert_eq!(wait(child), 0);
 }
@@ -166,7 +171,7 @@ fn a_child_forks_again_and_the_parent_starts_threads_and_programs() {
 fn invalid_arguments_get_the_errors_of_the_kernel() {
     hooks();
     let clone3 = |arguments: *const u64, bytes: usize| {
-        // SAFETY: the kernel refuses all of these.
+        // SAFETY: the kernel refuses the arguments of all these calls.
         let result = unsafe { libc::syscall(libc::SYS_clone3, arguments, bytes) };
         if result == 0 {
             leave(false);
@@ -198,21 +203,21 @@ fn invalid_arguments_get_the_errors_of_the_kernel() {
     bad_flags[0] = libc::CLONE_THREAD as u64;
     let failed = hooks().failed.load(SeqCst);
     assert_eq!(clone3(bad_flags.as_ptr(), 88), (-1, Some(libc::EINVAL)));
-    assert!(hooks().failed.load(SeqCst) > failed, "the kernel has refused it");
-    // What the kernel does not know, and is 0, is no error.
-    // SAFETY: as for `fork`.
+    assert!(hooks().failed.load(SeqCst) > failed, "the kernel has refused the fork");
+    // The kernel ignores fields that it does not know if they are 0.
+    // SAFETY: the child calls only functions that are safe after a fork.
     check(|| unsafe { libc::syscall(libc::SYS_clone3, all, 512) as i32 });
 }
 
 #[test]
-fn vector_registers_stay_over_a_fork() {
+fn vector_registers_survive_a_fork() {
     const PATTERN: u64 = 0x0123_4567_89ab_cdef;
     hooks();
-    // SAFETY: a look-up by name.
+    // SAFETY: dlsym(3) only looks up the name.
     let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"syscall".as_ptr()) };
     let (result, vector): (i64, u64);
-    // SAFETY: calls a function of the C library, with one argument, on an aligned stack below the
-    // red zone.
+    // SAFETY: this calls a function of the C library with one argument, on an aligned stack below
+    // the red zone, and restores the stack pointer.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",

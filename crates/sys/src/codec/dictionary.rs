@@ -36,12 +36,12 @@ const DICTIONARY_BYTES: usize = 32 << 10;
 const MIN_DICTIONARY_BYTES: usize = 1 << 10;
 /// Number of pages that one training uses: 1 MiB.
 const SAMPLE_PAGES: usize = 256;
-/// Every how many samples one is kept to test the dictionary.
+/// Interval, in samples, at which one is kept to test the dictionary.
 const TEST_EVERY: usize = 8;
 /// A dictionary is used if it saves at least this part (1/2^n) of the test samples: 1.6%.
 const SAVES_SHIFT: u32 = 6;
-/// Every how many small pieces one gives a sample, by generation. The first training follows 4 MiB
-/// of single pages, the second 64 MiB more.
+/// Interval, in small pieces, at which one gives a sample, by generation. The first training
+/// follows 4 MiB of single pages, the second 64 MiB more.
 const SAMPLE_EVERY: [u32; GENERATIONS] = [4, 64, 1024];
 /// Maximum number of dictionaries of a process.
 const GENERATIONS: usize = 3;
@@ -80,7 +80,7 @@ struct Samples {
 impl Dictionaries {
     /// Returns the newest dictionary and its generation.
     pub(super) fn newest(&self) -> Option<(u8, &zstd::Dictionary)> {
-        // Acquire pairs with the Release in `train`.
+        // Acquire pairs with the Release in `train_if_due`.
         let generation = self.newest.load(Ordering::Acquire) as u8;
         self.get(generation).map(|dictionary| (generation, dictionary))
     }

@@ -21,7 +21,7 @@ pub(super) const PLANES: usize = 8;
 const SAMPLES: usize = 64;
 /// Number of equal pairs from which a byte counts as steady.
 const STEADY: u8 = 48;
-/// Every how many pieces of a pattern one is compressed both ways.
+/// Interval, in pieces of a pattern, at which one is compressed both ways.
 const TRY_EVERY: u8 = 16;
 /// Planes pay up to this size, in 8ths of the plain result: joining them takes time.
 const PAYS_8THS: usize = 7;
@@ -60,7 +60,7 @@ impl Choice {
     /// Decides how to compress `src`.
     pub(super) fn way(&mut self, src: &[u8]) -> Way {
         let steady = steady_bytes(src);
-        // Planes cannot help if no byte is steady, or if all are.
+        // Planes cannot help if no byte is steady, or if all are, and need whole pages.
         if steady == 0 || steady == u8::MAX || !src.len().is_multiple_of(PAGE_BYTES) {
             return Way::Plain;
         }

@@ -580,8 +580,8 @@ mod tests {
         }
         let stack = Region::reserve(64 << 10).unwrap();
         let (start, top) = (stack.start(), stack.start() + stack.len());
-        // SAFETY: the child runs on its copy of the stack, and calls only functions that are safe after
-        // a fork.
+        // SAFETY: the child runs on its copy of the stack, and calls only functions that are safe
+        // after a fork.
         let child = trap_forks(
             || unsafe {
                 let (top, argument) =

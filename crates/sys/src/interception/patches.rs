@@ -34,7 +34,6 @@
 //!
 //! There is no lock. `install` runs while the process starts; later changes run under the loader's
 //! lock.
-//! policies may forbid.
 
 use crate::interception::entry;
 pub use crate::interception::fork_call::ForkHooks;
@@ -420,7 +419,7 @@ impl Sites {
     fn patch(&self) -> Result<(), Errno> {
         patch(&[&self.all[..], &self.ending].concat())?;
         if let Some(first) = self.all.first().filter(|_| self.are_complete) {
-            unseen_calls::are_seen_in(first.at);
+            unseen_calls::note_seen_code(first.at);
         }
         Ok(())
     }
@@ -506,7 +505,7 @@ fn users() -> Users {
 /// recognised.
 pub fn install() {
     // The agent's calls are known, and the loader makes no calls on behalf of others.
-    [Some(entry::address()), link_maps::notify_function()].into_iter().flatten().for_each(unseen_calls::are_seen_in);
+    [Some(entry::address()), link_maps::notify_function()].into_iter().flatten().for_each(unseen_calls::note_seen_code);
     if !entry::is_supported() || !patch_c_library() || follow_loader().is_err() {
         // The agent cannot scan libraries that are loaded later.
         unseen_calls::assume();
