@@ -34,6 +34,7 @@ const FIRST_BYTES: usize = 128 << 20;
 pub const REGIONS: usize = 11;
 /// Minimum number of bytes that become writable at once.
 const STEP_BYTES: usize = 4 << 20;
+/// Size of a page, in bytes.
 const PAGE: usize = foliomem_types::units::PAGE_BYTES;
 
 /// Start of each region, 0 if it does not exist. Regions are added in order.
@@ -173,6 +174,7 @@ impl AgentHeap {
         AgentHeap(Mutex::new(Dlmalloc::new_with_allocator(Segments)))
     }
 
+    /// Calls `act` with the heap locked.
     fn with<R>(&self, act: impl FnOnce(&mut Dlmalloc<Segments>) -> R) -> R {
         // A panic aborts, so the lock cannot be poisoned; take it either way.
         act(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))

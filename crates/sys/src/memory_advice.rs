@@ -16,11 +16,13 @@ pub enum Forks {
     LeaveOut,
 }
 
+/// Gives the kernel advice about `range`.
 fn advise(range: &Range<usize>, advice: Advice) {
     // SAFETY: all callers in this module pass advice that changes no content.
     let _ = unsafe { madvise(pointer(range.start), range.len(), advice) };
 }
 
+/// Converts an address to the pointer that system calls take.
 fn pointer(address: usize) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address)
 }

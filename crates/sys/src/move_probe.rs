@@ -57,6 +57,8 @@ impl MoveProbe {
         self.move_all(self.program.start(), self.home.start(), piece_bytes)
     }
 
+    /// Moves all pages from the region at `from` to that at `to`, with one call for each
+    /// `piece_bytes`.
     fn move_all(&self, from: usize, to: usize, piece_bytes: usize) -> Result<(), MoveProbeError> {
         for at in (0..self.home.len()).step_by(piece_bytes) {
             self.move_piece(from + at, to + at, piece_bytes.min(self.home.len() - at))?;
@@ -64,6 +66,7 @@ impl MoveProbe {
         Ok(())
     }
 
+    /// Moves `len` bytes, and repeats the call until all have moved.
     fn move_piece(&self, from: usize, to: usize, len: usize) -> Result<(), MoveProbeError> {
         let mut done = 0;
         while done < len {

@@ -57,6 +57,8 @@ impl Region {
         Ok(region)
     }
 
+    /// Reserves `len` bytes with `extra` flags. With any flag, it maps a guard below the region,
+    /// too.
     #[cfg(not(miri))]
     fn reserve_with(len: usize, extra: MapFlags) -> Result<Region, Errno> {
         let len = len.next_multiple_of(foliomem_types::units::PAGE_BYTES);
@@ -140,12 +142,14 @@ impl Region {
         self.advise(offset, len, Advice::LinuxCold)
     }
 
+    /// Gives the kernel advice about a range.
     fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
         // SAFETY: the range lies in the region, by `pointer`. The caller's advice keeps or drops
         // content, as the caller documents.
         unsafe { madvise(self.pointer(offset, len).cast(), len, advice) }
     }
 
+    /// Gives the kernel advice about guards in a range, with the raw number of the advice.
     fn set_guard(&self, offset: usize, len: usize, advice: u32) -> Result<(), Errno> {
         let start = self.pointer(offset, len).addr();
         // SAFETY: the range lies in the region, by `pointer`. The caller's advice keeps or drops

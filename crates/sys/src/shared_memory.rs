@@ -1,6 +1,6 @@
 //! Memory that several processes map: structs of atomics.
 //!
-//! [`SharedWords`] marks the types that such memory may contain. The macro [`shared_words!`]
+//! [`SharedWords`] marks the types that such memory may contain. The macro [`crate::shared_words!`]
 //! declares a struct of them and checks each field, so that other crates need no `unsafe` code.
 //! Another process may write to the memory at any time. So every bit pattern must be valid, and
 //! every access atomic. There is no lock.
@@ -38,7 +38,8 @@ mod words {
 #[cfg(feature = "shuttle")]
 unsafe impl<T: 'static> SharedWords for T {}
 
-/// Implements `SharedWords` for a struct of [`shared_words!`] if all its fields implement it.
+/// Implements `SharedWords` for a struct of [`crate::shared_words!`] if all its fields implement
+/// it.
 #[cfg(not(feature = "shuttle"))]
 #[doc(hidden)]
 #[macro_export]
@@ -60,7 +61,7 @@ macro_rules! implement_shared_words {
     ($name:ident: $($type:ty,)*) => {};
 }
 
-/// Declares structs whose fields are [`SharedWords`](crate::shared_memory::SharedWords). The
+/// Declares structs whose fields are [`SharedWords`]. The
 /// structs have the layout of C, and implement `SharedWords`, too.
 #[macro_export]
 macro_rules! shared_words {
@@ -95,6 +96,9 @@ pub fn map<T: SharedWords>(file: impl AsFd) -> Result<&'static T, Errno> {
 }
 
 /// Returns a `T` of zeros. A page of it takes memory only when it is used.
+///
+/// # Panics
+/// If `T` has no bytes.
 #[cfg(not(feature = "shuttle"))]
 pub fn zeroed<T: SharedWords>() -> Box<T> {
     let layout = std::alloc::Layout::new::<T>();

@@ -35,6 +35,7 @@ pub struct Finding {
     pub remedy: String,
 }
 
+/// Makes the report of check `what`.
 fn finding(what: &'static str, state: State, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
     Finding { what, state, found: found.into(), remedy: remedy.into() }
 }
@@ -69,6 +70,7 @@ pub fn check_all() -> Vec<Finding> {
     ]
 }
 
+/// Checks the version of the kernel.
 fn kernel() -> Finding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     if version(&release).is_some_and(|version| version >= (6, 8)) {
@@ -90,6 +92,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
+/// Checks that userfaultfd can be opened.
 fn userfaultfd() -> Finding {
     match check_userfaultfd() {
         Ok(()) => finding("userfaultfd", State::Fine, "opens, with UFFDIO_MOVE and mapping events", ""),
@@ -155,6 +158,7 @@ fn try_move() -> Result<(), String> {
     if content.iter().all(|&byte| byte == MARK) { Ok(()) } else { Err("the content was lost".to_owned()) }
 }
 
+/// Checks that system calls can be dispatched, for forks of a C library that cannot be patched.
 fn fork_trap() -> Finding {
     if dispatch::is_supported() {
         finding("fork", State::Fine, "system calls can be dispatched (PR_SET_SYSCALL_USER_DISPATCH)", "")
@@ -177,6 +181,7 @@ fn io_uring() -> Finding {
     }
 }
 
+/// Checks that the kernel does not charge address space as memory.
 fn overcommit() -> Finding {
     const STRICT: &str = "2";
     let mode = read("/proc/sys/vm/overcommit_memory").unwrap_or_default();
@@ -188,6 +193,7 @@ fn overcommit() -> Finding {
     }
 }
 
+/// Checks the limit on address space.
 fn address_space() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
     let needed = (ARENA_MIN_BYTES as u64) * 2;
@@ -205,6 +211,7 @@ fn address_space() -> Finding {
     }
 }
 
+/// Checks the maximum number of mappings.
 fn maps() -> Finding {
     const DEFAULT: u64 = 65530;
     let max_maps = read("/proc/sys/vm/max_map_count").and_then(|text| text.parse::<u64>().ok()).unwrap_or(DEFAULT);

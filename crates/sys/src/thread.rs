@@ -277,6 +277,7 @@ pub fn restore_signals(blocked: u64) {
     sigprocmask(&raw const blocked, std::ptr::null_mut());
 }
 
+/// Sets the signal mask of the calling thread, and writes the previous one to `before`.
 fn sigprocmask(set: *const u64, before: *mut u64) {
     const SIG_SETMASK: usize = 2;
     // SAFETY: rt_sigprocmask(how, set, oldset, 8) reads one word and writes the other, which the

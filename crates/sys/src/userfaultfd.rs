@@ -40,6 +40,7 @@ const CONTINUE: Opcode = opcode::read_write::<raw::uffdio_continue>(UFFDIO, raw:
 const WRITE_PROTECT: Opcode = opcode::read_write::<raw::uffdio_writeprotect>(UFFDIO, raw::_UFFDIO_WRITEPROTECT as u8);
 const POISON: Opcode = opcode::read_write::<raw::uffdio_poison>(UFFDIO, raw::_UFFDIO_POISON as u8);
 
+/// Mode of REGISTER: report faults on missing pages. The next constants are modes of ioctls, too.
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
@@ -308,6 +309,7 @@ impl Userfaultfd {
         self.write_protect(start, len, WRITE_PROTECT_MODE_DONTWAKE)
     }
 
+    /// Sets or removes write protection of a range, as `mode` says.
     fn write_protect(&self, start: usize, len: usize, mode: u64) -> Result<(), MoveError> {
         let mut request = raw::uffdio_writeprotect { range: range(start, len), mode };
         // SAFETY: UFFDIO_WRITEPROTECT takes a `uffdio_writeprotect`, and changes no content.
@@ -446,6 +448,7 @@ unsafe impl rustix::ioctl::Ioctl for NewFd {
     }
 }
 
+/// Converts a range to the type that the ioctls take.
 fn range(start: usize, len: usize) -> raw::uffdio_range {
     raw::uffdio_range { start: start as u64, len: len as u64 }
 }

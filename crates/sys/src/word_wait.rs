@@ -116,11 +116,15 @@ mod model {
     }
 
     shuttle::lazy_static! {
+        /// The sleeping threads.
         static ref SLEEPERS: Mutex<Sleepers> = Mutex::new(Sleepers::default());
+        /// Signalled whenever threads are woken.
         static ref WOKEN: Condvar = Condvar::new();
+        /// The clock of the model, in nanoseconds.
         static ref CLOCK_NS: AtomicU64 = AtomicU64::new(1);
     }
 
+    /// Returns the address that identifies `word`.
     fn address(word: &AtomicU32) -> usize {
         std::ptr::from_ref(word).addr()
     }

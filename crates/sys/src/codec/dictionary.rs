@@ -70,6 +70,7 @@ pub struct Dictionaries {
     samples: Mutex<Samples>,
 }
 
+/// The pages from which the next dictionary is made.
 #[derive(Debug, Default)]
 struct Samples {
     /// Index of the training that they are for, in [`SAMPLE_EVERY`]; beyond its end there is none.

@@ -44,12 +44,14 @@ fn acceleration(src_bytes: usize) -> c_int {
 pub(super) struct Compressor(Workspace);
 
 impl Compressor {
+    /// Makes a compressor.
     pub(super) fn new() -> Compressor {
         // SAFETY: the function only returns a constant.
         let bytes = unsafe { LZ4_sizeofState() };
         Compressor(Workspace::new(usize::try_from(bytes).unwrap_or(0)))
     }
 
+    /// Returns the size of the hash table in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.0.bytes()
     }
@@ -101,6 +103,7 @@ pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError
     usize::try_from(len).map_err(|_| CodecError)
 }
 
+/// Converts a length to the type that lz4 takes.
 fn length(bytes: usize) -> Result<c_int, CodecError> {
     c_int::try_from(bytes).map_err(|_| CodecError)
 }

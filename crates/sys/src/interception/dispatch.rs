@@ -51,6 +51,7 @@ struct Trap {
 }
 
 impl Trap {
+    /// Makes a free trap.
     const fn new() -> Trap {
         Trap {
             thread: AtomicU32::new(0),
@@ -61,6 +62,7 @@ impl Trap {
     }
 }
 
+/// The traps. A thread owns at most one.
 static ALL_TRAPS: [Trap; TRAPS] = [const { Trap::new() }; TRAPS];
 
 /// The kernel's `struct sigaction`.
@@ -85,6 +87,7 @@ struct Disposition {
 static FORKING: Mutex<Disposition> =
     Mutex::new(Disposition { traps: 0, program: Action { handler: 0, flags: 0, restorer: 0, mask: 0 } });
 
+/// Takes the lock.
 fn forking() -> std::sync::MutexGuard<'static, Disposition> {
     // A panic aborts: the lock cannot be poisoned.
     FORKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -259,14 +262,17 @@ fn change_mask(how: i32, set: u64) -> u64 {
 struct Registers<'a>(&'a mut libc::ucontext_t);
 
 impl Registers<'_> {
+    /// Returns the value of `register` (`REG_*`).
     fn get(&self, register: i32) -> usize {
         self.0.uc_mcontext.gregs[register as usize] as usize
     }
 
+    /// Sets the value of `register` (`REG_*`).
     fn set(&mut self, register: i32, value: usize) {
         self.0.uc_mcontext.gregs[register as usize] = value as i64;
     }
 
+    /// Returns the arguments of the system call.
     fn arguments(&self) -> [usize; 6] {
         [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
             .map(|register| self.get(register))

@@ -82,6 +82,7 @@ struct Entry {
 }
 
 impl Table {
+    /// Makes a table of free entries.
     const fn new() -> Table {
         Table([const { Entry { thread: AtomicUsize::new(0), value: AtomicUsize::new(0) } }; FRAMES])
     }
@@ -371,6 +372,9 @@ pub fn is_supported() -> bool {
 }
 
 /// Sets the hooks that run around all forks of patched system calls from here on.
+///
+/// # Panics
+/// If the stack of the hooks is too small for exits and forks.
 pub fn set_hooks(hooks: &'static dyn ForkHooks) {
     if HOOKS.set(hooks).is_ok() {
         let stack = hooks.stack();

@@ -407,6 +407,7 @@ impl Sites {
         Some(sites)
     }
 
+    /// Adds sites that are not known yet.
     fn add(&mut self, found: Vec<Site>) {
         for site in found {
             if !self.all.iter().any(|known| known.at == site.at) {
@@ -429,10 +430,12 @@ impl Sites {
 struct Code(OwnedFd);
 
 impl Code {
+    /// Opens the memory of this process.
     fn open() -> Result<Code, Errno> {
         rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Code)
     }
 
+    /// Writes `bytes` to address `at`.
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Errno> {
         match rustix::io::pwrite(self.0.as_fd(), bytes, at as u64)? {
             written if written == bytes.len() => Ok(()),
