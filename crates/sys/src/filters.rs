@@ -55,10 +55,12 @@ pub enum Call {
     Unshare,
     /// prctl(2), `PR_SET_TIMERSLACK`: makes short sleeps precise.
     SetTimerSlack,
+    /// kcmp(2): checks whether a process uses the memory.
+    Kcmp,
 }
 
 /// All calls, in the order of their numbers.
-const ALL: [Call; 18] = [
+const ALL: [Call; 19] = [
     Call::Setsid,
     Call::Chdir,
     Call::SetName,
@@ -77,6 +79,7 @@ const ALL: [Call; 18] = [
     Call::GetThpDisable,
     Call::Unshare,
     Call::SetTimerSlack,
+    Call::Kcmp,
 ];
 
 /// The calls that kill their caller, one bit each.
@@ -111,6 +114,7 @@ impl Call {
             Call::Readlinkat => (raw::__NR_readlinkat, [0; 4]),
             Call::GetRobustList => (raw::__NR_get_robust_list, [0; 4]),
             Call::SetTimerSlack => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_SET_TIMERSLACK as usize, 1, 0, 0]),
+            Call::Kcmp => (raw::__NR_kcmp, [0; 4]),
             Call::Unshare => (raw::__NR_unshare, [raw::CLONE_VM as usize, 0, 0, 0]),
             Call::GetThpDisable => (raw::__NR_prctl, [linux_raw_sys::prctl::PR_GET_THP_DISABLE as usize, 0, 0, 0]),
         };

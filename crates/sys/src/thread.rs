@@ -202,6 +202,31 @@ pub fn is_only_user_of_memory() -> bool {
     unsafe { syscall3(raw::__NR_unshare as usize, raw::CLONE_VM as usize, 0, 0) == 0 }
 }
 
+/// Whose memory a thread uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryOf {
+    /// The caller's memory.
+    Caller,
+    /// Other memory, or none any more.
+    Other,
+    /// The kernel does not tell, or there is no such thread.
+    Unknown,
+}
+
+/// Compares the memory of `thread` with the caller's (kcmp(2)).
+pub fn compare_memory(thread: Pid) -> MemoryOf {
+    /// `enum kcmp_type` in `linux/kcmp.h`.
+    const KCMP_VM: usize = 1;
+    let [own, other] = [rustix::thread::gettid(), thread].map(|id| id.as_raw_nonzero().get() as usize);
+    // SAFETY: kcmp(2) takes no pointers and changes nothing.
+    let order = unsafe { syscall4(raw::__NR_kcmp as usize, own, other, KCMP_VM, 0) };
+    match order {
+        0 => MemoryOf::Caller,
+        1.. => MemoryOf::Other,
+        _ => MemoryOf::Unknown,
+    }
+}
+
 /// Closes all descriptors of the calling process except `kept`. Its table of descriptors must not
 /// be shared.
 pub fn close_descriptors_but<const N: usize>(mut kept: [Option<RawFd>; N]) {

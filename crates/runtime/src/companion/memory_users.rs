@@ -1,22 +1,26 @@
-//! Who uses the program's memory besides the companion, and when the last of them has gone.
+//! The processes that use the program's memory besides the companion.
 //!
-//! The companion keeps the memory alive as long as it runs, so it must end when nobody else uses it
-//! any more. A user is the program's process, or any other that a `clone(CLONE_VM)` has made (a
-//! `vfork` child, which may outlive its parent). A user leaves when its last thread ends, and when
-//! it executes another program.
+//! The companion keeps the memory alive while it runs, so it must end when no other process uses
+//! the memory. It must not end earlier: swapped-out pages read as zeros without it. A user is the
+//! program's process, or any other process that `clone(CLONE_VM)` has made (a `vfork` child, which
+//! may outlive its parent). A user leaves when its last thread ends, and when it executes another
+//! program.
 //!
-//! One user at a time is watched: its pidfd tells its end, its size in `/proc/PID/statm` an exec,
-//! because that is then the size of another memory. When it has left, all processes are searched
-//! for one whose memory has the size of ours, and changes by any number of pages when ours does:
-//! others of the same program are often of the same size.
+//! One user at a time is watched. Its pidfd reports its end, and kcmp(2) an exec. When it has left,
+//! all processes are searched for another user.
 //!
-//! Only the monitor uses this. No locks.
+//! Where kcmp(2) is not allowed, the sizes in `/proc/PID/statm` are compared. A user has the size
+//! of the companion's memory, and the same changes of size. The two sizes cannot be read at one
+//! instant, and the program may change its size all the time: an `mmap` over a mapping makes it
+//! smaller for a moment. So only a row of differing sizes shows that a user has left.
+//!
+//! Only the monitor uses this. There is no lock.
 
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::filters::{self, Call};
 use foliomem_sys::identity;
 use foliomem_sys::region;
-use foliomem_sys::thread;
+use foliomem_sys::thread::{self, MemoryOf};
 use foliomem_types::units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -25,8 +29,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process};
 use rustix::time::Timespec;
 
-/// Comparisons of two sizes while the memory changes all the time, after which they count as equal.
-const MAX_COMPARISONS: u32 = 16;
+/// Two memories are different if this many comparisons of their sizes in a row find no equality.
+const COMPARISONS: u32 = 200;
 /// Changes of our size that a process of the same memory shows, and how large they are at most.
 const CHANGES: u32 = 3;
 const MAX_CHANGE_PAGES: usize = 10_007;
@@ -37,11 +41,13 @@ const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 #[derive(Debug)]
 pub struct User {
     pid: Pid,
+    /// The thread of the process that is watched.
+    thread: Pid,
     /// The same process under `/proc`, which may be of another pid namespace.
     number: u32,
     /// `None` where a filter forbids it.
     pidfd: Option<OwnedFd>,
-    /// Of one of its threads; `None` where /proc does not show it.
+    /// The `statm` of the thread; `None` where `/proc` does not show it.
     statm: Option<OwnedFd>,
     origin: Origin,
 }
@@ -61,7 +67,7 @@ enum Origin {
     /// It has started the companion: as long as it does not execute another program, its memory is
     /// ours.
     Given,
-    /// By its size. That is looked at each time.
+    /// It was found. If kcmp(2) is not allowed, changes of its size are compared each time.
     Found,
 }
 
@@ -70,16 +76,24 @@ impl User {
     pub fn open(proc: &OwnedFd, pid: Pid, number: u32) -> Result<User, Errno> {
         let pidfd = open_pidfd(pid)?;
         let statm = open_in(proc, format_args!("{number}/statm"));
-        Ok(User { pid, number, pidfd, statm, origin: Origin::Given })
+        Ok(User { pid, thread: pid, number, pidfd, statm, origin: Origin::Given })
     }
 
-    /// Whether it uses the memory of `ours`, our own `/proc/PID/statm`.
+    /// Returns whether it uses the memory of the companion, whose `/proc/PID/statm` is `ours`.
     pub fn remains(&self, ours: &OwnedFd) -> bool {
-        let is_ours = |theirs| match self.origin {
+        !self.has_ended(&Timespec::default())
+            && match memory_of(self.thread) {
+                MemoryOf::Caller => true,
+                MemoryOf::Other => false,
+                MemoryOf::Unknown => self.statm.as_ref().is_none_or(|theirs| self.seems_to_remain(theirs, ours)),
+            }
+    }
+
+    fn seems_to_remain(&self, theirs: &OwnedFd, ours: &OwnedFd) -> bool {
+        match self.origin {
             Origin::Given => is_of_one_size(theirs, ours),
             Origin::Found => is_same(theirs, ours),
-        };
-        !self.has_ended(&Timespec::default()) && self.statm.as_ref().is_none_or(is_ours)
+        }
     }
 
     /// Whether the process has not ended, whichever memory it uses by now.
@@ -101,6 +115,10 @@ impl User {
         };
         if self.has_ended(&MAX_KILL_WAIT) { Killed::Ended } else { Killed::Remains }
     }
+}
+
+fn memory_of(thread: Pid) -> MemoryOf {
+    if filters::allow(Call::Kcmp) { thread::compare_memory(thread) } else { MemoryOf::Unknown }
 }
 
 fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
@@ -126,7 +144,7 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
             // The thread that the process began with has ended, others may not have; or it is the
             // kernel's.
             Some(0) => find_thread(proc, ours, number),
-            Some(_) => user_if_same(proc, ours, number, statm),
+            Some(_) => user_if_same(proc, ours, (number, number), statm),
             None => None,
         }
     })
@@ -145,19 +163,21 @@ fn find_thread(proc: &OwnedFd, ours: &OwnedFd, number: u32) -> Option<User> {
         return None;
     }
     let statm_of = |id| open_in(proc, format_args!("{number}/task/{id}/statm"));
-    tasks.into_iter().find_map(|id| user_if_same(proc, ours, number, statm_of(id)?))
+    tasks.into_iter().find_map(|id| user_if_same(proc, ours, (number, id), statm_of(id)?))
 }
 
-fn user_if_same(proc: &OwnedFd, ours: &OwnedFd, number: u32, statm: OwnedFd) -> Option<User> {
-    if !is_of_one_size(&statm, ours) {
+/// The process `number`, if its thread `id` uses the memory.
+fn user_if_same(proc: &OwnedFd, ours: &OwnedFd, (number, id): (u32, u32), statm: OwnedFd) -> Option<User> {
+    let thread = own_pid_of(proc, id)?;
+    if memory_of(thread) == MemoryOf::Other {
         return None;
     }
-    let pid = own_pid_of(proc, number)?;
-    let user = User { pid, number, pidfd: open_pidfd(pid).ok()?, statm: Some(statm), origin: Origin::Found };
+    let pid = if id == number { thread } else { own_pid_of(proc, number)? };
+    let user = User { pid, thread, number, pidfd: open_pidfd(pid).ok()?, statm: Some(statm), origin: Origin::Found };
     user.remains(ours).then_some(user)
 }
 
-/// Whether `theirs` is of the same memory as `ours`: it changes with ours.
+/// Returns whether `theirs` seems to be of the same memory as `ours`: it changes with ours.
 fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
     (0..CHANGES).all(|_| {
         if !is_of_one_size(theirs, ours) {
@@ -169,20 +189,21 @@ fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
     })
 }
 
-/// Whether both say the same size, at one instant.
+/// Returns whether both tell the same size at some instant. That `ours` is the same before and after
+/// `theirs` is read does not mean that it has not changed between.
 fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
     let mut before = mapped_pages(&ours);
-    for _ in 0..MAX_COMPARISONS {
+    for _ in 0..COMPARISONS {
         let (size, after) = (mapped_pages(theirs), mapped_pages(&ours));
         if size.is_none_or(|pages| pages == 0) {
             return false;
         }
-        if before == after || size == before || size == after {
-            return size == before || size == after;
+        if size == before || size == after {
+            return true;
         }
         before = after;
     }
-    true
+    false
 }
 
 /// The first number of a `statm`: pages that are mapped. 0 for a thread that has no memory any
@@ -267,7 +288,7 @@ fn numbers<'a>(status: &'a str, key: &'a str) -> impl Iterator<Item = u32> + 'a 
 mod tests {
     use super::*;
     use foliomem_sys::region::Region;
-    use foliomem_sys::thread::{self, Kind, Spec};
+    use foliomem_sys::thread::{Kind, Spec};
     use rustix::thread::futex;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -282,6 +303,26 @@ mod tests {
             let _ = futex::wait(&GO_ON, futex::Flags::PRIVATE, 0, None);
         }
         thread::exit_process(0);
+    }
+
+    /// Whether `user` remains while the size changes and is the same again after each two changes.
+    fn remains_while_sizes_change(user: &User, ours: &OwnedFd) -> bool {
+        const CHANGES: u32 = 100_000;
+        let made = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while made.fetch_add(1, Ordering::Relaxed) < CHANGES {
+                    drop(Region::reserve(PAGE_BYTES).unwrap());
+                }
+            });
+            let theirs = user.statm.as_ref().unwrap();
+            let mut remains = true;
+            while remains && made.load(Ordering::Relaxed) < CHANGES {
+                remains = user.remains(ours) && is_of_one_size(theirs, ours);
+            }
+            made.store(CHANGES, Ordering::Relaxed);
+            remains
+        })
     }
 
     #[test]
@@ -308,11 +349,14 @@ mod tests {
         let id = unsafe { thread::spawn(&spec, waits, std::ptr::null_mut()) }.unwrap();
         assert!(others().is_some());
         let statm = open_in(&proc, format_args!("{}/statm", id.as_raw_nonzero())).unwrap();
-        let user = user_if_same(&proc, &ours, id.as_raw_nonzero().get() as u32, statm).unwrap();
-        assert!(user.remains(&ours));
+        let number = id.as_raw_nonzero().get() as u32;
+        let user = user_if_same(&proc, &ours, (number, number), statm).unwrap();
+        assert_eq!((memory_of(id), memory_of(stranger.pid)), (MemoryOf::Caller, MemoryOf::Other));
+        let has_remained = remains_while_sizes_change(&user, &ours);
         GO_ON.store(1, Ordering::Release);
         let _ = futex::wake(&GO_ON, futex::Flags::PRIVATE, 1);
         thread::wait_for_exit(id, &ID);
+        assert!(has_remained);
         assert!(!user.remains(&ours));
         other.kill().unwrap();
         other.wait().unwrap();
