@@ -9,7 +9,7 @@
 //! # Format of a piece
 //! The compressed bytes contain no magic number, length or checksum: the store keeps all three. The
 //! first byte says whether the content was split into planes (see `planes`). For a codec with
-//! [`Dictionaries`], the second byte is the number of the dictionary.
+//! [`Dictionaries`], the second byte is the generation of the dictionary.
 //!
 //! lz4 is the C library because it decompresses faster than `lz4_flex`.
 //!

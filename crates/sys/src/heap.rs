@@ -50,8 +50,8 @@ static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the regions. A region that does not exist is an empty range.
 pub fn ranges() -> [Range<usize>; REGIONS] {
-    // `reserve` stores the end first, so a new region is seen whole or not at all. Acquire pairs
-    // with the Release in `reserve`.
+    // Acquire pairs with the Release in `reserve`, which stores the end first: a new region is seen
+    // whole or not at all.
     std::array::from_fn(|index| STARTS[index].load(Ordering::Acquire)..ENDS[index].load(Ordering::Acquire))
         .map(|range| if range.start == 0 { 0..0 } else { range })
 }

@@ -189,7 +189,8 @@ const NAME_BYTES: usize = 128;
 /// Returns the mapping that contains `address`, or another one that `flags` select.
 ///
 /// # Errors
-/// Fails with `NOENT` if there is no such mapping, or if the kernel has no such ioctl.
+/// Fails with `NOENT` if there is no such mapping, and with another error if the kernel has no such
+/// ioctl.
 fn ask(maps: impl AsFd, address: usize, flags: u64) -> Result<Mapping, Errno> {
     use raw::procmap_query_flags as flag;
     let name = [0u8; NAME_BYTES];

@@ -78,7 +78,7 @@ impl Region {
         Ok(Region { start, len, guard_bytes })
     }
 
-    /// Reserves `len` bytes from the allocator: miri does not support mmap(2) with these flags.
+    /// Reserves `len` bytes from the allocator, as miri does not support the flags of the mapping.
     #[cfg(miri)]
     pub fn reserve(len: usize) -> Result<Region, Errno> {
         let len = len.next_multiple_of(foliomem_types::units::PAGE_BYTES);

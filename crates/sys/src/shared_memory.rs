@@ -61,8 +61,8 @@ macro_rules! implement_shared_words {
     ($name:ident: $($type:ty,)*) => {};
 }
 
-/// Declares structs whose fields are [`SharedWords`]. The
-/// structs have the layout of C, and implement `SharedWords`, too.
+/// Declares structs whose fields are [`SharedWords`]. The structs have the layout of C, and
+/// implement `SharedWords`, too.
 #[macro_export]
 macro_rules! shared_words {
     ($($(#[$attribute:meta])* $visible:vis struct $name:ident { $($(#[$on_field:meta])* $of:vis $field:ident: $type:ty,)* })*) => {$(
