@@ -150,6 +150,13 @@ def lag_of_end(program, how, mib, limit):
 WAYS = ["main", "exit", "raw", "killed", "aborted", "executes", "main-gone", "raw-main-gone", "vfork"]
 
 
+def test_the_companion_stays_while_the_size_of_the_memory_changes(built, torture):
+    program = built("map_over.c")
+    for _ in range(1 if torture else 2):
+        assert foliomem([program, 24 if torture else 64], "20M" if torture else "40M", torture=torture).ok().out == b"OK\n"
+
+
+
 @alone
 @pytest.mark.parametrize("mib, limit", [(24, "48M"), (1, "64M")], ids=["swapping", "idle"])
 @pytest.mark.parametrize("how", WAYS)
