@@ -150,7 +150,7 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
 /// the supervisor, the pid of a nested companion means another process.
 fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
     let Context { budget, .. } = &runtime.context;
-    let is_ours = || budget.control().is_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();
+    let is_ours = || budget.control().is_slot_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();
     runtime.companion.process().filter(|_| is_ours())
 }
 

@@ -18,7 +18,7 @@ const EXIT_KILLED: u8 = 128 + 9;
 pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     runtime.context.budget.control().fail(format_args!("{error}"));
     stop_program(runtime);
-    leave(runtime, ProcessSlot::has_ended);
+    leave(runtime, ProcessSlot::mark_ended);
 }
 
 /// The companion cannot activate. If the kernel refuses what that needs (the program has become another
@@ -33,7 +33,7 @@ pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -
     runtime.context.budget.control().notice(format_args!("process {process} goes on without the limit: {error}"));
     // Release pairs with the Acquire of the hooks.
     runtime.fork.is_off.store(true, Ordering::Release);
-    leave(runtime, ProcessSlot::has_ended);
+    leave(runtime, ProcessSlot::mark_ended);
 }
 
 /// A thread of the program stops it, for the same reason.
@@ -111,13 +111,13 @@ fn take_memory_away(runtime: &'static Runtime) {
 /// Ends the companion and its guard. No other process uses the memory.
 pub(crate) fn end(runtime: &'static Runtime) -> ! {
     give_swap_file_up(runtime);
-    leave(runtime, ProcessSlot::has_ended);
+    leave(runtime, ProcessSlot::mark_ended);
 }
 
 /// The same before the program ends, which does nothing but that any more.
 pub(crate) fn end_before_program(runtime: &'static Runtime) -> ! {
     give_swap_file_up(runtime);
-    leave(runtime, ProcessSlot::companion_ends);
+    leave(runtime, ProcessSlot::mark_companion_ending);
 }
 
 /// From here on the swap file is not used, so its slots can be given up.
@@ -137,7 +137,7 @@ fn leave(runtime: &'static Runtime, tells: fn(&ProcessSlot)) -> ! {
     // longer.
     thread::close_descriptors_but([]);
     let (control, slot) = (runtime.context.budget.control(), runtime.context.budget.slot());
-    if control.is_of(slot, runtime.companion.program()) {
+    if control.is_slot_of(slot, runtime.companion.program()) {
         tells(control.process(slot));
     }
     thread::exit_process(0)

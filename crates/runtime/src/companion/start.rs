@@ -141,9 +141,9 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     let stat = memory_users::open_in(&proc, format_args!("{number}/stat"));
     // Not the id that `gettid` returns: a filter may answer that call.
     let own = runtime.companion.process().filter(|_| filters::allow(Call::SetRobustList));
-    if let Some(own) = own.filter(|_| control.is_of(slot, program)) {
+    if let Some(own) = own.filter(|_| control.is_slot_of(slot, program)) {
         control.process(slot).companion.store(own.as_raw_nonzero().get() as u32, Ordering::Relaxed);
-        runtime.exit_notice.leave(&control.process(slot).keeper, own);
+        runtime.exit_notice.leave(&control.process(slot).exit_notice, own);
     }
     let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);
     let files = ProcFiles {

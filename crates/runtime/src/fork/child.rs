@@ -58,7 +58,7 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         machine.leave_swap_file();
         machine.give_arena_back();
     }
-    control.process(runtime.context.budget.slot()).has_ended();
+    control.process(runtime.context.budget.slot()).mark_ended();
     // Release pairs with the Acquire of the hooks: all memory is back.
     runtime.fork.is_off.store(true, Ordering::Release);
     control.notice(format_args!(

@@ -90,7 +90,7 @@ impl LinuxMachine {
     /// end the program at once. Rather twice than not at all.
     pub(super) fn tell_last(&self, event: Event, text: std::fmt::Arguments<'_>) {
         let control = self.budget.control();
-        if !control.swap().was_told(event) {
+        if !control.swap().was_reported(event) {
             control.notice(text);
             control.swap().is_news(event);
         }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ports::swap_writer::SwapWriter;
 use foliomem_core::machine::MOST_WRITES;
-use foliomem_session::swap_file::{create, identity_of, reopen};
+use foliomem_session::swap_file::{IoMode, create, identity_of, reopen};
 use proptest::prelude::*;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
@@ -424,7 +424,7 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
     // Another process opens it by the descriptor, and finds what is written there.
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(&created.file.as_fd()) as u32;
     let identity = identity_of(created.file.as_fd()).unwrap();
-    let again = reopen(std::process::id(), descriptor, created.direct, identity).unwrap();
+    let again = reopen(std::process::id(), descriptor, created.io_mode, identity).unwrap();
     let nonces = Box::leak(Box::new(AtomicU64::new(0)));
     let swap = SwapFile::new(&[1; KEY_BYTES], nonces);
     let (mut writer, mut seals) = (SwapWriter::default(), Vec::new());
@@ -438,7 +438,10 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
     assert_eq!(writer.finish(&created.file.as_fd()), Ok(0), "a file is written by calls");
     let place = FilePlace { first: Slot(512), offset_bytes: 64, len_bytes: 5936, seal: seals[0] };
     assert_eq!(swap.read(&again.as_fd(), &mut ReadBuffer::default(), &place).unwrap(), [77; 5936]);
-    assert_eq!(reopen(std::process::id(), descriptor, false, (identity.0, identity.1 + 1)).err(), Some(Errno::STALE));
+    assert_eq!(
+        reopen(std::process::id(), descriptor, IoMode::Buffered, (identity.0, identity.1 + 1)).err(),
+        Some(Errno::STALE)
+    );
 }
 
 #[test]
