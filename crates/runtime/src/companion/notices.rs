@@ -111,7 +111,7 @@ impl Notices {
     }
 
     /// The program wants all of its memory locked, which is not done: says so once in a process.
-    pub(crate) fn wants_all_locked(&self, control: &Control) {
+    pub(crate) fn note_mlockall(&self, control: &Control) {
         if !self.has_reported_unlocked.swap(true, Ordering::Relaxed) {
             control.notice(format_args!(
                 "the program asks for all its memory to be locked (mlockall): the limit is kept instead"
