@@ -67,7 +67,7 @@ impl Runtime {
     /// in any state.
     pub fn note_advice(&self, range: Range<usize>, advice: Advice) {
         if let Some(activated) = self.activation.get() {
-            activated.engine.machine().advices().tell(range, advice);
+            activated.engine.machine().advices().notify(range, advice);
         }
     }
 
