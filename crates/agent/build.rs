@@ -1,7 +1,8 @@
 //! Linker options of the agent.
 
-/// Functions that the agent exports as hooks, and that std or a C library inside the agent call: such a call goes to
-/// `__wrap_NAME` of `src/c_library.rs`. By its name it would reach whatever the program has put in the hook's place.
+/// Functions that the agent exports as hooks, and that std or a C library inside the agent calls.
+/// The linker redirects such a call to `__wrap_NAME` of `src/c_library.rs`. Otherwise it would
+/// reach a definition of the program.
 const WRAPPED: [&str; 9] =
     ["syscall", "prctl", "mmap", "mmap64", "madvise", "malloc", "calloc", "realloc", "dl_iterate_phdr"];
 

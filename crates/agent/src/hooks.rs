@@ -1,37 +1,37 @@
-//! Hooks: functions of the C library that the agent's library exports in their place.
+//! Hooks: functions that the agent exports in place of those of the C library.
 //!
-//! - Everything that forks: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` when
-//!   they make a process that does not share its memory. The child must have its memory registered
-//!   anew before it touches any (`foliomem_runtime::fork`). Where the agent has patched the C library
-//!   (`foliomem_sys::interception::patches`) these hooks only jump there; elsewhere they trap the fork
-//!   (`foliomem_sys::interception::dispatch`).
-//! - `madvise`: what the program says about huge pages is policy for us. What is freed lazily is
-//!   freed at once where memory is short.
-//! - `mlockall`: everything in memory is the opposite of a limit. It would also fill the address
-//!   space that the agent has reserved. So it succeeds, and the limit is kept.
-//! - What gives the program memory, `mmap`, `mprotect` and the functions of malloc: much of it is
-//!   managed before it is touched, where there may be no room for it. They do nothing else: memory
-//!   is the C library's, or of whichever allocator comes next.
-//! - `mremap`: the kernel moves one mapping at a time, and the agent registers parts of some.
-//! - `pthread_create` and `thrd_create`: a new thread sends a notice before anything else
+//! - Functions that fork: `fork`, `_Fork`, `forkpty`, `daemon`, and `syscall` and `clone` if the
+//!   new process does not share its parent's memory. The child must register its memory before it
+//!   touches any (`foliomem_runtime::fork`). If the agent has patched the C library
+//!   (`foliomem_sys::interception::patches`), these hooks only jump there. Otherwise they trap the
+//!   fork (`foliomem_sys::interception::dispatch`).
+//! - `madvise`: advice about huge pages selects folio sizes. `MADV_FREE` frees at once if memory is
+//!   short.
+//! - `mlockall`: it succeeds without locking, because locked memory would break the limit and would
+//!   populate the address space that the agent has reserved.
+//! - Functions that give the program memory, `mmap`, `mprotect` and the functions of malloc: they
+//!   send allocation notices, so that new memory is managed before the program fills it. The memory
+//!   itself comes from the next definition of the function.
+//! - `mremap`: the kernel moves one mapping at a time, and the agent may have split a mapping by
+//!   registering parts of it.
+//! - `pthread_create` and `thrd_create`: a new thread sends a notice before it does anything else
 //!   (`foliomem_sys::thread_control_block`).
-//! - `prctl` and `syscall` where they set a filter for system calls: from then on these hooks make
-//!   no system calls of their own, except that starting threads wait on a futex.
+//! - `prctl` and `syscall`, if they install a system call filter: from then on the hooks make no
+//!   system calls of their own, except that starting threads wait on a futex.
 //! - `dl_iterate_phdr`: AddressSanitizer refuses to run if another library comes before it
 //!   (`crate::objects`).
 //!
 //! | module | hooks |
 //! |---|---|
-//! | [`fork`] | everything that forks |
-//! | [`memory`] | what gives the program memory |
+//! | [`fork`] | functions that fork |
+//! | [`memory`] | functions that give the program memory |
 //! | [`advice`] | `madvise`, `mlockall` |
-//! | [`threads`] | what starts a thread |
+//! | [`threads`] | functions that start a thread |
 //! | [`system_calls`] | `syscall`, `prctl` |
 //!
-//! Hooks whose names std or a codec calls are never inlined: such a call must reach neither the
-//! program's function (`crate::c_library`) nor the hook.
-//!
-//! The real functions are looked up once, at start (`crate::real`).
+//! Invariant: hooks whose names std or a codec calls are never inlined. Such a call must reach
+//! neither the program's function (`crate::c_library`) nor the hook. The agent looks the real
+//! functions up once, at its start (`crate::real`). There is no lock.
 
 mod advice;
 mod fork;
@@ -46,7 +46,7 @@ use libc::{c_int, c_void};
 
 type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
 
-/// The table of what the hooks stand before.
+/// Declares the real functions, and the table of all of them.
 macro_rules! real {
     ($($function:ident = $name:literal),* $(,)?) => {
         $(static $function: Real = Real::next($name);)*
@@ -81,28 +81,29 @@ real! {
     DL_ITERATE_PHDR = c"dl_iterate_phdr",
 }
 
-/// What a program has, without 5-level page tables.
+/// Size of a program's address space, in bytes, with 4-level page tables.
 const ADDRESS_SPACE: usize = 1 << 47;
 
-/// Looks all of them up.
+/// Looks all real functions up.
 pub fn resolve() {
     ALL.iter().for_each(|real| _ = real.resolve());
 }
 
+/// Fails with ENOSYS: the real function does not exist.
 fn missing() -> c_int {
-    // SAFETY: errno of the calling thread.
+    // SAFETY: `errno` returns the calling thread's errno.
     unsafe { *errno() = libc::ENOSYS };
     -1
 }
 
-/// `dl_iterate_phdr(3)`
+/// `dl_iterate_phdr(3)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn dl_iterate_phdr(callback: ObjectCallback, argument: *mut c_void) -> c_int {
-    // SAFETY: as for `fork`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe {
         DL_ITERATE_PHDR
             .get::<IterateObjects>()

@@ -1,23 +1,25 @@
-//! Functions of other objects that the agent looks up itself: hooked functions, and the C
-//! library's.
+//! Functions of other objects that the agent looks up itself: hooked functions, and functions of
+//! the C library.
 //!
-//! The lookups happen once, at the start. A function that is called earlier, by constructors or by
-//! the loader, is looked up at that call. A lookup allocates nothing and calls nothing
+//! The agent looks them up once, at its start. A function that constructors or the loader call
+//! earlier is looked up at that call. A lookup allocates nothing and calls nothing
 //! (`foliomem_sys::loader`). There is no lock.
 
 use foliomem_sys::loader::{c_library_function, next_function};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Whose definition is meant.
+/// The object whose definition a lookup returns.
 enum Definer {
-    /// The next object after the agent that has one: what the program would call without the agent.
+    /// The next object after the agent that defines the name: the program would call it without the
+    /// agent.
     Next,
     /// The C library.
     CLibrary,
 }
 
-/// A function of another object. Its address comes first: code jumps there (`crate::hooks`).
+/// A function of another object. Its address comes first, because hooks jump to it
+/// (`crate::hooks`).
 #[repr(C)]
 pub struct Real {
     address: AtomicUsize,
@@ -26,17 +28,17 @@ pub struct Real {
 }
 
 impl Real {
-    /// The next definition after the agent's.
+    /// Declares the next definition of `name` after the agent's.
     pub const fn next(name: &'static CStr) -> Real {
         Real { address: AtomicUsize::new(0), name, definer: Definer::Next }
     }
 
-    /// The definition of the C library.
+    /// Declares the C library's definition of `name`.
     pub const fn c_library(name: &'static CStr) -> Real {
         Real { address: AtomicUsize::new(0), name, definer: Definer::CLibrary }
     }
 
-    /// Looks the function up.
+    /// Looks the function up, and returns its address; 0 if nobody defines it.
     pub fn resolve(&self) -> usize {
         let found = match self.definer {
             Definer::Next => next_function(self.name),
@@ -47,7 +49,7 @@ impl Real {
         found.unwrap_or(0)
     }
 
-    /// The function.
+    /// Returns the function; `None` if nobody defines it.
     ///
     /// # Safety
     /// `F` is the function's type.
@@ -58,7 +60,7 @@ impl Real {
         if address == 0 {
             address = self.resolve();
         }
-        // SAFETY: a definition of a function is a function of its type.
+        // SAFETY: the address is that of a function, and the caller says that `F` is its type.
         (address != 0).then(|| unsafe { std::mem::transmute_copy(&address) })
     }
 }

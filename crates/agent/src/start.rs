@@ -16,20 +16,20 @@ const CONTROL_VARIABLE: &str = "FOLIOMEM_CONTROL";
 
 static RUNTIME: OnceLock<&'static Runtime> = OnceLock::new();
 
-/// The agent of this process, if it is part of a run.
+/// Returns the agent's runtime if this process is part of a run and the agent is not off.
 pub fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get().copied().filter(|runtime| !runtime.is_off())
 }
 
-/// What the environment has for `CONTROL_VARIABLE`.
+/// Returns the value of `CONTROL_VARIABLE` in `environment`.
 ///
 /// # Safety
-/// `environment` is a list of strings that ends in null and stays as it is.
+/// `environment` is a list of strings that ends with null and never changes.
 unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CStr> {
-    // SAFETY: by the contract.
+    // SAFETY: the caller's contract.
     let entries = (0..).map_while(|index| unsafe { (*environment.add(index)).as_ref() });
     entries.into_iter().find_map(|entry| {
-        // SAFETY: by the contract.
+        // SAFETY: the caller's contract.
         let text = unsafe { CStr::from_ptr(entry) }.to_bytes_with_nul();
         let value = text.strip_prefix(CONTROL_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
         CStr::from_bytes_with_nul(value).ok()
@@ -37,23 +37,26 @@ unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CSt
 }
 
 #[used]
-// SAFETY: the section holds pointers to functions of this type, which the loader calls once.
+// SAFETY: the section holds pointers to functions of this type; the loader calls each once.
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = constructor;
 
-/// The loader passes constructors what `main` gets: a program may have a `getenv` of its own.
+/// Starts the agent. The loader passes constructors the arguments of `main`, so no `getenv` is
+/// needed, which the program may define.
 extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, environment: *const *const c_char) {
     // The agent's threads have no thread-local storage of this library.
     #[cfg(feature = "lock-ranks")]
     foliomem_sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
     hooks::resolve();
-    // SAFETY: the loader passes the environment; the program has one thread yet, so nobody changes it.
+    // SAFETY: the loader passes the environment. The program has only this thread yet, so nobody
+    // changes it.
     let Some(path) = (unsafe { control_path(environment) }) else { return };
-    // A process of a run whose supervisor is gone goes on unmanaged: it outlived the run. The supervisor
-    // itself notices a program that never says hello.
+    // A process whose supervisor has ended goes on unmanaged: it outlived the run. If no agent of a
+    // run ever starts, the supervisor notices.
     let Ok((control, device)) = Control::find(path) else { return };
     if valgrind::is_running() {
-        // Valgrind makes each access itself, knows no threads but those of the C library, and cannot have its memory moved.
+        // Valgrind makes each access itself, knows only threads of the C library, and cannot have
+        // its memory moved.
         control.hello();
         control.notice(format_args!(
             "process {} runs inside valgrind, which cannot run the agent: its memory is not managed, the limit \
@@ -66,7 +69,7 @@ extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, envir
     let Ok(slot) = control.claim_slot(rustix::process::getpid()) else { return };
     let own = AgentMemory::new(heap::ranges);
     own.add_libraries();
-    // Before any thread of the agent's runs code of the C library.
+    // Install the patches before any thread of the agent runs code of the C library.
     patches::install();
     match companion::start(control, slot, own, device) {
         Ok(runtime) => {

@@ -87,7 +87,7 @@ pub fn run(
     }
     // A program that finds neither way in runs without a limit, which is said where it takes much.
     let door = Door::open(segment.as_fd(), swap_file.as_ref().map(|created| created.file.as_fd())).ok();
-    door.iter().for_each(|door| control.has_door(door.path()));
+    door.iter().for_each(|door| control.set_door(door.path()));
     let mut command = Command::new(program);
     command
         .arg0(name)
@@ -112,7 +112,7 @@ pub fn run(
         recorder,
     };
     let code = run.watch()?;
-    control.is_over();
+    control.end_run();
     run.wait_for_companions();
     run.look()?;
     let report = run.report();

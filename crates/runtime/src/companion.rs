@@ -1,24 +1,24 @@
-//! The companion: the process beside the program that manages the program's memory.
+//! The companion: the process that manages the program's memory.
 //!
-//! Its first thread, the monitor, samples the process's size. When the limit comes near, it
-//! activates: it makes the arena and the engine, starts handlers and reclaimers, registers the
-//! program's memory, and adopts it. All threads are made by [`foliomem_sys::thread`]: they have no
-//! thread-local storage of the C library.
+//! Its first thread, the monitor, samples the process's size. When the tree comes near its limit,
+//! the monitor activates: it creates the arena and the engine, starts handlers and reclaimers,
+//! registers the program's memory, and adopts it. [`foliomem_sys::thread`] creates all threads;
+//! they have no thread-local storage of the C library.
 //!
 //! | role | module | its state |
 //! |---|---|---|
 //! | all | [`context`], `error` | settings, budget, agent memory, tracer, files under `/proc` |
-//! | process | [`foliomem_sys::companion_process`] | companion, intermediate and guard, by their ids |
+//! | process | [`foliomem_sys::companion_process`] | ids of companion, intermediate, guard |
 //! | start | [`start`] | the answer in the companion's process |
-//! | monitor | `monitor`, `receive_notices` | `Looks`, [`notices`], [`shared_pages`] |
+//! | monitor | `monitor`, `receive_notices` | `History`, [`notices`], [`shared_pages`] |
 //! | activation | `activate` | [`activated`] |
-//! | mapping events | [`crate::address_space::mapping_events`] | the machine's lock of the mappings |
+//! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |
 //! | handler | `handler` | [`workers`], [`placement`] |
 //! | reclaimer | [`reclaimer`] | its requests |
 //! | guard, end | `guard`, `end`, [`memory_users`] | none |
 //!
-//! The state modules know no roles. [`crate::runtime::Runtime`] owns the state, and the roles are
-//! given it, or the parts that they need.
+//! The state modules know no roles. [`crate::runtime::Runtime`] owns the state and passes it, or
+//! parts of it, to the roles.
 //!
 //! Lock order: the gate, the lock of the mappings, then the engine's. All other locks are leaves.
 

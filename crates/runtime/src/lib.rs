@@ -2,14 +2,14 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | [`companion`] | the process beside the program: monitor, handlers, reclaimers, guard |
-//! | `address_space` | what is known of the program's mappings, and how it becomes managed |
+//! | [`companion`] | the process that serves the program: monitor, handlers, reclaimers, guard |
+//! | `address_space` | the program's mappings, and how they become managed |
 //! | `fork` | how a forking process and its child keep their swapped-out memory |
-//! | `ports` | the engine's machine, on the system interface |
-//! | [`runtime`] | the owner of the state, and what the program's hooks call |
+//! | `ports` | the engine's ports, on the system interface |
+//! | [`runtime`] | the agent's state, and the functions that the program's hooks call |
 //!
-//! The crate is a library of its own because measurements run it inside their own process: the
-//! hooks of `foliomem-agent` would take the place of that process's C library.
+//! The crate is a library of its own because benchmarks run it inside their own process: the hooks
+//! of `foliomem-agent` would replace that process's C library functions.
 //!
 //! Code here runs inside foreign programs: it does not allocate from the program's malloc, and uses
 //! no thread-local storage.

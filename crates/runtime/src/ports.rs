@@ -2,11 +2,11 @@
 //!
 //! | module | role |
 //! |---|---|
-//! | [`machine`] | the state, and the table of what the engine can ask for |
-//! | [`arena`] | frames: their memory, and how it is populated and released |
-//! | [`arena_size`] | how large the arena and the swap device are |
-//! | [`address_space`] | pages: how they move between the program and the arena |
-//! | [`pieces`] | compression: how a folio becomes pieces, and pieces a folio |
+//! | [`machine`] | the ports' state, and the engine's requests |
+//! | [`arena`] | frames: their memory, populated and released |
+//! | [`arena_size`] | the sizes of the arena and of the swap device |
+//! | [`address_space`] | pages: moves between the program and the arena |
+//! | [`pieces`] | compression: folios into pieces, and back |
 //! | [`swap`] | the swap file: this process's part in it |
 //! | [`encrypted_file`], [`swap_writer`] | reads and writes of the swap file |
 //!

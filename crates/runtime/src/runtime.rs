@@ -1,7 +1,9 @@
-//! The agent inside one process: the owner of its state, and what the program's hooks call.
+//! The agent inside one process: the state of the agent, and the functions that the program's hooks
+//! call.
 //!
-//! Each part of the state has a module of its own. The roles of the companion
-//! ([`crate::companion`]) and the fork protocol ([`crate::fork`]) work on it.
+//! Each part of the state has a module of its own. The threads of the companion
+//! ([`crate::companion`]) and the fork protocol ([`crate::fork`]) work on it. There is no lock
+//! here.
 
 use crate::address_space::mapping_events::MappingEvents;
 use crate::companion::activated::Activation;
@@ -34,7 +36,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// The receiver of mapping events, once the agent has activated.
+    /// Returns the receiver of mapping events, once the agent has activated.
     pub(crate) fn mapping_events(&'static self) -> Option<MappingEvents> {
         self.activation.get().map(|activated| MappingEvents {
             context: &self.context,
@@ -44,79 +46,81 @@ impl Runtime {
         })
     }
 
-    /// Whether the process goes on without the agent.
+    /// Returns whether the process goes on without the agent.
     pub fn is_off(&self) -> bool {
         // Acquire pairs with the Release in `go_on_alone`: all memory is mapped in.
         self.fork.is_off.load(Ordering::Acquire)
     }
 
-    /// Starts to manage now, however far the limit is, and returns when everything is adopted.
+    /// Activates the agent now, however far the limit is, and returns when all memory is adopted.
     pub fn manage_now(&self) {
         self.activation.manage_now();
     }
 
-    /// Has the reclaimers swap out the managed memory in `range` (MADV_PAGEOUT), and waits for it.
-    /// One thread at a time may call.
+    /// Lets the reclaimers swap out the managed memory in `range` (MADV_PAGEOUT), and waits for
+    /// them. Only one thread at a time may call.
     pub fn page_out(&self, range: Range<usize>) {
         self.reclaim.page_out(range);
     }
 
-    /// The program has given advice about a mapping, and the kernel has taken it. For any thread,
+    /// Notes that the kernel has accepted the program's advice about `range`. Any thread may call,
     /// in any state.
-    pub fn advised(&self, range: Range<usize>, advice: Advice) {
+    pub fn note_advice(&self, range: Range<usize>, advice: Advice) {
         if let Some(activated) = self.activation.get() {
-            activated.engine.machine().advices().tell(range, advice);
+            activated.engine.machine().advices().notify(range, advice);
         }
     }
 
-    /// The program has allocated `range`, and may touch it at once. If there may be no room for it,
-    /// together with what the program allocated before, returns when it is managed. For any thread,
-    /// in any state.
-    pub fn grows(&self, range: Range<usize>) {
+    /// Notes that the program has allocated `range` and may touch it at once. If there may be no
+    /// room for it and for earlier allocations, returns when it is managed. Any thread may call, in
+    /// any state.
+    pub fn notify_allocation(&self, range: Range<usize>) {
         self.notices.allocated(&self.context, self.activation.get(), &self.fork.quiesce, range);
     }
 
-    /// The kernel has refused something that concerns the mapping at `range` as a whole: returns
-    /// when reserves there are as without the agent, and all of the mapping is managed if a part
-    /// is. Whether the monitor has looked.
-    pub fn is_made_whole(&self, range: Range<usize>) -> bool {
+    /// Lets the monitor merge the parts of the mapping at `range`, because the kernel has refused a
+    /// call that concerns the whole mapping. Afterwards the agent's reserves have their original
+    /// protection, and the whole mapping is managed if a part was. Returns whether the monitor has
+    /// done so.
+    pub fn merge_mappings(&self, range: Range<usize>) -> bool {
         self.notices.join_mappings(&self.context, &self.fork.quiesce, range)
     }
 
-    /// The calling thread starts: returns when its control block stays resident, if anything may be
-    /// swapped out.
-    pub fn thread_begins(&self) {
+    /// Notes that the calling thread starts. Returns when its control block stays resident, if
+    /// memory may be swapped out.
+    pub fn note_thread_start(&self) {
         if self.activation.get().is_some() && self.context.budget.is_armed() {
             self.notices.thread_starts(&self.fork.quiesce);
         }
     }
 
-    /// Whether [`grows`](Self::grows) must be called for an allocation that ends at `end`, however
-    /// small it is.
+    /// Returns whether [`Runtime::notify_allocation`] must be called for an allocation that ends at
+    /// `end`, however small it is.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
         self.notices.allocations.is_watched(end)
     }
 
-    /// Whether `bytes` are more than the limit.
+    /// Returns whether `bytes` exceed the limit.
     pub fn exceeds_limit(&self, bytes: usize) -> bool {
         bytes.div_ceil(PAGE_BYTES) as i64 > self.context.budget.limit_pages()
     }
 
-    /// Whether there may soon be no room if the program takes `bytes`. For any thread, in any
-    /// state.
+    /// Returns whether there may soon be no room if the program takes `bytes`. Any thread may call,
+    /// in any state.
     pub fn is_short_of_room(&self, bytes: usize) -> bool {
         self.context.budget.is_armed() && self.context.lacks_room(bytes)
     }
 
-    /// The program lets a filter decide which system calls its threads may make: they make none of
-    /// the agent's any more.
-    pub fn is_filtered(&self) {
+    /// Notes that a filter decides which system calls the program's threads may make. From then on
+    /// they make none for the agent.
+    pub fn note_system_call_filter(&self) {
         self.notices.is_filtered.store(true, Ordering::Relaxed);
     }
 
-    /// The program wants all of its memory locked, which is not done: says so once in a process.
-    pub fn wants_all_locked(&self) {
-        self.notices.wants_all_locked(self.context.budget.control());
+    /// Notes that the program wants to lock all of its memory, which the agent prevents. Warns once
+    /// in a process.
+    pub fn note_mlockall(&self) {
+        self.notices.note_mlockall(self.context.budget.control());
     }
 }

@@ -1,6 +1,6 @@
-//! Schedules of the protocols without locks: what the program's threads, the monitor and other
-//! processes tell each other arrives whole, once and in order, and nobody sleeps for ever (a run
-//! whose threads all sleep fails).
+//! Schedules of the lock-free protocols: messages between the program's threads, the monitor and
+//! other processes arrive complete, once and in order. No thread sleeps forever (a run whose
+//! threads all sleep fails).
 
 #[path = "../../core/tests/schedules/mod.rs"]
 mod explorer;
@@ -12,6 +12,7 @@ use crate::fork::quiesce::{Peer, Quiesce};
 use explorer::explore;
 use foliomem_sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use foliomem_sync::back_off;
+use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::word_wait;
 use foliomem_types::size_policy::Advice;
@@ -20,10 +21,10 @@ use shuttle::sync::Arc;
 use shuttle::thread;
 use std::time::Duration;
 
-const TELLERS: usize = 3;
+const SENDERS: usize = 3;
 const LONG: Duration = Duration::from_secs(1);
 
-/// Runs the threads to their end.
+/// Waits until the threads end.
 fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
@@ -31,32 +32,33 @@ fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
 struct Notices {
     allocations: AllocationNotices,
     quiesce: Quiesce,
-    /// What the monitor has seen last of each thread.
-    seen: [AtomicUsize; TELLERS],
-    tellers: AtomicUsize,
+    /// The last value of each thread that the monitor has seen.
+    seen: [AtomicUsize; SENDERS],
+    senders: AtomicUsize,
 }
 
 impl Notices {
-    fn keep(&self) {
+    fn monitor(&self) {
         loop {
             let kicks = self.quiesce.kicks();
-            while let Some(told) = self.allocations.receive() {
-                self.seen[told.range.start].store(told.range.end, SeqCst);
-                told.answer();
+            while let Some(notice) = self.allocations.receive() {
+                self.seen[notice.range.start].store(notice.range.end, SeqCst);
+                notice.answer();
             }
-            if self.tellers.load(SeqCst) == 0 {
+            if self.senders.load(SeqCst) == 0 {
                 break;
             }
             word_wait::wait_for(self.quiesce.kick(), kicks, LONG);
         }
     }
 
-    fn tell(&self, teller: usize) {
-        for turn in TELLERS..TELLERS + 2 {
-            let is_heard = self.allocations.notify(NoticeKind::Allocated, teller..turn, || self.quiesce.wake_monitor());
-            assert!(!is_heard || self.seen[teller].load(SeqCst) == turn, "answered, but not seen");
+    fn send(&self, sender: usize) {
+        for turn in SENDERS..SENDERS + 2 {
+            let is_answered =
+                self.allocations.notify(NoticeKind::Allocated, sender..turn, || self.quiesce.wake_monitor());
+            assert!(!is_answered || self.seen[sender].load(SeqCst) == turn, "answered, but not seen");
         }
-        self.tellers.fetch_sub(1, SeqCst);
+        self.senders.fetch_sub(1, SeqCst);
         self.quiesce.wake_monitor();
     }
 }
@@ -65,31 +67,31 @@ impl Notices {
 fn a_notice_is_answered_after_it_was_seen() {
     explore(3000, || {
         let seen = std::array::from_fn(|_| AtomicUsize::new(0));
-        let (allocations, quiesce, tellers) =
-            (AllocationNotices::new(1 << 20), Quiesce::default(), AtomicUsize::new(TELLERS));
-        let notices = Arc::new(Notices { allocations, quiesce, seen, tellers });
-        let tellers = (0..TELLERS).map(|teller| {
+        let (allocations, quiesce, senders) =
+            (AllocationNotices::new(1 << 20), Quiesce::default(), AtomicUsize::new(SENDERS));
+        let notices = Arc::new(Notices { allocations, quiesce, seen, senders });
+        let senders = (0..SENDERS).map(|sender| {
             let notices = Arc::clone(&notices);
-            thread::spawn(move || notices.tell(teller))
+            thread::spawn(move || notices.send(sender))
         });
-        let tellers: Vec<_> = tellers.collect();
-        notices.keep();
-        join(tellers);
+        let senders: Vec<_> = senders.collect();
+        notices.monitor();
+        join(senders);
         assert!(notices.allocations.is_idle(), "a slot is lost");
     });
 }
 
 #[test]
-fn paused_threads_go_on_when_the_last_holder_lets_go() {
+fn paused_threads_go_on_when_the_last_guard_is_dropped() {
     explore(3000, || {
         let allocations = Arc::new(AllocationNotices::new(1 << 20));
         let mut threads = Vec::new();
         for _ in 0..2 {
             let allocations = Arc::clone(&allocations);
             threads.push(thread::spawn(move || {
-                let held = allocations.pause();
-                assert!(allocations.is_watched(64), "others go on");
-                drop(held);
+                let guard = allocations.pause();
+                assert!(allocations.is_watched(64), "allocating threads are not paused");
+                drop(guard);
             }));
         }
         for _ in 0..2 {
@@ -102,7 +104,7 @@ fn paused_threads_go_on_when_the_last_holder_lets_go() {
 }
 
 #[test]
-fn everything_is_quiet_while_a_thread_forks() {
+fn the_agent_is_quiesced_while_a_thread_forks() {
     const FORKS: u32 = 3;
     explore(4000, || {
         let quiesce = Arc::new(Quiesce::default());
@@ -113,7 +115,7 @@ fn everything_is_quiet_while_a_thread_forks() {
                 for fork in 0..FORKS {
                     quiesce.request([fork as usize; BLOCK_PAGES], || Peer::Present);
                     assert!(quiet.load(SeqCst), "a fork while others run");
-                    quiesce.release(fork != 1);
+                    quiesce.release(if fork == 1 { ForkOutcome::Failed } else { ForkOutcome::Forked });
                 }
                 over.fetch_add(1, SeqCst);
                 quiesce.wake_monitor();
@@ -130,7 +132,7 @@ fn everything_is_quiet_while_a_thread_forks() {
                 let needed = quiesce.needed();
                 assert!(needed.iter().all(|&page| page == needed[0]), "a request that is not whole: {needed:?}");
                 quiet.store(true, SeqCst);
-                forks += u32::from(quiesce.wait_for_fork(|| Peer::Present));
+                forks += u32::from(quiesce.wait_for_fork(|| Peer::Present) == ForkOutcome::Forked);
                 quiet.store(false, SeqCst);
                 quiesce.finish();
             } else if over.load(SeqCst) == 0 {
@@ -142,12 +144,12 @@ fn everything_is_quiet_while_a_thread_forks() {
     });
 }
 
-/// A side of a fork that may end, as the other one sees it.
+/// Returns the state of a side of a fork that may end, as the other side sees it.
 fn peer(is_gone: &AtomicBool) -> Peer {
     if is_gone.load(SeqCst) { Peer::Gone } else { Peer::Present }
 }
 
-/// Lets time limits end, again and again, until `is_over`.
+/// Ends time limits again and again, until `is_over`.
 fn clock(quiesce: &Arc<Quiesce>, is_over: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
     let (quiesce, is_over) = (Arc::clone(quiesce), Arc::clone(is_over));
     thread::spawn(move || {
@@ -170,7 +172,7 @@ fn a_fork_does_not_wait_for_a_monitor_that_has_ended() {
             thread::spawn(move || {
                 if quiesce.is_requested() {
                     quiet.store(true, SeqCst);
-                    assert!(quiesce.wait_for_fork(|| Peer::Present));
+                    assert_eq!(quiesce.wait_for_fork(|| Peer::Present), ForkOutcome::Forked);
                     quiet.store(false, SeqCst);
                     quiesce.finish();
                 }
@@ -182,14 +184,14 @@ fn a_fork_does_not_wait_for_a_monitor_that_has_ended() {
                 break;
             }
             assert!(quiet.load(SeqCst), "a fork while others run");
-            quiesce.release(true);
+            quiesce.release(ForkOutcome::Forked);
         }
         is_over.store(true, SeqCst);
         join([monitor, clock]);
     });
 }
 
-/// The forking thread is killed while it forks: whether there is a child, the monitor cannot know.
+/// The forking thread is killed while it forks. The monitor cannot know whether there is a child.
 #[test]
 fn the_monitor_does_not_wait_for_a_forking_thread_that_was_killed() {
     explore(3000, || {
@@ -206,7 +208,8 @@ fn the_monitor_does_not_wait_for_a_forking_thread_that_was_killed() {
         loop {
             let kicks = quiesce.kicks();
             if quiesce.is_requested() {
-                assert!(quiesce.wait_for_fork(|| peer(&is_gone)), "its child would lose the swap file");
+                let outcome = quiesce.wait_for_fork(|| peer(&is_gone));
+                assert_eq!(outcome, ForkOutcome::Forked, "its child would lose the swap file");
                 break;
             }
             word_wait::wait_for(quiesce.kick(), kicks, LONG);
@@ -217,32 +220,32 @@ fn the_monitor_does_not_wait_for_a_forking_thread_that_was_killed() {
 }
 
 #[test]
-fn advice_is_heard_in_the_order_it_was_told() {
+fn advice_is_received_in_the_order_of_its_notices() {
     const THREADS: usize = 2;
     explore(3000, || {
-        let told = Arc::new((Advices::default(), Ranges::default()));
-        told.1.insert(0..THREADS);
-        // As many calls as there is room for, then more: the ring comes round.
+        let shared = Arc::new((Advices::default(), Ranges::default()));
+        shared.1.insert(0..THREADS);
+        // As many notices as the ring has room for, then more: the ring wraps.
         for _ in 0..2 {
-            let tellers = (0..THREADS).map(|thread| {
-                let told = Arc::clone(&told);
+            let senders = (0..THREADS).map(|thread| {
+                let shared = Arc::clone(&shared);
                 thread::spawn(move || {
                     for advice in [Advice::NoHuge, Advice::Huge] {
-                        told.0.tell(thread..thread + 1, advice);
+                        shared.0.notify(thread..thread + 1, advice);
                     }
                 })
             });
-            let tellers: Vec<_> = tellers.collect();
-            let hearer = {
-                let told = Arc::clone(&told);
-                thread::spawn(move || told.0.hear(&told.1))
+            let senders: Vec<_> = senders.collect();
+            let receiver = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.0.receive(&shared.1))
             };
-            told.0.hear(&told.1);
-            join(tellers);
-            join([hearer]);
-            told.0.hear(&told.1);
-            let heard = [0, 1].map(|page| told.1.containing(page).map(|known| known.advice));
-            assert_eq!(heard, [Some(Advice::Huge); THREADS]);
+            shared.0.receive(&shared.1);
+            join(senders);
+            join([receiver]);
+            shared.0.receive(&shared.1);
+            let received = [0, 1].map(|page| shared.1.containing(page).map(|known| known.advice));
+            assert_eq!(received, [Some(Advice::Huge); THREADS]);
         }
     });
 }

@@ -1,7 +1,7 @@
 //! The tracer: records the events of a process ([`foliomem_types::trace_event`]).
 //!
 //! It records which pages the limit makes non-resident, and when the program touches them again. It
-//! does nothing to learn more. Lock: one leaf.
+//! does no work to learn more. Its locks are leaves.
 
 use crate::ports::machine::LinuxMachine;
 use foliomem_core::engine::Engine;
@@ -15,46 +15,56 @@ use foliomem_types::units::{Order, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What is not managed is told of where it has changed by so much, 256 KiB; of more only when that has lasted.
+/// Minimum change of unmanaged memory that is recorded, in pages: 256 KiB; and the time that an
+/// increase must last, in microseconds.
 const UNMANAGED_STEP_PAGES: i64 = 64;
-const UNMANAGED_LASTS_US: u64 = 50_000;
+const UNMANAGED_MIN_US: u64 = 50_000;
 
-/// A limit that has grown is told of where it has by 1/2^4.
+/// Minimum growth of the limit that is recorded, as a shift of the limit (1/2^4).
 const LIMIT_STEP_SHIFT: u32 = 4;
 
-/// Pages that are not managed. What is being unmapped, or is new, looks like them for a while.
+/// Unmanaged pages. Memory that is new or being unmapped looks like them for a while.
 #[derive(Default)]
 struct Unmanaged {
-    told_pages: i64,
-    /// Since when there are more, and the fewest since.
+    recorded_pages: i64,
+    /// Time since which there are more than recorded, in microseconds, and the minimum since then.
     more: Option<(u64, i64)>,
 }
 
 impl Unmanaged {
-    /// There are so many; how many is to be told, if anything.
-    fn see(&mut self, pages: i64, now_us: u64) -> Option<i64> {
+    /// Notes the number of unmanaged pages. Returns the number to record, if any.
+    fn note(&mut self, pages: i64, now_us: u64) -> Option<i64> {
         let mut news = None;
-        if pages < self.told_pages + UNMANAGED_STEP_PAGES {
+        if pages < self.recorded_pages + UNMANAGED_STEP_PAGES {
             self.more = None;
-            news = (pages <= self.told_pages - UNMANAGED_STEP_PAGES).then_some(pages);
+            news = (pages <= self.recorded_pages - UNMANAGED_STEP_PAGES).then_some(pages);
         } else {
-            let (since_us, fewest_pages) = self.more.unwrap_or((now_us, pages));
-            self.more = Some((since_us, fewest_pages.min(pages)));
-            if now_us - since_us >= UNMANAGED_LASTS_US {
+            let (since_us, min_pages) = self.more.unwrap_or((now_us, pages));
+            self.more = Some((since_us, min_pages.min(pages)));
+            if now_us - since_us >= UNMANAGED_MIN_US {
                 news = self.more.take().map(|(_, pages)| pages);
             }
         }
-        self.told_pages = news.unwrap_or(self.told_pages);
+        self.recorded_pages = news.unwrap_or(self.recorded_pages);
         news
     }
 }
 
-/// See the module.
+/// Whether a process is recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Recording {
+    /// The tracer writes events.
+    On,
+    /// The tracer does nothing.
+    Off,
+}
+
+/// Writes the events of a recorded process to its trace ring.
 pub(crate) struct Tracer {
     is_on: bool,
     unmanaged: Mutex<Unmanaged>,
-    told_limit_pages: AtomicI64,
-    /// Events that had no room.
+    recorded_limit_pages: AtomicI64,
+    /// Number of events that had no room in the ring.
     lost: Mutex<u64>,
 }
 
@@ -63,54 +73,56 @@ fn program_pid(budget: &Budget) -> u32 {
 }
 
 impl Tracer {
-    pub fn new(is_on: bool) -> Tracer {
+    /// Creates a tracer.
+    pub fn new(recording: Recording) -> Tracer {
         Tracer {
-            is_on,
+            is_on: recording == Recording::On,
             unmanaged: Mutex::new(Unmanaged::default()),
-            told_limit_pages: AtomicI64::new(0),
+            recorded_limit_pages: AtomicI64::new(0),
             lost: Mutex::new(0),
         }
     }
 
-    /// Whether the process is recorded.
+    /// Returns whether the process is recorded.
     pub fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// The process begins, or goes on as the child of a fork.
+    /// Records that the process starts, or goes on as the child of a fork.
     pub fn started(&self, budget: &Budget) {
-        self.tell(budget, || Event::Start { pid: program_pid(budget) });
+        self.record(budget, || Event::Start { pid: program_pid(budget) });
         *self.unmanaged.lock() = Unmanaged::default();
-        self.told_limit_pages.store(0, Ordering::Relaxed);
+        self.recorded_limit_pages.store(0, Ordering::Relaxed);
         self.limit(budget);
     }
 
-    /// Tells of the limit, if it has grown. Called by the keeper.
+    /// Records the limit if it has grown. The monitor calls this.
     pub fn limit(&self, budget: &Budget) {
-        let (pages, told_pages) = (budget.limit_pages(), self.told_limit_pages.load(Ordering::Relaxed));
-        if pages > told_pages + (told_pages >> LIMIT_STEP_SHIFT) {
-            self.told_limit_pages.store(pages, Ordering::Relaxed);
-            self.tell(budget, || Event::Limit(pages as u64));
+        let (pages, recorded_pages) = (budget.limit_pages(), self.recorded_limit_pages.load(Ordering::Relaxed));
+        if pages > recorded_pages + (recorded_pages >> LIMIT_STEP_SHIFT) {
+            self.recorded_limit_pages.store(pages, Ordering::Relaxed);
+            self.record(budget, || Event::Limit(pages as u64));
         }
     }
 
-    /// Tells of what is not managed, if that is news.
+    /// Records the unmanaged pages if their number has changed enough. The monitor calls this.
     pub fn unmanaged(&self, budget: &Budget, pages: i64) {
         if !self.is_on {
             return;
         }
-        let news = self.unmanaged.lock().see(pages, now_ns() / 1000);
+        let news = self.unmanaged.lock().note(pages, now_ns() / 1000);
         if let Some(pages) = news {
-            self.tell(budget, || Event::Unmanaged(pages.max(0) as u32));
+            self.record(budget, || Event::Unmanaged(pages.max(0) as u32));
         }
     }
 
-    /// Tells of something. Called inside the gate, or by the keeper, and under no leaf lock but maybe a block.
-    pub fn tell(&self, budget: &Budget, event: impl FnOnce() -> Event) {
+    /// Records an event. The caller is inside the gate, or is the monitor, and holds no lock but
+    /// that of a block.
+    pub fn record(&self, budget: &Budget, event: impl FnOnce() -> Event) {
         if !self.is_on || !budget.has_own_slot() {
             return;
         }
-        // Made before the lock is taken, for it may look something up in the engine.
+        // Created before the lock is taken, because `event` may use the engine.
         let event = event();
         let ring = budget.control().trace(budget.slot());
         let mut lost = self.lost.lock();
@@ -123,19 +135,19 @@ impl Tracer {
         }
     }
 
-    /// Tells of a piece that was compressed.
+    /// Records a compressed piece.
     pub fn compressed(&self, budget: &Budget, pages: Range<PageNumber>, len_bytes: u32) {
-        self.tell(budget, || Event::Compressed { pages, len_bytes });
+        self.record(budget, || Event::Compressed { pages, len_bytes });
     }
 
-    /// Tells of what was put out of reach.
+    /// Records staged pages.
     pub fn staged(&self, budget: &Budget, pages: Range<PageNumber>) {
         if pages.start < pages.end {
-            self.tell(budget, || Event::Stage(pages));
+            self.record(budget, || Event::Stage(pages));
         }
     }
 
-    /// Tells of a fault that was served.
+    /// Records a served fault.
     pub fn served(&self, engine: &Engine<LinuxMachine>, page: PageNumber, kind: FaultKind) {
         if !self.is_on {
             return;
@@ -145,32 +157,37 @@ impl Tracer {
         let folio = page.head(order).folio(order);
         match kind {
             FaultKind::FirstTouch => return self.filled(budget, folio),
-            FaultKind::Home => self.tell(budget, || Event::Activate(page)),
+            FaultKind::Home => self.record(budget, || Event::Activate(page)),
             FaultKind::SwapIn | FaultKind::Spurious | FaultKind::Copy => {
-                self.tell(budget, || Event::Refault(page.folio(Order::ZERO)));
+                self.record(budget, || Event::Refault(page.folio(Order::ZERO)));
             }
         }
         if matches!(kind, FaultKind::Home | FaultKind::SwapIn) && order > Order::ZERO {
-            self.tell(budget, || Event::Along(folio));
+            self.record(budget, || Event::Along(folio));
         }
     }
 
-    /// Tells of what comes before it is touched, after a fault that brought `folio`, if that is not told of yet.
-    pub fn comes_ahead(&self, budget: &Budget, ahead: &Ahead, folio: Option<Range<PageNumber>>) {
+    /// Records the pages that are read ahead after a fault that has mapped in `folio`; `None` if
+    /// that folio is recorded already.
+    pub fn note_readahead(&self, budget: &Budget, ahead: &Ahead, folio: Option<Range<PageNumber>>) {
         match ahead {
             Ahead::Stream(pages) => {
-                // Who reads in order touches all that came with the fault, which shows no touches.
-                folio.into_iter().chain([pages.clone()]).for_each(|pages| self.tell(budget, || Event::Refault(pages)));
+                // A sequential reader touches every page that came with the fault; these touches
+                // raise no faults.
+                folio
+                    .into_iter()
+                    .chain([pages.clone()])
+                    .for_each(|pages| self.record(budget, || Event::Refault(pages)));
             }
-            Ahead::Step { page, .. } => self.tell(budget, || Event::Refault(page.folio(Order::ZERO))),
-            // Nothing is made ahead in a process that is recorded.
+            Ahead::Step { page, .. } => self.record(budget, || Event::Refault(page.folio(Order::ZERO))),
+            // A recorded process has no readahead of new folios.
             Ahead::New(_) => {}
         }
     }
 
-    /// Tells of pages that have content from now on.
+    /// Records pages that have content from now on.
     pub fn filled(&self, budget: &Budget, pages: Range<PageNumber>) {
-        self.tell(budget, || Event::Fill(pages));
+        self.record(budget, || Event::Fill(pages));
     }
 }
 
@@ -179,11 +196,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_managed_is_told_of_when_it_lasts() {
+    fn an_increase_of_unmanaged_memory_is_recorded_when_it_lasts() {
         let mut unmanaged = Unmanaged::default();
-        let mut see = |pages, time_ms: u64| unmanaged.see(pages, time_ms * 1000);
+        let mut see = |pages, time_ms: u64| unmanaged.note(pages, time_ms * 1000);
         assert_eq!((see(500, 0), see(700, 20), see(600, 49)), (None, None, None));
-        assert_eq!(see(900, 50), Some(500), "the fewest");
+        assert_eq!(see(900, 50), Some(500), "the minimum");
         assert_eq!((see(30_000, 60), see(510, 100), see(30_000, 140)), (None, None, None), "it did not last");
         assert_eq!((see(450, 200), see(430, 210), see(430, 220)), (None, Some(430), None), "fewer, at once");
         assert_eq!((see(600, 230), see(-5, 300), see(600, 310)), (None, Some(-5), None));

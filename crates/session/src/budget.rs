@@ -1,14 +1,15 @@
-//! The budget of one process: what it may take of the tree's limit.
+//! The budget of one process: how much memory it may use of the tree's limit.
 //!
-//! The measure is the kernel's count of the process's anonymous resident pages. It covers the
-//! program, the arena, the store, and the engine's tables. A sample is a read of
+//! The budget measures the kernel's count of the process's anonymous resident pages. The count
+//! covers the program, the arena, the store, and the engine's tables. A sample is a read of
 //! `/proc/self/statm`. Between samples the budget adds the pages that the engine charges. Each
-//! sample is published in the process's slot of the control segment, which also lets a limit grow
-//! that follows the need. The limit less what other processes have published is left for this one.
-//! After a fork, shared pages count in proportion ([`Budget::set_shared_pages`]).
+//! sample is published in the process's slot of the control segment. A sample also lets a limit
+//! grow that follows the need. The room of this process is the limit less its own pages and those
+//! that the other processes have published. After a fork, shared pages count in proportion
+//! ([`Budget::set_shared_pages`]).
 //!
-//! No lock: any thread may call. The figures of concurrent callers may be wrong by what they charge
-//! at the same moment, which the next sample corrects.
+//! There is no lock: any thread may call. Concurrent callers may miss each other's latest charges;
+//! the next sample corrects the figures.
 
 use crate::messages::Excess;
 use crate::process_table::SlotIndex;
@@ -23,55 +24,58 @@ use rustix::process::Pid;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
-/// A sample this old may be made anew by whoever is refused. Reading takes about 2 us.
+/// Maximum age of a sample, in nanoseconds, when a charge is refused: an older sample is repeated
+/// first. A read of `statm` takes about 2 us.
 const STALE_NS: u64 = 50_000;
-/// How far beyond the limit the tree may be without a word, as a share of the limit (1/2^5): reclaim needs a
-/// little memory to free more.
+/// Overrun that is tolerated silently, as a shift of the limit (1/2^5): reclaim needs a little
+/// memory to free more.
 const TOLERANCE_SHIFT: u32 = 5;
-/// Further is worth a word if it lasts as long as this,
-const LASTING_NS: u64 = 100_000_000;
-/// or if it is this share of the limit (1/2^2) at once.
-const AT_ONCE_SHIFT: u32 = 2;
-/// What cannot be managed is that if it is so much, 8 MiB: the agent's own is counted with it.
+/// Warn about an overrun that lasts 100 ms,
+const LONG_NS: u64 = 100_000_000;
+/// or about one of a quarter of the limit (1/2^2) at once.
+const LARGE_SHIFT: u32 = 2;
+/// Minimum unmanaged memory, in pages, to be named as the reason of an overrun: 8 MiB, because the
+/// figure includes the agent's own memory.
 const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
-/// Others get so long to give way before nobody waits for them any more.
-const LATELY_NS: u64 = 300_000_000;
+/// Time after an overrun begins, in nanoseconds, during which the process waits for other processes
+/// to free memory.
+const YIELD_NS: u64 = 300_000_000;
 
-/// What belongs to one process, and differs in the child of a fork.
+/// The part of a budget that belongs to one process, and differs in the child of a fork.
 pub struct BudgetProcess {
-    /// Its slot.
+    /// The process's slot in the control segment.
     pub slot: SlotIndex,
-    /// The `statm` of its memory, once the companion has opened it.
+    /// The process's `/proc/self/statm`, once the companion has opened it.
     pub statm: Option<OwnedFd>,
     /// The program's process.
     pub program: Option<Pid>,
-    /// The `/proc/PID/stat` of that process, where /proc shows it.
+    /// The program's `/proc/PID/stat`, if /proc shows the program.
     pub stat: Option<OwnedFd>,
 }
 
-/// The budget of one process. See the module.
+/// The budget of one process: samples its size, and grants pages below the tree's limit.
 pub struct Budget {
     control: &'static Control,
     process: ForkCell<BudgetProcess>,
     own_pages: AtomicI64,
     shared_pages: AtomicI64,
-    /// Minor faults of the process when that was measured.
+    /// Minor faults of the process when `shared_pages` was measured.
     shared_at_faults: AtomicI64,
     shares: AtomicBool,
     /// Minor faults of the process at the last fork.
     forked_at_faults: AtomicI64,
     others_pages: AtomicI64,
-    /// Pages that are neither the engine's nor known to it, when that was last looked at.
+    /// Pages that the engine neither holds nor knows, at the last measurement.
     unmanaged_pages: AtomicI64,
     sampled_ns: AtomicU64,
-    /// When the tolerance was first exceeded; 0 while it is not.
+    /// Time at which the overrun exceeded the tolerance, in nanoseconds; 0 while it does not.
     over_since_ns: AtomicU64,
     is_detached: AtomicBool,
 }
 
 impl Budget {
-    /// The budget of the process that has `slot`. Nothing is sampled before its
-    /// [process](Budget::process) has a `statm`.
+    /// Creates the budget of the process that has `slot`. It takes no samples until
+    /// [`Budget::process`] has a `statm`.
     pub fn new(control: &'static Control, slot: SlotIndex) -> Budget {
         Budget {
             control,
@@ -89,39 +93,40 @@ impl Budget {
         }
     }
 
-    /// The cell of what belongs to this process, for the companion to fill at its start.
+    /// Returns the cell with the process's own part, which the companion fills at its start.
     pub fn process(&self) -> &ForkCell<BudgetProcess> {
         &self.process
     }
 
-    /// Whether the process that this is the budget of has a slot of its own.
+    /// Returns whether the process of this budget has a slot of its own.
     pub fn has_own_slot(&self) -> bool {
-        self.process.program.is_some_and(|program| self.control.is_of(self.process.slot, program))
+        self.process.program.is_some_and(|program| self.control.is_slot_of(self.process.slot, program))
     }
 
-    /// The `statm` of the process's memory, once it is armed.
+    /// Returns the process's `statm`, once the budget is armed.
     pub fn statm(&self) -> Option<&OwnedFd> {
         self.process.statm.as_ref()
     }
 
-    /// The program's process.
+    /// Returns the program's process.
     pub fn program(&self) -> Option<Pid> {
         self.process.program
     }
 
-    /// Whether the program's process has one thread; `false` where that is unknown.
+    /// Returns whether the program's process has one thread; `false` if that is unknown.
     pub fn has_one_thread(&self) -> bool {
         self.process.stat.as_ref().and_then(pagemap::threads) == Some(1)
     }
 
-    /// Minor faults so far, of the program's threads and of the agent's.
+    /// Returns the number of minor faults so far, of the program's threads and of the agent's.
     fn minor_faults(&self) -> i64 {
         let program = self.process.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0);
         program + pagemap::own_minor_faults()
     }
 
-    /// Writing to a shared page makes it one's own, which shows as a minor fault only: each since sharing was measured
-    /// is taken to be one.
+    /// Returns the shared pages that are left. A write to a shared page copies it, which shows only
+    /// as a minor fault. Hence every minor fault since the last measurement counts as one such
+    /// copy.
     fn still_shared_pages(&self) -> i64 {
         let shared = self.shared_pages.load(Relaxed);
         if shared == 0 {
@@ -130,58 +135,61 @@ impl Budget {
         (shared - (self.minor_faults() - self.shared_at_faults.load(Relaxed)).max(0)).max(0)
     }
 
-    /// Whether it is armed: in the child of a fork it is the parent's.
+    /// Returns whether the budget is armed. In the child of a fork it has the parent's `statm` at
+    /// first.
     pub fn is_armed(&self) -> bool {
         self.process.statm.is_some()
     }
 
-    /// The process's counters.
+    /// Returns the process's counters.
     pub fn counters(&self) -> &Counters {
         &self.control.process(self.process.slot).counters
     }
 
-    /// Its slot.
+    /// Returns the process's slot.
     pub fn slot(&self) -> SlotIndex {
         self.process.slot
     }
 
-    /// The control segment.
+    /// Returns the control segment.
     pub fn control(&self) -> &'static Control {
         self.control
     }
 
-    /// The limit of the tree.
+    /// Returns the limit of the tree, in pages.
     pub fn limit_pages(&self) -> i64 {
         (self.control.limit_bytes() / PAGE_BYTES as u64) as i64
     }
 
-    /// Pages of this process.
+    /// Returns the pages of this process, shared pages in proportion.
     pub fn own_pages(&self) -> i64 {
         self.own_pages.load(Relaxed)
     }
 
-    /// Pages left below the limit; negative beyond it.
+    /// Returns the pages left below the limit; negative if the tree exceeds it.
     pub fn room_pages(&self) -> i64 {
         self.limit_pages() - self.own_pages.load(Relaxed) - self.others_pages.load(Relaxed)
     }
 
-    /// Reads the process's size, publishes it and learns the others'.
+    /// Measures the process's size, publishes it, and reads the sizes of the other processes.
     pub fn sample(&self) {
         let Some(statm) = self.statm() else { return };
         let resident = pagemap::anon_resident_pages(statm) as i64;
         let slot = self.control.process(self.process.slot);
         let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));
         let (own, others_bytes) = loop {
-            // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: a child that has halved
-            // these has been counted below.
+            // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: the sum below includes every
+            // child that has halved these words.
             let [before_bytes, before_measured_bytes] =
                 [&slot.anon_bytes, &slot.measured_bytes].map(|word| word.load(Acquire));
             let (tree_bytes, processes) = self.control.tree_anon_bytes();
-            // Pages are shared with processes that live: with one other, half of what there is at most. Whatever was measured
-            // or guessed, short children of a process that forks again and again have taken nothing with them.
-            let most_shared = resident - resident / i64::from(processes.max(1));
-            let [own, measured] = [still_shared, shared].map(|pages| (resident - pages.min(most_shared)).max(0));
-            // A child that has come since it was counted has halved what it found there (`ProcessSlot::inherit`).
+            // Only living processes share pages: with one other process, at most half of the pages
+            // are shared. The bound corrects the estimate for a process whose short-lived children
+            // have ended.
+            let max_shared = resident - resident / i64::from(processes.max(1));
+            let [own, measured] = [still_shared, shared].map(|pages| (resident - pages.min(max_shared)).max(0));
+            // A child that appeared after the sum has halved the word (`ProcessSlot::inherit`);
+            // then the sample is repeated.
             if publish(&slot.anon_bytes, before_bytes, own)
                 && publish(&slot.measured_bytes, before_measured_bytes, measured)
             {
@@ -192,11 +200,12 @@ impl Budget {
         self.others_pages.store(others_bytes / PAGE_BYTES as i64, Relaxed);
         self.sampled_ns.store(now_ns(), Relaxed);
         self.control.follow_need();
-        self.note_whether_over();
+        self.update_over_since();
     }
 
-    /// Notes since when the tolerance is exceeded; that, or `None`.
-    fn note_whether_over(&self) -> Option<u64> {
+    /// Updates the time since which the overrun exceeds the tolerance, and returns it; `None`
+    /// without such an overrun.
+    fn update_over_since(&self) -> Option<u64> {
         if -self.room_pages() <= self.limit_pages() >> TOLERANCE_SHIFT {
             self.over_since_ns.store(0, Relaxed);
             return None;
@@ -205,7 +214,8 @@ impl Budget {
         Some(self.over_since_ns.compare_exchange(0, now, Relaxed, Relaxed).map_or_else(|since| since, |_| now))
     }
 
-    /// The process has just forked, or been forked: half of it is the other's, until that is measured.
+    /// Notes that the process has forked, or is the child of a fork. Half of its pages count as the
+    /// other process's until they are measured.
     pub fn forked(&self) {
         self.set_shared_pages(self.still_shared_pages() + self.own_pages() / 2);
         self.forked_at_faults.store(self.minor_faults(), Relaxed);
@@ -213,34 +223,35 @@ impl Budget {
         self.sample();
     }
 
-    /// What of the resident size was others' when that was measured.
+    /// Returns the shared pages at the last measurement, in proportion.
     pub fn shared_pages(&self) -> i64 {
         self.shared_pages.load(Relaxed)
     }
 
-    /// Pages the process has made its own since the fork, at most.
+    /// Returns an upper bound of the pages that the process has copied since the fork.
     pub fn copied_pages(&self) -> i64 {
         self.minor_faults() - self.forked_at_faults.load(Relaxed)
     }
 
-    /// Whether other processes may share pages of this one.
+    /// Returns whether other processes may share pages with this one.
     pub fn shares(&self) -> bool {
         self.shares.load(Relaxed)
     }
 
-    /// Says how many pages of the resident size are other processes', too, in proportion.
+    /// Sets the number of resident pages that count for other processes, in proportion to their
+    /// sharers.
     pub fn set_shared_pages(&self, pages: i64) {
         self.shared_at_faults.store(self.minor_faults(), Relaxed);
         self.shared_pages.store(pages, Relaxed);
         self.shares.store(pages > 0, Relaxed);
     }
 
-    /// From here on the process is not in the limit.
+    /// Takes the process out of the limit: every later charge succeeds.
     pub fn detach(&self) {
         self.is_detached.store(true, Relaxed);
     }
 
-    /// Takes `pages` unless that would exceed the limit.
+    /// Charges `pages` unless that would exceed the limit. Returns whether they were charged.
     pub fn try_charge(&self, pages: u32) -> bool {
         if self.is_detached.load(Relaxed) {
             return true;
@@ -256,58 +267,61 @@ impl Budget {
         fits
     }
 
-    /// Takes `pages` even beyond the limit; says so where that lasts, or stops the tree if the limit is hard.
+    /// Charges `pages` even beyond the limit. Warns about a lasting overrun, or stops the tree if
+    /// the limit is hard.
     pub fn charge(&self, pages: u32) {
         self.own_pages.fetch_add(i64::from(pages), Relaxed);
-        self.tell_if_over();
+        self.report_if_over();
     }
 
-    /// The engine does not hold so many pages: they cannot be managed. Says so where that is more than the limit: no fault will tell.
+    /// Notes that the engine does not hold `unmanaged_pages` of the process. Warns if they alone
+    /// exceed the limit, because no fault would.
     pub fn note_unmanaged(&self, unmanaged_pages: i64) {
         self.unmanaged_pages.store(unmanaged_pages, Relaxed);
         if unmanaged_pages > self.limit_pages() {
-            self.tell_if_over();
+            self.report_if_over();
         }
     }
 
-    fn tell_if_over(&self) {
-        let Some(since) = self.note_whether_over() else { return };
+    fn report_if_over(&self) {
+        let Some(since) = self.update_over_since() else { return };
         let over = -self.room_pages();
-        if now_ns().saturating_sub(since) > LASTING_NS || over > self.limit_pages() >> AT_ONCE_SHIFT {
+        if now_ns().saturating_sub(since) > LONG_NS || over > self.limit_pages() >> LARGE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
             self.control.limit_exceeded(self.excess());
         }
     }
 
-    /// Why the limit is not kept: of what takes an eighth of it, the first.
+    /// Returns the reason of an overrun: the first kind of memory that takes an eighth of the
+    /// limit.
     fn excess(&self) -> Excess {
         let vm = &self.counters().vm;
         let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
-        let worth_a_word = self.limit_pages() >> 3;
-        if unevictable as i64 > worth_a_word {
+        let min_pages = self.limit_pages() >> 3;
+        if unevictable as i64 > min_pages {
             Excess::Unevictable
-        } else if self.unmanaged_pages.load(Relaxed) > worth_a_word.max(UNMANAGED_MIN_PAGES) {
+        } else if self.unmanaged_pages.load(Relaxed) > min_pages.max(UNMANAGED_MIN_PAGES) {
             Excess::Unmanaged
         } else {
             Excess::Incompressible
         }
     }
 
-    /// Whether the tree went further over its limit than is tolerated, not long ago.
+    /// Returns whether the tree has exceeded the tolerance, and not for long.
     pub fn is_lately_over(&self) -> bool {
         let since_ns = self.over_since_ns.load(Relaxed);
-        since_ns != 0 && now_ns().saturating_sub(since_ns) < LATELY_NS
+        since_ns != 0 && now_ns().saturating_sub(since_ns) < YIELD_NS
     }
 
-    /// Gives `pages` back.
+    /// Gives `pages` back to the budget.
     pub fn uncharge(&self, pages: u32) {
         self.own_pages.fetch_sub(i64::from(pages), Relaxed);
     }
 }
 
-/// Publishes `pages`, if the word still says what it did before.
+/// Publishes `pages` if the word still has the value `before_bytes`. Returns whether it had.
 fn publish(word: &AtomicU64, before_bytes: u64, pages: i64) -> bool {
-    // AcqRel pairs with that of `ProcessSlot::inherit` in a child, and with the Acquire in
+    // AcqRel pairs with the AcqRel of `ProcessSlot::inherit` in a child, and with the Acquire in
     // `Control::tree_bytes`.
     word.compare_exchange(before_bytes, pages as u64 * PAGE_BYTES as u64, AcqRel, Relaxed).is_ok()
 }

@@ -1,7 +1,7 @@
 //! The settings of a run in the control segment: each one is a word of the header.
 //!
-//! They are written before the program starts and constant from then on, except the folio sizes,
-//! which change at once for the whole tree. There is no lock.
+//! The supervisor writes them before the program starts. They stay constant, except the folio
+//! sizes, which can change for the whole tree at any time. There is no lock.
 
 use crate::segment::{Control, Header};
 use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
@@ -11,11 +11,11 @@ use foliomem_types::units::Order;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Evict as much as possible, all the time.
+/// Evict as much as possible all the time (for tests).
 const FLAG_TORTURE: u32 = 1 << 0;
 /// Stop the tree rather than exceed the limit.
 const FLAG_HARD: u32 = 1 << 1;
-/// Tell what the processes do.
+/// Record the events of the processes.
 const FLAG_RECORD: u32 = 1 << 2;
 
 impl Header {
@@ -24,8 +24,8 @@ impl Header {
         let set = |field: &AtomicU32, value: u32| field.store(value, Ordering::Relaxed);
         let limit = configuration.limit;
         self.limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
-        self.least_limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
-        self.most_limit_bytes.store(limit.most_bytes(), Ordering::Relaxed);
+        self.min_limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
+        self.max_limit_bytes.store(limit.most_bytes(), Ordering::Relaxed);
         if let Limit::OfNeed { divisor, .. } = limit {
             set(&self.need_divisor, divisor.get());
         }
@@ -41,19 +41,19 @@ impl Header {
 }
 
 impl Control {
-    /// What the supervisor has configured.
+    /// Returns the settings that the supervisor wrote.
     pub fn configuration(&self) -> Configuration {
         let header = &self.header;
         let flags = header.flags.load(Ordering::Relaxed);
-        let [least_bytes, most_bytes] =
-            [&header.least_limit_bytes, &header.most_limit_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        let [least_bytes, max_bytes] =
+            [&header.min_limit_bytes, &header.max_limit_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         Configuration {
             limit: match NonZeroU32::new(header.need_divisor.load(Ordering::Relaxed)) {
-                None => Limit::Bytes(most_bytes),
-                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes },
+                None => Limit::Bytes(max_bytes),
+                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes: max_bytes },
             },
             sizes: self.sizes(),
-            // The program may have written over what was a codec when the segment was opened.
+            // The program may have overwritten a codec that was valid when the segment was opened.
             codec: decode_codec(header.codec.load(Ordering::Relaxed)).unwrap_or(Codec::Lz4),
             recompress: decode_codec(header.recompress.load(Ordering::Relaxed)),
             granule: Order::new(header.granule.load(Ordering::Relaxed) as u8).unwrap_or(Order::ZERO),
@@ -64,23 +64,23 @@ impl Control {
         }
     }
 
-    /// Which folio sizes there may be now, in the whole tree.
+    /// Returns the folio sizes that the whole tree may use now.
     pub fn sizes(&self) -> SizePolicy {
         SizePolicy::from_bits(self.header.sizes.load(Ordering::Relaxed))
     }
 
-    /// Changes that, at once and whoever else does so.
+    /// Changes the folio sizes with `change`, as one atomic update.
     pub fn change_sizes(&self, change: impl Fn(SizePolicy) -> SizePolicy) {
         let changed = |bits| Some(change(SizePolicy::from_bits(bits)).bits());
-        // Never refused.
+        // `changed` always returns a value, so the update cannot fail.
         let _ = self.header.sizes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
     }
 }
 
-/// No codec's.
+/// The encoding of "no codec".
 const NO_CODEC: u32 = u32::MAX;
 
-/// Bits 0..8 which codec, 8..16 its level, 16 whether it has dictionaries.
+/// Encodes a codec: bits 0..8 have its kind, 8..16 its level, bit 16 whether it uses dictionaries.
 fn encode_codec(codec: Codec) -> u32 {
     match codec {
         Codec::Lz4 => 0,
@@ -88,6 +88,7 @@ fn encode_codec(codec: Codec) -> u32 {
     }
 }
 
+/// Decodes the word of [`encode_codec`]; `None` if no codec has this encoding.
 pub(crate) fn decode_codec(word: u32) -> Option<Codec> {
     match (word & 0xff, (word >> 8) as u8, word >> 16) {
         (0, 0, 0) => Some(Codec::Lz4),

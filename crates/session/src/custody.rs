@@ -1,21 +1,21 @@
-//! The userfaultfds of the tree, which the supervisor holds, too.
+//! Custody: the supervisor's copies of the tree's userfaultfds.
 //!
-//! When the last descriptor of a userfaultfd is closed, swapped-out pages read as zeros. A companion
-//! and its guard have one each. If somebody kills both at once, the supervisor's copy keeps faults
-//! waiting until the program is stopped.
+//! When the last descriptor of a userfaultfd is closed, swapped-out pages read as zeros. A
+//! companion and its guard have one descriptor each. If both are killed at once, the supervisor's
+//! copy keeps faults waiting until the program is stopped.
 //!
-//! | # | who | does |
+//! | # | actor | step |
 //! |---|---|---|
 //! | 1 | companion | offers its userfaultfd ([`Offer::make`]) and calls the custodian |
 //! | 2 | custodian, a thread of the supervisor | takes a copy by pidfd_getfd(2), and answers |
 //! | 3 | companion | waits for the answer before anything is swapped out ([`Offer::wait`]) |
-//! | 4 | whoever frees the slot | withdraws the offer: the custodian drops its copy |
+//! | 4 | the process that frees the slot | withdraws the offer: the custodian drops its copy |
 //!
-//! Where the custodian cannot take a copy (the companion has another user, or is of another pid
-//! namespace), or answers too late, the guard is the only other holder. That is counted.
+//! If the custodian cannot take a copy, or answers too late, the guard is the only other holder; a
+//! counter says so. It cannot take one if the companion has another user or another pid namespace.
 //!
-//! The words lie in the control segment. No locks: each word has one writer at a time, and the
-//! answer names the companion that it is for.
+//! The words lie in the control segment. There is no lock: each word has one writer at a time, and
+//! the answer names the companion that it is for.
 
 use crate::segment::Control;
 use foliomem_sys::clock::{now_ns, timespec};
@@ -28,74 +28,76 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The longest time that a companion waits for the answer, while allocating threads are paused. The
-/// supervisor answers within a millisecond where it gets a CPU.
+/// Maximum time that a companion waits for the answer, while allocating threads are paused. The
+/// supervisor answers within a millisecond if it gets a CPU.
 const MAX_ANSWER_TIME: Duration = Duration::from_millis(50);
-/// In an answer: no copy could be taken. Process ids are smaller.
+/// Flag of an answer: the custodian could not take a copy. Process ids are smaller.
 const REFUSED: u32 = 1 << 31;
-/// The custodian's stack, in bytes.
+/// Size of the custodian's stack, in bytes.
 const STACK_BYTES: usize = 128 << 10;
 
 shared_words! {
-    /// One process's offer.
+    /// The offer of one process's userfaultfd.
     #[derive(Debug, Default)]
     pub struct Offer {
-        /// The companion's pid (bits 32..64) and the number of its userfaultfd, plus 1; 0 where there is
-        /// none.
+        /// The companion's pid (bits 32..64) and the number of its userfaultfd, plus 1; 0 without
+        /// an offer.
         userfaultfd: AtomicU64,
-        /// The companion whose userfaultfd the custodian has taken, or [`REFUSED`] and that. A futex
-        /// word.
+        /// The companion whose userfaultfd the custodian has copied, with [`REFUSED`] if it could
+        /// not. A futex word.
         answer: AtomicU32,
     }
 }
 
-/// What an offer has come to.
+/// The custodian's answer to an offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// The supervisor holds a copy.
     Held,
-    /// It cannot have one.
+    /// The supervisor cannot have a copy.
     Refused,
-    /// It has not answered in time.
+    /// The supervisor has not answered in time.
     Late,
-    /// Nobody takes copies in this run.
+    /// This run has no custodian.
     NoCustodian,
 }
 
 shared_words! {
-    /// How companions call the custodian.
+    /// The words by which companions call the custodian.
     #[derive(Debug, Default)]
     pub struct Calls {
         /// 1 if there is a custodian.
-        is_attended: AtomicU32,
-        /// Bumped to wake the custodian. A futex word.
+        has_custodian: AtomicU32,
+        /// Incremented to wake the custodian. A futex word.
         calls: AtomicU32,
-        /// Companions of which the supervisor had no copy in time.
+        /// Number of companions whose userfaultfd the supervisor did not copy in time.
         unheld: AtomicU32,
     }
 }
 
 impl Calls {
-    /// There will be a custodian in this run.
+    /// Announces that this run will have a custodian.
     pub fn attend(&self) {
-        // Relaxed: before the program starts.
-        self.is_attended.store(1, Ordering::Relaxed);
+        // Relaxed: the program has not started yet.
+        self.has_custodian.store(1, Ordering::Relaxed);
     }
 
-    /// Companions of which the supervisor had no copy before they began to swap out.
+    /// Returns the number of companions that began to swap out before the supervisor had a copy.
     pub fn unheld(&self) -> u32 {
         self.unheld.load(Ordering::Relaxed)
     }
 
+    /// Wakes the custodian.
     fn call(&self) {
-        // Release pairs with the Acquire in `serve`: the offer, or its withdrawal.
+        // Release pairs with the Acquire in `serve`: the custodian sees the offer or its
+        // withdrawal.
         self.calls.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.calls, futex::Flags::empty(), 1);
     }
 }
 
 impl Offer {
-    /// The companion offers its userfaultfd to the custodian.
+    /// Offers the companion's userfaultfd to the custodian. The companion calls this.
     pub fn make(&self, calls: &Calls, companion: Pid, userfaultfd: impl AsFd) {
         let number = userfaultfd.as_fd().as_raw_fd() as u64 + 1;
         let word = u64::from(raw(companion)) << 32 | number;
@@ -103,18 +105,18 @@ impl Offer {
         calls.call();
     }
 
-    /// The companion: waits for the answer to its offer. Counts all answers but [`Answer::Held`].
+    /// Waits for the answer to the companion's offer. Counts every answer but [`Answer::Held`].
     pub fn wait(&self, calls: &Calls, companion: Pid) -> Answer {
         let answer = self.wait_for(calls, companion, MAX_ANSWER_TIME);
         calls.unheld.fetch_add(u32::from(answer != Answer::Held), Ordering::Relaxed);
         answer
     }
 
-    fn wait_for(&self, calls: &Calls, companion: Pid, most: Duration) -> Answer {
-        if calls.is_attended.load(Ordering::Relaxed) == 0 {
+    fn wait_for(&self, calls: &Calls, companion: Pid, max_wait: Duration) -> Answer {
+        if calls.has_custodian.load(Ordering::Relaxed) == 0 {
             return Answer::NoCustodian;
         }
-        let until_ns = now_ns() + most.as_nanos() as u64;
+        let until_ns = now_ns() + max_wait.as_nanos() as u64;
         loop {
             // Acquire pairs with the Release in `answer`: the copy has been taken.
             let now = self.answer.load(Ordering::Acquire);
@@ -132,7 +134,7 @@ impl Offer {
         }
     }
 
-    /// The slot is free: there is no userfaultfd any more.
+    /// Withdraws the offer: its slot is free, and the userfaultfd is closed.
     pub fn withdraw(&self, calls: &Calls) {
         self.answer.store(0, Ordering::Relaxed);
         if self.userfaultfd.swap(0, Ordering::Relaxed) != 0 {
@@ -140,16 +142,16 @@ impl Offer {
         }
     }
 
-    /// The companion, which may have ended, and the number of its userfaultfd.
-    fn userfaultfd(&self) -> Option<(Pid, RawFd)> {
+    /// Returns the offering companion, which may have ended, and the number of its userfaultfd.
+    fn offered(&self) -> Option<(Pid, RawFd)> {
         let word = self.userfaultfd.load(Ordering::Relaxed);
         let number = (word & u64::from(u32::MAX)).checked_sub(1)?;
         Some((Pid::from_raw((word >> 32) as i32)?, number as RawFd))
     }
 
-    /// The custodian: tells the companion what its offer has come to.
-    fn answer(&self, companion: Pid, is_held: bool) {
-        let answer = raw(companion) | if is_held { 0 } else { REFUSED };
+    /// Publishes the custodian's answer to the companion's offer.
+    fn answer(&self, companion: Pid, copy: Option<&OwnedFd>) {
+        let answer = raw(companion) | if copy.is_some() { 0 } else { REFUSED };
         // Release pairs with the Acquire in `wait_for`.
         if self.answer.swap(answer, Ordering::Release) != answer {
             let _ = futex::wake(&self.answer, futex::Flags::empty(), 1);
@@ -161,31 +163,30 @@ fn raw(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get() as u32
 }
 
-/// The copies.
+/// The custodian's copies of userfaultfds.
 #[derive(Debug, Default)]
 pub struct Custody {
-    /// By companion and number; `None` where it could not be taken.
+    /// The copies by companion and number; `None` if a copy could not be taken.
     held: HashMap<(Pid, RawFd), Option<OwnedFd>>,
 }
 
 impl Custody {
-    /// Starts the custodian, a thread that runs as long as the process. The caller has
-    /// [announced](Calls::attend) it.
+    /// Starts the custodian, a thread that lives as long as the process. The caller has
+    /// [announced](Calls::attend) it. Fails if the thread cannot be created.
     pub fn start(control: &'static Control) -> std::io::Result<()> {
         let thread = std::thread::Builder::new().name("custodian".to_owned()).stack_size(STACK_BYTES);
         thread.spawn(move || serve(control)).map(|_| ())
     }
 
-    /// Drops copies that belong to no process any more, takes those that are offered and not held
-    /// yet, and answers.
-    fn look(&mut self, control: &Control) {
+    /// Drops copies whose offer is withdrawn, takes a copy of each new offer, and answers.
+    fn update(&mut self, control: &Control) {
         let offers: Vec<_> = control.each_slot().map(|(slot, _)| &control.process(slot).offer).collect();
-        let offered: HashSet<_> = offers.iter().filter_map(|offer| offer.userfaultfd()).collect();
+        let offered: HashSet<_> = offers.iter().filter_map(|offer| offer.offered()).collect();
         self.held.retain(|key, _| offered.contains(key));
         for offer in offers {
-            let Some((companion, number)) = offer.userfaultfd() else { continue };
+            let Some((companion, number)) = offer.offered() else { continue };
             let copy = self.held.entry((companion, number)).or_insert_with(|| take(companion, number).ok());
-            offer.answer(companion, copy.is_some());
+            offer.answer(companion, copy.as_ref());
         }
     }
 }
@@ -194,17 +195,19 @@ fn serve(control: &'static Control) -> ! {
     let mut custody = Custody::default();
     let calls = &control.custody().calls;
     loop {
-        // Acquire pairs with the Release in `call`: what there is to look at.
+        // Acquire pairs with the Release in `call`: `update` sees the offers that the call was
+        // about.
         let seen = calls.load(Ordering::Acquire);
-        custody.look(control);
+        custody.update(control);
         let _ = futex::wait(calls, futex::Flags::empty(), seen, None);
     }
 }
 
-/// Takes a copy of the descriptor `number` of a process.
+/// Takes a copy of the descriptor `number` of a companion. Fails with `EBADF` if it is no
+/// userfaultfd.
 fn take(companion: Pid, number: RawFd) -> Result<OwnedFd, Errno> {
     let copy = pidfd_getfd(pidfd_open(companion, PidfdFlags::empty())?, number, PidfdGetfdFlags::empty())?;
-    // In another pid namespace the companion's number is that of a process that has nothing to do with it.
+    // In another pid namespace, the companion's pid means an unrelated process here.
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", copy.as_raw_fd()), Vec::new())?;
     if link.as_bytes() == b"anon_inode:[userfaultfd]" { Ok(copy) } else { Err(Errno::BADF) }
 }
@@ -219,7 +222,7 @@ mod tests {
     use foliomem_types::size_policy::SizePolicy;
     use foliomem_types::units::Order;
 
-    /// A run's segment, and a slot of this process there.
+    /// Creates a run's segment, and claims a slot of this process in it.
     fn segment() -> (&'static Control, OwnedFd, &'static ProcessSlot) {
         let configuration = Configuration {
             limit: Limit::Bytes(1 << 30),
@@ -242,24 +245,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_is_held_until_its_slot_is_free() {
+    fn an_offered_descriptor_is_held_until_its_slot_is_free() {
         let ((control, _segment, slot), me) = (segment(), rustix::process::getpid());
         let mut custody = Custody::default();
         control.custody().attend();
-        custody.look(control);
+        custody.update(control);
         slot.offer.make(control.custody(), me, userfaultfd());
         assert_eq!(slot.offer.wait_for(control.custody(), me, Duration::ZERO), Answer::Late);
         let offered = userfaultfd();
         slot.offer.make(control.custody(), me, &offered);
-        custody.look(control);
-        custody.look(control);
+        custody.update(control);
+        custody.update(control);
         assert_eq!(slot.offer.wait(control.custody(), me), Answer::Held);
         assert_eq!((custody.held.len(), control.custody().unheld()), (1, 0));
-        slot.has_ended();
-        custody.look(control);
+        slot.mark_ended();
+        custody.update(control);
         assert_eq!(custody.held.len(), 1, "a companion that was killed is marked, too");
         control.reap();
-        custody.look(control);
+        custody.update(control);
         assert!(custody.held.is_empty());
     }
 
@@ -270,7 +273,7 @@ mod tests {
         control.custody().attend();
         let (reader, _writer) = std::io::pipe().unwrap();
         slot.offer.make(control.custody(), me, &reader);
-        Custody::default().look(control);
+        Custody::default().update(control);
         assert_eq!(slot.offer.wait(control.custody(), me), Answer::Refused);
         assert_eq!(control.custody().unheld(), 1);
     }

@@ -1,17 +1,18 @@
-//! The second way to the control segment, for programs that cannot open the supervisor's descriptor.
+//! The door: a socket that gives the control segment to programs that cannot open the supervisor's
+//! descriptor.
 //!
-//! `/proc/PID/fd/N` does not lead a program there that is in another user namespace or has become
-//! another user (the kernel refuses it), or that has a `/proc` of another pid namespace (the path
-//! means something else). For these the supervisor listens on a socket in the file system, and sends
-//! the descriptor to each process of the run that connects. A process of another user must descend
-//! from the supervisor, which all orphans of the run have for their parent.
+//! `/proc/PID/fd/N` fails for a program in another user namespace or of another user, because the
+//! kernel refuses access. With a `/proc` of another pid namespace the path means something else.
+//! For these programs the supervisor listens on a socket in the file system, and sends the
+//! descriptor to each process of the run that connects. A process of another user must descend from
+//! the supervisor, which is the parent of all orphans of the run.
 //!
-//! A sandbox often has a `/dev` of its own, and another user may not open the userfaultfd device, so
-//! that comes with the segment. So do the files of the process's memory: the kernel does not let a
-//! process open its own after it has become another user. So does the swap file.
+//! The door also sends the userfaultfd device: a sandbox often has a `/dev` of its own, and another
+//! user may not open the device. It sends the files of the process's memory, which a process cannot
+//! open after it has become another user, and the swap file.
 //!
-//! A network namespace is no obstacle. A program that sees none of the file system of the supervisor
-//! does not find the socket; it finds the agent's library there no more, either.
+//! A network namespace is no obstacle. A program with another root directory finds neither the
+//! socket nor the agent's library. There is no lock.
 
 use foliomem_sys::descriptor_passing;
 use foliomem_sys::pagemap;
@@ -32,16 +33,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The longest that a program waits for the supervisor, which the terminal may have stopped.
+/// Maximum time that a program waits for the supervisor, which a terminal may have stopped.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Walks up the ancestors of a process, of which some may end meanwhile.
-const MAX_WALKS: u32 = 4;
-/// Ancestors of a process, at most: more than any tree has.
+/// Maximum number of searches of a process's ancestors; an ancestor that ends spoils one.
+const MAX_SEARCHES: u32 = 4;
+/// Maximum number of ancestors of a process that a search visits: more than any tree has.
 const MAX_GENERATIONS: u32 = 1 << 16;
-/// After an error, before the next program is let in.
+/// Pause after an error, before the next program is let in.
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
 
-/// A socket at which the segment is to be had. Removed with this.
+/// A socket that gives the control segment. Dropping the door removes it.
 #[derive(Debug)]
 pub struct Door {
     directory: PathBuf,
@@ -49,8 +50,9 @@ pub struct Door {
 }
 
 impl Door {
-    /// Makes the socket, in the directory for temporary files, and serves it with `segment` and
-    /// `swap_file`.
+    /// Creates the socket in the directory for temporary files, and serves `segment` and
+    /// `swap_file` from a thread. Fails if the directory, the socket or the thread cannot be
+    /// created.
     pub fn open(segment: BorrowedFd<'_>, swap_file: Option<BorrowedFd<'_>>) -> io::Result<Door> {
         let mut key = [0u8; 8];
         rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
@@ -70,7 +72,7 @@ impl Door {
         Ok(door)
     }
 
-    /// Where the socket is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.socket
     }
@@ -83,7 +85,7 @@ impl Drop for Door {
     }
 }
 
-/// What a door gives to all.
+/// The descriptors that a door gives to every process.
 struct Store {
     segment: OwnedFd,
     swap_file: Option<OwnedFd>,
@@ -99,14 +101,15 @@ fn serve(listener: &UnixListener, store: &Store) {
     }
 }
 
-/// Gives the process behind `program` what there is, if it belongs to the run.
+/// Sends the descriptors to the process behind `program`, if it belongs to the run. Fails with
+/// `EACCES` otherwise.
 fn give(program: &UnixStream, store: &Store) -> Result<(), Errno> {
     let peer = Peer::of(program)?;
     if !peer.belongs_to_run() {
         return Err(Errno::ACCESS);
     }
     let [pagemap, memory] = ["pagemap", "mem"].map(|file| peer.open(file));
-    // It may have ended, and another process have its number.
+    // If the process has ended, another process may have its pid.
     if peer.has_ended() {
         return Err(Errno::SRCH);
     }
@@ -115,7 +118,7 @@ fn give(program: &UnixStream, store: &Store) -> Result<(), Errno> {
     descriptor_passing::send(program, [Some(store.segment.as_fd()), device, pagemap, memory, swap_file])
 }
 
-/// The process that has connected.
+/// The process that has connected to the door.
 struct Peer {
     pid: i32,
     is_own_user: bool,
@@ -135,18 +138,18 @@ impl Peer {
         !ended.is_ok_and(|ready| ready == 0)
     }
 
-    /// Opens a file of its directory in `/proc`.
+    /// Opens a file of the process's directory in `/proc`.
     fn open(&self, file: &str) -> io::Result<File> {
         File::open(format!("/proc/{}/{file}", self.pid))
     }
 
     fn belongs_to_run(&self) -> bool {
-        self.is_own_user || (0..MAX_WALKS).any(|_| descends_from_caller(self.pid))
+        self.is_own_user || (0..MAX_SEARCHES).any(|_| descends_from_caller(self.pid))
     }
 }
 
-/// Whether the process `pid` descends from the calling process. An ancestor that ends meanwhile hides
-/// that it does.
+/// Returns whether the process `pid` descends from the calling process. An ancestor that ends
+/// during the search can hide that.
 fn descends_from_caller(pid: i32) -> bool {
     let own = std::process::id();
     let mut at = pid as u32;
@@ -164,22 +167,23 @@ fn parent(pid: u32) -> Option<u32> {
     pagemap::process_field(pid, 4)
 }
 
-/// What a door gives.
+/// The descriptors that a process gets from a door.
 #[derive(Debug)]
 pub struct Given {
     /// The control segment.
     pub segment: OwnedFd,
-    /// `/dev/userfaultfd`, where the supervisor may use it.
+    /// `/dev/userfaultfd`, if the supervisor may use it.
     pub device: Option<OwnedFd>,
-    /// The caller's `/proc/self/pagemap`, where the supervisor may open it.
+    /// The caller's `/proc/self/pagemap`, if the supervisor may open it.
     pub pagemap: Option<OwnedFd>,
-    /// Its `/proc/self/mem`.
+    /// The caller's `/proc/self/mem`, if the supervisor may open it.
     pub memory: Option<OwnedFd>,
-    /// The swap file, where there is one.
+    /// The swap file, if there is one.
     pub swap_file: Option<OwnedFd>,
 }
 
-/// What the door at `path` gives.
+/// Connects to the door at `path` and receives its descriptors. Fails if nobody serves the door, or
+/// with `EBADMSG` if it sends no segment.
 pub fn knock(path: &CStr) -> Result<Given, Errno> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for wait in [Timeout::Recv, Timeout::Send] {
@@ -201,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn everybody_who_knocks_is_given_the_same_file() {
+    fn every_process_gets_the_same_file() {
         let file = rustix::fs::memfd_create("segment", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&file, b"for all").unwrap();
         let door = Door::open(file.as_fd(), None).unwrap();
         let path = c_path(door.path());
         for _ in 0..3 {
             let Given { segment: given, device, pagemap, memory, swap_file } = knock(&path).unwrap();
-            assert!(swap_file.is_none(), "there is none");
+            assert!(swap_file.is_none(), "this run has no swap file");
             assert_eq!(device.is_some(), userfaultfd::device().is_ok());
             let (words, mut found) = ([7u8; 16], [0u8; 16]);
             let address = words.as_ptr().expose_provenance() as u64;
@@ -227,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_descends_from_this_process_is_known() {
+    fn descendants_of_this_process_are_known() {
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", "sleep 60 & echo $!; wait"]);
         let mut child = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();

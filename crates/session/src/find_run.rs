@@ -1,8 +1,9 @@
-//! Finds the run that a process belongs to, from outside.
+//! Finds the run that a process belongs to, from outside the run.
 //!
 //! Every process of a run maps the control segment, and `/proc/<pid>/maps` shows its inode. The
-//! supervisor also has it open, as one of `/proc/*/fd`. The opened file must have that inode, and
-//! [`Control::of`] verifies its content. The kernel lets a process's user and root look at it.
+//! supervisor also has it open as one of `/proc/*/fd`. The opened file must have that inode, and
+//! [`Control::of`] verifies its content. The kernel grants access to the process's user and to
+//! root. There is no lock.
 
 use crate::segment::{Control, ControlError, SEGMENT_NAME};
 use foliomem_sys::errno_text::ErrnoText;
@@ -13,30 +14,30 @@ use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// Why there is no run to speak to.
+/// Why no run was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FindError {
     /// No process has this pid.
     #[error("there is no process {0}")]
     NoProcess(u32),
-    /// It runs without foliomem.
+    /// The process runs without foliomem.
     #[error("process {0} is not part of a run of foliomem")]
     NotInRun(u32),
-    /// It belongs to somebody else.
+    /// The process belongs to another user.
     #[error("process {0} cannot be looked at: {why}; be its user, or root", why = ErrnoText(*.1))]
     Forbidden(u32, Errno),
-    /// This root has not all rights.
+    /// The caller is root without the capability to inspect the process.
     #[error("process {0} cannot be looked at by this root, who lacks CAP_SYS_PTRACE: be the user of the run")]
     Powerless(u32),
-    /// Its supervisor has been killed, or belongs to somebody else.
+    /// The supervisor was killed, or belongs to another user.
     #[error("the run of process {0} has no supervisor that can be reached: be its user, or root")]
     NoSupervisor(u32),
-    /// Another version's.
+    /// The segment belongs to another version, or cannot be mapped.
     #[error(transparent)]
     Control(#[from] ControlError),
 }
 
-/// A file, as `maps` names it.
+/// The identity of a file, as `maps` shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Inode {
     device: (u32, u32),
@@ -49,7 +50,7 @@ impl Inode {
     }
 }
 
-/// The segment's inode, if a line of `maps` is of its mapping.
+/// Returns the segment's inode if `line` of `maps` describes its mapping.
 fn segment_in(line: &str) -> Option<Inode> {
     let mut fields = line.split_ascii_whitespace();
     let (_range, _protection, _offset) = (fields.next()?, fields.next()?, fields.next()?);
@@ -61,7 +62,7 @@ fn segment_in(line: &str) -> Option<Inode> {
     (name == SEGMENT_NAME.to_str().ok()?).then_some(inode)
 }
 
-/// The run that process `pid` belongs to.
+/// Returns the control segment of the run that process `pid` belongs to.
 pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
     let maps = std::fs::read(format!("/proc/{pid}/maps")).map_err(|error| refused(pid, &error))?;
     let maps = String::from_utf8_lossy(&maps);
@@ -80,13 +81,13 @@ fn refused(pid: u32, error: &io::Error) -> FindError {
     }
 }
 
-/// The segment, if process `pid` has it open.
+/// Opens the segment if process `pid` has it open.
 fn opened_by(pid: u32, segment: Inode) -> Option<OwnedFd> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let is_segment = |path: &PathBuf| stat(path).is_ok_and(|stat| Inode::of(&stat) == segment);
     let path = descriptors.flatten().map(|entry| entry.path()).find(is_segment)?;
     let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    // The descriptor may be another by now.
+    // The descriptor may name another file by now.
     fstat(&fd).is_ok_and(|stat| Inode::of(&stat) == segment).then_some(fd)
 }
 
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_segment_is_in_no_run() {
+    fn a_process_without_a_segment_is_in_no_run() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         assert_eq!(run_of(child.id()).err(), Some(FindError::NotInRun(child.id())));
         child.kill().unwrap();

@@ -1,6 +1,7 @@
-//! A target of the fuzzer (`fuzz/`): it takes any bytes, and must neither panic nor break a rule that it asserts.
+//! A target of the fuzzer (`fuzz/`): it accepts any bytes, and must neither panic nor fail an
+//! assertion.
 //!
-//! The kept corpus is replayed by the tests of this module.
+//! The tests of this module replay the kept corpus.
 
 use crate::segment::Control;
 use foliomem_types::codec::Codec;
@@ -10,7 +11,8 @@ use foliomem_types::units::Order;
 use rustix::fd::OwnedFd;
 use std::sync::OnceLock;
 
-/// The shared segment, over which the program has written: the first two bytes say where, in units of 16 bytes.
+/// Overwrites a shared segment and uses it. The first two bytes of `data` give the offset, in units
+/// of 16 bytes.
 pub fn shared_segment(data: &[u8]) {
     static SEGMENT: OnceLock<(&Control, OwnedFd)> = OnceLock::new();
     let configuration = Configuration {

@@ -1,21 +1,23 @@
 //! The session: what the processes of one run share.
 //!
-//! The supervisor makes the control segment, and the agent of every process maps it. All of it is
-//! atomics, because a process can be killed at any instruction and the program can write over it.
+//! The supervisor creates the control segment, and the agent of every process maps it. All its
+//! words are atomics: a process can be killed at any instruction, and the program can overwrite the
+//! segment.
 //!
 //! | module | part |
 //! |---|---|
-//! | [`segment`] | the segment: its layout, how it is made and found |
+//! | [`segment`] | the segment: its layout, how it is created and found |
 //! | `configuration` | the settings of the run |
 //! | [`process_table`] | a slot for each process, with its counters |
-//! | [`messages`] | what agents say to the supervisor |
-//! | `tree_usage` | what the tree takes, and the limit that follows the need |
-//! | [`budget`] | what one process may take of the limit |
-//! | `supervision` | whether supervisor and companions live |
+//! | [`messages`] | messages of the agents to the supervisor |
+//! | `tree_usage` | memory use of the tree, and the limit that follows its need |
+//! | [`budget`] | the share of the limit that one process may use |
+//! | `supervision` | whether the supervisor and the companions are alive |
 //! | [`custody`] | the supervisor's copies of userfaultfds |
-//! | [`cluster_ownership`], [`swap_file`] | the swap file: who holds its clusters, how it is made |
+//! | [`cluster_ownership`] | the holders of the swap file's clusters |
+//! | [`swap_file`] | how the swap file is created and reopened |
 //! | [`trace_ring`] | events of a recorded run |
-//! | [`door`], [`find_run`] | other ways to the segment |
+//! | [`door`], [`find_run`] | other ways to open the segment |
 //!
 //! Lock order: the lock of the totals ([`process_table`]) is a leaf. There is no other lock.
 #![forbid(unsafe_code)]

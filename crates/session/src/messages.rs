@@ -1,8 +1,9 @@
 //! Messages of the agents to the supervisor, which prints them.
 //!
 //! An agent may be killed at any instruction, so a message counts only when its state says that it
-//! is whole. One message ends the run; the first one is kept. Up to [`MOST_NOTICES`] others are
-//! notices. No lock: the state of a message names its writer.
+//! is complete. One message ends the run; only the first such message is kept. Up to
+//! [`MAX_NOTICES`] other messages are notices. There is no lock: the thread that moves a message
+//! from "none" to "being written" is its only writer.
 
 use crate::message_line::with_line;
 use crate::segment::Control;
@@ -10,25 +11,25 @@ use foliomem_sys::shared_words;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Why a limit is not kept.
+/// Why a limit is exceeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Excess {
-    /// What the engine has does not compress well enough.
+    /// The managed memory does not compress well enough.
     Incompressible,
-    /// Much of what it has cannot be moved.
+    /// Much of the managed memory cannot be moved.
     Unevictable,
-    /// Much is not the engine's.
+    /// Much of the memory is unmanaged.
     Unmanaged,
 }
 
-/// Length of a message an agent may leave.
+/// Maximum length of a message, in bytes.
 const MESSAGE_BYTES: usize = 512;
-/// Messages of a run, beyond the one that ends it.
-pub const MOST_NOTICES: usize = 16;
+/// Maximum number of notices of a run. The message that ends the run is not counted.
+pub const MAX_NOTICES: usize = 16;
 shared_words! {
     /// One line for the supervisor to print.
     pub(crate) struct Message {
-        /// 0 none, 1 being written, 2 written, 3 taken.
+        /// 0: none, 1: being written, 2: written, 3: taken.
         state: AtomicU32,
         len: AtomicU32,
         bytes: [AtomicU64; MESSAGE_BYTES / 8],
@@ -36,6 +37,7 @@ shared_words! {
 }
 
 impl Message {
+    /// Writes the message, unless one has been written or is being written.
     pub(crate) fn write(&self, text: fmt::Arguments<'_>) {
         if self.state.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
@@ -48,15 +50,17 @@ impl Message {
             }
             self.len.store(line.len() as u32, Ordering::Relaxed);
         });
-        // Release pairs with the Acquire in `read` and `take`: the message is whole.
+        // Release pairs with the Acquire in `read` and `take`: the message is complete.
         self.state.store(2, Ordering::Release);
     }
 
+    /// Returns whether the message is complete.
     pub(crate) fn is_written(&self) -> bool {
         // Acquire pairs with the Release in `write`.
         self.state.load(Ordering::Acquire) >= 2
     }
 
+    /// Returns the message if it is complete.
     pub(crate) fn read(&self) -> Option<String> {
         if !self.is_written() {
             return None;
@@ -66,7 +70,7 @@ impl Message {
         Some(String::from_utf8_lossy(&line).into_owned())
     }
 
-    /// Reads a message once.
+    /// Returns the message if it is complete and was not taken before.
     pub(crate) fn take(&self) -> Option<String> {
         // Acquire pairs with the Release in `write`.
         let taken = self.state.compare_exchange(2, 3, Ordering::Acquire, Ordering::Relaxed);
@@ -75,17 +79,17 @@ impl Message {
 }
 
 impl Control {
-    /// Leaves the reason why the run must end; only the first one is kept.
+    /// Leaves the reason why the run must end; only the first reason is kept.
     pub fn fail(&self, why: fmt::Arguments<'_>) {
         self.header.failure.write(why);
     }
 
-    /// Why the run must end, if it must: a whole line.
+    /// Returns why the run must end, as a complete line; `None` if it need not end.
     pub fn failure(&self) -> Option<String> {
         self.header.failure.read()
     }
 
-    /// Leaves a line for the supervisor to print; those beyond [`MOST_NOTICES`] are dropped.
+    /// Leaves a line for the supervisor to print; lines beyond [`MAX_NOTICES`] are dropped.
     pub fn notice(&self, text: fmt::Arguments<'_>) {
         let index = self.header.notices_used.fetch_add(1, Ordering::Relaxed) as usize;
         if let Some(notice) = self.header.notices.get(index) {
@@ -93,20 +97,20 @@ impl Control {
         }
     }
 
-    /// The lines that were left and not taken yet.
+    /// Returns the lines that agents have left and the supervisor has not taken yet.
     pub fn take_notices(&self) -> Vec<String> {
         self.header.notices.iter().filter_map(Message::take).collect()
     }
 
-    /// The limit cannot be kept. Ends the run if it is hard.
+    /// Notes that the limit is exceeded, and warns once. A hard limit ends the run.
     pub fn limit_exceeded(&self, excess: Excess) {
         let before = self.header.limit_exceeded.swap(1, Ordering::Relaxed);
         if before == 0 && !self.configuration().hard {
             let why = match excess {
                 Excess::Unevictable => "much of the memory is read-only, locked or pinned, which cannot be moved",
                 Excess::Unmanaged => {
-                    "much of the memory is not such as can be managed (private mappings of files that were written, stacks, \
-                     memory that may be executed, or may only be written)"
+                    "much of the memory cannot be managed (private file mappings that were written, stacks, executable or \
+                     write-only memory)"
                 }
                 Excess::Incompressible => "the data does not compress into the limit",
             };
@@ -117,7 +121,7 @@ impl Control {
         }
     }
 
-    /// Whether the limit was exceeded.
+    /// Returns whether the limit was exceeded at any time in the run.
     pub fn was_limit_exceeded(&self) -> bool {
         self.header.limit_exceeded.load(Ordering::Relaxed) != 0
     }

@@ -1,4 +1,4 @@
-//! Schedules of the protocols between processes: an event arrives whole, and no cluster has two
+//! Schedules of the protocols between processes: an event arrives complete, and no cluster has two
 //! owners or none.
 
 #[path = "../../core/tests/schedules/mod.rs"]
@@ -14,7 +14,7 @@ use foliomem_types::units::{ClusterNumber, PageNumber};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
-/// Runs the threads to their end.
+/// Waits until the threads end.
 fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
@@ -46,12 +46,12 @@ fn an_event_is_taken_whole_and_in_order() {
     });
 }
 
-/// No process has this id.
+/// A pid that no process has.
 const DEAD: u32 = i32::MAX as u32;
 
 struct Swap {
     space: SwapSpace,
-    /// How many use each cluster.
+    /// Number of users of each cluster.
     users: [AtomicU32; 2],
 }
 
@@ -98,8 +98,8 @@ fn a_cluster_has_one_claimant() {
     });
 }
 
-/// Two processes find a third one dead, and a fourth begins in the row of which one of them has
-/// taken its leave.
+/// Two processes find a third one dead. A fourth process then claims the row that one of them has
+/// freed.
 #[test]
 fn a_row_is_reaped_once() {
     explore(3000, || {
@@ -123,9 +123,10 @@ fn a_row_is_reaped_once() {
     });
 }
 
-/// What a parent has is its child's, too, whoever lets go of it first.
+/// A cluster that a parent shares with its child stays held until both have released it, in any
+/// order.
 #[test]
-fn a_shared_cluster_is_free_when_both_have_let_go() {
+fn a_shared_cluster_is_free_when_both_have_released_it() {
     explore(2000, || {
         let swap = Swap::new();
         let me = std::process::id();
@@ -134,7 +135,7 @@ fn a_shared_cluster_is_free_when_both_have_let_go() {
         assert!(swap.space.claim(parent, cluster));
         let child = swap.space.share(parent, me).expect("a free row");
         let left = Arc::new(AtomicU32::new(2));
-        let letting_go = |row: RowIndex, is_child: bool| {
+        let release = |row: RowIndex, is_child: bool| {
             let (swap, left) = (Arc::clone(&swap), Arc::clone(&left));
             thread::spawn(move || {
                 if is_child {
@@ -145,7 +146,7 @@ fn a_shared_cluster_is_free_when_both_have_let_go() {
                 swap.space.leave(row);
             })
         };
-        let threads = [letting_go(parent, false), letting_go(child, true)];
+        let threads = [release(parent, false), release(child, true)];
         let other = swap.space.enter(me).expect("a free row");
         if swap.space.claim(other, cluster) {
             assert_eq!(left.load(SeqCst), 0, "it is held");

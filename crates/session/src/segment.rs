@@ -1,20 +1,20 @@
 //! The control segment: memory that the supervisor shares with the agent in every process of a run.
 //!
-//! A memfd that the supervisor keeps open. Agents find it by
-//! `FOLIOMEM_CONTROL=/proc/<pid>/fd/<n>:<door>`. It holds the configuration (written before the
-//! program starts, then constant), the process table, messages, the ownership of the swap file's
-//! clusters, and trace rings.
+//! The segment is a memfd that the supervisor keeps open. Agents find it by the variable
+//! `FOLIOMEM_CONTROL=/proc/<pid>/fd/<n>:<door>`. It holds the settings (written before the program
+//! starts), the process table, messages, the ownership of the swap file's clusters, and trace
+//! rings.
 //!
-//! A process can be killed at any instruction: everything is atomics, no state needs two writes, and
-//! the only lock (of the totals, in [`crate::process_table`]) names its owner so that it can be
-//! broken.
+//! Invariant: all words are atomics and no state needs two writes, because a process can be killed
+//! at any instruction. The only lock (of the totals, in [`crate::process_table`]) names its owner,
+//! so that another process can break it.
 
 use crate::cluster_ownership::SwapSpace;
 use crate::configuration::decode_codec;
 use crate::custody::Calls;
 use crate::door;
-use crate::messages::{MOST_NOTICES, Message};
-use crate::process_table::{MOST_PROCESSES, ProcessSlot};
+use crate::messages::{MAX_NOTICES, Message};
+use crate::process_table::{MAX_PROCESSES, ProcessSlot};
 use crate::trace_ring::TraceRing;
 use foliomem_sys::{shared_memory, shared_words};
 use foliomem_types::counters::Counters;
@@ -28,42 +28,45 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use thiserror::Error;
 
-/// "foliomem", and the layout: changed whenever the layout is.
+/// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
+/// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
 const VERSION: u64 = 14;
-/// What /proc calls it: `/memfd:` and this.
+/// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
-/// Room for the path of a [`door`], in words: more than a socket's address can have.
+/// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
 const DOOR_WORDS: usize = 16;
-/// Room for the path of a descriptor under `/proc`.
+/// Maximum length of the path of a descriptor under `/proc`, in bytes.
 const MAX_PATH_BYTES: usize = 64;
 
-/// Nobody makes it smaller: who has it mapped would get SIGBUS.
+/// The seals of a segment: it cannot shrink, which would raise SIGBUS in every process that maps
+/// it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
 
 /// Why the segment cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ControlError {
-    /// A call failed.
+    /// A system call failed.
     #[error("cannot {0} the control segment: {1}")]
     System(&'static str, Errno),
-    /// It is not one, or of another version.
+    /// The file is no segment, or one of another version.
     #[error("the control segment is of another version of foliomem")]
     Version,
     /// Every slot is taken by a living process.
-    #[error("more than {MOST_PROCESSES} processes in one run")]
+    #[error("more than {MAX_PROCESSES} processes in one run")]
     Full,
 }
 
 shared_words! {
-    /// The part of the segment that has one value for the whole run.
+    /// The part of the segment with one value for the whole run.
     pub(crate) struct Header {
         pub(crate) magic: AtomicU64,
         pub(crate) version: AtomicU64,
-        /// What the tree may take now; the most that can become of it, and which share of its need: 0 where that does not count.
+        /// The current limit of the tree. A limit that follows the need lies between the minimum
+        /// and the maximum, and is the need divided by `need_divisor`; that is 0 for a fixed limit.
         pub(crate) limit_bytes: AtomicU64,
-        pub(crate) least_limit_bytes: AtomicU64,
-        pub(crate) most_limit_bytes: AtomicU64,
+        pub(crate) min_limit_bytes: AtomicU64,
+        pub(crate) max_limit_bytes: AtomicU64,
         pub(crate) need_divisor: AtomicU32,
         pub(crate) sizes: AtomicU32,
         pub(crate) codec: AtomicU32,
@@ -73,41 +76,41 @@ shared_words! {
         pub(crate) reclaimers: AtomicU32,
         pub(crate) flags: AtomicU32,
         pub(crate) hellos: AtomicU32,
-        /// Slots from here on were never claimed.
+        /// Number of slots that were ever claimed.
         pub(crate) slots_used: AtomicU32,
         pub(crate) processes: AtomicU32,
         pub(crate) limit_exceeded: AtomicU32,
-        /// There were too many processes.
+        /// 1 once a process found no free slot.
         pub(crate) is_crowded: AtomicU32,
-        /// The path of the [`door`], to its first 0 byte; empty where there is none.
+        /// The path of the [`door`], up to its first 0 byte; empty without a door.
         pub(crate) door: [AtomicU64; DOOR_WORDS],
         /// Why the run must end.
         pub(crate) failure: Message,
         pub(crate) notices_used: AtomicU32,
-        pub(crate) notices: [Message; MOST_NOTICES],
-        /// Pid of who holds the totals' lock, 0 for nobody.
+        pub(crate) notices: [Message; MAX_NOTICES],
+        /// The pid of the process that holds the totals' lock; 0 if the lock is free.
         pub(crate) totals_owner: AtomicU32,
-        /// Held by the supervisor: marked when it ends.
+        /// The supervisor's exit notice: the kernel marks this word when the supervisor ends.
         pub(crate) supervisor: AtomicU32,
         /// 1 once the supervisor has ended the run.
         pub(crate) is_over: AtomicU32,
-        /// The most that the tree has needed, where the limit follows that.
+        /// The maximum of the tree's need, in bytes, if the limit follows the need.
         pub(crate) need_peak_bytes: AtomicU64,
-        /// The most that a process that has ended took when it was measured last, in bytes.
+        /// The maximum size of ended processes at their last measurement, in bytes.
         pub(crate) ended_peak_bytes: AtomicU64,
-        /// The inode of the supervisor's pid namespace; 0 where that is unknown.
+        /// The inode of the supervisor's pid namespace; 0 if unknown.
         pub(crate) pid_namespace: AtomicU64,
         pub(crate) custody: Calls,
     }
 
-    /// The segment.
+    /// The control segment.
     pub struct Control {
         pub(crate) header: Header,
         pub(crate) totals: Counters,
-        pub(crate) processes: [ProcessSlot; MOST_PROCESSES],
+        pub(crate) processes: [ProcessSlot; MAX_PROCESSES],
         pub(crate) swap: SwapSpace,
-        /// One for each slot. What is never written takes no memory.
-        pub(crate) traces: [TraceRing; MOST_PROCESSES],
+        /// The trace ring of each slot. Unwritten rings take no memory.
+        pub(crate) traces: [TraceRing; MAX_PROCESSES],
     }
 }
 
@@ -116,7 +119,8 @@ fn map(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
 }
 
 impl Control {
-    /// Makes a segment. The descriptor must stay open as long as processes may start.
+    /// Creates a segment. The descriptor must stay open as long as processes may start. Fails if a
+    /// system call fails.
     pub fn create(configuration: &Configuration) -> Result<(&'static Control, OwnedFd), ControlError> {
         let fd = memfd_create(SEGMENT_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| ControlError::System("create", errno))?;
@@ -126,15 +130,15 @@ impl Control {
         let header = &control.header;
         header.set_configuration(configuration);
         header.version.store(VERSION, Ordering::Relaxed);
-        // Release pairs with the Acquire in `of`: the header is whole.
+        // Release pairs with the Acquire in `of`: the header is complete.
         header.magic.store(MAGIC, Ordering::Release);
         Ok((control, fd))
     }
 
-    /// Maps the segment that `name` names: what `/proc` shows of the supervisor's descriptor, and, behind a colon, the path of
-    /// a [`door`].
+    /// Maps the segment that `name` names: the path of the supervisor's descriptor under `/proc`
+    /// and, after a colon, the path of a [`door`].
     ///
-    /// Where the door has been used, `/dev/userfaultfd` comes with it.
+    /// If the segment came through the door, `/dev/userfaultfd` comes with it.
     pub fn find(name: &CStr) -> Result<(&'static Control, Option<OwnedFd>), ControlError> {
         let bytes = name.to_bytes();
         let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
@@ -145,7 +149,7 @@ impl Control {
         path[..colon].copy_from_slice(&bytes[..colon]);
         let path = CStr::from_bytes_with_nul(path).map_err(|_| ControlError::System("open", Errno::INVAL))?;
         Control::open(path).map(|control| (control, None)).or_else(|_| {
-            // Behind the colon: what ends with the same nul.
+            // The part after the colon ends with the same nul byte.
             let door = CStr::from_bytes_with_nul(&name.to_bytes_with_nul()[colon + 1..]);
             let door = door.map_err(|_| ControlError::System("open", Errno::INVAL))?;
             let given = door::knock(door).map_err(|errno| ControlError::System("open", errno))?;
@@ -153,8 +157,9 @@ impl Control {
         })
     }
 
-    /// The supervisor: there is a [`door`] at `path`, if that is short enough for a socket.
-    pub fn has_door(&self, path: &Path) {
+    /// Publishes the path of a [`door`], if it is short enough for a socket. The supervisor calls
+    /// this.
+    pub fn set_door(&self, path: &Path) {
         let mut bytes = [0u8; DOOR_WORDS * 8];
         let path = path.as_os_str().as_bytes();
         // The last byte stays 0.
@@ -165,7 +170,8 @@ impl Control {
         }
     }
 
-    /// What the door gives the calling process, if there is one that it finds.
+    /// Returns the descriptors that the door gives the calling process; `None` without a door that
+    /// it can reach.
     pub fn knock(&self) -> Option<door::Given> {
         let mut bytes = [0u8; DOOR_WORDS * 8];
         for (word, bytes) in self.header.door.iter().zip(bytes.chunks_exact_mut(8)) {
@@ -175,14 +181,15 @@ impl Control {
         door::knock(path).ok()
     }
 
-    /// Maps the segment that `path` names.
+    /// Maps the segment at `path`.
     pub fn open(path: &CStr) -> Result<&'static Control, ControlError> {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| ControlError::System("open", errno))?;
         Control::of(fd)
     }
 
-    /// Maps the segment that `fd` is of.
+    /// Maps the segment that `fd` refers to. Fails with [`ControlError::Version`] if the file is no
+    /// segment of this version.
     pub fn of(fd: OwnedFd) -> Result<&'static Control, ControlError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| ControlError::System("read", errno))?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
@@ -200,7 +207,7 @@ impl Control {
         Ok(control)
     }
 
-    /// What there is about the swap file.
+    /// Returns the part of the segment that is about the swap file.
     pub fn swap(&self) -> &SwapSpace {
         &self.swap
     }
@@ -234,11 +241,11 @@ mod tests {
     }
 
     proptest! {
-        // A segment stays mapped for good.
+        // A segment stays mapped until the process ends: few cases keep the address space small.
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_configured_arrives(
+        fn settings_arrive_as_they_were_configured(
             least_bytes: u64,
             most_bytes: u64,
             divisor: u32,
@@ -263,7 +270,7 @@ mod tests {
         }
 
         #[test]
-        fn a_segment_written_over_is_refused_or_of_use(
+        fn an_overwritten_segment_is_refused_or_usable(
             at in 0..size_of::<Header>(),
             noise in prop::collection::vec(any::<u8>(), 1..200),
         ) {
@@ -279,7 +286,7 @@ mod tests {
                     control.take_notices();
                     control.notice(format_args!("still there"));
                     control.processes_seen();
-                    prop_assert!(control.pids().len() <= MOST_PROCESSES);
+                    prop_assert!(control.pids().len() <= MAX_PROCESSES);
                 }
             }
         }
@@ -304,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_side_writes_the_other_reads() {
+    fn one_side_reads_what_the_other_writes() {
         let (control, fd) = Control::create(&configuration()).unwrap();
         let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
         let other = Control::open(CStr::from_bytes_with_nul(path.as_bytes()).unwrap()).unwrap();
@@ -316,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_found_by_its_door_where_proc_shows_none() {
+    fn a_segment_is_found_by_its_door_if_proc_shows_none() {
         let (control, fd) = Control::create(&configuration()).unwrap();
         let door = door::Door::open(fd.as_fd(), None).unwrap();
         let number = fd.as_raw_fd();
         control.fail(format_args!("this one"));
-        assert!(control.knock().is_none(), "nobody has said where the door is");
-        control.has_door(door.path());
+        assert!(control.knock().is_none(), "no door was published");
+        control.set_door(door.path());
         assert!(control.knock().is_some());
         let found = |proc: &str, door: &str| {
             let name = std::ffi::CString::new(format!("{proc}{door}")).unwrap();
@@ -332,12 +339,12 @@ mod tests {
         assert_eq!(found(&format!("/proc/self/fd/{number}"), ""), Ok(this_one.clone()));
         assert_eq!(found(&format!("/proc/self/fd/{number}"), ":/nowhere"), Ok(this_one.clone()));
         assert_eq!(found("/proc/self/fd/99999", &path), Ok(this_one.clone()));
-        assert_eq!(found("/dev/null", &path), Ok(this_one), "what is no segment");
+        assert_eq!(found("/dev/null", &path), Ok(this_one), "the path names no segment");
         assert!(found("/proc/self/fd/99999", ":/nowhere").is_err());
     }
 
     #[test]
-    fn a_limit_that_follows_the_need_grows_with_it_and_no_further_than_it_may() {
+    fn a_limit_that_follows_the_need_grows_up_to_its_maximum() {
         const PAGE: u64 = PAGE_BYTES as u64;
         let limit = |divisor| Limit::OfNeed {
             divisor: NonZeroU32::new(divisor).unwrap(),
@@ -354,12 +361,12 @@ mod tests {
             control.follow_need();
             control.limit_bytes() / PAGE
         };
-        assert_eq!(limit_pages(150, 0, 0, 0), 100, "no less than at first");
+        assert_eq!(limit_pages(150, 0, 0, 0), 100, "not below the minimum");
         assert_eq!(limit_pages(300, 500, 100, 50), 325, "a copy counts once, and compressed memory uncompressed");
         assert_eq!(limit_pages(200, 0, 0, 0), 325, "it never shrinks");
         assert_eq!(control.need_peak_bytes() / PAGE, 650);
         assert_eq!(limit_pages(9000, 0, 0, 0), 1000);
-        assert_eq!(limit_pages(0, u64::MAX / PAGE, 0, u64::MAX / PAGE), 1000, "whatever is written there");
+        assert_eq!(limit_pages(0, u64::MAX / PAGE, 0, u64::MAX / PAGE), 1000, "overwritten counters do no harm");
         let (fixed, _fd) = Control::create(&configuration()).unwrap();
         fixed.follow_need();
         assert_eq!(fixed.limit_bytes(), 1 << 30);
@@ -375,7 +382,7 @@ mod tests {
             }
         });
         assert!(Order::sizes().all(|order| other.sizes().size(order) == Enabled::Madvise), "each change is kept");
-        assert!(ftruncate(&fd, 0).is_err(), "who has it mapped relies on its size");
+        assert!(ftruncate(&fd, 0).is_err(), "the seal keeps the size");
     }
 
     #[test]
@@ -390,33 +397,33 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_takes_nothing_though_its_number_is_still_there() {
+    fn an_ended_process_uses_no_memory_even_if_its_pid_is_alive() {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
         me.anon_bytes.store(4096, Ordering::Relaxed);
         let notice: &'static process_exit_notice::ProcessExitNotice = Box::leak(Box::default());
-        std::thread::spawn(|| notice.leave(&me.keeper, rustix::thread::gettid())).join().unwrap();
+        std::thread::spawn(|| notice.leave(&me.exit_notice, rustix::thread::gettid())).join().unwrap();
         assert_eq!(control.tree_anon_bytes(), (0, 0));
         assert_eq!(control.reap(), 0);
     }
 
     #[test]
-    fn that_there_are_more_processes_than_slots_is_said_once() {
+    fn a_notice_says_once_that_slots_are_exhausted() {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let mut children: Vec<_> = (0..MOST_PROCESSES + 2).map(|_| sleep()).collect();
+        let mut children: Vec<_> = (0..MAX_PROCESSES + 2).map(|_| sleep()).collect();
         let claimed = children.iter().filter(|child| control.claim_slot(pid(child.id() as i32)).is_ok()).count();
         for child in &mut children {
             child.kill().unwrap();
             child.wait().unwrap();
         }
-        assert_eq!(claimed, MOST_PROCESSES);
+        assert_eq!(claimed, MAX_PROCESSES);
         let notices = control.take_notices();
         assert!(matches!(&*notices, [one] if one.contains("more than 1024 processes")), "{notices:?}");
     }
 
     #[test]
-    fn each_of_many_that_begin_at_once_has_a_slot() {
+    fn processes_that_start_at_once_get_different_slots() {
         const AT_ONCE: i32 = 8;
         for _ in 0..200 {
             let (control, _fd) = Control::create(&configuration()).unwrap();
@@ -434,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_the_dead_are_counted_and_used_again() {
+    fn slots_of_ended_processes_are_counted_and_reused() {
         let (control, _fd) = Control::create(&configuration()).unwrap();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let dead = pid(child.id() as i32);
@@ -450,11 +457,11 @@ mod tests {
         assert_eq!(control.reap(), 1);
         assert_eq!(control.tree_anon_bytes(), (0, 1));
         assert_eq!(control.sum().vm.pgfault.get(), 7);
-        // After an exec the memory before it has its slot until its companion ends.
+        // After an exec, the old program keeps its slot until its companion ends.
         let next = control.claim_slot(me).unwrap();
         assert_ne!(next, mine);
         assert_eq!((control.reap(), control.processes_seen()), (0, 2));
-        control.process(mine).has_ended();
+        control.process(mine).mark_ended();
         assert_eq!(control.reap(), 1);
         assert_eq!(control.sum().vm.pgfault.get(), 7);
         assert_eq!(control.claim_slot(me).unwrap(), mine);

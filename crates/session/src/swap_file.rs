@@ -1,8 +1,8 @@
-//! The swap file of a run: made by the supervisor, opened anew by each companion.
+//! The swap file of a run: the supervisor creates it, and each companion reopens it.
 //!
-//! The file is made without a name (`O_TMPFILE`), or loses it at once, so that nothing is left behind
-//! however the run ends. Its content is encrypted with a key that exists only in the memory of the
-//! run's processes ([`crate::cluster_ownership`]). There is no lock.
+//! The file has no name (`O_TMPFILE`), or loses it at once, so a run leaves nothing behind however
+//! it ends. Its content is encrypted with a key that only the memory of the run's processes holds
+//! ([`crate::cluster_ownership`]). There is no lock.
 
 use crate::cluster_ownership::SwapSpace;
 use foliomem_sys::errno_text::ErrnoText;
@@ -16,68 +16,96 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Bytes of a key.
+/// Length of the encryption key, in bytes.
 pub const KEY_BYTES: usize = 32;
-/// Why there can be no swap file.
+/// How a swap file is read and written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoMode {
+    /// Through the page cache.
+    Buffered = 0,
+    /// Past the page cache (`O_DIRECT`).
+    Direct = 1,
+}
+
+impl IoMode {
+    fn new(is_direct: bool) -> IoMode {
+        if is_direct { IoMode::Direct } else { IoMode::Buffered }
+    }
+
+    /// Decodes the word in which the segment keeps the mode.
+    pub(crate) fn from_word(word: u32) -> IoMode {
+        IoMode::new(word != 0)
+    }
+
+    fn flags(self) -> OFlags {
+        match self {
+            IoMode::Buffered => OFlags::empty(),
+            IoMode::Direct => OFlags::DIRECT,
+        }
+    }
+}
+
+/// Why the swap file cannot be created.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum CreateError {
-    /// A call failed.
+    /// A system call failed.
     #[error("cannot {1} the swap file {0}: {why}", why = ErrnoText(*.2))]
     System(PathBuf, &'static str, Errno),
-    /// There is something already.
+    /// The path names an existing file.
     #[error("{0} exists, and is not overwritten: name a file that does not, or a block device")]
     Exists(PathBuf),
-    /// Neither.
+    /// The path names neither a file nor a block device.
     #[error("{0} is neither a file nor a block device")]
     Kind(PathBuf),
-    /// It is mounted, a swap device of the kernel, or part of something.
+    /// The device is mounted, a swap device of the kernel, or part of another device.
     #[error("the block device {0} is in use")]
     InUse(PathBuf),
-    /// Too small.
+    /// The size is below one cluster.
     #[error("the swap file {path} would have {kib} KiB, {missing_kib} KiB less than the smallest of {least_mib} MiB: {remedy}", path = .path.display())]
     TooSmall {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Its size in KiB.
         kib: u64,
-        /// What it lacks, in KiB.
+        /// The missing part, in KiB.
         missing_kib: u64,
-        /// The least size, in MiB.
+        /// The minimum size, in MiB.
         least_mib: u64,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
-    /// Larger than the device.
+    /// The size exceeds that of the device.
     #[error("the block device {path} has only {mib} MiB, {missing_mib} MiB less than asked for", path = .path.display())]
     Device {
         /// The device.
         path: PathBuf,
         /// Its size, in MiB.
         mib: u64,
-        /// What it lacks, in MiB.
+        /// The missing part, in MiB.
         missing_mib: u64,
     },
 }
 
-/// A swap file that was opened.
+/// An open swap file.
 #[derive(Debug)]
 pub struct Created {
-    /// It; closing the last descriptor removes it.
+    /// The file; closing the last descriptor removes it.
     pub file: OwnedFd,
-    /// Its size: whole clusters.
+    /// The usable size, in bytes: whole clusters.
     pub bytes: u64,
-    /// Reads and writes go past the page cache.
-    pub direct: bool,
-    /// How what is free there is given back.
+    /// Whether reads and writes bypass the page cache.
+    pub io_mode: IoMode,
+    /// How free clusters are discarded.
     pub discard: Discard,
-    /// A file that an earlier run has left behind was removed.
+    /// Whether a file that an earlier run had left behind was removed.
     pub was_stale: bool,
-    /// It is on a file system that is memory itself.
+    /// Whether the file lies on a file system that is memory itself.
     pub in_memory: bool,
 }
 
-/// Opens the swap file for a run: a new file without a name in the directory of `path`, or the block device `path`. Of
-/// `bytes`, or `default_bytes` if the file system has them and as many again free.
+/// Creates the swap file of a run: an unnamed file in the directory of `path`, or the block device
+/// `path`. The size is `bytes`, else `default_bytes`, but at most half of the file system's free
+/// room. Fails if the path is in use or the size is too small, or if a system call fails.
 pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Created, CreateError> {
     let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
     let kind = match fs::stat(path) {
@@ -95,7 +123,7 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
             if !own {
                 return Err(CreateError::Exists(path.to_owned()));
             }
-            // A run was killed between making it and taking its name away.
+            // An earlier run was killed between creating the file and removing its name.
             fs::unlink(path).map_err(failed("remove the stale one of"))?;
             was_stale = true;
         }
@@ -124,23 +152,23 @@ pub fn create(path: &Path, bytes: Option<u64>, default_bytes: u64) -> Result<Cre
     };
     let bytes = whole_clusters(path, bytes.unwrap_or(default_bytes.min(free_bytes / 2)), remedy)?;
     fs::ftruncate(&file, bytes).map_err(failed("size"))?;
-    let (file, direct) = go_direct(file);
+    let (file, io_mode) = go_direct(file);
     let (discard, in_memory) = (swap_discard::probe(&file, Backing::File), system.f_type as u32 == TMPFS_MAGIC);
-    Ok(Created { file, bytes, direct, discard, was_stale, in_memory })
+    Ok(Created { file, bytes, io_mode, discard, was_stale, in_memory })
 }
 
-/// The part of `bytes` that can be used.
+/// Returns the part of `bytes` that can be used: whole clusters, up to the maximum size.
 fn whole_clusters(path: &Path, bytes: u64, remedy: &'static str) -> Result<u64, CreateError> {
     if bytes < CLUSTER_BYTES {
         let (kib, missing_kib, least_mib) = (bytes >> 10, (CLUSTER_BYTES - bytes).div_ceil(1024), CLUSTER_BYTES >> 20);
         return Err(CreateError::TooSmall { path: path.to_owned(), kib, missing_kib, least_mib, remedy });
     }
-    Ok(bytes.min(SwapSpace::MOST_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES)
+    Ok(bytes.min(SwapSpace::MAX_BYTES) / CLUSTER_BYTES * CLUSTER_BYTES)
 }
 
 fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> {
     let failed = |what| move |errno| CreateError::System(path.to_owned(), what, errno);
-    // O_EXCL: not while it is mounted or otherwise in use, and nobody else may begin to use it.
+    // O_EXCL fails while the device is mounted or in use otherwise, and keeps others from using it.
     let file = match fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty()) {
         Ok(file) => file,
         Err(Errno::BUSY) => return Err(CreateError::InUse(path.to_owned())),
@@ -152,26 +180,27 @@ fn open_device(path: &Path, bytes: Option<u64>) -> Result<Created, CreateError> 
         return Err(CreateError::Device { path: path.to_owned(), mib, missing_mib });
     }
     let bytes = whole_clusters(path, bytes.unwrap_or(has_bytes), "use a larger device or size")?;
-    // The flag can be set on the descriptor itself; reopening would be refused, since the device is taken: by us.
-    let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
-    if !direct {
+    // The flag is set on the open descriptor. Reopening the device would fail, because this process
+    // has it open exclusively.
+    let is_direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
+    if !is_direct {
         fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed("open"))?;
     }
     let discard = swap_discard::probe(&file, Backing::Device);
-    Ok(Created { file, bytes, direct, discard, was_stale: false, in_memory: false })
+    Ok(Created { file, bytes, io_mode: IoMode::new(is_direct), discard, was_stale: false, in_memory: false })
 }
 
-/// The same file past the page cache, where that works.
-fn go_direct(file: OwnedFd) -> (OwnedFd, bool) {
-    let direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
-    if !direct {
-        // Clearing a flag that could not be set.
+/// Makes the file bypass the page cache if the file system supports that.
+fn go_direct(file: OwnedFd) -> (OwnedFd, IoMode) {
+    let is_direct = fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok() && can_read(&file);
+    if !is_direct {
+        // Clearing a flag that could not be set cannot matter.
         let _ = fs::fcntl_setfl(&file, OFlags::empty());
     }
-    (file, direct)
+    (file, IoMode::new(is_direct))
 }
 
-/// Whether the first page can be read past the page cache, into aligned memory.
+/// Returns whether the first page can be read past the page cache, into aligned memory.
 fn can_read(file: &OwnedFd) -> bool {
     let mut memory = vec![0; 2 * PAGE_BYTES];
     let start = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) - memory.as_ptr().addr();
@@ -191,12 +220,13 @@ fn can_read(file: &OwnedFd) -> bool {
     true
 }
 
-/// Opens the file that another process has open as `descriptor`, if it is the one with this device and number.
-pub fn reopen(pid: u32, descriptor: u32, direct: bool, identity: (u64, u64)) -> Result<OwnedFd, Errno> {
+/// Opens the file that process `pid` has open as `descriptor`. Fails with `ESTALE` if it has
+/// another identity than [`identity_of`] returned.
+pub fn reopen(pid: u32, descriptor: u32, io_mode: IoMode, identity: (u64, u64)) -> Result<OwnedFd, Errno> {
     let mut path = [0; 64];
     let len = format_path(&mut path, pid, descriptor);
     let path = Path::new(std::ffi::OsStr::from_bytes(&path[..len]));
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | if direct { OFlags::DIRECT } else { OFlags::empty() };
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | io_mode.flags();
     let file = fs::open(path, flags, Mode::empty())?;
     if identity_of(&file)? != identity {
         return Err(Errno::STALE);
@@ -208,12 +238,12 @@ fn format_path(path: &mut [u8; 64], pid: u32, descriptor: u32) -> usize {
     use std::io::Write;
     let room = path.len();
     let mut rest = &mut path[..];
-    // Two numbers of ten digits have room.
+    // The buffer has room for two numbers of ten digits.
     let _ = write!(rest, "/proc/{pid}/fd/{descriptor}");
     room - rest.len()
 }
 
-/// Device and number of a file.
+/// Returns the device and the inode number of a file; of a block device, its device number.
 pub fn identity_of(file: impl AsFd) -> Result<(u64, u64), Errno> {
     let stat = fs::fstat(file)?;
     Ok((
@@ -231,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_and_only_what_a_killed_run_left_is_removed() {
+    fn only_a_file_that_a_killed_run_left_is_removed() {
         let path = scratch("there");
         std::fs::write(&path, "precious").unwrap();
         assert_eq!(create(&path, None, 4 << 20).err(), Some(CreateError::Exists(path.clone())));
@@ -247,8 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn where_files_need_names_it_loses_its_name_at_once() {
-        // procfs has neither; the error is that of creating a file with a name.
+    fn the_name_is_removed_at_once_if_files_need_one() {
+        // procfs supports neither unnamed files nor new names; the error must be that of creating a
+        // file with a name.
         let error = create(Path::new("/proc/self/swap"), Some(4 << 20), 0).unwrap_err();
         assert!(matches!(error, CreateError::System(_, "create", _)), "{error}");
     }

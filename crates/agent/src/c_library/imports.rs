@@ -1,4 +1,4 @@
-//! All of them but the memory functions.
+//! The functions that code inside the agent imports, except the memory functions. There is no lock.
 
 use super::errno;
 use crate::real::Real;
@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Time between looks whether a process that has aborted is gone.
+/// Pause between two checks whether a process that aborts has ended.
 const ABORT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Defines hidden functions that jump to functions of this file.
@@ -22,7 +22,8 @@ macro_rules! hidden {
     )*};
 }
 
-/// Defines hidden functions that make the system call of this number, with up to six arguments.
+/// Defines hidden functions that make the system call of the given number, with up to six
+/// arguments.
 macro_rules! system_calls {
     ($($name:literal = $number:expr;)*) => {$(
         global_asm!(
@@ -67,7 +68,7 @@ global_asm!(
     failed = sym failed,
 );
 
-// `clock_nanosleep(2)`, which returns the number of its error.
+// `clock_nanosleep(2)`, which returns its error number.
 global_asm!(
     ".globl clock_nanosleep", ".hidden clock_nanosleep", ".type clock_nanosleep, @function",
     "clock_nanosleep:",
@@ -75,7 +76,7 @@ global_asm!(
     number = const libc::SYS_clock_nanosleep,
 );
 
-// glibc's `pthread_self`: the second word of a thread control block that is not 0 is its own address, as the ABI has it.
+// `pthread_self`: the third word of glibc's thread control block is the block's own address.
 global_asm!(
     ".globl pthread_self",
     ".hidden pthread_self",
@@ -85,7 +86,8 @@ global_asm!(
     "ret",
 );
 
-// Tracing functions of zstd: weak in the codec, so a program that traces its own zstd would be called. 0 means: not traced.
+// zstd's tracing functions: weak in the codec, so the codec would otherwise call those of a program
+// that traces its own zstd. The result 0 means "not traced".
 global_asm!(
     ".irp name, ZSTD_trace_compress_begin, ZSTD_trace_compress_end, ZSTD_trace_decompress_begin, ZSTD_trace_decompress_end",
     ".globl \\name",
@@ -123,28 +125,29 @@ type ThreadClock = unsafe extern "C" fn(libc::pthread_t, *mut libc::clockid_t) -
 type ObjectCallback = unsafe extern "C" fn(*mut libc::dl_phdr_info, size_t, *mut c_void) -> c_int;
 type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
 
-/// Stores the error that a system call has returned; what C functions return then.
+/// Stores the error that a system call has returned in errno, and returns -1.
 extern "C" fn failed(result: c_long) -> c_long {
-    // SAFETY: errno of the calling thread.
+    // SAFETY: `errno` returns the calling thread's errno.
     unsafe { *errno() = -result as c_int };
     -1
 }
 
-/// `pthread_getcpuclockid(3)`
+/// `pthread_getcpuclockid(3)`.
 unsafe extern "C" fn thread_clock(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int {
-    // SAFETY: the type matches; the contract is the caller's.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe { PTHREAD_GETCPUCLOCKID.get::<ThreadClock>().map_or(libc::ENOSYS, |real| real(thread, clock)) }
 }
 
-/// `dl_iterate_phdr(3)`
+/// `dl_iterate_phdr(3)`.
 unsafe extern "C" fn iterate_objects(callback: ObjectCallback, argument: *mut c_void) -> c_int {
-    // SAFETY: the type matches; the contract is the caller's.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe { DL_ITERATE_PHDR.get::<IterateObjects>().map_or(0, |real| real(callback, argument)) }
 }
 
-/// What lies before each allocation: its size, and padding.
+/// Room before each allocation, in bytes: its size, and padding to the alignment.
 const HEADER_BYTES: usize = 16;
 
+/// Returns the layout of an allocation of `bytes` and its header.
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(HEADER_BYTES)?, HEADER_BYTES).ok()
 }
@@ -159,7 +162,7 @@ extern "C" fn allocate_zeroed(count: size_t, bytes: size_t) -> *mut c_void {
     let Some((bytes, layout)) = count.checked_mul(bytes).and_then(|bytes| Some((bytes, layout(bytes)?))) else {
         return null_mut();
     };
-    // SAFETY: the layout is not empty; the header fits.
+    // SAFETY: the layout is not empty; it has room for the header.
     unsafe {
         let start = crate::HEAP.alloc_zeroed(layout);
         if start.is_null() {
@@ -177,7 +180,7 @@ extern "C" fn allocate_zeroed(count: size_t, bytes: size_t) -> *mut c_void {
 unsafe extern "C" fn reallocate(old: *mut c_void, bytes: size_t) -> *mut c_void {
     let new = allocate(bytes);
     if !old.is_null() && !new.is_null() {
-        // SAFETY: by the contract; the header of an allocation has its size.
+        // SAFETY: the caller's contract: `old` is an allocation, and its header has its size.
         unsafe {
             let old_bytes = old.byte_sub(HEADER_BYTES).cast::<usize>().read();
             new.cast::<u8>().copy_from_nonoverlapping(old.cast(), old_bytes.min(bytes));
@@ -190,12 +193,12 @@ unsafe extern "C" fn reallocate(old: *mut c_void, bytes: size_t) -> *mut c_void 
 /// `free(3)` for code inside the agent.
 ///
 /// # Safety
-/// That of `reallocate`.
+/// `old` is null, or an allocation of the functions above that nobody uses any more.
 unsafe extern "C" fn deallocate(old: *mut c_void) {
     if old.is_null() {
         return;
     }
-    // SAFETY: by the contract; the header of an allocation has its size.
+    // SAFETY: the caller's contract: `old` is an allocation, and its header has its size.
     unsafe {
         let start = old.byte_sub(HEADER_BYTES);
         if let Some(layout) = layout(start.cast::<usize>().read()) {
@@ -204,11 +207,13 @@ unsafe extern "C" fn deallocate(old: *mut c_void) {
     }
 }
 
-/// `abort(3)`: ends the process by SIGABRT. A handler of the program's does not run on a thread that the program does not know.
+/// `abort(3)`: ends the process by SIGABRT. The program's handler must not run: the calling thread
+/// may be one that the program does not know.
 extern "C" fn abort() -> ! {
     use rustix::process::{Signal, getpid};
     let default = [0usize; 4];
-    // SAFETY: rt_sigaction reads the four words of a `struct sigaction` (SIG_DFL, no flags), the process is to end.
+    // SAFETY: rt_sigaction reads the four words of `default`, a `struct sigaction` with SIG_DFL and
+    // no flags.
     unsafe {
         std::arch::asm!(
             "syscall", inlateout("rax") libc::SYS_rt_sigaction => _, in("rdi") libc::SIGABRT, in("rsi") default.as_ptr(),
@@ -222,39 +227,45 @@ extern "C" fn abort() -> ! {
     }
 }
 
-/// `getenv(3)`: std asks for RUST_BACKTRACE. A backtrace would read files and allocate in the middle of a foreign program.
+/// `getenv(3)`: finds no variable. std asks for RUST_BACKTRACE, and a backtrace would read files
+/// and allocate memory in the middle of the program.
 extern "C" fn no_variable(_name: *const c_char) -> *mut c_char {
     null_mut()
 }
 
-/// Functions that return a path, for backtraces.
+/// Functions that return a path, for backtraces: they fail with ENOSYS.
 extern "C" fn no_path() -> *mut c_char {
     failed(-c_long::from(libc::ENOSYS));
     null_mut()
 }
 
-/// Keys of thread-specific data: nothing of the agent is destroyed when a thread ends.
+/// Keys of thread-specific data: none is created, because the agent destroys nothing at a thread's
+/// end.
 extern "C" fn no_key() -> c_int {
     libc::EAGAIN
 }
 
-/// Registers a destructor of a thread-local variable: the same.
+/// Registers a destructor of a thread-local variable: the destructor never runs.
 extern "C" fn forget_destructor() -> c_int {
     0
 }
 
-/// What the linker passes to `__tls_get_addr`.
+/// The argument that the linker passes to `__tls_get_addr`.
 #[repr(C)]
 struct ThreadLocal {
     _module: usize,
     offset: usize,
 }
 
-/// Room for the thread-local variables of std: counts of panics, and the calling thread's name.
+/// Room for std's thread-local variables, in bytes: counts of panics, and the calling thread's
+/// name.
 const THREAD_LOCAL_BYTES: usize = 1024;
 
-/// `__tls_get_addr`: one set of variables for all threads. The loader's function needs a thread that the C library knows, and only a
-/// panic, which aborts, gets here. All start as zeros but the list of destructors, which `forget_destructor` keeps unused.
+/// `__tls_get_addr`: one set of variables for all threads.
+///
+/// The loader's function needs a thread that the C library knows. Only a panic, which aborts, comes
+/// here. The variables start as zeros, except the list of destructors, which `forget_destructor`
+/// keeps unused.
 extern "C" fn thread_local_address(variable: &ThreadLocal) -> *mut c_void {
     static VARIABLES: [AtomicU64; THREAD_LOCAL_BYTES / 8] = [const { AtomicU64::new(0) }; THREAD_LOCAL_BYTES / 8];
     if variable.offset >= THREAD_LOCAL_BYTES {

@@ -1,4 +1,5 @@
-//! The memory functions against naive models. In this test executable the names below are the agent's.
+//! Tests of the memory functions against naive models. In this executable the names below are the
+//! agent's.
 
 use libc::{c_int, c_void, size_t};
 use proptest::prelude::*;
@@ -12,12 +13,12 @@ unsafe extern "C" {
     fn strlen(text: *const libc::c_char) -> size_t;
 }
 
-/// Bytes that differ from their neighbours.
+/// Returns bytes that differ from their neighbours.
 fn noise(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(37) ^ (at >> 8) as u8 ^ seed).collect()
 }
 
-/// Copies inside one buffer, which may overlap, byte by byte through a second one.
+/// Compares memmove inside one buffer, and memcpy between two, with copies byte by byte.
 fn check_move(bytes: usize, from: usize, to: usize) {
     let before = noise(from.max(to) + bytes + 80, 1);
     let (mut got, mut wanted) = (before.clone(), before.clone());
@@ -37,6 +38,7 @@ fn check_move(bytes: usize, from: usize, to: usize) {
     assert!(other == wanted, "memcpy of {bytes} bytes from {from} to {to}");
 }
 
+/// Compares memset with a loop.
 fn check_set(bytes: usize, to: usize, byte: c_int) {
     let mut got = noise(to + bytes + 80, 3);
     let mut wanted = got.clone();
@@ -49,7 +51,7 @@ fn check_set(bytes: usize, to: usize, byte: c_int) {
     assert!(got == wanted, "memset of {bytes} bytes at {to} to {byte}");
 }
 
-/// Compares two copies of noise that differ at `differs`, if that lies in them.
+/// Compares two copies of the same bytes that differ at `differs`, if that index lies in them.
 fn check_compare(bytes: usize, one_at: usize, other_at: usize, differs: usize, change: u8) {
     let content = noise(bytes, 5);
     let (mut one, mut other) = (vec![0; one_at + bytes + 32], vec![1; other_at + bytes + 32]);
@@ -57,7 +59,7 @@ fn check_compare(bytes: usize, one_at: usize, other_at: usize, differs: usize, c
     other[other_at..other_at + bytes].copy_from_slice(&content);
     if differs < bytes {
         other[other_at + differs] ^= change;
-        // What comes after the first difference does not count.
+        // Bytes after the first difference must not matter.
         other[other_at + differs + 1..other_at + bytes].reverse();
     }
     let wanted = one[one_at..one_at + bytes].cmp(&other[other_at..other_at + bytes]) as c_int;
@@ -125,22 +127,23 @@ fn strings_of_every_length_and_alignment_are_measured() {
 
 proptest! {
     #[test]
-    fn anything_is_moved(bytes in 0usize..40_000, from in 0usize..5_000, to in 0usize..5_000) {
+    fn random_ranges_are_moved(bytes in 0usize..40_000, from in 0usize..5_000, to in 0usize..5_000) {
         check_move(bytes, from, to);
     }
 
     #[test]
-    fn anything_is_set(bytes in 0usize..40_000, to in 0usize..100, byte: c_int) {
+    fn random_ranges_are_set(bytes in 0usize..40_000, to in 0usize..100, byte: c_int) {
         check_set(bytes, to, byte);
     }
 
     #[test]
-    fn anything_is_compared(bytes in 0usize..9_000, at in 0usize..40, differs in 0usize..10_000, change in 1u8..) {
+    fn random_ranges_are_compared(bytes in 0usize..9_000, at in 0usize..40, differs in 0usize..10_000, change in 1u8..) {
         check_compare(bytes, at, 40 - at, differs, change);
     }
 }
 
-/// Prints how long the functions take beside the C library's: `cargo test --release -p foliomem-agent speed -- --ignored --nocapture`
+/// Prints the speed of the functions relative to the C library's. Command:
+/// `cargo test --release -p foliomem-agent speed -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]
 fn speed_beside_the_c_library() {

@@ -1,4 +1,4 @@
-//! Hooks of `madvise` and `mlockall`: what the program says about its memory.
+//! Hooks of `madvise` and `mlockall`: the program's advice about its memory. There is no lock.
 
 use super::{ADDRESS_SPACE, MADVISE, MLOCKALL, missing};
 use crate::c_library::errno;
@@ -11,11 +11,11 @@ use libc::{c_int, c_long, c_void, size_t};
 type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
 
-/// Drops what is in a range of which the program has said that it is of no use any more. Keeps errno.
+/// Discards the content of a range that the program has freed lazily. Keeps errno.
 fn discard(start: usize, len: usize) {
-    // SAFETY: the types match.
+    // SAFETY: the type is the function's.
     if let Some(real) = unsafe { MADVISE.get::<Madvise>() }.filter(|_| runtime().is_some()) {
-        // SAFETY: nothing is left there to lose; errno of the calling thread.
+        // SAFETY: the program has given the content up; `errno` returns the calling thread's errno.
         unsafe {
             let errno = errno();
             let before = *errno;
@@ -25,13 +25,15 @@ fn discard(start: usize, len: usize) {
     }
 }
 
-/// Tells what was said about huge pages, if the kernel has taken it: also where it says that not all is mapped.
+/// Passes advice about huge pages to the runtime if the kernel has accepted it. The kernel accepts
+/// it also if it fails because a part of the range is not mapped.
 pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, result: R) -> R {
     let advice = match advice {
         libc::MADV_HUGEPAGE => Advice::Huge,
         libc::MADV_NOHUGEPAGE => Advice::NoHuge,
         libc::MADV_FREE if result.into() == 0 => {
-            // What is left for later can be written again without a fault, so without waiting for room.
+            // The program can write pages of a lazy discard without a fault, hence without waiting
+            // for room.
             if runtime().is_some_and(|runtime| runtime.is_short_of_room(0)) {
                 discard(start, len);
             }
@@ -39,11 +41,11 @@ pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: 
         }
         _ => return result,
     };
-    // SAFETY: errno of the calling thread.
+    // SAFETY: `errno` returns the calling thread's errno.
     let is_taken = result.into() == 0 || unsafe { *errno() } == libc::ENOMEM;
     if let Some(runtime) = runtime().filter(|_| is_taken && len > 0) {
         let end = start.saturating_add(len).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
-        runtime.advised(start..end, advice);
+        runtime.note_advice(start..end, advice);
     }
     result
 }
@@ -51,32 +53,33 @@ pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: 
 /// `madvise(2)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int) -> c_int {
-    // SAFETY: as for `fork`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     let result = unsafe { MADVISE.get::<Madvise>().map_or_else(missing, |real| real(start, len, advice)) };
     advised(start.addr(), len, advice, result)
 }
 
-/// Whether the limit is kept, and nothing locked; the kernel is to refuse what is no valid call.
+/// Returns whether `mlockall` is to succeed without locking, so that the limit holds. The kernel
+/// must refuse calls with invalid flags.
 pub(super) fn keeps_limit(flags: c_int) -> bool {
     let (which, all) = (libc::MCL_CURRENT | libc::MCL_FUTURE, libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT);
     let runtime = runtime().filter(|_| flags & which != 0 && flags & !all == 0);
-    runtime.into_iter().for_each(Runtime::wants_all_locked);
+    runtime.into_iter().for_each(Runtime::note_mlockall);
     runtime.is_some()
 }
 
 /// `mlockall(2)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     if keeps_limit(flags) {
         return 0;
     }
-    // SAFETY: as for `fork`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe { MLOCKALL.get::<Mlockall>().map_or_else(missing, |real| real(flags)) }
 }

@@ -1,4 +1,5 @@
-//! Hooks of everything that forks. Where the C library is patched, they only jump there.
+//! Hooks of functions that fork. If the C library is patched, they only jump there. There is no
+//! lock.
 
 use super::{CLONE, DAEMON, FORK, FORKPTY, UNDERSCORE_FORK, missing};
 use crate::start::runtime;
@@ -10,7 +11,7 @@ use std::arch::naked_asm;
 type CloneEntry = extern "C" fn(*mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(CloneEntry, *mut c_void, c_int, *mut c_void, usize, usize, usize) -> c_int;
 
-/// Calls `real` with our hooks around the fork inside it.
+/// Calls `real` so that a fork inside it runs the fork protocol.
 pub(super) fn around_fork<R>(real: impl FnOnce() -> R) -> R {
     match runtime() {
         Some(runtime) => trap_forks(real, runtime),
@@ -18,13 +19,13 @@ pub(super) fn around_fork<R>(real: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Functions that fork. Where the C library is patched they are its own, and use no more stack.
+/// Functions that fork. If the C library is patched, a hook is one jump and uses no stack.
 macro_rules! forking {
     ($($(#[$doc:meta])* $function:ident($($argument:ident: $type:ty),*) -> $result:ty = $real:ident, $trapped:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
-        /// That of the C library's function.
+        /// The contract is that of the C library's function.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $function($($argument: $type),*) -> $result {
@@ -40,7 +41,7 @@ macro_rules! forking {
 
         unsafe extern "C" fn $trapped($($argument: $type),*) -> $result {
             type Function = unsafe extern "C" fn($($type),*) -> $result;
-            // SAFETY: the types match; the contract is the caller's.
+            // SAFETY: the type is the function's; the caller keeps its contract.
             unsafe { $real.get::<Function>().map_or_else(missing, |real| around_fork(|| real($($argument),*))) }
         }
     )*};
@@ -61,7 +62,7 @@ forking! {
 /// `clone(2)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn clone(
@@ -92,7 +93,7 @@ unsafe extern "C" fn clone_trapped(
     tls: usize,
     child_tid: usize,
 ) -> c_int {
-    // SAFETY: as for `syscall`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe {
         let Some(real) = CLONE.get::<Clone>() else { return missing() };
         let call = || real(entry, stack, flags, argument, parent_tid, tls, child_tid);

@@ -1,6 +1,8 @@
-//! Hooks of what gives the program memory: `mmap`, `mprotect`, `mremap`, and the functions of malloc.
+//! Hooks of functions that give the program memory: `mmap`, `mprotect`, `mremap`, and those of
+//! malloc.
 //!
-//! They report new memory, which may be managed before it is touched, and change nothing else.
+//! They send allocation notices, so that the monitor can register the memory before the program
+//! fills it, and change nothing else. There is no lock.
 
 use super::{
     ADDRESS_SPACE, ALIGNED_ALLOC, CALLOC, MALLOC, MEMALIGN, MMAP, MPROTECT, MREMAP, POSIX_MEMALIGN, PVALLOC, REALLOC,
@@ -17,38 +19,40 @@ type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, size_t, size_t) -> c
 type Mprotect = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
 
-/// What malloc gives out in smaller pieces comes from a heap, which is managed as it grows; larger ones may be mappings of their own.
+/// Size from which malloc may return a mapping of its own, in bytes. Smaller pieces come from a
+/// heap, which is managed as it grows.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// Tells that malloc has given out `bytes` at `start`, if it has.
+/// Sends a notice that malloc has returned `bytes` at `start`, unless `start` is null. Returns
+/// `start`.
 #[inline]
-fn got(start: *mut c_void, bytes: usize) -> *mut c_void {
+fn allocated(start: *mut c_void, bytes: usize) -> *mut c_void {
     if let Some(runtime) = runtime()
         && (bytes >= LARGE_BYTES || runtime.is_watched(start.addr().wrapping_add(bytes)))
     {
-        grows(runtime, start, bytes);
+        notify(runtime, start, bytes);
     }
     start
 }
 
 #[cold]
-fn grows(runtime: &Runtime, start: *mut c_void, bytes: usize) {
+fn notify(runtime: &Runtime, start: *mut c_void, bytes: usize) {
     if !start.is_null() {
         let end = start.addr().saturating_add(bytes).min(ADDRESS_SPACE).next_multiple_of(PAGE_BYTES);
-        runtime.grows(start.addr() & !(PAGE_BYTES - 1)..end);
+        runtime.notify_allocation(start.addr() & !(PAGE_BYTES - 1)..end);
     }
 }
 
-/// Nothing, where there is no such function.
-fn none() -> *mut c_void {
+/// Returns null with ENOSYS: the real function does not exist.
+fn missing_allocator() -> *mut c_void {
     missing();
     std::ptr::null_mut()
 }
 
-/// `mmap(2)`, with 64-bit offsets as all of them here.
+/// `mmap(2)`, with a 64-bit offset.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn mmap(
@@ -59,8 +63,8 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let flags = filled_later(bytes, flags);
-    // SAFETY: as for `fork`.
+    let flags = without_populate(bytes, flags);
+    // SAFETY: the type is the function's; the caller keeps its contract.
     let start = unsafe {
         let Some(real) = MMAP.get::<Mmap>() else {
             missing();
@@ -76,60 +80,68 @@ fn is_private_anonymous(flags: c_int) -> bool {
     flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0
 }
 
-/// The flags with which so many `bytes` are mapped: what is filled before anybody can manage it does not wait for room. To fill it is no promise of
-/// the kernel's.
-pub(super) fn filled_later(bytes: usize, flags: c_int) -> c_int {
-    let is_filled = is_private_anonymous(flags) && flags & libc::MAP_POPULATE != 0;
-    let is_too_much = is_filled && runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
-    if is_too_much { flags & !libc::MAP_POPULATE } else { flags }
+/// Returns the flags with which to map `bytes`: without `MAP_POPULATE` if there is no room for
+/// them. Memory that the kernel populates is not managed yet, so it could not wait for room. The
+/// kernel does not promise to populate it.
+pub(super) fn without_populate(bytes: usize, flags: c_int) -> c_int {
+    let is_populated = is_private_anonymous(flags) && flags & libc::MAP_POPULATE != 0;
+    let has_no_room = is_populated && runtime().is_some_and(|runtime| runtime.is_short_of_room(bytes));
+    if has_no_room { flags & !libc::MAP_POPULATE } else { flags }
 }
 
-/// The program has mapped something at `start`, if that has not failed.
+/// Sends a notice that the program has mapped memory at `start`, unless that has failed.
 pub(super) fn mapped(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int) {
     if start == libc::MAP_FAILED || !is_private_anonymous(flags) {
         return;
     }
     let Some(runtime) = runtime() else { return };
-    // What is reserved, more than there can be, is not about to be filled; what may be executed is not managed.
+    // Reserved memory, more than the limit, is not filled soon; executable memory is not managed.
     let is_reserve =
         flags & libc::MAP_GROWSDOWN != 0 || flags & libc::MAP_NORESERVE != 0 && runtime.exceeds_limit(bytes);
     if !is_reserve && protection & (libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_WRITE {
-        grows(runtime, start, bytes);
+        notify(runtime, start, bytes);
     }
 }
 
-/// The program has had `protection` made that of a range, unless that has `failed`.
+/// Sends a notice that the program has changed a range's protection to `protection`, unless that
+/// has `failed`.
 pub(super) fn protected(start: *mut c_void, bytes: usize, protection: c_int, failed: bool) {
-    // What was reserved may be filled from now on.
+    // The program may fill reserved memory from now on.
     if protection == libc::PROT_READ | libc::PROT_WRITE
         && !failed
         && let Some(runtime) = runtime()
     {
-        grows(runtime, start, bytes);
+        notify(runtime, start, bytes);
     }
 }
 
 /// `mprotect(2)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: size_t, protection: c_int) -> c_int {
-    // SAFETY: as for `fork`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     let failed = unsafe { MPROTECT.get::<Mprotect>().map_or_else(missing, |real| real(start, bytes, protection)) };
     protected(start, bytes, protection, failed != 0);
     failed
 }
 
-/// Does `act` to the mapping of so many `bytes` at `start`. The kernel refuses what lies across two mappings, and we make two of some
-/// that are one to the program: then those are made one again.
-pub(super) fn whole<R>(start: usize, bytes: usize, act: impl Fn() -> R, has_failed: impl Fn(&R) -> bool) -> R {
-    // SAFETY: errno of the calling thread.
+/// Runs `act` on the mapping of `bytes` at `start`. The kernel refuses a range with two mappings,
+/// and the agent splits mappings that are one to the program. Then their parts are merged, and
+/// `act` runs again.
+pub(super) fn on_whole_mapping<R>(
+    start: usize,
+    bytes: usize,
+    act: impl Fn() -> R,
+    has_failed: impl Fn(&R) -> bool,
+) -> R {
+    // SAFETY: `errno` returns the calling thread's errno.
     let errno = unsafe { &mut *errno() };
     let before = *errno;
     let result = act();
     let range = start..start.saturating_add(bytes);
-    if !has_failed(&result) || *errno != libc::EFAULT || !runtime().is_some_and(|runtime| runtime.is_made_whole(range))
+    if !has_failed(&result) || *errno != libc::EFAULT || !runtime().is_some_and(|runtime| runtime.merge_mappings(range))
     {
         return result;
     }
@@ -140,7 +152,7 @@ pub(super) fn whole<R>(start: usize, bytes: usize, act: impl Fn() -> R, has_fail
 /// `mremap(2)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     old: *mut c_void,
@@ -149,20 +161,20 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     new: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: as for `syscall`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     let Some(real) = (unsafe { MREMAP.get::<Mremap>() }) else {
         missing();
         return libc::MAP_FAILED;
     };
-    // SAFETY: the types match; the contract is the caller's.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     let act = || unsafe { real(old, old_bytes, bytes, flags, new) };
-    whole(old.addr(), old_bytes, act, |&result| result == libc::MAP_FAILED)
+    on_whole_mapping(old.addr(), old_bytes, act, |&result| result == libc::MAP_FAILED)
 }
 
-/// `mmap(2)`, by its other name.
+/// `mmap64(2)`: another name of `mmap` with a 64-bit offset.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn mmap64(
@@ -173,23 +185,23 @@ pub unsafe extern "C" fn mmap64(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the contract is the caller's.
+    // SAFETY: the caller keeps the contract of `mmap`.
     unsafe { mmap(address, bytes, protection, flags, file, offset) }
 }
 
-/// Functions of malloc's that return what they have allocated: so many `$bytes`.
+/// Functions of malloc that return an allocation of `$bytes`.
 macro_rules! allocating {
     ($($(#[$doc:meta])* $function:ident($($argument:ident: $type:ty),*) = $real:ident, $bytes:expr;)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
-        /// That of the C library's function.
+        /// The contract is that of the C library's function.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub unsafe extern "C" fn $function($($argument: $type),*) -> *mut c_void {
             type Function = unsafe extern "C" fn($($type),*) -> *mut c_void;
-            // SAFETY: as for `fork`.
-            unsafe { $real.get::<Function>().map_or_else(none, |real| got(real($($argument),*), $bytes)) }
+            // SAFETY: the type is the function's; the caller keeps its contract.
+            unsafe { $real.get::<Function>().map_or_else(missing_allocator, |real| allocated(real($($argument),*), $bytes)) }
         }
     )*};
 }
@@ -216,15 +228,16 @@ allocating! {
 /// `posix_memalign(3)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(start: *mut *mut c_void, alignment: size_t, bytes: size_t) -> c_int {
-    // SAFETY: as for `fork`; where the real function succeeds, it has written to `start`.
+    // SAFETY: the type is the function's; the caller keeps its contract. If the real function
+    // succeeds, it has written to `start`.
     unsafe {
         let Some(real) = POSIX_MEMALIGN.get::<PosixMemalign>() else { return libc::ENOSYS };
         let failed = real(start, alignment, bytes);
         if failed == 0 {
-            got(*start, bytes);
+            allocated(*start, bytes);
         }
         failed
     }

@@ -1,8 +1,9 @@
-//! Hooks of `syscall` and `prctl`: a call whose function has a hook gets that hook's treatment.
+//! Hooks of `syscall` and `prctl`: a system call that has a hook is treated as that hook does.
+//! There is no lock.
 
 use super::advice::{advised, keeps_limit};
 use super::fork::around_fork;
-use super::memory::{filled_later, mapped, protected, whole};
+use super::memory::{mapped, on_whole_mapping, protected, without_populate};
 use super::{PRCTL, SYSCALL, missing};
 use crate::start::runtime;
 use foliomem_runtime::runtime::Runtime;
@@ -13,14 +14,14 @@ use std::arch::naked_asm;
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 type Prctl = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
 
-/// `prctl(2)`: Syscall User Dispatch.
+/// The option of `prctl(2)` for Syscall User Dispatch.
 const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
 const PR_SYS_DISPATCH_ON: c_int = 1;
 
-/// `syscall(2)`: calls whose functions have a hook get that.
+/// `syscall(2)`: a call that has a hook is treated as that hook does.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
     )
 }
 
-/// The same, but for forks of a patched C library.
+/// Treats all calls of `syscall`, except forks of a patched C library.
 unsafe extern "C" fn syscall_hooked(
     number: c_long,
     a: usize,
@@ -54,8 +55,9 @@ unsafe extern "C" fn syscall_hooked(
     e: usize,
     f: usize,
 ) -> c_long {
-    // SAFETY: as for `fork`; passing six arguments to a variadic function that reads as many as the
-    // call needs is how the C library itself defines it.
+    // SAFETY: the type is the function's; the caller keeps its contract. The variadic function
+    // reads as many of the six arguments as the call needs; the C library's own definition reads
+    // six, too.
     unsafe {
         let Some(real) = SYSCALL.get::<Syscall>() else { return c_long::from(missing()) };
         match number {
@@ -67,7 +69,7 @@ unsafe extern "C" fn syscall_hooked(
             libc::SYS_mlockall if keeps_limit(a as c_int) => 0,
             libc::SYS_madvise => advised(a, b, c as c_int, real(number, a, b, c, d, e, f)),
             libc::SYS_mmap => {
-                let flags = filled_later(b, d as c_int);
+                let flags = without_populate(b, d as c_int);
                 let start = real(number, a, b, c, flags as usize, e, f);
                 mapped(std::ptr::with_exposed_provenance_mut(start as usize), b, c as c_int, flags);
                 start
@@ -77,26 +79,26 @@ unsafe extern "C" fn syscall_hooked(
                 protected(std::ptr::with_exposed_provenance_mut(a), b, c as c_int, failed != 0);
                 failed
             }
-            libc::SYS_mremap => whole(a, b, || real(number, a, b, c, d, e, f), |&result| result == -1),
+            libc::SYS_mremap => on_whole_mapping(a, b, || real(number, a, b, c, d, e, f), |&result| result == -1),
             _ => real(number, a, b, c, d, e, f),
         }
     }
 }
 
-/// The program has set a filter for system calls, or tried to, or asked what it could.
+/// Notes that the program has installed a system call filter, or tried to. Returns `result`.
 fn filtered<R>(result: R) -> R {
-    runtime().into_iter().for_each(Runtime::is_filtered);
+    runtime().into_iter().for_each(Runtime::note_system_call_filter);
     result
 }
 
 /// `prctl(2)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
-    // SAFETY: as for `syscall`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     let result = unsafe { PRCTL.get::<Prctl>().map_or_else(missing, |real| real(option, a, b, c, d)) };
     match option {
         libc::PR_SET_SECCOMP => filtered(result),
@@ -105,7 +107,8 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
     }
 }
 
-/// The program has asked for its system calls to be dispatched, or not to be.
+/// Notes that the program has turned Syscall User Dispatch on or off, if that has succeeded.
+/// Returns `result`.
 fn dispatched<R: Into<c_long> + Copy>(mode: usize, selector: usize, result: R) -> R {
     if result.into() == 0 {
         let is_on = mode == PR_SYS_DISPATCH_ON as usize && selector != 0;

@@ -1,8 +1,9 @@
-//! Threads of the program tell that they begin, before anything else
-//! (`foliomem_sys::thread_control_block`).
+//! Hooks of functions that start a thread: the new thread sends a notice before it does anything
+//! else (`foliomem_sys::thread_control_block`).
 //!
-//! What a thread is to begin with it gets in a *cell* of the program's heap. Cells are used again:
-//! a thread that has never allocated does not begin to, which would cost it an arena of its own.
+//! The creating thread passes entry and argument in a *cell* of the program's heap. Cells are
+//! reused, so a thread that never allocates need not allocate for its cell, which would cost it a
+//! malloc arena. The list of spare cells is lock-free.
 
 use super::{PTHREAD_CREATE, THRD_CREATE};
 use crate::start::runtime;
@@ -13,38 +14,39 @@ use libc::{c_int, c_void};
 use std::arch::naked_asm;
 use std::ptr::NonNull;
 
-/// Where the program has a thread begin.
+/// A thread's entry function.
 pub type Entry = extern "C" fn(*mut c_void) -> *mut c_void;
 
-/// Where a thread begins, and with what.
+/// A thread's entry function and its argument.
 #[repr(C)]
-struct Beginning {
+struct Start {
     entry: Entry,
     argument: *mut c_void,
 }
 
-// SAFETY: the argument is the program's, on its way from one thread to another.
-unsafe impl Send for Beginning {}
+// SAFETY: the argument belongs to the program, which passes it from one thread to another.
+unsafe impl Send for Start {}
 
-/// On its way to the thread.
-type Handed = Cell<Beginning>;
+/// A cell on its way to the new thread.
+type StartCell = Cell<Start>;
 
-/// Cells that nobody uses.
-static SPARE: CellList<Beginning> = CellList::new();
+/// Cells that are not in use.
+static SPARE: CellList<Start> = CellList::new();
 
-/// A cell; `None` where there is no memory.
-fn take() -> Option<NonNull<Handed>> {
-    // SAFETY: an allocation of the program's.
-    SPARE.take().or_else(|| NonNull::new(unsafe { super::memory::malloc(size_of::<Handed>()).cast() }))
+/// Returns a free cell; `None` if malloc has no memory.
+fn take() -> Option<NonNull<StartCell>> {
+    // SAFETY: malloc may be called with any size. The hook keeps the program's malloc contract.
+    SPARE.take().or_else(|| NonNull::new(unsafe { super::memory::malloc(size_of::<StartCell>()).cast() }))
 }
 
-/// Has `real` make a thread that tells that it begins, then goes to `entry`. What that returns: not
-/// 0 where there is no thread. `None` where there is no memory for it.
+/// Lets `real` create a thread that sends a notice and then runs `entry`. Returns the result of
+/// `real`, which is not 0 if there is no thread; `None` if there is no memory for the cell.
 fn create(real: impl FnOnce(Entry, *mut c_void) -> c_int, entry: Entry, argument: *mut c_void) -> Option<c_int> {
     let handed = take()?;
-    // SAFETY: the cell is ours until there is a thread, and if there is none. It is never freed.
+    // SAFETY: the cell belongs to this function until the thread exists, or if it fails to. It is
+    // never freed.
     unsafe {
-        handed.write(Cell::new(Beginning { entry, argument }));
+        handed.write(Cell::new(Start { entry, argument }));
         let failed = real(begin, handed.as_ptr().cast());
         if failed != 0 {
             SPARE.give_back(handed);
@@ -53,25 +55,26 @@ fn create(real: impl FnOnce(Entry, *mut c_void) -> c_int, entry: Entry, argument
     }
 }
 
-/// What a thread begins with in the program's stead. It leaves no frame: threads may be ended by
-/// unwinding their stacks.
+/// The entry function of every thread: sends a notice, then jumps to the program's entry. It leaves
+/// no stack frame, because a thread may be ended by unwinding its stack.
 #[unsafe(naked)]
 extern "C" fn begin(handed: *mut c_void) -> *mut c_void {
-    naked_asm!("sub rsp, 8", "call {begun}", "add rsp, 8", "mov rdi, rdx", "jmp rax", begun = sym begun)
+    naked_asm!("sub rsp, 8", "call {started}", "add rsp, 8", "mov rdi, rdx", "jmp rax", started = sym started)
 }
 
-/// Tells that the calling thread has begun; what it is to go on with.
-extern "C" fn begun(handed: NonNull<Handed>) -> Beginning {
-    // SAFETY: `create` has filled it for this thread alone, which gives it back.
-    let beginning = unsafe {
-        let beginning = handed.read().value;
+/// Notes that the calling thread has started, and returns what it must run.
+extern "C" fn started(handed: NonNull<StartCell>) -> Start {
+    // SAFETY: `create` filled the cell for this thread alone, and this thread returns it once.
+    let start = unsafe {
+        let start = handed.read().value;
         SPARE.give_back(handed);
-        beginning
+        start
     };
-    // A thread whose control block was here may have ended with its calls dispatched.
+    // The control block of this thread may have belonged to an ended thread whose calls were
+    // dispatched.
     patches::note_dispatch(None);
-    runtime().into_iter().for_each(Runtime::thread_begins);
-    beginning
+    runtime().into_iter().for_each(Runtime::note_thread_start);
+    start
 }
 
 type PthreadCreate =
@@ -81,7 +84,7 @@ type ThrdCreate = unsafe extern "C" fn(*mut libc::pthread_t, Entry, *mut c_void)
 /// `pthread_create(3)`.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -89,7 +92,7 @@ pub unsafe extern "C" fn pthread_create(
     entry: Entry,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: as for `fork`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe {
         let Some(real) = PTHREAD_CREATE.get::<PthreadCreate>() else { return libc::ENOSYS };
         if runtime().is_none() {
@@ -100,15 +103,16 @@ pub unsafe extern "C" fn pthread_create(
     }
 }
 
-/// `thrd_create(3)`, whose threads return an `int`: that is as good as the half of a register.
+/// `thrd_create(3)`. Its threads return an `int`, which is the lower half of the register of a
+/// pointer.
 ///
 /// # Safety
-/// That of the C library's function.
+/// The contract is that of the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thrd_create(thread: *mut libc::pthread_t, entry: Entry, argument: *mut c_void) -> c_int {
-    /// `thrd_nomem`
+    /// The error code `thrd_nomem`.
     const NO_MEMORY: c_int = 3;
-    // SAFETY: as for `fork`.
+    // SAFETY: the type is the function's; the caller keeps its contract.
     unsafe {
         let Some(real) = THRD_CREATE.get::<ThrdCreate>() else { return NO_MEMORY };
         if runtime().is_none() {

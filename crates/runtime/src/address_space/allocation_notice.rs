@@ -28,11 +28,11 @@
 //! All words are futexes. There is no lock, because a fork may interrupt another thread anywhere
 //! here.
 //!
-//! Orderings: a slot's `state` carries the rest of the slot. Each change of the state releases what
-//! its maker has written and acquires what the maker of the change before has written: posted to
-//! received (the range), received to answered (what is registered), free to taken (the thread
-//! before has read the slot). When `pauses` becomes 0, it releases the work of the pausing threads
-//! to `wait_while_paused`.
+//! Orderings: a slot's `state` carries the rest of the slot. A change of the state releases the
+//! earlier writes of its thread, and acquires those of the thread that made the previous change:
+//! posted to received (the range), received to answered (the registration), free to taken (the
+//! earlier thread's reads of the slot). When `pauses` becomes 0, it releases the work of the
+//! pausing threads to `wait_while_paused`.
 
 use foliomem_sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use foliomem_sys::word_wait::{self, ALL, now_ns};
@@ -41,20 +41,19 @@ use rustix::process::Pid;
 use std::ops::Range;
 use std::time::Duration;
 
-/// The longest wait for the monitor, in nanoseconds: the child of a fork may have no monitor yet.
+/// Maximum wait for the monitor, in nanoseconds: the child of a fork may have no monitor yet.
 const MAX_WAIT_NS: u64 = 100_000_000;
-/// Threads that can wait at the same time. Any other thread goes on at once.
+/// Maximum number of threads that wait at the same time. Any other thread goes on at once.
 const SLOTS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
-/// An allocation of this share of the limit (1/2^n), but of 1 MiB at least, is worth a notice. As
-/// much may pass after the monitor has found something new, and as much of the heap may be
-/// unmanaged.
+/// Minimum size of an allocation that needs a notice, as a shift of the limit (1/2^6), at least 1
+/// MiB. It is also the memory that may pass after the monitor has found something new, and the part
+/// of the heap that may be unmanaged.
 const MUCH_SHIFT: u32 = 6;
 const MUCH_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
-/// The share of the limit (1/2^n) that may pass after the first futile notice, and after the last
-/// one that counts.
+/// Memory that may pass after the first futile notice, and the maximum, as shifts of the limit.
 const FIRST_PASS_SHIFT: u32 = 5;
 const LAST_PASS_SHIFT: u32 = 2;
-/// An address further above the heap's end does not belong to the heap.
+/// Maximum distance of a heap address from the heap's known end, in bytes.
 const HEAP_REACH_BYTES: usize = 1 << 40;
 /// The end of an unmanaged heap: no mapping lies right above this address.
 const NO_HEAP: usize = usize::MAX / 2;
@@ -84,7 +83,7 @@ pub enum NoticeKind {
 }
 
 impl NoticeKind {
-    /// As a word: thread ids are positive.
+    /// Encodes the kind as a word. Thread ids are positive.
     fn word(self) -> i32 {
         match self {
             NoticeKind::Allocated => 0,
@@ -106,7 +105,7 @@ impl NoticeKind {
 #[derive(Debug, Default)]
 struct Slot {
     state: AtomicU32,
-    /// [`NoticeKind::word`].
+    /// The encoded [`NoticeKind`].
     what: AtomicI32,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -122,18 +121,18 @@ impl Slot {
     }
 }
 
-/// The notices of one process, and what limits their number.
+/// The notices of one process, and the state that limits their number.
 #[derive(Debug)]
 pub struct AllocationNotices {
     limit_pages: AtomicI64,
     slots: [Slot; SLOTS],
-    /// The slot after the one that the monitor has received last.
+    /// The slot after that of the last received notice.
     next_slot: AtomicUsize,
-    /// A thread has reached its time limit since the monitor looked last.
+    /// Whether a thread has reached its time limit since the monitor received last.
     is_monitor_late: AtomicBool,
-    /// How often the monitor has found something new.
+    /// Number of times that the monitor has found something new.
     finds: AtomicU32,
-    /// Futile notices in a row.
+    /// Number of futile notices in a row.
     futile: AtomicU32,
     /// Pages that may still be allocated without a notice.
     pass_pages: AtomicI64,
@@ -141,51 +140,51 @@ pub struct AllocationNotices {
     heap_end: AtomicUsize,
     /// An allocation that ends less than `HEAP_REACH_BYTES` above this address needs a notice.
     border: AtomicUsize,
-    /// Guards of [`AllocationNotices::pause`] that exist. Allocating threads wait while it is not
-    /// 0.
+    /// Number of existing guards of [`AllocationNotices::pause`]. Allocating threads wait while it
+    /// is not 0.
     pauses: AtomicU32,
 }
 
-/// Allocating threads are paused until this is dropped.
+/// A guard that pauses allocating threads until it is dropped.
 #[derive(Debug)]
 pub struct Paused<'a>(&'a AllocationNotices);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        // AcqRel: the last holder has seen what the others did. Pairs with itself, and with the
-        // Acquire in `wait_while_paused`.
+        // AcqRel: the last guard publishes the work of all pausing threads. It pairs with itself,
+        // and with the Acquire in `wait_while_paused`.
         if self.0.pauses.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.release();
         }
     }
 }
 
-/// A received notice. A thread waits for its answer.
+/// A received notice, whose thread waits for the answer.
 #[derive(Debug)]
 pub struct Notice<'a> {
     slot: &'a Slot,
-    /// Why the thread sends it.
+    /// Why the thread has sent the notice.
     pub what: NoticeKind,
-    /// The memory that it is about.
+    /// The memory that the notice is about.
     pub range: Range<usize>,
-    /// How often the monitor had found something new when the thread sent the notice.
+    /// The value of `AllocationNotices::finds` when the notice was sent.
     pub finds: u32,
 }
 
 impl Notice<'_> {
-    /// Monitor: lets the thread go on.
+    /// Lets the thread go on. The monitor calls this.
     pub fn answer(self) {
         if self.slot.change(RECEIVED, ANSWERED) {
             word_wait::wake(&self.slot.state, 1);
         } else {
-            // Release pairs with the AcqRel in `change`, when another thread takes the slot.
+            // Release pairs with the AcqRel in `change` by which another thread takes the slot.
             self.slot.state.store(FREE, Ordering::Release);
         }
     }
 }
 
 impl AllocationNotices {
-    /// No notices, for a process under a limit of `limit_pages`.
+    /// Creates an empty set of notices, for a process under a limit of `limit_pages`.
     pub fn new(limit_pages: i64) -> AllocationNotices {
         AllocationNotices {
             limit_pages: AtomicI64::new(limit_pages),
@@ -201,7 +200,7 @@ impl AllocationNotices {
         }
     }
 
-    /// The limit has changed.
+    /// Sets the limit, in pages.
     pub fn set_limit(&self, limit_pages: i64) {
         self.limit_pages.store(limit_pages, Ordering::Relaxed);
     }
@@ -210,20 +209,21 @@ impl AllocationNotices {
         (self.limit_pages.load(Ordering::Relaxed) >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
     }
 
-    /// Whether `range` alone is worth a notice.
+    /// Returns whether `range` alone needs a notice.
     pub fn is_much(&self, range: &Range<usize>) -> bool {
         pages(range) >= self.much_pages()
     }
 
-    /// Whether an allocation that ends at `end` needs a notice, however small it is: it lies well
-    /// above the managed part of the heap, or threads are paused.
+    /// Returns whether an allocation that ends at `end` needs a notice, however small it is: if it
+    /// lies well above the managed part of the heap, or if threads are paused.
     #[inline]
     pub fn is_watched(&self, end: usize) -> bool {
         self.pauses.load(Ordering::Relaxed) != 0
             || end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES
     }
 
-    /// Whether an allocated `range` needs no notice, as judged by the last finds of the monitor.
+    /// Returns whether an allocated `range` needs no notice, judging by the last finds of the
+    /// monitor. Counts it if so.
     pub fn may_pass(&self, range: &Range<usize>) -> bool {
         let pages = pages(range);
         !self.is_watched(range.end)
@@ -231,9 +231,10 @@ impl AllocationNotices {
             && self.pass_pages.fetch_sub(pages, Ordering::Relaxed) >= pages
     }
 
-    /// Pauses allocating threads until the returned guard is dropped. For the agent's threads.
+    /// Pauses allocating threads until the returned guard is dropped. Only threads of the agent may
+    /// call.
     pub fn pause(&self) -> Paused<'_> {
-        // Relaxed: a thread that sees it late allocates once more before it waits.
+        // Relaxed: a thread that sees the change late allocates once more before it waits.
         self.pauses.fetch_add(1, Ordering::Relaxed);
         Paused(self)
     }
@@ -242,17 +243,17 @@ impl AllocationNotices {
         word_wait::wake(&self.pauses, ALL);
     }
 
-    /// For an allocating thread: returns when threads are not paused.
+    /// Waits until threads are not paused. Allocating threads call this.
     pub fn wait_while_paused(&self) {
         // Acquire pairs with the AcqRel in the drop of `Paused`.
         let pauses = self.pauses.load(Ordering::Acquire);
         if pauses != 0 {
-            // A wake-up for another reason lets it go on, too.
+            // A wake-up for another reason may let the thread go on, too.
             word_wait::wait_for(&self.pauses, pauses, Duration::from_nanos(MAX_WAIT_NS));
         }
     }
 
-    /// A part of the heap is managed up to `end`. (Another part may be further up.)
+    /// Notes that a part of the heap is managed up to `end`. (Another part may lie higher.)
     pub fn note_managed_heap(&self, end: usize) {
         let known = self.heap_end.load(Ordering::Relaxed);
         if known == NO_HEAP || known < end {
@@ -265,7 +266,7 @@ impl AllocationNotices {
         self.border.store(end + self.much_pages() as usize * PAGE_BYTES, Ordering::Relaxed);
     }
 
-    /// The program has unmapped `range`, which may be the end of the heap.
+    /// Notes that the program has unmapped `range`, which may be the end of the heap.
     pub fn unmapped(&self, range: &Range<usize>) {
         let end = self.heap_end.load(Ordering::Relaxed);
         if range.start < end && end <= range.end {
@@ -273,8 +274,8 @@ impl AllocationNotices {
         }
     }
 
-    /// Sends a notice about `range`, calls `wake` to wake the monitor, and waits for the answer;
-    /// whether there was one in time.
+    /// Sends a notice about `range`, calls `wake` to wake the monitor, and waits for the answer.
+    /// Returns whether the answer came in time.
     pub fn notify(&self, what: NoticeKind, range: Range<usize>, wake: impl FnOnce()) -> bool {
         if self.is_monitor_late.load(Ordering::Relaxed) {
             return false;
@@ -289,10 +290,10 @@ impl AllocationNotices {
         wake();
         let until_ns = now_ns() + MAX_WAIT_NS;
         loop {
-            // Acquire pairs with the AcqRel of `answer`: what the monitor has done is seen.
+            // Acquire pairs with the AcqRel of `answer`: the thread sees what the monitor has done.
             let state = slot.state.load(Ordering::Acquire);
             if state == ANSWERED {
-                // Release pairs with the AcqRel with which the next thread takes the slot.
+                // Release pairs with the AcqRel by which the next thread takes the slot.
                 slot.state.store(FREE, Ordering::Release);
                 return true;
             }
@@ -308,11 +309,10 @@ impl AllocationNotices {
         }
     }
 
-    /// Monitor: receives a notice, if there is one.
+    /// Receives a notice, if there is one. The monitor calls this.
     pub fn receive(&self) -> Option<Notice<'_>> {
         self.is_monitor_late.store(false, Ordering::Relaxed);
-        // Slots take turns, so a thread that sends notices all the time does not keep others
-        // waiting.
+        // Slots take turns, so a thread that sends notices all the time cannot starve others.
         let start = self.next_slot.load(Ordering::Relaxed);
         let index = (start..start + SLOTS).find(|index| self.slots[index % SLOTS].change(POSTED, RECEIVED))?;
         self.next_slot.store((index + 1) % SLOTS, Ordering::Relaxed);
@@ -322,26 +322,27 @@ impl AllocationNotices {
         Some(Notice { slot, what, range, finds: slot.finds.load(Ordering::Relaxed) })
     }
 
-    /// Monitor: whether a notice waits to be received.
+    /// Returns whether a notice waits to be received. The monitor calls this.
     pub fn has_pending(&self) -> bool {
-        // Relaxed: `receive` acquires what was notice.
+        // Relaxed: `receive` acquires the notice.
         self.slots.iter().any(|slot| slot.state.load(Ordering::Relaxed) == POSTED)
     }
 
-    /// Monitor: it has found something new, with a notice or without.
+    /// Notes that the monitor has found something new, with or without a notice.
     pub fn note_found(&self) {
         self.finds.fetch_add(1, Ordering::Relaxed);
         self.futile.store(0, Ordering::Relaxed);
         self.pass_pages.store(self.much_pages(), Ordering::Relaxed);
     }
 
-    /// Monitor: a notice about `range`, sent after `finds` finds, has shown nothing new.
+    /// Notes that a notice about `range`, sent after `finds` finds, has shown nothing new.
     pub fn note_futile(&self, range: &Range<usize>, finds: u32) {
         if finds != self.finds.load(Ordering::Relaxed) {
-            // It was new when the notice was sent, and was found with something else.
+            // The memory was new when the notice was sent, and the monitor found it with something
+            // else.
             return;
         }
-        // (Unless the notice was needed only because threads are paused.)
+        // A notice that was needed only because threads are paused says nothing about the heap.
         if range.end.wrapping_sub(self.border.load(Ordering::Relaxed)) < HEAP_REACH_BYTES {
             // This part of the heap cannot be managed.
             self.heap_ends(range.end);
@@ -352,13 +353,13 @@ impl AllocationNotices {
         self.pass_pages.store(self.limit_pages.load(Ordering::Relaxed) >> shift, Ordering::Relaxed);
     }
 
-    /// Whether no slot is in use.
+    /// Returns whether no slot is in use.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.slots.iter().all(|slot| slot.state.load(Ordering::Relaxed) == FREE)
     }
 
-    /// In the child of a fork, where no other thread waits.
+    /// Resets the slots and pauses in the child of a fork, where no other thread waits.
     pub fn reset(&self) {
         let AllocationNotices {
             slots,
@@ -401,34 +402,34 @@ mod tests {
                     foliomem_sync::back_off();
                 }
             });
-            let tellers: Vec<_> = (0..THREADS)
-                .map(|teller| {
+            let senders: Vec<_> = (0..THREADS)
+                .map(|sender| {
                     let (notices, seen) = (&notices, &seen);
                     scope.spawn(move || {
                         (0..200)
                             .filter(|&turn| {
-                                notices.notify(NoticeKind::Allocated, teller..turn, || {})
-                                    && seen[teller].load(Ordering::Acquire) == turn
+                                notices.notify(NoticeKind::Allocated, sender..turn, || {})
+                                    && seen[sender].load(Ordering::Acquire) == turn
                             })
                             .count()
                     })
                 })
                 .collect();
-            let answered: Vec<_> = tellers.into_iter().map(|teller| teller.join().unwrap()).collect();
+            let answered: Vec<_> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
             stop.store(true, Ordering::Release);
-            // The monitor of a test may starve, too.
+            // The monitor thread of the test may starve.
             assert!(answered.iter().all(|&answered| answered > 100), "{answered:?}");
         });
         assert!(notices.is_idle());
     }
 
     #[test]
-    fn a_thread_waits_once_and_not_for_ever_without_a_monitor() {
+    fn a_thread_waits_once_and_not_forever_without_a_monitor() {
         let notices = AllocationNotices::new(LIMIT_PAGES);
         let mut woken = 0;
         assert!(!(0..3).any(|_| notices.notify(NoticeKind::Allocated, 0..1, || woken += 1)));
         assert_eq!(woken, 1);
-        // The monitor looks too late, and receives the next one.
+        // The monitor is late. Then the next notice is sent again.
         assert!(notices.receive().is_none());
         notices.notify(NoticeKind::Allocated, 0..1, || woken += 1);
         assert_eq!(woken, 2);
@@ -441,7 +442,7 @@ mod tests {
             [NoticeKind::Allocated, NoticeKind::JoinMappings, NoticeKind::ThreadStarted(Pid::from_raw(7).unwrap())]
         {
             std::thread::scope(|scope| {
-                let teller = scope.spawn(|| notices.notify(what, 5..6, || {}));
+                let sender = scope.spawn(|| notices.notify(what, 5..6, || {}));
                 let notice = loop {
                     if let Some(notice) = notices.receive() {
                         break notice;
@@ -449,7 +450,7 @@ mod tests {
                 };
                 assert_eq!((notice.what, notice.range.clone()), (what, 5..6));
                 notice.answer();
-                assert!(teller.join().unwrap());
+                assert!(sender.join().unwrap());
             });
         }
     }
@@ -458,7 +459,7 @@ mod tests {
     fn an_abandoned_slot_is_free_in_the_end() {
         let notices = AllocationNotices::new(LIMIT_PAGES);
         std::thread::scope(|scope| {
-            let teller = scope.spawn(|| notices.notify(NoticeKind::JoinMappings, 5..6, || {}));
+            let sender = scope.spawn(|| notices.notify(NoticeKind::JoinMappings, 5..6, || {}));
             let notice = loop {
                 if let Some(notice) = notices.receive() {
                     break notice;
@@ -466,7 +467,7 @@ mod tests {
                 foliomem_sync::back_off();
             };
             assert_eq!((notice.what, notice.range.clone()), (NoticeKind::JoinMappings, 5..6));
-            teller.join().unwrap();
+            sender.join().unwrap();
             notice.answer();
         });
         assert!(notices.is_idle());
@@ -491,7 +492,7 @@ mod tests {
             assert_eq!(gone_on.load(Ordering::Acquire), 3);
         });
         assert!(!notices.is_watched(64));
-        // The child of a fork has the word, but not who holds.
+        // The child of a fork inherits the count of pauses, but not their guards.
         std::mem::forget(notices.pause());
         notices.wait_while_paused();
         notices.reset();
@@ -499,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_often_nothing_is_new_the_more_may_pass() {
+    fn futile_notices_let_more_allocations_pass() {
         let notices = AllocationNotices::new(LIMIT_PAGES);
         let piece = 0..MUCH_MIN_PAGES as usize * PAGE_BYTES;
         let passed = || (0..).take_while(|_| notices.may_pass(&piece)).count();
@@ -519,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_above_the_managed_heap_is_new() {
+    fn an_allocation_above_the_managed_heap_is_new() {
         const END: usize = 0x5555_0000_0000;
         let notices = AllocationNotices::new(LIMIT_PAGES);
         let is_new = |start: usize, bytes: usize| {
@@ -538,7 +539,11 @@ mod tests {
         assert!(is_new(above - 64, 64), "it has shrunk");
         notices.note_managed_heap(END);
         notices.note_managed_heap(END - 4096);
-        assert_eq!([above - 64, above].map(|start| is_new(start, 32)), [false, true], "no end, but further down");
+        assert_eq!(
+            [above - 64, above].map(|start| is_new(start, 32)),
+            [false, true],
+            "a lower part does not change the end"
+        );
         notices.note_futile(&(above..above + 64), 0);
         assert!(!is_new(above, 32), "it cannot be managed");
     }

@@ -1,17 +1,17 @@
 //! The copy-on-write throttle: writes to pages that a fork left shared wait for memory.
 //!
-//! After a fork the kernel copies a shared page at the first write to it. It charges no budget and
-//! makes no thread wait. Several processes copy gigabytes in a second, faster than a monitor that
-//! sees it later can free memory. So where the copies may not fit, and copying has begun, the
-//! monitor write-protects managed memory. The first write to each block of [`BLOCK_BYTES`] then
-//! faults, and waits until there is room for the copy. A short child that writes little, and a
-//! program with room, are never throttled.
+//! After a fork, the kernel copies a shared page at the first write to it. It charges no budget,
+//! and no thread waits. Several processes can copy gigabytes in a second, faster than the monitor
+//! notices and frees memory. So if the copies may not fit and copying has begun, the monitor
+//! write-protects managed memory. The first write to each block of [`BLOCK_BYTES`] then faults, and
+//! waits until there is room for the copy. A short-lived child that writes little is never
+//! throttled, and neither is a program with room.
 //!
 //! A page that was swapped out is not shared: it is mapped in unprotected. Swapping out a page
 //! removes its protection. In the child of a fork no page is protected.
 //!
-//! Control blocks of threads are never protected ([`foliomem_sys::thread_control_block`]). The monitor
-//! protects, and any handler serves the faults. There is no lock.
+//! Control blocks of threads are never protected ([`foliomem_sys::thread_control_block`]). The
+//! monitor protects; any handler serves the faults. There is no lock.
 
 use crate::address_space::ranges::pages;
 use crate::ports::machine::LinuxMachine;
@@ -22,58 +22,59 @@ use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// One write makes this much memory writable: 64 KiB, the usual size of a folio.
+/// Memory that one write makes writable, in bytes: 64 KiB, the usual size of a folio.
 const BLOCK_BYTES: usize = 64 << 10;
-/// So many copied pages show that a side of the fork works on shared memory: 1 MiB.
+/// Minimum number of copied pages that shows that a side of the fork works on shared memory: 1 MiB.
 const BEGUN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
 
 /// Whether managed memory is write-protected.
 #[derive(Debug, Default)]
 pub(crate) struct CowThrottle {
-    are_watched: AtomicBool,
+    is_active: AtomicBool,
 }
 
 impl CowThrottle {
-    /// There was a fork: not all shared pages are protected.
+    /// Notes a fork: some shared pages are not protected.
     pub(crate) fn forked(&self) {
-        self.are_watched.store(false, Relaxed);
+        self.is_active.store(false, Relaxed);
     }
 
-    /// Monitor: protects shared memory where the copies may not fit, until no page is shared any
-    /// more.
-    pub(crate) fn look(&self, budget: &Budget, engine: &Engine<LinuxMachine>) {
-        let are_watched = self.are_watched.load(Relaxed);
+    /// Protects shared memory if the copies may not fit, until no page is shared any more. The
+    /// monitor calls this.
+    pub(crate) fn update(&self, budget: &Budget, engine: &Engine<LinuxMachine>) {
+        let is_active = self.is_active.load(Relaxed);
         if !budget.shares() {
-            if are_watched {
+            if is_active {
                 each(engine, Userfaultfd::unprotect);
-                self.are_watched.store(false, Relaxed);
+                self.is_active.store(false, Relaxed);
             }
             return;
         }
         let may_not_fit = budget.room_pages() < budget.own_pages() + budget.shared_pages();
-        if !are_watched && may_not_fit && budget.copied_pages() > BEGUN_PAGES {
+        if !is_active && may_not_fit && budget.copied_pages() > BEGUN_PAGES {
             let done = each(engine, Userfaultfd::protect);
-            // A mapping event that was pending is over by the next look.
-            self.are_watched.store(done, Relaxed);
+            // After a pending mapping event, the next call protects the rest.
+            self.is_active.store(done, Relaxed);
         }
     }
 }
 
-/// Calls `act` for all resident memory that may be protected; whether no mapping event was in the
-/// way. Swapped-out pages have marks that must stay ([`crate::address_space::marks`]).
+/// Calls `act` for all resident memory that may be protected. Returns whether no pending mapping
+/// event prevented it. Swapped-out pages have marks that must stay
+/// ([`crate::address_space::marks`]).
 fn each(engine: &Engine<LinuxMachine>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
     let mut done = true;
     for range in engine.machine().protectable() {
         engine.for_each_resident(pages(&range), |run| {
             let (start, end) = (run.start.address() as usize, run.end.address() as usize);
-            // A range that is not as the engine knows it is being unmapped.
+            // If a range is not as the engine knows it, it is being unmapped.
             done &= act(&engine.machine().descriptors().program, start, end - start) != Err(MoveError::Again);
         });
     }
     done
 }
 
-/// The block around `page`, as far as it is of the same range.
+/// Returns the block around `page`, limited to the page's range.
 pub(crate) fn block(machine: &LinuxMachine, page: PageNumber) -> Range<usize> {
     let address = page.address() as usize;
     let start = address - address % BLOCK_BYTES;

@@ -5,18 +5,18 @@
 //! unmap a range, another thread may move pages to that place, and the second message may be read
 //! first. If changes were applied in that order, the moved pages would be lost.
 //!
-//! A range can be moved only to where nothing is. So if something is known at the target of a move,
-//! the message about its removal is still to come, and the move *waits* for it. A message about
-//! addresses that a waiting move leaves or fills waits behind the move, unless the move waits for
-//! that message.
+//! A range can be moved only to free addresses. So if the agent knows memory at the target of a
+//! move, the message about its removal is still to come, and the move *waits* for it. A message
+//! about addresses that a waiting move leaves or fills waits behind the move, unless the move waits
+//! for that message.
 //!
 //! A move has an *echo*: a message that its source is unmapped, queued when the move's message has
-//! been read. Something else may have been moved there by then. An echo says nothing new and is
+//! been read. Other memory may have been moved there by then. An echo says nothing new and is
 //! dropped.
 //!
-//! Assumptions: everything mapped is known (the kernel does not report a mapping that grows in
-//! place, so the caller asks); and no thread changes addresses again while a message about their
-//! earlier content is under way. If two threads do that, nothing shows which was first.
+//! Assumptions: the agent knows all mapped memory (the kernel does not report a mapping that grows
+//! in place, so the caller asks). No thread changes addresses again while a message about their
+//! earlier content is under way: if two threads do that, nothing shows which change was first.
 //!
 //! Used under the lock of the mappings; takes the lock of the ranges.
 
@@ -24,7 +24,8 @@ use crate::address_space::ranges::Ranges;
 use foliomem_sys::userfaultfd::Change;
 use std::ops::Range;
 
-/// The moves that wait, and what waits behind them, in the order heard; and the echoes to come.
+/// The waiting moves and the changes that wait behind them, in the order received; and the expected
+/// echoes.
 #[derive(Debug, Default)]
 pub struct Changes {
     waiting: Vec<Change>,
@@ -32,23 +33,24 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Whether everything heard has been applied.
+    /// Returns whether every received change has been applied.
     pub fn is_applied(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whether, besides, no echo is to come.
+    /// Returns whether every received change has been applied and no echo is expected.
     pub fn is_settled(&self) -> bool {
         self.waiting.is_empty() && self.echoes.is_empty()
     }
 
-    /// Takes in a change. What can be applied now goes to `apply`, which brings `ranges`, what is known to be mapped,
-    /// up to date.
-    pub fn hear(&mut self, change: Change, ranges: &Ranges, mut apply: impl FnMut(Change)) {
+    /// Receives a change. Passes each change that can be applied now to `apply`, which must update
+    /// `ranges`, the known mapped memory.
+    pub fn receive(&mut self, change: Change, ranges: &Ranges, mut apply: impl FnMut(Change)) {
         match &change {
             Change::Discard(range) => {
-                // What a waiting move will bring there is discarded when it is there, if that was meant; what is
-                // still known there will be gone in any case.
+                // This cannot discard pages that a waiting move brings: their discard, if any,
+                // comes later. Memory that is still known at the target is about to be removed
+                // anyway.
                 let newer = self.newer(ranges);
                 newer.left.missing(range.clone()).into_iter().for_each(|part| apply(Change::Discard(part)));
             }
@@ -68,8 +70,9 @@ impl Changes {
         }
     }
 
-    /// No change is under way: what is known at the target of a waiting move has gone without a word, and where an
-    /// echo is missing the source was left mapped (MREMAP_DONTUNMAP).
+    /// Applies the waiting changes, when no change is under way. The memory at the target of a
+    /// waiting move was removed without a message. A missing echo means that the source was left
+    /// mapped (MREMAP_DONTUNMAP).
     pub fn settle(&mut self, apply: impl FnMut(Change)) {
         self.waiting.drain(..).for_each(apply);
         self.echoes.clear();
@@ -88,7 +91,8 @@ impl Changes {
         newer
     }
 
-    /// Whether any of it was applied.
+    /// Applies the parts of `change` that can be applied now, and queues the others. Returns
+    /// whether a part was applied.
     fn apply_or_wait(&mut self, change: Change, ranges: &Ranges, apply: &mut impl FnMut(Change)) -> bool {
         let Newer { left, filled, free } = self.newer(ranges);
         let meets = |ranges: &Ranges, range: &Range<usize>| !ranges.within(range.clone()).is_empty();
@@ -114,14 +118,14 @@ impl Changes {
     }
 }
 
-/// Addresses that are newer than what is known of them, because of moves that wait.
+/// Addresses whose content is newer than the known ranges, because of waiting moves.
 #[derive(Default)]
 struct Newer {
-    /// Where pages are that a move takes away.
+    /// The sources of waiting moves.
     left: Ranges,
-    /// Where it puts them.
+    /// The targets of waiting moves.
     filled: Ranges,
-    /// What of that is free for it already.
+    /// The parts of the targets that are free already.
     free: Ranges,
 }
 
@@ -133,7 +137,7 @@ mod tests {
 
     const PAGES: usize = 24;
 
-    /// Which page's content is where: of the program, or as it is known.
+    /// The content of each page, by page number: of the program, or as the agent knows it.
     type Space = BTreeMap<usize, u32>;
 
     fn change(space: &mut Space, change: &Change) {
@@ -154,13 +158,13 @@ mod tests {
         }
     }
 
-    /// A program of several threads, the kernel's queue, and who hears.
+    /// A program of several threads, the kernel's queue, and a receiver.
     struct World {
         truth: Space,
         known: Space,
         ranges: Ranges,
         changes: Changes,
-        /// By thread: the messages it waits to have read, one after the other.
+        /// For each thread, the messages that it waits to have read, in order.
         under_way: Vec<VecDeque<Change>>,
         queue: VecDeque<usize>,
     }
@@ -184,8 +188,8 @@ mod tests {
             if !self.under_way[thread].is_empty() {
                 return;
             }
-            // What is still being moved there, or discarded, no other thread can count on; and while it is not known
-            // what became of what was there before, it is assumed to be left alone.
+            // No other thread can rely on addresses of a change that is under way. Until the agent
+            // knows what became of their old content, the test leaves them alone.
             let taken = |page: &usize| {
                 self.under_way.iter().filter_map(VecDeque::front).any(|other| match other {
                     Change::Discard(range) | Change::Unmap(range) => {
@@ -234,7 +238,7 @@ mod tests {
                     }
                 }
             };
-            self.changes.hear(what, ranges, &mut apply);
+            self.changes.receive(what, ranges, &mut apply);
         }
     }
 
@@ -263,7 +267,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
 
         #[test]
-        fn whatever_the_order_of_messages_every_page_is_where_the_program_put_it(
+        fn every_page_is_known_where_it_is_in_any_order_of_messages(
             steps in prop::collection::vec(step(), 1..200)
         ) {
             let mut world = World::new(4);
@@ -284,16 +288,16 @@ mod tests {
     }
 
     #[test]
-    fn a_move_to_where_something_is_comes_after_what_takes_that_away() {
+    fn a_move_waits_for_the_removal_of_memory_at_its_target() {
         let ranges = Ranges::default();
         ranges.insert(0..2);
         ranges.insert(4..6);
         let mut changes = Changes::default();
         let mut applied = Vec::new();
         let (remap, unmap) = (Change::Remap { from: 0..2, to: 4 }, Change::Unmap(4..6));
-        changes.hear(remap.clone(), &ranges, |change| applied.push(change));
+        changes.receive(remap.clone(), &ranges, |change| applied.push(change));
         assert!(applied.is_empty() && !changes.is_applied());
-        changes.hear(unmap.clone(), &ranges, |change| {
+        changes.receive(unmap.clone(), &ranges, |change| {
             ranges.remove(4..6);
             applied.push(change);
         });
@@ -302,13 +306,13 @@ mod tests {
     }
 
     #[test]
-    fn a_move_to_where_something_vanished_unheard_is_made_in_the_end() {
+    fn a_move_over_silently_removed_memory_is_applied_in_the_end() {
         let ranges = Ranges::default();
         ranges.insert(0..2);
         ranges.insert(4..6);
         let mut changes = Changes::default();
         let remap = Change::Remap { from: 0..2, to: 4 };
-        changes.hear(remap.clone(), &ranges, |change| panic!("{change:?}"));
+        changes.receive(remap.clone(), &ranges, |change| panic!("{change:?}"));
         let mut applied = Vec::new();
         changes.settle(|change| applied.push(change));
         assert_eq!(applied, [remap]);

@@ -23,15 +23,15 @@ use foliomem_types::trace_event::Event as TraceEvent;
 use foliomem_types::units::{PAGE_BYTES, PageNumber};
 use std::time::Duration;
 
-/// This many polls expect the lock of the mappings to be released within microseconds, as a holder
-/// that has a CPU does.
-const LOCK_LOOKS: u32 = 50;
-/// The time of a few faults.
-pub(crate) const GIVE_WAY: Duration = Duration::from_micros(50);
-/// After this many polls that find a message being received, its receiver counts as preempted.
-const RECEIVING_LOOKS: u32 = 4;
+/// Number of polls of the lock of the mappings before sleeping: a running holder releases it within
+/// microseconds.
+const LOCK_POLLS: u32 = 50;
+/// Pause that lets another thread make progress: the time of a few faults.
+pub(crate) const YIELD: Duration = Duration::from_micros(50);
+/// Number of polls that find a message being received after which its receiver counts as preempted.
+const RECEIVING_POLLS: u32 = 4;
 
-/// A thread of the program waits for a page.
+/// A fault: a thread of the program waits for a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) page: PageNumber,
@@ -53,7 +53,7 @@ impl PendingFaults {
     }
 }
 
-/// Receives and applies mapping events. Handlers, the monitor and adoption share it.
+/// Receives and applies mapping events. Handlers, the monitor and adoption use it.
 #[derive(Clone, Copy)]
 pub(crate) struct MappingEvents {
     pub(crate) context: &'static Context,
@@ -63,8 +63,8 @@ pub(crate) struct MappingEvents {
 }
 
 impl MappingEvents {
-    /// Receives messages until one is a fault, and applies the mapping events before it. `None`
-    /// when there is no message.
+    /// Receives messages until one is a fault, and applies the mapping events before it. Returns
+    /// `None` if there are no more messages.
     pub(crate) fn receive(&self) -> Option<Fault> {
         let machine = self.activated.engine.machine();
         let uffd = &machine.descriptors().program;
@@ -72,11 +72,11 @@ impl MappingEvents {
         loop {
             let fault = match uffd.read_message() {
                 Ok(Some(Message::Change(change))) => {
-                    changes.hear(change, machine.registered(), |change| self.apply(change));
+                    changes.receive(change, machine.registered(), |change| self.apply(change));
                     continue;
                 }
                 Ok(Some(Message::Fault { address, protected, thread })) => {
-                    self.placement.heard(thread);
+                    self.placement.note_fault(thread);
                     Some(Fault { page: page(address), is_protected: protected })
                 }
                 Ok(None) | Err(_) => None,
@@ -89,7 +89,7 @@ impl MappingEvents {
         }
     }
 
-    /// Applies an event that was received while others were pending: it waits for the next message,
+    /// Applies an event that was received while others were pending. It waits for the next message,
     /// and until then no page can be moved.
     pub(crate) fn settle(&self) {
         let machine = self.activated.engine.machine();
@@ -101,37 +101,38 @@ impl MappingEvents {
         }
     }
 
-    /// Receives all pending mapping events, and waits until none is pending. `pending` keeps the
-    /// faults that came with them. No other thread receives messages while the returned guard
+    /// Receives all pending mapping events, and waits until none is pending. Adds the faults that
+    /// came with them to `pending`. No other thread receives messages while the returned guard
     /// exists.
     pub(crate) fn receive_changes(&self, pending: &mut PendingFaults) -> RwLockWriteGuard<'static, Changes, Mappings> {
-        let (mut looks, mut _paused) = (0, None);
+        let (mut polls, mut _paused) = (0, None);
         loop {
             while let Some(fault) = self.receive() {
                 pending.push(fault);
             }
-            let hearing = self.activated.engine.machine().hold_mappings();
-            if hearing.is_applied() && !self.activated.engine.machine().descriptors().program.mapping_is_changing() {
-                return hearing;
+            let received = self.activated.engine.machine().hold_mappings();
+            if received.is_applied() && !self.activated.engine.machine().descriptors().program.mapping_is_changing() {
+                return received;
             }
-            drop(hearing);
-            looks += 1;
-            if looks < LOCK_LOOKS {
+            drop(received);
+            polls += 1;
+            if polls < LOCK_POLLS {
                 foliomem_sync::back_off();
             } else {
-                // One of many threads is always at it, or the one that is gets no CPU beside us.
+                // One of many threads always has a pending event, or the thread that has one gets
+                // no CPU.
                 _paused = _paused.or_else(|| Some(self.allocations.pause()));
-                clock::sleep(GIVE_WAY);
+                clock::sleep(YIELD);
             }
         }
     }
 
-    /// Applies a mapping event to what the agent knows of the mappings, under their lock.
+    /// Applies a mapping event to the agent's knowledge of the mappings, under their lock.
     fn apply(&self, change: Change) {
         let (engine, ranges) = (&self.activated.engine, self.activated.engine.machine().ranges());
-        // Advice from before the event is about the mappings before the event.
-        engine.machine().advices().hear(ranges);
-        self.context.tracer.tell(&self.context.budget, || match &change {
+        // Advice given before the event concerns the mappings before the event.
+        engine.machine().advices().receive(ranges);
+        self.context.tracer.record(&self.context.budget, || match &change {
             Change::Discard(range) => TraceEvent::Discard(pages(range)),
             Change::Unmap(range) => TraceEvent::Unmap(pages(range)),
             Change::Remap { from, to } => TraceEvent::Remap(pages(from), page(*to)),
@@ -150,20 +151,20 @@ impl MappingEvents {
                 let len = from.len();
                 engine.machine().moved(from.clone(), to);
                 engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
-                // The message has the old length, whatever the new one is.
-                engine.machine().may_have_grown(to);
+                // The message has the old length even if the new length differs.
+                engine.machine().note_growth(to);
             }
         }
     }
 }
 
-/// Whether a thread that receives a message has not got on for a while: it is kept from its CPU.
-/// (The caller sleeps between looks: the scheduler puts no waking thread on a CPU that is in use,
-/// however briefly.)
+/// Returns whether a thread that receives a message has made no progress for a while: it is kept
+/// from its CPU. (The caller sleeps between polls, because the scheduler puts no waking thread on a
+/// CPU that is in use, however briefly.)
 pub(crate) fn is_receiver_starved(machine: &LinuxMachine) -> bool {
-    machine.is_being_heard()
-        && (0..RECEIVING_LOOKS).all(|_| {
-            clock::sleep(GIVE_WAY);
-            machine.is_being_heard()
+    machine.is_receiving()
+        && (0..RECEIVING_POLLS).all(|_| {
+            clock::sleep(YIELD);
+            machine.is_receiving()
         })
 }

@@ -1,26 +1,24 @@
-//! Marks on swapped-out pages: how a discard without a message is noticed.
+//! Marks on swapped-out pages: they reveal a discard without a message.
 //!
-//! `MADV_GUARD_INSTALL` (Linux 6.13) drops the content of its range. The kernel sends no userfaultfd message about it, and
-//! `MADV_GUARD_REMOVE` leaves an empty page table entry, as a move out of the program does. The program may give both by
-//! inline system calls, or `process_madvise(2)` may. So each page that leaves the program gets a *mark*, a write-protection
-//! marker of userfaultfd in its empty page table entry. All that discards a page removes its mark. When the page is to
-//! return and its mark is missing, its content is stale.
+//! `MADV_GUARD_INSTALL` (Linux 6.13) drops the content of its range. The kernel sends no
+//! userfaultfd message about it, and `MADV_GUARD_REMOVE` leaves an empty page table entry, as a
+//! move out of the program does. The program may make both calls with inline system calls, or
+//! `process_madvise(2)` may. So each page that leaves the program gets a *mark*: a write-protection
+//! marker of userfaultfd in its empty page table entry. Every way to discard a page removes its
+//! mark. If the mark is missing when the page is to return, its content is stale.
 //!
-//! Marks are set only where the program can make system calls that the agent does not see
-//! ([`foliomem_sys::unseen_calls`]). That may show after pages have been swapped out. Then all of them are
-//! marked, and from the end of that on missing marks count.
+//! Marks are set only if the program can make system calls that the agent does not see
+//! ([`foliomem_sys::unseen_calls`]). That may show after pages have been swapped out. Then the
+//! agent marks all of them, and missing marks count from the end of that on.
 //!
-//! A page can be without a mark for another reason: the kernel refuses to set marks while a mapping change is under way, a
-//! fork does not copy them, and a marked range cannot take a huge page as one. [`Marks`] remembers these pages, and their
-//! content counts as valid.
+//! A page can be without a mark for another reason: the kernel refuses to set marks while a mapping
+//! change is under way, a fork does not copy them, and a marked range cannot take a huge page as
+//! one. [`Marks`] remembers these pages, and their content counts as valid.
 //!
-//! The mark and the page cannot be exchanged in one step. A guard that is installed and removed between the two system
-//! calls is missed.
+//! The mark and the page cannot be exchanged in one step. A guard that is installed and removed
+//! between the two system calls is missed. Kernels without guards need no marks.
 //!
-//! Measured on Linux 6.18 with 2 CPUs: to set marks takes 0.75 us for 4 KiB, 1.0 us for 64 KiB. To check and to remove them
-//! takes 1.7 us and 2.0 us. Kernels without guards set none.
-//!
-//! One leaf lock, that of the ranges. A caller holds the lock of the block that the pages are of.
+//! The lock of the ranges is a leaf. The caller holds the lock of the pages' block.
 
 use crate::address_space::ranges::Ranges;
 use foliomem_sys::pagemap::{self, Entry};
@@ -31,40 +29,42 @@ use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module.
+/// The marks of a process: whether they are set and count, and the pages without one.
 #[derive(Debug)]
 pub(crate) struct Marks {
     can_guard: bool,
     /// Whether pages get marks.
     are_set: AtomicBool,
-    /// Whether a missing mark says that the content is stale.
+    /// Whether a missing mark means that the content is stale.
     are_missed: AtomicBool,
-    /// Swapped-out pages without a mark. May hold resident pages, too.
+    /// Swapped-out pages without a mark. It may contain resident pages, too.
     unmarked: Ranges,
 }
 
 impl Marks {
-    /// Marks for a kernel that has guards, if it has. Tries on the first page of `arena`, which is empty.
+    /// Creates the state, after checking on the empty first page of `arena` whether the kernel has
+    /// guards.
     pub(crate) fn new(arena: &Region) -> Marks {
         let can_guard = arena.guard(0, PAGE_BYTES).is_ok();
         if can_guard {
-            // It can be removed where it could be installed.
+            // A guard that could be installed can be removed.
             let _ = arena.unguard(0, PAGE_BYTES);
         }
         let [are_set, are_missed] = [const { AtomicBool::new(false) }; 2];
         Marks { can_guard, are_set, are_missed, unmarked: Ranges::default() }
     }
 
-    /// From now on pages get marks. Returns whether the caller must mark all pages that are swapped
-    /// out, and then call [`Marks::miss`].
+    /// Starts to mark pages. Returns whether the caller must mark all swapped-out pages, and then
+    /// call [`Marks::miss`].
     pub(crate) fn begin(&self) -> bool {
-        // Relaxed: whoever moves a page holds the lock of its block, which the caller takes afterwards.
+        // Relaxed: a thread that moves a page holds the lock of its block, which the caller takes
+        // afterwards.
         self.can_guard && !self.are_set.swap(true, Ordering::Relaxed)
     }
 
-    /// All pages that are swapped out have marks: from now on a missing one counts.
+    /// Notes that all swapped-out pages have marks: from now on a missing mark counts.
     pub(crate) fn miss(&self) {
-        // Release pairs with the Acquire in `check`: the pages left out are known.
+        // Release pairs with the Acquire in `check`: the unmarked pages are known.
         self.are_missed.store(true, Ordering::Release);
     }
 
@@ -72,7 +72,7 @@ impl Marks {
         self.are_set.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel has guards.
+    /// Returns whether the kernel has guards.
     pub(crate) fn can_guard(&self) -> bool {
         self.can_guard
     }
@@ -96,7 +96,8 @@ impl Marks {
         }
     }
 
-    /// Calls `lost` with each run of `range`, which is swapped out, that has lost its mark. Returns whether any page has one.
+    /// Calls `lost` with each run of the swapped-out `range` that has lost its mark. Returns
+    /// whether any page has a mark.
     pub(crate) fn check(&self, pagemap: &OwnedFd, range: Range<usize>, lost: &mut dyn FnMut(Range<usize>)) -> bool {
         if !self.are_set() {
             return false;
@@ -115,7 +116,7 @@ impl Marks {
         has_mark
     }
 
-    /// The same, and removes the marks: the range is about to return.
+    /// Calls `lost` as [`Marks::check`] does, and removes the marks: the range is about to return.
     pub(crate) fn take(
         &self,
         program: &Userfaultfd,
@@ -124,15 +125,16 @@ impl Marks {
         lost: &mut dyn FnMut(Range<usize>),
     ) {
         if self.check(pagemap, range.clone(), lost) {
-            // While a mapping change is under way they stay, and so does the range.
+            // While a mapping change is under way, the marks stay and the range does not return.
             let _ = program.unprotect(range.start, range.len());
         }
     }
 
-    /// Removes markers from `range` that stand for no swapped-out page. Returns whether its first page had one.
+    /// Removes markers from `range` that stand for no swapped-out page. Returns whether its first
+    /// page had one.
     ///
-    /// There are such markers where no marks are set, too: `MADV_FREE` leaves them, and the
-    /// copy-on-write throttle makes one where the program discards a page at the same moment.
+    /// Such markers exist even if no marks are set: `MADV_FREE` leaves them, and the copy-on-write
+    /// throttle creates one if the program discards a page at the same moment.
     pub(crate) fn clear_stale(program: &Userfaultfd, pagemap: &OwnedFd, range: Range<usize>) -> bool {
         let mut is_marked = false;
         let first = range.start..range.start + PAGE_BYTES;
@@ -140,14 +142,14 @@ impl Marks {
         is_marked && program.unprotect(range.start, range.len()).is_ok()
     }
 
-    /// The program has discarded or unmapped `range`.
+    /// Notes that the program has discarded or unmapped `range`.
     pub(crate) fn forget(&self, range: Range<usize>) {
         if !self.unmarked.is_empty() {
             self.unmarked.remove(range);
         }
     }
 
-    /// The program has moved `from` to what starts at `to`; marks move with it.
+    /// Notes that the program has moved `from` to `to`; marks move with their pages.
     pub(crate) fn relocate(&self, from: Range<usize>, to: usize) {
         let moved = self.unmarked.within(from.clone());
         self.forget(from.clone());
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_takes_the_mark_of_a_page_and_nothing_else_does() {
+    fn only_a_guard_removes_the_mark_of_a_page() {
         let region = Region::reserve(8 * PAGE_BYTES).unwrap();
         let (marks, Ok(program)) = (Marks::new(&region), Userfaultfd::open(Features { events: false })) else { return };
         if !marks.can_guard() {
@@ -190,7 +192,7 @@ mod tests {
         region.guard(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
         region.unguard(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
         assert_eq!(lost(&marks, &pagemap, &region), [1, 3]);
-        // To take them leaves none.
+        // Taking the marks leaves none.
         marks.take(&program, &pagemap, page(0)..page(8), &mut |_| {});
         assert_eq!(lost(&marks, &pagemap, &region), [0, 1, 2, 3, 4, 5]);
         marks.forget(page(6)..page(7));
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_goes_where_no_marks_are_set() {
+    fn a_stale_marker_is_removed() {
         let region = Region::reserve(2 * PAGE_BYTES).unwrap();
         let Ok(program) = Userfaultfd::open(Features { events: false }) else { return };
         let pagemap = OwnedFd::from(std::fs::File::open("/proc/self/pagemap").unwrap());

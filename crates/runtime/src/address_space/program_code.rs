@@ -1,21 +1,21 @@
 //! The program's code: whether it can make system calls that the agent does not see.
 //!
-//! Two kinds of calls change what memory means without a message of the kernel: those that discard
-//! swapped-out content (guards of `madvise(2)`), and those that lend pages to others by reference
-//! (`vmsplice(2)`, io_uring, `SO_ZEROCOPY`). Precautions against them cost a third of the time of a
-//! fault: [`crate::address_space::marks`] and [`crate::address_space::lent_pages`]. They are taken
-//! only where they are needed:
+//! Two kinds of calls change the content of memory without a message of the kernel: those that
+//! discard swapped-out content (guards of `madvise(2)`), and those that lend pages to others by
+//! reference (`vmsplice(2)`, io_uring, `SO_ZEROCOPY`). The precautions against them are expensive:
+//! [`crate::address_space::marks`] and [`crate::address_space::lent_pages`]. The agent takes them
+//! only if they are needed:
 //!
-//! - Calls of the C library are seen: its system calls are patched
+//! - The agent sees calls of the C library, whose system calls are patched
 //!   ([`foliomem_sys::interception::patches`]).
-//! - Other code can make such a call only by a `syscall` instruction of its own. So the agent looks
-//!   at the code of the program, at activation, and at each library that is loaded later, before
+//! - Other code can make such a call only with a `syscall` instruction of its own. So the agent
+//!   searches the code of the program at activation, and each library that is loaded later before
 //!   any of its code runs. If there is a call whose number is one of the above, or unknown, the
 //!   program *can make unseen calls* for the rest of its life ([`foliomem_sys::unseen_calls`]).
 //!
-//! What is not looked at: code that is made at run time (JIT compilers call the C library, or
-//! functions of libraries), and files that a program maps for execution without the loader. One thread
-//! at a time looks. There is no lock.
+//! The agent does not search code that is generated at run time (JIT compilers call the C library,
+//! or functions of libraries), and files that a program maps for execution without the loader. Only
+//! one thread at a time searches. There is no lock.
 
 use crate::address_space::ranges::Ranges;
 use crate::companion::context::Context;
@@ -27,7 +27,7 @@ use linux_raw_sys::general as raw;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 
-/// The calls that change what memory means.
+/// The calls that discard or lend memory.
 const WATCHED: [u32; 7] = [
     raw::__NR_madvise,
     raw::__NR_process_madvise,
@@ -37,12 +37,12 @@ const WATCHED: [u32; 7] = [
     raw::__NR_io_uring_register,
     raw::__NR_setsockopt,
 ];
-/// Code is read in parts of so many bytes.
+/// Size of the parts in which code is read, in bytes.
 const PART_BYTES: usize = 256 << 10;
 
-/// Looks at code that is new since the last look; `looked_at` is what was there then. For one
-/// thread at a time.
-pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeError> {
+/// Searches the code that is new since the last call; `searched` has the code of that call. Only
+/// one thread at a time may call. Fails if a file of the process in /proc cannot be opened.
+pub(crate) fn search(context: &Context, searched: &Ranges) -> Result<(), RuntimeError> {
     unseen_calls::watch();
     if unseen_calls::can_be_made() {
         return Ok(());
@@ -53,16 +53,16 @@ pub(crate) fn look(context: &Context, looked_at: &Ranges) -> Result<(), RuntimeE
             present.insert(mapping.start..mapping.end);
         }
     });
-    for gone in looked_at.snapshot().into_iter().flat_map(|range| present.missing(range)) {
-        looked_at.remove(gone);
+    for gone in searched.snapshot().into_iter().flat_map(|range| present.missing(range)) {
+        searched.remove(gone);
     }
     let memory = context.open("self/mem")?;
-    for new in present.snapshot().into_iter().flat_map(|range| looked_at.missing(range)) {
+    for new in present.snapshot().into_iter().flat_map(|range| searched.missing(range)) {
         if can_make_unseen(&memory, new.clone()) {
             unseen_calls::assume();
             return Ok(());
         }
-        looked_at.insert(new);
+        searched.insert(new);
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ fn is_code_of_program(mapping: &Mapping) -> bool {
     mapping.executable && mapping.kind == Kind::File && !unseen_calls::has_seen_code_in(&(mapping.start..mapping.end))
 }
 
-/// Whether the code in `range` can make a watched call. What cannot be read counts as yes.
+/// Returns whether the code in `range` can make a watched call. Unreadable code counts as yes.
 fn can_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
     let mut buffer = vec![0; WINDOW_BYTES + PART_BYTES];
     let (mut at, mut kept) = (range.start, 0);
@@ -79,7 +79,7 @@ fn can_make_unseen(memory: &OwnedFd, range: Range<usize>) -> bool {
         let len = (range.end - at).min(PART_BYTES);
         let Ok(read @ 1..) = rustix::io::pread(memory, &mut buffer[kept..kept + len], at as u64) else { return true };
         let filled = kept + read;
-        // The last byte of the part before may be the first of a call.
+        // The last byte of the previous part may be the first byte of a call.
         if machine_code::can_make(&buffer[..filled], kept.saturating_sub(1), &WATCHED) {
             return true;
         }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_c_library_can_make_all_calls_and_the_math_library_none() {
-        // SAFETY: a function without side effects, which needs the library.
+        // SAFETY: the library's constructors have no side effects.
         let library = unsafe { libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null());
         let (libc, libm) = (code_of(b"/libc.so.6"), code_of(b"/libm.so.6"));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_counts_as_yes() {
+    fn unreadable_code_counts_as_yes() {
         assert!(can_make_unseen(&memory(), 0x1000..0x2000));
     }
 }

@@ -1,21 +1,21 @@
-//! Ranges of the program's address space, by address, each with the program's advice.
+//! Ranges of the program's address space, sorted by address, each with the program's advice.
 //!
-//! They are disjoint and sorted. Neighbours stay apart as they were found: no folio may lie across
-//! two mappings of different kinds, even where they touch. A mapping that grows stays one range.
-//! Advice splits a range as it splits the kernel's mapping, and joins it again when both sides
-//! agree. One leaf lock.
+//! The ranges are disjoint. Adjacent ranges stay apart as they were inserted: no folio may lie
+//! across two mappings of different kinds, even if they touch. A mapping that grows stays one
+//! range. Advice splits a range as it splits the kernel's mapping; equal advice on both sides
+//! merges them again. The lock is a leaf.
 
 use foliomem_sync::Mutex;
 use foliomem_types::size_policy::Advice;
 use foliomem_types::units::PageNumber;
 use std::ops::Range;
 
-/// The page of an address.
+/// Returns the page that contains an address.
 pub(crate) fn page(address: usize) -> PageNumber {
     PageNumber::containing(address as u64)
 }
 
-/// The pages of a range of addresses.
+/// Returns the pages of a range of addresses.
 pub(crate) fn pages(range: &Range<usize>) -> Range<PageNumber> {
     page(range.start)..page(range.end)
 }
@@ -23,11 +23,11 @@ pub(crate) fn pages(range: &Range<usize>) -> Range<PageNumber> {
 /// A range and its advice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Advised {
-    /// From where to where.
+    /// The addresses of the range.
     pub range: Range<usize>,
-    /// What the program has said.
+    /// The program's advice about the range.
     pub advice: Advice,
-    /// Nothing but advice sets it apart from the one before it.
+    /// Whether only advice separates the range from the one before it.
     continues: bool,
 }
 
@@ -39,11 +39,11 @@ impl Advised {
     }
 }
 
-/// See the module.
+/// A set of address ranges with advice.
 #[derive(Debug, Default)]
 pub struct Ranges(Mutex<Vec<Advised>>);
 
-/// Which of `ranges` overlap `range`.
+/// Returns the indices of the ranges that overlap `range`.
 fn overlapping(ranges: &[Advised], range: &Range<usize>) -> Range<usize> {
     let first = ranges.partition_point(|other| other.range.end <= range.start);
     let last = ranges.partition_point(|other| other.range.start < range.end);
@@ -51,34 +51,36 @@ fn overlapping(ranges: &[Advised], range: &Range<usize>) -> Range<usize> {
 }
 
 impl Ranges {
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 
-    /// The range around `address`.
+    /// Returns the range that contains `address`.
     pub fn containing(&self, address: usize) -> Option<Advised> {
         let ranges = self.0.lock();
         let after = ranges.partition_point(|other| other.range.start <= address);
         ranges[..after].last().filter(|other| address < other.range.end).cloned()
     }
 
-    /// Adds what of `range` is not there yet.
+    /// Adds the missing parts of `range`, without advice.
     pub fn insert(&self, range: Range<usize>) {
         self.insert_advised(range, Advice::None);
     }
 
-    /// The same, with what the program has said about it.
+    /// Adds the missing parts of `range`, with the program's advice.
     pub fn insert_advised(&self, range: Range<usize>, advice: Advice) {
         self.put(range, advice, |_| false);
     }
 
-    /// The same, where the kernel says that `mapping` is one: what is there right below in it goes on.
+    /// Adds the missing parts of `range`. A part continues the range right below it if both lie in
+    /// `mapping`, which the kernel shows as one mapping.
     pub fn insert_in(&self, mapping: &Range<usize>, range: Range<usize>, advice: Advice) {
         self.put(range, advice, |start| mapping.start < start);
     }
 
-    /// Adds what of `range` is not there yet. Where that `continues` what is there right below its start, they become one.
+    /// Adds the missing parts of `range`. A part becomes one with the range right below it if
+    /// `continues` says so for its start.
     fn put(&self, range: Range<usize>, advice: Advice, continues: impl Fn(usize) -> bool) {
         let missing = self.missing(range);
         let mut ranges = self.0.lock();
@@ -91,12 +93,12 @@ impl Ranges {
         }
     }
 
-    /// Adds what of `others` is not there yet.
+    /// Adds the missing parts of the ranges of `others`.
     pub fn insert_all(&self, others: &Ranges) {
         others.snapshot().into_iter().for_each(|range| self.insert(range));
     }
 
-    /// The program has said something about what is managed of `range`.
+    /// Sets the advice of the parts of `range` that are in the set.
     pub fn advise(&self, range: Range<usize>, advice: Advice) {
         let mut ranges = self.0.lock();
         let touched = overlapping(&ranges, &range);
@@ -119,19 +121,19 @@ impl Ranges {
         join(&mut ranges, first..first + len);
     }
 
-    /// The parts of `range` that are managed.
+    /// Returns the parts of `range` that are in the set.
     pub fn within(&self, range: Range<usize>) -> Vec<Range<usize>> {
         self.advised_within(range).into_iter().map(|part| part.range).collect()
     }
 
-    /// The same, with what the program has said about each.
+    /// Returns the parts of `range` that are in the set, with the advice of each.
     pub fn advised_within(&self, range: Range<usize>) -> Vec<Advised> {
         let ranges = self.0.lock();
         let touched = overlapping(&ranges, &range);
         ranges[touched].iter().map(|other| other.cut(&range)).collect()
     }
 
-    /// The parts of `range` that are not managed.
+    /// Returns the parts of `range` that are not in the set.
     pub fn missing(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let ranges = self.0.lock();
         let mut missing = Vec::new();
@@ -148,7 +150,7 @@ impl Ranges {
         missing
     }
 
-    /// Takes `range` out.
+    /// Removes `range` from the set.
     pub fn remove(&self, range: Range<usize>) {
         let mut ranges = self.0.lock();
         let touched = overlapping(&ranges, &range);
@@ -161,13 +163,14 @@ impl Ranges {
             .collect();
         let next = first + rest.len();
         ranges.splice(touched, rest);
-        // What comes to lie there is something else.
+        // Memory that is inserted there later belongs to another mapping.
         if let Some(next) = ranges.get_mut(next).filter(|next| next.range.start == range.end) {
             next.continues = false;
         }
     }
 
-    /// The program has moved `from` to what starts at `to`: it is managed there, with what was said about it.
+    /// Moves `from` to `to` as the program has done: the target is in the set as a whole, with the
+    /// advice of the source.
     pub fn relocate(&self, from: Range<usize>, to: usize) {
         let moved = self.advised_within(from.clone());
         let target = to..to + from.len();
@@ -179,13 +182,13 @@ impl Ranges {
         self.insert(target);
     }
 
-    /// All of them.
+    /// Returns all ranges.
     pub fn snapshot(&self) -> Vec<Range<usize>> {
         self.within(0..usize::MAX)
     }
 }
 
-/// Makes those around `changed` one that only advice had set apart.
+/// Merges the ranges around `changed` that only advice had separated.
 fn join(ranges: &mut Vec<Advised>, changed: Range<usize>) {
     for index in (changed.start.max(1)..(changed.end + 1).min(ranges.len())).rev() {
         let (before, this) = (&ranges[index - 1], &ranges[index]);
@@ -204,7 +207,7 @@ mod tests {
 
     const PAGES: usize = 100;
 
-    /// Page by page: what was said about it, and which insertion it came with.
+    /// For each page: its advice, and the number of the insertion that added it.
     type Model = BTreeMap<usize, (Advice, usize)>;
 
     #[derive(Clone, Debug)]
@@ -228,7 +231,8 @@ mod tests {
         ]
     }
 
-    /// The model's pages as ranges: neighbours are one where they came together and the same was said about them.
+    /// Returns the model's pages as ranges: adjacent pages of one insertion with equal advice are
+    /// one range.
     fn ranges(model: &Model) -> Vec<(Range<usize>, Advice)> {
         let pages: Vec<_> = model.iter().collect();
         let runs = pages.chunk_by(|(page, this), (next, that)| *page + 1 == **next && this == that);
@@ -237,9 +241,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_holds_what_a_map_of_pages_holds(steps in prop::collection::vec(step(), 1..40)) {
+        fn the_set_agrees_with_a_map_of_pages(steps in prop::collection::vec(step(), 1..40)) {
             let (all, mut model) = (Ranges::default(), Model::new());
-            // Where it came from names a page's mapping: two sides of a gap are told apart when it is filled.
+            // The insertion stands for a page's mapping: the two sides of a filled gap stay
+            // distinct.
             let mut inserted = 0;
             let insert = |model: &mut Model, inserted: &mut usize, range: Range<usize>, advice| {
                 for page in range {
@@ -281,8 +286,8 @@ mod tests {
                         model.retain(|page, _| !(to..to + from.len()).contains(page));
                         let before = inserted;
                         for run in all.advised_within(to..to + from.len()) {
-                            let came_along = moved[run.range.start - to];
-                            let advice = came_along.map_or(Advice::None, |(advice, _)| advice);
+                            let moved_advice = moved[run.range.start - to];
+                            let advice = moved_advice.map_or(Advice::None, |(advice, _)| advice);
                             inserted += 1;
                             run.range.for_each(|page| {
                                 model.insert(page, (advice, inserted));
@@ -322,7 +327,7 @@ mod tests {
                 prop_assert_eq!(all.snapshot(), [0..10, 10..to]);
                 end = to;
             }
-            // Another one right above it.
+            // Another mapping right above it.
             all.insert_in(&(end..end + 1), end..end + 1, Advice::Huge);
             prop_assert_eq!(all.snapshot(), [0..10, 10..end, end..end + 1]);
         }

@@ -1,4 +1,4 @@
-//! Activation: from here on the program's memory is managed.
+//! Activation: from here on the agent manages the program's memory.
 //!
 //! The monitor activates when the tree comes near its limit, once in the life of a process.
 //! Allocating threads are paused meanwhile.
@@ -12,7 +12,8 @@ use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::handler::{HandlerStart, handler_entry};
 use crate::companion::monitor::MONITOR_NICE;
-use crate::companion::receive_notices::{look_at_code, pin_control_blocks};
+use crate::companion::placement::CoLocation;
+use crate::companion::receive_notices::{pin_control_blocks, search_code};
 use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
 use crate::ports::arena_size;
@@ -31,19 +32,21 @@ use foliomem_types::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use rustix::process::Pid;
 use std::sync::atomic::Ordering;
 
-/// One reclaimer for so many CPUs: the program needs some, too.
+/// Number of CPUs for each reclaimer: the program needs some, too.
 const CPUS_PER_RECLAIMER: usize = 2;
-/// A piece that has been in the store for this time is recompressed: to recompress a piece that is
-/// touched again sooner does not pay.
+/// Time in the store after which a piece is recompressed, in nanoseconds: recompressing a piece
+/// that is touched again sooner does not pay.
 const IDLE_NS: u64 = 2_000_000_000;
 
-/// Makes the arena and the engine, starts the workers, and adopts the program's memory.
+/// Creates the arena and the engine, starts the workers, and adopts the program's memory. Fails if
+/// address space, descriptors or threads cannot be had.
 pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let _paused = runtime.notices.allocations.pause();
     let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
-    // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The program's limit is not
-    // the companion's, whose mappings count against both. The arena does not count as data.
+    // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The companion's
+    // mappings count against both, but its limit is not the program's. The arena does not count as
+    // data.
     process_limits::adopt(libc::RLIMIT_AS, runtime.companion.program());
     let arena = Region::reserve_uncounted(wanted_bytes)
         .or_else(|_| Region::reserve_uncounted(needed_bytes))
@@ -63,15 +66,15 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     if runtime.activation.activated.set(activated).is_err() {
         unreachable!("only the monitor activates");
     }
-    look_at_code(runtime);
-    // From here on something may be swapped out.
+    search_code(runtime);
+    // From here on pages may be swapped out.
     start_guard(runtime)?;
     // Threads that start from now on send a notice.
     pin_control_blocks(runtime);
     start_workers(runtime)?;
     wait_for_custody(runtime);
     if let Some(events) = runtime.mapping_events() {
-        // From now on advice is received; earlier advice is looked up.
+        // From now on hooks send notices of advice; earlier advice is in `smaps`.
         let advices = events.activated.engine.machine().advices();
         maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
         adopt_mappings(events);
@@ -83,13 +86,14 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
 /// Starts the handlers and the reclaimers.
 pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let Some(events) = runtime.mapping_events() else { unreachable!("workers start after activation") };
-    // Torture does everything at once, and never lets a follower have its CPU.
-    runtime.placement.begin(set_nice(MONITOR_NICE) && !runtime.context.settings.torture);
+    // Torture uses all CPUs all the time, and would starve a pinned handler.
+    let may_co_locate = set_nice(MONITOR_NICE) && !runtime.context.settings.torture;
+    runtime.placement.begin(if may_co_locate { CoLocation::Allowed } else { CoLocation::Forbidden });
     runtime.workers.parked.store(0, Ordering::Relaxed);
     let cpus = handler_cpus();
     for (index, &cpu) in cpus.iter().enumerate() {
-        let measures = index == 0 && cpus[0] != cpus[1] && runtime.placement.is_unknown();
-        let measured = measures.then(|| runtime.context.reserve(PAGE_BYTES)).transpose()?;
+        let is_measuring = index == 0 && cpus[0] != cpus[1] && runtime.placement.is_unknown();
+        let measured = is_measuring.then(|| runtime.context.reserve(PAGE_BYTES)).transpose()?;
         let handlers = cpus.len() as u32;
         let (workers, reclaim) = (&runtime.workers, &runtime.reclaim);
         let start = HandlerStart { events, gate: &runtime.fork.gate, workers, reclaim, index, cpu, handlers, measured };
@@ -114,15 +118,15 @@ pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeErro
     Ok(())
 }
 
-/// Opens what the machine of this process needs. In the child of a fork the swap file may come from
-/// the parent.
+/// Opens the descriptors that the engine's ports need. In the child of a fork, the swap file may
+/// come from the parent.
 pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors, RuntimeError> {
     let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
     let control = runtime.context.budget.control();
     let mut swap_file = None;
     if control.swap().clusters() > 0 {
-        // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
-        // once.
+        // SAFETY: a descriptor is handed over only while the forking thread waits for this monitor,
+        // which takes it once.
         let handed = unsafe { runtime.fork.swap_file.receive() };
         let given = || control.knock().and_then(|given| given.swap_file);
         let opened = handed.map_or_else(|| control.swap().open(), Ok);
@@ -146,16 +150,16 @@ pub(crate) fn open_descriptors(runtime: &'static Runtime) -> Result<Descriptors,
     Ok(Descriptors { program, pagemap, maps: runtime.context.open("self/maps")?, memory, swap_file })
 }
 
-/// The companion, if it offers its userfaultfd: not where the process shares its parent's slot. To
-/// the supervisor, the pid of a nested companion means another process.
+/// Returns the companion, if it offers its userfaultfd. It does not if the process uses its
+/// parent's slot, or if it is nested: to the supervisor, its pid means another process.
 fn offering_companion(runtime: &'static Runtime) -> Option<Pid> {
     let Context { budget, .. } = &runtime.context;
-    let is_ours = || budget.control().is_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();
+    let is_ours = || budget.control().is_slot_of(budget.slot(), runtime.companion.program()) && !identity::is_nested();
     runtime.companion.process().filter(|_| is_ours())
 }
 
-/// Returns when the supervisor holds the userfaultfd, too, so that nobody reads zeros though
-/// companion and guard are killed at once; or when it is clear that the guard has to do.
+/// Waits until the supervisor holds a copy of the userfaultfd, or cannot have one. The copy keeps
+/// swapped-out pages from reading as zeros if companion and guard are killed at once.
 pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
     let Context { budget, .. } = &runtime.context;
     if let Some(own) = offering_companion(runtime) {
@@ -163,7 +167,7 @@ pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
     }
 }
 
-/// How the engine of a process is configured.
+/// Returns the configuration of the process's engine.
 fn engine_config(context: &Context, machine: &LinuxMachine, arena_bytes: usize) -> EngineConfig {
     let max_pages = (context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let limit_pages = context.budget.limit_pages();

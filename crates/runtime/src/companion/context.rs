@@ -1,10 +1,10 @@
-//! The context of a companion: what all of its roles need and none of them owns.
+//! The context of a companion: the state that all roles need and no role owns.
 //!
-//! Everything here is set at the start of a companion and constant afterwards, or has a lock or
-//! atomics of its own. It takes part in the lock order with the leaf lock of the agent's memory.
+//! Invariant: each part is set at the start of a companion and constant afterwards, or has its own
+//! lock or atomics. The lock of the agent's memory is a leaf.
 
 use crate::companion::error::RuntimeError;
-use crate::tracer::Tracer;
+use crate::tracer::{Recording, Tracer};
 use foliomem_core::watermark;
 use foliomem_session::budget::Budget;
 use foliomem_session::process_table::SlotIndex;
@@ -20,39 +20,39 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// The agent activates when less than 1/2^3 of the limit is left, but no later than for 24 MiB: a
-/// program touches that much memory while the monitor sleeps.
+/// Room at which the agent activates, as a shift of the limit (1/2^3), and its minimum in pages: 24
+/// MiB, which a program can touch while the monitor sleeps.
 const ACTIVATION_SHIFT: u32 = 3;
 const ACTIVATION_MIN_PAGES: i64 = (24 << 20) / PAGE_BYTES as i64;
 
-/// Open files of the companion.
+/// The companion's open files.
 pub(crate) struct ProcFiles {
-    /// `/proc`: the program may change its root.
+    /// `/proc`, kept open because the program may change its root.
     pub(crate) proc: OwnedFd,
     pub(crate) smaps_rollup: OwnedFd,
-    /// The program may change its root before anything is managed.
+    /// The device, kept open because the program may change its root before activation.
     pub(crate) userfaultfd: Result<OwnedFd, Errno>,
-    /// If pieces are recompressed.
+    /// Open only if pieces are recompressed.
     pub(crate) loadavg: Option<OwnedFd>,
-    /// Opened at the start, for activation: the program may change its user before.
+    /// Opened at the start and taken at activation: the program may change its user in between.
     pub(crate) memory: Mutex<Option<MemoryFiles>>,
 }
 
-/// Files of the program's memory, which the kernel does not open for everybody: they are root's
-/// once the program has changed its user, or has said that it is not to be dumped.
+/// Files of the program's memory. The kernel gives them to root once the program has changed its
+/// user or has made itself undumpable.
 pub(crate) struct MemoryFiles {
     pub(crate) pagemap: OwnedFd,
     pub(crate) memory: OwnedFd,
 }
 
 impl MemoryFiles {
-    /// Opens them under `proc`.
+    /// Opens the files under `proc`. Fails if the kernel refuses.
     pub(crate) fn open(proc: &OwnedFd) -> Result<MemoryFiles, RuntimeError> {
         Ok(MemoryFiles { pagemap: open_in(proc, "self/pagemap")?, memory: open_in(proc, "self/mem")? })
     }
 }
 
-/// What all roles of a companion need.
+/// The settings, budget, memory ranges, tracer and files of a companion.
 pub(crate) struct Context {
     pub(crate) settings: Configuration,
     pub(crate) budget: Budget,
@@ -62,11 +62,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The context of the process in `slot`. Its files are opened by its monitor.
+    /// Creates the context of the process in `slot`. Its monitor opens the files.
     pub(crate) fn new(control: &'static Control, slot: SlotIndex, agent_memory: AgentMemory) -> Context {
         let settings = control.configuration();
         Context {
-            tracer: Tracer::new(settings.records),
+            tracer: Tracer::new(if settings.records { Recording::On } else { Recording::Off }),
             settings,
             budget: Budget::new(control, slot),
             agent_memory,
@@ -74,31 +74,31 @@ impl Context {
         }
     }
 
-    /// Reserves memory of the agent's own.
+    /// Reserves `bytes` of agent memory. Fails if there is no address space.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<Region, RuntimeError> {
         let region = Region::reserve(bytes).map_err(|errno| RuntimeError::Reserve(bytes >> 20, errno))?;
         self.agent_memory.add(region.start()..region.start() + region.len());
         Ok(region)
     }
 
-    /// Opens a file under `/proc`, wherever that is by now.
+    /// Opens a file of `/proc`, even if the program has changed its root.
     pub(crate) fn open(&self, path: &'static str) -> Result<OwnedFd, RuntimeError> {
         let Some(files) = &*self.files else { unreachable!("the monitor opens it first") };
         open_in(&files.proc, path)
     }
 
-    /// The low watermark.
+    /// Returns the low watermark, in pages.
     pub(crate) fn low_pages(&self) -> i64 {
         watermark::low_pages(self.budget.limit_pages())
     }
 
-    /// The agent activates when fewer pages than this are left.
+    /// Returns the room below which the agent activates, in pages.
     pub(crate) fn activation_pages(&self) -> i64 {
         let limit = self.budget.limit_pages();
         (limit >> ACTIVATION_SHIFT).max(ACTIVATION_MIN_PAGES).min(limit / 2)
     }
 
-    /// Whether there may soon be no room if the program takes `bytes`.
+    /// Returns whether there may soon be no room if the program takes `bytes`.
     pub(crate) fn lacks_room(&self, bytes: usize) -> bool {
         self.budget.room_pages() - (bytes.div_ceil(PAGE_BYTES) as i64) < self.activation_pages()
     }
@@ -116,8 +116,8 @@ pub(crate) fn open_in(proc: impl AsFd, path: &'static str) -> Result<OwnedFd, Ru
         .map_err(|errno| RuntimeError::Proc(path, errno))
 }
 
-/// Opens the userfaultfd device and the files of the program's memory, or has the supervisor open
-/// them. A `device` may have been handed over.
+/// Opens the userfaultfd device and the files of the program's memory, or gets them from the
+/// supervisor. Uses `device` if the parent has handed it over.
 pub(crate) fn open_device_and_memory(
     device: Option<OwnedFd>,
     proc: &OwnedFd,

@@ -1,4 +1,4 @@
-//! Errors of the agent.
+//! Errors of the agent. There is no lock.
 
 use foliomem_sys::errno_text::{Cause, ErrnoText};
 use foliomem_sys::userfaultfd::UffdError;
@@ -6,29 +6,29 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use thiserror::Error;
 
-/// Why the agent cannot do its work. The program must not go on: it may have memory that only the
-/// agent can give back to it.
+/// Why the agent cannot work. The program must not go on: it may have memory that only the agent
+/// can map in.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
-    /// No userfaultfd.
+    /// The userfaultfd cannot be opened or used.
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
-    /// A file under /proc/self.
+    /// A file under /proc cannot be opened.
     #[error("cannot open /proc/{0}: {cause}", cause = Cause(*.1))]
     Proc(&'static str, Errno),
-    /// Address space or memory for the agent itself.
+    /// Address space for the agent cannot be reserved; its size is in MiB.
     #[error("cannot reserve {0} MiB of address space: {cause}", cause = Cause(*.1))]
     Reserve(usize, Errno),
-    /// A thread.
+    /// A thread cannot be created.
     #[error("cannot start a thread: {}", Cause(*.0))]
     Thread(Errno),
-    /// The companion process.
+    /// The companion process cannot be created.
     #[error("cannot start the companion process: {}", Cause(*.0))]
     Companion(Errno),
     /// The companion was killed at its start.
     #[error("the companion process was killed at its start; does a filter for system calls (seccomp) do that?")]
     CompanionKilled,
-    /// The companion was killed later.
+    /// The companion was killed after its start.
     #[error(
         "the companion process of process {} was killed: stopped, because a child would be without its limit",
         .0.as_raw_nonzero()

@@ -1,4 +1,4 @@
-//! The guard: a process beside the companion that stops the program if the companion is killed.
+//! The guard: a process that stops the program if the companion is killed.
 //!
 //! It runs from activation on, with the companion's descriptors, so it holds the userfaultfd open.
 //! It takes no lock.
@@ -28,7 +28,7 @@ fn guard(runtime: &'static Runtime) -> ! {
     if let Some(files) = &*runtime.context.files {
         runtime.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
     }
-    // On a busy machine the companion may have ended before its guard gets a CPU.
+    // On a busy machine, the companion may end before its guard gets a CPU.
     let pidfd = runtime.companion.process().and_then(|companion| pidfd_open(companion, PidfdFlags::empty()).ok());
     if let Some(pidfd) = pidfd {
         let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
@@ -36,7 +36,7 @@ fn guard(runtime: &'static Runtime) -> ! {
     }
     if !runtime.companion.ends_by_itself() {
         if has_crashed(runtime) {
-            // The supervisor says why.
+            // The supervisor reports the reason.
             stop_program(runtime);
         } else {
             stop_lost_program(runtime);
@@ -45,13 +45,14 @@ fn guard(runtime: &'static Runtime) -> ! {
     thread::exit_process(0)
 }
 
-/// Whether the companion, which has ended, has crashed: the program has unmapped the agent's memory. Then only the
-/// program is stopped, which ended so without the agent, too, and not the run.
+/// Returns whether the companion, which has ended, has crashed because the program has unmapped
+/// agent memory. Then only the program is stopped, and not the run: without the agent the program
+/// would crash, too.
 fn has_crashed(runtime: &'static Runtime) -> bool {
     let Some(files) = &*runtime.context.files else { return false };
     let [companion, ..] = runtime.companion.numbers();
     let stat = memory_users::open_in(&files.proc, format_args!("{companion}/stat"));
-    // The supervisor says so before it takes the status.
+    // The supervisor marks the crash before it reaps the companion.
     let status = stat.and_then(pagemap::exit_status).filter(|&status| status != 0);
     let control = runtime.context.budget.control();
     status.map_or_else(
@@ -69,10 +70,11 @@ fn stop_lost_program(runtime: &'static Runtime) -> ! {
     thread::exit_process(0)
 }
 
-/// Monitor: starts the guard. There must be none.
+/// Starts the guard. The monitor calls this if there is no guard. Fails if the process cannot be
+/// created.
 pub(crate) fn start_guard(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
-    // SAFETY: the runtime lives as long as the memory; only the monitor starts the guard, where
-    // there is none.
+    // SAFETY: the runtime lives as long as the memory. Only the monitor starts the guard, and only
+    // if there is none.
     unsafe { runtime.companion.start_guard(guard_entry, argument) }.map_err(RuntimeError::Companion)
 }

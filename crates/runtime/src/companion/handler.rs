@@ -1,7 +1,8 @@
-//! Handlers: they receive messages and serve the program's faults.
+//! Handlers: threads that receive messages and serve the program's faults.
 //!
-//! There is one handler for each CPU, and two at least. A handler serves inside the gate. Each
-//! message wakes all handlers that listen, and the one on the program's own CPU receives it.
+//! There is one handler for each CPU, and at least two. A handler serves inside the gate. Each
+//! message wakes all handlers that listen, and the one on the program's own CPU usually receives
+//! it.
 //!
 //! Lock order: the gate, then the lock of the mappings, then the engine's.
 
@@ -9,7 +10,7 @@ use crate::address_space::adopt::adopt_growth;
 use crate::address_space::cow_throttle;
 use crate::address_space::mapping_events::{Fault, MappingEvents, PendingFaults};
 use crate::address_space::ranges::pages;
-use crate::companion::placement::{APART_AFTER_STARVING_NS, Follower, Standby};
+use crate::companion::placement::{PinnedHandler, SEPARATE_AFTER_STARVING_NS, Standby};
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::workers::Workers;
 use crate::fork::futex_gate::Gate;
@@ -21,12 +22,11 @@ use foliomem_sys::region::Region;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
 
-/// A handler that came too late this often in a row is on the wrong CPU, and parks: to wake it
-/// costs each fault of a one-threaded program 6 us. Under reclaim, which moves the program about,
-/// 32 in a row are so rare that half of all reads were in vain.
+/// Number of messages in a row that another handler has received first, after which a handler
+/// parks: it is on the wrong CPU, and waking it slows every fault of a one-threaded program.
 const MAX_LOST_RACES: u32 = 4;
 
-/// What a handler is started with.
+/// The start argument of a handler.
 pub(crate) struct HandlerStart {
     pub(crate) events: MappingEvents,
     pub(crate) gate: &'static Gate,
@@ -34,14 +34,14 @@ pub(crate) struct HandlerStart {
     pub(crate) reclaim: &'static ReclaimRequests,
     pub(crate) index: usize,
     pub(crate) cpu: usize,
-    /// How many handlers there are.
+    /// The number of handlers.
     pub(crate) handlers: u32,
-    /// For the first handler of the first process that activates, to measure the cost of an
+    /// A page with which the first handler of the first activating process measures the cost of an
     /// interrupt.
     pub(crate) measured: Option<Region>,
 }
 
-/// One handler.
+/// A handler.
 struct Handler {
     events: MappingEvents,
     gate: &'static Gate,
@@ -52,7 +52,7 @@ struct Handler {
 
 /// The entry of a handler's thread. `argument` is a leaked [`HandlerStart`].
 pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
-    // SAFETY: `start_workers` passes a leaked start.
+    // SAFETY: `start_workers` passes a leaked `HandlerStart`, which nobody writes.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
     start.workers.take_program_priority();
     let HandlerStart { events, gate, workers, reclaim, .. } = *start;
@@ -68,17 +68,17 @@ impl Handler {
             None if start.index == 1 && self.events.placement.is_unknown() => self.events.placement.be_busy(),
             None => {}
         }
-        let follows = start.index == 0 && self.events.placement.pays();
-        let mut follower = follows.then(|| Follower::new(start.cpu as u32));
+        let is_pinned_handler = start.index == 0 && self.events.placement.pays();
+        let mut pinned = is_pinned_handler.then(|| PinnedHandler::new(start.cpu as u32));
         let mut standby = Standby::default();
         let mut lost = 0;
         loop {
-            if follower.is_none() && self.events.placement.cpu().is_some() {
+            if pinned.is_none() && self.events.placement.cpu().is_some() {
                 self.workers.park(start.handlers);
-                if !standby.sees_it_stuck(self.events.placement, now_ns(), || uffd.has_message()) {
+                if !standby.finds_starved(self.events.placement, now_ns(), || uffd.has_message()) {
                     continue;
                 }
-                self.events.placement.come_apart(APART_AFTER_STARVING_NS);
+                self.events.placement.separate(SEPARATE_AFTER_STARVING_NS);
             }
             if uffd.wait(None).is_err() {
                 continue;
@@ -89,15 +89,15 @@ impl Handler {
                 let mut pending = PendingFaults::default();
                 while let Some(fault) = self.events.receive() {
                     served += 1;
-                    if let Some(follower) = &mut follower {
-                        follower.follow(self.events.placement);
+                    if let Some(pinned) = &mut pinned {
+                        pinned.follow(self.events.placement);
                     }
                     self.serve(fault, &mut pending);
                     while let Some(fault) = pending.pop() {
                         self.serve(fault, &mut pending);
                     }
-                    if let Some(follower) = &follower {
-                        follower.has_served(self.events.placement);
+                    if let Some(pinned) = &pinned {
+                        pinned.note_served(self.events.placement);
                     }
                 }
             }
@@ -109,14 +109,14 @@ impl Handler {
         }
     }
 
-    /// Maps in the folios that the program will touch next, until it waits for something else;
-    /// their order, if there are any.
+    /// Maps in the folios that the program will touch next, until a message arrives. Returns their
+    /// order; `None` if there are none.
     fn read_ahead(&mut self, page: PageNumber) -> Option<Order> {
         let uffd = &self.events.activated.engine.machine().descriptors().program;
         let (mut chunks, mut fetched) = (0, None);
         while let Some((ahead, order)) = self.events.activated.engine.claim_ahead(page) {
-            // Before the fetch, so the trace has fetches of several handlers in order.
-            self.events.context.tracer.comes_ahead(
+            // Recorded before the read, so that reads of several handlers appear in order.
+            self.events.context.tracer.note_readahead(
                 &self.events.context.budget,
                 &ahead,
                 (chunks == 0).then(|| page.head(order).folio(order)),
@@ -130,7 +130,7 @@ impl Handler {
             }
             chunks += 1;
             if chunks == 1 && self.workers.has_parked() && self.events.placement.cpu().is_none() {
-                // Meanwhile another handler must listen.
+                // Another handler must listen meanwhile.
                 self.workers.unpark();
             }
         }
@@ -150,6 +150,7 @@ impl Handler {
         machine.wake(pages(&block));
     }
 
+    /// Serves one fault. Adds faults that it receives while it waits to `pending`.
     fn serve(&mut self, fault: Fault, pending: &mut PendingFaults) {
         let Fault { page, is_protected } = fault;
         if is_protected {
@@ -181,7 +182,8 @@ impl Handler {
         if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
-        // Where the woken thread takes the handler's CPU, it is woken last.
+        // A co-located thread takes the handler's CPU when it is woken, so the handler wakes it
+        // last.
         let is_last = self.events.placement.cpu().is_some();
         if !is_last {
             machine.wake(waited_for.clone());
@@ -193,12 +195,12 @@ impl Handler {
         if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
             let fetched = self.read_ahead(page);
             if fetched.is_some() || kind != FaultKind::Spurious {
-                // Reclaimers that compress for it would need the other CPU.
-                self.events.placement.streams(fetched.filter(|_| room >= 2 * self.events.context.low_pages()));
+                // Reclaimers that compress to make room for readahead would need the other CPU.
+                self.events.placement.note_readahead(fetched.filter(|_| room >= 2 * self.events.context.low_pages()));
             }
         }
         if is_last {
-            self.events.placement.wakes();
+            self.events.placement.note_wake();
             machine.wake(waited_for);
         }
     }

@@ -5,16 +5,17 @@
 //! new mappings as they appear, and does little else: a program can touch a new mapping at memory
 //! speed before it is adopted, so the monitor must get a CPU whenever it wakes.
 //!
-//! The monitor also receives notices, quiesces the agent for forks, and ends the companion. Lock
-//! order: its looks are inside the gate; it closes the gate for a fork.
+//! The monitor also receives notices, quiesces the agent for forks, and ends the companion.
+//!
+//! Lock order: it samples inside the gate, and closes the gate for a fork.
 
 use crate::address_space::adopt::adopt_mappings;
 use crate::address_space::mapping_events::is_receiver_starved;
 use crate::companion::activate::activate;
-use crate::companion::end::{cannot_activate, look_for_users};
+use crate::companion::end::{cannot_activate, check_users};
 use crate::companion::farewell;
 use crate::companion::memory_users::User;
-use crate::companion::placement::{APART_WHILE_GROWING_NS, Place};
+use crate::companion::placement::{SEPARATE_WHILE_GROWING_NS, ThreadPlacement};
 use crate::companion::receive_notices::receive_notices;
 use crate::fork::protocol::quiesce;
 use crate::ports::arena_size;
@@ -30,86 +31,87 @@ use foliomem_types::units::PAGE_BYTES;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How fast a program can touch memory: 8 GiB/s, as pages per millisecond.
+/// Maximum speed at which a program touches memory: 8 GiB/s, in pages per millisecond.
 const TOUCH_PAGES_PER_MS: i64 = 2048;
-/// How often the monitor looks whether a process still uses the memory.
+/// Interval at which the monitor checks whether a process still uses the memory, in nanoseconds.
 const USERS_INTERVAL_NS: u64 = 20_000_000;
-/// The time from the clearing of the exit word to the end of its thread.
+/// Time from the clearing of the exit word to the end of its thread.
 const EXIT_PAUSE: Duration = Duration::from_micros(200);
-/// The monitor's priority: it works for some microseconds at a time.
+/// The monitor's nice value: it works for some microseconds at a time.
 pub(crate) const MONITOR_NICE: i32 = -20;
-/// The monitor's shortest and longest sleep.
+/// Minimum and maximum sleep of the monitor.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// The shortest sleep while program and handler are co-located: while the monitor runs, the
-/// scheduler moves the program's thread to another CPU, and the handler has to follow. A program
-/// that faults page by page grows by 11 MiB meanwhile, at most.
-const SLEEP_TOGETHER: Duration = Duration::from_millis(2);
-/// The longest sleep while new mappings may need adoption soon, or the process has just changed its
+/// Minimum sleep while the agent is co-located. When the monitor runs, the scheduler moves the
+/// program's thread to another CPU, and the pinned handler must follow. A program that faults page
+/// by page grows by at most 11 MiB meanwhile.
+const SLEEP_CO_LOCATED_MIN: Duration = Duration::from_millis(2);
+/// Maximum sleep while new mappings may need adoption soon, or the process has just changed its
 /// size.
 const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
-/// A recorded process is managed from this size on, 4 MiB. Of a smaller one the trace has the
-/// start.
+/// Size from which a recorded process is managed, in pages: 4 MiB. The trace of a smaller one has
+/// only its start.
 const RECORDED_PAGES: i64 = (4 << 20) / PAGE_BYTES as i64;
-/// The longest sleep before that size.
+/// Maximum sleep of a recorded process before that size.
 const SLEEP_RECORDING_MAX: Duration = Duration::from_millis(2);
-/// This many looks in a row without a change make a quiet process: it sleeps, or works on resident
-/// memory. They take an eighth of a second: on a busy machine a program that is about to grow may
-/// wait for a CPU for tens of milliseconds.
-const QUIET_LOOKS: u32 = 256;
-/// A quiet process may touch this much before the monitor looks again, though there is no room: 8
-/// MiB and 1/2^6 of the limit. That is half and a third of what a tree may be over its limit for a
-/// moment (16 MiB a process and a twentieth). However many processes wake up at the same time, the
-/// machine's memory has one speed.
+/// Number of samples in a row without a change that make a quiet process: it sleeps, or works on
+/// resident memory. They take an eighth of a second, because on a busy machine a growing program
+/// may wait for a CPU for tens of milliseconds.
+const QUIET_SAMPLES: u32 = 256;
+/// Memory that a quiet process may touch before the next sample even without room: 8 MiB and 1/2^6
+/// of the limit. That is half and a third of the overrun that the tree may have for a moment (16
+/// MiB for each process and 1/20). The total does not depend on the number of processes that wake
+/// up at once, because they share one memory speed.
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
-/// A process that has not changed for this many looks is not awake.
-const AWAKE_LOOKS: u32 = 4;
+/// Number of samples without a change after which a process is not awake.
+const AWAKE_SAMPLES: u32 = 4;
 
-/// What the monitor remembers from one look to the next.
+/// The monitor's memory of earlier samples.
 #[derive(Default)]
-struct Looks {
-    /// Unmanaged pages of the program, as of the last search for them.
+struct History {
+    /// The program's unmanaged pages at the last search for them.
     unmanaged_pages: i64,
-    /// The process's pages, the tree's room and the faults served, at the last look.
+    /// The process's pages, the tree's room and the number of faults, at the last sample.
     seen: (i64, i64, u64),
-    /// Looks in a row that saw the same.
+    /// Number of samples in a row without any change.
     alike: u32,
-    /// Looks in a row that saw the same of this process.
+    /// Number of samples in a row without a change of this process's size.
     idle: u32,
     /// The folio sizes that are allowed.
     sizes: SizePolicy,
 }
 
-impl Looks {
-    fn see(&mut self, seen: (i64, i64, u64)) {
+impl History {
+    fn add(&mut self, seen: (i64, i64, u64)) {
         self.alike = if seen == self.seen { self.alike.saturating_add(1) } else { 0 };
         self.idle = if seen.0 == self.seen.0 { self.idle.saturating_add(1) } else { 0 };
         self.seen = seen;
     }
 
     fn is_quiet(&self) -> bool {
-        self.alike >= QUIET_LOOKS
+        self.alike >= QUIET_SAMPLES
     }
 
-    /// Before activation: the size of a short program must be seen, and an idle one must not be
-    /// woken.
-    fn longest_sleep(&self) -> Duration {
+    /// Returns the maximum sleep before activation: the monitor must see the size of a short-lived
+    /// program, and must not wake for an idle one.
+    fn max_sleep(&self) -> Duration {
         SLEEP_ACTIVATED_MAX.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
     }
 
-    /// Reclaimers that have freed nothing are woken again after a change, or now and then.
+    /// Returns whether reclaimers that have freed nothing may succeed now: after a change, or from
+    /// time to time.
     fn may_free_more(&self) -> bool {
-        !self.is_quiet() || self.alike.is_multiple_of(QUIET_LOOKS)
+        !self.is_quiet() || self.alike.is_multiple_of(QUIET_SAMPLES)
     }
 }
 
-/// Watches the process until it ends. `user` is the process that uses the memory.
+/// Watches the process until it ends. `user` is a process that uses the memory.
 pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
-    let (mut looks, mut place) = (Looks::default(), Place::here());
+    let (mut history, mut place) = (History::default(), ThreadPlacement::here());
     let (mut due_ns, mut users_due_ns) = (0, 0);
     loop {
-        place.settle(&runtime.placement);
+        place.update(&runtime.placement);
         let kicks = runtime.fork.quiesce.kicks();
         if runtime.fork.quiesce.is_requested() {
             quiesce(runtime, &user);
@@ -120,7 +122,7 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
             farewell::answer(runtime);
         }
         if now_ns() >= users_due_ns {
-            look_for_users(runtime, &mut user);
+            check_users(runtime, &mut user);
             users_due_ns = now_ns() + USERS_INTERVAL_NS;
         }
         {
@@ -129,52 +131,52 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
                 due_ns = 0;
             }
             if now_ns() >= due_ns {
-                let Some(sleep) = look_around(runtime, &mut looks) else { continue };
-                let sleep = (sleep * crowd(runtime, &looks)).min(sleep.max(SLEEP_MAX));
+                let Some(sleep) = sample(runtime, &mut history) else { continue };
+                let sleep = (sleep * crowd(runtime, &history)).min(sleep.max(SLEEP_MAX));
                 due_ns = now_ns() + sleep.as_nanos() as u64;
             }
         }
-        // A notice that came while others were received has woken nobody.
+        // A notice that came while others were received has not woken the monitor.
         if runtime.notices.allocations.has_pending() {
             continue;
         }
         let until_ns = due_ns.min(users_due_ns);
         let time = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
         if runtime.companion.doze(runtime.fork.quiesce.kick(), kicks, time) == Woken::Exit {
-            // The program executes another one, or its first thread ends: maybe a moment later.
+            // The program executes another one, or its first thread ends, perhaps a moment later.
             clock::sleep(EXIT_PAUSE);
             users_due_ns = 0;
         }
     }
 }
 
-/// How much rarer the monitor may look because of other processes: how many processes there are for
-/// each that can grow at full speed. A process that grows counts against those that are awake, and
-/// one that does not against all.
-fn crowd(runtime: &'static Runtime, looks: &Looks) -> u32 {
+/// Returns the factor by which the monitor samples more rarely because of other processes: the
+/// number of processes for each one that can grow at full speed. A growing process counts the
+/// processes that are awake, an idle one counts all.
+fn crowd(runtime: &'static Runtime, history: &History) -> u32 {
     let control = runtime.context.budget.control();
-    let is_awake = looks.idle < AWAKE_LOOKS;
+    let is_awake = history.idle < AWAKE_SAMPLES;
     control.process(runtime.context.budget.slot()).awake.store(u32::from(is_awake), Ordering::Relaxed);
     let (awake, all) = control.awake_processes();
-    let looking = if is_awake { awake } else { all };
-    if looking <= 2 { 1 } else { (looking / (2 * cpus::cpus().max(1))).max(1) }
+    let sampling = if is_awake { awake } else { all };
+    if sampling <= 2 { 1 } else { (sampling / (2 * cpus::cpus().max(1))).max(1) }
 }
 
-/// One look at the process; `None` if there is more to do at once. Otherwise how long to sleep.
-fn look_around(runtime: &'static Runtime, looks: &mut Looks) -> Option<Duration> {
-    runtime.sharing.measure(&runtime.context, || crowd(runtime, looks));
+/// Samples the process. Returns how long to sleep; `None` if there is more to do at once.
+fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> {
+    runtime.sharing.measure(&runtime.context, || crowd(runtime, history));
     runtime.context.budget.sample();
-    runtime.notices.lenders.look_if_due();
-    looks.see((
+    runtime.notices.lenders.check_if_due();
+    history.add((
         runtime.context.budget.own_pages(),
         runtime.context.budget.room_pages(),
         runtime.context.budget.counters().vm.pgfault.get(),
     ));
     let Some(events) = runtime.mapping_events() else {
         let room = runtime.context.budget.room_pages();
-        let is_of_interest = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
+        let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
         let now =
-            is_of_interest || runtime.context.settings.torture || runtime.activation.manage_now.load(Ordering::Relaxed);
+            is_recorded || runtime.context.settings.torture || runtime.activation.manage_now.load(Ordering::Relaxed);
         if now || room < runtime.context.activation_pages() {
             match activate(runtime) {
                 Ok(()) => return None,
@@ -182,69 +184,71 @@ fn look_around(runtime: &'static Runtime, looks: &mut Looks) -> Option<Duration>
             }
         }
         runtime.context.tracer.unmanaged(&runtime.context.budget, runtime.context.budget.own_pages());
-        let most = if runtime.context.tracer.is_on() { SLEEP_RECORDING_MAX } else { looks.longest_sleep() };
-        return Some(sleep_for(room - runtime.context.activation_pages(), most));
+        let max = if runtime.context.tracer.is_on() { SLEEP_RECORDING_MAX } else { history.max_sleep() };
+        return Some(sleep_for(room - runtime.context.activation_pages(), max));
     };
     let engine = &events.activated.engine;
-    settle_limit(runtime, engine);
-    runtime.sharing.throttle.look(&runtime.context.budget, engine);
+    apply_limit(runtime, engine);
+    runtime.sharing.throttle.update(&runtime.context.budget, engine);
     if runtime.placement.cpu().is_some() && is_receiver_starved(engine.machine()) {
-        // The program has just raised a mapping event, keeps the follower from its CPU, and grows.
-        runtime.placement.come_apart(APART_WHILE_GROWING_NS);
+        // The program has just raised a mapping event, keeps the pinned handler from its CPU, and
+        // grows.
+        runtime.placement.separate(SEPARATE_WHILE_GROWING_NS);
     }
     events.settle();
     let managed = engine.resident_pages() as i64;
     let unmanaged = runtime.context.budget.own_pages() - managed;
     // New mappings show as growth of unmanaged memory.
-    if unmanaged > looks.unmanaged_pages + watermark::LOW_MIN_PAGES / 4 || runtime.context.settings.torture {
+    if unmanaged > history.unmanaged_pages + watermark::LOW_MIN_PAGES / 4 || runtime.context.settings.torture {
         if adopt_mappings(events) {
             runtime.notices.allocations.note_found();
         }
-        looks.unmanaged_pages = runtime.context.budget.own_pages() - engine.resident_pages() as i64;
+        history.unmanaged_pages = runtime.context.budget.own_pages() - engine.resident_pages() as i64;
     }
-    looks.unmanaged_pages = looks.unmanaged_pages.min(unmanaged);
+    history.unmanaged_pages = history.unmanaged_pages.min(unmanaged);
     let unmanaged_pages = runtime.context.budget.own_pages() - engine.held_pages() as i64;
     runtime.context.budget.note_unmanaged(unmanaged_pages);
     runtime.context.tracer.unmanaged(&runtime.context.budget, unmanaged_pages);
     let sizes = runtime.context.budget.control().sizes();
-    if std::mem::replace(&mut looks.sizes, sizes) != sizes {
+    if std::mem::replace(&mut history.sizes, sizes) != sizes {
         engine.machine().prepare_for_huge(0..usize::MAX);
     }
     engine.tend();
-    Some(balance(runtime, engine, looks))
+    Some(balance(runtime, engine, history))
 }
 
-/// Sets everything that depends on the limit, which may have grown.
-fn settle_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>) {
+/// Applies the limit, which may have grown, to everything that depends on it.
+fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
     engine.limit_is(watermark::floor_pages(limit_pages), arena_size::store_pages(limit_pages));
     runtime.context.tracer.limit(&runtime.context.budget);
 }
 
-/// Gives memory back when the tree needs it, and wakes the reclaimers if there is too little.
-fn balance(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, looks: &Looks) -> Duration {
+/// Gives memory back if the tree needs it, and wakes the reclaimers if there is too little. Returns
+/// how long to sleep.
+fn balance(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, history: &History) -> Duration {
     let low = runtime.context.low_pages();
     let room = runtime.context.budget.room_pages();
     let free = i64::from(engine.free_frames());
     if room < 0 && free > low {
         engine.shrink(low as u32, (-room) as u32);
     }
-    if looks.is_quiet() {
+    if history.is_quiet() {
         // Reclaim keeps this much free by itself.
         engine.give_back_runs(2 * low as u32);
     }
-    if (room + free < low && looks.may_free_more()) || runtime.context.settings.torture || engine.awaits_discard() {
+    if (room + free < low && history.may_free_more()) || runtime.context.settings.torture || engine.awaits_discard() {
         runtime.reclaim.wake();
     }
     let unnoticed =
-        if looks.is_quiet() { QUIET_PAGES + (runtime.context.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
+        if history.is_quiet() { QUIET_PAGES + (runtime.context.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
     let sleep = sleep_for((room + free - low).max(unnoticed), SLEEP_ACTIVATED_MAX);
-    if runtime.placement.cpu().is_some() { sleep.max(SLEEP_TOGETHER) } else { sleep }
+    if runtime.placement.cpu().is_some() { sleep.max(SLEEP_CO_LOCATED_MIN) } else { sleep }
 }
 
-/// The shortest time in which a program can touch `pages`.
-fn sleep_for(pages: i64, most: Duration) -> Duration {
+/// Returns the minimum time in which a program can touch `pages`, limited to the range of sleeps.
+fn sleep_for(pages: i64, max: Duration) -> Duration {
     let micros = (pages.max(0) * 1000 / TOUCH_PAGES_PER_MS) as u64;
-    Duration::from_micros(micros).clamp(SLEEP_MIN, most)
+    Duration::from_micros(micros).clamp(SLEEP_MIN, max)
 }

@@ -1,7 +1,7 @@
-//! What threads of the program tell the monitor, and how: the state, and the program's side of it.
+//! Notices of the program's threads to the monitor: the state, and the program's side.
 //!
 //! The functions run in threads of the program, in any state: they allocate nothing, take no lock,
-//! and wait on futexes with a time limit only. [`crate::companion::receive_notices`] is the
+//! and wait only on futexes and with a time limit. [`crate::companion::receive_notices`] is the
 //! monitor's side. The lock of the control blocks is a leaf.
 
 use crate::address_space::allocation_notice::{AllocationNotices, NoticeKind};
@@ -19,24 +19,24 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How often, and how far apart, a thread sends a notice again, where many threads send one at once
-/// or the monitor has got no CPU for a tenth of a second.
+/// Maximum number of attempts to send a notice, and the pause between them. An attempt fails if
+/// many threads send at once, or if the monitor gets no CPU for a tenth of a second.
 const MAX_NOTICES: u32 = 20_000;
 const NOTICE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the program has told the agent.
+/// The notices of the program's threads, and the state that the monitor derives from them.
 pub(crate) struct Notices {
     pub(crate) allocations: AllocationNotices,
     pub(crate) lenders: Lenders,
     pub(crate) control_blocks: ControlBlocks,
-    /// A filter decides which system calls the program's threads may make.
+    /// Whether a filter decides which system calls the program's threads may make.
     pub(crate) is_filtered: AtomicBool,
-    /// A message has said that the program's memory is not locked.
+    /// Whether a message has said that the program's memory is not locked.
     pub(crate) has_reported_unlocked: AtomicBool,
 }
 
 impl Notices {
-    /// No notices, for a process under a limit of `limit_pages`.
+    /// Creates the state without notices, for a process under a limit of `limit_pages`.
     pub(crate) fn new(limit_pages: i64) -> Notices {
         Notices {
             allocations: AllocationNotices::new(limit_pages),
@@ -47,7 +47,8 @@ impl Notices {
         }
     }
 
-    /// The program has allocated `range`: waits until it is managed if there may be no room for it.
+    /// Notes that the program has allocated `range`. Waits until it is managed if there may be no
+    /// room for it.
     pub(crate) fn allocated(
         &self,
         context: &Context,
@@ -59,24 +60,24 @@ impl Notices {
             return;
         }
         self.allocations.wait_while_paused();
-        // Where nothing compresses, there will be no room however long a thread waits.
+        // If nothing compresses, there will be no room however long a thread waits.
         let is_futile = activated.is_some_and(|activated| activated.engine.reclaim_is_futile());
         if !is_futile && context.lacks_room(range.len()) && !self.allocations.may_pass(&range) {
             self.allocations.notify(NoticeKind::Allocated, range, || quiesce.wake_monitor());
         }
     }
 
-    /// The kernel has refused something that concerns the mapping at `range` as a whole: waits
-    /// until the monitor has joined the mappings there; whether it has.
+    /// Waits until the monitor has merged the mappings at `range`, because the kernel has refused a
+    /// call that concerns the whole mapping. Returns whether the monitor has done so.
     pub(crate) fn join_mappings(&self, context: &Context, quiesce: &Quiesce, range: Range<usize>) -> bool {
         self.may_wait(context) && self.allocations.notify(NoticeKind::JoinMappings, range, || quiesce.wake_monitor())
     }
 
-    /// The calling thread starts, and something may be swapped out: waits until its control block
-    /// stays resident.
+    /// Notes that the calling thread starts while memory may be swapped out. Waits until its
+    /// control block stays resident.
     ///
-    /// A filter for system calls is no reason not to wait: a thread that joins this one would hang,
-    /// and a filter under which threads are made allows futexes.
+    /// The thread waits even under a system call filter: without the notice, a thread that joins it
+    /// could hang. A filter that allows new threads allows futexes.
     pub(crate) fn thread_starts(&self, quiesce: &Quiesce) {
         let started = NoticeKind::ThreadStarted(thread_control_block::own_thread());
         if self.is_received(quiesce, started, thread_control_block::own()) {
@@ -85,14 +86,14 @@ impl Notices {
         }
     }
 
-    /// The loader has loaded or unloaded libraries: waits until their code is looked at.
+    /// Notes that the loader has loaded or unloaded libraries. Waits until their code is searched.
     pub(crate) fn objects_changed(&self, quiesce: &Quiesce) {
         if !self.is_received(quiesce, NoticeKind::ObjectsChanged, 0..0) {
             unseen_calls::assume();
         }
     }
 
-    /// Sends a notice until the monitor has received it; whether it has.
+    /// Sends a notice until the monitor has received it. Returns whether it has.
     fn is_received(&self, quiesce: &Quiesce, what: NoticeKind, range: Range<usize>) -> bool {
         (0..MAX_NOTICES).any(|_| {
             let is_received = self.allocations.notify(what, range.clone(), || quiesce.wake_monitor());
@@ -104,14 +105,15 @@ impl Notices {
         })
     }
 
-    /// Whether a thread of the program may send a notice and wait for the answer: a filter may
-    /// forbid it to wait.
+    /// Returns whether a thread of the program may send a notice and wait for the answer. A filter
+    /// may forbid it to wait.
     fn may_wait(&self, context: &Context) -> bool {
         context.budget.is_armed() && !self.is_filtered.load(Ordering::Relaxed)
     }
 
-    /// The program wants all of its memory locked, which is not done: says so once in a process.
-    pub(crate) fn wants_all_locked(&self, control: &Control) {
+    /// Notes that the program wants to lock all of its memory, which the agent prevents. Warns once
+    /// in a process.
+    pub(crate) fn note_mlockall(&self, control: &Control) {
         if !self.has_reported_unlocked.swap(true, Ordering::Relaxed) {
             control.notice(format_args!(
                 "the program asks for all its memory to be locked (mlockall): the limit is kept instead"

@@ -1,27 +1,28 @@
-//! On which CPUs the threads that serve faults run.
+//! Placement: the CPUs on which the agent's threads run.
 //!
-//! As a rule a handler waits on each CPU, and the scheduler places reclaimers. But a page that is
-//! moved is flushed from the TLBs of all CPUs that run the process, and a thread that wakes up
-//! elsewhere is woken by an interrupt. Between the CPUs of a virtual machine an interrupt may take
-//! longer than to compress three pages. So where interrupts are dear and one thread raises the
-//! faults, the agent *comes together* with it: one handler, the *follower*, serves all, on the CPU
-//! where that thread runs, and all others of the agent go there, too.
+//! By default a handler waits on each CPU, and the scheduler places reclaimers. But moving a page
+//! flushes the TLBs of all CPUs that run the process, and waking a thread on another CPU takes an
+//! interrupt. Between the CPUs of a virtual machine, an interrupt may take longer than to compress
+//! three pages. So if interrupts are expensive and one thread raises the faults, the agent is
+//! *co-located* with it: one handler, the *pinned handler*, serves all faults on the CPU of that
+//! thread, and the agent's other threads move there, too.
 //!
-//! The scheduler puts a thread that is woken on an idle CPU, unless its own has nothing to run but
-//! SCHED_IDLE threads. So the follower is one: the thread that it wakes stays, and goes on at once
-//! in its stead. Who else runs there drives it away, so the monitor looks around less often. Where
-//! the thread is taken away all the same, the follower goes after it: it looks where the thread is
-//! whenever a fault comes later than from nearby.
+//! The scheduler puts a woken thread on an idle CPU, unless its own CPU runs only SCHED_IDLE
+//! threads. So the pinned handler has this policy: the thread that it wakes stays, and preempts it
+//! at once. Any other thread on the CPU drives the woken thread away, so the monitor samples less
+//! often. If the thread moves all the same, the pinned handler follows: it looks up the thread's
+//! CPU whenever a fault comes later than expected from the same CPU.
 //!
-//! A stream of large folios is served better apart, while the reclaimers need no CPU: there are few
-//! moves and few wakes for what is decompressed, which the handler does beside the program then,
-//! not in its stead.
+//! A stream of large folios is served better without co-location while the reclaimers need no CPU:
+//! there are few moves and wakes for much decompression, and the handler then runs beside the
+//! program instead of in its place.
 //!
-//! A SCHED_IDLE thread starves where others want the CPU. The other handlers look now and then
-//! whether the follower gets on ([`Standby`]), and end it all for a while where it does not. So do
-//! a fork, which must not wait for it, and the adoption of new mappings.
+//! A SCHED_IDLE thread starves if others want the CPU. The other handlers check from time to time
+//! whether the pinned handler makes progress ([`Standby`]), and otherwise separate the agent for a
+//! while. A fork separates it, because it must not wait for the pinned handler, and so does the
+//! adoption of new mappings.
 //!
-//! No lock: where they are is written by the follower, and taken back by anybody.
+//! There is no lock: the pinned handler writes the CPU, and any thread may clear it.
 
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::cpus::{self, Urgency, run_on, set_affinity, set_urgency};
@@ -32,54 +33,64 @@ use rustix::fs::{Mode, OFlags};
 use rustix::thread::{CpuSet, Pid};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// A flush that interrupts another CPU takes 18 us in a virtual machine without help of its host, 2
-/// to 4 us elsewhere; on one CPU 1 us.
-const DEAR_NS: u64 = 7_000;
-/// Flushes measured.
+/// Minimum cost of a TLB flush, in nanoseconds, at which co-location pays. A flush that interrupts
+/// another CPU takes 2 to 4 us on hardware, and much longer in a virtual machine without help of
+/// its host.
+const EXPENSIVE_NS: u64 = 7_000;
+/// Number of flushes that are measured; their median counts.
 const FLUSHES: usize = 9;
-/// The longest that one handler waits for the other to measure.
-const MEET_NS: u64 = 5_000_000;
-/// So many faults of one thread, less [`STRANGER`] for each of another, bring the agent together,
-/// and fewer than half apart.
+/// Maximum time that one handler waits for the other to measure, in nanoseconds.
+const MAX_MEETING_NS: u64 = 5_000_000;
+/// Number of faults of one thread that co-locates the agent. A fault of another thread subtracts
+/// [`STRANGER`]. Below half of the number, the agent separates.
 const STREAK: u32 = 64;
 const STRANGER: u32 = 16;
-/// From this size on moves cost little next to what is moved.
+/// Minimum size of a folio whose move costs little compared with its decompression.
 const LARGE_BYTES: usize = 64 << 10;
-/// So many faults with large folios ahead of them, less those without, take the agent apart, and a
-/// quarter as many keep it so.
+/// Number of faults with large folios read ahead, less those without, that separates the agent. A
+/// quarter of it keeps the agent separate.
 const STREAMING: u32 = 16;
-/// A thread that was woken nearby and touches one page after the other raises its next fault within
-/// this time.
+/// Maximum time from a wake-up to the next fault of a thread that touches one page after the other
+/// on the same CPU, in nanoseconds.
 const NEAR_NS: u64 = 12_000;
-/// A follower that does nothing about a fault for so long starves.
-const STUCK_NS: u64 = 8_000_000;
-/// How long the agent stays apart after the follower has starved.
-pub(crate) const APART_AFTER_STARVING_NS: u64 = 1_000_000_000;
-/// And after the program has got new memory, or forked: then others have more to do than to serve
-/// its faults.
-pub(crate) const APART_WHILE_GROWING_NS: u64 = 20_000_000;
-/// Neither a CPU nor a thread.
+/// Time without progress after which the pinned handler counts as starved, in nanoseconds.
+const STARVED_NS: u64 = 8_000_000;
+/// Time without co-location after the pinned handler has starved, in nanoseconds.
+pub(crate) const SEPARATE_AFTER_STARVING_NS: u64 = 1_000_000_000;
+/// Time without co-location after the program has got new memory, or has forked: the agent's other
+/// threads have more work than its faults, in nanoseconds.
+pub(crate) const SEPARATE_WHILE_GROWING_NS: u64 = 20_000_000;
+/// No CPU, or no thread.
 const NONE: u32 = u32::MAX;
 
-/// See the module.
+/// Whether the agent's threads may be co-located with a thread of the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CoLocation {
+    /// Threads can leave SCHED_IDLE again here.
+    Allowed,
+    /// A thread could not leave SCHED_IDLE again, or torture would starve it.
+    Forbidden,
+}
+
+/// The placement of the agent's threads, and the measurements that decide about it.
 #[derive(Debug)]
 pub(crate) struct Placement {
-    /// What a flush takes while another CPU runs the process; 0 until it is measured. A fork takes
-    /// it along.
+    /// Time that a flush takes while another CPU runs the process, in nanoseconds; 0 until it is
+    /// measured. A fork inherits it.
     flush_ns: AtomicU64,
     is_other_cpu_busy: AtomicBool,
-    /// Whether a thread may come back from SCHED_IDLE.
+    /// Whether a thread may leave SCHED_IDLE again.
     is_allowed: AtomicBool,
-    /// The thread that raises the faults, and how sure that is.
+    /// The thread that raises the faults, and the strength of that evidence.
     faulting: AtomicU32,
     streak: AtomicU32,
-    /// Faults with large folios ahead of them, less those without.
+    /// Number of faults with large folios read ahead, less those without.
     streaming: AtomicU32,
-    /// The CPU they are together on.
+    /// The CPU on which the agent is co-located.
     cpu: AtomicU32,
-    /// The follower's thread, while it is SCHED_IDLE.
-    follower: AtomicU32,
-    /// Faults that the follower has begun and ended: odd while it serves one.
+    /// The pinned handler's thread, while it is SCHED_IDLE.
+    pinned_handler: AtomicU32,
+    /// Number of faults that the pinned handler has begun and ended: odd while it serves one.
     progress: AtomicU32,
     woke_ns: AtomicU64,
     apart_until_ns: AtomicU64,
@@ -95,7 +106,7 @@ impl Default for Placement {
             streak: AtomicU32::new(0),
             streaming: AtomicU32::new(0),
             cpu: AtomicU32::new(NONE),
-            follower: AtomicU32::new(NONE),
+            pinned_handler: AtomicU32::new(NONE),
             progress: AtomicU32::new(0),
             woke_ns: AtomicU64::new(0),
             apart_until_ns: AtomicU64::new(0),
@@ -104,40 +115,39 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// Before handlers are started: nobody follows. `is_allowed`: threads may come back from
-    /// SCHED_IDLE here.
-    pub fn begin(&self, is_allowed: bool) {
-        self.is_allowed.store(is_allowed, Relaxed);
+    /// Resets the placement before handlers start.
+    pub fn begin(&self, co_location: CoLocation) {
+        self.is_allowed.store(co_location == CoLocation::Allowed, Relaxed);
         self.streak.store(0, Relaxed);
         self.cpu.store(NONE, Relaxed);
-        self.follower.store(NONE, Relaxed);
+        self.pinned_handler.store(NONE, Relaxed);
         self.progress.store(0, Relaxed);
         self.is_other_cpu_busy.store(false, Relaxed);
     }
 
-    /// Whether flushes are still to be measured.
+    /// Returns whether the cost of a flush is still to be measured.
     pub fn is_unknown(&self) -> bool {
         self.flush_ns.load(Relaxed) == 0
     }
 
-    /// Keeps the caller's CPU busy until another handler, on another CPU, has measured.
+    /// Keeps the caller's CPU busy until a handler on another CPU has measured.
     pub fn be_busy(&self) {
         self.is_other_cpu_busy.store(true, Relaxed);
-        let until_ns = now_ns() + MEET_NS;
+        let until_ns = now_ns() + MAX_MEETING_NS;
         while self.is_unknown() && now_ns() < until_ns {
             std::hint::spin_loop();
         }
     }
 
-    /// Measures a flush, with a page of ours, while another handler keeps its CPU busy.
+    /// Measures a flush with an agent's page, while another handler keeps its CPU busy.
     pub fn measure(&self, page: &Region) {
-        let until_ns = now_ns() + MEET_NS;
+        let until_ns = now_ns() + MAX_MEETING_NS;
         while !self.is_other_cpu_busy.load(Relaxed) && now_ns() < until_ns {
             std::hint::spin_loop();
         }
         let mut took_ns = [0; FLUSHES];
         for took_ns in &mut took_ns {
-            // A failure leaves the page, and costs nothing.
+            // A failure leaves the page, and shows as a cheap flush.
             let _ = page.populate(0, PAGE_BYTES);
             let started_ns = now_ns();
             let _ = page.discard(0, PAGE_BYTES);
@@ -147,8 +157,8 @@ impl Placement {
         self.flush_ns.store(took_ns[FLUSHES / 2].max(1), Relaxed);
     }
 
-    /// A fault of `thread` was heard.
-    pub fn heard(&self, thread: u32) {
+    /// Notes that a fault of `thread` was received.
+    pub fn note_fault(&self, thread: u32) {
         let streak = self.streak.load(Relaxed);
         if thread == self.faulting.load(Relaxed) {
             if streak < STREAK {
@@ -162,9 +172,8 @@ impl Placement {
         }
     }
 
-    /// A fault is served, and folios like its own, of the order `ahead`, are fetched ahead; or none
-    /// are.
-    pub fn streams(&self, ahead: Option<Order>) {
+    /// Notes a served fault. Folios of order `ahead` were read ahead, or none were.
+    pub fn note_readahead(&self, ahead: Option<Order>) {
         let streaming = self.streaming.load(Relaxed);
         let is_large = ahead.is_some_and(|order| order.bytes() >= LARGE_BYTES);
         let now = if is_large { (streaming + 1).min(STREAMING) } else { streaming.saturating_sub(1) };
@@ -173,18 +182,18 @@ impl Placement {
         }
     }
 
-    /// The CPU that the agent's threads are to be on, if they are together.
+    /// Returns the CPU on which the agent must be co-located, if any.
     pub fn cpu(&self) -> Option<u32> {
         Some(self.cpu.load(Relaxed)).filter(|&cpu| cpu != NONE)
     }
 
-    /// Whether to come together pays here at all, and is allowed. Nothing changes that once it is
-    /// measured.
+    /// Returns whether co-location pays on this machine and is allowed. The answer is constant once
+    /// a flush is measured.
     pub fn pays(&self) -> bool {
-        self.is_allowed.load(Relaxed) && self.flush_ns.load(Relaxed) >= DEAR_NS
+        self.is_allowed.load(Relaxed) && self.flush_ns.load(Relaxed) >= EXPENSIVE_NS
     }
 
-    /// The thread to be together with, if they ought to be.
+    /// Returns the thread to be co-located with, if any.
     fn wanted(&self, now_ns: u64) -> Option<u32> {
         let (enough, streaming) = if self.cpu().is_some() { (STREAK / 2, STREAMING) } else { (STREAK, STREAMING / 4) };
         let wanted = self.pays()
@@ -194,76 +203,77 @@ impl Placement {
         wanted.then(|| self.faulting.load(Relaxed))
     }
 
-    /// The program's thread is about to be woken.
-    pub fn wakes(&self) {
+    /// Notes that the program's thread is about to be woken.
+    pub fn note_wake(&self) {
         self.woke_ns.store(now_ns(), Relaxed);
     }
 
-    /// Everybody goes where he was, and stays there for so long. For any thread.
-    pub fn come_apart(&self, for_ns: u64) {
+    /// Ends co-location for at least `for_ns` nanoseconds. Any thread may call.
+    pub fn separate(&self, for_ns: u64) {
         self.apart_until_ns.fetch_max(now_ns() + for_ns, Relaxed);
         self.cpu.store(NONE, Relaxed);
-        let follower = self.follower.swap(NONE, Relaxed);
-        if follower != NONE {
-            set_urgency(follower, Urgency::Normal);
+        let handler = self.pinned_handler.swap(NONE, Relaxed);
+        if handler != NONE {
+            set_urgency(handler, Urgency::Normal);
         }
     }
 }
 
-/// The handler that follows. There is one only where that pays: it is asked at every fault.
+/// The handler that follows the faulting thread. It exists only if co-location pays; the placement
+/// is checked at every fault.
 #[derive(Debug)]
-pub(crate) struct Follower {
-    /// Its own CPU.
-    home: u32,
-    /// Where it is.
-    at: u32,
-    /// What tells where a thread is.
+pub(crate) struct PinnedHandler {
+    /// Its own CPU, for the time without co-location.
+    own_cpu: u32,
+    /// The CPU on which it runs.
+    cpu: u32,
+    /// The thread whose CPU was looked up last, and its open `stat` file.
     stat: Option<(u32, OwnedFd)>,
 }
 
-impl Follower {
-    /// Of the thread that runs on `home` alone.
-    pub fn new(home: u32) -> Follower {
-        Follower { home, at: home, stat: None }
+impl PinnedHandler {
+    /// Creates the state of the handler that runs on `own_cpu`.
+    pub fn new(own_cpu: u32) -> PinnedHandler {
+        PinnedHandler { own_cpu, cpu: own_cpu, stat: None }
     }
 
-    /// A fault was heard: goes where its thread is, if it is to be there. To be followed by
-    /// [`Follower::has_served`].
+    /// Moves to the CPU of the faulting thread if the agent must be co-located, when a fault was
+    /// received. [`PinnedHandler::note_served`] must follow.
     pub fn follow(&mut self, placement: &Placement) {
         placement.progress.fetch_add(1, Relaxed);
         let now_ns = now_ns();
-        let Some(thread) = placement.wanted(now_ns) else { return self.go_home(placement) };
-        let is_together = placement.cpu().is_some();
-        if is_together && now_ns - placement.woke_ns.load(Relaxed) < NEAR_NS {
+        let Some(thread) = placement.wanted(now_ns) else { return self.return_to_own_cpu(placement) };
+        let is_co_located = placement.cpu().is_some();
+        if is_co_located && now_ns - placement.woke_ns.load(Relaxed) < NEAR_NS {
             return;
         }
-        let Some(cpu) = self.cpu_of(thread) else { return self.go_home(placement) };
+        let Some(cpu) = self.cpu_of(thread) else { return self.return_to_own_cpu(placement) };
         self.go_to(cpu);
-        if !is_together {
+        if !is_co_located {
             let own = own_thread();
             set_urgency(own, Urgency::Idle);
-            placement.follower.store(own, Relaxed);
+            placement.pinned_handler.store(own, Relaxed);
         }
         placement.cpu.store(cpu, Relaxed);
     }
 
-    /// The fault is served.
-    pub fn has_served(&self, placement: &Placement) {
+    /// Notes that the fault is served.
+    pub fn note_served(&self, placement: &Placement) {
         placement.progress.fetch_add(1, Relaxed);
     }
 
-    fn go_home(&mut self, placement: &Placement) {
-        if placement.cpu.swap(NONE, Relaxed) != NONE || self.at != self.home {
-            if placement.follower.swap(NONE, Relaxed) != NONE {
+    fn return_to_own_cpu(&mut self, placement: &Placement) {
+        if placement.cpu.swap(NONE, Relaxed) != NONE || self.cpu != self.own_cpu {
+            if placement.pinned_handler.swap(NONE, Relaxed) != NONE {
                 set_urgency(own_thread(), Urgency::Normal);
             }
-            self.go_to(self.home);
+            self.go_to(self.own_cpu);
         }
     }
 
     fn go_to(&mut self, cpu: u32) {
-        if self.at != cpu {
-            self.at = cpu;
+        if self.cpu != cpu {
+            self.cpu = cpu;
             run_on(cpu);
         }
     }
@@ -277,30 +287,30 @@ impl Follower {
         let read = rustix::io::pread(stat, &mut text, 0).unwrap_or(0);
         let cpu = processor(&text[..read]);
         if cpu.is_none() {
-            // It has ended, and another may get its number.
+            // The thread has ended, and another may get its id.
             self.stat = None;
         }
         cpu
     }
 }
 
-/// The place of a thread that serves no faults.
+/// The placement of a thread of the agent that serves no faults.
 #[derive(Debug)]
-pub(crate) struct Place {
-    /// Where it may be at all.
+pub(crate) struct ThreadPlacement {
+    /// The CPUs on which the thread may run.
     all: CpuSet,
-    /// Where the others were together when it was settled last.
+    /// The CPU of the co-located agent at the last update.
     seen: Option<u32>,
 }
 
-impl Place {
-    /// Of the calling thread, which may be wherever it may now.
-    pub fn here() -> Place {
-        Place { all: cpus::allowed_cpus(), seen: None }
+impl ThreadPlacement {
+    /// Creates the placement of the calling thread, with the CPUs that it may use now.
+    pub fn here() -> ThreadPlacement {
+        ThreadPlacement { all: cpus::allowed_cpus(), seen: None }
     }
 
-    /// Goes where the others are together, or back.
-    pub fn settle(&mut self, placement: &Placement) {
+    /// Moves the thread to the CPU of the co-located agent, or lets it run on all its CPUs again.
+    pub fn update(&mut self, placement: &Placement) {
         let cpu = placement.cpu();
         if std::mem::replace(&mut self.seen, cpu) != cpu {
             match cpu {
@@ -311,22 +321,22 @@ impl Place {
     }
 }
 
-/// A handler that does not listen, because the follower does.
+/// A handler that does not listen, because the pinned handler does.
 #[derive(Debug, Default)]
 pub(crate) struct Standby {
-    /// The follower's progress, and when it was seen first.
+    /// The pinned handler's progress, and when it was seen first.
     seen: u32,
     since_ns: u64,
 }
 
 impl Standby {
-    /// Whether the follower has not got on for a while, though there is something to do.
-    pub fn sees_it_stuck(&mut self, placement: &Placement, now_ns: u64, has_message: impl FnOnce() -> bool) -> bool {
+    /// Returns whether the pinned handler has made no progress for a while although there is work.
+    pub fn finds_starved(&mut self, placement: &Placement, now_ns: u64, has_message: impl FnOnce() -> bool) -> bool {
         let progress = placement.progress.load(Relaxed);
         if std::mem::replace(&mut self.seen, progress) != progress {
             self.since_ns = now_ns;
         }
-        now_ns - self.since_ns >= STUCK_NS && (progress % 2 == 1 || has_message())
+        now_ns - self.since_ns >= STARVED_NS && (progress % 2 == 1 || has_message())
     }
 }
 
@@ -343,7 +353,7 @@ fn open_stat(thread: u32) -> Option<OwnedFd> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// The CPU a thread ran on last, as of its `/proc/PID/stat`.
+/// Returns the CPU on which a thread ran last, from its `/proc/PID/stat`.
 fn processor(stat: &[u8]) -> Option<u32> {
     foliomem_sys::pagemap::stat_field(stat, 39)
 }
@@ -353,47 +363,47 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn dear() -> Placement {
+    fn expensive() -> Placement {
         let placement = Placement::default();
-        placement.begin(true);
-        placement.flush_ns.store(DEAR_NS, Relaxed);
+        placement.begin(CoLocation::Allowed);
+        placement.flush_ns.store(EXPENSIVE_NS, Relaxed);
         placement
     }
 
-    fn hear(placement: &Placement, thread: u32, times: u32) {
-        (0..times).for_each(|_| placement.heard(thread));
+    fn raise_faults(placement: &Placement, thread: u32, times: u32) {
+        (0..times).for_each(|_| placement.note_fault(thread));
     }
 
     #[test]
-    fn one_thread_is_wanted_and_not_several() {
-        let placement = dear();
-        hear(&placement, 7, STREAK);
-        assert_eq!(placement.wanted(0), None, "the first fault only tells who it may be");
-        hear(&placement, 7, 1);
+    fn one_faulting_thread_co_locates_and_several_do_not() {
+        let placement = expensive();
+        raise_faults(&placement, 7, STREAK);
+        assert_eq!(placement.wanted(0), None, "the first fault only names the thread");
+        raise_faults(&placement, 7, 1);
         assert_eq!(placement.wanted(0), Some(7));
-        hear(&placement, 8, 1);
+        raise_faults(&placement, 8, 1);
         assert_eq!(placement.wanted(0), None);
         for _ in 0..200 {
-            hear(&placement, 7, 3);
-            hear(&placement, 8, 3);
+            raise_faults(&placement, 7, 3);
+            raise_faults(&placement, 8, 3);
             assert_eq!(placement.wanted(0), None);
         }
-        hear(&placement, 8, 2 * STREAK);
+        raise_faults(&placement, 8, 2 * STREAK);
         assert_eq!(placement.wanted(0), Some(8));
     }
 
     #[test]
-    fn streams_of_large_folios_are_served_apart() {
-        let (placement, large, small) = (dear(), Order::new(4), Order::new(2));
-        hear(&placement, 7, STREAK + 1);
+    fn streams_of_large_folios_end_co_location() {
+        let (placement, large, small) = (expensive(), Order::new(4), Order::new(2));
+        raise_faults(&placement, 7, STREAK + 1);
         placement.cpu.store(1, Relaxed);
-        let streams = |ahead, times| (0..times).for_each(|_| placement.streams(ahead));
+        let streams = |ahead, times| (0..times).for_each(|_| placement.note_readahead(ahead));
         streams(small, 2 * STREAMING);
         streams(large, STREAMING - 1);
         assert_eq!(placement.wanted(0), Some(7));
         streams(large, 2);
         assert_eq!(placement.wanted(0), None);
-        placement.come_apart(0);
+        placement.separate(0);
         streams(None, STREAMING / 2);
         assert_eq!(placement.wanted(u64::MAX), None, "not for a few others");
         streams(None, STREAMING / 2);
@@ -401,73 +411,73 @@ mod tests {
     }
 
     #[test]
-    fn one_stranger_does_not_end_it() {
-        let placement = dear();
-        hear(&placement, 7, STREAK + 1);
+    fn a_fault_of_another_thread_does_not_end_co_location() {
+        let placement = expensive();
+        raise_faults(&placement, 7, STREAK + 1);
         placement.cpu.store(1, Relaxed);
-        hear(&placement, 8, 2);
+        raise_faults(&placement, 8, 2);
         assert_eq!(placement.wanted(0), Some(7));
-        hear(&placement, 8, 1);
+        raise_faults(&placement, 8, 1);
         assert_eq!(placement.wanted(0), None);
     }
 
     #[test]
-    fn nobody_comes_together_where_it_does_not_pay_or_is_not_allowed() {
-        let placement = dear();
-        hear(&placement, 7, STREAK + 1);
-        placement.flush_ns.store(DEAR_NS - 1, Relaxed);
+    fn co_location_needs_expensive_flushes_and_permission() {
+        let placement = expensive();
+        raise_faults(&placement, 7, STREAK + 1);
+        placement.flush_ns.store(EXPENSIVE_NS - 1, Relaxed);
         assert_eq!(placement.wanted(0), None);
-        placement.flush_ns.store(DEAR_NS, Relaxed);
+        placement.flush_ns.store(EXPENSIVE_NS, Relaxed);
         placement.is_allowed.store(false, Relaxed);
         assert_eq!(placement.wanted(0), None);
         placement.is_allowed.store(true, Relaxed);
-        placement.come_apart(APART_AFTER_STARVING_NS);
+        placement.separate(SEPARATE_AFTER_STARVING_NS);
         assert_eq!(placement.wanted(now_ns()), None);
-        assert_eq!(placement.wanted(now_ns() + APART_AFTER_STARVING_NS), Some(7));
+        assert_eq!(placement.wanted(now_ns() + SEPARATE_AFTER_STARVING_NS), Some(7));
     }
 
     #[test]
-    fn a_follower_is_stuck_that_does_nothing_about_a_fault() {
-        let (placement, mut standby) = (dear(), Standby::default());
-        let mut follower = Follower::new(0);
+    fn a_pinned_handler_that_ignores_a_fault_is_starved() {
+        let (placement, mut standby) = (expensive(), Standby::default());
+        let mut handler = PinnedHandler::new(0);
         let mut later_ns = 0;
         let mut look = |placement: &Placement, has_message| {
-            later_ns += STUCK_NS;
-            standby.sees_it_stuck(placement, later_ns - 1, || has_message);
-            standby.sees_it_stuck(placement, later_ns, || has_message)
+            later_ns += STARVED_NS;
+            standby.finds_starved(placement, later_ns - 1, || has_message);
+            standby.finds_starved(placement, later_ns, || has_message)
         };
         assert!(!look(&placement, false));
         assert!(look(&placement, true));
-        follower.follow(&placement);
+        handler.follow(&placement);
         assert!(!look(&placement, true), "it has begun something");
         assert!(look(&placement, false));
-        follower.has_served(&placement);
+        handler.note_served(&placement);
         assert!(!look(&placement, true));
         assert!(!look(&placement, false));
     }
 
-    /// Threads really change their policy and place, and change them back.
+    /// The threads really change their policy and CPU, and change them back.
     #[test]
-    fn a_follower_goes_where_the_thread_is_and_comes_back() {
+    fn a_pinned_handler_moves_to_the_thread_and_back() {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         let Some(home) = (0..CpuSet::MAX_CPU).find(|&cpu| cpus.is_set(cpu)) else { unreachable!("runs somewhere") };
         let policy = || {
-            // SAFETY: asks for the calling thread's policy.
+            // SAFETY: reads the calling thread's policy.
             unsafe { libc::sched_getscheduler(0) }
         };
         let is_root = rustix::process::geteuid().is_root();
         std::thread::spawn(move || {
-            let placement = dear();
-            let mut follower = Follower::new(home as u32);
+            let placement = expensive();
+            let mut handler = PinnedHandler::new(home as u32);
             run_on(home as u32);
-            hear(&placement, own_thread(), STREAK + 1);
-            follower.follow(&placement);
+            raise_faults(&placement, own_thread(), STREAK + 1);
+            handler.follow(&placement);
             assert_eq!(placement.cpu(), Some(home as u32));
             assert_eq!(policy(), libc::SCHED_IDLE);
             if is_root {
-                placement.come_apart(APART_AFTER_STARVING_NS);
+                placement.separate(SEPARATE_AFTER_STARVING_NS);
                 assert_eq!((placement.cpu(), policy()), (None, libc::SCHED_OTHER));
-                follower.follow(&placement);
+                handler.follow(&placement);
                 assert_eq!((placement.cpu(), policy()), (None, libc::SCHED_OTHER));
             }
         })
@@ -497,7 +507,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_understood_or_not(noise in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_are_parsed_or_refused(noise in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = processor(&noise);
         }
     }

@@ -18,10 +18,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::ops::Range;
 
-/// How many notices the monitor receives before it does anything else.
+/// Maximum number of notices that the monitor receives before it does anything else.
 const MAX_NOTICES_AT_ONCE: usize = 8;
 
-/// Receives the notices of waiting threads; whether the monitor must look around at once.
+/// Receives the notices of waiting threads. Returns whether the monitor must sample at once.
 pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
     let mut is_due = false;
     for notice in (0..MAX_NOTICES_AT_ONCE).map_while(|_| runtime.notices.allocations.receive()) {
@@ -38,7 +38,7 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
                 notice.answer();
             }
             NoticeKind::ObjectsChanged => {
-                look_at_code(runtime);
+                search_code(runtime);
                 notice.answer();
             }
         }
@@ -46,10 +46,10 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
     is_due
 }
 
-/// Looks at code that is new, and takes precautions if it can make unseen calls.
-pub(crate) fn look_at_code(runtime: &'static Runtime) {
+/// Searches new code, and takes precautions if it can make unseen calls.
+pub(crate) fn search_code(runtime: &'static Runtime) {
     let could_before = unseen_calls::can_be_made();
-    if program_code::look(&runtime.context, &runtime.activation.looked_at).is_err() {
+    if program_code::search(&runtime.context, &runtime.activation.searched_code).is_err() {
         unseen_calls::assume();
     }
     if unseen_calls::can_be_made() && !could_before {
@@ -64,14 +64,14 @@ pub(crate) fn look_at_code(runtime: &'static Runtime) {
     }
 }
 
-/// Receives that a thread has allocated memory. If that may be too much, the agent activates.
-/// Whether it has, or whether there are more new mappings, because the range is only the last of
-/// many.
+/// Receives the notice that a thread has allocated memory. Activates if that may be too much.
+/// Returns whether the agent has activated, or whether there are more new mappings, because the
+/// range is only the last of many.
 fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
     let (range, finds) = (notice.range.clone(), notice.finds);
     let is_one_of_many = !runtime.notices.allocations.is_much(&range);
-    let activates = runtime.activation.activated.get().is_none();
-    if activates {
+    let is_activating = runtime.activation.activated.get().is_none();
+    if is_activating {
         runtime.context.budget.sample();
         if !runtime.context.lacks_room(range.len()) {
             notice.answer();
@@ -87,13 +87,13 @@ fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
     } else {
         runtime.notices.allocations.note_futile(&range, finds);
     }
-    activates || is_one_of_many
+    is_activating || is_one_of_many
 }
 
 /// Pins the control blocks of all threads that exist at activation.
 pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { unreachable!("the monitor opens it first") };
-    // There is no such directory when the program has just ended.
+    // The directory does not exist if the program has just ended.
     for number in memory_users::ids(&files.proc, format_args!("{}/task", runtime.companion.program_number())) {
         let id = memory_users::own_pid_of(&files.proc, number);
         if let Some((id, block)) = id.and_then(|id| Some((id, thread_control_block::of_thread(id)?))) {
@@ -105,8 +105,8 @@ pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
 /// Keeps the control block of `thread` resident and unprotected from now on.
 fn pin_control_block(runtime: &'static Runtime, block: &Range<usize>, thread: Pid) {
     let engine = runtime.activation.activated.get().map(|activated| &activated.engine);
-    // A thread that is swapping a page out has looked under this lock.
-    let _held = engine.map(|engine| engine.machine().hold_mappings());
+    // A thread that swaps out a page reads the list of control blocks under this lock.
+    let _guard = engine.map(|engine| engine.machine().hold_mappings());
     runtime.notices.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
     for page in thread_control_block::pages(block) {
         engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));

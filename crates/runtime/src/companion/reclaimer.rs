@@ -1,15 +1,15 @@
-//! Reclaimers: they compress memory from the low watermark up to the high one, so that faults
-//! rarely have to.
+//! Reclaimers: threads that compress memory from the low watermark up to the high one, so that
+//! faults rarely have to.
 //!
-//! The idle ones compact, discard, and recompress. A reclaimer works inside the gate.
+//! Idle reclaimers compact, discard, and recompress. A reclaimer works inside the gate.
 //!
 //! Lock order: the gate, then the engine's locks. The lock of the page-out parts is a leaf.
 
-use crate::address_space::mapping_events::GIVE_WAY;
+use crate::address_space::mapping_events::YIELD;
 use crate::address_space::ranges::pages;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
-use crate::companion::placement::{Place, Placement};
+use crate::companion::placement::{Placement, ThreadPlacement};
 use crate::companion::workers::{MAX_HANDLERS, Workers};
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
@@ -24,15 +24,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How long reclaimers do not recompress after another thread wanted the CPU, or after they have
-/// looked at all pieces.
+/// Pause of recompression after another thread wanted the CPU, or after the reclaimers have gone
+/// over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
 
-/// What other threads want of the reclaimers.
+/// Requests of other threads to the reclaimers.
 pub(crate) struct ReclaimRequests {
-    /// Bumped to wake the reclaimers. A futex word.
+    /// Incremented to wake the reclaimers. A futex word.
     pub(crate) kick: AtomicU32,
-    /// A range that a thread waits to see swapped out.
+    /// The range that a thread waits to see swapped out.
     pub(crate) page_out_parts: Mutex<PageOutParts>,
     pub(crate) page_outs_wanted: AtomicU32,
     pub(crate) page_outs_done: AtomicU32,
@@ -42,7 +42,7 @@ impl Default for ReclaimRequests {
     fn default() -> ReclaimRequests {
         ReclaimRequests {
             kick: AtomicU32::new(0),
-            page_out_parts: Mutex::new(PageOutParts { rest: 0..0, under_way: 0 }),
+            page_out_parts: Mutex::new(PageOutParts { rest: 0..0, unfinished: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
         }
@@ -56,8 +56,8 @@ impl ReclaimRequests {
         let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, MAX_HANDLERS as u32);
     }
 
-    /// Has the reclaimers swap out the managed memory in `range`, and waits for it. One thread at a
-    /// time may call.
+    /// Makes the reclaimers swap out the managed memory in `range`, and waits for them. Only one
+    /// thread at a time may call.
     pub(crate) fn page_out(&self, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -80,31 +80,31 @@ impl ReclaimRequests {
 /// A range that reclaimers swap out part by part.
 #[derive(Debug)]
 pub(crate) struct PageOutParts {
-    /// What no reclaimer has taken yet.
+    /// The part that no reclaimer has taken yet.
     rest: Range<usize>,
-    /// Parts that are taken and not finished.
-    under_way: u32,
+    /// Number of parts that are taken and not finished.
+    unfinished: u32,
 }
 
 impl PageOutParts {
-    /// The next part. It ends where no folio lies across.
+    /// Takes the next part. It ends at a border that no folio crosses.
     fn take(&mut self) -> Option<Range<usize>> {
         if self.rest.is_empty() {
             return None;
         }
         let end = (self.rest.start + 1).next_multiple_of(MAX_ORDER.bytes()).min(self.rest.end);
-        self.under_way += 1;
+        self.unfinished += 1;
         Some(std::mem::replace(&mut self.rest.start, end)..end)
     }
 
-    /// One part is done; whether that was the last.
+    /// Notes that a part is finished. Returns whether it was the last one.
     fn finish(&mut self) -> bool {
-        self.under_way -= 1;
-        self.rest.is_empty() && self.under_way == 0
+        self.unfinished -= 1;
+        self.rest.is_empty() && self.unfinished == 0
     }
 }
 
-/// What a reclaimer is started with.
+/// The start argument of a reclaimer.
 pub(crate) struct ReclaimerStart {
     pub(crate) context: &'static Context,
     pub(crate) activated: &'static Activated,
@@ -114,7 +114,7 @@ pub(crate) struct ReclaimerStart {
     pub(crate) requests: &'static ReclaimRequests,
 }
 
-/// One reclaimer.
+/// A reclaimer.
 struct Reclaimer {
     context: &'static Context,
     activated: &'static Activated,
@@ -126,7 +126,7 @@ struct Reclaimer {
 
 /// The entry of a reclaimer's thread. `argument` is a leaked [`ReclaimerStart`].
 pub(crate) extern "C" fn reclaimer_entry(argument: *mut u8) {
-    // SAFETY: `start_workers` passes a leaked start.
+    // SAFETY: `start_workers` passes a leaked `ReclaimerStart`, which nobody writes.
     let start: &'static ReclaimerStart = unsafe { &*argument.cast::<ReclaimerStart>() };
     start.workers.take_program_priority();
     let ReclaimerStart { context, activated, gate, placement, requests, .. } = *start;
@@ -137,9 +137,9 @@ pub(crate) extern "C" fn reclaimer_entry(argument: *mut u8) {
 impl Reclaimer {
     fn run(&mut self) -> ! {
         let engine = &self.activated.engine;
-        let mut place = Place::here();
+        let mut place = ThreadPlacement::here();
         loop {
-            place.settle(self.placement);
+            place.update(self.placement);
             let kicked = self.requests.kick.load(Ordering::Relaxed);
             loop {
                 let _inside = self.gate.enter();
@@ -161,7 +161,7 @@ impl Reclaimer {
                 {
                     break;
                 }
-                // What the store wastes is had for a copy.
+                // Compacting the store costs only a copy, so it comes before compressing.
                 if engine.compact_wasteful_store() > 0 {
                     continue;
                 }
@@ -177,9 +177,9 @@ impl Reclaimer {
                 if freed == 0 || self.context.settings.torture {
                     break;
                 }
-                self.give_way();
+                self.yield_to_handler();
             }
-            // Nobody needs memory.
+            // No thread needs memory: do background work.
             while self.requests.kick.load(Ordering::Relaxed) == kicked {
                 let _inside = self.gate.enter();
                 if !engine.discard_one() {
@@ -192,8 +192,8 @@ impl Reclaimer {
         }
     }
 
-    /// Makes a free run of frames while there is nothing to reclaim; whether there may be more to
-    /// do.
+    /// Makes a free run of frames while there is nothing to reclaim. Returns whether there may be
+    /// more to do.
     fn compact(&self) -> bool {
         let _inside = self.gate.enter();
         let engine = &self.activated.engine;
@@ -204,8 +204,8 @@ impl Reclaimer {
         engine.compact_proactively()
     }
 
-    /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU; returns when
-    /// to look again.
+    /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU. Returns how
+    /// long to pause.
     fn recompress(&mut self, kicked: u32) -> Option<Duration> {
         let loadavg = self.context.files.as_ref()?.loadavg.as_ref()?;
         let engine = &self.activated.engine;
@@ -221,10 +221,10 @@ impl Reclaimer {
         }
     }
 
-    /// Lets a follower that a reclaimer keeps from its CPU serve the faults that wait.
-    fn give_way(&self) {
+    /// Lets the pinned handler, which a reclaimer may keep from its CPU, serve waiting faults.
+    fn yield_to_handler(&self) {
         if self.placement.cpu().is_some() && self.activated.engine.machine().descriptors().program.has_message() {
-            clock::sleep(GIVE_WAY);
+            clock::sleep(YIELD);
         }
     }
 }
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_page_out_is_done_when_its_last_part_is() {
         const BLOCK: usize = MAX_ORDER.bytes();
-        let mut parts = PageOutParts { rest: BLOCK - PAGE_BYTES..3 * BLOCK + PAGE_BYTES, under_way: 0 };
+        let mut parts = PageOutParts { rest: BLOCK - PAGE_BYTES..3 * BLOCK + PAGE_BYTES, unfinished: 0 };
         let taken: Vec<_> = std::iter::from_fn(|| parts.take()).collect();
         assert_eq!(
             taken,

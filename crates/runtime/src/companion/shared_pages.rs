@@ -1,6 +1,6 @@
-//! Pages that a fork has left shared: how many there are, and when copies of them must wait.
+//! Pages that a fork has left shared: their number, and the throttle of their copies.
 //!
-//! The monitor alone measures and throttles. There is no lock.
+//! Only the monitor measures and throttles. There is no lock.
 
 use crate::address_space::cow_throttle::CowThrottle;
 use crate::companion::context::Context;
@@ -8,30 +8,30 @@ use foliomem_sys::clock::now_ns;
 use foliomem_sys::pagemap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often the kernel is asked for the number of shared pages, for which it walks the page
-/// tables.
+/// Minimum interval between two measurements of the shared pages, in nanoseconds: the kernel walks
+/// the page tables for one.
 const SHARED_INTERVAL_NS: u64 = 20_000_000;
 
-/// What is known of pages that a fork has left shared.
+/// The knowledge about pages that a fork has left shared.
 #[derive(Default)]
 pub(crate) struct SharedPages {
     pub(crate) throttle: CowThrottle,
-    /// When [`SharedPages::measure`] asks again.
+    /// Time of the next measurement, in nanoseconds.
     pub(crate) due_ns: AtomicU64,
 }
 
 impl SharedPages {
-    /// On either side of a fork: the number of shared pages is known for now. (To measure it costs
-    /// more than a short child.)
+    /// Notes a fork, on either side: the number of shared pages is known for now. (Measuring it
+    /// costs more than a short-lived child.)
     pub(crate) fn forked(&self, context: &Context) {
         context.budget.forked();
         self.throttle.forked();
         self.due_ns.store(now_ns() + SHARED_INTERVAL_NS, Ordering::Relaxed);
     }
 
-    /// Measures again if that is due: while the other side of a fork lives, each write changes the
-    /// number of shared pages. `crowd`: how much rarer the monitor looks because of other
-    /// processes.
+    /// Measures the shared pages if a measurement is due: while the other side of a fork lives,
+    /// each write changes their number. `crowd` is the factor by which the monitor samples more
+    /// rarely because of other processes.
     pub(crate) fn measure(&self, context: &Context, crowd: impl FnOnce() -> u32) {
         let Some(files) = &*context.files else { return };
         let started = now_ns();
@@ -41,7 +41,7 @@ impl SharedPages {
         let shared = pagemap::shared_anon_pages(&files.smaps_rollup);
         context.budget.set_shared_pages(shared.unwrap_or(0));
         let now = now_ns();
-        // Measuring takes longer the more there is: a twentieth of the time at most.
+        // A measurement takes longer the more memory there is: it may take a twentieth of the time.
         let pause_ns = (now - started).saturating_mul(20).max(SHARED_INTERVAL_NS);
         self.due_ns.store(now + pause_ns * u64::from(crowd()), Ordering::Relaxed);
     }

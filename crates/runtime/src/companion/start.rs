@@ -1,7 +1,7 @@
-//! The start of a companion: by the program's first thread, or by the child's thread after a fork.
+//! The start of a companion, by the program's first thread or by the child's thread after a fork.
 //!
-//! The starting thread waits until the monitor answers. It takes no lock; the monitor has no other
-//! thread beside it until it has answered.
+//! The starting thread waits until the monitor answers. It takes no lock; the monitor is the
+//! companion's only thread until it has answered.
 
 use crate::address_space::lent_pages::Table;
 use crate::companion::activated::Activation;
@@ -33,8 +33,9 @@ use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
-/// Starts the agent of the calling process, which has claimed `slot`: makes its companion, and
-/// waits until that is ready. `device` is `/dev/userfaultfd`, if it has been handed over.
+/// Starts the agent of the calling process, which has claimed `slot`: creates its companion, and
+/// waits until that is ready. `device` is `/dev/userfaultfd`, if the door has given it. Fails if
+/// the companion cannot start.
 pub fn start(
     control: &'static Control,
     slot: SlotIndex,
@@ -65,13 +66,14 @@ pub fn start(
     Ok(runtime)
 }
 
-/// Starts the companion, and waits until its monitor is ready.
+/// Starts the companion, and waits until its monitor is ready. Fails if the companion cannot start
+/// or was killed.
 pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> Result<(), RuntimeError> {
     runtime.companion.expect_answer();
     runtime.workers.stacks_used.store(0, Ordering::Relaxed);
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
-    // SAFETY: the runtime lives as long as the memory; only the thread that starts it, or has
-    // forked, is here.
+    // SAFETY: the runtime lives as long as the memory. Only the thread that starts the first
+    // companion, or the only thread of a forked child, calls this.
     unsafe { runtime.companion.start(monitor_entry, argument, adoption) }.map_err(RuntimeError::Companion)?;
     match runtime.companion.wait_for_answer() {
         Some(Answer::Ready) => Ok(()),
@@ -83,8 +85,8 @@ pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> 
 extern "C" fn monitor_entry(argument: *mut u8) {
     // SAFETY: `start_companion` passes the runtime, which lives as long as the memory.
     let runtime: &'static Runtime = unsafe { &*argument.cast::<Runtime>() };
-    // Not the program's session, terminal or directory. Where a filter forbids a call, it goes on
-    // as it is.
+    // Leave the program's session, terminal and directory. If a filter forbids a call, the
+    // companion goes on without it.
     filters::answer_filters();
     if filters::allow(Call::Setsid) {
         let _ = rustix::process::setsid();
@@ -97,7 +99,8 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     runtime.workers.program_nice.store(nice.and_then(Result::ok).unwrap_or(0), Ordering::Relaxed);
     set_nice(MONITOR_NICE);
     if filters::allow(Call::SetTimerSlack) {
-        // The agent sleeps for microseconds. The threads that this one makes inherit the value.
+        // The agent sleeps for microseconds. The threads that the monitor creates inherit the
+        // value.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     }
     let user = match prepare_monitor(runtime) {
@@ -112,7 +115,7 @@ extern "C" fn monitor_entry(argument: *mut u8) {
     monitor(runtime, user);
 }
 
-/// Names the calling thread.
+/// Sets the name of the calling thread.
 pub(crate) fn set_name(name: &CStr) {
     if filters::allow(Call::SetName) {
         let _ = rustix::thread::set_name(name);
@@ -120,15 +123,16 @@ pub(crate) fn set_name(name: &CStr) {
 }
 
 /// Opens the files of this process's agent. In the child of an activated parent, takes over the
-/// engine.
+/// engine. Fails if a file cannot be opened.
 fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
-    // The table is a copy of the program's: none of its descriptors may be kept open here.
+    // The descriptor table is a copy of the program's: the companion must not keep its descriptors
+    // open.
     thread::close_descriptors_but(runtime.fork.handed_over().map(DescriptorHandOver::descriptor));
-    // SAFETY: there is one only while the forking thread waits for this monitor, which takes it
-    // once.
+    // SAFETY: a descriptor is handed over only while the forking thread waits for this monitor,
+    // which takes it once.
     let handed = unsafe { runtime.fork.proc.receive() };
     let proc = handed.map_or_else(open_proc, Ok)?;
-    // SAFETY: as above.
+    // SAFETY: the same holds for the device.
     let device = unsafe { runtime.fork.device.receive() };
     let statm = open_in(&proc, "self/statm")?;
     let Some(slot) = SlotIndex::new(runtime.fork.slot.load(Ordering::Relaxed)) else { unreachable!("our own slot") };
@@ -139,11 +143,11 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     runtime.companion.note_program_number(number);
     let user = User::open(&proc, program, number).map_err(|errno| RuntimeError::Proc("PID", errno))?;
     let stat = memory_users::open_in(&proc, format_args!("{number}/stat"));
-    // Not the id that `gettid` returns: a filter may answer that call.
+    // A filter may answer `gettid`, so this uses the id that `clone` has stored.
     let own = runtime.companion.process().filter(|_| filters::allow(Call::SetRobustList));
-    if let Some(own) = own.filter(|_| control.is_of(slot, program)) {
+    if let Some(own) = own.filter(|_| control.is_slot_of(slot, program)) {
         control.process(slot).companion.store(own.as_raw_nonzero().get() as u32, Ordering::Relaxed);
-        runtime.exit_notice.leave(&control.process(slot).keeper, own);
+        runtime.exit_notice.leave(&control.process(slot).exit_notice, own);
     }
     let (userfaultfd, memory) = open_device_and_memory(device, &proc, control);
     let files = ProcFiles {
@@ -175,8 +179,8 @@ fn prepare_monitor(runtime: &'static Runtime) -> Result<User, RuntimeError> {
     Ok(user)
 }
 
-/// The companion cannot work: a program that has just been started is not to go on, a child of a
-/// fork is.
+/// Reports that the companion cannot work. A program that has just started must not go on; a child
+/// of a fork goes on without the limit.
 fn explain(runtime: &'static Runtime, error: &RuntimeError) {
     let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
     if runtime.fork.is_child.load(Ordering::Relaxed) {

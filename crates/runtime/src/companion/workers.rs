@@ -1,7 +1,7 @@
-//! The pool of the companion's threads: their stacks, and how handlers park.
+//! The pool of the companion's threads: their stacks, and the parking of handlers.
 //!
-//! The monitor starts threads when it activates and, in the child of a fork, once more on the same
-//! stacks. The lock of the stacks is a leaf, and only the monitor takes it.
+//! The monitor starts threads when it activates. In the child of a fork it starts them again on the
+//! same stacks. The lock of the stacks is a leaf, and only the monitor takes it.
 
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
@@ -15,11 +15,11 @@ use rustix::thread::futex;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The most handlers: beyond that, waking all of them for each fault costs more than it brings.
+/// Maximum number of handlers: waking more of them for each fault costs more than it gains.
 pub(crate) const MAX_HANDLERS: usize = 16;
-/// The stack of one of the agent's threads, in bytes. Only used pages of it are resident.
+/// Stack size of the agent's threads, in bytes. Only used pages are resident.
 pub(crate) const STACK_BYTES: usize = 512 << 10;
-/// How long a parked handler sleeps.
+/// Maximum sleep of a parked handler.
 const PARK: Duration = Duration::from_millis(10);
 
 /// The stack of a worker, and its thread's id.
@@ -29,22 +29,23 @@ pub(crate) struct WorkerStack {
     id: &'static AtomicU32,
 }
 
-/// The threads of a companion beside its monitor.
+/// The threads of a companion, except its monitor.
 #[derive(Default)]
 pub(crate) struct Workers {
     pub(crate) stacks: Mutex<Vec<WorkerStack>>,
-    /// Stacks in use: the first ones.
+    /// Number of stacks in use, which are the first ones.
     pub(crate) stacks_used: AtomicU32,
-    /// Handlers that sleep without listening.
+    /// Number of handlers that sleep without listening.
     pub(crate) parked: AtomicU32,
-    /// Bumped to wake a parked handler.
+    /// Incremented to wake a parked handler.
     pub(crate) unpark: AtomicU32,
-    /// The program's own priority.
+    /// The program's own nice value.
     pub(crate) program_nice: AtomicI32,
 }
 
 impl Workers {
-    /// Starts a thread in `entry`, on the next stack.
+    /// Starts a thread in `entry` on the next stack, on `cpu` if given. Fails if there is no memory
+    /// or the system refuses.
     pub(crate) fn spawn(
         &self,
         context: &Context,
@@ -59,22 +60,22 @@ impl Workers {
         }
         let WorkerStack { region, id } = &stacks[index];
         let spec = Spec { kind: Kind::Thread, stack: region, cpu, id };
-        // SAFETY: the stack lives as long as the memory and belongs to this thread alone: in the
-        // child of a fork the parent's threads do not exist, and their stacks are used again from
-        // the first on.
+        // SAFETY: the stack lives as long as the memory and belongs to this thread alone. In the
+        // child of a fork, the parent's threads do not exist, and their stacks are reused in the
+        // same order.
         unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
     }
 
-    /// The program's thread: waits until the threads of a companion that has ended are gone, until
-    /// `until_ns` of the monotonic clock.
+    /// Waits until the threads of an ended companion are gone, at most until `until_ns` of the
+    /// monotonic clock. A thread of the program calls this.
     pub(crate) fn wait_for_end(&self, until_ns: u64) {
         // A companion that was killed may have held the lock.
         let Some(stacks) = self.stacks.try_lock() else { return };
         stacks.iter().for_each(|stack| thread::wait_until_cleared(stack.id, Some(until_ns)));
     }
 
-    /// A new thread takes the program's priority instead of the monitor's. Its maker, the monitor,
-    /// must not wait for a CPU meanwhile.
+    /// Gives the calling new thread the program's priority instead of the monitor's. The thread
+    /// does this itself, so that the monitor never waits for a CPU meanwhile.
     pub(crate) fn take_program_priority(&self) {
         set_nice(self.program_nice.load(Ordering::Relaxed));
     }
@@ -89,7 +90,7 @@ impl Workers {
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether a handler is parked.
+    /// Returns whether a handler is parked.
     pub(crate) fn has_parked(&self) -> bool {
         self.parked.load(Ordering::Relaxed) > 0
     }
@@ -101,8 +102,8 @@ impl Workers {
     }
 }
 
-/// The CPUs on which handlers run. There are two entries at least, of the same CPU if need be: one
-/// handler may wait for a mapping event that the other one receives.
+/// Returns the CPUs on which handlers run. There are at least two entries, of the same CPU if need
+/// be: one handler may wait for a mapping event that the other one receives.
 pub(crate) fn handler_cpus() -> Vec<usize> {
     let allowed = cpus::allowed_cpus();
     let mut cpus: Vec<usize> =
@@ -113,8 +114,8 @@ pub(crate) fn handler_cpus() -> Vec<usize> {
     cpus
 }
 
-/// Sets the priority of the calling thread; whether the system allows that. On a busy machine a
-/// program grows by a hundred MiB while a monitor of the usual priority waits for a CPU.
+/// Sets the nice value of the calling thread. Returns whether the system allows that. On a busy
+/// machine, a program grows by a hundred MiB while a monitor of normal priority waits for a CPU.
 pub(crate) fn set_nice(nice: i32) -> bool {
     filters::allow(Call::Setpriority) && rustix::process::setpriority_process(None, nice).is_ok()
 }

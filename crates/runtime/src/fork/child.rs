@@ -1,7 +1,7 @@
-//! What the child of a fork does: its thread starts a companion, which takes over the engine.
+//! The child's side of a fork: its thread starts a companion, which takes over the engine.
 //!
 //! The engine, the arena and the store are the child's own consistent copies. The functions run
-//! before the child's thread returns to the program, and while no other thread of the child exists:
+//! before the child's thread returns to the program, while no other thread of the child exists:
 //! they take locks in any order.
 
 use crate::address_space::ranges::{Ranges, pages};
@@ -17,12 +17,13 @@ use crate::runtime::Runtime;
 use foliomem_sys::companion_process::Adoption;
 use foliomem_sys::filters;
 use foliomem_sys::maps;
+use foliomem_sys::memory_advice::Forks;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// In the child of a fork: starts its companion. If a filter for system calls kills that, it is
-/// started without the calls that do.
+/// Starts the companion of the child of a fork. If a system call filter kills the companion, starts
+/// it again without the calls that do. Fails as [`start_companion`] does.
 pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     match start_companion(runtime, Adoption::ByOthers) {
         Err(RuntimeError::CompanionKilled) if filters::rehearse(&runtime.companion) => {
@@ -32,7 +33,7 @@ pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), Ru
     }
 }
 
-/// In the child of a fork, which has no companion: maps all its memory in, and goes on without the
+/// Maps in all memory of the child of a fork that has no companion. The child goes on without the
 /// agent and without the limit.
 pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
     let (control, process) = (runtime.context.budget.control(), rustix::process::getpid());
@@ -41,9 +42,9 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         if activated.engine.file_slots() > 0 && runtime.fork.swap_file.descriptor().is_none() {
             fail_in_program(runtime, &RuntimeError::SwapFile(Errno::NOENT));
         }
-        // SAFETY: the companion has ended, and only this thread has come along in the fork.
+        // SAFETY: the companion has ended, and the fork has copied only this thread.
         unsafe { machine.detach(runtime.fork.swap_file.descriptor()) };
-        // SAFETY: what has been handed over is open until the end of the fork.
+        // SAFETY: a descriptor that was handed over is open until the end of the fork.
         let handed = runtime.fork.proc.descriptor().map(|proc| unsafe { BorrowedFd::borrow_raw(proc) });
         let maps = match handed {
             Some(proc) => open_in(proc, "self/maps"),
@@ -58,8 +59,8 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         machine.leave_swap_file();
         machine.give_arena_back();
     }
-    control.process(runtime.context.budget.slot()).has_ended();
-    // Release pairs with the Acquire of the hooks: all memory is back.
+    control.process(runtime.context.budget.slot()).mark_ended();
+    // Release pairs with the Acquire of the hooks: all memory is resident.
     runtime.fork.is_off.store(true, Ordering::Release);
     control.notice(format_args!(
         "process {process} goes on without the limit: {error}",
@@ -67,7 +68,8 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
     ));
 }
 
-/// The child's monitor: takes over the engine, with descriptors of the child's own.
+/// Takes over the engine, with descriptors of the child's own. The child's monitor calls this.
+/// Fails if the child cannot reach its memory or start its threads.
 pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let Some(activated) = runtime.activation.get() else { unreachable!("the parent had activated") };
     let descriptors = open_descriptors(runtime)?;
@@ -79,7 +81,7 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     // SAFETY: the forking thread waits for this monitor; no other thread of the agent exists.
     unsafe { activated.engine.machine().rearm(descriptors)? };
     activated.engine.mark_all();
-    activated.engine.machine().allow_forks(false);
+    activated.engine.machine().set_forks(Forks::LeaveOut);
     start_guard(runtime)?;
     start_workers(runtime)?;
     // The child's thread still waits.
@@ -87,7 +89,7 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     Ok(())
 }
 
-/// In the child of a fork: forgets what the parent has unmapped at the last instant.
+/// Forgets memory that the parent has unmapped at the last moment.
 fn forget_unmapped(activated: &Activated, maps: &OwnedFd) {
     let ranges = activated.engine.machine().ranges();
     let mapped = Ranges::default();
@@ -98,10 +100,10 @@ fn forget_unmapped(activated: &Activated, maps: &OwnedFd) {
     }
 }
 
-/// In the child of a fork: forgets what the kernel has wiped (MADV_WIPEONFORK), wherever it was.
-/// The program may have advised that by an inline system call, so only the kernel knows what it is.
-/// What was resident is known to be absent; to ask about the rest takes about as long as the kernel
-/// takes to copy the page tables.
+/// Forgets memory that the kernel has wiped in the child (MADV_WIPEONFORK), resident or swapped
+/// out. The program may have made the call with an inline system call, so only `smaps` shows it.
+/// Resident pages are known to be absent; reading `smaps` for the others takes about as long as
+/// copying the page tables.
 fn forget_wiped(runtime: &'static Runtime, activated: &Activated) -> Result<(), RuntimeError> {
     if activated.engine.has_content_out() {
         maps::for_each_flagged(&runtime.context.open("self/smaps")?, &mut |range, flags| {
@@ -113,7 +115,8 @@ fn forget_wiped(runtime: &'static Runtime, activated: &Activated) -> Result<(), 
     Ok(())
 }
 
-/// In the child of a fork: what the parent had in the swap file is the child's, too.
+/// Makes the child the owner of its share of the swap file. Fails if the child needs the file and
+/// cannot reach it.
 fn take_over_swap_file(activated: &Activated, descriptors: &Descriptors) -> Result<(), RuntimeError> {
     let engine = &activated.engine;
     engine.borrow_file();

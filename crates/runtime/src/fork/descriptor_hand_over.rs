@@ -1,17 +1,17 @@
 //! A descriptor on its way from the parent's companion to the child's: the swap file, or `/proc`
-//! and the userfaultfd device where the program has changed its root.
+//! and the userfaultfd device if the program has changed its root.
 //!
 //! The companion has a descriptor table of its own, and a fork copies the program's table. So the
-//! forking thread copies the descriptor into the program's table before the fork, both sides close
+//! forking thread copies the descriptor into the program's table before the fork. Both sides close
 //! it right after the fork, and the child's companion takes it from its own copy of the table.
-//! Nothing is opened anew, so it does not matter what the program has become since: for example
-//! another user, who may neither open the file nor look at other processes.
+//! Nothing is opened again, so it does not matter whether the program has since become another user
+//! who may neither open the file nor inspect other processes.
 //!
-//! The forking thread takes the copy by `pidfd_getfd(2)` if the kernel allows that. It does not
-//! where the program has become another user, has entered a user namespace, or is not to be dumped.
-//! Then the companion *lends*: the forking thread makes a pair of sockets, and the companion, which
-//! has the credentials that the program had once, takes one of them and sends the descriptors over
-//! it. There is no lock: one thread forks at a time.
+//! The forking thread takes the copy by `pidfd_getfd(2)` if the kernel allows that. The kernel
+//! refuses if the program has become another user, has entered a user namespace, or is undumpable.
+//! Then the companion *lends* the descriptors: the forking thread creates a pair of sockets, and
+//! the companion, which has the credentials that the program had once, takes one of them and sends
+//! the descriptors over it. There is no lock: one thread forks at a time.
 
 use foliomem_sys::descriptor_passing;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -33,8 +33,8 @@ impl Default for DescriptorHandOver {
 }
 
 impl DescriptorHandOver {
-    /// Forking thread, before the fork: takes `descriptor` from the table of `process`, if the
-    /// system allows that.
+    /// Takes `descriptor` from the table of `process`, if the kernel allows that. The forking
+    /// thread calls this before the fork.
     pub fn take(&self, process: Pid, descriptor: RawFd) {
         let Ok(pidfd) = pidfd_open(process, PidfdFlags::empty()) else { return };
         if let Ok(file) = pidfd_getfd(&pidfd, descriptor, PidfdGetfdFlags::empty()) {
@@ -43,12 +43,12 @@ impl DescriptorHandOver {
         close(pidfd.into_raw_fd());
     }
 
-    /// The thread that starts the first companion: hands `descriptor` over.
+    /// Hands `descriptor` over. The thread that starts the first companion calls this.
     pub fn give(&self, descriptor: OwnedFd) {
         self.0.store(descriptor.into_raw_fd(), Ordering::Relaxed);
     }
 
-    /// Forking thread, after the fork, on both sides: closes the descriptor.
+    /// Closes the descriptor. The forking thread calls this after the fork, on both sides.
     pub fn finish(&self) {
         let descriptor = self.0.swap(NONE, Ordering::Relaxed);
         if descriptor != NONE {
@@ -56,37 +56,39 @@ impl DescriptorHandOver {
         }
     }
 
-    /// The number of the descriptor in the tables of the program and of the child's companion.
+    /// Returns the number of the descriptor in the tables of the program and of the child's
+    /// companion.
     pub fn descriptor(&self) -> Option<RawFd> {
         Some(self.0.load(Ordering::Relaxed)).filter(|&descriptor| descriptor != NONE)
     }
 
-    /// The child's monitor: takes its own copy of the descriptor.
+    /// Takes the child's own copy of the descriptor. The child's monitor calls this.
     ///
     /// # Safety
-    /// Called once by a monitor that has not closed it, before [`DescriptorHandOver::finish`].
+    /// The caller has not closed the descriptor, calls this once, and before
+    /// [`DescriptorHandOver::finish`].
     pub unsafe fn receive(&self) -> Option<OwnedFd> {
-        // SAFETY: this table's copy is the monitor's, by the contract.
+        // SAFETY: the caller's contract: the copy in this table belongs to the monitor.
         self.descriptor().map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }
 
-/// Whether the calling process can open something by itself.
+/// Returns whether `opened` is a descriptor, and closes it.
 pub fn can_open(opened: Result<OwnedFd, Errno>) -> bool {
     opened.map(|descriptor| close(descriptor.into_raw_fd())).is_ok()
 }
 
-/// Closes by a system call: the C library's `close` reads the thread's state, which may be swapped
-/// out.
+/// Closes a descriptor by a system call: the C library's `close` reads the thread's state, which
+/// may be swapped out.
 fn close(descriptor: RawFd) {
-    // SAFETY: both callers own it.
+    // SAFETY: the callers own the descriptor.
     unsafe { rustix::io::close(descriptor) };
 }
 
-/// What the companion lends the forking thread. See the module.
+/// The sockets by which the companion lends descriptors to the forking thread.
 #[derive(Debug)]
 pub struct Lending {
-    /// The forking thread's socket, and the companion's, in the table of the program.
+    /// The sockets of the forking thread and of the companion, in the program's table.
     sockets: [AtomicI32; 2],
 }
 
@@ -97,7 +99,7 @@ impl Default for Lending {
 }
 
 impl Lending {
-    /// The forking thread, before the companion quiesces: asks for descriptors.
+    /// Asks for descriptors. The forking thread calls this before the companion quiesces.
     pub fn ask(&self) {
         let made = socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
         let Ok((own, companions)) = made else { return };
@@ -106,7 +108,7 @@ impl Lending {
         }
     }
 
-    /// The companion: lends descriptors to `program`, if that has asked.
+    /// Lends descriptors to `program`, if that has asked. The companion calls this.
     pub fn lend(&self, program: Pid, [proc, device, swap_file]: [Option<BorrowedFd<'_>>; 3]) {
         let socket = self.sockets[1].load(Ordering::Relaxed);
         if socket == NONE {
@@ -119,13 +121,13 @@ impl Lending {
         }
     }
 
-    /// The forking thread, while everything is quiesced: takes what has been lent.
+    /// Takes the lent descriptors. The forking thread calls this while the agent is quiesced.
     pub fn take(&self, to: [&DescriptorHandOver; 3]) {
         let [own, companions] = self.sockets.each_ref().map(|socket| socket.swap(NONE, Ordering::Relaxed));
         if own == NONE {
             return;
         }
-        // SAFETY: open until the end of this.
+        // SAFETY: `own` stays open until the end of this function.
         let received = descriptor_passing::receive(unsafe { BorrowedFd::borrow_raw(own) }, RecvFlags::DONTWAIT);
         for (hand_over, descriptor) in to.into_iter().zip(received.into_iter().flatten()) {
             if let Some(descriptor) = descriptor {
@@ -147,7 +149,7 @@ mod tests {
     fn a_descriptor_comes_from_the_table_of_another_thread() {
         let (ready, go) = (mpsc::channel(), mpsc::channel::<()>());
         let thread = std::thread::spawn(move || {
-            // SAFETY: only this thread's own table is not shared any more.
+            // SAFETY: the thread gets a table of its own, and no other thread relies on it.
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }.unwrap();
             let file = rustix::fs::memfd_create("handed", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::io::write(&file, b"from there").unwrap();
@@ -158,7 +160,7 @@ mod tests {
         let handed = DescriptorHandOver::default();
         handed.take(owner, descriptor);
         let Some(here) = handed.descriptor() else {
-            // Before Linux 6.9, or forbidden: there is none, and all the same nothing is left open.
+            // Before Linux 6.9, or if it is forbidden, there is no copy; and nothing is left open.
             return;
         };
         // SAFETY: open until `finish`.
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_taken_in_its_place_and_nothing_is_left_open() {
+    fn lent_descriptors_are_taken_in_order_and_none_is_left_open() {
         let (lending, taken) = (Lending::default(), [const { DescriptorHandOver(AtomicI32::new(NONE)) }; 3]);
         let file = rustix::fs::memfd_create("lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let lend = || lending.lend(rustix::process::getpid(), [None, Some(file.as_fd()), None]);
@@ -193,7 +195,7 @@ mod tests {
         lend();
         assert_eq!(take(), [false, true, false]);
         for socket in sockets {
-            // SAFETY: asks whether it is open.
+            // SAFETY: the descriptor number is only checked.
             let open = unsafe { rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(socket)) };
             assert_eq!(open, Err(Errno::BADF));
         }

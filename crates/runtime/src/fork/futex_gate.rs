@@ -6,7 +6,7 @@ use foliomem_core::gate::WordWait;
 use foliomem_sync::atomic::AtomicU32;
 use foliomem_sys::word_wait::{self, ALL};
 
-/// Sleeping on a word of this process.
+/// Waits on a word of this process by futex.
 #[derive(Debug, Default)]
 pub struct Futex;
 
@@ -20,7 +20,7 @@ impl WordWait for Futex {
     }
 }
 
-/// See the module.
+/// The gate that stops the agent's threads, over futexes.
 pub type Gate = foliomem_core::gate::Gate<Futex>;
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn nobody_is_inside_while_it_is_closed() {
+    fn no_thread_is_inside_a_closed_gate() {
         let gate = Gate::default();
         let (closed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {

@@ -1,12 +1,12 @@
-//! The fork protocol: who does what, in which order, and what a child resets.
+//! The fork protocol: the steps of each thread in their order, and what a child resets.
 //!
-//! | # | who | does |
+//! | # | actor | step |
 //! |---|---|---|
 //! | 1 | forking thread | makes a patched call (`fork::entry`) or a trapped one (`fork::trap`) |
-//! | 2 | forking thread | may ask for descriptors, requests the fork, and waits (`Quiesce::request`) |
+//! | 2 | forking thread | may ask for descriptors, requests the fork, waits (`Quiesce::request`) |
 //! | 3 | monitor | keeps that thread's control block resident, and closes the gate ([`quiesce`]) |
 //! | 4 | monitor | receives all pending mapping events, and lends the swap file's slots |
-//! | 5 | monitor | lends descriptors ([`lend_descriptors`]), lets the thread fork, and waits (`Quiesce::wait_for_fork`) |
+//! | 5 | monitor | lends descriptors, lets the thread fork, waits (`Quiesce::wait_for_fork`) |
 //! | 6 | forking thread | copies descriptors that a child cannot open ([`take_descriptors`]) |
 //! | 7 | kernel | copies program, arena, engine and store in one state (`ForkCall::make`) |
 //! | 8 | parent's thread | closes copied descriptors, reports the fork (`parent_after`) |
@@ -18,15 +18,15 @@
 //! | 14 | child's companion | answers |
 //! | 15 | child's thread | closes copied descriptors, returns to the program |
 //!
-//! From 1 on the forking thread runs on the agent's stack with all signals blocked. Without a
-//! companion the child's thread maps all its memory in, and goes on without the agent
+//! From step 1 on, the forking thread runs on the agent's stack with all signals blocked. Without a
+//! companion, the child's thread maps in all its memory, and goes on without the agent
 //! ([`go_on_alone`]).
 //!
-//! Steps 8 and 9 run beside 10 to 15. From 3 to 8, and in the child to 14, the program's memory
-//! must not be touched: its faults are not served.
+//! Steps 8 and 9 run in parallel with 10 to 15. From step 3 to 8, and in the child to 14, no code
+//! may touch the program's memory: its faults are not served.
 //!
-//! Lock order: the monitor holds the closed gate; after it come the lock of the mappings and the
-//! engine's. The forking thread takes no lock that another thread may hold.
+//! Lock order: the monitor holds the closed gate, then takes the lock of the mappings and the
+//! engine's locks. The forking thread takes no lock that another thread may hold.
 
 use crate::address_space::adopt::adopt_mappings;
 use crate::address_space::mapping_events::PendingFaults;
@@ -37,7 +37,7 @@ use crate::companion::error::RuntimeError;
 use crate::companion::farewell;
 use crate::companion::memory_users::User;
 use crate::companion::notices::Notices;
-use crate::companion::placement::APART_WHILE_GROWING_NS;
+use crate::companion::placement::SEPARATE_WHILE_GROWING_NS;
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::Workers;
@@ -50,6 +50,7 @@ use crate::runtime::Runtime;
 use foliomem_session::process_table::SlotIndex;
 use foliomem_sys::identity;
 use foliomem_sys::interception::fork_call::{ForkHooks, ForkOutcome};
+use foliomem_sys::memory_advice::Forks;
 use foliomem_sys::region::Region;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::userfaultfd;
@@ -70,9 +71,9 @@ impl ForkHooks for Runtime {
         let monitor = || if self.companion.process().is_some() { Peer::Present } else { Peer::Gone };
         match self.fork.quiesce.request(needed, monitor) {
             Peer::Present => take_descriptors(self),
-            // It has turned itself off: there is nothing to copy but the program.
+            // The companion has turned itself off: the program has no swapped-out memory.
             Peer::Gone if self.is_off() => {}
-            // The child would be without a limit, and maybe without memory that is swapped out.
+            // The child would have no limit, and might lack swapped-out memory.
             Peer::Gone => fail_in_program(self, &RuntimeError::CompanionLost(self.companion.program())),
         }
     }
@@ -82,7 +83,7 @@ impl ForkHooks for Runtime {
         if self.is_off() {
             return;
         }
-        self.fork.quiesce.release(outcome == ForkOutcome::Forked);
+        self.fork.quiesce.release(outcome);
     }
 
     fn child_after(&'static self) {
@@ -91,7 +92,7 @@ impl ForkHooks for Runtime {
         }
         let control = self.context.budget.control();
         let parent = self.context.budget.slot();
-        // Where all slots are taken, the child shares its parent's, and is managed all the same.
+        // If all slots are taken, the child uses its parent's, and is managed all the same.
         let own = rustix::process::getpid();
         identity::note_fork(own);
         let slot = control.claim_slot(own).unwrap_or(parent);
@@ -116,12 +117,12 @@ impl ForkHooks for Runtime {
     }
 }
 
-/// The list of what the child of a fork resets. Called by the child's only thread.
+/// Resets the state of the agent in the child of a fork. The child's only thread calls this.
 ///
-/// It names every field, so a new field does not compile until somebody has decided what a child
-/// does with it:
-/// - *reset*: here and now;
-/// - *companion*: the child's companion makes it anew before it answers (step 14);
+/// The pattern names every field, so a new field does not compile until its author has decided what
+/// a child does with it:
+/// - *reset*: this function resets it;
+/// - *companion*: the child's companion creates it again before it answers (step 14);
 /// - *start*: each start of a companion resets it;
 /// - *kept*: the parent's value is right in the child.
 fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
@@ -146,14 +147,14 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
             },
         activation:
             Activation {
-                activated: _,  // Companion: `take_over_engine`.
-                manage_now: _, // Kept.
-                managing: _,   // Kept: everything that the parent managed is managed in the child.
-                looked_at: _,  // Kept: the child has the same code.
+                activated: _,     // Companion: `take_over_engine`.
+                manage_now: _,    // Kept.
+                managing: _,      // Kept: memory managed in the parent is managed in the child.
+                searched_code: _, // Kept: the child has the same code.
             },
         workers:
             Workers {
-                stacks: _,       // Kept: used again. Only the monitor locks them.
+                stacks: _,       // Kept: reused. Only the monitor locks them.
                 stacks_used: _,  // Start: `start_companion`.
                 parked: _,       // Companion: `start_workers`.
                 unpark: _,       // Kept: a counter.
@@ -162,7 +163,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
         reclaim:
             ReclaimRequests {
                 kick: _,             // Kept: a counter.
-                page_out_parts: _,   // Kept: the child's reclaimers finish what is left.
+                page_out_parts: _,   // Kept: the child's reclaimers finish the rest.
                 page_outs_wanted: _, // Kept: goes with `page_outs_done`.
                 page_outs_done: _,   // Kept: a counter.
             },
@@ -175,14 +176,14 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
         fork:
             ForkState {
                 quiesce,      // Reset: the child is not forking.
-                gate,         // Reset: open, and nobody inside.
+                gate,         // Reset: open, with no thread inside.
                 swap_file: _, // Kept for the companion; then `child_after` resets it.
-                proc: _,      // Kept, likewise.
-                device: _,    // Kept, likewise.
+                proc: _,      // Kept for the companion; then `child_after` resets it.
+                device: _,    // Kept for the companion; then `child_after` resets it.
                 lending: _,   // Kept: `take_descriptors` has reset it before the fork.
                 stack: _,     // Kept: the child's thread runs on it.
                 slot: own,    // Reset: the child's own.
-                is_child,     // Reset: from now on it is one.
+                is_child,     // Reset: this process is one.
                 is_off: _,    // Kept: the hooks of a process without the agent do nothing.
             },
     } = runtime;
@@ -193,19 +194,19 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     allocations.reset();
 }
 
-/// The monitor: stops the agent's other threads while a thread of the program forks. A fork must
-/// copy one state: so all pending mapping events are received before. `user` uses the memory: if it
-/// has ended, no thread forks any more.
+/// Stops the agent's other threads while a thread of the program forks. The monitor calls this. A
+/// fork must copy a consistent state, so all pending mapping events are received first. `user` uses
+/// the memory: if it has ended, no thread forks any more.
 pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     let needed = runtime.fork.quiesce.needed();
-    // A follower that starves would keep the gate from closing.
-    runtime.placement.come_apart(APART_WHILE_GROWING_NS);
+    // A starved pinned handler would keep the gate from closing.
+    runtime.placement.separate(SEPARATE_WHILE_GROWING_NS);
     if let Some(activated) = runtime.activation.activated.get() {
         activated.keep_resident(&needed);
     }
     runtime.fork.gate.close();
-    // The child may keep open what the parent closes.
-    runtime.notices.lenders.look();
+    // The child may keep descriptors open that the parent closes.
+    runtime.notices.lenders.check();
     let mut faults = PendingFaults::default();
     if let Some(events) = runtime.mapping_events() {
         let activated = events.activated;
@@ -213,32 +214,32 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         adopt_mappings(events);
         drop(events.receive_changes(&mut faults));
         activated.engine.drop_all_lost();
-        activated.engine.machine().allow_forks(true);
+        activated.engine.machine().set_forks(Forks::Copy);
         activated.engine.lend_file();
         activated.engine.machine().share_swap_file();
     }
     lend_descriptors(runtime);
     let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };
-    let forked = runtime.fork.quiesce.wait_for_fork(program);
+    let outcome = runtime.fork.quiesce.wait_for_fork(program);
     if let Some(activated) = runtime.activation.activated.get() {
         let machine = activated.engine.machine();
-        machine.shared_swap_file(forked);
-        machine.allow_forks(false);
+        machine.finish_sharing_swap_file(outcome);
+        machine.set_forks(Forks::LeaveOut);
         // Threads that wait for received faults raise them again.
         while let Some(fault) = faults.pop() {
             machine.fault_again(fault.page);
         }
-        machine.hold_in_place(&needed, false);
+        machine.unlock_pages(&needed);
     }
-    if forked {
+    if outcome == ForkOutcome::Forked {
         runtime.sharing.forked(&runtime.context);
     }
     runtime.fork.gate.open();
     runtime.fork.quiesce.finish();
 }
 
-/// The forking thread, before the agent is quiesced: has the companion lend what the child could not
-/// open, if it cannot be taken.
+/// Asks the companion to lend descriptors that the child could not open and that cannot be taken.
+/// The forking thread calls this before the agent is quiesced.
 fn ask_for_descriptors(runtime: &'static Runtime) {
     let (Some(companion), Some(files)) = (runtime.companion.process(), &*runtime.context.files) else { return };
     let is_hidden = access("/proc/self/statm", Access::EXISTS).is_err()
@@ -256,7 +257,8 @@ fn ask_for_descriptors(runtime: &'static Runtime) {
     }
 }
 
-/// The monitor, before it lets the thread fork: lends it what it has asked for.
+/// Lends descriptors to the forking thread, if it has asked. The monitor calls this before the
+/// fork.
 fn lend_descriptors(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { return };
     let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
@@ -265,8 +267,8 @@ fn lend_descriptors(runtime: &'static Runtime) {
     runtime.fork.lending.lend(runtime.companion.program(), [Some(files.proc.as_fd()), device, swap_file]);
 }
 
-/// The forking thread, while the agent is quiesced: takes along descriptors that the child could
-/// not open.
+/// Takes the descriptors that the child could not open. The forking thread calls this while the
+/// agent is quiesced.
 fn take_descriptors(runtime: &'static Runtime) {
     runtime.fork.lending.take(runtime.fork.handed_over());
     let is_taken = runtime.fork.swap_file.descriptor().is_some();

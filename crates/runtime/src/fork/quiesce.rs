@@ -1,4 +1,4 @@
-//! How a forking thread has the monitor quiesce the agent.
+//! Quiescing: how a forking thread makes the monitor stop the agent's threads.
 //!
 //! | state | meaning | left by |
 //! |---|---|---|
@@ -8,25 +8,27 @@
 //! | forked, failed | the fork has happened, or not | the monitor: idle |
 //!
 //! Each side may end at any moment: the companion is killed or turns itself off, or the program is
-//! killed while it forks. So nobody waits for the other side without looking whether that is there.
+//! killed while it forks. So a waiting side always checks that the other one exists.
 //!
-//! One thread forks at a time (`foliomem_sys::interception::entry`, `foliomem_sys::interception::dispatch`). The state is a futex
-//! word, and takes no part in the lock order: the forking thread waits for nothing else of the
-//! agent's. At every return from a system call the kernel may touch that thread's control block
-//! (rseq(2)), and the agent may have to map it in first, with locks of its own.
+//! One thread forks at a time (`foliomem_sys::interception::entry`,
+//! `foliomem_sys::interception::dispatch`). The state is a futex word, and takes no part in the
+//! lock order: the forking thread waits for nothing else of the agent. At every return from a
+//! system call, the kernel may touch that thread's control block (rseq(2)), and the agent may have
+//! to map it in first, with its own locks.
 //!
-//! The *kick* is the word on which the monitor sleeps. Allocation notices bump it, too.
+//! The *kick* is the word on which the monitor sleeps. Allocation notices increment it, too.
 //!
-//! Orderings: `state` carries everything, in both directions: each change releases what its maker
-//! did before, and each look acquires it. `kick` orders nothing else: the monitor looks at `state`
-//! after a kick.
+//! Orderings: `state` carries all data in both directions: each change releases the earlier writes
+//! of its thread, and each read acquires them. `kick` orders nothing else: the monitor reads
+//! `state` after a kick.
 
 use foliomem_sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::word_wait::{self, ALL};
 use std::time::Duration;
 
-/// How often a side that waits checks that the other one is there.
+/// Interval at which a waiting side checks that the other one exists.
 const LIVENESS_PAUSE: Duration = Duration::from_millis(20);
 
 const IDLE: u32 = 0;
@@ -35,28 +37,29 @@ const QUIESCED: u32 = 2;
 const FORKED: u32 = 3;
 const FAILED: u32 = 4;
 
-/// The other side of a fork.
+/// The other side of a fork, as the waiting side sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peer {
-    /// It is there.
+    /// It exists.
     Present,
-    /// It has ended, and changes the state no more.
+    /// It has ended, and does not change the state any more.
     Gone,
 }
 
-/// The state of a fork, as the forking thread and the monitor see it.
+/// The state of a fork, which the forking thread and the monitor share.
 #[derive(Debug, Default)]
 pub struct Quiesce {
     state: AtomicU32,
-    /// Bumped to wake the monitor.
+    /// Incremented to wake the monitor.
     kick: AtomicU32,
     /// Addresses of pages that must be resident while the agent is quiesced.
     needed: [AtomicUsize; BLOCK_PAGES],
 }
 
 impl Quiesce {
-    /// Forking thread: returns when the agent is quiesced, and the pages `needed` stay resident; or
-    /// [`Peer::Gone`] if there is no agent any more. `monitor` tells whether there is.
+    /// Returns when the agent is quiesced and the pages `needed` stay resident, or returns
+    /// [`Peer::Gone`] if there is no agent any more. `monitor` checks that. The forking thread
+    /// calls this.
     pub fn request(&self, needed: [usize; BLOCK_PAGES], monitor: impl Fn() -> Peer) -> Peer {
         if self.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED], &monitor) == Peer::Gone {
             return Peer::Gone;
@@ -69,19 +72,22 @@ impl Quiesce {
         self.wait_while(&[REQUESTED], &monitor)
     }
 
-    /// Any thread: wakes the monitor.
+    /// Wakes the monitor. Any thread may call.
     pub fn wake_monitor(&self) {
         // Release pairs with the Acquire in `kicks`: the monitor sees the reason for the kick.
         self.kick.fetch_add(1, Ordering::Release);
         word_wait::wake(&self.kick, 1);
     }
 
-    /// Forking thread, in the parent: lets the agent go on.
-    pub fn release(&self, forked: bool) {
-        self.change(if forked { FORKED } else { FAILED });
+    /// Lets the agent go on after the fork. The forking thread calls this in the parent.
+    pub fn release(&self, outcome: ForkOutcome) {
+        self.change(match outcome {
+            ForkOutcome::Forked => FORKED,
+            ForkOutcome::Failed => FAILED,
+        });
     }
 
-    /// In the child of a fork, where no other thread is.
+    /// Resets the state in the child of a fork, which has no other thread.
     pub fn reset(&self) {
         let Quiesce {
             state,
@@ -93,42 +99,45 @@ impl Quiesce {
         state.store(IDLE, Ordering::Relaxed);
     }
 
-    /// Monitor: a number that changes with the next kick.
+    /// Returns a number that changes with the next kick. The monitor calls this.
     pub fn kicks(&self) -> u32 {
         // Acquire pairs with the Release in `wake_monitor`.
         self.kick.load(Ordering::Acquire)
     }
 
-    /// The word that changes with each kick.
+    /// Returns the word that changes with each kick.
     pub fn kick(&self) -> &AtomicU32 {
         &self.kick
     }
 
-    /// Monitor: whether a thread wants to fork.
+    /// Returns whether a thread wants to fork. The monitor calls this.
     pub fn is_requested(&self) -> bool {
         // Acquire pairs with the Release in `change` of `request`: the needed pages.
         self.state.load(Ordering::Acquire) == REQUESTED
     }
 
-    /// Monitor: the addresses of the pages that must be resident.
+    /// Returns the addresses of the pages that must be resident. The monitor calls this.
     pub fn needed(&self) -> [usize; BLOCK_PAGES] {
         std::array::from_fn(|index| self.needed[index].load(Ordering::Relaxed))
     }
 
-    /// Monitor: lets the thread fork, and returns when that is over; whether there may be a child.
-    /// `program` tells whether the forking thread is there: one that was killed may have a child.
-    pub fn wait_for_fork(&self, program: impl Fn() -> Peer) -> bool {
+    /// Lets the thread fork, and waits for the end of the fork. Returns
+    /// [`ForkOutcome::Forked`] if there may be a child: a forking thread that was killed may have
+    /// one. `program` checks that the thread exists. The monitor calls this.
+    pub fn wait_for_fork(&self, program: impl Fn() -> Peer) -> ForkOutcome {
         self.change(QUIESCED);
         // Acquire pairs with the Release in `change` of `release`.
-        self.wait_while(&[QUIESCED], &program) == Peer::Gone || self.state.load(Ordering::Acquire) == FORKED
+        let peer = self.wait_while(&[QUIESCED], &program);
+        let may_have_child = peer == Peer::Gone || self.state.load(Ordering::Acquire) == FORKED;
+        if may_have_child { ForkOutcome::Forked } else { ForkOutcome::Failed }
     }
 
-    /// Monitor: the agent goes on.
+    /// Notes that the agent goes on. The monitor calls this.
     pub fn finish(&self) {
         self.change(IDLE);
     }
 
-    /// The time limits of all who wait end.
+    /// Ends the time limits of all waiting threads.
     #[cfg(all(test, feature = "shuttle"))]
     pub fn end_time_limits(&self) {
         word_wait::wake(&self.state, ALL);
@@ -140,12 +149,12 @@ impl Quiesce {
         word_wait::wake(&self.state, ALL);
     }
 
-    /// Waits while the state is one of `states`, and looks now and then whether the other side is
-    /// there: not at once, as nearly all forks are over by then.
+    /// Waits while the state is one of `states`, and checks from time to time that the other side
+    /// exists. The first check comes late, because nearly all forks are over by then.
     fn wait_while(&self, states: &[u32], peer: &impl Fn() -> Peer) -> Peer {
         let mut found = Peer::Present;
         loop {
-            // Acquire pairs with the Release in `change`: what the other side did before.
+            // Acquire pairs with the Release in `change`: the earlier writes of the other side.
             let now = self.state.load(Ordering::Acquire);
             if !states.contains(&now) {
                 return Peer::Present;
@@ -154,7 +163,7 @@ impl Quiesce {
                 return Peer::Gone;
             }
             word_wait::wait_for(&self.state, now, LIVENESS_PAUSE);
-            // Before the state is looked at: what the other side did before its end is seen.
+            // Checked before the state is read: the writes before the other side's end are visible.
             found = peer();
         }
     }
@@ -177,7 +186,8 @@ mod tests {
                     if quiesce.is_requested() {
                         assert_eq!(quiesce.needed(), [4096, 8192]);
                         quiesced.store(true, Ordering::Relaxed);
-                        forks.fetch_add(u32::from(quiesce.wait_for_fork(|| Peer::Present)), Ordering::Relaxed);
+                        let outcome = quiesce.wait_for_fork(|| Peer::Present);
+                        forks.fetch_add(u32::from(outcome == ForkOutcome::Forked), Ordering::Relaxed);
                         quiesced.store(false, Ordering::Relaxed);
                         quiesce.finish();
                     } else {
@@ -188,7 +198,7 @@ mod tests {
             for round in 0..1000 {
                 quiesce.request([4096, 8192], || Peer::Present);
                 assert!(quiesced.load(Ordering::Relaxed));
-                quiesce.release(round % 2 == 0);
+                quiesce.release(if round % 2 == 0 { ForkOutcome::Forked } else { ForkOutcome::Failed });
             }
             quiesce.wait_while(&[REQUESTED, QUIESCED, FORKED, FAILED], &|| Peer::Present);
             stop.store(true, Ordering::Relaxed);

@@ -1,4 +1,7 @@
-//! The state of forks: what the forking thread and the monitor share, and what a child finds.
+//! The state of a process's forks: shared by the forking thread and the monitor, and copied to the
+//! child.
+//!
+//! Lock order: the gate comes before every lock.
 
 use crate::fork::descriptor_hand_over::{DescriptorHandOver, Lending};
 use crate::fork::futex_gate::Gate;
@@ -12,26 +15,27 @@ pub(crate) struct ForkState {
     pub(crate) quiesce: Quiesce,
     /// Closed during a fork. First in the lock order.
     pub(crate) gate: Gate,
-    /// The swap file, during a fork.
+    /// The swap file, during a fork if the child cannot open it.
     pub(crate) swap_file: DescriptorHandOver,
-    /// `/proc`, during a fork, if the child cannot find it.
+    /// `/proc`, during a fork if the child cannot find it.
     pub(crate) proc: DescriptorHandOver,
-    /// The userfaultfd device, likewise, and at the start of the first companion.
+    /// The userfaultfd device, during a fork if the child cannot open it, and at the start of the
+    /// first companion.
     pub(crate) device: DescriptorHandOver,
-    /// By which the companion lends them, where they cannot be taken.
+    /// The sockets by which the companion lends descriptors that cannot be taken.
     pub(crate) lending: Lending,
-    /// The hooks of a fork run on this stack.
+    /// The stack on which the hooks of a fork run.
     pub(crate) stack: Region,
     /// The slot of this process in the control segment, for its next companion.
     pub(crate) slot: AtomicU32,
-    /// This process is the child of a fork.
+    /// Whether this process is the child of a fork.
     pub(crate) is_child: AtomicBool,
-    /// This process goes on without the agent.
+    /// Whether this process goes on without the agent.
     pub(crate) is_off: AtomicBool,
 }
 
 impl ForkState {
-    /// No fork yet, for the process in `slot`.
+    /// Creates the state before the first fork, for the process in `slot`.
     pub(crate) fn new(stack: Region, slot: SlotIndex) -> ForkState {
         ForkState {
             quiesce: Quiesce::default(),
@@ -47,13 +51,13 @@ impl ForkState {
         }
     }
 
-    /// Where the descriptors of a fork are on their way: `/proc`, the userfaultfd device, and the
+    /// Returns the descriptors that a fork hands over: `/proc`, the userfaultfd device, and the
     /// swap file.
     pub(crate) fn handed_over(&self) -> [&DescriptorHandOver; 3] {
         [&self.proc, &self.device, &self.swap_file]
     }
 
-    /// Forking thread, on both sides after the fork: closes the copied descriptors.
+    /// Closes the copied descriptors. The forking thread calls this after the fork, on both sides.
     pub(crate) fn finish_descriptors(&self) {
         self.handed_over().into_iter().for_each(DescriptorHandOver::finish);
     }

@@ -1,9 +1,12 @@
-//! Pages of the program: how they move between the program and the arena, and what is known of them.
+//! Pages of the program: their moves between the program and the arena, and the knowledge about
+//! them.
 //!
 //! One userfaultfd has the program's ranges registered for missing pages. The arena is registered
 //! with it, too: the kernel then refuses to move any page, in or out, while a change of mappings is
-//! under way that has not been received. Between receiving and applying there is the lock of the
-//! mappings, which whoever moves pages holds for reading.
+//! under way that has not been received. The lock of the mappings covers the time from receiving a
+//! change to applying it; every thread that moves pages holds it for reading.
+//!
+//! Lock order: the lock of the mappings, then leaves (ranges, advice, growth).
 
 use crate::address_space::advice::{self, Advices};
 use crate::address_space::mapping_changes::Changes;
@@ -23,43 +26,45 @@ use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BY
 use std::ops::Range;
 
 impl LinuxMachine {
-    /// Has who waits for `page` fault again: a handler will hear it.
+    /// Makes the threads that wait for `page` fault again, so that a handler receives the fault.
     pub(crate) fn fault_again(&self, page: PageNumber) {
         let _ = self.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
     }
 
-    /// The ranges of the program that are managed.
+    /// Returns the managed ranges of the program.
     pub fn ranges(&self) -> &Ranges {
         &self.ranges
     }
 
-    /// All of the program's that is registered: that, and reserves ([`crate::address_space::adopt`]). Changed under the lock of the mappings, except
-    /// that what has just been registered may be missing.
+    /// Returns the registered ranges of the program: the managed ones and reserves
+    /// ([`crate::address_space::adopt`]). They change under the lock of the mappings, but a range
+    /// that was registered just now may be missing.
     pub fn registered(&self) -> &Ranges {
         &self.registered
     }
 
-    /// What is registered of `range` and not managed.
+    /// Returns the parts of `range` that are registered and not managed.
     pub fn reserved(&self, range: Range<usize>) -> Vec<Range<usize>> {
         self.registered.within(range).into_iter().flat_map(|part| self.ranges.missing(part)).collect()
     }
 
-    /// Registers a reserve. Called under the lock of the mappings.
+    /// Registers a reserve. The caller holds the lock of the mappings.
     pub fn reserve(&self, range: Range<usize>) {
         if self.descriptors().program.register(range.start, range.len(), userfaultfd::Mode::Faults).is_ok() {
             self.registered.insert(range);
         }
     }
 
-    /// Leaves `range` to the kernel, except what is managed: that may be out. Called under the lock of the mappings.
-    pub fn let_go(&self, range: Range<usize>) {
+    /// Unregisters `range`, except its managed parts, which may have swapped-out pages. The caller
+    /// holds the lock of the mappings.
+    pub fn unregister(&self, range: Range<usize>) {
         for part in self.ranges.missing(range) {
             let _ = self.descriptors().program.unregister(part.start, part.len());
             self.registered.remove(part);
         }
     }
 
-    /// Parts of the managed ranges in which nothing is a thread's control block.
+    /// Returns the parts of the managed ranges without thread control blocks.
     pub(crate) fn protectable(&self) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         for mut rest in self.ranges.snapshot() {
@@ -73,34 +78,35 @@ impl LinuxMachine {
         parts
     }
 
-    /// The program has unmapped `range`. Called under the lock of the mappings.
+    /// Notes that the program has unmapped `range`. The caller holds the lock of the mappings.
     pub fn unmapped(&self, range: Range<usize>) {
         self.ranges.remove(range.clone());
         self.marks.forget(range.clone());
         self.registered.remove(range);
     }
 
-    /// The program has discarded the content of `range`. Called under the lock of the mappings.
+    /// Notes that the program has discarded the content of `range`. The caller holds the lock of
+    /// the mappings.
     pub fn discarded(&self, range: Range<usize>) {
         self.marks.forget(range);
     }
 
-    /// The program has moved `from` to what starts at `to`. Called under the lock of the mappings.
+    /// Notes that the program has moved `from` to `to`. The caller holds the lock of the mappings.
     pub fn moved(&self, from: Range<usize>, to: usize) {
         self.registered.relocate(from.clone(), to);
         self.marks.relocate(from.clone(), to);
         self.ranges.relocate(from, to);
     }
 
-    /// What the program says about its mappings.
+    /// Returns the program's advice about its mappings.
     pub(crate) fn advices(&self) -> &Advices {
         &self.advices
     }
 
-    /// The folio sizes there may be where the program has said `advice`.
+    /// Returns the folio sizes that are allowed in memory with `advice`.
     pub(super) fn sizes(&self, advice: Advice) -> OrderSet {
         let policy = self.budget.control().sizes();
-        // The system call costs a twentieth of what serving a fault does.
+        // The system call costs a twentieth of serving a fault.
         if policy.allowed(Advice::Huge, Disabled::No) == OrderSet::EMPTY {
             OrderSet::EMPTY
         } else {
@@ -108,29 +114,31 @@ impl LinuxMachine {
         }
     }
 
-    /// Where there may be folios of the highest order in `range`, they can be real huge pages only if the kernel takes
-    /// part: it must not make a table of single pages for a fault there, before we hear of it.
+    /// Lets the kernel use huge pages in `range` where folios of the highest order are allowed.
+    /// Otherwise the kernel creates a table of single pages at a fault, before the agent receives
+    /// it.
     pub fn prepare_for_huge(&self, range: Range<usize>) {
         for part in self.ranges.advised_within(range) {
             let first = part.range.start.next_multiple_of(MAX_ORDER.bytes());
             if first + MAX_ORDER.bytes() <= part.range.end && self.sizes(part.advice).contains(MAX_ORDER) {
-                // Where it fails, folios are made of single pages.
+                // If this fails, folios consist of single pages.
                 memory_advice::ask_for_huge(&part.range);
             }
         }
     }
 
-    /// The mapping around `address` may be larger than it is known to be.
-    pub fn may_have_grown(&self, address: usize) {
+    /// Notes that the mapping around `address` may be larger than known.
+    pub fn note_growth(&self, address: usize) {
         self.may_have_grown.lock().push(address);
     }
 
-    /// Whether there are such mappings.
+    /// Returns whether such mappings remain to be looked up.
     pub fn has_unknown_growth(&self) -> bool {
         !self.may_have_grown.lock().is_empty()
     }
 
-    /// Looks up how large they are. Called under the lock of the mappings, while no change is under way.
+    /// Looks up the size of such mappings. The caller holds the lock of the mappings, and no change
+    /// is under way.
     pub fn learn_growth(&self) {
         let candidates = std::mem::take(&mut *self.may_have_grown.lock());
         for address in candidates {
@@ -142,77 +150,91 @@ impl LinuxMachine {
             if uffd.is_registered(address) {
                 self.adopt_range(mapping.clone(), mapping);
             } else if uffd.mapping_is_changing() {
-                self.may_have_grown(address);
+                self.note_growth(address);
             }
         }
     }
 
-    /// Manages `part` of `mapping` from now on, which is registered. Called as `learn_growth`.
+    /// Adds `part` of `mapping`, which is registered, to the managed ranges. The caller holds the
+    /// lock of the mappings, and no change is under way.
     pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
-        allow_fork(&part, false);
-        // Now the kernel has joined what has grown with what it has grown from.
+        memory_advice::set_forks(&part, Forks::LeaveOut);
+        // The kernel may have merged the mapping with one that has grown.
         let mapping = maps::query(&self.descriptors().maps, part.start).unwrap_or(mapping);
         self.registered.insert_in(&mapping, part.clone(), Advice::None);
         self.advices.adopt(&self.ranges, part, mapping);
     }
 
-    /// Keeps others from hearing messages and from moving pages out.
+    /// Keeps other threads from receiving messages and from moving pages.
     pub fn hold_mappings(&self) -> RwLockWriteGuard<'_, Changes, Mappings> {
         self.mappings.write()
     }
 
-    /// Whether somebody [holds the mappings](Self::hold_mappings).
-    pub fn is_being_heard(&self) -> bool {
+    /// Returns whether a thread [holds the mappings](Self::hold_mappings).
+    pub fn is_receiving(&self) -> bool {
         self.mappings.is_written()
     }
 
-    /// Allows or forbids forks to copy the managed ranges. They are forbidden except while a fork goes
-    /// on that the agent knows of: the child of any other would read pages that are out as zeros, and
-    /// now stops with SIGSEGV instead.
-    pub fn allow_forks(&self, allow: bool) {
-        self.ranges.snapshot().iter().for_each(|range| allow_fork(range, allow));
+    /// Sets whether forks copy the managed ranges. They do only during a fork that the agent knows:
+    /// the child of any other fork would read swapped-out pages as zeros. Such a child stops with
+    /// SIGSEGV instead.
+    pub fn set_forks(&self, forks: Forks) {
+        self.ranges.snapshot().iter().for_each(|range| memory_advice::set_forks(range, forks));
     }
 
-    /// Keeps those of `pages` where they are that are managed: they are fetched, and locked in memory. Or lets them
-    /// go again. (A child of a fork starts without locks.)
-    pub fn hold_in_place(&self, pages: &[usize], hold: bool) {
-        if !filters::allow(if hold { Call::Mlock } else { Call::Munlock }) {
-            return;
-        }
-        for &page in pages.iter().filter(|&&page| self.ranges.containing(page).is_some()) {
-            // Where locking is forbidden, the page is in all likelihood there: its thread has just used it.
-            if hold { memory_advice::lock_page(page) } else { memory_advice::unlock_page(page) }
+    /// Maps in the managed ones of `pages`, and locks them in memory. (The child of a fork starts
+    /// without locks.)
+    pub fn lock_pages(&self, pages: &[usize]) {
+        if filters::allow(Call::Mlock) {
+            // If locking is forbidden, the page is most likely resident: its thread has just used
+            // it.
+            self.managed_pages(pages).for_each(memory_advice::lock_page);
         }
     }
 
-    /// From now on pages that are swapped out are marked; whether all that are must be, before
-    /// [`LinuxMachine::miss_marks`].
+    /// Unlocks the pages that [`LinuxMachine::lock_pages`] has locked.
+    pub fn unlock_pages(&self, pages: &[usize]) {
+        if filters::allow(Call::Munlock) {
+            self.managed_pages(pages).for_each(memory_advice::unlock_page);
+        }
+    }
+
+    fn managed_pages<'a>(&'a self, pages: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+        pages.iter().copied().filter(|&page| self.ranges.containing(page).is_some())
+    }
+
+    /// Starts to mark swapped-out pages. Returns whether the caller must mark all pages that are
+    /// swapped out, before [`LinuxMachine::miss_marks`].
     pub(crate) fn begin_to_mark(&self) -> bool {
         self.marks.begin()
     }
 
-    /// From now on a missing mark tells that the program has discarded the page.
+    /// Notes that all swapped-out pages have marks: a missing mark means from now on that the
+    /// program has discarded the page.
     pub(crate) fn miss_marks(&self) {
         self.marks.miss();
     }
 
-    /// Reports pages without marks. While a change of mappings is under way that nobody has received, a missing mark says
-    /// nothing: the kernel has moved it, and the page's content counts where it is now.
+    /// Reports pages without marks. While a change of mappings is under way that no thread has
+    /// received, a missing mark says nothing: the kernel has moved it, and the page's content is
+    /// valid at its new address.
     pub(super) fn report_lost(&self, found: Vec<Range<usize>>, lost: &mut dyn FnMut(Range<PageNumber>)) {
         if !found.is_empty() && !self.descriptors().program.mapping_is_changing() {
             found.into_iter().for_each(|run| lost(ranges::pages(&run)));
         }
     }
 
-    /// Copies pages of the arena to the program, of whose memory the calling thread is the only user.
+    /// Copies pages of the arena to the program, when the calling thread is the only user of the
+    /// program's memory.
     pub(super) fn copy_detached(&self, to: usize, from: usize, len: usize) {
         let target: *mut u8 = std::ptr::with_exposed_provenance_mut(to);
-        // SAFETY: the source is a run of the arena that the engine holds. The target is managed memory of the program, mapped
-        // readable and writable in this process (`detach`), and nobody else runs here.
+        // SAFETY: the source is a run of the arena that the engine holds. The target is managed
+        // memory of the program, readable and writable in this process (`detach`), and no other
+        // thread runs here.
         unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(from), target, len) };
     }
 
-    /// Moves `pages` pages and reports progress the engine's way.
+    /// Moves `pages` pages. On an error, returns how far it came, as the engine expects.
     pub(super) fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
         let len = pages as usize * PAGE_BYTES;
         if self.is_detached() {
@@ -222,17 +244,17 @@ impl LinuxMachine {
         let mut moved = 0;
         while moved < len {
             let before = moved;
-            // SAFETY: one side is a run of the arena that the engine holds, the other is memory of the
-            // program that the kernel checks to be registered or movable.
+            // SAFETY: one side is a run of the arena that the engine holds. The other is memory of
+            // the program; the kernel checks that it is registered or movable.
             let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, len - moved) };
             moved += outcome.moved_bytes;
             let Some(error) = outcome.error else { continue };
             if matches!(error, userfaultfd::MoveError::Exists | userfaultfd::MoveError::NotFound) {
-                // Linux 6.18 repeats a step that has succeeded after a retry, and then finds the pages where it has
-                // just put them: what it says it has moved is too little.
+                // Linux 6.18 repeats a step that has succeeded after a retry, and finds the pages
+                // already moved. So its count of moved bytes is too small.
                 moved += pagemap::moved_bytes(&self.descriptors().pagemap, to + moved, from + moved, len - moved);
             }
-            // An error after some progress is an interruption: go on while there is progress.
+            // An error after some progress is an interruption: continue while there is progress.
             if moved == before {
                 return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
             }
@@ -240,8 +262,8 @@ impl LinuxMachine {
         Ok(())
     }
 
-    /// Marks `pages`, which have moved to `home`. A huge page that has moved as one is to return as one, which the page table that
-    /// holds marks prevents.
+    /// Marks `pages`, which have moved to `home`. A huge page that has moved as one must return as
+    /// one; the page table that holds marks would prevent that.
     pub(super) fn mark_moved(&self, pages: Range<PageNumber>, home: usize) {
         let is_block = pages.end.0 - pages.start.0 == u64::from(MAX_ORDER.pages());
         if is_block && pagemap::is_huge(&self.descriptors().pagemap, home) {
@@ -251,7 +273,8 @@ impl LinuxMachine {
         }
     }
 
-    /// Fills the absent `page` by `fill`, which the kernel refuses where there is a mark: that is removed before.
+    /// Fills the absent `page` with `fill`. The kernel refuses a page with a mark, so a stale mark
+    /// is removed first.
     pub(super) fn unmarked(
         &self,
         page: PageNumber,
@@ -268,10 +291,10 @@ impl LinuxMachine {
         .map_err(move_error)
     }
 
-    /// Calls `lost` with pages of `pages` that the program has discarded.
+    /// Calls `lost` with the parts of `pages` that the program has discarded.
     pub(super) fn find_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
         if self.is_detached() {
-            // A fork copies no marks; lost content was dropped before it.
+            // A fork copies no marks; discarded content was dropped before it.
             return;
         }
         let mut found = Vec::new();
@@ -329,22 +352,22 @@ impl LinuxMachine {
             self.copy_detached(address(to), from, PAGE_BYTES);
             return Ok(());
         }
-        // SAFETY: the frame is full and ours; the kernel checks the destination.
+        // SAFETY: the frame is populated and held by the engine; the kernel checks the destination.
         unsafe { self.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
     }
 
-    /// Makes an access to `page` a SIGBUS.
+    /// Makes accesses to `page` raise SIGBUS.
     pub(super) fn poison_page(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
         if self.is_detached() {
-            // The next best.
+            // The process has no userfaultfd: SIGSEGV is the alternative.
             let start = address(page);
-            // SAFETY: the page is the program's, and has no content that counts.
+            // SAFETY: the page belongs to the program, and its content is lost.
             unsafe { memory_advice::forbid_access(&(start..start + PAGE_BYTES)) };
         } else {
             self.unmarked(page, |program, page| program.poison(page, PAGE_BYTES))?;
         }
-        // Page by page it would drown what else there is to say; all are counted.
-        self.tell_last(
+        // One message is enough: the counters have the number of lost pages.
+        self.report_last(
             Event::Lost,
             format_args!(
                 "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
@@ -354,7 +377,7 @@ impl LinuxMachine {
         Ok(())
     }
 
-    /// Calls `found` with the managed pages of `pages` that are resident.
+    /// Calls `found` with the resident, managed parts of `pages`.
     pub(super) fn find_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
         let (start, len) = page_range(&pages);
         for managed in self.ranges.within(start..start + len) {
@@ -376,11 +399,6 @@ pub(super) fn move_error(error: userfaultfd::MoveError) -> MoveError {
             MoveError::Refused
         }
     }
-}
-
-/// Whether forks copy `range`. A failure means that it is unmapped already.
-pub(super) fn allow_fork(range: &Range<usize>, allow: bool) {
-    memory_advice::set_forks(range, if allow { Forks::Copy } else { Forks::LeaveOut });
 }
 
 pub(super) fn address(page: PageNumber) -> usize {

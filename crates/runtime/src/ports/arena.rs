@@ -1,10 +1,10 @@
-//! The arena's memory as slices: of a run for a token of it, of a piece for a borrow of it.
+//! The arena's memory as slices: of a run for its token, of a piece for a borrow of it.
 //!
-//! This is the one place where the arena's memory becomes Rust references. A slice lives no longer
-//! than the token it was made for. The tokens keep the rules of references:
-//! [`foliomem_core::run_tokens`] and [`foliomem_core::store`] give out one that writes, or any
-//! number that read. The free lists and the store behind those tokens must be those of this arena;
-//! an agent has only one of each.
+//! Only this module makes Rust references to the arena's memory. Invariant: a slice lives no longer
+//! than its token. The tokens follow the rules of references: [`foliomem_core::run_tokens`] and
+//! [`foliomem_core::store`] give out either one token that writes or any number that read. The free
+//! lists and the store behind the tokens must be those of this arena; an agent has only one of
+//! each. There is no lock here.
 
 use crate::ports::machine::LinuxMachine;
 use foliomem_core::run_tokens::{RunMut, RunRef};
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
-/// The arena: all frames, one behind the other.
+/// The arena: all frames in a row.
 #[derive(Debug)]
 pub(crate) struct Arena(Region);
 
@@ -38,40 +38,40 @@ fn range(fragment: &Fragment) -> (usize, usize) {
 }
 
 impl Arena {
-    /// An arena in `region`.
+    /// Creates an arena in `region`.
     pub fn new(region: Region) -> Arena {
         Arena(region)
     }
 
-    /// The bytes of a run with pages, to read.
+    /// Returns the bytes of a populated run, to read.
     pub fn bytes<'a>(&'a self, run: RunRef<'a>) -> &'a [u8] {
-        // SAFETY: nobody has the right to write the run while the token lives. It has pages: only
-        // runs with pages have tokens, but for the moment in which it gets them.
+        // SAFETY: the token keeps writers out while it lives. The run is populated: only populated
+        // runs have tokens, except while a run is being populated.
         unsafe { self.0.slice(offset(*run), run.order.bytes()) }
     }
 
-    /// The bytes of a run with pages, to write.
+    /// Returns the bytes of a populated run, to write.
     pub fn bytes_mut<'a>(&'a self, run: RunMut<'a>) -> &'a mut [u8] {
-        // SAFETY: nobody else has the right to read or write the run while the token lives, and it
-        // has pages, as above.
+        // SAFETY: the token keeps all other readers and writers out while it lives, and the run is
+        // populated, as in `bytes`.
         unsafe { self.0.slice_mut(offset(*run), run.order.bytes()) }
     }
 
     fn stored<'a>(&'a self, fragment: FragmentRef<'a>) -> &'a [u8] {
         let (start, len) = range(&fragment);
-        // SAFETY: the piece is pinned while the fragment lives, so nobody writes its bytes, nor
-        // frees its frames.
+        // SAFETY: the fragment pins its piece, so the store neither writes its bytes nor frees its
+        // frames.
         unsafe { self.0.slice(start, len) }
     }
 
     fn stored_mut<'a>(&'a self, fragment: FragmentMut<'a>) -> &'a mut [u8] {
         let (start, len) = range(&fragment);
-        // SAFETY: the place has no reader before its piece is sealed, and one writer; the store
-        // holds its frames.
+        // SAFETY: the store lets only one thread write a place, and none read it before its piece
+        // is sealed; it holds the frames.
         unsafe { self.0.slice_mut(start, len) }
     }
 
-    /// The stored bytes of a piece as one slice: where they lie, or in `gathered`.
+    /// Returns the stored bytes of a piece as one slice: in the arena, or copied to `gathered`.
     pub fn gather<'a>(&'a self, gathered: &'a mut [u8], piece: &'a Piece<'_>) -> &'a [u8] {
         if let Some(only) = piece.only_fragment() {
             return self.stored(only);
@@ -80,7 +80,7 @@ impl Arena {
         &gathered[..len]
     }
 
-    /// Copies the stored bytes of a piece to the start of `to`; returns how many there are.
+    /// Copies the stored bytes of a piece to the start of `to`. Returns their number.
     pub fn copy_out(&self, piece: &Piece<'_>, to: &mut [u8]) -> usize {
         let mut filled = 0;
         piece.for_each_fragment(|fragment| {
@@ -91,7 +91,7 @@ impl Arena {
         filled
     }
 
-    /// Copies `bytes` to where the stored bytes of a piece are to be.
+    /// Copies `bytes` to the place for the stored bytes of a piece.
     pub fn scatter(&self, mut bytes: &[u8], mut place: PlaceMut<'_>) {
         place.for_each_fragment(|fragment| {
             let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
@@ -100,19 +100,19 @@ impl Arena {
         });
     }
 
-    /// Copies stored bytes to another place.
+    /// Copies the stored bytes of a fragment to another one.
     pub fn copy_stored(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         self.stored_mut(to).copy_from_slice(self.stored(from));
     }
 }
 
-/// Where the kernel has no huge page to give, or never gives one, it is asked again after so many runs.
+/// Number of runs that are populated without a try for a huge page, after the kernel had none.
 const HUGE_PAUSE_RUNS: u32 = 8;
 
 impl LinuxMachine {
-    /// Empties the homes of `run`, a run of the highest order, and lets the kernel put a huge page there if it has one. Not
-    /// tried where it had none lately. (An empty table of single pages is in a huge page's way: emptying removes it,
-    /// since Linux 6.14.)
+    /// Unpopulates the home frames of `run`, a run of the highest order, and populates them with a
+    /// huge page if the kernel has one. Does not try if the kernel had none lately. (An empty table
+    /// of single pages prevents a huge page: unpopulating removes it, since Linux 6.14.)
     pub(super) fn populate_huge(&self, run: FrameRun) -> bool {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
         if self.huge_pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |runs| runs.checked_sub(1)).is_ok() {
@@ -130,15 +130,16 @@ impl LinuxMachine {
         populated
     }
 
-    /// Discards memory of the arena as a guard does, without a message to wait for: half the price of
-    /// [`unregistered`](Self::unregistered), and no other thread waits for it.
+    /// Discards memory of the arena by installing a guard. The kernel sends no message about that,
+    /// so it is cheaper than [`unregistered`](Self::unregistered), and no other thread waits.
     pub(super) fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
-        // Of a huge page nothing goes back as long as it is one.
+        // No part of a huge page is freed while it is whole.
         let _ = self.arena.split_huge(offset, len);
         self.arena.guard(offset, len).is_ok() && self.arena.unguard(offset, len).is_ok()
     }
 
-    /// Does something that would be told to us of registered memory, and wait until we have heard of it.
+    /// Runs `act` with `run` unregistered. While the run is registered, `act` would raise a mapping
+    /// event and wait until a thread of the agent has received it.
     pub(super) fn unregistered(&self, run: FrameRun, act: impl FnOnce() -> Result<(), Errno>) -> bool {
         let (start, len, uffd) = (self.home(run), run.order.bytes(), &self.descriptors().program);
         uffd.unregister(start, len).is_ok() && {
@@ -151,9 +152,9 @@ impl LinuxMachine {
         self.arena.start() + run.head.0 as usize * PAGE_BYTES
     }
 
-    /// Gives all frames back to the system; the arena has no content that counts any more.
+    /// Gives all frames back to the kernel. The arena's content must not be needed any more.
     pub fn give_arena_back(&self) {
-        // A failure leaves them.
+        // If this fails, the frames stay populated.
         let _ = self.arena.discard(0, self.arena.len());
     }
 
@@ -162,7 +163,7 @@ impl LinuxMachine {
         if run.order == MAX_ORDER && self.populate_huge(*run) {
             return;
         }
-        // A failure (the machine itself is out of memory) shows when the pages are touched.
+        // A failure (the machine is out of memory) shows when the pages are touched.
         let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
     }
 
@@ -174,7 +175,7 @@ impl LinuxMachine {
         }
         let released = self.unregistered(*run, || {
             if run.order < MAX_ORDER {
-                // Of a huge page nothing goes back as long as it is one.
+                // No part of a huge page is freed while it is whole.
                 let _ = self.arena.split_huge(offset, len);
             }
             self.arena.discard(offset, len)

@@ -1,22 +1,22 @@
-//! The sizes of the engine's address spaces, by the limit.
+//! The sizes of the engine's address spaces, computed from the limit. There is no lock.
 
 use foliomem_types::settings::ARENA_MIN_BYTES;
 use foliomem_types::units::PAGE_BYTES;
 
-/// The largest arena, in bytes: the range of a 32-bit frame number, less one block, so that no run
-/// wraps.
+/// Maximum size of the arena, in bytes: the range of a 32-bit frame number, less one block, so that
+/// no run wraps.
 const ARENA_MAX_BYTES: usize = (u32::MAX as usize - 512) * PAGE_BYTES;
-/// Slots for each page of the limit. Most pages of sparsely touched memory are zeros, and take
-/// nothing but their metadata; the metadata of this many pages fills the limit.
+/// Swap slots for each page of the limit. Most pages of sparsely touched memory are zeros, and take
+/// only their metadata; the metadata of this many pages fills the limit.
 const SLOTS_PER_PAGE: i64 = 256;
 
-/// Slots for each slot of the swap file, which packs compressed pieces.
+/// Swap slots for each slot of the swap file, which packs compressed pieces.
 const SLOTS_PER_FILE_SLOT: i64 = 4;
 
-/// Address space for the arena, in bytes: the wanted and the needed size. Four times the limit is
-/// needed: an unpopulated run can always be found while every page of the budget has a home frame.
-/// The memory and swap of the machine is wanted: data that do not compress exceed the limit, and
-/// need home frames, too.
+/// Returns the wanted and the needed size of the arena's address space, in bytes. Four times the
+/// limit is needed: then an unpopulated run can always be found while every page of the budget has
+/// a home frame. The machine's memory and swap are wanted: incompressible data exceed the limit,
+/// and need home frames, too.
 pub fn arena_bytes(limit_pages: i64) -> [usize; 2] {
     let needed = (limit_pages as usize).saturating_mul(4 * PAGE_BYTES).max(ARENA_MIN_BYTES);
     let info = rustix::system::sysinfo();
@@ -25,15 +25,16 @@ pub fn arena_bytes(limit_pages: i64) -> [usize; 2] {
     [machine.max(needed), needed].map(|bytes| bytes.min(ARENA_MAX_BYTES).next_multiple_of(2 << 20))
 }
 
-/// Slots of the swap device, with a swap file of `file_slots` behind it. Unused slots cost nothing.
+/// Returns the number of slots of the swap device, with a swap file of `file_slots` slots behind
+/// it. Unused slots cost nothing.
 pub fn swap_slots(limit_pages: i64, file_slots: u32) -> u32 {
     let in_memory = limit_pages.saturating_mul(SLOTS_PER_PAGE);
     let slots = in_memory.saturating_add(i64::from(file_slots) * SLOTS_PER_FILE_SLOT).clamp(1 << 18, 1 << 30);
     (slots as u32).next_multiple_of(512)
 }
 
-/// The size of the store at which it is written back to the swap file, in pages: half of the limit.
-/// Pieces in the store have been out of use for longer than resident pages.
+/// Returns the size of the store above which it is written back to the swap file, in pages: half of
+/// the limit. Pieces in the store have been unused for longer than resident pages.
 pub fn store_pages(limit_pages: i64) -> u32 {
     (limit_pages / 2).clamp(0, i64::from(u32::MAX)) as u32
 }

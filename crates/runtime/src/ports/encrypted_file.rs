@@ -1,11 +1,12 @@
 //! Encrypted reads and writes of the swap file.
 //!
-//! There is no format: a piece's bytes lie at its place, encrypted with AES-256-GCM. Nonce and tag
-//! are kept in memory with the place. So other bytes, of another place or an earlier write, cut off
-//! or changed, are refused. Nonces come from one counter for all processes of the run: none is used
-//! twice. (The crate `ring` encrypts without allocating and without calling the C library.)
+//! The file has no format: a piece's bytes lie at its place, encrypted with AES-256-GCM. Memory
+//! keeps nonce and tag with the place. So bytes that are changed, truncated, of another place or of
+//! an earlier write are refused. Invariant: nonces come from one counter for all processes of the
+//! run, so none is used twice. (The crate `ring` encrypts without allocating and without calling
+//! the C library.)
 //!
-//! Reads and writes are of whole slots in aligned memory, and bypass the page cache where the file
+//! Reads and writes are of whole slots in aligned memory, and bypass the page cache if the file
 //! system allows it (`O_DIRECT`), because the page cache is memory, too. A read that continues the
 //! last one reads further ahead: pieces that were written together lie together. There is no lock.
 
@@ -22,39 +23,41 @@ use rustix::fs::{self, FileType};
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Slots that are read at once where reads go on where the last one ended.
+/// Number of slots that a read takes at once if it continues the last one.
 const AHEAD_SLOTS: u32 = 64;
-/// Room for the largest piece, wherever in a slot it begins.
+/// Size of a buffer, in slots: the largest piece, at any offset in a slot.
 const BUFFER_SLOTS: usize = MAX_FILE_PIECE_ORDER.pages() as usize + 1;
 
 /// Why a piece could not be written or read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FileError {
-    /// The system refuses.
+    /// A system call failed.
     #[error("{}", ErrnoText(*.0))]
     System(Errno),
-    /// The file ends before it should.
+    /// The file ends too early.
     #[error("it is shorter than it was")]
     Short,
-    /// There is something else than was written.
+    /// The bytes are not those that were written.
     #[error("it has been changed, or belongs to another place or time")]
     Tampered,
 }
 
-/// What a swap file can do. (The system's files, and those of tests that fail.)
+/// The operations of a swap file, for real files and for failing ones of tests.
 pub trait BlockFile {
-    /// What can have writes to it under way, if the system allows that and it pays. The file outlives it.
+    /// Returns a ring for asynchronous writes, if the system allows that and it pays. The file
+    /// outlives it.
     fn ring(&self) -> Option<Box<dyn Ring>>;
-    /// Reads some bytes from `offset` on, as pread(2) does.
+    /// Reads bytes from `offset` on, as pread(2) does. Fails as it does.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno>;
-    /// Writes some bytes from `offset` on, as pwrite(2) does.
+    /// Writes bytes from `offset` on, as pwrite(2) does. Fails as it does.
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno>;
 }
 
 impl BlockFile for BorrowedFd<'_> {
     fn ring(&self) -> Option<Box<dyn Ring>> {
-        // A write to a file mostly allocates blocks. That waits, so that io_uring leaves it to a thread of the kernel, which
-        // needs a CPU first: on a busy machine that takes longer than writing it.
+        // A write to a file mostly allocates blocks, which waits. So io_uring leaves it to a thread
+        // of the kernel, which needs a CPU first: on a busy machine that takes longer than a direct
+        // write.
         let stat = fs::fstat(self).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice);
         Some(Box::new(stat.and_then(|_| Uring::<MOST_WRITES>::new(self.as_fd()).ok())?))
     }
@@ -68,10 +71,12 @@ impl BlockFile for BorrowedFd<'_> {
     }
 }
 
+/// Writes all `bytes` from `offset` on.
 pub(crate) fn write_all(file: &impl BlockFile, mut bytes: &[u8], mut offset: u64) -> Result<(), FileError> {
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {
-            // A write that stops in the middle of a slot is not to be continued with O_DIRECT: a full disk.
+            // With O_DIRECT, a write that stopped in the middle of a slot cannot be continued: the
+            // disk is full.
             Ok(written) if written < bytes.len() && written % PAGE_BYTES != 0 => return Err(FileError::Short),
             Ok(0) => return Err(FileError::Short),
             Ok(written) => {
@@ -85,10 +90,10 @@ pub(crate) fn write_all(file: &impl BlockFile, mut bytes: &[u8], mut offset: u64
     Ok(())
 }
 
-/// Reads until `least` bytes are there; returns how many are.
-fn read_least(file: &impl BlockFile, bytes: &mut [u8], least: usize, offset: u64) -> Result<usize, FileError> {
+/// Reads until at least `min_bytes` are there. Returns the number of bytes read.
+fn read_at_least(file: &impl BlockFile, bytes: &mut [u8], min_bytes: usize, offset: u64) -> Result<usize, FileError> {
     let mut filled = 0;
-    while filled < least {
+    while filled < min_bytes {
         match file.read_at(&mut bytes[filled..], offset + filled as u64) {
             Ok(0) => return Err(FileError::Short),
             Ok(read) => filled += read,
@@ -99,7 +104,7 @@ fn read_least(file: &impl BlockFile, bytes: &mut [u8], least: usize, offset: u64
     Ok(filled)
 }
 
-/// Memory for some slots, aligned to slots; takes no pages before it is used.
+/// Memory for some slots, aligned to slots. Unused memory takes no pages.
 pub(crate) struct SlotBuffer {
     memory: Box<[u8]>,
     start: usize,
@@ -114,6 +119,7 @@ impl Default for SlotBuffer {
 }
 
 impl SlotBuffer {
+    /// Returns the first `slots` slots of the buffer.
     pub(crate) fn slots(&mut self, slots: u32) -> &mut [u8] {
         &mut self.memory[self.start..self.start + slots as usize * PAGE_BYTES]
     }
@@ -122,9 +128,9 @@ impl SlotBuffer {
 /// Memory for one thread's reads.
 pub struct ReadBuffer {
     buffer: SlotBuffer,
-    /// Slots of the file that it holds as they were read, as far as they were not decrypted in place.
+    /// The slots of the file that the buffer holds, except for bytes that were decrypted in place.
     window: std::ops::Range<u32>,
-    /// Where the piece that was read last ends.
+    /// The end of the piece that was read last, as a slot.
     next: u32,
 }
 
@@ -134,14 +140,14 @@ impl Default for ReadBuffer {
     }
 }
 
-/// What encrypts.
+/// Encrypts and decrypts the pieces of a swap file.
 pub struct SwapFile {
     key: LessSafeKey,
     nonces: &'static AtomicU64,
 }
 
 impl SwapFile {
-    /// Encrypts with `key`, and numbers from `nonces`, which belongs to the key.
+    /// Creates the cipher with `key`. `nonces` is the counter of nonces that belongs to the key.
     pub fn new(key: &[u8; KEY_BYTES], nonces: &'static AtomicU64) -> SwapFile {
         let Ok(key) = UnboundKey::new(&AES_256_GCM, key) else { unreachable!("a key of {KEY_BYTES} bytes") };
         SwapFile { key: LessSafeKey::new(key), nonces }
@@ -159,7 +165,7 @@ impl SwapFile {
         Ok(Seal { nonce: number, tag: words })
     }
 
-    /// Decrypts what was read at `place`, if it is what was written there; otherwise the bytes are of no use any more.
+    /// Decrypts the bytes read at `place`. On failure, the bytes are useless.
     fn open(&self, bytes: &mut [u8], place: &FilePlace) -> Result<(), FileError> {
         let Seal { nonce: number, tag: words } = place.seal;
         let mut tag = [0; 16];
@@ -171,8 +177,9 @@ impl SwapFile {
         opened.map(|_| ()).map_err(|_| FileError::Tampered)
     }
 
-    /// Makes what `bytes`, slots from `first` on, are to hold: `fill` puts a piece where it has to be, and returns where that
-    /// was; `None` after the last.
+    /// Fills `bytes`, slots from `first` on, with encrypted pieces. Each call of `fill` puts a
+    /// piece at its offset, and returns its range; `None` after the last piece. Adds the seal of
+    /// each piece to `seals`.
     pub(crate) fn seal_all(
         &self,
         bytes: &mut [u8],
@@ -187,12 +194,13 @@ impl SwapFile {
             let slot = first.offset((range.start / PAGE_BYTES) as u32);
             seals.push(self.seal(&mut bytes[range.clone()], slot, (range.start % PAGE_BYTES) as u32)?);
         }
-        // Nothing of what the buffer held before goes to the file.
+        // The old content of the buffer must not reach the file.
         bytes[end..].fill(0);
         Ok(())
     }
 
-    /// Reads and decrypts the piece at `place`.
+    /// Reads and decrypts the piece at `place`. Fails if a read fails or the bytes are not those
+    /// that were written.
     pub fn read<'a>(
         &self,
         file: &impl BlockFile,
@@ -209,7 +217,7 @@ impl SwapFile {
         };
         if window.start <= slots.start && slots.end <= window.end {
             let range = in_window(window);
-            // The slots may have been written since.
+            // The slots may have been written since they were read.
             if self.open(&mut buffer.slots(window.len() as u32)[range.clone()], place).is_ok() {
                 return Ok(&buffer.slots(window.len() as u32)[range]);
             }
@@ -219,7 +227,7 @@ impl SwapFile {
         let wanted = ahead.min(cluster_end - slots.start).max(slots.end - slots.start);
         *window = 0..0;
         let bytes = buffer.slots(wanted);
-        let filled = read_least(file, bytes, slots.len() * PAGE_BYTES, place.first.offset_bytes())?;
+        let filled = read_at_least(file, bytes, slots.len() * PAGE_BYTES, place.first.offset_bytes())?;
         let bytes = &mut bytes[in_window(&slots)];
         self.open(bytes, place)?;
         *window = slots.start..slots.start + (filled / PAGE_BYTES) as u32;
@@ -227,13 +235,14 @@ impl SwapFile {
     }
 }
 
+/// Returns the nonce with this number.
 fn nonce(number: u64) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// What is authenticated beside the content.
+/// Returns the authenticated data beside the content: the place.
 fn place_bytes(first: Slot, offset_bytes: u32, len_bytes: u32) -> [u8; 12] {
     let mut bytes = [0; 12];
     for (chunk, number) in bytes.chunks_exact_mut(4).zip([first.0, offset_bytes, len_bytes]) {

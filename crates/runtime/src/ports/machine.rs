@@ -305,7 +305,7 @@ impl Machine for LinuxMachine {
     }
 
     fn mapping(&self, page: PageNumber) -> Option<Mapping> {
-        self.advices.hear(&self.ranges);
+        self.advices.receive(&self.ranges);
         let known = self.ranges.containing(address(page))?;
         Some(Mapping { pages: ranges::pages(&known.range), sizes: self.sizes(known.advice) })
     }

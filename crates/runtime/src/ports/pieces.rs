@@ -1,6 +1,6 @@
-//! Pieces: how the content of a folio is compressed into the store, and restored.
+//! Pieces: compresses the content of folios into the store, and restores it.
 //!
-//! Each thread that compresses has a [`Worker`] of its own, so there is no lock.
+//! Each compressing thread has its own [`Worker`], so there is no lock.
 
 use crate::ports::encrypted_file::ReadBuffer;
 use crate::ports::machine::LinuxMachine;
@@ -13,23 +13,24 @@ use foliomem_types::codec::Codec;
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES, PageNumber};
 use std::sync::Arc;
 
-/// The contexts and scratch memory of one thread that compresses.
+/// The contexts and scratch memory of one compressing thread.
 pub struct Worker {
     pub(super) compressor: Compressor,
-    /// Only of those that recompress: the contexts of a slow codec take megabytes.
+    /// Only in threads that recompress: the contexts of a slow codec take megabytes.
     pub(super) recompressor: Option<Compressor>,
     pub(super) decompressors: Decompressors,
-    /// Room for one piece; what `compress` left there is `filled_bytes` long, unless it was raw.
+    /// Room for one piece. `compress` leaves `filled_bytes` here, unless the piece is raw.
     pub(super) scratch: Box<[u8]>,
     pub(super) filled_bytes: usize,
-    /// Room for a piece's stored bytes where it lies in several fragments; what `recompress` left there is `filled_bytes` long.
+    /// Room for a piece's stored bytes if they lie in several fragments. `recompress` leaves
+    /// `filled_bytes` here.
     pub(super) gathered: Box<[u8]>,
-    /// Room for what is read from the swap file.
+    /// Room for slots that are read from the swap file.
     pub(super) reading: ReadBuffer,
     pub(super) writer: SwapWriter,
 }
 
-/// For what either codec has compressed.
+/// The decompressors of the first codec and of the one for recompression.
 pub(super) struct Decompressors {
     first: Decompressor,
     second: Option<Decompressor>,
@@ -56,25 +57,27 @@ impl Worker {
         }
     }
 
-    /// Makes a dictionary of what has been compressed, if enough has been. For threads that nobody waits for.
+    /// Trains a dictionary on compressed samples, if there are enough. Only for threads on which no
+    /// other waits.
     pub fn train_if_due(&mut self) {
         self.compressor.train_if_due();
     }
 }
 
 impl LinuxMachine {
-    /// Everything a thread needs to compress with `codec`, and to read what others have compressed with it, or again with
-    /// `recompress`; allocates only here.
+    /// Creates the contexts of a thread that compresses with `codec`, and that reads pieces
+    /// compressed with it or recompressed with `recompress`. Only this allocates.
     pub fn worker(&self, codec: Codec, recompress: Option<Codec>) -> Worker {
         Worker::new(codec, recompress, &self.dictionaries)
     }
 
-    /// Gives `worker` what it needs to recompress with `codec`.
-    pub fn let_recompress(&self, worker: &mut Worker, codec: Codec) {
+    /// Adds the contexts to recompress with `codec`.
+    pub fn add_recompressor(&self, worker: &mut Worker, codec: Codec) {
         worker.recompressor = Some(Compressor::new(codec, &self.dictionaries));
     }
 
-    /// Compresses the content of `run`, which has come from `head`, into the worker's scratch memory.
+    /// Compresses the content of `run`, which comes from page `head`, into the worker's scratch
+    /// memory.
     pub(super) fn compress_run(&self, worker: &mut Worker, head: PageNumber, run: RunRef<'_>) -> Compressed {
         let content = self.arena.bytes(run);
         let compressed = if let Some(word) = fill_word(content) {
@@ -90,7 +93,7 @@ impl LinuxMachine {
         compressed
     }
 
-    /// Writes to `place` what `compress_run` has made of `run`.
+    /// Writes the result of `compress_run` for `run` to `place`.
     pub(super) fn write_compressed(&self, worker: &mut Worker, run: RunRef<'_>, place: PlaceMut<'_>) {
         let bytes =
             if worker.filled_bytes == 0 { self.arena.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
@@ -102,7 +105,7 @@ impl LinuxMachine {
         self.arena.copy_stored(from, to);
     }
 
-    /// Decompresses a stored piece from page `skip_pages` on.
+    /// Restores a stored piece from page `skip_pages` on. Fails if it is corrupted.
     pub(super) fn read_stored(
         &self,
         worker: &mut Worker,
@@ -129,13 +132,14 @@ impl LinuxMachine {
         Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
     }
 
-    /// Writes to `place` what `recompress_piece` has made.
+    /// Writes the result of `recompress_piece` to `place`.
     pub(super) fn write_recompressed_piece(&self, worker: &mut Worker, place: PlaceMut<'_>) {
         self.arena.scatter(&worker.gathered[..worker.filled_bytes], place);
     }
 }
 
-/// Turns the stored bytes of a piece back into its content from page `skip_pages` on.
+/// Restores the content of a piece from its stored bytes, from page `skip_pages` on. Fails if they
+/// are corrupted.
 pub(super) fn restore(
     decompressors: &mut Decompressors,
     scratch: &mut [u8],

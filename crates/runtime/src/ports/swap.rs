@@ -1,7 +1,8 @@
-//! The swap file as one process sees it: its row in the table of owners, reads, writes, discards.
+//! The swap file as one process sees it: its row in the table of cluster owners, reads, writes,
+//! discards.
 //!
 //! The file belongs to all processes of the run ([`foliomem_session::cluster_ownership`]). A fork
-//! shares what the parent holds with the child, before the child exists. There is no lock.
+//! shares the parent's clusters with the child, before the child exists. There is no lock.
 
 use crate::ports::encrypted_file::SwapFile;
 use crate::ports::machine::LinuxMachine;
@@ -10,23 +11,24 @@ use foliomem_core::machine::{Corrupted, Machine, NotWritten};
 use foliomem_core::run_tokens::RunMut;
 use foliomem_core::store::{FilePlace, Piece, Seal, WriteBatch};
 use foliomem_session::cluster_ownership::{Event, RowIndex, SwapSpace};
+use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::{identity, swap_discard};
 use foliomem_types::units::ClusterNumber;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// No row of the swap file's table.
+/// Instead of a row: the process has no row in the table of cluster owners.
 pub(super) const NO_ROW: u32 = u32::MAX;
 
-/// This process's part in the swap file.
+/// The state of the swap file in this process.
 pub(super) struct Swap {
     pub(super) file: SwapFile,
     pub(super) space: &'static SwapSpace,
-    /// Its row of the table of who holds what.
+    /// The process's row in the table of cluster owners.
     pub(super) row: AtomicU32,
-    /// While a fork goes on: the child's.
+    /// The child's row, during a fork.
     pub(super) child_row: AtomicU32,
-    /// The process that made this: a child of a fork finds its parent here.
+    /// The process that owns `row`. The child of a fork finds its parent here.
     pub(super) pid: AtomicU32,
 }
 
@@ -38,38 +40,41 @@ impl Swap {
 }
 
 impl LinuxMachine {
-    /// Whether it has a swap file.
+    /// Returns whether the run has a swap file that this process uses.
     pub fn has_swap_file(&self) -> bool {
         self.swap.is_some()
     }
 
-    /// Before a fork: what this process holds of the swap file its child will hold, too. Called by a thread of the agent.
+    /// Makes the next child a holder of this process's clusters, before a fork. A thread of the
+    /// agent calls this.
     pub fn share_swap_file(&self) {
         let Some(swap) = &self.swap else { return };
         let row = swap.space.share(swap.row(), swap.pid.load(Ordering::Relaxed));
         swap.child_row.store(row.map_or(NO_ROW, RowIndex::get), Ordering::Relaxed);
     }
 
-    /// The process ends: it holds nothing of the swap file any more.
+    /// Releases the clusters of this process, which is about to end.
     pub fn leave_swap_file(&self) {
         self.swap.iter().for_each(|swap| swap.space.leave(swap.row()));
     }
 
-    /// The swap file, in the table of the agent's threads.
+    /// Returns the swap file's descriptor in the table of the agent's threads.
     pub fn swap_file_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.swap_file().map(|(_, file)| file)
     }
 
-    /// In the parent after a fork, or where it has failed.
-    pub fn shared_swap_file(&self, forked: bool) {
+    /// Ends the sharing of clusters in the parent after a fork: if the fork has failed, releases
+    /// the child's.
+    pub fn finish_sharing_swap_file(&self, outcome: ForkOutcome) {
         let Some(swap) = &self.swap else { return };
         let row = RowIndex::new(swap.child_row.swap(NO_ROW, Ordering::Relaxed));
-        if let Some(row) = row.filter(|_| !forked) {
+        if let Some(row) = row.filter(|_| outcome == ForkOutcome::Failed) {
             swap.space.leave(row);
         }
     }
 
-    /// In the child of a fork: what is held of the swap file is held by this process. False where that is not so.
+    /// Makes this process, the child of a fork, the owner of its row. Returns `false` if it holds
+    /// no clusters.
     pub fn adopt_swap_file(&self) -> bool {
         let Some(swap) = &self.swap else { return true };
         let (parent, pid) = (swap.pid.load(Ordering::Relaxed), identity::of(rustix::process::getpid()));
@@ -79,18 +84,19 @@ impl LinuxMachine {
         swap.space.adopt(row, parent, pid)
     }
 
-    /// Says once in a run what has happened to the swap file.
-    pub(super) fn tell(&self, swap: &Swap, event: Event, text: std::fmt::Arguments<'_>) {
+    /// Reports `event` once in a run.
+    pub(super) fn report(&self, swap: &Swap, event: Event, text: std::fmt::Arguments<'_>) {
         if swap.space.is_news(event) {
             self.budget.control().notice(text);
         }
     }
 
-    /// The same of what ends the program: said before it is marked as said, because another thread that finds it said may
-    /// end the program at once. Rather twice than not at all.
-    pub(super) fn tell_last(&self, event: Event, text: std::fmt::Arguments<'_>) {
+    /// Reports an event that ends the program, once in a run. The message comes before the mark:
+    /// another thread that finds the mark may end the program at once. The message may come twice,
+    /// which is better than not at all.
+    pub(super) fn report_last(&self, event: Event, text: std::fmt::Arguments<'_>) {
         let control = self.budget.control();
-        if !control.swap().was_told(event) {
+        if !control.swap().was_reported(event) {
             control.notice(text);
             control.swap().is_news(event);
         }
@@ -99,7 +105,7 @@ impl LinuxMachine {
     pub(super) fn swap_file(&self) -> Option<(&Swap, BorrowedFd<'_>)> {
         let file = if self.is_detached() {
             let number = self.detached_swap_file.load(Ordering::Relaxed);
-            // SAFETY: the caller of `detach` keeps it open until everything is read.
+            // SAFETY: the caller of `detach` keeps the descriptor open until all pieces are read.
             (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
         } else {
             self.descriptors().swap_file.as_ref().map(AsFd::as_fd)
@@ -124,21 +130,26 @@ impl LinuxMachine {
     pub(super) fn finish_write_batch(&self, worker: &mut Worker) -> Result<(), NotWritten> {
         let (swap, file) = self.swap_file().ok_or(NotWritten)?;
         let by_ring_slots = worker.writer.finish(&file).map_err(|error| {
-            self.tell(swap, Event::Write, format_args!("cannot write to the swap file: {error}: going on without it"));
+            self.report(
+                swap,
+                Event::Write,
+                format_args!("cannot write to the swap file: {error}: going on without it"),
+            );
             NotWritten
         })?;
         self.counters().backing.bd_writes_uring.add(by_ring_slots.into());
         Ok(())
     }
 
-    /// Says once in a run that the swap file is full.
+    /// Reports once in a run that the swap file is full.
     pub(super) fn tell_swap_file_full(&self) {
         let Some(swap) = &self.swap else { return };
         swap.space.reap();
-        self.tell(swap, Event::Full, format_args!("the swap file is full: going on without more of it"));
+        self.report(swap, Event::Full, format_args!("the swap file is full: going on without more of it"));
     }
 
-    /// Reads a piece from the swap file and decompresses it from page `skip_pages` on.
+    /// Reads a piece from the swap file, and restores it from page `skip_pages` on. Fails if it is
+    /// lost or corrupted.
     pub(super) fn read_from_file(
         &self,
         worker: &mut Worker,
@@ -149,13 +160,13 @@ impl LinuxMachine {
     ) -> Result<(), Corrupted> {
         let (swap, file) = self.swap_file().ok_or(Corrupted)?;
         let stored = swap.file.read(&file, &mut worker.reading, place).map_err(|error| {
-            self.tell_last(Event::Read, format_args!("cannot read the swap file: {error}"));
+            self.report_last(Event::Read, format_args!("cannot read the swap file: {error}"));
             Corrupted
         })?;
         restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, self.arena.bytes_mut(into))
     }
 
-    /// Discards a cluster that is free.
+    /// Discards a free cluster. Returns whether that succeeded.
     pub(super) fn discard_free_cluster(&self, cluster: ClusterNumber) -> bool {
         let Some((swap, file)) = self.swap_file() else { return false };
         swap.space.discarded(cluster);

@@ -1,4 +1,4 @@
-//! Writes of one thread to the swap file: while one is under way, the next is encrypted.
+//! Writes of one thread to the swap file: while one is under way, the thread encrypts the next.
 //!
 //! They go through a ring ([`foliomem_sys::uring`]) if the system has one. A write that the ring
 //! does not complete is repeated by pwrite(2), whose result counts. A ring that fails where
@@ -12,10 +12,10 @@ use foliomem_types::units::{PAGE_BYTES, Slot};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// How writes go.
+/// How a writer writes.
 #[derive(PartialEq, Eq)]
-enum Way {
-    /// Nothing was written yet.
+enum Method {
+    /// Not decided before the first write.
     Unknown,
     Ring,
     Calls,
@@ -24,32 +24,38 @@ enum Way {
 /// A write that was begun.
 enum Write {
     Ended(Result<(), FileError>),
-    /// So many slots, from the first on, are on their way through the ring.
+    /// A number of slots, from the first on, is under way through the ring.
     UnderWay(Slot, u32),
 }
 
-/// See the module.
+/// The writes of one thread, and their buffers.
 pub struct SwapWriter {
-    way: Way,
-    /// Stays as long as something may be under way there.
+    method: Method,
+    /// The ring, kept as long as a write may be under way in it.
     ring: Option<Box<dyn Ring>>,
-    /// Write `n` is made in buffer `n % MOST_WRITES`.
+    /// Write `n` uses buffer `n % MOST_WRITES`.
     buffers: [SlotBuffer; MOST_WRITES],
     begun: VecDeque<Write>,
-    /// The number of the oldest in `begun`.
+    /// The number of the oldest write in `begun`.
     oldest: usize,
 }
 
 impl Default for SwapWriter {
     fn default() -> SwapWriter {
-        SwapWriter { way: Way::Unknown, ring: None, buffers: Default::default(), begun: VecDeque::new(), oldest: 0 }
+        SwapWriter {
+            method: Method::Unknown,
+            ring: None,
+            buffers: Default::default(),
+            begun: VecDeque::new(),
+            oldest: 0,
+        }
     }
 }
 
 impl SwapWriter {
-    /// Encrypts pieces, and begins to write them to `slots` slots from `first` on. Each call of `fill` puts one where it
-    /// has to be in the buffer, and returns where that was; `None` after the last. Fewer than [`MOST_WRITES`] are
-    /// under way.
+    /// Encrypts pieces, and begins to write them to `slots` slots from `first` on. Each call of
+    /// `fill` puts a piece at its offset in the buffer, and returns its range; `None` after the
+    /// last piece. Fewer than [`MOST_WRITES`] writes may be under way.
     pub fn begin(
         &mut self,
         swap: &SwapFile,
@@ -59,17 +65,18 @@ impl SwapWriter {
         seals: &mut Vec<Seal>,
     ) {
         assert!(self.begun.len() < MOST_WRITES, "more writes than buffers");
-        if self.way == Way::Unknown {
+        if self.method == Method::Unknown {
             self.ring = file.ring();
-            self.way = if self.ring.is_some() { Way::Ring } else { Way::Calls };
+            self.method = if self.ring.is_some() { Method::Ring } else { Method::Calls };
         }
         let number = (self.oldest + self.begun.len()) % MOST_WRITES;
         let bytes = self.buffers[number].slots(slots);
         let write = match swap.seal_all(bytes, first, fill, seals) {
             Err(error) => Write::Ended(Err(error)),
             Ok(()) => {
-                let ring = self.ring.as_mut().filter(|_| self.way == Way::Ring);
-                // SAFETY: the buffer is neither touched nor freed before the write was waited for.
+                let ring = self.ring.as_mut().filter(|_| self.method == Method::Ring);
+                // SAFETY: the buffer is neither changed nor freed before the write was waited for
+                // (`finish`, `drop`).
                 match ring.map(|ring| unsafe { ring.submit(number, bytes, first.offset_bytes()) }) {
                     Some(Ok(())) => Write::UnderWay(first, slots),
                     _ => Write::Ended(write_all(file, bytes, first.offset_bytes())),
@@ -79,7 +86,8 @@ impl SwapWriter {
         self.begun.push_back(write);
     }
 
-    /// Waits for the oldest write that was begun and not finished; returns how many slots the ring has written of it.
+    /// Waits for the oldest write that was begun. Returns the number of slots that the ring has
+    /// written of it. Fails if pwrite(2) fails.
     pub fn finish(&mut self, file: &impl BlockFile) -> Result<u32, FileError> {
         let Some(write) = self.begun.pop_front() else { unreachable!("a write was begun") };
         let number = self.oldest;
@@ -94,7 +102,7 @@ impl SwapWriter {
             return Ok(slots);
         }
         write_all(file, &bytes[written..], first.offset_bytes() + written as u64)?;
-        self.way = Way::Calls;
+        self.method = Method::Calls;
         Ok((written / PAGE_BYTES) as u32)
     }
 }

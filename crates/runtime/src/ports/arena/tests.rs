@@ -1,7 +1,7 @@
-//! Slices of an arena under threads, over tokens of real free lists and a real store.
+//! Tests of slices of an arena under threads, with tokens of real free lists and a real store.
 //!
-//! Under miri (`scripts/soundness`) these tests show that no two slices of which one writes
-//! overlap, and that no access is a race; otherwise, that everybody reads what was written.
+//! Under miri (`scripts/soundness`) they show that no writable slice overlaps another, and that
+//! there is no race. Without miri they show that readers see the written bytes.
 
 use super::*;
 use foliomem_core::buddy::Buddy;
@@ -13,14 +13,14 @@ use foliomem_types::units::{Frame, Order};
 use std::thread;
 
 const FRAMES: u32 = 256;
-/// Miri takes a thousand times as long as the machine.
+/// Number of rounds. Miri takes a thousand times as long.
 const ROUNDS: u64 = if cfg!(miri) { 1 } else { 200 };
 
 fn arena() -> Arena {
     Arena::new(Region::reserve(FRAMES as usize * PAGE_BYTES).unwrap())
 }
 
-/// The arena with a store in it.
+/// An arena with a store in it.
 struct World {
     arena: Arena,
     store: Store,
@@ -50,7 +50,7 @@ impl World {
         World { arena: arena(), store: Store::new(1000), free: Mutex::new(free) }
     }
 
-    /// Stores `len_bytes` bytes that follow from `content`, with so many references.
+    /// Stores `len_bytes` bytes that are computed from `content`, with `pages` references.
     fn insert(&self, len_bytes: u32, content: u64, pages: u16) -> PieceId {
         let granule = Order::new(4).unwrap();
         let info = PieceInfo { len_bytes, granule, raw: false, checksum: content, pages };
@@ -100,7 +100,7 @@ fn readers_of_a_piece_share_it_while_its_neighbours_are_written_and_moved() {
 }
 
 #[test]
-fn a_recompressed_piece_is_written_where_nobody_reads() {
+fn a_recompressed_piece_is_written_to_a_place_without_readers() {
     let world = World::new();
     let ids = [world.insert(3000, 1, 1), world.insert(40_000, 2, 1)];
     thread::scope(|scope| {
@@ -126,7 +126,8 @@ fn a_run_is_read_by_many_or_written_by_one() {
     let take = || homes.alloc_ready(Order::new(1).unwrap()).expect("a free run");
     let mut read: UniqueRun = take();
     arena.bytes_mut(read.as_mut()).fill(7);
-    // A folio under writeback: its worker reads it, a fault copies it, and others write other runs.
+    // A folio under writeback: its worker reads it, a fault copies it, and other threads write
+    // other runs.
     let shared = read.as_ref();
     thread::scope(|scope| {
         for _ in 0..2 {

@@ -1,39 +1,40 @@
-//! Pieces through a file that fails in every way a file can.
+//! Tests of pieces in a file that can fail in every way.
 
 use super::*;
 use crate::ports::swap_writer::SwapWriter;
 use foliomem_core::machine::MOST_WRITES;
-use foliomem_session::swap_file::{create, identity_of, reopen};
+use foliomem_session::swap_file::{IoMode, create, identity_of, reopen};
 use proptest::prelude::*;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-/// What a call does instead of what it should.
+/// A failure of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Errno(Errno),
-    /// Only so many bytes.
+    /// The call transfers only this number of bytes.
     Short(usize),
 }
 
-/// A file in memory, with faults to come, the last one first.
+/// A file in memory, with future failures; the last one comes first.
 #[derive(Clone, Default)]
 struct Faulty {
     bytes: Arc<Mutex<Vec<u8>>>,
     read: Arc<Mutex<Vec<Fault>>>,
     write: Arc<Mutex<Vec<Fault>>>,
     reads: Arc<Mutex<usize>>,
-    /// Whether it has rings, and what their writes do instead of what they should.
+    /// Whether the file has rings, and the failures of their writes.
     has_ring: bool,
     submit: Arc<Mutex<Vec<Errno>>>,
     ring_write: Arc<Mutex<Vec<Fault>>>,
 }
 
-/// Bytes under way: where they are, what they were, and where they go.
+/// A write under way: its bytes in memory, their content at submission, and their offset in the
+/// file.
 type UnderWay = (*const [u8], Vec<u8>, u64);
 
-/// A ring whose writes happen when they are waited for, until when nobody may touch their bytes.
+/// A ring that writes when a write is waited for. Until then nobody may change the bytes.
 struct FaultyRing {
     file: Faulty,
     under_way: [Option<UnderWay>; MOST_WRITES],
@@ -50,7 +51,7 @@ impl Ring for FaultyRing {
 
     fn wait(&mut self, number: usize) -> Result<usize, Errno> {
         let (place, bytes, offset) = self.under_way[number].take().unwrap();
-        // SAFETY: the bytes stay until this returns, by the contract.
+        // SAFETY: the submitter keeps the bytes until this function returns.
         assert!(unsafe { &*place } == bytes, "the bytes were changed before they were written");
         self.file.store(&bytes, offset, self.file.ring_write.lock().unwrap().pop())
     }
@@ -104,7 +105,7 @@ struct Bench {
     buffer: ReadBuffer,
 }
 
-/// Where pieces are in a write, and how they were sealed.
+/// A write that was begun: its first slot, the ranges of its pieces, and their seals.
 type Begun = (u32, Vec<std::ops::Range<usize>>, Vec<Seal>);
 
 impl Bench {
@@ -121,7 +122,7 @@ impl Bench {
         Bench { swap, file, writer: SwapWriter::default(), buffer: ReadBuffer::default() }
     }
 
-    /// Begins to write `pieces` one behind the other, 32 bytes apart, from `first` on.
+    /// Begins to write `pieces` in a row, 32 bytes apart, from `first` on.
     fn begin(&mut self, first: u32, pieces: &[Vec<u8>]) -> Begun {
         let mut ranges = Vec::new();
         let mut end = 0usize;
@@ -163,7 +164,7 @@ impl Bench {
         self.swap.read(&self.file, &mut self.buffer, place).map(<[u8]>::to_vec)
     }
 
-    /// Forgets what was read ahead.
+    /// Drops the slots that were read ahead.
     fn forget(&mut self) {
         self.buffer = ReadBuffer::default();
     }
@@ -174,7 +175,7 @@ fn pieces(lens: &[usize]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_was_written_is_read_and_nothing_of_it_can_be_recognized() {
+fn written_pieces_are_read_and_the_file_shows_no_content() {
     let mut bench = Bench::new();
     let pieces = pieces(&[5000, 65536, 40, 1, 16384, 100_000]);
     let places = bench.write(5, &pieces).unwrap();
@@ -197,7 +198,7 @@ fn neighbours_are_read_at_once() {
     }
     let reads = *bench.file.reads.lock().unwrap();
     assert!(reads <= 4, "{reads} reads of 32 neighbours");
-    // What is written since it was read ahead is read again.
+    // Slots that were written after they were read ahead are read again.
     bench.forget();
     let _ = (bench.read(&places[0]), bench.read(&places[1]));
     let others = vec![vec![9u8; 16384]];
@@ -207,17 +208,17 @@ fn neighbours_are_read_at_once() {
 }
 
 #[test]
-fn a_full_disk_an_error_or_a_short_write_is_told() {
+fn a_full_disk_an_error_and_a_short_write_are_reported() {
     for fault in [Fault::Errno(Errno::NOSPC), Fault::Errno(Errno::IO), Fault::Short(0), Fault::Short(5000)] {
         let mut bench = Bench::new();
         bench.file.write.lock().unwrap().push(fault);
         let error = bench.write(0, &pieces(&[9000, 20_000])).unwrap_err();
         assert_eq!(error, if let Fault::Errno(errno) = fault { FileError::System(errno) } else { FileError::Short });
-        // Nothing is left of it that stands in the way of the next.
+        // The failed write does not affect the next one.
         let places = bench.write(0, &pieces(&[9000])).unwrap();
         assert_eq!(bench.read(&places[0]).unwrap(), pieces(&[9000])[0]);
     }
-    // Whole slots, or none because of a signal: it goes on.
+    // Whole slots, or none because of a signal: the write continues.
     for fault in [Fault::Errno(Errno::INTR), Fault::Short(8192)] {
         let mut bench = Bench::new();
         bench.file.write.lock().unwrap().push(fault);
@@ -227,7 +228,7 @@ fn a_full_disk_an_error_or_a_short_write_is_told() {
 }
 
 #[test]
-fn what_a_ring_does_not_do_is_done_without_it_and_that_answer_counts() {
+fn a_write_that_a_ring_fails_is_repeated_by_a_call() {
     use Fault::{Errno as Fails, Short};
     let content = pieces(&[9000, 20_000]);
     for (by_ring, by_call) in [
@@ -248,13 +249,13 @@ fn what_a_ring_does_not_do_is_done_without_it_and_that_answer_counts() {
             (Err(FileError::Short), Some(Short(_))) => {}
             (outcome, _) => panic!("{outcome:?} after {by_ring:?}, {by_call:?}"),
         }
-        // The other was begun before, and is none the worse for it. So is what is written next.
+        // The failure affects neither the write begun before nor the next one.
         let places = bench.finish(other).unwrap();
         assert_eq!(bench.read(&places[0]).unwrap(), content[0]);
         let places = bench.write(200, &content).unwrap();
         assert_eq!(bench.read(&places[1]).unwrap(), content[1]);
     }
-    // One that takes nothing.
+    // A ring that accepts no write.
     for by_call in [None, Some(Fails(Errno::IO))] {
         let mut bench = Bench::with_ring();
         bench.file.submit.lock().unwrap().push(Errno::PERM);
@@ -275,13 +276,13 @@ fn two_writes_are_under_way_and_end_in_order() {
         let places = bench.finish(oldest).unwrap();
         assert_eq!(bench.read(&places[1]).unwrap(), content[1]);
     }
-    // What is under way keeps its bytes (the double looks), also where nobody waits for it any more.
+    // A write under way keeps its bytes (the double checks that), even if nobody waits for it.
     bench.writer = SwapWriter::default();
     assert!(bench.file.bytes.lock().unwrap().len() > 90 * PAGE_BYTES);
 }
 
 #[test]
-fn an_error_or_the_end_of_the_file_is_told_and_a_short_read_goes_on() {
+fn an_error_and_the_end_of_the_file_are_reported_and_a_short_read_goes_on() {
     let mut bench = Bench::new();
     let pieces = pieces(&[20_000, 3000]);
     let places = bench.write(0, &pieces).unwrap();
@@ -297,7 +298,7 @@ fn an_error_or_the_end_of_the_file_is_told_and_a_short_read_goes_on() {
 }
 
 #[test]
-fn what_has_moved_or_is_of_another_time_is_refused() {
+fn moved_or_outdated_bytes_are_refused() {
     let mut bench = Bench::new();
     let content = pieces(&[4096, 4096]);
     let before = bench.write(0, &content).unwrap();
@@ -306,7 +307,7 @@ fn what_has_moved_or_is_of_another_time_is_refused() {
     bench.file.bytes.lock().unwrap().rotate_left(4096);
     assert_eq!(bench.read(&before[0]), Err(FileError::Tampered));
     assert_eq!(bench.read(&FilePlace { first: Slot(1), ..before[0] }), Err(FileError::Tampered));
-    // The same content written again, and then what was there before.
+    // Equal content is written again; then the old bytes are put back.
     let after = bench.write(0, &content).unwrap();
     assert_eq!(bench.read(&after[0]).unwrap(), content[0]);
     bench.forget();
@@ -322,7 +323,7 @@ fn no_nonce_is_used_twice() {
     for round in 0..20 {
         let places = bench.write(round, &pieces(&[100, 5000, 32])).unwrap();
         nonces.extend(places.iter().map(|place| place.seal.nonce));
-        // A write that fails has used its nonces, too.
+        // A failed write has used its nonces, too.
         bench.file.write.lock().unwrap().push(Fault::Errno(Errno::IO));
         assert!(bench.write(round, &pieces(&[100])).is_err());
     }
@@ -353,7 +354,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_are_accepted_that_were_not_written(
+    fn bytes_that_were_not_written_are_refused(
         bytes in prop::collection::vec(any::<u8>(), 0..20_000),
         slot in 0u32..4,
         grain in 0u32..128,
@@ -368,7 +369,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_is_what_was_written_whatever_fails(
+    fn successful_reads_return_the_written_bytes_despite_failures(
         lens in prop::collection::vec(1usize..20_000, 1..8),
         has_ring in any::<bool>(),
         writes in prop::collection::vec(fault(), 0..4),
@@ -394,7 +395,7 @@ proptest! {
                 }
             }
         }
-        // Faults are over.
+        // From here on no call fails.
         bench.file.read.lock().unwrap().clear();
         bench.forget();
         for (places, index) in written.iter().flat_map(|places| (0..content.len()).map(move |index| (places, index))) {
@@ -414,17 +415,17 @@ fn scratch(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
+fn a_new_file_has_no_name_and_the_requested_size() {
     let path = scratch("new");
     let created = create(&path, Some(5 << 20), 1).unwrap();
     assert!(!path.exists());
     assert_eq!(created.bytes, 4 << 20);
     let stat = fs::fstat(created.file.as_fd()).unwrap();
     assert_eq!((stat.st_mode & 0o7777, stat.st_nlink, stat.st_size), (0o600, 0, 4 << 20));
-    // Another process opens it by the descriptor, and finds what is written there.
+    // Another process opens the file by its descriptor, and reads the written bytes.
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(&created.file.as_fd()) as u32;
     let identity = identity_of(created.file.as_fd()).unwrap();
-    let again = reopen(std::process::id(), descriptor, created.direct, identity).unwrap();
+    let again = reopen(std::process::id(), descriptor, created.io_mode, identity).unwrap();
     let nonces = Box::leak(Box::new(AtomicU64::new(0)));
     let swap = SwapFile::new(&[1; KEY_BYTES], nonces);
     let (mut writer, mut seals) = (SwapWriter::default(), Vec::new());
@@ -438,21 +439,24 @@ fn a_new_file_has_no_name_and_is_of_the_size_that_was_asked_for() {
     assert_eq!(writer.finish(&created.file.as_fd()), Ok(0), "a file is written by calls");
     let place = FilePlace { first: Slot(512), offset_bytes: 64, len_bytes: 5936, seal: seals[0] };
     assert_eq!(swap.read(&again.as_fd(), &mut ReadBuffer::default(), &place).unwrap(), [77; 5936]);
-    assert_eq!(reopen(std::process::id(), descriptor, false, (identity.0, identity.1 + 1)).err(), Some(Errno::STALE));
+    assert_eq!(
+        reopen(std::process::id(), descriptor, IoMode::Buffered, (identity.0, identity.1 + 1)).err(),
+        Some(Errno::STALE)
+    );
 }
 
 #[test]
 fn a_ring_of_the_system_writes() {
     let file = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    // Where it is forbidden there is none to test.
+    // If io_uring is forbidden, there is nothing to test.
     let Ok(mut ring) = Uring::<MOST_WRITES>::new(file.as_fd()) else { return };
     let bytes: [Vec<u8>; MOST_WRITES] = [vec![1; 70_000], vec![2; 5000]];
     for turn in 0..20 {
         for (number, bytes) in bytes.iter().enumerate() {
-            // SAFETY: they live longer.
+            // SAFETY: the bytes outlive the writes.
             unsafe { ring.submit(number, bytes, (turn * 2 + number as u64) * 100_000) }.unwrap();
         }
-        // In any order.
+        // Wait in any order.
         for number in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
             assert_eq!(ring.wait(number), Ok(bytes[number].len()));
         }
@@ -460,10 +464,10 @@ fn a_ring_of_the_system_writes() {
     let mut found = vec![0; 70_000];
     assert_eq!(rustix::io::pread(&file, &mut found, 38 * 100_000), Ok(70_000));
     assert!(found == bytes[0]);
-    // An error is told as a call tells it.
+    // An error of the ring is that of a system call.
     let closed = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let mut ring = Uring::<MOST_WRITES>::new(closed.as_fd()).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the bytes outlive the write.
     unsafe { ring.submit(0, &bytes[0], 0) }.unwrap();
     assert_eq!(ring.wait(0), Err(Errno::BADF));
 }
