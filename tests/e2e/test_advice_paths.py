@@ -117,5 +117,10 @@ def test_a_child_finds_zeros_where_an_inline_call_asked_for_them(built, when, to
     is_right(built("fork_advice.c"), when, torture=torture)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_child_lacks_what_the_parent_has_left_out_of_forks(built, when, torture):
+    is_right(built("fork_left_out.c"), when, torture=torture)
+
+
 def test_advice_of_another_process_changes_no_content(built, torture):
     is_right(built("remote_advice.c"), torture=torture)

@@ -6,6 +6,7 @@
 //! here.
 
 use crate::address_space::mapping_events::MappingEvents;
+pub use crate::address_space::ranges::Madvice;
 use crate::companion::activated::Activation;
 use crate::companion::context::Context;
 use crate::companion::notices::Notices;
@@ -16,7 +17,6 @@ use crate::companion::workers::Workers;
 use crate::fork::state::ForkState;
 use foliomem_sys::companion_process::Companion;
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
-use foliomem_types::size_policy::Advice;
 use foliomem_types::units::PAGE_BYTES;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -65,7 +65,7 @@ impl Runtime {
 
     /// Notes that the kernel has accepted the program's advice about `range`. Any thread may call,
     /// in any state.
-    pub fn note_advice(&self, range: Range<usize>, advice: Advice) {
+    pub fn note_advice(&self, range: Range<usize>, advice: Madvice) {
         if let Some(activated) = self.activation.get() {
             activated.engine.machine().advices().notify(range, advice);
         }

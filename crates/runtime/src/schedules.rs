@@ -7,7 +7,7 @@ mod explorer;
 
 use crate::address_space::advice::Advices;
 use crate::address_space::allocation_notice::{AllocationNotices, NoticeKind};
-use crate::address_space::ranges::Ranges;
+use crate::address_space::ranges::{Madvice, Ranges};
 use crate::fork::quiesce::{Peer, Quiesce};
 use explorer::explore;
 use foliomem_sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -230,7 +230,7 @@ fn advice_is_received_in_the_order_of_its_notices() {
             let senders = (0..THREADS).map(|thread| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
-                    for advice in [Advice::NoHuge, Advice::Huge] {
+                    for advice in [Advice::NoHuge, Advice::Huge].map(Madvice::HugePages) {
                         shared.0.notify(thread..thread + 1, advice);
                     }
                 })
@@ -244,7 +244,7 @@ fn advice_is_received_in_the_order_of_its_notices() {
             join(senders);
             join([receiver]);
             shared.0.receive(&shared.1);
-            let received = [0, 1].map(|page| shared.1.containing(page).map(|known| known.advice));
+            let received = [0, 1].map(|page| shared.1.containing(page).map(|known| known.advice.huge_pages));
             assert_eq!(received, [Some(Advice::Huge); THREADS]);
         }
     });

@@ -24,7 +24,7 @@ pub fn maps(data: &[u8]) {
 /// Parses `data` as `/proc/self/smaps`.
 pub fn smaps(data: &[u8]) {
     let fd = file(data);
-    maps::for_each_advised(&fd, &mut |range, _| assert!(range.start < range.end));
+    maps::for_each_advised(&fd, &mut |range, _, _| assert!(range.start < range.end));
     maps::for_each_flagged(&fd, &mut |_, flags| assert!(!flags.contains(&b'\n')));
 }
 

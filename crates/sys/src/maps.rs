@@ -1,6 +1,7 @@
 //! The mappings of a process, from `/proc/self/maps` and the ioctl `PROCMAP_QUERY`. There is no
 //! lock.
 
+use crate::memory_advice::Forks;
 use crate::raw_ioctl;
 use foliomem_types::size_policy::Advice;
 use linux_raw_sys::general as raw;
@@ -106,16 +107,21 @@ pub fn for_each(maps: impl AsFd, found: &mut dyn FnMut(&Mapping)) {
     });
 }
 
-/// Calls `found` with each mapping in `/proc/self/smaps` for which the program has advised or
-/// forbidden huge pages. This is slow, because the kernel walks all page tables.
-pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Advice)) {
+/// Calls `found` with each mapping in `/proc/self/smaps` about which the program has given advice:
+/// about huge pages, or that forks do not copy it. This is slow, because the kernel walks all page
+/// tables.
+pub fn for_each_advised(smaps: impl AsFd, found: &mut dyn FnMut(Range<usize>, Advice, Forks)) {
     for_each_flagged(smaps, &mut |range, flags| {
-        let advice = flags.split(|&byte| byte == b' ').find_map(|flag| match flag {
-            b"hg" => Some(Advice::Huge),
-            b"nh" => Some(Advice::NoHuge),
-            _ => None,
+        let (mut huge_pages, mut forks) = (Advice::None, Forks::Copy);
+        flags.split(|&byte| byte == b' ').for_each(|flag| match flag {
+            b"hg" => huge_pages = Advice::Huge,
+            b"nh" => huge_pages = Advice::NoHuge,
+            b"dc" => forks = Forks::LeaveOut,
+            _ => {}
         });
-        advice.into_iter().for_each(|advice| found(range.clone(), advice));
+        if huge_pages != Advice::None || forks == Forks::LeaveOut {
+            found(range, huge_pages, forks);
+        }
     });
 }
 
@@ -332,17 +338,24 @@ mod tests {
                 assert!(mapping.start >= last && mapping.end > mapping.start);
                 last = mapping.end;
             });
-            for_each_advised(&file, &mut |_, _| unreachable!("no line has flags"));
+            for_each_advised(&file, &mut |_, _, _| unreachable!("no line has flags"));
         }
 
         #[test]
         fn advice_in_smaps_is_found(
-            parts in prop::collection::vec((any_mapping(), 0usize..4, prop::collection::vec(any::<u8>(), 0..60)), 0..20)
+            parts in prop::collection::vec((any_mapping(), 0usize..6, prop::collection::vec(any::<u8>(), 0..60)), 0..20)
         ) {
             let file = rustix::fs::memfd_create(c"smaps", rustix::fs::MemfdFlags::empty()).unwrap();
             let mut expected = Vec::new();
             for (mapping, said, noise) in parts {
-                let (flag, advice) = [("", None), ("hg ", Some(Advice::Huge)), ("nh ", Some(Advice::NoHuge)), ("hgx", None)][said];
+                let (flag, advice) = [
+                    ("", None),
+                    ("hg ", Some((Advice::Huge, Forks::Copy))),
+                    ("nh ", Some((Advice::NoHuge, Forks::Copy))),
+                    ("hgx", None),
+                    ("dc ", Some((Advice::None, Forks::LeaveOut))),
+                    ("dc hg ", Some((Advice::Huge, Forks::LeaveOut))),
+                ][said];
                 let noise: Vec<u8> = noise.into_iter().filter(|&byte| byte != b'\n').collect();
                 let noise = [b"Noise: ", &noise[..]].concat();
                 let lines = [&written(&mapping, 0, 7)[..], b"Rss:  4 kB", &noise, format!("VmFlags: rd wr {flag}ac").as_bytes(), b""].join(&b'\n');
@@ -350,10 +363,10 @@ mod tests {
                 while !rest.is_empty() {
                     rest = &rest[rustix::io::write(&file, rest).unwrap()..];
                 }
-                expected.extend(advice.map(|advice| (mapping.start..mapping.end, advice)));
+                expected.extend(advice.map(|(huge_pages, forks)| (mapping.start..mapping.end, huge_pages, forks)));
             }
             let mut found = Vec::new();
-            for_each_advised(&file, &mut |range, advice| found.push((range, advice)));
+            for_each_advised(&file, &mut |range, huge_pages, forks| found.push((range, huge_pages, forks)));
             prop_assert_eq!(found, expected);
         }
     }

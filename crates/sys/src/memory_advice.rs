@@ -8,9 +8,10 @@ use std::ffi::c_void;
 use std::ops::Range;
 
 /// Whether forks copy a range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Forks {
     /// The child of a fork gets a copy of the range.
+    #[default]
     Copy,
     /// The range is unmapped in the child of a fork.
     LeaveOut,

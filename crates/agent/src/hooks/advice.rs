@@ -3,7 +3,8 @@
 use super::{ADDRESS_SPACE, MADVISE, MLOCKALL, missing};
 use crate::c_library::errno;
 use crate::start::runtime;
-use foliomem_runtime::runtime::Runtime;
+use foliomem_runtime::runtime::{Madvice, Runtime};
+use foliomem_sys::memory_advice::Forks;
 use foliomem_types::size_policy::Advice;
 use foliomem_types::units::PAGE_BYTES;
 use libc::{c_int, c_long, c_void, size_t};
@@ -25,12 +26,14 @@ fn discard(start: usize, len: usize) {
     }
 }
 
-/// Passes advice about huge pages to the runtime if the kernel has accepted it. The kernel accepts
+/// Passes advice about huge pages and forks to the runtime if the kernel has accepted it. The kernel accepts
 /// it also if it fails because a part of the range is not mapped.
 pub(super) fn advised<R: Into<c_long> + Copy>(start: usize, len: usize, advice: c_int, result: R) -> R {
     let advice = match advice {
-        libc::MADV_HUGEPAGE => Advice::Huge,
-        libc::MADV_NOHUGEPAGE => Advice::NoHuge,
+        libc::MADV_HUGEPAGE => Madvice::HugePages(Advice::Huge),
+        libc::MADV_NOHUGEPAGE => Madvice::HugePages(Advice::NoHuge),
+        libc::MADV_DOFORK => Madvice::Forks(Forks::Copy),
+        libc::MADV_DONTFORK => Madvice::Forks(Forks::LeaveOut),
         libc::MADV_FREE if result.into() == 0 => {
             // The program can write pages of a lazy discard without a fault, hence without waiting
             // for room.

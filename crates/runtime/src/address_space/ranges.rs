@@ -6,6 +6,7 @@
 //! merges them again. The lock is a leaf.
 
 use foliomem_sync::Mutex;
+use foliomem_sys::memory_advice::Forks;
 use foliomem_types::size_policy::Advice;
 use foliomem_types::units::PageNumber;
 use std::ops::Range;
@@ -20,13 +21,41 @@ pub(crate) fn pages(range: &Range<usize>) -> Range<PageNumber> {
     page(range.start)..page(range.end)
 }
 
+/// What the program has advised about a range (madvise(2)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RangeAdvice {
+    /// Advice about huge pages.
+    pub huge_pages: Advice,
+    /// Whether forks copy the range.
+    pub forks: Forks,
+}
+
+/// One call of madvise(2) that changes the advice about a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Madvice {
+    /// `MADV_HUGEPAGE` or `MADV_NOHUGEPAGE`.
+    HugePages(Advice),
+    /// `MADV_DOFORK` or `MADV_DONTFORK`.
+    Forks(Forks),
+}
+
+impl RangeAdvice {
+    /// Returns the advice after `call`.
+    pub fn after(self, call: Madvice) -> RangeAdvice {
+        match call {
+            Madvice::HugePages(huge_pages) => RangeAdvice { huge_pages, ..self },
+            Madvice::Forks(forks) => RangeAdvice { forks, ..self },
+        }
+    }
+}
+
 /// A range and its advice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Advised {
     /// The addresses of the range.
     pub range: Range<usize>,
     /// The program's advice about the range.
-    pub advice: Advice,
+    pub advice: RangeAdvice,
     /// Whether only advice separates the range from the one before it.
     continues: bool,
 }
@@ -65,23 +94,23 @@ impl Ranges {
 
     /// Adds the missing parts of `range`, without advice.
     pub fn insert(&self, range: Range<usize>) {
-        self.insert_advised(range, Advice::None);
+        self.insert_advised(range, RangeAdvice::default());
     }
 
     /// Adds the missing parts of `range`, with the program's advice.
-    pub fn insert_advised(&self, range: Range<usize>, advice: Advice) {
+    pub fn insert_advised(&self, range: Range<usize>, advice: RangeAdvice) {
         self.put(range, advice, |_| false);
     }
 
     /// Adds the missing parts of `range`. A part continues the range right below it if both lie in
     /// `mapping`, which the kernel shows as one mapping.
-    pub fn insert_in(&self, mapping: &Range<usize>, range: Range<usize>, advice: Advice) {
+    pub fn insert_in(&self, mapping: &Range<usize>, range: Range<usize>, advice: RangeAdvice) {
         self.put(range, advice, |start| mapping.start < start);
     }
 
     /// Adds the missing parts of `range`. A part becomes one with the range right below it if
     /// `continues` says so for its start.
-    fn put(&self, range: Range<usize>, advice: Advice, continues: impl Fn(usize) -> bool) {
+    fn put(&self, range: Range<usize>, advice: RangeAdvice, continues: impl Fn(usize) -> bool) {
         let missing = self.missing(range);
         let mut ranges = self.0.lock();
         for part in missing {
@@ -98,8 +127,8 @@ impl Ranges {
         others.snapshot().into_iter().for_each(|range| self.insert(range));
     }
 
-    /// Sets the advice of the parts of `range` that are in the set.
-    pub fn advise(&self, range: Range<usize>, advice: Advice) {
+    /// Applies the call to the parts of `range` that are in the set.
+    pub fn advise(&self, range: Range<usize>, call: Madvice) {
         let mut ranges = self.0.lock();
         let touched = overlapping(&ranges, &range);
         let (Some(first), Some(last)) = (touched.clone().next(), touched.clone().next_back()) else { return };
@@ -111,7 +140,7 @@ impl Ranges {
         for other in &ranges[touched.clone()] {
             let part = other.cut(&range);
             let continues = part.continues || part.range.start > other.range.start;
-            parts.push(Advised { advice, continues, ..part });
+            parts.push(Advised { advice: part.advice.after(call), continues, ..part });
         }
         if !after.is_empty() {
             parts.push(Advised { continues: true, ..ranges[last].cut(&after) });
@@ -208,32 +237,35 @@ mod tests {
     const PAGES: usize = 100;
 
     /// For each page: its advice, and the number of the insertion that added it.
-    type Model = BTreeMap<usize, (Advice, usize)>;
+    type Model = BTreeMap<usize, (RangeAdvice, usize)>;
 
     #[derive(Clone, Debug)]
     enum Step {
-        Insert(Range<usize>, Advice),
-        Grow(Range<usize>, Advice),
+        Insert(Range<usize>, RangeAdvice),
+        Grow(Range<usize>, RangeAdvice),
         Remove(Range<usize>),
-        Advise(Range<usize>, Advice),
+        Advise(Range<usize>, Madvice),
         Relocate(Range<usize>, usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         let range = || (0usize..60, 1usize..20).prop_map(|(start, len)| start..start + len);
-        let advice = || prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]);
+        let huge_pages = || prop::sample::select(vec![Advice::None, Advice::Huge, Advice::NoHuge]);
+        let forks = || prop::sample::select(vec![Forks::Copy, Forks::LeaveOut]);
+        let advice = || (huge_pages(), forks()).prop_map(|(huge_pages, forks)| RangeAdvice { huge_pages, forks });
+        let call = || prop_oneof![huge_pages().prop_map(Madvice::HugePages), forks().prop_map(Madvice::Forks)];
         prop_oneof![
             3 => (range(), advice()).prop_map(|(range, advice)| Step::Insert(range, advice)),
             2 => (range(), advice()).prop_map(|(range, advice)| Step::Grow(range, advice)),
             2 => range().prop_map(Step::Remove),
-            4 => (range(), advice()).prop_map(|(range, advice)| Step::Advise(range, advice)),
+            4 => (range(), call()).prop_map(|(range, call)| Step::Advise(range, call)),
             1 => (range(), 0usize..60).prop_map(|(range, to)| Step::Relocate(range, to)),
         ]
     }
 
     /// Returns the model's pages as ranges: adjacent pages of one insertion with equal advice are
     /// one range.
-    fn ranges(model: &Model) -> Vec<(Range<usize>, Advice)> {
+    fn ranges(model: &Model) -> Vec<(Range<usize>, RangeAdvice)> {
         let pages: Vec<_> = model.iter().collect();
         let runs = pages.chunk_by(|(page, this), (next, that)| *page + 1 == **next && this == that);
         runs.map(|run| (*run[0].0..*run[run.len() - 1].0 + 1, run[0].1.0)).collect()
@@ -273,9 +305,9 @@ mod tests {
                         all.remove(range.clone());
                         model.retain(|page, _| !range.contains(page));
                     }
-                    Step::Advise(range, advice) => {
-                        all.advise(range.clone(), advice);
-                        model.range_mut(range).for_each(|(_, (now, _))| *now = advice);
+                    Step::Advise(range, call) => {
+                        all.advise(range.clone(), call);
+                        model.range_mut(range).for_each(|(_, (now, _))| *now = now.after(call));
                     }
                     Step::Relocate(from, to) => {
                         if from.start < to + from.len() && to < from.end {
@@ -287,7 +319,7 @@ mod tests {
                         let before = inserted;
                         for run in all.advised_within(to..to + from.len()) {
                             let moved_advice = moved[run.range.start - to];
-                            let advice = moved_advice.map_or(Advice::None, |(advice, _)| advice);
+                            let advice = moved_advice.map_or(RangeAdvice::default(), |(advice, _)| advice);
                             inserted += 1;
                             run.range.for_each(|page| {
                                 model.insert(page, (advice, inserted));
@@ -299,7 +331,7 @@ mod tests {
                 let now = all.advised_within(0..PAGES);
                 let now: Vec<_> = now.into_iter().map(|Advised { range, advice, .. }| (range, advice)).collect();
                 prop_assert!(now.windows(2).all(|pair| pair[0].0.end <= pair[1].0.start));
-                let by_page = |all: &[(Range<usize>, Advice)]| {
+                let by_page = |all: &[(Range<usize>, RangeAdvice)]| {
                     all.iter().flat_map(|(range, advice)| range.clone().map(|page| (page, *advice))).collect::<BTreeMap<_, _>>()
                 };
                 prop_assert_eq!(by_page(&now), by_page(&ranges(&model)));
@@ -315,20 +347,21 @@ mod tests {
         fn a_mapping_that_grows_stays_one(steps in prop::collection::vec((1usize..9, any::<bool>()), 1..20)) {
             let all = Ranges::default();
             all.insert(0..10);
-            all.insert_advised(10..11, Advice::Huge);
+            let huge = RangeAdvice { huge_pages: Advice::Huge, ..RangeAdvice::default() };
+            all.insert_advised(10..11, huge);
             let mut end = 11;
             for (pages, is_advised) in steps {
                 let (from, to) = (end, end + pages);
-                all.insert_in(&(10..to), 10..to, Advice::Huge);
+                all.insert_in(&(10..to), 10..to, huge);
                 if is_advised {
-                    all.advise(from..to, Advice::NoHuge);
-                    all.advise(from..to, Advice::Huge);
+                    all.advise(from..to, Madvice::Forks(Forks::LeaveOut));
+                    all.advise(from..to, Madvice::Forks(Forks::Copy));
                 }
                 prop_assert_eq!(all.snapshot(), [0..10, 10..to]);
                 end = to;
             }
             // Another mapping right above it.
-            all.insert_in(&(end..end + 1), end..end + 1, Advice::Huge);
+            all.insert_in(&(end..end + 1), end..end + 1, huge);
             prop_assert_eq!(all.snapshot(), [0..10, 10..end, end..end + 1]);
         }
 
@@ -342,9 +375,9 @@ mod tests {
             borders.windows(2).for_each(|pair| all.insert(pair[0]..pair[1]));
             let before = all.snapshot();
             for (start, len) in advised {
-                all.advise(start..start + len, Advice::Huge);
+                all.advise(start..start + len, Madvice::HugePages(Advice::Huge));
             }
-            all.advise(0..PAGES, Advice::None);
+            all.advise(0..PAGES, Madvice::HugePages(Advice::None));
             prop_assert_eq!(all.snapshot(), before);
         }
     }

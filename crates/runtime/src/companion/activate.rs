@@ -6,6 +6,7 @@
 //! Lock order: called inside the gate; takes the lock of the mappings.
 
 use crate::address_space::adopt::adopt_mappings;
+use crate::address_space::ranges::RangeAdvice;
 use crate::companion::activated::Activated;
 use crate::companion::context::{Context, MemoryFiles};
 use crate::companion::error::RuntimeError;
@@ -76,7 +77,10 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     if let Some(events) = runtime.mapping_events() {
         // From now on hooks send notices of advice; earlier advice is in `smaps`.
         let advices = events.activated.engine.machine().advices();
-        maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, advice| advices.found(range, advice));
+        maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, huge_pages, forks| {
+            let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
+            runtime.context.agent_memory.outside(range).into_iter().for_each(found);
+        });
         adopt_mappings(events);
     }
     runtime.activation.complete();

@@ -17,7 +17,6 @@ use crate::runtime::Runtime;
 use foliomem_sys::companion_process::Adoption;
 use foliomem_sys::filters;
 use foliomem_sys::maps;
-use foliomem_sys::memory_advice::Forks;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -81,7 +80,7 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     // SAFETY: the forking thread waits for this monitor; no other thread of the agent exists.
     unsafe { activated.engine.machine().rearm(descriptors)? };
     activated.engine.mark_all();
-    activated.engine.machine().set_forks(Forks::LeaveOut);
+    activated.engine.machine().forbid_forks();
     start_guard(runtime)?;
     start_workers(runtime)?;
     // The child's thread still waits.

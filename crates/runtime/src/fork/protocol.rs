@@ -50,7 +50,6 @@ use crate::runtime::Runtime;
 use foliomem_session::process_table::SlotIndex;
 use foliomem_sys::identity;
 use foliomem_sys::interception::fork_call::{ForkHooks, ForkOutcome};
-use foliomem_sys::memory_advice::Forks;
 use foliomem_sys::region::Region;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::userfaultfd;
@@ -214,7 +213,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         adopt_mappings(events);
         drop(events.receive_changes(&mut faults));
         activated.engine.drop_all_lost();
-        activated.engine.machine().set_forks(Forks::Copy);
+        activated.engine.machine().allow_forks();
         activated.engine.lend_file();
         activated.engine.machine().share_swap_file();
     }
@@ -224,7 +223,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     if let Some(activated) = runtime.activation.activated.get() {
         let machine = activated.engine.machine();
         machine.finish_sharing_swap_file(outcome);
-        machine.set_forks(Forks::LeaveOut);
+        machine.forbid_forks();
         // Threads that wait for received faults raise them again.
         while let Some(fault) = faults.pop() {
             machine.fault_again(fault.page);

@@ -11,7 +11,7 @@
 use crate::address_space::advice::{self, Advices};
 use crate::address_space::mapping_changes::Changes;
 use crate::address_space::marks::Marks;
-use crate::address_space::ranges::{self, Ranges};
+use crate::address_space::ranges::{self, RangeAdvice, Ranges};
 use crate::ports::machine::{Descriptors, LinuxMachine};
 use foliomem_core::machine::{Corrupted, MoveError, Stopped};
 use foliomem_session::cluster_ownership::Event;
@@ -120,7 +120,7 @@ impl LinuxMachine {
     pub fn prepare_for_huge(&self, range: Range<usize>) {
         for part in self.ranges.advised_within(range) {
             let first = part.range.start.next_multiple_of(MAX_ORDER.bytes());
-            if first + MAX_ORDER.bytes() <= part.range.end && self.sizes(part.advice).contains(MAX_ORDER) {
+            if first + MAX_ORDER.bytes() <= part.range.end && self.sizes(part.advice.huge_pages).contains(MAX_ORDER) {
                 // If this fails, folios consist of single pages.
                 memory_advice::ask_for_huge(&part.range);
             }
@@ -161,7 +161,7 @@ impl LinuxMachine {
         memory_advice::set_forks(&part, Forks::LeaveOut);
         // The kernel may have merged the mapping with one that has grown.
         let mapping = maps::query(&self.descriptors().maps, part.start).unwrap_or(mapping);
-        self.registered.insert_in(&mapping, part.clone(), Advice::None);
+        self.registered.insert_in(&mapping, part.clone(), RangeAdvice::default());
         self.advices.adopt(&self.ranges, part, mapping);
     }
 
@@ -175,11 +175,17 @@ impl LinuxMachine {
         self.mappings.is_written()
     }
 
-    /// Sets whether forks copy the managed ranges. They do only during a fork that the agent knows:
-    /// the child of any other fork would read swapped-out pages as zeros. Such a child stops with
-    /// SIGSEGV instead.
-    pub fn set_forks(&self, forks: Forks) {
-        self.ranges.snapshot().iter().for_each(|range| memory_advice::set_forks(range, forks));
+    /// Lets forks copy the managed ranges, except those that the program has left out
+    /// (MADV_DONTFORK). Called before a fork that the agent knows.
+    pub fn allow_forks(&self) {
+        let copied = self.advices.copied_by_forks(&self.ranges);
+        copied.iter().for_each(|range| memory_advice::set_forks(range, Forks::Copy));
+    }
+
+    /// Keeps forks from copying the managed ranges. The child of a fork that the agent does not
+    /// know would read swapped-out pages as zeros; now it stops with SIGSEGV instead.
+    pub fn forbid_forks(&self) {
+        self.ranges.snapshot().iter().for_each(|range| memory_advice::set_forks(range, Forks::LeaveOut));
     }
 
     /// Maps in the managed ones of `pages`, and locks them in memory. (The child of a fork starts

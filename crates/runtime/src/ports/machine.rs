@@ -307,7 +307,7 @@ impl Machine for LinuxMachine {
     fn mapping(&self, page: PageNumber) -> Option<Mapping> {
         self.advices.receive(&self.ranges);
         let known = self.ranges.containing(address(page))?;
-        Some(Mapping { pages: ranges::pages(&known.range), sizes: self.sizes(known.advice) })
+        Some(Mapping { pages: ranges::pages(&known.range), sizes: self.sizes(known.advice.huge_pages) })
     }
 
     fn populate(&self, run: RunMut<'_>) {
