@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | all | [`context`], `error` | settings, budget, agent memory, tracer, files under `/proc` |
 //! | process | [`foliomem_sys::companion_process`] | ids of companion, intermediate, guard |
-//! | start | [`start`] | the answer in the companion's process |
+//! | start | [`mod@start`] | the answer in the companion's process |
 //! | monitor | `monitor`, `receive_notices` | `History`, [`notices`], [`shared_pages`] |
 //! | activation | `activate` | [`activated`] |
 //! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |

@@ -16,7 +16,6 @@ use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::word_wait;
 use foliomem_types::size_policy::Advice;
-use foliomem_types::units::PageNumber;
 use shuttle::sync::Arc;
 use shuttle::thread;
 use std::time::Duration;
