@@ -320,13 +320,6 @@ def test_setuid_binary(bad):
 
 
 @foliomem_only
-def test_doctor():
-    got = cli("doctor")
-    assert got.code == 0, got
-    assert "UFFDIO_MOVE" in got.out.decode()
-
-
-@foliomem_only
 def test_the_version_says_what_it_was_built_from():
     short = cli("--version").ok().out.decode()
     assert short.startswith("foliomem ") and short.count("\n") == 1

@@ -10,24 +10,14 @@ from conftest import BIN, foliomem, foliomem_only, plain
 
 AGENT = Path(BIN).with_name("libfoliomem_agent.so")
 # What the agent may import, and why.
-UNWINDING = "called on the program's threads, by the program's unwinder, which passes a hook's frame"
 START = "weak, of the start files; called at start and exit of the process only"
 IMPORTS = {
-    "_r_debug": "data of the dynamic loader: the list of objects in which the agent looks functions up",
+    "_r_debug": "weak, data of glibc's dynamic loader: the list of objects in which the agent looks functions up",
+    "_dl_debug_addr": "weak, the same of musl's",
     "__cxa_finalize": START,
     "__gmon_start__": START,
     "_ITM_deregisterTMCloneTable": START,
     "_ITM_registerTMCloneTable": START,
-    "_Unwind_Backtrace": "std's backtraces, which the agent never makes",
-    "_Unwind_GetDataRelBase": UNWINDING,
-    "_Unwind_GetIP": UNWINDING,
-    "_Unwind_GetIPInfo": UNWINDING,
-    "_Unwind_GetLanguageSpecificData": UNWINDING,
-    "_Unwind_GetRegionStart": UNWINDING,
-    "_Unwind_GetTextRelBase": UNWINDING,
-    "_Unwind_Resume": UNWINDING,
-    "_Unwind_SetGR": UNWINDING,
-    "_Unwind_SetIP": UNWINDING,
 }
 SANITIZERS = ["address", "leak", "thread", "undefined"]
 OWN = ["-fno-builtin", "-rdynamic", "-Wno-builtin-declaration-mismatch", "-Wno-nonnull-compare"]
@@ -42,6 +32,13 @@ def names(*options):
 @foliomem_only
 def test_the_agent_imports_no_function_that_its_threads_call():
     assert names("--undefined-only") - set(IMPORTS) == set()
+
+
+@foliomem_only
+def test_the_agent_needs_no_library_and_no_version_of_one():
+    """So it loads beside each C library: glibc of any age, and musl."""
+    lines = subprocess.run(["readelf", "-dVW", AGENT], capture_output=True, text=True, check=True).stdout
+    assert "(NEEDED)" not in lines and "Version needs" not in lines, lines
 
 
 @foliomem_only

@@ -7,6 +7,7 @@ use foliomem_session::segment::Control;
 use foliomem_sys::agent_memory::AgentMemory;
 use foliomem_sys::heap;
 use foliomem_sys::interception::patches;
+use foliomem_sys::loader;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -36,21 +37,37 @@ unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CSt
     })
 }
 
+/// Returns the value of `CONTROL_VARIABLE` with which the process was started: musl passes nothing to
+/// constructors.
+fn initial_control_path() -> Option<&'static CStr> {
+    let environment = std::fs::read("/proc/self/environ").ok()?.leak();
+    let mut entries = environment.split_inclusive(|&byte| byte == 0);
+    entries.find_map(|entry| {
+        let value = entry.strip_prefix(CONTROL_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        CStr::from_bytes_with_nul(value).ok()
+    })
+}
+
 #[used]
 // SAFETY: the section holds pointers to functions of this type; the loader calls each once.
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = constructor;
 
-/// Starts the agent. The loader passes constructors the arguments of `main`, so no `getenv` is
+/// Starts the agent. glibc passes constructors the arguments of `main`, so no `getenv` is
 /// needed, which the program may define.
 extern "C" fn constructor(_count: c_int, _arguments: *const *const c_char, environment: *const *const c_char) {
     // The agent's threads have no thread-local storage of this library.
     #[cfg(feature = "lock-ranks")]
     foliomem_sync::ranks::identify_threads(|| rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
     hooks::resolve();
-    // SAFETY: the loader passes the environment. The program has only this thread yet, so nobody
-    // changes it.
-    let Some(path) = (unsafe { control_path(environment) }) else { return };
+    let path = if loader::has_musl() {
+        initial_control_path()
+    } else {
+        // SAFETY: glibc passes the environment. The program has only this thread yet, so nobody
+        // changes it.
+        unsafe { control_path(environment) }
+    };
+    let Some(path) = path else { return };
     // A process whose supervisor has ended goes on unmanaged: it outlived the run. If no agent of a
     // run ever starts, the supervisor notices.
     let Ok((control, device)) = Control::find(path) else { return };

@@ -1,6 +1,7 @@
 //! The command line. The doc comments here are the help texts.
 
 use crate::knob::Options;
+use crate::remedy::Place;
 use clap::builder::styling::Styles;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -26,8 +27,10 @@ pub enum Command {
     Record(RecordArgs),
     /// Look at a run, and change it, while it goes on.
     Ctl(CtlArgs),
-    /// Check what this machine allows, and print how to fix what is missing.
-    Doctor,
+    /// Check what this machine allows, and print how to mend what is missing.
+    Doctor(DoctorArgs),
+    /// Let ordinary users, containers and services use foliomem; as root.
+    Setup(SetupArgs),
     /// Measure foliomem: its swap, its parts, real programs. Starts foliomem-bench.
     #[command(disable_help_flag = true)]
     Bench(OtherArgs),
@@ -42,6 +45,51 @@ pub struct OtherArgs {
     /// The command and its options; --help lists them.
     #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
+}
+
+/// Options of `doctor`.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Print how to mend things there, not where foliomem runs.
+    #[arg(long, value_name = "PLACE")]
+    pub on: Option<Place>,
+}
+
+/// Options of `setup`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct SetupArgs {
+    #[command(flatten)]
+    pub how: SetupHow,
+    #[command(subcommand)]
+    pub what: Option<SetupCommand>,
+}
+
+/// Options that all kinds of `setup` have.
+#[derive(Debug, clap::Args)]
+pub struct SetupHow {
+    /// Remove what it has written, and nothing else.
+    #[arg(long)]
+    pub undo: bool,
+    /// Write below this directory instead of /, and leave the running system alone.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+}
+
+/// What to set up.
+#[derive(Debug, clap::Subcommand)]
+pub enum SetupCommand {
+    /// Run a service of systemd inside a limit, by a drop-in for its unit.
+    Unit {
+        /// The unit, such as nginx or nginx.service.
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// The limit of the service, as --limit of `run`.
+        #[arg(long, value_name = "SIZE", required_unless_present = "undo")]
+        limit: Option<String>,
+        #[command(flatten)]
+        how: SetupHow,
+    },
 }
 
 /// Options of `ctl`.

@@ -1,10 +1,11 @@
 //! The errors of the command: each says what failed, on what, and what to do.
 
+use crate::checks::NotAllowed;
+use crate::setup::SetupError;
 use foliomem_command::BesideError;
 use foliomem_session::find_run::FindError;
 use foliomem_session::segment::ControlError;
 use foliomem_session::swap_file::CreateError;
-use foliomem_sys::userfaultfd::UffdError;
 use foliomem_types::codec::UnknownCodec;
 use foliomem_types::size::SizeError;
 use std::path::PathBuf;
@@ -59,9 +60,12 @@ pub enum CliError {
     /// The path of the agent's library cannot be passed to the loader.
     #[error("the agent's path {0} contains a space or a colon, which LD_PRELOAD cannot hold: move foliomem elsewhere")]
     AgentPath(PathBuf),
-    /// userfaultfd is not usable.
+    /// This machine does not allow what a run needs.
     #[error(transparent)]
-    Userfaultfd(#[from] UffdError),
+    NotAllowed(#[from] NotAllowed),
+    /// Setting up failed.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// The control segment cannot be set up.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -132,9 +136,6 @@ pub enum Unfit {
     /// The loader ignores LD_PRELOAD.
     #[error("is setuid, setgid or has file capabilities: the loader refuses to load the agent into it")]
     Privileged,
-    /// The program uses another C library.
-    #[error("is linked with musl: foliomem needs a program for glibc")]
-    Musl,
     /// The program is for another architecture.
     #[error("is not a program for 64-bit x86 Linux")]
     Architecture,

@@ -3,10 +3,11 @@
 //! - `args` is the command line;
 //! - `settings` declares all settings with `knob`, and resolves them from the command line, the
 //!   environment and the configuration file;
+//! - `checks` finds out what this machine allows, `remedy` says how to mend what it does not;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `record` writes its memory use to a
 //!   trace;
-//! - `ctl` changes a run, `doctor` checks the machine.
+//! - `ctl` changes a run, `doctor` prints all checks, `setup` gives others the permission to run.
 //!
 //! `bench` and `lab` are programs of their own, which lie beside this one.
 //!
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod checks;
 mod config_file;
 mod ctl;
 mod doctor;
@@ -26,8 +28,10 @@ mod memory;
 mod policy;
 mod preflight;
 mod record;
+mod remedy;
 mod report;
 mod settings;
+mod setup;
 mod supervise;
 mod unmanaged;
 
@@ -65,7 +69,8 @@ fn main() -> ExitCode {
         Command::Run(run) => self::run(&run, None),
         Command::Record(args) => self::run(&args.run, Some(&args.output)),
         Command::Ctl(args) => ctl::ctl(&args),
-        Command::Doctor => Ok(doctor::doctor()),
+        Command::Doctor(args) => Ok(doctor::doctor(&args)),
+        Command::Setup(args) => setup::setup(&args),
         Command::Bench(args) => start("foliomem-bench", &args),
         Command::Lab(args) => start("foliomem-lab", &args),
     };
@@ -116,7 +121,7 @@ fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
     let recording = if trace.is_some() { Recording::On } else { Recording::Off };
     let configuration = settings.configuration(recording, machine)?;
     let program = preflight::check(name)?;
-    foliomem_sys::system_checks::check_userfaultfd()?;
+    checks::require()?;
     let recorder = trace.map(Recorder::create).transpose()?;
     supervise::run(&settings, &configuration, &program, name, arguments, recorder)
 }

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Maximum number of interpreters that are themselves scripts.
@@ -85,9 +85,17 @@ fn look_at(path: &Path) -> Result<Found, CliError> {
         return Ok(interpreter(line).map_or(Found::Program, Found::Script));
     }
     match elf_unfit(&file, &start) {
+        // A run inside a run has an agent for its own program.
+        Some(Unfit::Static) if is_foliomem(&file) => Ok(Found::Program),
         Some(why) => unfit(why),
         None => Ok(Found::Program),
     }
+}
+
+/// Returns whether it is the file of this very program.
+fn is_foliomem(file: &File) -> bool {
+    let own = fs::metadata("/proc/self/exe").ok().zip(file.metadata().ok());
+    own.is_some_and(|(own, file)| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 
 /// Returns the interpreter that a script's first line names.
@@ -153,7 +161,6 @@ fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
         let contains =
             |word: &[u8]| content().is_some_and(|bytes| bytes.windows(word.len()).any(|window| window == word));
         match kind {
-            elf::PT_INTERP if contains(b"ld-musl") => return Some(Unfit::Musl),
             elf::PT_INTERP => return None,
             elf::PT_NOTE => is_go |= contains(b"Go\0\0"),
             _ => {}
@@ -244,7 +251,7 @@ mod tests {
             Err(other) => panic!("{other}"),
         };
         assert_eq!(unfit(&elf(2, 62, elf::PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0")), None);
-        assert_eq!(unfit(&elf(2, 62, elf::PT_INTERP, b"/lib/ld-musl-x86_64.so.1\0")), Some(Unfit::Musl));
+        assert_eq!(unfit(&elf(2, 62, elf::PT_INTERP, b"/lib/ld-musl-x86_64.so.1\0")), None);
         assert_eq!(unfit(&elf(2, 62, 1, b"")), Some(Unfit::Static));
         assert_eq!(unfit(&elf(2, 62, elf::PT_NOTE, b"\x04\0\0\0Go\0\0")), Some(Unfit::GoWithoutCgo));
         assert_eq!(unfit(&elf(1, 3, elf::PT_INTERP, b"/lib/ld-linux.so.2\0")), Some(Unfit::Architecture));

@@ -267,6 +267,11 @@ impl Companion {
         Pid::from_raw(self.id.load(Ordering::Acquire) as i32)
     }
 
+    /// The guard: waits until the companion has ended, where it may not open a pidfd.
+    pub fn wait_for_end(&self) {
+        thread::wait_until_cleared(&self.id, None);
+    }
+
     /// Returns the process id of the guard, or `None` when it has ended.
     pub fn guard(&self) -> Option<Pid> {
         // Acquire pairs with the kernel's clearing of the word when the guard ends.

@@ -4,6 +4,8 @@
 //! may forbid a call; then the companion does without it ([`crate::filters`]). There is no lock.
 
 use crate::filters::{self, Call};
+use crate::thread::syscall3;
+use linux_raw_sys::general as raw;
 use rustix::fd::AsFd;
 use rustix::thread::CpuSet;
 
@@ -57,13 +59,14 @@ pub fn set_urgency(thread: u32, urgency: Urgency) {
         Urgency::Idle => libc::SCHED_IDLE,
         Urgency::Normal => libc::SCHED_OTHER,
     };
-    let parameters = libc::sched_param { sched_priority: 0 };
+    // The kernel's `struct sched_param`.
+    let priority = 0i32;
     if !filters::allow(Call::SchedSetscheduler) {
         return;
     }
-    // SAFETY: the call only reads `parameters`. If the thread has ended, it fails and changes
-    // nothing.
-    unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &raw const parameters) };
+    let (number, address) = (raw::__NR_sched_setscheduler as usize, (&raw const priority).expose_provenance());
+    // SAFETY: the call only reads `priority`. If the thread has ended, it fails and changes nothing.
+    unsafe { syscall3(number, thread as usize, policy as usize, address) };
 }
 
 /// Returns the number before the slash in `0.20 0.18 0.12 1/80 11206`.

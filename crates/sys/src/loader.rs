@@ -6,6 +6,7 @@
 //! order is the order of symbol lookup. Objects that are loaded later are at the end of the list;
 //! the agent finds every function that it needs before them. There is no lock.
 
+use std::arch::asm;
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
 
@@ -19,6 +20,8 @@ const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 /// The bit of a symbol's version that marks a version other than the default one.
 const VERSION_HIDDEN: u16 = 0x8000;
+/// What the file name of musl's loader begins with.
+const MUSL: &[u8] = b"ld-musl-";
 /// Types of symbols (`STT_NOTYPE`, `STT_FUNC`, `STT_GNU_IFUNC`).
 const TYPE_NONE: u8 = 0;
 const TYPE_FUNCTION: u8 = 2;
@@ -66,7 +69,6 @@ pub(crate) struct DebugInfo {
 }
 
 unsafe extern "C" {
-    static _r_debug: DebugInfo;
     /// The dynamic section of the object into which this code is linked; the linker defines it.
     static _DYNAMIC: Dynamic;
 }
@@ -76,8 +78,26 @@ unsafe extern "C" {
 pub(crate) struct Object<'a>(&'a LinkMap);
 
 /// Returns the loader's information for debuggers about the base namespace.
+///
+/// glibc's loader calls it `_r_debug`, musl's loader has a pointer to it. Both names are weak and have no
+/// version, so each loader, of any age, can load this code: it needs neither library by its name.
 pub(crate) fn debug_info() -> *const DebugInfo {
-    &raw const _r_debug
+    let (glibc, musl): (*const DebugInfo, *const *const DebugInfo);
+    // SAFETY: this reads two entries of the global offset table, which are 0 without such a symbol.
+    unsafe {
+        asm!(
+            ".weak _r_debug",
+            ".weak _dl_debug_addr",
+            "mov {}, [rip + _r_debug@GOTPCREL]",
+            "mov {}, [rip + _dl_debug_addr@GOTPCREL]",
+            out(reg) glibc, out(reg) musl, options(nostack, readonly, preserves_flags),
+        );
+    }
+    if musl.is_null() {
+        return glibc;
+    }
+    // SAFETY: it is musl's pointer, which musl never changes.
+    unsafe { *musl }
 }
 
 /// Returns the objects of a namespace, in the order of symbol lookup. The structure of older
@@ -96,7 +116,7 @@ pub(crate) unsafe fn objects_of<'a>(info: *const DebugInfo) -> impl Iterator<Ite
 
 /// Returns the objects of the base namespace, in the order of symbol lookup.
 fn objects() -> impl Iterator<Item = Object<'static>> {
-    // SAFETY: the loader fills the list before it relocates this object, and keeps the entries of
+    // SAFETY: the loader fills the list before it runs code of this object, and keeps the entries of
     // objects that are in use.
     unsafe { objects_of(debug_info()) }
 }
@@ -130,6 +150,19 @@ impl<'a> Object<'a> {
         let strings = self.table::<c_char>(DT_STRTAB).zip(self.entry(DT_SONAME));
         // SAFETY: the entry is the offset of a string in the string table.
         strings.is_some_and(|(strings, offset)| unsafe { CStr::from_ptr(strings.add(offset)) } == name)
+    }
+
+    /// Returns the name of the object's file, without folders.
+    fn file_name(self) -> &'a [u8] {
+        // SAFETY: the loader's names end with zero, and it keeps them.
+        let path = if self.0.name.is_null() { c"" } else { unsafe { CStr::from_ptr(self.0.name) } };
+        path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default()
+    }
+
+    /// Returns whether it is a C library: glibc's, or musl's, which is the loader, too, and has no
+    /// name that others link to.
+    fn is_c_library(self) -> bool {
+        self.is_named(c"libc.so.6") || self.file_name().starts_with(MUSL)
     }
 
     /// Returns whether this code is part of the object.
@@ -258,17 +291,17 @@ pub fn next_function(name: &CStr) -> Option<usize> {
 
 /// Returns the C library's own definition of a function, even if other objects define it, too.
 pub fn c_library_function(name: &CStr) -> Option<usize> {
-    objects().find(|object| object.is_named(c"libc.so.6")).and_then(|object| object.function(name))
+    objects().find(|object| object.is_c_library()).and_then(|object| object.function(name))
+}
+
+/// Returns whether the program's C library is musl.
+pub fn has_musl() -> bool {
+    is_any_named(&[MUSL])
 }
 
 /// Returns whether the file name of any object begins with one of `names`.
 pub fn is_any_named(names: &[&[u8]]) -> bool {
-    objects().any(|object| {
-        // SAFETY: the loader's names end with zero, and it keeps them.
-        let path = if object.0.name.is_null() { c"" } else { unsafe { CStr::from_ptr(object.0.name) } };
-        let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        names.iter().any(|wanted| name.starts_with(wanted))
-    })
+    objects().any(|object| names.iter().any(|wanted| object.file_name().starts_with(wanted)))
 }
 
 /// Returns whether this code is part of the object that is loaded at `base`.

@@ -20,6 +20,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode as FileMode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
+use rustix::mm::UserfaultfdFlags;
 use rustix::time::Timespec;
 use std::ops::Range;
 use thiserror::Error;
@@ -199,15 +200,23 @@ impl Userfaultfd {
     /// Fails if the kernel refuses a userfaultfd, or if it cannot move pages.
     pub fn open_through(device: Result<&OwnedFd, &Errno>, want: Features) -> Result<Userfaultfd, UffdError> {
         let fd = device.map_err(|&errno| errno).and_then(ask_device).or_else(open_syscall)?;
+        Userfaultfd::agree(fd, want).map_err(|errno| match errno {
+            Errno::INVAL => UffdError::NoMove,
+            other => UffdError::Refused(other),
+        })
+    }
+
+    /// Agrees with the kernel on the features of a new userfaultfd.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` if the kernel lacks a feature.
+    pub(crate) fn agree(fd: OwnedFd, want: Features) -> Result<Userfaultfd, Errno> {
         let events = raw::UFFD_FEATURE_EVENT_REMAP | raw::UFFD_FEATURE_EVENT_REMOVE | raw::UFFD_FEATURE_EVENT_UNMAP;
         let always = raw::UFFD_FEATURE_MOVE | raw::UFFD_FEATURE_THREAD_ID | raw::UFFD_FEATURE_WP_UNPOPULATED;
         let features = always | if want.events { events } else { 0 };
         let mut api = raw::uffdio_api { api: API, features: u64::from(features), ioctls: 0 };
         // SAFETY: UFFDIO_API takes a `uffdio_api` and accesses no other memory.
-        unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }.map_err(|errno| match errno {
-            Errno::INVAL => UffdError::NoMove,
-            other => UffdError::Refused(other),
-        })?;
+        unsafe { raw_ioctl::call(&fd, UFFDIO_API, &mut api) }?;
         Ok(Userfaultfd(fd))
     }
 
@@ -403,18 +412,37 @@ pub fn device() -> Result<OwnedFd, Errno> {
 }
 
 /// Makes a userfaultfd by the device.
-fn ask_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
+pub(crate) fn ask_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as usize;
     // SAFETY: USERFAULTFD_IOC_NEW takes the flags by value and returns a new descriptor.
     let fd = unsafe { rustix::ioctl::ioctl(device, NewFd(flags)) }?;
     Ok(fd)
 }
 
+/// The faults that a userfaultfd serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Served {
+    /// Those of user mode and those of the kernel, which needs a permission.
+    All,
+    /// Those of user mode, which every process may serve.
+    UserMode,
+}
+
+/// Makes a userfaultfd by the system call.
+pub(crate) fn call(served: Served) -> Result<OwnedFd, Errno> {
+    let flags = UserfaultfdFlags::CLOEXEC
+        | UserfaultfdFlags::NONBLOCK
+        | match served {
+            Served::All => UserfaultfdFlags::empty(),
+            Served::UserMode => UserfaultfdFlags::from_bits_retain(raw::UFFD_USER_MODE_ONLY),
+        };
+    // SAFETY: the call makes a new descriptor, with which nothing is registered yet.
+    unsafe { rustix::mm::userfaultfd(flags) }
+}
+
 /// Makes a userfaultfd by the system call, after the device has failed with `device_error`.
 fn open_syscall(device_error: Errno) -> Result<OwnedFd, UffdError> {
-    let flags = rustix::mm::UserfaultfdFlags::CLOEXEC | rustix::mm::UserfaultfdFlags::NONBLOCK;
-    // SAFETY: the call makes a new descriptor, with which nothing is registered yet.
-    unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| match errno {
+    call(Served::All).map_err(|errno| match errno {
         Errno::NOSYS => UffdError::Missing,
         Errno::MFILE | Errno::NFILE | Errno::NOMEM => UffdError::Exhausted(errno),
         Errno::PERM if device_error != Errno::NOENT => UffdError::NoPermission(device_error),

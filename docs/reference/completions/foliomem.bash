@@ -34,8 +34,14 @@ _foliomem() {
             foliomem,run)
                 cmd="foliomem__subcmd__run"
                 ;;
+            foliomem,setup)
+                cmd="foliomem__subcmd__setup"
+                ;;
             foliomem__subcmd__ctl,sizes)
                 cmd="foliomem__subcmd__ctl__subcmd__sizes"
+                ;;
+            foliomem__subcmd__setup,unit)
+                cmd="foliomem__subcmd__setup__subcmd__unit"
                 ;;
             *)
                 ;;
@@ -44,7 +50,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --verbose --help --version run record ctl doctor bench lab"
+            opts="-h -V --verbose --help --version run record ctl doctor setup bench lab"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -100,12 +106,16 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__doctor)
-            opts="-h --help"
+            opts="-h --on --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --on)
+                    COMPREPLY=($(compgen -W "docker podman kubernetes systemd host" -- "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -217,6 +227,46 @@ _foliomem() {
                     return 0
                     ;;
                 --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__setup)
+            opts="-h --undo --root --help unit"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --root)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__setup__subcmd__unit)
+            opts="-h --limit --undo --root --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --limit)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --root)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -30,7 +30,8 @@ complete -c foliomem -n "__fish_foliomem_needs_command" -s V -l version -d 'Prin
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "run" -d 'Run a program inside a memory limit'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "record" -d 'Run a program as `run` does, and record its memory use for `lab replay`'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "ctl" -d 'Look at a run, and change it, while it goes on'
-complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "doctor" -d 'Check what this machine allows, and print how to fix what is missing'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "doctor" -d 'Check what this machine allows, and print how to mend what is missing'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "setup" -d 'Let ordinary users, containers and services use foliomem; as root'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "bench" -d 'Measure foliomem: its swap, its parts, real programs. Starts foliomem-bench'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "lab" -d 'Try policies on a simulated machine of any size. Starts foliomem-lab'
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l limit -d 'Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the container\'s memory), at least 16M; or need/2: half of their peak need so far, as if uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file. [default of `record`: need/2]' -r
@@ -61,4 +62,17 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s h -l help -
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand doctor" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand doctor" -l on -d 'Print how to mend things there, not where foliomem runs' -r -f -a "docker\t'A container of Docker'
+podman\t'A container of Podman'
+kubernetes\t'A pod'
+systemd\t'A service of systemd'
+host\t'Anything else'"
+complete -c foliomem -n "__fish_foliomem_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and not __fish_seen_subcommand_from unit" -l root -d 'Write below this directory instead of /, and leave the running system alone' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and not __fish_seen_subcommand_from unit" -l undo -d 'Remove what it has written, and nothing else'
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and not __fish_seen_subcommand_from unit" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and not __fish_seen_subcommand_from unit" -f -a "unit" -d 'Run a service of systemd inside a limit, by a drop-in for its unit'
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and __fish_seen_subcommand_from unit" -l limit -d 'The limit of the service, as --limit of `run`' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and __fish_seen_subcommand_from unit" -l root -d 'Write below this directory instead of /, and leave the running system alone' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and __fish_seen_subcommand_from unit" -l undo -d 'Remove what it has written, and nothing else'
+complete -c foliomem -n "__fish_foliomem_using_subcommand setup; and __fish_seen_subcommand_from unit" -s h -l help -d 'Print help'

@@ -4,7 +4,7 @@ use super::errno;
 use crate::real::Real;
 use libc::{c_char, c_int, c_long, c_void, size_t};
 use std::alloc::{GlobalAlloc, Layout};
-use std::arch::global_asm;
+use std::arch::{global_asm, naked_asm};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -51,7 +51,6 @@ system_calls! {
     "getpid" = libc::SYS_getpid;
     "gettid" = libc::SYS_gettid;
     "getrusage" = libc::SYS_getrusage;
-    "sched_setscheduler" = libc::SYS_sched_setscheduler;
     "__wrap_prctl" = libc::SYS_prctl;
     "__wrap_mmap" = libc::SYS_mmap;
     "__wrap_mmap64" = libc::SYS_mmap;
@@ -76,13 +75,14 @@ global_asm!(
     number = const libc::SYS_clock_nanosleep,
 );
 
-// `pthread_self`: the third word of glibc's thread control block is the block's own address.
+// `pthread_self`: the first word of a thread control block is the block's own address, in glibc and in
+// musl, as the ABI wants it.
 global_asm!(
     ".globl pthread_self",
     ".hidden pthread_self",
     ".type pthread_self, @function",
     "pthread_self:",
-    "mov rax, fs:[16]",
+    "mov rax, fs:[0]",
     "ret",
 );
 
@@ -124,6 +124,55 @@ static DL_ITERATE_PHDR: Real = Real::c_library(c"dl_iterate_phdr");
 type ThreadClock = unsafe extern "C" fn(libc::pthread_t, *mut libc::clockid_t) -> c_int;
 type ObjectCallback = unsafe extern "C" fn(*mut libc::dl_phdr_info, size_t, *mut c_void) -> c_int;
 type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int;
+
+/// Defines hidden functions of the unwinder that jump to those of the program's unwinder.
+macro_rules! unwinding {
+    ($($name:literal = $real:ident, $symbol:literal;)*) => {$(
+        static $real: Real = Real::next($symbol);
+        global_asm!(
+            concat!(".globl ", $name), concat!(".hidden ", $name), concat!(".type ", $name, ", @function"),
+            concat!($name, ":"), "lea rax, [rip + {real}]", "jmp {forward}",
+            real = sym $real, forward = sym forward_unwinding,
+        );
+    )*};
+}
+
+// std's personality function calls them on the program's threads, when the program's unwinder passes a
+// frame of a hook. A program that unwinds has loaded them; the agent does not need them otherwise.
+unwinding! {
+    "_Unwind_Backtrace" = UNWIND_BACKTRACE, c"_Unwind_Backtrace";
+    "_Unwind_GetDataRelBase" = UNWIND_GET_DATA_REL_BASE, c"_Unwind_GetDataRelBase";
+    "_Unwind_GetIP" = UNWIND_GET_IP, c"_Unwind_GetIP";
+    "_Unwind_GetIPInfo" = UNWIND_GET_IP_INFO, c"_Unwind_GetIPInfo";
+    "_Unwind_GetLanguageSpecificData" = UNWIND_GET_DATA, c"_Unwind_GetLanguageSpecificData";
+    "_Unwind_GetRegionStart" = UNWIND_GET_REGION_START, c"_Unwind_GetRegionStart";
+    "_Unwind_GetTextRelBase" = UNWIND_GET_TEXT_REL_BASE, c"_Unwind_GetTextRelBase";
+    "_Unwind_Resume" = UNWIND_RESUME, c"_Unwind_Resume";
+    "_Unwind_SetGR" = UNWIND_SET_GR, c"_Unwind_SetGR";
+    "_Unwind_SetIP" = UNWIND_SET_IP, c"_Unwind_SetIP";
+}
+
+/// Jumps to the function that the [`Real`] at rax names, with the arguments in the registers.
+#[unsafe(naked)]
+extern "C" fn forward_unwinding() {
+    naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "mov rdi, rax",
+        "call {find}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        find = sym find_unwinding,
+    )
+}
+
+extern "C" fn find_unwinding(real: &Real) -> usize {
+    // SAFETY: an address is a `usize`.
+    unsafe { real.get::<usize>() }.unwrap_or_else(|| abort())
+}
 
 /// Stores the error that a system call has returned in errno, and returns -1.
 extern "C" fn failed(result: c_long) -> c_long {

@@ -13,7 +13,6 @@ use foliomem_sys::pagemap;
 use foliomem_sys::signals;
 use foliomem_sys::thread;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{PidfdFlags, pidfd_open};
 
 extern "C" fn guard_entry(argument: *mut u8) {
     // SAFETY: `start_guard` passes the runtime, which lives as long as the memory.
@@ -29,10 +28,13 @@ fn guard(runtime: &'static Runtime) -> ! {
         runtime.companion.note_number(Member::Guard, memory_users::own_number(&files.proc));
     }
     // On a busy machine, the companion may end before its guard gets a CPU.
-    let pidfd = runtime.companion.process().and_then(|companion| pidfd_open(companion, PidfdFlags::empty()).ok());
-    if let Some(pidfd) = pidfd {
-        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
-        while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+    match runtime.companion.process().map(memory_users::open_pidfd) {
+        Some(Ok(Some(pidfd))) => {
+            let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+            while !poll(&mut ended, None).is_ok_and(|ready| ready > 0) {}
+        }
+        Some(Ok(None)) => runtime.companion.wait_for_end(),
+        None | Some(Err(_)) => {}
     }
     if !runtime.companion.ends_by_itself() {
         if has_crashed(runtime) {

@@ -123,7 +123,8 @@ fn memory_of(thread: Pid) -> MemoryOf {
     if filters::allow(Call::Kcmp) { thread::compare_memory(thread) } else { MemoryOf::Unknown }
 }
 
-fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
+/// Opens a process, if the system allows that. Fails if it has ended.
+pub(crate) fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
     match filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty())) {
         None | Some(Err(Errno::NOSYS | Errno::PERM)) => Ok(None),
         Some(opened) => opened.map(Some),

@@ -1,0 +1,192 @@
+"""`doctor`, and what `run` checks before it starts a program: each cause is made, and said."""
+import os
+import shutil
+import stat
+import subprocess
+
+import pytest
+from conftest import BIN, DEVICE, ORDINARY, PLAIN, cli, foliomem_only, plain
+
+pytestmark = foliomem_only
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+TRUE = shutil.which("true")
+
+
+def lines(result):
+    """What `doctor` says, by the name of each check: its state and the rest of the line."""
+    text = result.out.decode()
+    return {line[8:22].strip(): (line[:8].strip(), line[22:]) for line in text.splitlines()}
+
+
+@pytest.fixture
+def everywhere(public):
+    """everywhere(prefix, check, part): behind `prefix`, `doctor` and `run` say `part` of `check`, and `run` does not start."""
+    def check(prefix, name, part, program=(TRUE,)):
+        environment = {"HOME": public.folder}
+        doctor = plain([*prefix, public.folder / "foliomem", "doctor", "--on", "host"], env=environment)
+        state, text = lines(doctor).get(name, ("", ""))
+        assert doctor.code == 1 and state == "MISSING" and part in text and " -> " in text, (doctor.out.decode(), doctor.err)
+        got = plain([*prefix, public.folder / "foliomem", "run", "--limit", "64M", "--", *program], env=environment)
+        assert got.code == 125 and got.err.startswith("foliomem: ") and part.split(" -> ")[0] in got.err, got.err
+        return text
+
+    return check
+
+
+def in_namespace(script):
+    """A command that runs what follows in mounts of its own, after a script."""
+    return ["unshare", "--mount", "sh", "-c", f'{script}; exec "$@"', "sh"]
+
+
+def test_all_is_well_here():
+    got = cli("doctor")
+    said = lines(got)
+    assert got.code == 0 and "UFFDIO_MOVE" in said and "ok" == said["userfaultfd"][0], got
+    assert {"kernel", "/proc", "processes", "open files", "address space", "pidfd_getfd", "agent"} <= set(said)
+
+
+@AS_ROOT
+@pytest.mark.skipif(not DEVICE.exists(), reason="no device")
+class TestDevice:
+    def test_it_is_absent(self, everywhere):
+        hidden = in_namespace("mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3")
+        everywhere([*hidden, *ORDINARY], "userfaultfd", "there is no /dev/userfaultfd, although the kernel has it")
+
+    def test_its_mode_forbids_it(self, everywhere, tmp_path):
+        number = os.stat(DEVICE).st_rdev
+        node = tmp_path / "node"
+        os.mknod(node, stat.S_IFCHR | 0o600, number)
+        os.chmod(node, 0o640)
+        mounted = in_namespace(f"mount --bind {node} {DEVICE}")
+        text = everywhere([*mounted, *ORDINARY], "userfaultfd", "has mode 0640, user 0 and group 0, which do not let user 65534 open it")
+        assert "foliomem setup" in text
+
+    def test_it_lies_on_nodev(self, everywhere):
+        number = os.stat(DEVICE).st_rdev
+        script = (f"mount -t tmpfs -o nodev tmpfs /dev && mknod -m 666 {DEVICE} c {os.major(number)} {os.minor(number)}"
+                  " && mknod -m 666 /dev/null c 1 3")
+        everywhere([*in_namespace(script), *ORDINARY], "userfaultfd", "mounted with nodev")
+
+    def test_it_is_another_file(self, everywhere):
+        everywhere([*in_namespace(f"mount --bind /dev/null {DEVICE}"), *ORDINARY], "userfaultfd", "is something else")
+
+    def test_a_nested_user_namespace_has_no_capability_that_counts(self, everywhere):
+        hidden = in_namespace("mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3")
+        nested = [*hidden, "unshare", "--user", "--map-root-user"]
+        if plain([*nested, "true"]).code:
+            pytest.skip("no user namespaces here")
+        everywhere(nested, "userfaultfd", "outside of this user namespace, whose own does not count")
+
+
+@AS_ROOT
+def test_proc_is_not_mounted(everywhere):
+    everywhere(in_namespace("mount -t tmpfs tmpfs /proc"), "/proc", "is not mounted, or is another file system")
+
+
+@AS_ROOT
+def test_proc_shows_processes_only_but_that_is_enough(public):
+    only_pids = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", 'mount -t proc -o subset=pid proc /proc; exec "$@"', "sh"]
+    got = plain([*only_pids, public.folder / "foliomem", "doctor"], env={"HOME": public.folder})
+    assert lines(got)["/proc"][0] == "ok", got.out
+
+
+LIMITS = {
+    "n": (["prlimit", "--nofile=10:10"], "open files", "too many open files (ulimit -n) -> ulimit -n 1024"),
+    "v": (["prlimit", f"--as={500 << 20}"], "address space", "limited to 500 MiB (ulimit -v) -> ulimit -v unlimited"),
+    "d": (["prlimit", f"--data={50 << 20}"], "address space", "limited to 50 MiB (ulimit -d) -> ulimit -d unlimited"),
+}
+
+
+@pytest.mark.parametrize("prefix, name, part", LIMITS.values(), ids=LIMITS)
+def test_a_limit_of_the_process_is_too_low(everywhere, prefix, name, part):
+    everywhere(prefix, name, part)
+
+
+@AS_ROOT
+def test_a_user_has_too_few_processes(everywhere, device_open_to_all):
+    # A user of no other process.
+    user = ["setpriv", "--reuid=64321", "--regid=64321", "--clear-groups", "prlimit", "--nproc=6:6"]
+    everywhere(user, "processes", "(ulimit -u) -> ulimit -u unlimited")
+
+
+# ---- setup -----------------------------------------------------------------------------------------------------
+
+def tree(root):
+    """All below a folder: files with their text, and folders."""
+    return {str(path.relative_to(root)): path.read_text() if path.is_file() else None for path in sorted(root.rglob("*"))}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A system with two services."""
+    if not shutil.which("groupadd"):
+        pytest.skip("no groupadd")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/group").write_text("root:x:0:\n")
+    units = tmp_path / "usr/lib/systemd/system"
+    units.mkdir(parents=True)
+    (units / "web.service").write_text("[Service]\nType=notify\nUser=web\nExecStart=/bin/web --port=80 \\\n  --all\n")
+    (units / "old.service").write_text("[Service]\nType=forking\nExecStart=/bin/old\n")
+    return tmp_path
+
+
+def group_files(files):
+    """Without what groupadd and groupdel keep for themselves."""
+    return {name: text for name, text in files.items() if name not in ("etc/group-", "etc/gshadow", "etc/gshadow-", "etc/.pwd.lock")}
+
+
+@AS_ROOT
+def test_setup_writes_rule_group_and_description_and_undo_removes_exactly_these(root):
+    before = tree(root)
+    cli("setup", "--root", str(root)).ok()
+    after = tree(root)
+    assert 'GROUP="foliomem", MODE="0660"' in after["etc/udev/rules.d/60-foliomem.rules"]
+    assert '"kind": "foliomem.dev/userfaultfd"' in after["etc/cdi/foliomem.json"]
+    assert "foliomem:x:" in after["etc/group"]
+    assert "already" in cli("setup", "--root", str(root)).ok().err and tree(root) == after
+    cli("setup", "--undo", "--root", str(root)).ok()
+    assert group_files(tree(root)) == before
+    nothing = cli("setup", "--undo", "--root", str(root))
+    assert nothing.code == 125 and "nothing to undo" in nothing.err
+
+
+@AS_ROOT
+def test_setup_leaves_what_is_others(root):
+    (root / "etc/cdi").mkdir()
+    (root / "etc/cdi/foliomem.json").write_text("mine")
+    before = tree(root)
+    got = cli("setup", "--root", str(root))
+    assert got.code == 125 and "foliomem did not write it" in got.err and tree(root) == before
+    (root / "etc/cdi/foliomem.json").unlink()
+    (root / "etc/group").write_text("root:x:0:\nfoliomem:x:77:\n")
+    cli("setup", "--root", str(root)).ok()
+    (root / "etc/udev/rules.d/60-foliomem.rules").write_text("changed")
+    got = cli("setup", "--undo", "--root", str(root))
+    assert got.code == 125 and "60-foliomem.rules has been changed" in got.err
+    assert (root / "etc/udev/rules.d/60-foliomem.rules").read_text() == "changed" and (root / "etc/cdi").is_dir()
+    assert not (root / "etc/cdi/foliomem.json").exists() and "foliomem:x:77:" in (root / "etc/group").read_text()
+
+
+def test_setup_of_a_unit_writes_a_drop_in(root):
+    before = tree(root)
+    cli("setup", "unit", "web", "--limit", "1G", "--root", str(root)).ok()
+    text = (root / "etc/systemd/system/web.service.d/90-foliomem.conf").read_text()
+    assert f"ExecStart=\nExecStart={BIN} run --limit 1G --quiet -- /bin/web --port=80 --all\n" in text, text
+    assert "\nNotifyAccess=all\n" in text and "\nSupplementaryGroups=foliomem\n" in text
+    if shutil.which("systemd-analyze"):
+        checked = subprocess.run(["systemd-analyze", "--root", root, "verify", "web.service"], capture_output=True, text=True)
+        assert "90-foliomem.conf" not in checked.stderr, checked.stderr
+    # Again, with another limit: the drop-in is not taken for the unit's own command.
+    cli("setup", "unit", "web.service", "--limit", "2G", "--root", str(root)).ok()
+    text = (root / "etc/systemd/system/web.service.d/90-foliomem.conf").read_text()
+    assert text.count("foliomem run") == 1 and "--limit 2G" in text
+    cli("setup", "unit", "web", "--undo", "--root", str(root)).ok()
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("name, limit, part", [("none", "1G", "there is no unit none.service"), ("old", "1G", "Type=forking"),
+                                               ("web.timer", "1G", "is no service"), ("web", "1", "too small")])
+def test_setup_of_a_unit_refuses_what_cannot_work(root, name, limit, part):
+    before = tree(root)
+    got = cli("setup", "unit", name, "--limit", limit, "--root", str(root))
+    assert got.code == 125 and part in got.err and tree(root) == before, got.err
