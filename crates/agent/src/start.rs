@@ -37,8 +37,8 @@ unsafe fn control_path(environment: *const *const c_char) -> Option<&'static CSt
     })
 }
 
-/// Returns the value of `CONTROL_VARIABLE` with which the process was started: musl passes nothing to
-/// constructors.
+/// Returns the value of `CONTROL_VARIABLE` with which the process was started: musl passes nothing
+/// to constructors.
 fn initial_control_path() -> Option<&'static CStr> {
     let environment = std::fs::read("/proc/self/environ").ok()?.leak();
     let mut entries = environment.split_inclusive(|&byte| byte == 0);

@@ -1,5 +1,6 @@
-//! The checks of `doctor`, and those that `run` makes before it starts a program: each tries what the agent does
-//! (`foliomem_sys::system_checks`), names the cause where that fails, and the line that mends it.
+//! The checks of `doctor`, and those that `run` makes before it starts a program: each tries what
+//! the agent does (`foliomem_sys::system_checks`), names the cause where that fails, and the line
+//! that mends it.
 //!
 //! - [`userfaultfd`]: the permission, and the kernel;
 //! - [`resources`]: descriptors, processes, address space, `/proc`;
@@ -107,7 +108,8 @@ pub fn all(place: Place) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether this process is in another user namespace than the first, which alone has all users.
+/// Returns whether this process is in another user namespace than the first, which alone has all
+/// users.
 fn is_nested() -> bool {
     maps_few_users(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }

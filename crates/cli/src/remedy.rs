@@ -19,7 +19,7 @@ pub enum Place {
     Host,
 }
 
-/// What is wrong.
+/// The fault.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cause {
     /// The kernel cannot move pages.
@@ -226,8 +226,8 @@ impl Place {
     }
 }
 
-/// Tells by the text of `/proc/self/mountinfo` whether the root directory is a layer of files, or a part of another file
-/// system.
+/// Tells by the text of `/proc/self/mountinfo` whether the root directory is a layer of files, or a
+/// part of another file system.
 fn is_root_of_container(mounts: &str) -> bool {
     let root = mounts.lines().rev().find_map(|line| {
         let (fields, kind) = line.split_once(" - ")?;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_is_told_by_its_marks() {
+    fn the_place_is_recognized_by_its_marks() {
         let place = |variable: &str, file: &str, groups: &str| {
             let value = if variable == "container" { "oci" } else { "1" };
             Place::of(|name| (name == variable).then(|| value.into()), |path| path == file, groups)

@@ -1,7 +1,7 @@
 //! `foliomem setup`: lets ordinary users, containers and services use foliomem.
 //!
-//! - The machine: a group, a udev rule that gives `/dev/userfaultfd` to it, and a description of the device for containers
-//!   (CDI, the container device interface).
+//! - The machine: a group, a udev rule that gives `/dev/userfaultfd` to it, and a description of
+//!   the device for containers (CDI, the container device interface).
 //! - A unit of systemd ([`unit`]): a drop-in that starts the service inside a limit.
 //!
 //! Each has a record of what was written ([`record`]), so undoing removes that and nothing else.
@@ -28,7 +28,8 @@ const DEVICE_MODE: u32 = 0o660;
 /// The rule, after the one of udev itself.
 const RULE_PATH: &str = "etc/udev/rules.d/60-foliomem.rules";
 const RULE: &str = "KERNEL==\"userfaultfd\", GROUP=\"foliomem\", MODE=\"0660\"\n";
-/// The device for containers. Its mode is that of the node inside the container, whose users all may open it.
+/// The device for containers. Its mode is that of the node inside the container, whose users all
+/// may open it.
 const CDI_PATH: &str = "etc/cdi/foliomem.json";
 const CDI: &str = r#"{
   "cdiVersion": "0.5.0",
@@ -113,7 +114,8 @@ fn machine(how: &SetupHow) -> Result<(), SetupError> {
     }
     if let Some(before) = &record.device {
         let group = group_id(&how.root).unwrap_or(before.gid);
-        // A device that more may open stays so until the rule is used, at the next start of the machine.
+        // A device that more may open stays so until the rule is used, at the next start of the
+        // machine.
         set_device(group, before.mode | DEVICE_MODE)?;
     }
     eprintln!(

@@ -65,7 +65,8 @@ pub fn set_urgency(thread: u32, urgency: Urgency) {
         return;
     }
     let (number, address) = (raw::__NR_sched_setscheduler as usize, (&raw const priority).expose_provenance());
-    // SAFETY: the call only reads `priority`. If the thread has ended, it fails and changes nothing.
+    // SAFETY: the call only reads `priority`. If the thread has ended, it fails and changes
+    // nothing.
     unsafe { syscall3(number, thread as usize, policy as usize, address) };
 }
 

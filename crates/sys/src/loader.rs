@@ -79,8 +79,9 @@ pub(crate) struct Object<'a>(&'a LinkMap);
 
 /// Returns the loader's information for debuggers about the base namespace.
 ///
-/// glibc's loader calls it `_r_debug`, musl's loader has a pointer to it. Both names are weak and have no
-/// version, so each loader, of any age, can load this code: it needs neither library by its name.
+/// glibc's loader calls it `_r_debug`, musl's loader has a pointer to it. Both names are weak and
+/// have no version, so each loader, of any age, can load this code: it needs neither library by its
+/// name.
 pub(crate) fn debug_info() -> *const DebugInfo {
     let (glibc, musl): (*const DebugInfo, *const *const DebugInfo);
     // SAFETY: this reads two entries of the global offset table, which are 0 without such a symbol.
@@ -116,8 +117,8 @@ pub(crate) unsafe fn objects_of<'a>(info: *const DebugInfo) -> impl Iterator<Ite
 
 /// Returns the objects of the base namespace, in the order of symbol lookup.
 fn objects() -> impl Iterator<Item = Object<'static>> {
-    // SAFETY: the loader fills the list before it runs code of this object, and keeps the entries of
-    // objects that are in use.
+    // SAFETY: the loader fills the list before it runs code of this object, and keeps the entries
+    // of objects that are in use.
     unsafe { objects_of(debug_info()) }
 }
 

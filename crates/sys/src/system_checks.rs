@@ -1,7 +1,7 @@
 //! What this machine allows a process: each probe makes the calls that the agent makes, in a child.
 //!
-//! A filter of system calls (seccomp) may kill who makes a call. Then only the child ends, and the steps that it has taken
-//! show which call it was.
+//! A filter of system calls (seccomp) may kill who makes a call. Then only the child ends, and the
+//! steps that it has taken show which call it was.
 //!
 //! | module | probes |
 //! |---|---|

@@ -75,8 +75,8 @@ global_asm!(
     number = const libc::SYS_clock_nanosleep,
 );
 
-// `pthread_self`: the first word of a thread control block is the block's own address, in glibc and in
-// musl, as the ABI wants it.
+// `pthread_self`: the first word of a thread control block is the block's own address, in glibc and
+// in musl, as the ABI wants it.
 global_asm!(
     ".globl pthread_self",
     ".hidden pthread_self",
@@ -137,8 +137,9 @@ macro_rules! unwinding {
     )*};
 }
 
-// std's personality function calls them on the program's threads, when the program's unwinder passes a
-// frame of a hook. A program that unwinds has loaded them; the agent does not need them otherwise.
+// std's personality function calls them on the program's threads, when the program's unwinder
+// passes a frame of a hook. A program that unwinds has loaded them; the agent does not need them
+// otherwise.
 unwinding! {
     "_Unwind_Backtrace" = UNWIND_BACKTRACE, c"_Unwind_Backtrace";
     "_Unwind_GetDataRelBase" = UNWIND_GET_DATA_REL_BASE, c"_Unwind_GetDataRelBase";

@@ -50,7 +50,8 @@ pub fn fork(place: Place) -> Finding {
     }
 }
 
-/// Whether a process can take another one's descriptor: Yama allows it to ancestors only, or to nobody.
+/// Whether a process can take another one's descriptor: Yama allows it to ancestors only, or to
+/// nobody.
 pub fn descriptors(place: Place) -> Finding {
     const WHAT: &str = "pidfd_getfd";
     const EFFECT: &str = "forks hand descriptors over by a socket, which is slower";

@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 
-/// Descriptors that the supervisor opens beside those that it is started with: fewer end a run at its start.
+/// Descriptors that the supervisor opens beside those that it is started with: fewer end a run at
+/// its start.
 const MIN_DESCRIPTORS: u32 = 12;
 /// Enough descriptors for most programs.
 const GOOD_DESCRIPTORS: u32 = 64;
@@ -114,8 +115,8 @@ fn processes_cause(wanted: u32) -> Cause {
     }
 }
 
-/// Returns the directories of the groups that count processes, of this process's own up to the root, from the text of
-/// `/proc/self/cgroup`.
+/// Returns the directories of the groups that count processes, of this process's own up to the
+/// root, from the text of `/proc/self/cgroup`.
 fn pids_directories(groups: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in groups.lines() {

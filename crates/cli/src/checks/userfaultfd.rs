@@ -77,7 +77,8 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Tries all ways in, and says of the kernel, of the permission, and of moving pages how they came out.
+/// Tries all ways in, and says of the kernel, of the permission, and of moving pages how they came
+/// out.
 pub fn check(place: Place) -> Vec<Finding> {
     match userfaultfd::probe() {
         Ok(ways) => judge(&ways, &Surroundings::look(), place),
@@ -94,7 +95,8 @@ fn judge(ways: &Ways, surroundings: &Surroundings, place: Place) -> Vec<Finding>
     findings
 }
 
-/// The features tell what the kernel can do; where no userfaultfd was to be had, only its release does.
+/// The features tell what the kernel can do; where no userfaultfd was to be had, only its release
+/// does.
 fn kernel(ways: &Ways, surroundings: &Surroundings, place: Place) -> Finding {
     let found = format!("Linux {}", surroundings.release);
     let is_absent = |step: Step| step.errno() == Some(Errno::NOSYS) && !surroundings.is_filtered;
@@ -251,7 +253,7 @@ mod tests {
         Ways { device, device_answer: Step::NotTaken, call: PERM, call_for_user_mode: DONE, ..OPEN }
     }
 
-    /// What is said of the permission.
+    /// The text about the permission.
     fn said(ways: &Ways, surroundings: &Surroundings) -> String {
         let findings = judge(ways, surroundings, Place::Docker);
         let finding = findings.iter().find(|finding| finding.what == "userfaultfd").unwrap();

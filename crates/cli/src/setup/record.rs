@@ -101,7 +101,8 @@ impl Record {
         Ok(Record { name: name.to_owned(), ..record })
     }
 
-    /// Removes what was written, and the record. A file that has been changed stays, which is an error in the end.
+    /// Removes what was written, and the record. A file that has been changed stays, which is an
+    /// error in the end.
     pub fn remove(&self, root: &Path) -> Result<(), SetupError> {
         let mut changed = None;
         let own = Written::new(self.path(root), "");

@@ -1,7 +1,8 @@
 //! A drop-in that starts a service of systemd inside a limit.
 //!
-//! It repeats the unit's own command behind `foliomem run`. Messages of a program with `Type=notify` come from the program
-//! and not from the unit's first process, so systemd must take them from all. The device must be visible to the service.
+//! It repeats the unit's own command behind `foliomem run`. Messages of a program with
+//! `Type=notify` come from the program and not from the unit's first process, so systemd must take
+//! them from all. The device must be visible to the service.
 
 use crate::args::{Args, Command, SetupHow};
 use crate::error::CliError;

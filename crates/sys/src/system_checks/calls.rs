@@ -1,7 +1,7 @@
 //! Probes of single system calls: whether a filter (seccomp) lets them through to the kernel.
 //!
-//! Each call is made with arguments that change nothing. The kernel refuses most of them for these arguments, with an error
-//! that no filter uses.
+//! Each call is made with arguments that change nothing. The kernel refuses most of them for these
+//! arguments, with an error that no filter uses.
 
 use crate::system_checks::child::{self, Step};
 use crate::thread::syscall6;
@@ -15,7 +15,8 @@ use rustix::thread::{SecureComputingMode, secure_computing_mode};
 pub enum Call {
     /// `memfd_create(2)`: the memory that the processes of a run share.
     MemfdCreate,
-    /// `prctl(2)` with `PR_SET_SYSCALL_USER_DISPATCH`: forks, where the C library cannot be patched.
+    /// `prctl(2)` with `PR_SET_SYSCALL_USER_DISPATCH`: forks, where the C library cannot be
+    /// patched.
     SyscallUserDispatch,
     /// `pidfd_open(2)`: learning of a process's end.
     PidfdOpen,
@@ -49,7 +50,7 @@ pub enum Fate {
     Absent,
     /// It is refused with this error.
     Refused(Errno),
-    /// Who makes it is killed.
+    /// The caller is killed.
     Deadly,
 }
 
@@ -80,11 +81,13 @@ impl Call {
             Call::Clone3 => (raw::__NR_clone3, [0; 6]),
             Call::IoUringSetup => (raw::__NR_io_uring_setup, [0; 6]),
         };
-        // SAFETY: the calls are refused for their arguments, or, the second, disable what is disabled already.
+        // SAFETY: the calls are refused for their arguments, or, the second, disable what is
+        // disabled already.
         unsafe { syscall6(number as usize, arguments) }
     }
 
-    /// Returns the error by which the kernel refuses the arguments; `None` for a call that it makes.
+    /// Returns the error by which the kernel refuses the arguments; `None` for a call that it
+    /// makes.
     fn kernels_error(self) -> Option<Errno> {
         match self {
             Call::MemfdCreate | Call::IoUringSetup => Some(Errno::FAULT),
@@ -116,7 +119,8 @@ pub fn probe(call: Call) -> Result<Fate, Errno> {
     })
 }
 
-/// Returns whether a filter looks at the system calls of this process. A filter may refuse to say so.
+/// Returns whether a filter looks at the system calls of this process. A filter may refuse to say
+/// so.
 pub fn is_filtered() -> bool {
     secure_computing_mode() != Ok(SecureComputingMode::Disabled)
 }

@@ -1,7 +1,8 @@
 //! A probe in a child process: it takes numbered steps, and each leaves a result.
 //!
-//! The results lie in shared memory, so a child that was killed has left those of the steps before. No descriptor is needed.
-//! The child makes system calls only: other threads of the caller may have held locks when it was made.
+//! The results lie in shared memory, so a child that was killed has left those of the steps before.
+//! No descriptor is needed. The child makes system calls only: other threads of the caller may have
+//! held locks when it was made.
 
 use crate::thread::exit_process;
 use rustix::io::Errno;
@@ -67,8 +68,8 @@ impl Steps<'_> {
     }
 }
 
-/// Runs `probe` in a child, and returns the results of its steps. A step that was begun and not finished has killed the
-/// child.
+/// Runs `probe` in a child, and returns the results of its steps. A step that was begun and not
+/// finished has killed the child.
 ///
 /// # Errors
 /// Fails if there can be no child, or no memory to share with it.
@@ -77,10 +78,12 @@ pub fn run<const N: usize>(probe: impl FnOnce(&Steps<'_>)) -> Result<[Step; N], 
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice.
     let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::SHARED) }?;
-    // SAFETY: zeroed memory of that size, aligned to a page, that is unmapped below, after its last use.
+    // SAFETY: zeroed memory of that size, aligned to a page, that is unmapped below, after its last
+    // use.
     let shared = unsafe { &*memory.cast::<[AtomicI32; N]>() };
     shared.iter().for_each(|step| step.store(NOT_TAKEN, Ordering::Relaxed));
-    // SAFETY: the child makes system calls only, and ends without running anything else of the parent's.
+    // SAFETY: the child makes system calls only, and ends without running anything else of the
+    // parent's.
     let made = match unsafe { libc::fork() } {
         0 => {
             probe(&Steps(shared));
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_told_also_those_before_the_child_was_killed() {
+    fn steps_before_the_child_was_killed_are_reported() {
         let whole = run(|steps| {
             steps.take(0, || Ok(()));
             steps.take(1, || Err::<(), _>(Errno::PERM));

@@ -14,7 +14,8 @@ const STACK_BYTES: usize = 128 << 10;
 /// `f_type` of procfs.
 const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
-/// Opens descriptors until there are `most`; returns how many there were, and what refused the next one.
+/// Opens descriptors until there are `most`; returns how many there were, and what refused the next
+/// one.
 ///
 /// # Errors
 /// Fails if there can be no child to open them in.
@@ -41,7 +42,8 @@ fn number(step: Step) -> u32 {
     }
 }
 
-/// Starts processes as the agent does, until there are `most`; returns how many there were, and what refused the next one.
+/// Starts processes as the agent does, until there are `most`; returns how many there were, and
+/// what refused the next one.
 ///
 /// # Errors
 /// Fails if there can be no child to start them from.
@@ -68,7 +70,8 @@ fn start_process() -> Result<Pid, Errno> {
     }
     let stack = Region::reserve(STACK_BYTES)?;
     let spec = Spec { kind: Kind::Process, stack: &stack, cpu: None, id: &ID };
-    // SAFETY: the stack stays, as it is forgotten, and is this process's own; the entry takes nothing.
+    // SAFETY: the stack stays, as it is forgotten, and is this process's own; the entry takes
+    // nothing.
     let started = unsafe { thread::spawn(&spec, end, std::ptr::null_mut()) };
     std::mem::forget(stack);
     started
@@ -134,7 +137,8 @@ fn any_file() -> Result<OwnedFd, Errno> {
     open("/", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Takes a descriptor of the parent's, as a forking thread takes one of its companion's: neither descends from the other.
+/// Takes a descriptor of the parent's, as a forking thread takes one of its companion's: neither
+/// descends from the other.
 ///
 /// # Errors
 /// Fails if there can be no child to take it in.

@@ -1,4 +1,5 @@
-//! Probes of userfaultfd: each way to open one, the features that the agent needs, and a page that is moved.
+//! Probes of userfaultfd: each way to open one, the features that the agent needs, and a page that
+//! is moved.
 
 use crate::region::Region;
 use crate::system_checks::child::{self, Step, Steps};
@@ -21,8 +22,8 @@ pub struct Ways {
     pub device_answer: Step,
     /// `userfaultfd(2)` for faults of user mode and of the kernel.
     pub call: Step,
-    /// `userfaultfd(2)` for faults of user mode only: the kernel allows everybody that, so only a filter, or a kernel without
-    /// userfaultfd, refuses.
+    /// `userfaultfd(2)` for faults of user mode only: the kernel allows everybody that, so only a
+    /// filter, or a kernel without userfaultfd, refuses.
     pub call_for_user_mode: Step,
     /// Agreeing on the features, which old kernels refuse.
     pub features: Step,
@@ -68,7 +69,8 @@ fn try_ways(steps: &Steps<'_>) {
     }
 }
 
-/// Opens another one, by the way that has worked: a move of memory that has events waits for whoever reads them.
+/// Opens another one, by the way that has worked: a move of memory that has events waits for
+/// whoever reads them.
 fn open_again(steps: &Steps<'_>) -> Result<Userfaultfd, Errno> {
     let device = device().and_then(|device| ask_device(&device));
     let fd: OwnedFd = device.or_else(|_| call(if steps.is_done(2) { Served::All } else { Served::UserMode }))?;
