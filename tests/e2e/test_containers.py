@@ -107,6 +107,7 @@ def test_a_call_that_kills_is_named_before_the_program_starts(container, call):
     assert got.code == 125 and f"a filter (seccomp) kills who calls {call}" in got.err, got.err
 
 
+@pytest.mark.parametrize("user", [ROOT, USER])
 def test_calls_that_are_allowed_are_not_noted(container, user):
     got = run(container, "doctor", user=user, allowed=("io_uring_setup", "io_uring_enter", "futex_waitv")).ok()
     assert lines(got)["system calls"][0] == lines(got)["userfaultfd"][0] == "ok", got.out
