@@ -25,6 +25,9 @@ _foliomem() {
             foliomem,doctor)
                 cmd="foliomem__subcmd__doctor"
                 ;;
+            foliomem,jupyter)
+                cmd="foliomem__subcmd__jupyter"
+                ;;
             foliomem,lab)
                 cmd="foliomem__subcmd__lab"
                 ;;
@@ -34,8 +37,14 @@ _foliomem() {
             foliomem,run)
                 cmd="foliomem__subcmd__run"
                 ;;
+            foliomem__subcmd__ctl,reclaim)
+                cmd="foliomem__subcmd__ctl__subcmd__reclaim"
+                ;;
             foliomem__subcmd__ctl,sizes)
                 cmd="foliomem__subcmd__ctl__subcmd__sizes"
+                ;;
+            foliomem__subcmd__ctl,status)
+                cmd="foliomem__subcmd__ctl__subcmd__status"
                 ;;
             *)
                 ;;
@@ -44,7 +53,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --verbose --help --version run record ctl doctor bench lab"
+            opts="-h -V --verbose --help --version run record ctl doctor bench lab jupyter"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -72,8 +81,22 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl)
-            opts="-h --help sizes"
+            opts="-h --help sizes status reclaim"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__ctl__subcmd__reclaim)
+            opts="-h --wait --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -99,8 +122,40 @@ _foliomem() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        foliomem__subcmd__ctl__subcmd__status)
+            opts="-h --json --every --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --every)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         foliomem__subcmd__doctor)
             opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__jupyter)
+            opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
