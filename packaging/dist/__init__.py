@@ -4,10 +4,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from . import wheel
+from . import deb, tarball, wheel
 from .contents import DistError
 
-PARTS = {"wheel": wheel.build}
+PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build}
 
 
 def main(arguments: list[str]) -> int:
