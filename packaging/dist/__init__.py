@@ -4,10 +4,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from . import deb, tarball, wheel
+from . import deb, oci, tarball, wheel
 from .contents import DistError
 
-PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build}
+PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build, "oci": oci.build}
 
 
 def main(arguments: list[str]) -> int:

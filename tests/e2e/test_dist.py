@@ -2,6 +2,10 @@
 
 The roots are Debian's, which `scripts/setup test` makes once (DEBIAN); a test has a copy of its own, by an overlay.
 """
+import gzip
+import hashlib
+import io
+import json
 import os
 import shutil
 import stat
@@ -165,3 +169,36 @@ def test_the_installer_needs_no_root(dist, tmp_path):
     again = plain([installer, f"--prefix={prefix}", "--uninstall"])
     assert again.code == 1 and "nothing is installed" in again.err
     assert plain([installer, "--wrong"]).code == 2
+
+
+# ---- OCI ----
+
+def blob(layout, descriptor):
+    """A blob of a layout, which is what its digest says."""
+    kind, _, name = descriptor["digest"].partition(":")
+    content = (layout / "blobs" / kind / name).read_bytes()
+    assert hashlib.new(kind, content).hexdigest() == name and len(content) == descriptor["size"]
+    return content
+
+
+def test_the_image_is_valid(dist):
+    layout = dist("oci")
+    assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads((layout / "index.json").read_text())
+    manifest = json.loads(blob(layout, index["manifests"][0]))
+    configuration = json.loads(blob(layout, manifest["config"]))
+    layers = [gzip.decompress(blob(layout, layer)) for layer in manifest["layers"]]
+    assert configuration["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
+    assert (configuration["os"], configuration["architecture"]) == ("linux", "amd64")
+    if shutil.which("skopeo"):
+        assert b"foliomem" in plain(["skopeo", "inspect", f"oci:{layout}"]).ok().out
+
+
+@needs_root
+def test_the_image_is_copied_into_another(dist, root):
+    layout = dist("oci")
+    manifest = json.loads(blob(layout, json.loads((layout / "index.json").read_text())["manifests"][0]))
+    # COPY --from=foliomem /usr/local/ /usr/local/
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(blob(layout, manifest["layers"][0])))) as layer:
+        layer.extractall(root.path, filter="tar")
+    root.check_it_runs()
