@@ -4,10 +4,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from . import deb, oci, tarball, wheel
+from . import deb, oci, rpm, tarball, wheel
 from .contents import DistError
 
-PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build, "oci": oci.build}
+PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build, "oci": oci.build, "rpm": rpm.build}
 
 
 def main(arguments: list[str]) -> int:

@@ -202,3 +202,21 @@ def test_the_image_is_copied_into_another(dist, root):
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(blob(layout, manifest["layers"][0])))) as layer:
         layer.extractall(root.path, filter="tar")
     root.check_it_runs()
+
+
+# ---- RPM ----
+
+@needs_root
+@pytest.mark.skipif(not shutil.which("rpm"), reason="no rpm here")
+def test_the_rpm(dist, root):
+    package = dist("rpm")
+    # The root has no database of RPM's, and no package that it could depend on.
+    rpm = ["rpm", "--root", root.path, "--dbpath", "/tmp/rpm", "--nodeps", "--nosignature"]
+    plain([*rpm, "-i", package]).ok()
+    root.check_it_runs()
+    root.check_the_group_may()
+    plain([*rpm, "-U", "--force", package]).ok()
+    root.check_the_group_may()
+    assert plain([*rpm, "-V", "foliomem"]).code == 0
+    plain([*rpm, "-e", "foliomem"]).ok()
+    root.check_nothing_is_left()
