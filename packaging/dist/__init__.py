@@ -4,10 +4,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from . import deb, oci, rpm, tarball, wheel
+from . import crates, deb, oci, rpm, tarball, wheel
 from .contents import DistError
 
-PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build, "oci": oci.build, "rpm": rpm.build}
+PARTS = {"wheel": wheel.build, "deb": deb.build, "tarball": tarball.build, "oci": oci.build, "rpm": rpm.build, "crates": crates.build}
 
 
 def main(arguments: list[str]) -> int:

@@ -220,3 +220,18 @@ def test_the_rpm(dist, root):
     assert plain([*rpm, "-V", "foliomem"]).code == 0
     plain([*rpm, "-e", "foliomem"]).ok()
     root.check_nothing_is_left()
+
+
+# ---- crates ----
+
+@pytest.mark.skipif(not LONG, reason="cargo packages and builds: FOLIOMEM_LONG=1")
+def test_the_crates_build_from_what_would_be_published(dist, tmp_path):
+    crates = dist("crates")
+    for file in crates.glob("*.crate"):
+        with tarfile.open(file) as crate:
+            crate.extractall(tmp_path, filter="data")
+    folders = sorted(path.name for path in tmp_path.iterdir())
+    assert len(folders) >= 10 and all((tmp_path / folder / "README.md").is_file() for folder in folders)
+    patches = "".join(f'{folder.rpartition("-")[0]} = {{ path = "{folder}" }}\n' for folder in folders)
+    (tmp_path / "Cargo.toml").write_text(f'[workspace]\nresolver = "3"\nmembers = ["*"]\nexclude = ["target"]\n[patch.crates-io]\n{patches}')
+    plain(["cargo", "check", "--workspace"], env={"CARGO_TARGET_DIR": tmp_path / "target"}, cwd=tmp_path, timeout=1200).ok()
