@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -235,3 +236,68 @@ def test_the_crates_build_from_what_would_be_published(dist, tmp_path):
     patches = "".join(f'{folder.rpartition("-")[0]} = {{ path = "{folder}" }}\n' for folder in folders)
     (tmp_path / "Cargo.toml").write_text(f'[workspace]\nresolver = "3"\nmembers = ["*"]\nexclude = ["target"]\n[patch.crates-io]\n{patches}')
     plain(["cargo", "check", "--workspace"], env={"CARGO_TARGET_DIR": tmp_path / "target"}, cwd=tmp_path, timeout=1200).ok()
+
+
+# ---- the action ----
+
+class Job:
+    """A job of a runner: what the action writes into its files, later steps see."""
+
+    def __init__(self, folder, package):
+        self.temp, self.package = folder / "temp", package
+        self.temp.mkdir()
+        self.files = {f"GITHUB_{name}": folder / name for name in ("PATH", "STATE", "STEP_SUMMARY")}
+        for file in self.files.values():
+            file.touch()
+        self.env = {**self.files, "RUNNER_TEMP": self.temp}
+
+    def act(self, script, **env):
+        return plain(["node", REPO / "packaging/action" / script], env={**self.env, **env})
+
+    def start(self, limit):
+        return self.act("main.js", INPUT_LIMIT=limit, INPUT_PACKAGE=self.package)
+
+    def step(self, script, shell="bash"):
+        """Runs a step as the runner does: with the shell that PATH leads to."""
+        path = os.pathsep.join([*reversed(self.files["GITHUB_PATH"].read_text().split()), os.environ["PATH"]])
+        file = self.temp / f"{len(list(self.temp.iterdir()))}.sh"
+        file.write_text(script)
+        options = ["--noprofile", "--norc", "-eo", "pipefail"] if shell == "bash" else ["-e"] if shell == "sh" else []
+        return plain([shutil.which(shell, path=path), *options, file], env={**self.env, "PATH": path})
+
+    def finish(self):
+        state = dict(line.split("=", 1) for line in self.files["GITHUB_STATE"].read_text().splitlines())
+        self.act("post.js", **{f"STATE_{name}": value for name, value in state.items()}).ok()
+        return self.files["GITHUB_STEP_SUMMARY"].read_text()
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no node here")
+def test_the_action_limits_the_steps_of_a_job(dist, tmp_path):
+    job = Job(tmp_path, dist("tarball"))
+    job.start("40M").ok()
+    check = f"python3 - <<'END'\n{PROGRAM}\nEND\n"
+    assert job.step(f"# builds|all\n{check}").ok().out == b"16000 True\n"
+    assert job.step(check, shell="sh").ok().out == b"16000 True\n"
+    assert job.step("foliomem doctor >/dev/null; exit 7").code == 7
+    # A shell inside a step is the real one, in the same run.
+    inner = job.step("bash -c 'readlink /proc/$PPID/exe; foliomem ctl $$ status --json'").ok()
+    assert b'"limit_bytes": 41943040' in inner.out and inner.out.splitlines()[0].endswith(b"bash")
+    # One that is no step is the real one, too.
+    path = job.files["GITHUB_PATH"].read_text().split()[-1]
+    assert plain([f"{path}/bash", "-c", "grep -c memfd:foliomem /proc/self/maps || true"]).ok().out == b"0\n"
+    summary = job.finish()
+    rows = [line for line in summary.splitlines() if line.startswith("| `")]
+    assert len(rows) == 4 and summary.startswith("### foliomem\n")
+    assert re.fullmatch(r"\| `# builds\\\|all` \| 40 MiB.* \| \d+ MiB \| \d+ MiB [\d.]+x \| [\d.]+ s \| [\d.]+ s \|", rows[0]), rows[0]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no node here")
+def test_the_action_says_what_is_wrong(dist, tmp_path):
+    job = Job(tmp_path, dist("tarball"))
+    wrong = job.start("much")
+    assert wrong.code == 1 and b"::error::foliomem: " in wrong.out and "much" in wrong.err
+    assert not job.files["GITHUB_PATH"].read_text(), "later steps run as they are"
+    job.start("auto").ok()
+    assert job.step("exit 0").code == 0
+    other = job.act("main.js", GITHUB_ACTION_REF="main")
+    assert other.code == 1 and b"main is no release" in other.out
