@@ -1,6 +1,7 @@
 # make demo       sets up, builds, and runs a real program inside half the memory it needs
 # make check      formats, lints, rules, unit and model tests: before each commit
 # make test       sets up, builds, and runs all tests that must hold (as root: they need userfaultfd)
+# make dist       makes the packages that people install, in target/dist
 # make soak       looks for rare faults for HOURS=1 hours: torture, stress, schedules, fuzzing, kills
 # make soundness  looks for undefined behaviour, races and broken protocols (miri, schedules, orderings)
 # make doc        documents everything, private items too
@@ -13,11 +14,15 @@ python := target/venv/bin/python
 HOURS ?= 1
 programs := -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench
 
-.PHONY: build demo lint unit check test e2e doc soak soundness msrv bench
+.PHONY: build dist demo lint unit check test e2e doc soak soundness msrv bench
 
 build:
 	scripts/setup
 	cargo build --release $(programs)
+
+dist: build
+	scripts/setup dist
+	scripts/dist
 
 demo: build
 	scripts/demo
@@ -45,6 +50,8 @@ test:
 	scripts/soundness shuttle
 	$(python) -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src
 	cd python/foliomem_lab && $(CURDIR)/$(python) -m pytest -q
+	$(python) -m mypy --config-file python/foliomem/pyproject.toml python/foliomem/src
+	cd python/foliomem && $(CURDIR)/$(python) -m pytest -q
 	$(MAKE) e2e
 
 # Two workers, then what must have the machine for itself.

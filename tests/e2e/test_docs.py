@@ -18,7 +18,7 @@ from conftest import BIN, REPO, clean_env, cli, foliomem_only
 pytestmark = foliomem_only
 PAGES = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES += sorted((REPO / "docs").rglob("*.md"))
-LANGUAGES = {"sh", "sh not-run", "text", "toml", "ini", "dockerfile", "sql"}
+LANGUAGES = {"sh", "sh not-run", "text", "toml", "ini", "dockerfile", "sql", "python", "yaml"}
 COMMANDS = {"run", "record", "ctl", "doctor", "setup", "bench", "lab"}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 
@@ -93,7 +93,8 @@ def test_options_are_accepted(tmp_path):
         # Settings are checked, too, where they do not need a file that a reader has.
         is_checked = arguments[0] in ("run", "record") and not {"--config", "--print-config"} & set(arguments)
         check = "--print-config" if is_checked else "--help"
-        got = cli(*arguments, check, env={"HOME": tmp_path, "XDG_CONFIG_HOME": tmp_path})
+        modules = REPO / "python/foliomem/src"
+        got = cli(*arguments, check, env={"HOME": tmp_path, "XDG_CONFIG_HOME": tmp_path, "PYTHONPATH": modules})
         if got.code != 0:
             refused.append(f"{page}: foliomem {shlex.join(arguments)}: {got.err.strip()}")
     assert not refused, "\n".join(refused)

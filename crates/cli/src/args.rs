@@ -5,6 +5,10 @@ use crate::remedy::Place;
 use clap::builder::styling::Styles;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// The shortest time between two looks at a run: its supervisor samples no more often.
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs programs inside a memory limit: memory that a program has not used for a while is
 /// compressed.
@@ -37,6 +41,9 @@ pub enum Command {
     /// Try policies on a simulated machine of any size. Starts foliomem-lab.
     #[command(disable_help_flag = true)]
     Lab(OtherArgs),
+    /// Add kernels to Jupyter that run inside a limit. Starts python3 -m foliomem.
+    #[command(disable_help_flag = true)]
+    Jupyter(OtherArgs),
 }
 
 /// Arguments that another program parses.
@@ -95,7 +102,8 @@ pub enum SetupCommand {
 /// Options of `ctl`.
 #[derive(Debug, clap::Args)]
 pub struct CtlArgs {
-    /// Any process of the run, or the foliomem that runs it. Changes apply to the whole run.
+    /// Any process of the run, or the foliomem that runs it. Changes apply to the whole run, but
+    /// `reclaim` to this one process, unless it is the foliomem.
     #[arg(value_name = "PID")]
     pub pid: u32,
     #[command(subcommand)]
@@ -112,6 +120,32 @@ pub enum CtlCommand {
         #[arg(value_name = "LIST")]
         list: Option<String>,
     },
+    /// Print what the run takes now.
+    Status {
+        /// Print all that `run --stats` writes, and what is true at the moment, as JSON.
+        #[arg(long)]
+        json: bool,
+        /// Print it again each time that so many seconds have passed, one line of JSON each, until
+        /// the run ends.
+        #[arg(long, value_name = "SECONDS", requires = "json", value_parser = interval)]
+        every: Option<Duration>,
+    },
+    /// Swap out now what has been unused for longest, without pressure.
+    Reclaim {
+        /// How much: a size such as 256M, or all.
+        #[arg(value_name = "SIZE|all")]
+        amount: String,
+        /// Return when it is done.
+        #[arg(long)]
+        wait: bool,
+    },
+}
+
+/// Parses the seconds between two looks.
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "give seconds, such as 0.5".to_owned())?;
+    let interval = Duration::try_from_secs_f64(seconds).ok().filter(|interval| *interval >= MIN_INTERVAL);
+    interval.ok_or_else(|| "give at least 0.01 seconds".to_owned())
 }
 
 /// Options of `record`.
@@ -150,6 +184,6 @@ mod tests {
 
     #[test]
     fn the_reference_has_pages_and_completions() {
-        foliomem_command::docs::keep_command("foliomem", Args::command(), &["bench", "lab"]);
+        foliomem_command::docs::keep_command("foliomem", Args::command(), &["bench", "lab", "jupyter"]);
     }
 }

@@ -3,7 +3,17 @@
 use crate::args::{CtlArgs, CtlCommand};
 use crate::error::{BadValue, CliError};
 use crate::policy::{change_policy, show_policy};
+use crate::report::Report;
 use foliomem_session::find_run;
+use foliomem_session::process_table::ProcessSlot;
+use foliomem_session::segment::Control;
+use foliomem_types::size::parse_bytes;
+use foliomem_types::units::PAGE_BYTES;
+use std::io::{ErrorKind, Write};
+use std::time::Duration;
+
+/// How often `reclaim --wait` looks whether the processes are done.
+const WAIT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Performs the command on the run that a process belongs to.
 pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
@@ -20,6 +30,49 @@ pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
             change_policy(control.sizes(), list).map_err(bad)?;
             control.change_sizes(|sizes| change_policy(sizes, list).unwrap_or(sizes));
         }
+        CtlCommand::Status { json: false, .. } => print!("{}", Report::of(control).status()),
+        CtlCommand::Status { json: true, every: None } => println!("{:#}", Report::of(control).status_json()),
+        CtlCommand::Status { json: true, every: Some(every) } => follow(control, *every)?,
+        CtlCommand::Reclaim { amount, wait } => reclaim(control, args.pid, amount, *wait)?,
     }
     Ok(0)
+}
+
+/// Prints the status again and again, until the run ends or nobody reads it any more.
+fn follow(control: &'static Control, every: Duration) -> Result<(), CliError> {
+    while !control.has_ended() {
+        let written = writeln!(std::io::stdout(), "{}", Report::of(control).status_json());
+        match written {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => break,
+            other => other.map_err(|error| CliError::System("print the status", error))?,
+        }
+        std::thread::sleep(every);
+    }
+    Ok(())
+}
+
+/// Has process `pid` swap out `amount`; all processes of the run in proportion to their sizes if
+/// `pid` is none of them but the supervisor.
+fn reclaim(control: &'static Control, pid: u32, amount: &str, waits: bool) -> Result<(), CliError> {
+    let bytes = match amount {
+        "all" => u64::MAX,
+        size => parse_bytes(size, None).map_err(|source| CliError::Setting {
+            name: "reclaim",
+            origin: "command line".to_owned(),
+            source: Box::new(BadValue::Size(source)),
+        })?,
+    };
+    let mut processes = control.living_processes();
+    if processes.iter().any(|(other, _)| *other == pid) {
+        processes.retain(|(other, _)| *other == pid);
+    }
+    let whole_bytes: u64 = processes.iter().map(|(_, slot)| slot.measured_bytes()).sum();
+    let share = |of_bytes: u64| (u128::from(bytes) * u128::from(of_bytes) / u128::from(whole_bytes.max(1))) as u64;
+    let pages = |slot_bytes| if bytes == u64::MAX { bytes } else { share(slot_bytes) } / PAGE_BYTES as u64;
+    let ask = |(_, slot): (u32, &'static ProcessSlot)| (slot, slot.reclaim.ask(pages(slot.measured_bytes())));
+    let asked: Vec<_> = processes.into_iter().map(ask).collect();
+    while waits && !control.has_ended() && asked.iter().any(|(slot, number)| !slot.reclaim.is_finished(*number)) {
+        std::thread::sleep(WAIT_PAUSE);
+    }
+    Ok(())
 }

@@ -55,8 +55,8 @@ pub enum CliError {
     #[error("{0}: {1}")]
     Unfit(PathBuf, Unfit),
     /// The agent's library does not exist.
-    #[error("the agent is missing: {0} must lie beside foliomem")]
-    NoAgent(PathBuf),
+    #[error("the agent is missing: it must be {0} (beside foliomem) or {1}: install foliomem again")]
+    NoAgent(PathBuf, PathBuf),
     /// The path of the agent's library cannot be passed to the loader.
     #[error("the agent's path {0} contains a space or a colon, which LD_PRELOAD cannot hold: move foliomem elsewhere")]
     AgentPath(PathBuf),
@@ -81,6 +81,12 @@ pub enum CliError {
     /// A program of foliomem cannot be started.
     #[error(transparent)]
     Beside(#[from] BesideError),
+    /// Python cannot be started.
+    #[error("cannot start {0}: {1}: foliomem jupyter needs Python and its module foliomem (pip install foliomem)")]
+    NoPython(PathBuf, std::io::Error),
+    /// Python lacks the module.
+    #[error("{0} has no module foliomem: {0} -m pip install foliomem")]
+    NoModule(PathBuf),
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),

@@ -9,7 +9,8 @@
 //!   trace;
 //! - `ctl` changes a run, `doctor` prints all checks, `setup` gives others the permission to run.
 //!
-//! `bench` and `lab` are programs of their own, which lie beside this one.
+//! `bench` and `lab` are programs of their own, which lie beside this one. `jupyter` is part of the
+//! Python module.
 //!
 //! Exit codes of `run`: the program's, 128 + n after signal n; 125 if foliomem itself fails, 126
 //! for a program that cannot be executed, 127 for a program that does not exist, 2 for a wrong
@@ -44,8 +45,9 @@ use knob::Machine;
 use record::Recorder;
 use settings::{Recording, Settings};
 use std::ffi::OsString;
-use std::path::Path;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode, Stdio};
 
 /// What this command was built from (`build.rs`).
 const BUILD: &str = concat!(
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::setup(&args),
         Command::Bench(args) => start("foliomem-bench", &args),
         Command::Lab(args) => start("foliomem-lab", &args),
+        Command::Jupyter(args) => start_jupyter(&args),
     };
     match done {
         Ok(code) => ExitCode::from(code),
@@ -108,6 +111,19 @@ fn refuse(error: &clap::Error) -> ExitCode {
 /// Goes on as a program that lies beside this one.
 fn start(program: &'static str, args: &OtherArgs) -> Result<u8, CliError> {
     match foliomem_command::become_beside(program, &args.arguments)? {}
+}
+
+/// Goes on as the Python module, in the Python that lies beside this command, as in a virtual
+/// environment, or else in that of PATH.
+fn start_jupyter(args: &OtherArgs) -> Result<u8, CliError> {
+    let beside = supervise::own_executable()?.with_file_name("python3");
+    let python = if beside.is_file() { beside } else { PathBuf::from("python3") };
+    let found = process::Command::new(&python).args(["-c", "import foliomem"]).stderr(Stdio::null()).status();
+    if found.is_ok_and(|status| !status.success()) {
+        return Err(CliError::NoModule(python));
+    }
+    let error = process::Command::new(&python).args(["-m", "foliomem", "jupyter"]).args(&args.arguments).exec();
+    Err(CliError::NoPython(python, error))
 }
 
 fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {

@@ -1,51 +1,30 @@
 //! The result of a run: a line for people, JSON with the kernel's names for programs.
 
+use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
+use foliomem_session::tree_usage::Peaks;
 use foliomem_types::counters::{Counters, FaultKind, Histogram};
 use foliomem_types::size::format_mib;
-use foliomem_types::units::Order;
+use foliomem_types::units::{CLUSTER_BYTES, Order};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// Peaks of a run in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Peaks {
-    /// Peak of the memory of the process tree.
-    pub taken_bytes: u64,
-    /// Peak of the memory that the tree would have taken without compression.
-    pub needed_bytes: u64,
-}
-
-impl Peaks {
-    /// Raises the peaks to the present sizes.
-    pub fn sample(&mut self, control: &Control) {
-        let ended_bytes = control.ended_peak_bytes();
-        self.taken_bytes = self.taken_bytes.max(control.tree_measured_bytes()).max(ended_bytes);
-        control.follow_need();
-        // Where the limit follows the need, it has followed this very figure.
-        let needed_bytes = match control.need_peak_bytes() {
-            0 => control.tree_needed_bytes().max(ended_bytes),
-            peak_bytes => peak_bytes,
-        };
-        self.needed_bytes = self.needed_bytes.max(needed_bytes);
-    }
-}
-
-/// The report of a run that has ended.
+/// The figures of a run, while it goes on or once it has ended.
 pub struct Report {
     /// Control segment of the run.
-    pub control: &'static Control,
-    /// Limit at the end of the run, in bytes.
-    pub limit_bytes: u64,
-    /// Bytes of the swap file; 0 without one.
-    pub swap_bytes: u64,
+    control: &'static Control,
     /// Peaks of the run.
-    pub peaks: Peaks,
-    /// Duration of the run.
-    pub elapsed: Duration,
+    peaks: Peaks,
+    /// Duration of the run so far.
+    elapsed: Duration,
 }
 
 impl Report {
+    /// Returns the figures of now.
+    pub fn of(control: &'static Control) -> Report {
+        Report { control, peaks: control.peaks(), elapsed: control.elapsed() }
+    }
+
     /// Returns the message of an agent that stopped the run, if one did.
     pub fn failure(&self) -> Option<String> {
         self.control.failure().map(|line| line.trim().to_owned())
@@ -55,7 +34,7 @@ impl Report {
     pub fn summary(&self) -> String {
         let counters = self.control.sum();
         let lost_ns: u64 = FaultKind::ALL.iter().map(|&kind| counters.faults(kind).sum_ns.get()).sum();
-        let limit = format_mib(self.limit_bytes);
+        let limit = format_mib(self.control.limit_bytes());
         let Peaks { taken_bytes, needed_bytes } = self.peaks;
         let memory = if taken_bytes == 0 {
             format!("ended before its memory was measured, limit {limit}")
@@ -71,13 +50,46 @@ impl Report {
         )
     }
 
+    /// Returns all figures as JSON, and what is true at the moment.
+    pub fn status_json(&self) -> Value {
+        let mut value = self.json();
+        let processes = self.control.living_processes();
+        if let Value::Object(map) = &mut value {
+            map.insert("taken_bytes".to_owned(), json!(self.control.tree_measured_bytes()));
+            map.insert("needed_bytes".to_owned(), json!(self.control.tree_needed_bytes()));
+            let each = processes.iter().map(|(pid, slot)| process_json(*pid, slot));
+            map.insert("living".to_owned(), each.collect());
+        }
+        value
+    }
+
+    /// Returns the figures of the moment in lines for people.
+    pub fn status(&self) -> String {
+        let (taken, needed) = (self.control.tree_measured_bytes(), self.control.tree_needed_bytes());
+        let Peaks { taken_bytes, needed_bytes } = self.peaks;
+        let mut text = format!(
+            "limit   {}\ntaken   {}, at most {}\nneeded  {}, at most {}\n",
+            format_mib(self.control.limit_bytes()),
+            format_mib(taken),
+            format_mib(taken_bytes),
+            format_mib(needed),
+            format_mib(needed_bytes),
+        );
+        for (pid, slot) in self.control.living_processes() {
+            let out = slot.counters.store.orig_data_size.get();
+            let (taken, out) = (format_mib(slot.measured_bytes()), format_mib(out));
+            text.push_str(&format!("{pid:<7} takes {taken}, has {out} swapped out\n"));
+        }
+        text
+    }
+
     /// Returns all figures as JSON.
     pub fn json(&self) -> Value {
         let counters = self.control.sum();
         let mut map = Map::new();
         map.insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
-        map.insert("limit_bytes".to_owned(), json!(self.limit_bytes));
-        map.insert("swap_bytes".to_owned(), json!(self.swap_bytes));
+        map.insert("limit_bytes".to_owned(), json!(self.control.limit_bytes()));
+        map.insert("swap_bytes".to_owned(), json!(u64::from(self.control.swap().clusters()) * CLUSTER_BYTES));
         map.insert("peak_bytes".to_owned(), json!(self.peaks.taken_bytes));
         map.insert("need_peak_bytes".to_owned(), json!(self.peaks.needed_bytes));
         map.insert("limit_exceeded".to_owned(), json!(self.control.was_limit_exceeded()));
@@ -94,6 +106,16 @@ impl Report {
         map.insert("faults".to_owned(), faults(&counters));
         Value::Object(map)
     }
+}
+
+/// What one process takes and has swapped out.
+fn process_json(pid: u32, slot: &ProcessSlot) -> Value {
+    json!({
+        "pid": pid,
+        "taken_bytes": slot.measured_bytes(),
+        "swapped_out_bytes": slot.counters.store.orig_data_size.get(),
+        "store_bytes": slot.counters.store.mem_used_total.get(),
+    })
 }
 
 fn fields<'a>(fields: impl Iterator<Item = (&'static str, &'a foliomem_types::counters::Counter)>) -> Value {

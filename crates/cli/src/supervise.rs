@@ -3,7 +3,7 @@
 
 use crate::error::CliError;
 use crate::record::Recorder;
-use crate::report::{Peaks, Report};
+use crate::report::Report;
 use crate::settings::{Settings, SwapSetting};
 use crate::unmanaged::Lookout;
 use foliomem_session::custody::Custody;
@@ -24,6 +24,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const AGENT: &str = "libfoliomem_agent.so";
+/// The directory of the agent in an installation, below its prefix.
+const INSTALLED_IN: &str = "lib/foliomem";
 /// How often the swap file is looked through for what nobody holds any more.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
@@ -43,12 +45,15 @@ pub fn own_executable() -> Result<PathBuf, CliError> {
     std::env::current_exe().map_err(|error| CliError::System("find the executable of foliomem", error))
 }
 
-/// Where the agent lies: beside this executable.
+/// Where the agent lies: beside this executable, as `cargo build` leaves it, or in `lib/foliomem`
+/// beside the directory of this executable, as packages install it.
 pub fn agent_path() -> Result<PathBuf, CliError> {
-    let path = own_executable()?.with_file_name(AGENT);
-    if !path.is_file() {
-        return Err(CliError::NoAgent(path));
-    }
+    let beside = own_executable()?.with_file_name(AGENT);
+    let prefix = beside.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    let installed = prefix.join(INSTALLED_IN).join(AGENT);
+    let Some(path) = [&beside, &installed].into_iter().find(|path| path.is_file()).cloned() else {
+        return Err(CliError::NoAgent(beside, installed));
+    };
     if path.as_os_str().as_encoded_bytes().iter().any(|byte| byte.is_ascii_whitespace() || *byte == b':') {
         return Err(CliError::AgentPath(path));
     }
@@ -97,12 +102,12 @@ pub fn run(
     let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
     // From here on all signals are blocked, also in new threads.
     Custody::start(control).map_err(|error| CliError::System("start a thread", error))?;
-    let (peaks, started) = (Peaks::default(), Instant::now());
+    control.note_start();
+    let started = Instant::now();
     let mut run = Run {
         control,
         child,
         swap_file,
-        peaks,
         started,
         discarded: started,
         lookout: Lookout::new(limit_bytes),
@@ -115,7 +120,7 @@ pub fn run(
     control.end_run();
     run.wait_for_companions();
     run.look()?;
-    let report = run.report();
+    let report = Report::of(control);
     if let Some(failure) = report.failure() {
         eprintln!("{failure}");
     }
@@ -200,7 +205,6 @@ struct Run {
     control: &'static Control,
     child: Child,
     swap_file: Option<Created>,
-    peaks: Peaks,
     started: Instant,
     /// When the swap file was looked through for what nobody holds.
     discarded: Instant,
@@ -240,16 +244,6 @@ impl Run {
         }
     }
 
-    fn report(&self) -> Report {
-        Report {
-            control: self.control,
-            limit_bytes: self.control.limit_bytes(),
-            swap_bytes: self.swap_file.as_ref().map_or(0, |created| created.bytes),
-            peaks: self.peaks,
-            elapsed: self.started.elapsed(),
-        }
-    }
-
     /// Reaps ended companions. If one has crashed, its process has unmapped the agent's memory, as
     /// a program does that unmaps all it finds: that process is stopped, and nothing else.
     fn reap_companions(&mut self) {
@@ -280,7 +274,7 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
-        self.peaks.sample(self.control);
+        self.control.sample_peaks();
         self.reap_companions();
         if let Some(recorder) = &mut self.recorder {
             recorder.fetch(self.control)?;

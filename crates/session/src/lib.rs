@@ -10,12 +10,13 @@
 //! | `configuration` | the settings of the run |
 //! | [`process_table`] | a slot for each process, with its counters |
 //! | [`messages`] | messages of the agents to the supervisor |
-//! | `tree_usage` | memory use of the tree, and the limit that follows its need |
+//! | [`tree_usage`] | memory use of the tree, and the limit that follows its need |
 //! | [`budget`] | the share of the limit that one process may use |
 //! | `supervision` | whether the supervisor and the companions are alive |
 //! | [`custody`] | the supervisor's copies of userfaultfds |
 //! | [`cluster_ownership`] | the holders of the swap file's clusters |
 //! | [`swap_file`] | how the swap file is created and reopened |
+//! | [`reclaim_request`] | requests of `ctl` to reclaim now |
 //! | [`trace_ring`] | events of a recorded run |
 //! | [`door`], [`find_run`] | other ways to open the segment |
 //!
@@ -33,11 +34,12 @@ pub mod fuzz;
 mod message_line;
 pub mod messages;
 pub mod process_table;
+pub mod reclaim_request;
 pub mod segment;
 mod supervision;
 pub mod swap_file;
 pub mod trace_ring;
-mod tree_usage;
+pub mod tree_usage;
 
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;

@@ -10,6 +10,7 @@
 //! the owner is killed. No other lock is taken under it.
 
 use crate::custody::Offer;
+use crate::reclaim_request::ReclaimRequest;
 use crate::segment::{Control, ControlError};
 use crate::trace_ring::TraceRing;
 use foliomem_sys::identity::{self, is_alive};
@@ -51,12 +52,19 @@ shared_words! {
         pub measured_bytes: AtomicU64,
         /// 1 while the process changes its size, and so may keep other processes from a CPU.
         pub awake: AtomicU32,
+        /// What `ctl` asks the companion to swap out.
+        pub reclaim: ReclaimRequest,
         /// The process's counters.
         pub counters: Counters,
     }
 }
 
 impl ProcessSlot {
+    /// Returns the size of the process at its last measurement, in bytes.
+    pub fn measured_bytes(&self) -> u64 {
+        self.measured_bytes.load(Ordering::Relaxed)
+    }
+
     /// Marks that the companion ends shortly before its process. The slot keeps its figures until
     /// the process has ended.
     pub fn mark_companion_ending(&self) {
@@ -204,6 +212,7 @@ impl Control {
             let measured_bytes = process.measured_bytes.swap(0, Ordering::Relaxed);
             self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
+            process.reclaim.clear();
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }
@@ -240,6 +249,15 @@ impl Control {
     pub(crate) fn slots(&self) -> impl Iterator<Item = SlotIndex> {
         let used = self.header.slots_used.load(Ordering::Relaxed).min(MAX_PROCESSES as u32);
         (0..used).map(SlotIndex)
+    }
+
+    /// Returns the pids and the slots of living processes, except those of another pid namespace.
+    pub fn living_processes(&self) -> Vec<(u32, &ProcessSlot)> {
+        let slots = self.slots().map(|slot| (self.pid(slot), self.process(slot)));
+        let is_known = |(pid, slot): &(u32, &ProcessSlot)| {
+            *pid != 0 && !identity::is_of_nested(*pid) && !process_exit_notice::is_marked(&slot.exit_notice)
+        };
+        slots.filter(is_known).collect()
     }
 
     /// Returns a slot by its index.

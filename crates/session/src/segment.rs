@@ -31,7 +31,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 14;
+const VERSION: u64 = 15;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -98,6 +98,12 @@ shared_words! {
         pub(crate) need_peak_bytes: AtomicU64,
         /// The maximum size of ended processes at their last measurement, in bytes.
         pub(crate) ended_peak_bytes: AtomicU64,
+        /// The peaks of the tree's size and of its need, in bytes, as the supervisor has sampled
+        /// them.
+        pub(crate) taken_peak_bytes: AtomicU64,
+        pub(crate) needed_peak_bytes: AtomicU64,
+        /// The start of the program, on the monotonic clock.
+        pub(crate) started_ns: AtomicU64,
         /// The inode of the supervisor's pid namespace; 0 if unknown.
         pub(crate) pid_namespace: AtomicU64,
         pub(crate) custody: Calls,

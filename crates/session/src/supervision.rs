@@ -33,6 +33,12 @@ impl Control {
         self.header.is_over.store(1, Ordering::Release);
     }
 
+    /// Returns whether the supervisor has ended, or has seen the run to its end.
+    pub fn has_ended(&self) -> bool {
+        // Acquire pairs with the Release in `end_run`.
+        process_exit_notice::is_marked(&self.header.supervisor) || self.header.is_over.load(Ordering::Acquire) != 0
+    }
+
     /// Returns whether the processes of the run must end by themselves. They must if the supervisor
     /// was killed, or if it ends the run and does not know their pids, which belong to another pid
     /// namespace.

@@ -5,15 +5,58 @@
 
 use crate::process_table::{ProcessSlot, SlotIndex};
 use crate::segment::Control;
+use foliomem_sys::clock;
 use foliomem_types::counters::Counters;
 use foliomem_types::units::PAGE_BYTES;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Maximum number of reads of sizes that change all the time, until two in a row agree.
 const MAX_READS: u32 = 16;
 
+/// Peaks of a run, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peaks {
+    /// Peak of the memory of the process tree.
+    pub taken_bytes: u64,
+    /// Peak of the memory that the tree would have taken without compression.
+    pub needed_bytes: u64,
+}
+
 impl Control {
+    /// Notes that the program starts now. The supervisor calls it.
+    pub fn note_start(&self) {
+        self.header.started_ns.store(clock::now_ns(), Ordering::Relaxed);
+    }
+
+    /// Returns the time since the start of the program.
+    pub fn elapsed(&self) -> Duration {
+        let started_ns = self.header.started_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(clock::now_ns().saturating_sub(started_ns))
+    }
+
+    /// Raises the peaks to the present sizes. The supervisor calls it.
+    pub fn sample_peaks(&self) {
+        let ended_bytes = self.ended_peak_bytes();
+        let taken_bytes = self.tree_measured_bytes().max(ended_bytes);
+        self.header.taken_peak_bytes.fetch_max(taken_bytes, Ordering::Relaxed);
+        self.follow_need();
+        // A limit that follows the need has followed this very figure.
+        let needed_bytes = match self.need_peak_bytes() {
+            0 => self.tree_needed_bytes().max(ended_bytes),
+            peak_bytes => peak_bytes,
+        };
+        self.header.needed_peak_bytes.fetch_max(needed_bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the peaks that the supervisor has sampled.
+    pub fn peaks(&self) -> Peaks {
+        let [taken_bytes, needed_bytes] =
+            [&self.header.taken_peak_bytes, &self.header.needed_peak_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        Peaks { taken_bytes, needed_bytes }
+    }
+
     /// Raises a limit that follows the need to the tree's current need; does nothing to a fixed
     /// limit.
     pub fn follow_need(&self) {

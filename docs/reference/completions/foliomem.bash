@@ -25,6 +25,9 @@ _foliomem() {
             foliomem,doctor)
                 cmd="foliomem__subcmd__doctor"
                 ;;
+            foliomem,jupyter)
+                cmd="foliomem__subcmd__jupyter"
+                ;;
             foliomem,lab)
                 cmd="foliomem__subcmd__lab"
                 ;;
@@ -37,8 +40,14 @@ _foliomem() {
             foliomem,setup)
                 cmd="foliomem__subcmd__setup"
                 ;;
+            foliomem__subcmd__ctl,reclaim)
+                cmd="foliomem__subcmd__ctl__subcmd__reclaim"
+                ;;
             foliomem__subcmd__ctl,sizes)
                 cmd="foliomem__subcmd__ctl__subcmd__sizes"
+                ;;
+            foliomem__subcmd__ctl,status)
+                cmd="foliomem__subcmd__ctl__subcmd__status"
                 ;;
             foliomem__subcmd__setup,unit)
                 cmd="foliomem__subcmd__setup__subcmd__unit"
@@ -50,7 +59,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --verbose --help --version run record ctl doctor setup bench lab"
+            opts="-h -V --verbose --help --version run record ctl doctor setup bench lab jupyter"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -78,8 +87,22 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl)
-            opts="-h --help sizes"
+            opts="-h --help sizes status reclaim"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__ctl__subcmd__reclaim)
+            opts="-h --wait --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -105,6 +128,24 @@ _foliomem() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        foliomem__subcmd__ctl__subcmd__status)
+            opts="-h --json --every --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --every)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         foliomem__subcmd__doctor)
             opts="-h --on --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -116,6 +157,20 @@ _foliomem() {
                     COMPREPLY=($(compgen -W "docker podman kubernetes systemd host" -- "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__jupyter)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

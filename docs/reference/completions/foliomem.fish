@@ -34,6 +34,7 @@ complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "doctor" -d 'Check
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "setup" -d 'Let ordinary users, containers and services use foliomem; as root'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "bench" -d 'Measure foliomem: its swap, its parts, real programs. Starts foliomem-bench'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "lab" -d 'Try policies on a simulated machine of any size. Starts foliomem-lab'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "jupyter" -d 'Add kernels to Jupyter that run inside a limit. Starts python3 -m foliomem'
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l limit -d 'Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the container\'s memory), at least 16M; or need/2: half of their peak need so far, as if uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file. [default of `record`: need/2]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l sizes -d 'Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel: 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) sets the value that sizes inherit. [default: 16K,32K,64K,256K]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l codec -d 'Codec of the compressed memory: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small pieces with a dictionary of the program\'s own content. [default: lz4]' -r
@@ -59,9 +60,16 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l hard -d 'St
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l quiet -d 'Print no summary at exit.'
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l print-config -d 'Print the settings and their origins, and run nothing'
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -a "status" -d 'Print what the run takes now'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -a "reclaim" -d 'Swap out now what has been unused for longest, without pressure'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -l every -d 'Print it again each time that so many seconds have passed, one line of JSON each, until the run ends' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -l json -d 'Print all that `run --stats` writes, and what is true at the moment, as JSON'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from reclaim" -l wait -d 'Return when it is done'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from reclaim" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand doctor" -l on -d 'Print how to mend things there, not where foliomem runs' -r -f -a "docker\t'A container of Docker'
 podman\t'A container of Podman'
 kubernetes\t'A pod'

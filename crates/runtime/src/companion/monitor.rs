@@ -23,6 +23,7 @@ use crate::ports::machine::LinuxMachine;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
 use foliomem_core::watermark;
+use foliomem_session::reclaim_request::Pending;
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::companion_process::Woken;
 use foliomem_sys::cpus;
@@ -172,11 +173,15 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.context.budget.room_pages(),
         runtime.context.budget.counters().vm.pgfault.get(),
     ));
+    let slot = runtime.context.budget.control().process(runtime.context.budget.slot());
+    let request = slot.reclaim.pending();
     let Some(events) = runtime.mapping_events() else {
         let room = runtime.context.budget.room_pages();
         let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
-        let now =
-            is_recorded || runtime.context.settings.torture || runtime.activation.manage_now.load(Ordering::Relaxed);
+        let now = is_recorded
+            || runtime.context.settings.torture
+            || runtime.activation.manage_now.load(Ordering::Relaxed)
+            || request.is_some();
         if now || room < runtime.context.activation_pages() {
             match activate(runtime) {
                 Ok(()) => return None,
@@ -188,7 +193,10 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         return Some(sleep_for(room - runtime.context.activation_pages(), max));
     };
     let engine = &events.activated.engine;
-    apply_limit(runtime, engine);
+    apply_limit(runtime, engine, request);
+    if let Some(request) = request {
+        runtime.reclaim.serve(request);
+    }
     runtime.sharing.throttle.update(&runtime.context.budget, engine);
     if runtime.placement.cpu().is_some() && is_receiver_starved(engine.machine()) {
         // The program has just raised a mapping event, keeps the pinned handler from its CPU, and
@@ -217,11 +225,13 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     Some(balance(runtime, engine, history))
 }
 
-/// Applies the limit, which may have grown, to everything that depends on it.
-fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>) {
+/// Applies the limit, which may have grown, to everything that depends on it. The protected minimum
+/// is 0 during a request to reclaim.
+fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, request: Option<Pending>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
-    engine.limit_is(watermark::floor_pages(limit_pages), arena_size::store_pages(limit_pages));
+    let min_pages = request.map_or_else(|| watermark::floor_pages(limit_pages), |_| 0);
+    engine.limit_is(min_pages, arena_size::store_pages(limit_pages));
     runtime.context.tracer.limit(&runtime.context.budget);
 }
 

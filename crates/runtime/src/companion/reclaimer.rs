@@ -15,6 +15,7 @@ use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Attempt;
 use foliomem_core::watermark;
+use foliomem_session::reclaim_request::Pending;
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::{self, timespec};
 use foliomem_sys::cpus;
@@ -28,6 +29,10 @@ use std::time::Duration;
 /// over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
 
+/// Number of batches in a row that free nothing after which a request counts as served: the rest is
+/// pinned, in use, or does not compress.
+const MAX_FRUITLESS_BATCHES: u32 = 8;
+
 /// Requests of other threads to the reclaimers.
 pub(crate) struct ReclaimRequests {
     /// Incremented to wake the reclaimers. A futex word.
@@ -36,6 +41,29 @@ pub(crate) struct ReclaimRequests {
     pub(crate) page_out_parts: Mutex<PageOutParts>,
     pub(crate) page_outs_wanted: AtomicU32,
     pub(crate) page_outs_done: AtomicU32,
+    /// The request of `ctl` that the reclaimers serve.
+    pub(crate) asked: Mutex<Option<Asked>>,
+}
+
+/// A request of `ctl` that the reclaimers serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    /// The number of the request in the process's slot.
+    number: u32,
+    /// Pages that are still wanted.
+    left_pages: u64,
+    /// Number of batches in a row that freed nothing.
+    fruitless: u32,
+}
+
+impl Asked {
+    /// Notes what a batch has freed. Returns whether the request is served, or nothing more can be
+    /// freed.
+    fn note(&mut self, freed_pages: u64) -> bool {
+        self.left_pages = self.left_pages.saturating_sub(freed_pages);
+        self.fruitless = if freed_pages > 0 { 0 } else { self.fruitless + 1 };
+        self.left_pages == 0 || self.fruitless >= MAX_FRUITLESS_BATCHES
+    }
 }
 
 impl Default for ReclaimRequests {
@@ -45,6 +73,7 @@ impl Default for ReclaimRequests {
             page_out_parts: Mutex::new(PageOutParts { rest: 0..0, unfinished: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
+            asked: Mutex::new(None),
         }
     }
 }
@@ -54,6 +83,16 @@ impl ReclaimRequests {
     pub(crate) fn wake(&self) {
         self.kick.fetch_add(1, Ordering::Relaxed);
         let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, MAX_HANDLERS as u32);
+    }
+
+    /// Makes the reclaimers serve a request of `ctl`, unless they do already.
+    pub(crate) fn serve(&self, request: Pending) {
+        let mut asked = self.asked.lock();
+        if asked.is_none_or(|asked| asked.number != request.number) {
+            *asked = Some(Asked { number: request.number, left_pages: request.pages, fruitless: 0 });
+            drop(asked);
+            self.wake();
+        }
     }
 
     /// Makes the reclaimers swap out the managed memory in `range`, and waits for them. Only one
@@ -154,6 +193,9 @@ impl Reclaimer {
                     }
                     continue;
                 }
+                if self.serve_request() {
+                    continue;
+                }
                 if self.context.settings.torture {
                     engine.stage_oldest(watermark::BATCH_PAGES * 4);
                 } else if self.context.budget.room_pages() + i64::from(engine.free_frames())
@@ -190,6 +232,27 @@ impl Reclaimer {
             let pause = self.recompress(kicked);
             let _ = futex::wait(&self.requests.kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
         }
+    }
+
+    /// Serves a part of the request of `ctl`, and gives the freed memory back to the system.
+    /// Returns whether there may be more to do.
+    fn serve_request(&mut self) -> bool {
+        let Some(number) = self.requests.asked.lock().map(|asked| asked.number) else { return false };
+        let engine = &self.activated.engine;
+        let freed = engine.reclaim(&mut self.worker, watermark::BATCH_PAGES);
+        let mut asked = self.requests.asked.lock();
+        let is_served = asked.as_mut().filter(|asked| asked.number == number).is_some_and(|asked| asked.note(freed));
+        if is_served {
+            *asked = None;
+        }
+        drop(asked);
+        let low_pages = self.context.low_pages() as u32;
+        engine.shrink(if is_served { 0 } else { low_pages }, u32::MAX);
+        if is_served {
+            self.context.budget.sample();
+            self.context.budget.control().process(self.context.budget.slot()).reclaim.finish(number);
+        }
+        true
     }
 
     /// Makes a free run of frames while there is nothing to reclaim. Returns whether there may be
@@ -247,5 +310,16 @@ mod tests {
         parts.rest = 0..2 * BLOCK;
         assert!(parts.take().is_some() && !parts.finish(), "there is another part");
         assert!(parts.take().is_some() && parts.finish());
+    }
+
+    #[test]
+    fn a_request_is_served_when_enough_is_freed_or_nothing_more_can_be() {
+        let mut asked = Asked { number: 1, left_pages: 300, fruitless: 0 };
+        assert!(!asked.note(256));
+        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !asked.note(0)), "a batch may fail by chance");
+        assert!(!asked.note(1));
+        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !asked.note(0)) && asked.note(0));
+        let mut asked = Asked { number: 1, left_pages: 300, fruitless: 0 };
+        assert!(!asked.note(256) && asked.note(44));
     }
 }

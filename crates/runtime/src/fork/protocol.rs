@@ -165,6 +165,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 page_out_parts: _,   // Kept: the child's reclaimers finish the rest.
                 page_outs_wanted: _, // Kept: goes with `page_outs_done`.
                 page_outs_done: _,   // Kept: a counter.
+                asked,               // Reset: `ctl` has asked the parent.
             },
         placement: _, // Companion: `Placement::begin`.
         sharing:
@@ -191,6 +192,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     gate.reset();
     quiesce.reset();
     allocations.reset();
+    *asked.lock() = None;
 }
 
 /// Stops the agent's other threads while a thread of the program forks. The monitor calls this. A

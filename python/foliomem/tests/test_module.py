@@ -1,0 +1,70 @@
+"""What the module decides by itself, without a run."""
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from foliomem import FoliomemError, Level
+from foliomem._command import options, outside_environment
+from foliomem._control import Gauge
+from foliomem._jupyter import kernel_folder
+
+MIB = 1 << 20
+SECOND = 1_000_000_000
+
+
+def figures(taken: float, needed: float, now: float, ratio: float) -> dict[str, Any]:
+    store = {"orig_data_size": int(10 * ratio * MIB), "compr_data_size": 10 * MIB}
+    return {"taken_bytes": taken * MIB, "needed_bytes": needed * MIB, "limit_bytes": 100 * MIB, "elapsed_ns": int(now * SECOND),
+            "mm_stat": store}
+
+
+def levels(*looks: tuple[float, float, float], ratio: float = 1.5) -> list[Level]:
+    gauge = Gauge()
+    return [gauge.look(figures(*look, ratio)).level for look in looks]
+
+
+def test_a_run_that_needs_more_than_its_limit_compresses() -> None:
+    seen = levels((90, 90, 0), (99, 101, 1), (98, 96, 2), (94, 94, 3), (94, 99, 4))
+    assert seen == [Level.NONE, Level.COMPRESSING, Level.COMPRESSING, Level.NONE, Level.NONE]
+
+
+def test_a_run_is_over_its_limit_if_that_lasts() -> None:
+    assert levels((110, 200, 0), (110, 200, 0.9), (100, 200, 1.0), (110, 200, 1.1), (110, 200, 2.0))[-1] == Level.COMPRESSING
+    assert levels((110, 200, 0), (110, 200, 1.0)) == [Level.COMPRESSING, Level.OVER]
+    assert levels((102, 200, 0), (102, 200, 9)) == [Level.COMPRESSING] * 2
+    # As long as it takes more than the limit.
+    assert levels((110, 200, 0), (110, 200, 1.0), (101, 200, 1.1), (100, 200, 1.2))[2:] == [Level.OVER, Level.COMPRESSING]
+
+
+def test_a_run_that_is_far_over_its_limit_is_so_sooner() -> None:
+    assert levels((130, 200, 0), (130, 200, 0.3)) == [Level.COMPRESSING, Level.OVER]
+
+
+def test_a_run_whose_data_compresses_into_its_limit_gets_time_for_that() -> None:
+    looks = ((110.0, 200.0, 0.0), (110.0, 200.0, 4.9), (110.0, 200.0, 5.0))
+    assert levels(*looks, ratio=2) == [Level.COMPRESSING, Level.COMPRESSING, Level.OVER]
+    assert levels((130, 200, 0), (130, 200, 1.4), (130, 200, 1.5), ratio=2)[1:] == [Level.COMPRESSING, Level.OVER]
+
+
+def test_settings_are_options() -> None:
+    assert options("1G", {"hard": True, "quiet": False, "swap": None, "reclaimers": 2}) == \
+        ["--limit", "1G", "--hard", "--reclaimers", "2"]
+    assert options(1 << 30, None) == ["--limit", "1073741824"]
+
+
+def test_a_command_outside_of_the_run_is_not_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/a/libfoliomem_agent.so:/b/other.so")
+    monkeypatch.setenv("FOLIOMEM_CONTROL", "/proc/1/fd/3")
+    environment = outside_environment()
+    assert environment["LD_PRELOAD"] == "/b/other.so" and "FOLIOMEM_CONTROL" not in environment
+
+
+def test_a_kernel_has_a_name_that_is_a_folder() -> None:
+    args = argparse.Namespace(name="../../evil", system=False, sys_prefix=False, prefix="/tmp")
+    with pytest.raises(FoliomemError, match="no name of a kernel"):
+        kernel_folder(args)
+    args.name = "big-4G"
+    assert str(kernel_folder(args)) == "/tmp/share/jupyter/kernels/big-4G"
