@@ -109,8 +109,8 @@ def test_reclaim_is_of_one_process_or_of_the_tree(whole):
 
 
 def test_wrong_amounts_and_intervals_are_refused():
-    running = start(["sleep", "30"])
-    running.wait_output(b"", timeout=1)
+    running = start(["sh", "-c", "echo ready; exec sleep 30"])
+    running.wait_output(b"ready\n")
     for words, wanted in {
         ("reclaim", "much"): '"much" is not a size',
         ("reclaim", "50%"): "a share of memory is not possible here",
