@@ -66,7 +66,7 @@ soak: build
 	scripts/soak $(HOURS)
 
 doc:
-	cargo doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --workspace --no-deps --document-private-items
 
 soundness:
 	scripts/soundness

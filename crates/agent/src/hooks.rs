@@ -50,7 +50,7 @@ type IterateObjects = unsafe extern "C" fn(ObjectCallback, *mut c_void) -> c_int
 macro_rules! real {
     ($($function:ident = $name:literal),* $(,)?) => {
         $(static $function: Real = Real::next($name);)*
-        const ALL: &[&Real] = &[$(&$function),*];
+        static ALL: &[&Real] = &[$(&$function),*];
     };
 }
 

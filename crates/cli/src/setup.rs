@@ -2,7 +2,7 @@
 //!
 //! - The machine: a group, a udev rule that gives `/dev/userfaultfd` to it, and a description of
 //!   the device for containers (CDI, the container device interface).
-//! - A unit of systemd ([`unit`]): a drop-in that starts the service inside a limit.
+//! - A unit of systemd ([`mod@unit`]): a drop-in that starts the service inside a limit.
 //!
 //! Each has a record of what was written ([`record`]), so undoing removes that and nothing else.
 

@@ -25,7 +25,7 @@
 //! The feature `lock-ranks`, which the tests of the engine and of the agent enable, checks
 //! each acquisition: a thread that takes a lock out of order panics, whether or not another thread
 //! holds it. A number identifies a thread, because threads of the agent have no thread-local
-//! storage of this library: see [`identify_threads`].
+//! storage of this library: see `identify_threads`.
 
 /// The place of a lock in the lock order.
 pub trait Rank {
