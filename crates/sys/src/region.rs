@@ -5,9 +5,7 @@
 
 use crate::thread::syscall3;
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
-#[cfg(not(miri))]
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Alignment of a region's start, in bytes: the size of an order-9 folio, so that its runs are
 /// aligned.
