@@ -84,7 +84,7 @@ impl World {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.engine.machine().state.lock()
+        self.engine.ports().state.lock()
     }
 
     /// Changes the mappings as the kernel does and notifies the engine. From the change until a

@@ -5,7 +5,7 @@ use crate::machine::LabMachine;
 use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Attempt, Engine, EngineConfig, Served};
-use foliomem_core::machine::Machine;
+use foliomem_core::ports::{Budget, Ports};
 use foliomem_core::watermark;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{CpuNumber, PageNumber};
@@ -70,7 +70,7 @@ impl Lab {
 
     /// Returns the machine.
     pub fn machine(&self) -> &LabMachine {
-        self.engine.machine()
+        self.engine.ports()
     }
 
     /// Returns the counters of the slot allocator.

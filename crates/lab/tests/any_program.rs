@@ -7,7 +7,7 @@ use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
-use foliomem_core::machine::Machine;
+use foliomem_core::ports::Budget;
 use foliomem_lab::costs::Costs;
 use foliomem_lab::lab::Lab;
 use foliomem_lab::machine::{Content, LabMachine, Store};

@@ -17,8 +17,9 @@ use crate::companion::placement::CoLocation;
 use crate::companion::receive_notices::{pin_control_blocks, search_code};
 use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
+use crate::ports::LinuxPorts;
 use crate::ports::arena_size;
-use crate::ports::machine::{Descriptors, LinuxMachine};
+use crate::ports::attachment::Descriptors;
 use crate::runtime::Runtime;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
 use foliomem_core::watermark;
@@ -54,7 +55,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
         .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
     let arena_bytes = arena.len();
     runtime.context.agent_memory.add(arena.start()..arena.start() + arena.len());
-    let machine = LinuxMachine::new(
+    let ports = LinuxPorts::new(
         arena,
         open_descriptors(runtime)?,
         &runtime.context.budget,
@@ -62,8 +63,8 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
         &runtime.notices.control_blocks,
         &runtime.context.tracer,
     )?;
-    let config = engine_config(&runtime.context, &machine, arena_bytes);
-    let activated = Activated { engine: Engine::new(machine, config) };
+    let config = engine_config(&runtime.context, &ports, arena_bytes);
+    let activated = Activated { engine: Engine::new(ports, config) };
     if runtime.activation.activated.set(activated).is_err() {
         unreachable!("only the monitor activates");
     }
@@ -76,7 +77,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     wait_for_custody(runtime);
     if let Some(events) = runtime.mapping_events() {
         // From now on hooks send notices of advice; earlier advice is in `smaps`.
-        let advices = events.activated.engine.machine().advices();
+        let advices = events.activated.engine.ports().space.advices();
         maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, huge_pages, forks| {
             let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
             runtime.context.agent_memory.outside(range).into_iter().for_each(found);
@@ -172,11 +173,10 @@ pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
 }
 
 /// Returns the configuration of the process's engine.
-fn engine_config(context: &Context, machine: &LinuxMachine, arena_bytes: usize) -> EngineConfig {
+fn engine_config(context: &Context, ports: &LinuxPorts, arena_bytes: usize) -> EngineConfig {
     let max_pages = (context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let limit_pages = context.budget.limit_pages();
-    let file_slots =
-        if machine.has_swap_file() { context.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
+    let file_slots = if ports.swap.is_some() { context.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
     let discard = context.budget.control().swap().discard();
     let backing = BackingConfig { slots: file_slots, discard, store_pages: arena_size::store_pages(limit_pages) };
     EngineConfig {

@@ -18,8 +18,8 @@ use crate::companion::memory_users::User;
 use crate::companion::placement::{SEPARATE_WHILE_GROWING_NS, ThreadPlacement};
 use crate::companion::receive_notices::receive_notices;
 use crate::fork::protocol::quiesce;
+use crate::ports::LinuxPorts;
 use crate::ports::arena_size;
-use crate::ports::machine::LinuxMachine;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
 use foliomem_core::watermark;
@@ -198,7 +198,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.reclaim.serve(request);
     }
     runtime.sharing.throttle.update(&runtime.context.budget, engine);
-    if runtime.placement.cpu().is_some() && is_receiver_starved(engine.machine()) {
+    if runtime.placement.cpu().is_some() && is_receiver_starved(&engine.ports().space) {
         // The program has just raised a mapping event, keeps the pinned handler from its CPU, and
         // grows.
         runtime.placement.separate(SEPARATE_WHILE_GROWING_NS);
@@ -219,7 +219,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     runtime.context.tracer.unmanaged(&runtime.context.budget, unmanaged_pages);
     let sizes = runtime.context.budget.control().sizes();
     if std::mem::replace(&mut history.sizes, sizes) != sizes {
-        engine.machine().prepare_for_huge(0..usize::MAX);
+        engine.ports().space.prepare_for_huge(0..usize::MAX);
     }
     engine.tend();
     Some(balance(runtime, engine, history))
@@ -227,7 +227,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
 
 /// Applies the limit, which may have grown, to everything that depends on it. The protected minimum
 /// is 0 during a request to reclaim.
-fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, request: Option<Pending>) {
+fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, request: Option<Pending>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
     let min_pages = request.map_or_else(|| watermark::floor_pages(limit_pages), |_| 0);
@@ -237,7 +237,7 @@ fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, request
 
 /// Gives memory back if the tree needs it, and wakes the reclaimers if there is too little. Returns
 /// how long to sleep.
-fn balance(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, history: &History) -> Duration {
+fn balance(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, history: &History) -> Duration {
     let low = runtime.context.low_pages();
     let room = runtime.context.budget.room_pages();
     let free = i64::from(engine.free_frames());

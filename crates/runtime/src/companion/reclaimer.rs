@@ -286,7 +286,7 @@ impl Reclaimer {
 
     /// Lets the pinned handler, which a reclaimer may keep from its CPU, serve waiting faults.
     fn yield_to_handler(&self) {
-        if self.placement.cpu().is_some() && self.activated.engine.machine().descriptors().program.has_message() {
+        if self.placement.cpu().is_some() && self.activated.engine.ports().space.descriptors().program.has_message() {
             clock::sleep(YIELD);
         }
     }
