@@ -23,6 +23,7 @@ mod explode;
 mod fault;
 mod mapping;
 mod migrate;
+mod pacing;
 mod partial;
 mod reclaim;
 mod recompress;
@@ -33,13 +34,13 @@ mod unmanaged;
 mod write_back;
 
 pub use fault::Served;
-pub use reclaim::Attempt;
 
 use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::locality::{Locality, SwapIn};
+use crate::pacing::Pacing;
 use crate::page_table::{PageState, PageTable};
 use crate::ports::{AddressSpace, Arena, Budget, Clock, Ports, SharedPages, SwapDevice as _, assert_unlocked};
 use crate::queue::Queue;
@@ -82,14 +83,16 @@ pub struct EngineConfig {
     /// Whether to make new memory before it is touched, where the program touches it in order. Its
     /// first touches are then not seen.
     pub make_ahead: bool,
+    /// How hard the engine works for room.
+    pub pacing: Pacing,
     /// How runs of frames are made by compaction.
     pub compaction: Variant,
     /// Number of CPUs that allocate slots.
     pub cpus: u16,
     /// The initial protected minimum in pages: resident pages that reclaim leaves to the program,
     /// whatever the limit says. If the data do not compress into the limit, exceeding it is better
-    /// than swapping the last pages forever. [`Engine::limit_is`] changes it.
-    pub floor_pages: u64,
+    /// than swapping the last pages forever. [`Engine::follow_limit`] changes it.
+    pub protected_pages: u64,
     /// The swap file behind the store, if there is one.
     pub backing: Option<BackingConfig>,
     /// Minimum time in the store before a piece is recompressed with a slower codec; `None` if
@@ -121,7 +124,7 @@ pub struct BackingConfig {
     /// Whether free clusters of the file are discarded.
     pub discard: Discard,
     /// The initial maximum of the store's pages in memory, beyond which its oldest pieces go to the
-    /// file. [`Engine::limit_is`] changes it.
+    /// file. [`Engine::follow_limit`] changes it.
     pub store_pages: u32,
 }
 
@@ -135,8 +138,8 @@ const STAGED_MIN_PAGES: u64 = 256;
 pub struct Engine<P: Ports> {
     ports: P,
     config: EngineConfig,
-    /// The protected minimum, which [`Engine::limit_is`] sets.
-    floor_pages: AtomicU64,
+    /// The protected minimum, which [`Engine::follow_limit`] sets.
+    protected_pages: AtomicU64,
     store_pages: AtomicU32,
     /// Number of checks that still skip the file, because it was full or failed.
     file_pause: AtomicU32,
@@ -237,7 +240,7 @@ impl<P: Ports> Engine<P> {
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
             discards_unheard: AtomicU32::new(0),
-            floor_pages: AtomicU64::new(config.floor_pages),
+            protected_pages: AtomicU64::new(config.protected_pages),
             store_pages: AtomicU32::new(config.backing.map_or(0, |backing| backing.store_pages)),
             ports,
             config,
@@ -320,13 +323,6 @@ impl<P: Ports> Engine<P> {
         self.counters().vm.nr_swapcached.set(self.swap_cache.pages());
     }
 
-    /// Sets the protected minimum and the store's maximum after a change of the limit
-    /// ([`EngineConfig::floor_pages`], [`BackingConfig::store_pages`]).
-    pub fn limit_is(&self, floor_pages: u64, store_pages: u32) {
-        self.floor_pages.store(floor_pages, Relaxed);
-        self.store_pages.store(store_pages, Relaxed);
-    }
-
     /// Returns the order of the folio of `page`, if the page has content.
     pub fn order_of(&self, page: PageNumber) -> Option<Order> {
         self.table.get(page)?.lock().get(page).order()
@@ -342,8 +338,8 @@ impl<P: Ports> Engine<P> {
     fn urgency(&self) -> Urgency {
         // Unevictable pages are no part of the protected minimum: otherwise the rest would be
         // swapped in and out in turn.
-        let floor_pages = self.floor_pages.load(Relaxed) + self.unevictable.pages();
-        if self.resident_pages() + self.staged_pages() < floor_pages { Urgency::Reclaim } else { Urgency::Normal }
+        let protected_pages = self.protected_pages.load(Relaxed) + self.unevictable.pages();
+        if self.resident_pages() + self.staged_pages() < protected_pages { Urgency::Reclaim } else { Urgency::Normal }
     }
 
     /// Wakes the threads that wait for one of `pages`, which may be empty.

@@ -21,6 +21,7 @@ pub mod gate;
 pub mod homes;
 pub mod locality;
 
+pub mod pacing;
 pub mod page_table;
 pub mod ports;
 pub mod queue;
@@ -32,5 +33,4 @@ pub mod sparse;
 pub mod store;
 pub mod swap_cache;
 pub mod sync;
-pub mod watermark;
 pub mod workingset;

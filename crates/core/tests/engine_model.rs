@@ -14,6 +14,7 @@ use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
+use foliomem_core::pacing::Pacing;
 use foliomem_core::ports::{Budget, MAX_WRITES};
 use foliomem_types::counters::{Counter, FaultKind};
 use foliomem_types::discard::Discard;
@@ -119,9 +120,10 @@ fn config(granule: u8) -> EngineConfig {
         whole_out: OrderSet::ALL,
         keep_copies: true,
         make_ahead: true,
+        pacing: Pacing::Watermarks,
         compaction: Variant::default(),
         cpus: 1,
-        floor_pages: 0,
+        protected_pages: 0,
         backing: None,
         recompress_idle_ns: Some(0),
     }
@@ -258,7 +260,7 @@ impl World {
                 }
             }
         }
-        self.engine.tend();
+        self.engine.maintain();
     }
 
     /// Maps in all content, whatever the limit is: the program continues without the engine.
@@ -291,7 +293,7 @@ impl World {
     /// Waits until discarded pages are gone or managed again.
     fn wait(&mut self) {
         self.engine.ports().state.lock().now_ns += 2 * GRACE_NS;
-        self.engine.tend();
+        self.engine.maintain();
     }
 
     fn remap(&mut self, from: u64, to: u64, pages: u64) {
@@ -663,7 +665,7 @@ fn unevictable_pages_are_retried_seldom_and_staged_once_movable() {
 
 #[test]
 fn unevictable_pages_do_not_count_for_the_protected_minimum() {
-    let mut world = World::with(EngineConfig { floor_pages: 128, ..config(4) }, 1 << 4, 2000);
+    let mut world = World::with(EngineConfig { protected_pages: 128, ..config(4) }, 1 << 4, 2000);
     world.map(0, 1280);
     world.run(&Step::Write { page: 0, pages: 1280, value: COMPRESSIBLE });
     world.run(&Step::Refuse { start: 0, pages: 1024 });
@@ -1291,12 +1293,12 @@ fn queues_stay_short_without_memory_pressure() {
         world.map(0, 1000);
         world.run(&Step::Write { page: 0, pages: 1000, value: 51_000 });
         world.run(&Step::Unmap { start: 0, pages: 1000 });
-        world.engine.tend();
+        world.engine.maintain();
         assert!(world.engine.queued_claims() < 7000);
     }
     world.map(0, 1000);
     world.run(&Step::Write { page: 0, pages: 1000, value: 52_000 });
-    world.engine.tend();
+    world.engine.maintain();
     // The remaining pages are swapped out as usual.
     world.run(&Step::Reclaim { pages: 900 });
     assert!(world.engine.swapped_pages() >= 500, "{} pages", world.engine.swapped_pages());
@@ -1411,7 +1413,7 @@ const INCOMPRESSIBLE: u64 = 7;
 
 #[test]
 fn reclaim_backs_off_from_incompressible_data_and_recovers() {
-    let config = EngineConfig { arena_frames: 1 << 17, swap_slots: 512 * 256, floor_pages: 64, ..config(4) };
+    let config = EngineConfig { arena_frames: 1 << 17, swap_slots: 512 * 256, protected_pages: 64, ..config(4) };
     let mut world = World::with(config, 1 << 4, 2000);
     // 2500 compressible folios: the charge never exceeds the limit, and the excess is compressed
     // once.

@@ -98,7 +98,7 @@ impl<P: Ports> Engine<P> {
     /// Drops everything in `range`, whose content the program is about to discard (MADV_DONTNEED,
     /// MADV_FREE), so that it reads as zeros. The program drops resident pages only after the agent
     /// received the event, so the engine must not move them. It forgets them and adopts the
-    /// remaining ones later ([`tend`](Engine::tend)).
+    /// remaining ones later ([`maintain`](Engine::maintain)).
     pub fn discarded(&self, range: Range<PageNumber>) {
         self.unmapped(range.clone());
         self.discards.add(range, self.ports.clock().now_ns());

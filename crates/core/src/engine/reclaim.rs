@@ -40,7 +40,7 @@ struct Reclaimed {
 
 /// The result of an attempt to reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Attempt {
+pub(super) enum Attempt {
     /// This many pages were freed.
     Freed(u64),
     /// There was nothing to reclaim at the moment.
@@ -62,7 +62,7 @@ enum WrittenBack {
 
 impl<P: Ports> Engine<P> {
     /// Reclaims like [`reclaim`](Engine::reclaim), but backs off if that did not pay recently.
-    pub fn try_reclaim(&self, worker: &mut P::Worker, target_pages: u64) -> Attempt {
+    pub(super) fn try_reclaim(&self, worker: &mut P::Worker, target_pages: u64) -> Attempt {
         if self.can_write_out() {
             // Even incompressible data free memory once they are in the file.
             return Attempt::Freed(self.reclaim(worker, target_pages));
@@ -365,7 +365,7 @@ impl<P: Ports> Engine<P> {
     /// Does the maintenance of a background thread between reclaims: adopts the remaining pages of
     /// discarded ranges (MADV_FREE leaves pages until the kernel wants them), compacts a wasteful
     /// store a little, and drops stale claims.
-    pub fn tend(&self) {
+    pub fn maintain(&self) {
         for range in self.discards.take_due(self.ports.clock().now_ns()) {
             if let Err(rest) = self.adopt(range) {
                 self.discards.add(rest, self.ports.clock().now_ns());

@@ -10,6 +10,8 @@ pub trait Budget: Shared {
     fn charge(&self, pages: u32);
     /// Returns `pages` to the budget.
     fn uncharge(&self, pages: u32);
+    /// Returns the limit in pages.
+    fn limit_pages(&self) -> i64;
     /// Returns the pages left below the limit; negative above the limit.
     fn room_pages(&self) -> i64;
     /// Returns whether the limit has been exceeded only recently: other processes may still free

@@ -340,6 +340,10 @@ impl Budget for Double {
         self.state.lock().charged -= i64::from(pages);
     }
 
+    fn limit_pages(&self) -> i64 {
+        self.state.lock().limit_pages
+    }
+
     fn room_pages(&self) -> i64 {
         let state = self.state.lock();
         state.limit_pages - state.charged

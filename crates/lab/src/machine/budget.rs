@@ -26,6 +26,11 @@ impl Budget for LabMachine {
     }
 
     #[inline]
+    fn limit_pages(&self) -> i64 {
+        self.limit_pages
+    }
+
+    #[inline]
     fn room_pages(&self) -> i64 {
         self.limit_pages - self.charged_pages.load(Relaxed)
     }

@@ -16,6 +16,7 @@ use crate::companion::workers::Workers;
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Served;
+use foliomem_core::pacing::reads_ahead_after;
 use foliomem_core::ports::AddressSpace as _;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::region::Region;
@@ -188,15 +189,15 @@ impl Handler {
         if !is_last {
             space.wake(waited_for.clone());
         }
-        let room = self.events.context.budget.room_pages() + i64::from(self.events.activated.engine.free_frames());
-        if room < self.events.context.low_pages() && !self.events.activated.engine.reclaim_is_futile() {
+        let room = self.events.activated.engine.room();
+        if self.events.activated.engine.should_reclaim(&room) {
             self.reclaim.wake();
         }
-        if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
+        if reads_ahead_after(kind) {
             let fetched = self.read_ahead(page);
             if fetched.is_some() || kind != FaultKind::Spurious {
                 // Reclaimers that compress to make room for readahead would need the other CPU.
-                self.events.placement.note_readahead(fetched.filter(|_| room >= 2 * self.events.context.low_pages()));
+                self.events.placement.note_readahead(fetched.filter(|_| room.is_high()));
             }
         }
         if is_last {

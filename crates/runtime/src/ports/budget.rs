@@ -23,6 +23,10 @@ impl ports::Budget for TreeBudget {
         self.0.uncharge(pages);
     }
 
+    fn limit_pages(&self) -> i64 {
+        self.0.limit_pages()
+    }
+
     fn room_pages(&self) -> i64 {
         self.0.room_pages()
     }
