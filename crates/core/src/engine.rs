@@ -23,6 +23,7 @@ mod explode;
 mod fault;
 mod mapping;
 mod migrate;
+mod pacing;
 mod partial;
 mod reclaim;
 mod recompress;
@@ -33,15 +34,15 @@ mod unmanaged;
 mod write_back;
 
 pub use fault::Served;
-pub use reclaim::Attempt;
 
 use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};
 use crate::discards::Discards;
 use crate::homes::{Homes, Urgency};
 use crate::locality::{Locality, SwapIn};
-use crate::machine::Machine;
+use crate::pacing::Pacing;
 use crate::page_table::{PageState, PageTable};
+use crate::ports::{AddressSpace, Arena, Budget, Clock, Ports, SharedPages, SwapDevice as _, assert_unlocked};
 use crate::queue::Queue;
 use crate::readahead::Readahead;
 use crate::rmap::Rmap;
@@ -56,6 +57,7 @@ use backoff::Backoff;
 use foliomem_types::counters::Counters;
 use foliomem_types::discard::Discard;
 use foliomem_types::units::{ClusterNumber, Frame, FrameRun, Order, OrderSet, PageNumber, Slot};
+use std::ops::Range;
 
 /// The configuration of an engine.
 #[derive(Clone, Debug)]
@@ -81,14 +83,16 @@ pub struct EngineConfig {
     /// Whether to make new memory before it is touched, where the program touches it in order. Its
     /// first touches are then not seen.
     pub make_ahead: bool,
+    /// How hard the engine works for room.
+    pub pacing: Pacing,
     /// How runs of frames are made by compaction.
     pub compaction: Variant,
     /// Number of CPUs that allocate slots.
     pub cpus: u16,
     /// The initial protected minimum in pages: resident pages that reclaim leaves to the program,
     /// whatever the limit says. If the data do not compress into the limit, exceeding it is better
-    /// than swapping the last pages forever. [`Engine::limit_is`] changes it.
-    pub floor_pages: u64,
+    /// than swapping the last pages forever. [`Engine::follow_limit`] changes it.
+    pub protected_pages: u64,
     /// The swap file behind the store, if there is one.
     pub backing: Option<BackingConfig>,
     /// Minimum time in the store before a piece is recompressed with a slower codec; `None` if
@@ -120,7 +124,7 @@ pub struct BackingConfig {
     /// Whether free clusters of the file are discarded.
     pub discard: Discard,
     /// The initial maximum of the store's pages in memory, beyond which its oldest pieces go to the
-    /// file. [`Engine::limit_is`] changes it.
+    /// file. [`Engine::follow_limit`] changes it.
     pub store_pages: u32,
 }
 
@@ -131,11 +135,11 @@ const STAGED_SHARE_SHIFT: u32 = 5;
 const STAGED_MIN_PAGES: u64 = 256;
 
 /// The memory manager of one program.
-pub struct Engine<M: Machine> {
-    machine: M,
+pub struct Engine<P: Ports> {
+    ports: P,
     config: EngineConfig,
-    /// The protected minimum, which [`Engine::limit_is`] sets.
-    floor_pages: AtomicU64,
+    /// The protected minimum, which [`Engine::follow_limit`] sets.
+    protected_pages: AtomicU64,
     store_pages: AtomicU32,
     /// Number of checks that still skip the file, because it was full or failed.
     file_pause: AtomicU32,
@@ -172,11 +176,11 @@ pub struct Engine<M: Machine> {
 
 /// The engine's frames as the store's memory. The store grows only while something larger is
 /// written back, so it may use the reserve; for compaction it may not.
-struct StoreRuns<'a, M: Machine>(&'a Engine<M>, Urgency);
+struct StoreRuns<'a, P: Ports>(&'a Engine<P>, Urgency);
 
-impl<M: Machine> RunSource for StoreRuns<'_, M> {
+impl<P: Ports> RunSource for StoreRuns<'_, P> {
     fn alloc_run(&self, order: Order) -> Option<FrameRun> {
-        self.0.homes.alloc_full(&self.0.machine, order, self.1).ok().map(|(run, _)| run.into_run())
+        self.0.homes.alloc_full(&self.0.ports, order, self.1).ok().map(|(run, _)| run.into_run())
     }
 
     fn free_run(&self, run: FrameRun) {
@@ -188,21 +192,21 @@ impl<M: Machine> RunSource for StoreRuns<'_, M> {
     }
 
     fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
-        self.0.machine.claim_cluster(cluster)
+        self.0.ports.swap_device().is_some_and(|device| device.claim(cluster))
     }
 
     fn release_cluster(&self, cluster: ClusterNumber) {
-        self.0.machine.release_cluster(cluster);
+        self.0.ports.swap_device().into_iter().for_each(|device| device.release(cluster));
     }
 
     fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
-        self.0.machine.is_sole_holder(cluster)
+        self.0.ports.swap_device().is_some_and(|device| device.is_sole_holder(cluster))
     }
 }
 
-impl<M: Machine> Engine<M> {
-    /// Makes an engine for `machine` that manages nothing yet.
-    pub fn new(machine: M, config: EngineConfig) -> Engine<M> {
+impl<P: Ports> Engine<P> {
+    /// Makes an engine on `ports` that manages nothing yet.
+    pub fn new(ports: P, config: EngineConfig) -> Engine<P> {
         let clusters = |slots, discard| SwapClusters::new(SwapDevice { slots, discard }, config.cpus, config.strategy);
         let store = match config.backing {
             Some(BackingConfig { slots, discard, .. }) => {
@@ -236,16 +240,16 @@ impl<M: Machine> Engine<M> {
             resident_pages: AtomicU64::new(0),
             staged_pages: AtomicU64::new(0),
             discards_unheard: AtomicU32::new(0),
-            floor_pages: AtomicU64::new(config.floor_pages),
+            protected_pages: AtomicU64::new(config.protected_pages),
             store_pages: AtomicU32::new(config.backing.map_or(0, |backing| backing.store_pages)),
-            machine,
+            ports,
             config,
         }
     }
 
-    /// Returns the machine.
-    pub fn machine(&self) -> &M {
-        &self.machine
+    /// Returns the ports.
+    pub fn ports(&self) -> &P {
+        &self.ports
     }
 
     /// Returns the configuration.
@@ -255,7 +259,7 @@ impl<M: Machine> Engine<M> {
 
     /// Returns the counters.
     pub fn counters(&self) -> &Counters {
-        self.machine.counters()
+        self.ports.counters()
     }
 
     /// Returns the number of resident pages.
@@ -319,13 +323,6 @@ impl<M: Machine> Engine<M> {
         self.counters().vm.nr_swapcached.set(self.swap_cache.pages());
     }
 
-    /// Sets the protected minimum and the store's maximum after a change of the limit
-    /// ([`EngineConfig::floor_pages`], [`BackingConfig::store_pages`]).
-    pub fn limit_is(&self, floor_pages: u64, store_pages: u32) {
-        self.floor_pages.store(floor_pages, Relaxed);
-        self.store_pages.store(store_pages, Relaxed);
-    }
-
     /// Returns the order of the folio of `page`, if the page has content.
     pub fn order_of(&self, page: PageNumber) -> Option<Order> {
         self.table.get(page)?.lock().get(page).order()
@@ -341,15 +338,33 @@ impl<M: Machine> Engine<M> {
     fn urgency(&self) -> Urgency {
         // Unevictable pages are no part of the protected minimum: otherwise the rest would be
         // swapped in and out in turn.
-        let floor_pages = self.floor_pages.load(Relaxed) + self.unevictable.pages();
-        if self.resident_pages() + self.staged_pages() < floor_pages { Urgency::Reclaim } else { Urgency::Normal }
+        let protected_pages = self.protected_pages.load(Relaxed) + self.unevictable.pages();
+        if self.resident_pages() + self.staged_pages() < protected_pages { Urgency::Reclaim } else { Urgency::Normal }
+    }
+
+    /// Wakes the threads that wait for one of `pages`, which may be empty.
+    #[inline]
+    fn wake(&self, pages: Range<PageNumber>) {
+        assert_unlocked();
+        self.ports.address_space().wake(pages);
+    }
+
+    /// Sleeps while other threads free memory.
+    fn pause(&self) {
+        assert_unlocked();
+        self.ports.clock().pause();
+    }
+
+    /// Returns whether other processes may share pages since a fork.
+    fn shares_pages(&self) -> bool {
+        self.ports.shared_pages().is_some_and(SharedPages::exist)
     }
 
     fn staged_target_pages(&self) -> u64 {
         ((self.resident_pages() + self.staged_pages()) >> STAGED_SHARE_SHIFT).max(STAGED_MIN_PAGES)
     }
 
-    fn runs(&self) -> StoreRuns<'_, M> {
+    fn runs(&self) -> StoreRuns<'_, P> {
         StoreRuns(self, Urgency::Reclaim)
     }
 
@@ -357,7 +372,7 @@ impl<M: Machine> Engine<M> {
     #[inline]
     fn alloc_slots(&self, order: Order) -> Option<Slot> {
         for _ in 0..SLOT_TRIES {
-            match self.slots.alloc(self.machine.cpu(), order) {
+            match self.slots.alloc(self.ports.clock().cpu(), order) {
                 Ok(slot) => return Some(slot),
                 Err(NoSlots::Reclaim(slots)) => {
                     for entry in self.swap_cache.take_overlapping(slots) {
@@ -388,9 +403,9 @@ impl<M: Machine> Engine<M> {
     /// Frees frames that held pages of the program and have no swap-cache entry.
     #[inline]
     fn free_frames_of_content(&self, mut run: UniqueRun) {
-        if self.machine.frames_escape() {
-            self.machine.release(run.as_mut());
-            self.machine.uncharge(run.frames());
+        if self.ports.arena().frames_escape() {
+            self.ports.arena().release(run.as_mut());
+            self.ports.budget().uncharge(run.frames());
             self.homes.free_empty(run.into_run());
         } else {
             self.homes.free_full(run);
@@ -410,6 +425,6 @@ impl<M: Machine> Engine<M> {
             self.store.release(&self.runs(), piece, pages as u16);
             done += pages;
         }
-        self.slots.free(self.machine.cpu(), first, slots);
+        self.slots.free(self.ports.clock().cpu(), first, slots);
     }
 }

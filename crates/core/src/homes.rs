@@ -13,11 +13,11 @@
 //! resident folio, held by a staged folio, held by the store, or held by the worker that allocated
 //! it.
 //!
-//! Lock: one leaf lock, never held during a call to the machine.
+//! Lock: one leaf lock, never held during a call to a port.
 
 use crate::buddy::{Buddy, Pick};
 use crate::frame_set::FrameSet;
-use crate::machine::Machine;
+use crate::ports::{Arena, Budget, Ports};
 use crate::run_tokens::UniqueRun;
 use crate::sync::Mutex;
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet};
@@ -148,9 +148,9 @@ impl Homes {
 
     /// Allocates a populated run: a free one, one gathered from free pages, or a new one that is
     /// charged to the budget.
-    pub fn alloc_full<M: Machine>(
+    pub fn alloc_full<P: Ports>(
         &self,
-        machine: &M,
+        ports: &P,
         order: Order,
         urgency: Urgency,
     ) -> Result<(UniqueRun, Content), NoRun> {
@@ -164,22 +164,22 @@ impl Homes {
         };
         if enough {
             let target = self.alloc_empty(order).ok_or(NoRun::Exhausted)?;
-            if self.gather(machine, target) {
+            if self.gather(ports, target) {
                 return Ok((UniqueRun::mint(target), Content::Dirty));
             }
         }
-        if !machine.try_charge(order.pages()) {
+        if !ports.budget().try_charge(order.pages()) {
             if urgency == Urgency::Normal {
                 return Err(NoRun::OverLimit);
             }
-            machine.charge(order.pages());
+            ports.budget().charge(order.pages());
         }
         let Some(run) = self.alloc_empty(order) else {
-            machine.uncharge(order.pages());
+            ports.budget().uncharge(order.pages());
             return Err(NoRun::Exhausted);
         };
         let mut run = UniqueRun::mint(run);
-        machine.populate(run.as_mut());
+        ports.arena().populate(run.as_mut());
         Ok((run, Content::Zeroed))
     }
 
@@ -196,7 +196,7 @@ impl Homes {
     /// Makes `target`, an unpopulated run, populated by moving scattered free pages to it. On
     /// failure all frames are free again. Even one move a page costs less than compressing anything
     /// to make room.
-    fn gather<M: Machine>(&self, machine: &M, target: FrameRun) -> bool {
+    fn gather<P: Ports>(&self, ports: &P, target: FrameRun) -> bool {
         let mut gathered = 0;
         while gathered < target.frames() {
             let most = Order::largest_at(gathered, target.frames() - gathered);
@@ -205,7 +205,7 @@ impl Homes {
                 OrderSet::ALL.up_to(most).descending().find_map(|order| free.full.alloc(order))
             };
             let Some(piece) = piece else { break };
-            let moved = machine.regroup(piece.head, target.head.offset(gathered), piece.frames());
+            let moved = ports.arena().regroup(piece.head, target.head.offset(gathered), piece.frames());
             let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| piece.frames());
             gathered += moved_pages;
             if moved_pages < piece.frames() {
@@ -308,7 +308,7 @@ impl Homes {
 
     /// Releases free pages to the system in runs of at least order `least`, until `keep_frames` are
     /// left or `most_frames` are released. Returns the number of released frames.
-    pub fn shrink<M: Machine>(&self, machine: &M, keep_frames: u32, most_frames: u32, least: Order) -> u32 {
+    pub fn shrink<P: Ports>(&self, ports: &P, keep_frames: u32, most_frames: u32, least: Order) -> u32 {
         let mut given = 0;
         while given < most_frames {
             let run = {
@@ -319,8 +319,8 @@ impl Homes {
             };
             let Some(run) = run else { break };
             let mut run = UniqueRun::mint(run);
-            machine.release(run.as_mut());
-            machine.uncharge(run.frames());
+            ports.arena().release(run.as_mut());
+            ports.budget().uncharge(run.frames());
             given += run.frames();
             self.free_empty(run.into_run());
         }

@@ -1,7 +1,7 @@
-//! The foliomem memory manager: pure logic over a small [`machine::Machine`].
+//! The foliomem memory manager: pure logic over small [`ports`].
 //!
 //! The crate knows no system call, pointer or thread. The crate `foliomem-runtime` runs it over the
-//! memory of a real program; tests and the lab run it over a simulated machine. The words are the
+//! memory of a real program; tests and the lab run it over a simulated one. The words are the
 //! kernel's: a *page* is 4 KiB, a *folio* is a naturally aligned run of `2^order` pages, a *frame*
 //! is a page of physical budget, a *swap entry* names a slot of 4 KiB on a swap device, a *cluster*
 //! is 512 slots.
@@ -20,8 +20,10 @@ pub mod frame_set;
 pub mod gate;
 pub mod homes;
 pub mod locality;
-pub mod machine;
+
+pub mod pacing;
 pub mod page_table;
+pub mod ports;
 pub mod queue;
 pub mod readahead;
 pub mod rmap;
@@ -31,5 +33,4 @@ pub mod sparse;
 pub mod store;
 pub mod swap_cache;
 pub mod sync;
-pub mod watermark;
 pub mod workingset;

@@ -1,8 +1,7 @@
 //! Tokens for the memory of frames: a type says who may read a run and who may write it.
 //!
 //! A [`FrameRun`] is a pair of numbers and says nothing about the users of the memory. So no method
-//! of [`Machine`](crate::machine::Machine) reads or writes memory for a `FrameRun`: it takes a
-//! token.
+//! of a [port](crate::ports) reads or writes memory for a `FrameRun`: it takes a token.
 //!
 //! | token | grants | exists |
 //! |---|---|---|

@@ -14,7 +14,8 @@ use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
-use foliomem_core::machine::{MOST_WRITES, Machine};
+use foliomem_core::pacing::Pacing;
+use foliomem_core::ports::{Budget, MAX_WRITES};
 use foliomem_types::counters::{Counter, FaultKind};
 use foliomem_types::discard::Discard;
 use foliomem_types::size_policy::{Advice, Disabled, SizePolicy};
@@ -119,9 +120,10 @@ fn config(granule: u8) -> EngineConfig {
         whole_out: OrderSet::ALL,
         keep_copies: true,
         make_ahead: true,
+        pacing: Pacing::Watermarks,
         compaction: Variant::default(),
         cpus: 1,
-        floor_pages: 0,
+        protected_pages: 0,
         backing: None,
         recompress_idle_ns: Some(0),
     }
@@ -146,7 +148,7 @@ impl World {
 
     fn with(config: EngineConfig, sizes: u16, limit_pages: i64) -> World {
         let engine = Engine::new(Double::new(limit_pages), config);
-        engine.machine().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(sizes));
+        engine.ports().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(sizes));
         World { engine, worker: Worker::default(), model: BTreeMap::new() }
     }
 
@@ -162,21 +164,21 @@ impl World {
     /// Makes `page` resident, as a touch does. Returns false if the touch ends the program; the
     /// unreadable pages are then unmapped.
     fn touch(&mut self, page: u64) -> bool {
-        let present = self.engine.machine().state.lock().program.contains_key(&page);
+        let present = self.engine.ports().state.lock().program.contains_key(&page);
         if !present {
             let before = self.allocated();
-            self.engine.machine().state.lock().woken.clear();
+            self.engine.ports().state.lock().woken.clear();
             let unheard = || self.engine.counters().vm.discarded_unheard.get();
             let before_fault = unheard();
             let mut served = self.engine.fault(&mut self.worker, PageNumber(page));
-            let is_there = || self.engine.machine().state.lock().program.contains_key(&page);
+            let is_there = || self.engine.ports().state.lock().program.contains_key(&page);
             if unheard() > before_fault && !is_there() {
                 // The woken thread faults again and finds no content to map in.
                 served = self.engine.fault(&mut self.worker, PageNumber(page));
             }
             assert!(matches!(served, Served::Done(_)), "{served:?}");
             assert!(
-                self.engine.machine().state.lock().woken.contains(&page),
+                self.engine.ports().state.lock().woken.contains(&page),
                 "a thread that waits for {page:x} was not woken"
             );
             let allowed = self.allowed(page);
@@ -188,9 +190,9 @@ impl World {
                 .is_some_and(|(ahead, order)| self.engine.read_ahead(&mut self.worker, ahead, order))
             {}
         }
-        let lost = std::mem::take(&mut self.engine.machine().state.lock().poisoned);
+        let lost = std::mem::take(&mut self.engine.ports().state.lock().poisoned);
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
-        let state = self.engine.machine().state.lock();
+        let state = self.engine.ports().state.lock();
         assert_ne!(
             state.program.contains_key(&page),
             lost.contains(&page),
@@ -206,7 +208,7 @@ impl World {
 
     /// Returns the orders that a folio at `page` may have.
     fn allowed(&self, page: u64) -> OrderSet {
-        let state = self.engine.machine().state.lock();
+        let state = self.engine.ports().state.lock();
         let advice = state.mapping(page).map_or(Advice::None, |(_, advice)| *advice);
         state.sizes.allowed(advice, state.disabled)
     }
@@ -217,13 +219,13 @@ impl World {
             return;
         }
         self.model.extend((start..end).map(|page| (page, 0)));
-        self.engine.machine().state.lock().mappings.push((start..end, Advice::None));
+        self.engine.ports().state.lock().mappings.push((start..end, Advice::None));
     }
 
     /// Touches pages before their mapping is registered, so that they are adopted.
     fn native_touch(&mut self, start: u64, pages: u64, value: u64) {
         for page in self.mapped(start, pages) {
-            let mut state = self.engine.machine().state.lock();
+            let mut state = self.engine.ports().state.lock();
             // Only pages unknown to the engine can be touched without a fault.
             if self.model[&page] == 0 && !state.program.contains_key(&page) && state.homes.is_empty() {
                 state.program.insert(page, value);
@@ -237,7 +239,7 @@ impl World {
 
     fn unmap(&mut self, start: u64, pages: u64) {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
-        self.engine.machine().state.lock().unmap(start..end);
+        self.engine.ports().state.lock().unmap(start..end);
         self.model.retain(|page, _| !(start..end).contains(page));
         self.engine.unmapped(PageNumber(start)..PageNumber(end));
     }
@@ -248,7 +250,7 @@ impl World {
         let (start, end) = (BASE + start, (BASE + start + pages).min(BASE + PAGES));
         self.engine.discarded(PageNumber(start)..PageNumber(end));
         {
-            let mut state = self.engine.machine().state.lock();
+            let mut state = self.engine.ports().state.lock();
             for page in start..end {
                 let stays = state.program.contains_key(&page) && !page.is_multiple_of(every);
                 if !stays {
@@ -258,15 +260,15 @@ impl World {
                 }
             }
         }
-        self.engine.tend();
+        self.engine.maintain();
     }
 
     /// Maps in all content, whatever the limit is: the program continues without the engine.
     fn bring_all_in(&mut self) {
-        let limit_pages = std::mem::replace(&mut self.engine.machine().state.lock().limit_pages, i64::MAX / 2);
+        let limit_pages = std::mem::replace(&mut self.engine.ports().state.lock().limit_pages, i64::MAX / 2);
         self.engine.bring_all_in(&mut self.worker);
         let lost = {
-            let mut state = self.engine.machine().state.lock();
+            let mut state = self.engine.ports().state.lock();
             state.limit_pages = limit_pages;
             for (page, &value) in &self.model {
                 let content = state.program.get(page).copied();
@@ -280,7 +282,7 @@ impl World {
     /// Installs and removes a guard on one page in `every`, without a message. A staged or
     /// swapped-out page loses its content.
     fn guard(&mut self, start: u64, pages: u64, every: u64) {
-        let mut state = self.engine.machine().state.lock();
+        let mut state = self.engine.ports().state.lock();
         for page in (BASE + start..(BASE + start + pages).min(BASE + PAGES)).filter(|page| page.is_multiple_of(every)) {
             if state.marks.remove(&page) && !state.program.contains_key(&page) {
                 self.model.entry(page).and_modify(|value| *value = 0);
@@ -290,8 +292,8 @@ impl World {
 
     /// Waits until discarded pages are gone or managed again.
     fn wait(&mut self) {
-        self.engine.machine().state.lock().now_ns += 2 * GRACE_NS;
-        self.engine.tend();
+        self.engine.ports().state.lock().now_ns += 2 * GRACE_NS;
+        self.engine.maintain();
     }
 
     fn remap(&mut self, from: u64, to: u64, pages: u64) {
@@ -300,14 +302,14 @@ impl World {
         let overlap = from < to + pages && to < from + pages;
         let whole = (from..from + pages).all(|page| self.model.contains_key(&page));
         let clear = {
-            let state = self.engine.machine().state.lock();
+            let state = self.engine.ports().state.lock();
             state.pinned.range(from..from + pages).next().is_none()
         };
         if !inside(from) || !inside(to) || overlap || !whole || !clear {
             return;
         }
         self.unmap(to - BASE, pages);
-        self.engine.machine().state.lock().remap(from..from + pages, to);
+        self.engine.ports().state.lock().remap(from..from + pages, to);
         for index in 0..pages {
             let value = self.model.remove(&(from + index)).unwrap();
             self.model.insert(to + index, value);
@@ -324,7 +326,7 @@ impl World {
                     if !self.model.contains_key(&page) || !self.touch(page) {
                         continue;
                     }
-                    self.engine.machine().state.lock().program.insert(page, value + page % 3);
+                    self.engine.ports().state.lock().program.insert(page, value + page % 3);
                     self.model.insert(page, value + page % 3);
                 }
             }
@@ -344,19 +346,19 @@ impl World {
             Step::Unmap { start, pages } => self.unmap(start, pages),
             Step::Remap { from, to, pages } => self.remap(from, to, pages),
             Step::Pin { page } => {
-                let mut state = self.engine.machine().state.lock();
+                let mut state = self.engine.ports().state.lock();
                 if state.program.contains_key(&(BASE + page)) {
                     state.pinned.insert(BASE + page);
                 }
             }
-            Step::Unpin => self.engine.machine().state.lock().pinned.clear(),
+            Step::Unpin => self.engine.ports().state.lock().pinned.clear(),
             Step::Share => {
-                let mut state = self.engine.machine().state.lock();
+                let mut state = self.engine.ports().state.lock();
                 state.shared = state.program.keys().copied().collect();
             }
             Step::Refuse { start, pages } => {
                 let pages = self.mapped(start, pages);
-                self.engine.machine().state.lock().refusing.extend(pages);
+                self.engine.ports().state.lock().refusing.extend(pages);
             }
             Step::Shrink { pages } => {
                 self.engine.shrink(0, pages);
@@ -373,28 +375,28 @@ impl World {
             Step::Compact { order } => {
                 self.engine.compact(Order::new(order).unwrap());
             }
-            Step::FailWrites { count } => self.engine.machine().state.lock().failing_writes = count,
-            Step::FailReads { count } => self.engine.machine().state.lock().failing_reads = count,
+            Step::FailWrites { count } => self.engine.ports().state.lock().failing_writes = count,
+            Step::FailReads { count } => self.engine.ports().state.lock().failing_reads = count,
             Step::OthersClaim { cluster } => {
-                let mut state = self.engine.machine().state.lock();
+                let mut state = self.engine.ports().state.lock();
                 if !state.clusters.contains(&cluster) {
                     state.foreign_clusters.insert(cluster);
                 }
             }
-            Step::Sizes { policy } => self.engine.machine().state.lock().sizes = policy,
+            Step::Sizes { policy } => self.engine.ports().state.lock().sizes = policy,
             Step::Advise { start, pages, advice } => {
                 let range = BASE + start..(BASE + start + pages).min(BASE + PAGES);
-                self.engine.machine().state.lock().advise(&range, advice);
+                self.engine.ports().state.lock().advise(&range, advice);
             }
-            Step::Disable { how } => self.engine.machine().state.lock().disabled = how,
-            Step::OthersGo => self.engine.machine().state.lock().foreign_clusters.clear(),
+            Step::Disable { how } => self.engine.ports().state.lock().disabled = how,
+            Step::OthersGo => self.engine.ports().state.lock().foreign_clusters.clear(),
             Step::BringAllIn => self.bring_all_in(),
             Step::Fork { child } => {
                 self.engine.lend_file();
                 if child {
                     self.engine.borrow_file();
                 }
-                let mut state = self.engine.machine().state.lock();
+                let mut state = self.engine.ports().state.lock();
                 let held = state.clusters.clone();
                 state.foreign_clusters.extend(held);
             }
@@ -405,14 +407,14 @@ impl World {
         if !self.model.contains_key(&page) || !self.touch(page) {
             return;
         }
-        let state = self.engine.machine().state.lock();
+        let state = self.engine.ports().state.lock();
         assert_eq!(state.program[&page], self.model[&page], "content of page {page:x}");
     }
 
     fn check(&self) {
         self.engine.check();
         assert!(self.worker.writes.is_empty(), "a write is unfinished");
-        let state = self.engine.machine().state.lock();
+        let state = self.engine.ports().state.lock();
         let taken = (state.homes.len() + state.program.len()) as i64;
         assert_eq!(state.charged, taken, "the charge equals the pages present");
     }
@@ -528,7 +530,7 @@ fn content_that_a_guard_discarded_does_not_return() {
             world.engine.drop_all_lost();
             assert_eq!(world.engine.swapped_pages(), 384);
             // The child has no marks.
-            world.engine.machine().state.lock().marks.clear();
+            world.engine.ports().state.lock().marks.clear();
             world.engine.mark_all();
         }
         (0..512).for_each(|page| world.verify(BASE + page));
@@ -578,7 +580,7 @@ fn adjacent_folios_are_staged_in_one_move_except_pinned_ones() {
     world.map(0, PAGES);
     world.run(&Step::Write { page: 0, pages: 256, value: 11 });
     assert_eq!(world.engine.stage_oldest(256), 256);
-    assert_eq!(world.engine.machine().state.lock().moves_out, 16);
+    assert_eq!(world.engine.ports().state.lock().moves_out, 16);
     world.run(&Step::Read { page: 0, pages: 256 });
     world.run(&Step::Pin { page: 100 });
     assert_eq!(world.engine.stage_oldest(256), 255);
@@ -598,12 +600,12 @@ fn adjacent_folios_are_staged_together_despite_interleaved_touches() {
     };
     fill(&mut world, 11);
     assert_eq!(world.engine.stage_oldest(64), 64);
-    assert_eq!(world.engine.machine().state.lock().moves_out, 4, "each move takes 16 pages");
+    assert_eq!(world.engine.ports().state.lock().moves_out, 4, "each move takes 16 pages");
     world.check();
     // They return one by one to their present addresses, and MADV_PAGEOUT stages them again.
     fill(&mut world, 12);
     world.run(&Step::PageOut { start: 0, pages: 32 });
-    assert_eq!(world.engine.machine().state.lock().moves_out, 6);
+    assert_eq!(world.engine.ports().state.lock().moves_out, 6);
     assert_eq!(world.engine.resident_pages(), 32);
     world.run(&Step::Read { page: 0, pages: 32 });
     world.check();
@@ -614,7 +616,7 @@ fn new_memory_written_in_order_is_made_ahead() {
     let mut world = World::new(1 << 4, 4, 8000, 64);
     world.map(0, 512);
     let faults = |world: &mut World, pages: Range<u64>| {
-        let is_there = |world: &World, page| world.engine.machine().state.lock().program.contains_key(&(BASE + page));
+        let is_there = |world: &World, page| world.engine.ports().state.lock().program.contains_key(&(BASE + page));
         pages
             .filter(|&page| {
                 let is_fault = !is_there(world, page);
@@ -655,7 +657,7 @@ fn unevictable_pages_are_retried_seldom_and_staged_once_movable() {
     }
     let tried = culled(&world) - before;
     assert!((20..=200).contains(&tried), "{tried}");
-    world.engine.machine().state.lock().refusing.clear();
+    world.engine.ports().state.lock().refusing.clear();
     while world.engine.reclaim(&mut world.worker, 64) > 0 {}
     assert!(world.engine.resident_pages() < 64, "{}", world.engine.resident_pages());
     world.check();
@@ -663,7 +665,7 @@ fn unevictable_pages_are_retried_seldom_and_staged_once_movable() {
 
 #[test]
 fn unevictable_pages_do_not_count_for_the_protected_minimum() {
-    let mut world = World::with(EngineConfig { floor_pages: 128, ..config(4) }, 1 << 4, 2000);
+    let mut world = World::with(EngineConfig { protected_pages: 128, ..config(4) }, 1 << 4, 2000);
     world.map(0, 1280);
     world.run(&Step::Write { page: 0, pages: 1280, value: COMPRESSIBLE });
     world.run(&Step::Refuse { start: 0, pages: 1024 });
@@ -673,7 +675,7 @@ fn unevictable_pages_do_not_count_for_the_protected_minimum() {
     world.check();
     let resident_or_staged = world.engine.resident_pages() + world.engine.staged_pages() - 1024;
     assert!((100..=128).contains(&resident_or_staged), "{resident_or_staged} movable pages are resident or staged");
-    world.engine.machine().state.lock().refusing.clear();
+    world.engine.ports().state.lock().refusing.clear();
     while world.engine.reclaim(&mut world.worker, 64) > 0 {}
     let resident_or_staged = world.engine.resident_pages() + world.engine.staged_pages();
     assert!(
@@ -701,7 +703,7 @@ fn pages_made_ahead_leave_existing_pages_alone() {
         world.wait();
     }
     world.check();
-    let present = world.engine.machine().state.lock().program.len() as u64;
+    let present = world.engine.ports().state.lock().program.len() as u64;
     assert_eq!(present, world.engine.resident_pages(), "every page of the program is managed");
 }
 
@@ -757,7 +759,7 @@ fn folios_with_a_swap_cache_entry_are_staged_before_older_ones() {
     world.run(&Step::Read { page: read.start, pages: 64 });
     assert_eq!(world.engine.resident_pages(), 128);
     assert_eq!(world.engine.stage_oldest(64), 64);
-    let is_there = |world: &World, page: u64| world.engine.machine().state.lock().program.contains_key(&(BASE + page));
+    let is_there = |world: &World, page: u64| world.engine.ports().state.lock().program.contains_key(&(BASE + page));
     assert!(written.clone().all(|page| is_there(&world, page)));
     assert!(!read.clone().any(|page| is_there(&world, page)));
     world.check();
@@ -845,7 +847,7 @@ fn a_folio_unmapped_page_by_page_is_never_split() {
         world.check();
     }
     assert_eq!((splits(&world), world.engine.resident_pages()), ([0, 1, 0, 0], 0));
-    assert_eq!(world.engine.machine().state.lock().charged, 0);
+    assert_eq!(world.engine.ports().state.lock().charged, 0);
 }
 
 #[test]
@@ -1032,7 +1034,7 @@ fn touch_2m(world: &mut World) {
 fn a_fault_migrates_home_frames_even_of_pinned_pages() {
     let mut world = scattered();
     (0..1536).for_each(|page| world.run(&Step::Pin { page }));
-    assert_eq!(world.engine.machine().state.lock().pinned.len(), 767);
+    assert_eq!(world.engine.ports().state.lock().pinned.len(), 767);
     touch_2m(&mut world);
 }
 
@@ -1054,7 +1056,7 @@ fn the_store_evacuates_frames_for_a_run() {
         world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1024));
         assert_eq!(world.engine.swapped_pages(), 1024);
         // There is room in runs smaller than the wanted one.
-        world.engine.machine().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(0));
+        world.engine.ports().state.lock().sizes = SizePolicy::always(OrderSet::from_bits(0));
         world.map(1024, 1024);
         world.run(&Step::Write { page: 1024, pages: 1024, value: 9 });
         (1024..2048).step_by(2).for_each(|page| world.run(&Step::Unmap { start: page, pages: 1 }));
@@ -1078,7 +1080,7 @@ fn spare_runs_of_the_highest_order_go_back_and_smaller_ones_stay() {
     assert_eq!(world.engine.give_back_runs(600), 512, "a second run would leave too few frames");
     assert_eq!(world.engine.give_back_runs(0), 1024);
     assert_eq!(world.engine.give_back_runs(0), 0, "no run of 512 frames is left");
-    assert_eq!(world.engine.machine().state.lock().charged, 64);
+    assert_eq!(world.engine.ports().state.lock().charged, 64);
     world.check();
 }
 
@@ -1126,20 +1128,20 @@ fn copy_on_write_after_a_fork_waits_for_room() {
     world.map(0, 1600);
     world.run(&Step::Write { page: 0, pages: 900, value: 5 });
     (0..20).for_each(|_| world.engine.charge_copies(&mut world.worker, 16));
-    let charged = |world: &World| world.engine.machine().state.lock().charged;
+    let charged = |world: &World| world.engine.ports().state.lock().charged;
     assert!(charged(&world) <= 1000, "{} pages", charged(&world));
     assert!(world.engine.resident_pages() < 700);
     let vm = &world.engine.counters().vm;
     let (stalls, stolen) = (vm.allocstall.get(), vm.pgsteal_direct.get());
     assert!(stalls > 0 && stolen > 200, "{stalls} stalls, {stolen} pages: they must count as direct reclaim");
-    world.engine.machine().uncharge(320);
+    world.engine.ports().uncharge(320);
     world.run(&Step::Read { page: 0, pages: 900 });
     // Incompressible data exceed the limit, and the wait for room ends.
     (0..1600).for_each(|page| world.run(&incompressible(page)));
     world.run(&Step::Share);
     (0..20).for_each(|_| world.engine.charge_copies(&mut world.worker, 16));
     assert!(charged(&world) > 1600);
-    world.engine.machine().uncharge(320);
+    world.engine.ports().uncharge(320);
     world.check();
 }
 
@@ -1219,7 +1221,7 @@ fn recompressed_pieces_go_to_the_swap_file_and_back() {
 fn a_corrupted_recompressed_piece_is_never_mapped_in() {
     let mut world = recompressed(None);
     // Flips one bit of each piece.
-    world.engine.machine().state.lock().pieces.values_mut().for_each(|words| words[3] ^= 1);
+    world.engine.ports().state.lock().pieces.values_mut().for_each(|words| words[3] ^= 1);
     (0..1600).step_by(16).for_each(|page| assert!(!world.touch(BASE + page)));
     assert_eq!(world.engine.counters().vm.store_corrupted.get(), 100);
     world.check();
@@ -1276,7 +1278,7 @@ fn where_parts_pay_a_large_piece_is_exploded() {
 #[test]
 fn a_corrupted_exploded_piece_costs_only_the_touched_page() {
     let mut world = touched_singly();
-    world.engine.machine().state.lock().corrupt_next = true;
+    world.engine.ports().state.lock().corrupt_next = true;
     assert!(!world.touch(BASE + 1410));
     assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
     // The other pages can be read again.
@@ -1291,12 +1293,12 @@ fn queues_stay_short_without_memory_pressure() {
         world.map(0, 1000);
         world.run(&Step::Write { page: 0, pages: 1000, value: 51_000 });
         world.run(&Step::Unmap { start: 0, pages: 1000 });
-        world.engine.tend();
+        world.engine.maintain();
         assert!(world.engine.queued_claims() < 7000);
     }
     world.map(0, 1000);
     world.run(&Step::Write { page: 0, pages: 1000, value: 52_000 });
-    world.engine.tend();
+    world.engine.maintain();
     // The remaining pages are swapped out as usual.
     world.run(&Step::Reclaim { pages: 900 });
     assert!(world.engine.swapped_pages() >= 500, "{} pages", world.engine.swapped_pages());
@@ -1314,7 +1316,7 @@ fn a_new_folio_at_an_old_address_is_the_youngest() {
     world.map(0, 100);
     world.run(&Step::Write { page: 0, pages: 100, value: 55_000 });
     world.engine.stage_oldest(100);
-    let state = world.engine.machine().state.lock();
+    let state = world.engine.ports().state.lock();
     let in_program = |pages: Range<u64>| pages.filter(|page| state.program.contains_key(&(BASE + page))).count();
     assert_eq!((in_program(0..100), in_program(100..200)), (100, 0));
     drop(state);
@@ -1327,10 +1329,10 @@ fn a_corrupted_piece_is_never_mapped_in() {
     world.map(0, 64);
     world.run(&Step::Write { page: 0, pages: 64, value: 11 });
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 64));
-    world.engine.machine().state.lock().corrupt_next = true;
+    world.engine.ports().state.lock().corrupt_next = true;
     let served = world.engine.fault(&mut world.worker, PageNumber(BASE + 16));
     assert!(matches!(served, Served::Done(_)));
-    let state = world.engine.machine().state.lock();
+    let state = world.engine.ports().state.lock();
     assert_eq!(state.poisoned.len(), 16, "the whole folio is poisoned");
     assert!((16..32).all(|page| !state.program.contains_key(&(BASE + page))));
     drop(state);
@@ -1352,19 +1354,19 @@ fn swapped_out() -> World {
 #[should_panic(expected = "content of page")]
 fn the_model_notices_one_wrong_bit() {
     let mut world = swapped_out();
-    world.engine.machine().state.lock().flip_next = true;
+    world.engine.ports().state.lock().flip_next = true;
     (0..64).for_each(|page| world.verify(BASE + page));
 }
 
 #[test]
 fn one_wrong_bit_of_a_stored_piece_is_never_mapped_in() {
     let mut world = swapped_out();
-    for words in world.engine.machine().state.lock().pieces.values_mut() {
+    for words in world.engine.ports().state.lock().pieces.values_mut() {
         words[0] ^= 1 << 63;
     }
     let served = world.engine.fault(&mut world.worker, PageNumber(BASE + 16));
     assert!(matches!(served, Served::Done(_)));
-    assert!((16..32).all(|page| !world.engine.machine().state.lock().program.contains_key(&(BASE + page))));
+    assert!((16..32).all(|page| !world.engine.ports().state.lock().program.contains_key(&(BASE + page))));
     assert_eq!(world.engine.counters().vm.store_corrupted.get(), 1);
 }
 
@@ -1392,12 +1394,12 @@ fn data_that_do_not_fit_exceed_the_limit_instead_of_being_lost() {
 
 /// Writes `value` to pages never touched before; returns the maximum charge meanwhile.
 fn fill(world: &mut World, pages: Range<u64>, value: u64) -> i64 {
-    world.engine.machine().state.lock().mappings.push((BASE + pages.start..BASE + pages.end, Advice::None));
+    world.engine.ports().state.lock().mappings.push((BASE + pages.start..BASE + pages.end, Advice::None));
     let mut most = 0;
     for page in pages {
         world.model.insert(BASE + page, value);
         assert!(world.touch(BASE + page));
-        let mut state = world.engine.machine().state.lock();
+        let mut state = world.engine.ports().state.lock();
         state.program.insert(BASE + page, value);
         most = most.max(state.charged);
     }
@@ -1411,22 +1413,22 @@ const INCOMPRESSIBLE: u64 = 7;
 
 #[test]
 fn reclaim_backs_off_from_incompressible_data_and_recovers() {
-    let config = EngineConfig { arena_frames: 1 << 17, swap_slots: 512 * 256, floor_pages: 64, ..config(4) };
+    let config = EngineConfig { arena_frames: 1 << 17, swap_slots: 512 * 256, protected_pages: 64, ..config(4) };
     let mut world = World::with(config, 1 << 4, 2000);
     // 2500 compressible folios: the charge never exceeds the limit, and the excess is compressed
     // once.
     let most = fill(&mut world, 0..40_000, COMPRESSIBLE);
     assert!(most <= 2064 && !world.engine.reclaim_is_futile(), "{most} pages");
-    world.engine.machine().state.lock().compressions = 0;
+    world.engine.ports().state.lock().compressions = 0;
     // The next 2500 folios do not compress.
     let stalls = world.engine.counters().vm.allocstall.get();
     fill(&mut world, 40_000..80_000, INCOMPRESSIBLE);
     assert!(world.engine.reclaim_is_futile());
-    let compressions = world.engine.machine().state.lock().compressions;
+    let compressions = world.engine.ports().state.lock().compressions;
     let stalls = world.engine.counters().vm.allocstall.get() - stalls;
     assert!(compressions < 1500 && stalls < 150, "{compressions} pieces compressed, {stalls} stalls for 2500 folios");
     // The next folios compress again; they are swapped out after a few faults.
-    let before = world.engine.machine().state.lock().charged;
+    let before = world.engine.ports().state.lock().charged;
     let most = fill(&mut world, 80_000..100_000, COMPRESSIBLE);
     assert!(most - before < 100 * 16, "{} pages more", most - before);
     world.check();
@@ -1456,11 +1458,11 @@ fn a_full_arena_loses_nothing_and_still_serves_faults() {
     fill(&mut world, 0..512, INCOMPRESSIBLE);
     world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 512));
     fill(&mut world, 512..2048, INCOMPRESSIBLE + 7);
-    assert!(world.engine.machine().state.lock().arena_is_full);
+    assert!(world.engine.ports().state.lock().arena_is_full);
     let first_touches = world.engine.counters().vm.unmanaged_arena_full.get();
     assert!((800..1400).contains(&first_touches), "{first_touches} pages");
     world.check();
-    world.engine.machine().state.lock().corrupt_next = true;
+    world.engine.ports().state.lock().corrupt_next = true;
     assert!(!world.touch(BASE + 40), "a corrupted page is not mapped in");
     (0..2048).for_each(|page| world.verify(BASE + page));
     let swapped_in = world.engine.counters().vm.unmanaged_arena_full.get() - first_touches;
@@ -1482,7 +1484,7 @@ fn incompressible_data_go_to_the_swap_file_instead_of_exceeding_the_limit() {
     world.map(0, 2000);
     for page in 0..2000 {
         world.run(&incompressible(page));
-        let charged = world.engine.machine().state.lock().charged;
+        let charged = world.engine.ports().state.lock().charged;
         assert!(charged <= 420, "{charged} pages");
     }
     world.engine.publish_store();
@@ -1497,7 +1499,7 @@ fn incompressible_data_go_to_the_swap_file_instead_of_exceeding_the_limit() {
     world.check();
     assert!(world.engine.awaits_discard());
     while world.engine.discard_one() {}
-    assert!(world.engine.machine().state.lock().clusters.is_empty(), "an empty file holds no clusters");
+    assert!(world.engine.ports().state.lock().clusters.is_empty(), "an empty file holds no clusters");
     assert!(world.engine.counters().backing.bd_discards.get() >= 1500);
 }
 
@@ -1506,7 +1508,7 @@ fn a_failing_or_full_swap_file_is_ignored() {
     for (clusters, failing) in [(8, u32::MAX), (1, 0)] {
         let backing = BackingConfig { slots: 512 * clusters, discard: Discard::ForRoom, store_pages: 100 };
         let mut world = World::with_backing(400, backing);
-        world.engine.machine().state.lock().failing_writes = failing;
+        world.engine.ports().state.lock().failing_writes = failing;
         world.map(0, 1500);
         world.write_incompressible(1500);
         world.check();
@@ -1525,10 +1527,10 @@ fn batches_overlap_and_survive_failed_writes() {
         world.map(0, 1000);
         world.write_incompressible(1000);
         world.engine.page_out(&mut world.worker, PageNumber(BASE)..PageNumber(BASE + 1000));
-        world.engine.machine().state.lock().failing_writes = failing;
+        world.engine.ports().state.lock().failing_writes = failing;
         world.run(&Step::Reclaim { pages: 300 });
-        let most = world.engine.machine().state.lock().most_writes;
-        assert_eq!(most, if failing == 0 { MOST_WRITES } else { most }, "the next batch starts while one is in flight");
+        let most = world.engine.ports().state.lock().most_writes;
+        assert_eq!(most, if failing == 0 { MAX_WRITES } else { most }, "the next batch starts while one is in flight");
         let failed = world.engine.counters().backing.failed_writes.get();
         assert!(failed <= failing.into() && (failing == 0 || failed > 0), "{failed} failures of {failing}");
         world.check();
@@ -1543,10 +1545,10 @@ fn an_unreadable_piece_of_the_swap_file_poisons_its_pages() {
     let mut world = World::with_backing(400, backing);
     world.map(0, 1000);
     world.write_incompressible(1000);
-    world.engine.machine().state.lock().failing_reads = 1;
+    world.engine.ports().state.lock().failing_reads = 1;
     let served = world.engine.fault(&mut world.worker, PageNumber(BASE));
     assert!(matches!(served, Served::Done(_)));
-    let state = world.engine.machine().state.lock();
+    let state = world.engine.ports().state.lock();
     assert_eq!(state.poisoned.len(), 16, "the whole folio is poisoned");
     assert!((0..16).all(|page| !state.program.contains_key(&(BASE + page))));
     drop(state);

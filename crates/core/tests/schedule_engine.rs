@@ -12,6 +12,7 @@ mod schedules;
 use double::{Double, State, Worker};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, Served};
+use foliomem_core::pacing::Pacing;
 use foliomem_core::sync::{Mutex, MutexGuard};
 use foliomem_types::counters::FaultKind;
 use foliomem_types::discard::Discard;
@@ -59,9 +60,10 @@ impl World {
             whole_out: OrderSet::ALL,
             keep_copies: true,
             make_ahead: true,
+            pacing: Pacing::Watermarks,
             compaction: Default::default(),
             cpus: 1,
-            floor_pages: 0,
+            protected_pages: 0,
             backing,
             recompress_idle_ns: None,
         };
@@ -84,7 +86,7 @@ impl World {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.engine.machine().state.lock()
+        self.engine.ports().state.lock()
     }
 
     /// Changes the mappings as the kernel does and notifies the engine. From the change until a
@@ -236,7 +238,7 @@ impl Thread {
         engine.stage_oldest(2);
         engine.reclaim(&mut self.worker, 4);
         engine.shrink(2, 4);
-        engine.tend();
+        engine.maintain();
     }
 
     fn discard(&mut self, pages: Range<u64>) {

@@ -4,9 +4,9 @@ use crate::error::LabError;
 use crate::machine::LabMachine;
 use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
-use foliomem_core::engine::{Attempt, Engine, EngineConfig, Served};
-use foliomem_core::machine::Machine;
-use foliomem_core::watermark;
+use foliomem_core::engine::{Engine, EngineConfig, Served};
+use foliomem_core::pacing::{BackgroundReclaim, reads_ahead_after};
+use foliomem_core::ports::{Budget, Ports};
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{CpuNumber, PageNumber};
 use std::ops::Range;
@@ -70,7 +70,7 @@ impl Lab {
 
     /// Returns the machine.
     pub fn machine(&self) -> &LabMachine {
-        self.engine.machine()
+        self.engine.ports()
     }
 
     /// Returns the counters of the slot allocator.
@@ -143,18 +143,11 @@ impl Lab {
 
     /// Reclaims as woken reclaimers do, without contention.
     fn keep_room(&mut self) {
-        let low = watermark::low_pages(self.machine().limit_pages() as i64);
-        let room = |lab: &Lab| lab.machine().room_pages() + i64::from(lab.engine.free_frames());
-        if room(self) >= low || self.engine.reclaim_is_futile() {
+        if !self.engine.should_reclaim(&self.engine.room()) {
             return;
         }
-        while room(self) < 2 * low {
-            if self.engine.compact_wasteful_store() > 0 {
-                continue;
-            }
-            let Attempt::Freed(1..) = self.engine.try_reclaim(&mut (), watermark::BATCH_PAGES) else { break };
-        }
-        while self.engine.compact_proactively() {}
+        while !matches!(self.engine.reclaim_in_background(&mut ()), BackgroundReclaim::Done(_)) {}
+        while self.engine.compact_in_background() {}
     }
 
     /// Changes the charge of unmanaged memory from `before_pages` to `now_pages`.
@@ -170,7 +163,7 @@ impl Lab {
     /// would stay, because nothing is reclaimed.
     pub fn page_out(&mut self, range: Range<PageNumber>) {
         self.engine.page_out(&mut (), range);
-        self.engine.tend();
+        self.engine.maintain();
     }
 
     /// Reads or writes `page` as the program does.
@@ -202,9 +195,8 @@ impl Lab {
         }
         if self.is_kept {
             self.keep_room();
-            let goes_on =
-                matches!(served, Served::Done(FaultKind::SwapIn | FaultKind::FirstTouch | FaultKind::Spurious));
-            self.ahead = goes_on.then_some(page);
+            let reads_ahead = matches!(served, Served::Done(kind) if reads_ahead_after(kind));
+            self.ahead = reads_ahead.then_some(page);
             self.ahead_ns = 0;
             self.read_ahead();
         }

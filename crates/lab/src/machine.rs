@@ -7,21 +7,27 @@
 //! checksum. So every swap-in is checked: it brings the right version of the right page, or the run
 //! ends.
 //!
-//! Everything is atomic, because the engine needs a machine that threads can share. There is one
+//! The machine is all of the engine's ports in one, because each operation moves the clock. Marks,
+//! shared pages, a second codec and a swap file are absent: a program of the lab announces all that
+//! it discards, and never forks.
+//!
+//! Everything is atomic, because the engine needs ports that threads can share. There is one
 //! thread, and the engine is built for that ([`foliomem_core::sync`]): atomics are cells. Nothing
 //! here depends on time, addresses or random hash seeds, so runs are identical to the bit.
 
+mod address_space;
+mod arena;
+mod budget;
+mod clock;
+mod pieces;
+
 use crate::costs::{CodecCosts, Costs};
 use crate::density::Density;
-use foliomem_core::machine::{Compressed, Corrupted, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped};
-use foliomem_core::run_tokens::{RunMut, RunRef};
-use foliomem_core::store::{FilePlace, FragmentMut, FragmentRef, Piece, PlaceMut, Seal, WriteBatch};
+use foliomem_core::ports::{Absent, Budget, Ports};
 use foliomem_core::sync::Mutex;
 use foliomem_core::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use foliomem_types::counters::Counters;
-use foliomem_types::units::{
-    BLOCK_PAGES, ClusterNumber, CpuNumber, Frame, FrameRun, ORDERS, Order, OrderSet, PAGE_BYTES, PageNumber,
-};
+use foliomem_types::units::{BLOCK_PAGES, CpuNumber, FrameRun, ORDERS, OrderSet, PAGE_BYTES, PageNumber};
 use serde::Deserialize;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -405,284 +411,62 @@ impl LabMachine {
     }
 }
 
-impl Machine for LabMachine {
+impl Ports for LabMachine {
     type Worker = ();
-
-    fn now_ns(&self) -> u64 {
-        self.started_ns.load(Relaxed)
-    }
-
-    fn cpu(&self) -> CpuNumber {
-        CpuNumber(self.cpu.load(Relaxed))
-    }
-
-    #[inline]
-    fn try_charge(&self, pages: u32) -> bool {
-        let fits = self.room_pages() >= i64::from(pages);
-        if fits {
-            self.charge(pages);
-        }
-        fits
-    }
+    type Clock = Self;
+    type Budget = Self;
+    type Arena = Self;
+    type AddressSpace = Self;
+    type Pieces = Self;
+    type Recompressor = Absent;
+    type Marks = Absent;
+    type SharedPages = Absent;
+    type SwapDevice = Absent;
 
     #[inline]
-    fn charge(&self, pages: u32) {
-        let charged = self.charged_pages.fetch_add(pages.into(), Relaxed) + i64::from(pages);
-        self.peak_pages.fetch_max(charged, Relaxed);
-    }
-
-    fn uncharge(&self, pages: u32) {
-        self.charged_pages.fetch_sub(pages.into(), Relaxed);
-    }
-
-    fn room_pages(&self) -> i64 {
-        self.limit_pages - self.charged_pages.load(Relaxed)
-    }
-
     fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    fn populate(&self, run: RunMut<'_>) {
-        self.spend_by_page(0, self.costs.populate_page_ns, run.frames());
-        for home in self.staged(*run) {
-            assert_eq!(home.load(Relaxed), Home::EMPTY, "{run:?} was populated");
-            home.store(Home::ANY, Relaxed);
-        }
-    }
-
-    fn split_huge(&self, _head: PageNumber, _border: PageNumber) {}
-
-    fn release(&self, run: RunMut<'_>) {
-        for home in self.staged(*run) {
-            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
-            home.store(Home::EMPTY, Relaxed);
-        }
-    }
-
-    fn zero(&self, run: RunMut<'_>) {
-        self.spend_by_page(0, self.costs.zero_page_ns, run.frames());
-        for home in self.staged(*run) {
-            assert_ne!(home.load(Relaxed), Home::EMPTY, "{run:?} was unpopulated");
-            home.store(Home::ANY, Relaxed);
-        }
-    }
-
-    type Steady<'a> = ();
-
-    fn steady(&self) -> Option<()> {
-        Some(())
-    }
-
-    fn hash(&self, run: RunRef<'_>) -> u64 {
-        self.spend_by_page(0, self.costs.hash_page_ns, run.frames());
-        self.content(*run).map_or(0, |content| content.name())
-    }
-
-    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
-        for (from, to) in self.staged(*from).iter().zip(self.staged(*to)) {
-            to.store(from.load(Relaxed), Relaxed);
-        }
-    }
-
-    fn frames_escape(&self) -> bool {
-        false
-    }
-
-    fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
-        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, pages);
-        let homes = |frame: Frame| &self.homes[frame.0 as usize..(frame.0 + pages) as usize];
-        for (from, to) in homes(from).iter().zip(homes(to)) {
-            assert_ne!(from.load(Relaxed), Home::EMPTY, "an unpopulated frame");
-            assert_eq!(to.load(Relaxed), Home::EMPTY, "a populated frame");
-            to.store(from.load(Relaxed), Relaxed);
-            from.store(Home::EMPTY, Relaxed);
-        }
-        Ok(())
-    }
-
-    fn for_each_lost(&self, _pages: Range<PageNumber>, _lost: &mut dyn FnMut(Range<PageNumber>)) {}
-
-    fn take_marks(&self, _pages: Range<PageNumber>, _lost: &mut dyn FnMut(Range<PageNumber>)) {}
-
-    fn mark(&self, _pages: Range<PageNumber>) {}
-
-    fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, run.frames());
-        let pages = self.pages.folio(to, run.frames());
-        for (number, (home, page)) in (to.0 as u32..).zip(self.staged(run).iter().zip(pages)) {
-            let (content, version) = (home.load(Relaxed), page.load(Relaxed));
-            let is_right = content == number + Home::FIRST_PAGE || content == Home::ANY && version == 0;
-            assert!(is_right, "page {number:x}, version {version:x}, was given the content {content:x}");
-            page.store(version | PRESENT, Relaxed);
-            home.store(Home::EMPTY, Relaxed);
-        }
-        Ok(())
-    }
-
-    fn move_out(&self, from: PageNumber, to: Frame, count: u32) -> Result<(), Stopped> {
-        self.spend_by_page(self.costs.move_ns, self.costs.move_page_ns, count);
-        let pages = self.pages.folio(from, count);
-        let homes = &self.homes[to.0 as usize..(to.0 + count) as usize];
-        for (number, (home, page)) in (from.0 as u32..).zip(homes.iter().zip(pages)) {
-            let word = page.load(Relaxed);
-            assert_ne!(word & PRESENT, 0, "page {number:x} is not resident");
-            assert_eq!(home.load(Relaxed), Home::EMPTY, "one of {count} frames from {to:?} on was populated");
-            page.store(word & !PRESENT, Relaxed);
-            home.store(number + Home::FIRST_PAGE, Relaxed);
-        }
-        if let Some(moved_home) = &mut *self.moved_home.lock() {
-            moved_home.push(from..from.offset(count));
-        }
-        Ok(())
-    }
-
-    fn copy_in(&self, _frame: Frame, _to: PageNumber) -> Result<(), MoveError> {
-        unreachable!("the lab refuses no move")
-    }
-
-    fn zero_in(&self, _to: PageNumber) -> Result<(), MoveError> {
-        unreachable!("the arena has room for all pages")
-    }
-
-    fn arena_is_full(&self) {}
-
-    fn unprotect(&self, _pages: Range<PageNumber>) {}
-
-    fn unshare(&self, _pages: Range<PageNumber>) -> bool {
-        true
-    }
-
-    fn unshare_home(&self, _run: FrameRun) {}
-
-    fn is_lately_over(&self) -> bool {
-        false
-    }
-
-    fn shares(&self) -> bool {
-        false
-    }
-
-    fn pause(&self) {}
-
-    fn wake(&self, _pages: Range<PageNumber>) {}
-
-    fn poison(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
-        panic!("{page:?}: {why}")
-    }
-
-    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
-        let mappings = self.mappings.lock();
-        let (&start, &end) = mappings.range(..=page).next_back()?;
-        (page < end).then_some(Mapping { pages: start..end, sizes: self.sizes })
-    }
-
-    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
-        let mut start = None;
-        for number in pages.start.0..pages.end.0 {
-            let present = self.pages.find(number).is_some_and(|word| word.load(Relaxed) & PRESENT != 0);
-            match start {
-                None if present => start = Some(number),
-                Some(first) if !present => {
-                    found(PageNumber(first)..PageNumber(number));
-                    start = None;
-                }
-                _ => {}
-            }
-        }
-        if let Some(first) = start {
-            found(PageNumber(first)..pages.end);
-        }
+    #[inline]
+    fn clock(&self) -> &Self {
+        self
     }
 
     #[inline]
-    fn compress(&self, _worker: &mut (), _head: PageNumber, run: RunRef<'_>) -> Compressed {
-        let content = self.content(*run);
-        let name = content.as_ref().map_or(0, HomeContent::name);
-        let Some(codec) = self.codec() else {
-            // A repeated word is only detected, which costs as much as a hash.
-            let page_ns = if self.content.filled { self.costs.hash_page_ns } else { self.costs.copy_page_ns };
-            self.spend_by_page(0, page_ns, run.frames());
-            return Compressed::Filled(name);
-        };
-        self.spend_by_page(0, codec.compress_page_ns[run.order.index()], run.frames());
-        let Some(content) = content.filter(|_| name != 0 && self.content.store != Store::Outside) else {
-            return Compressed::Filled(name);
-        };
-        let density = self.density.lock();
-        let len_bytes = content.len_bytes(self.stored_page_bytes[run.order.index()], density.as_ref());
-        Compressed::Bytes { len_bytes, raw: len_bytes == run.order.bytes() as u32, checksum: name }
-    }
-
-    fn write_piece(&self, _worker: &mut (), _run: RunRef<'_>, _place: PlaceMut<'_>) {}
-
-    fn copy_piece(&self, from: FragmentRef<'_>, _to: FragmentMut<'_>) {
-        self.spend(u64::from(self.costs.copy_page_ns) * u64::from(from.len_bytes) / Order::ZERO.bytes() as u64);
+    fn budget(&self) -> &Self {
+        self
     }
 
     #[inline]
-    fn read_piece(
-        &self,
-        _worker: &mut (),
-        piece: &Piece<'_>,
-        skip_pages: u32,
-        into: RunMut<'_>,
-    ) -> Result<(), Corrupted> {
-        match self.codec() {
-            // Everything before the part is decompressed, too.
-            Some(codec) => {
-                let page_ns = codec.decompress_page_ns[piece.granule.index()];
-                self.spend(u64::from(page_ns) * u64::from(skip_pages + into.frames()));
-            }
-            None if self.content.filled => self.spend_by_page(0, self.costs.zero_page_ns, into.frames()),
-            None => self.spend_by_page(0, self.costs.copy_page_ns, into.frames()),
-        }
-        let name = piece.filled.unwrap_or(piece.checksum);
-        let (first, hash) = (name >> 32, name as u32);
-        // Other parts of the piece may have returned and changed since.
-        let whole = into.order == piece.granule && u32::from(piece.references) == into.frames();
-        if name != 0 && whole && hash_versions(self.pages.folio(PageNumber(first), into.frames())) != hash {
-            return Err(Corrupted);
-        }
-        for (number, home) in (first as u32 + skip_pages..).zip(self.staged(*into)) {
-            assert_ne!(home.load(Relaxed), Home::EMPTY, "{into:?} was unpopulated");
-            home.store(if name == 0 { Home::ANY } else { number + Home::FIRST_PAGE }, Relaxed);
-        }
-        Ok(())
+    fn arena(&self) -> &Self {
+        self
     }
 
-    fn recompress(&self, _worker: &mut Self::Worker, _piece: &Piece<'_>) -> Option<Recompressed> {
-        unreachable!("there is no second codec")
+    #[inline]
+    fn address_space(&self) -> &Self {
+        self
     }
 
-    fn write_recompressed(&self, _worker: &mut Self::Worker, _place: PlaceMut<'_>) {}
-
-    fn begin_write(&self, _: &mut (), _: &WriteBatch<'_>, _: &mut Vec<Seal>) {
-        unreachable!("there is no swap file")
+    #[inline]
+    fn pieces(&self) -> &Self {
+        self
     }
 
-    fn finish_write(&self, _: &mut ()) -> Result<(), NotWritten> {
-        Err(NotWritten)
+    fn recompressor(&self) -> Option<&Absent> {
+        None
     }
 
-    fn swap_file_full(&self) {}
-
-    fn read_back(&self, _: &mut (), _: &Piece<'_>, _: &FilePlace, _: u32, _: RunMut<'_>) -> Result<(), Corrupted> {
-        Err(Corrupted)
+    fn marks(&self) -> Option<&Absent> {
+        None
     }
 
-    fn discard_cluster(&self, _cluster: ClusterNumber) -> bool {
-        false
+    fn shared_pages(&self) -> Option<&Absent> {
+        None
     }
 
-    fn claim_cluster(&self, _cluster: ClusterNumber) -> bool {
-        false
-    }
-
-    fn release_cluster(&self, _cluster: ClusterNumber) {}
-
-    fn is_sole_holder(&self, _cluster: ClusterNumber) -> bool {
-        false
+    fn swap_device(&self) -> Option<&Absent> {
+        None
     }
 }
 
@@ -690,10 +474,23 @@ impl Machine for LabMachine {
 mod tests {
     use super::*;
     use foliomem_core::homes::{Homes, Urgency};
+    use foliomem_core::page_table::PageTable;
+    use foliomem_core::ports::{AddressSpace, Arena, Compressed, Corrupted, Pieces, Stopped};
     use foliomem_core::run_tokens::UniqueRun;
     use foliomem_core::store::{RunSource, Store as PieceStore};
+    use foliomem_types::units::Order;
 
     const PAGE: PageNumber = PageNumber(7);
+
+    fn move_in(machine: &LabMachine, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
+        let table = PageTable::default();
+        machine.move_in(&(), &table.get_or_create(to).unwrap().lock(), run, to)
+    }
+
+    fn move_out(machine: &LabMachine, from: PageNumber, run: FrameRun) -> Result<(), Stopped> {
+        let table = PageTable::default();
+        machine.move_out(&(), &table.get_or_create(from).unwrap().lock(), from, run.head, run.frames())
+    }
 
     /// Returns a machine with one written and staged page, the page's run, and the name of its
     /// content.
@@ -701,9 +498,9 @@ mod tests {
         let content = Content { store: Store::Outside, filled: false };
         let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::reference());
         let (run, _) = Homes::new(64).alloc_full(&machine, Order::ZERO, Urgency::Normal).unwrap();
-        assert_eq!(machine.move_in(*run, PAGE), Ok(()));
+        assert_eq!(move_in(&machine, *run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
+        assert_eq!(move_out(&machine, PAGE, *run), Ok(()));
         let name = machine.hash(run.as_ref());
         (machine, run, name)
     }
@@ -721,7 +518,7 @@ mod tests {
         let store = PieceStore::new(1);
         let id = store.insert_filled(name, Order::ZERO, 1).unwrap();
         let pinned = store.pin(id);
-        let read = machine.read_piece(&mut (), pinned.piece(), 0, run.as_mut());
+        let read = machine.read(&mut (), pinned.piece(), 0, run.as_mut());
         store.unpin(&NoFrames, pinned);
         read
     }
@@ -732,9 +529,9 @@ mod tests {
         assert_eq!(machine.compress(&mut (), PageNumber(0), run.as_ref()), Compressed::Filled(name));
         assert_eq!(read(&machine, &mut run, name), Ok(()));
         assert_eq!(read(&machine, &mut run, name ^ 1), Err(Corrupted));
-        assert_eq!(machine.move_in(*run, PAGE), Ok(()));
+        assert_eq!(move_in(&machine, *run, PAGE), Ok(()));
         assert!(machine.access(PAGE, true));
-        assert_eq!(machine.move_out(PAGE, run.head, run.frames()), Ok(()));
+        assert_eq!(move_out(&machine, PAGE, *run), Ok(()));
         assert_eq!(read(&machine, &mut run, name), Err(Corrupted), "the page was written since");
     }
 
@@ -742,6 +539,6 @@ mod tests {
     #[should_panic(expected = "was given the content")]
     fn a_page_is_not_given_the_content_of_another() {
         let (machine, run, _) = machine();
-        let _ = machine.move_in(*run, PageNumber(8));
+        let _ = move_in(&machine, *run, PageNumber(8));
     }
 }

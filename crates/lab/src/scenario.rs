@@ -12,6 +12,7 @@ use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
+use foliomem_core::pacing::Pacing;
 use foliomem_types::units::{Order, OrderSet};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -193,9 +194,10 @@ impl Scenario {
             whole_out: OrderSet::from_bits(!self.swap.split_kib.bits()),
             keep_copies: self.swap.keep_copies,
             make_ahead: true,
+            pacing: Pacing::Watermarks,
             compaction: Variant::default(),
             cpus: self.machine.cpus.get() as u16,
-            floor_pages: self.workload.floor_pages(limit_pages),
+            protected_pages: self.workload.protected_pages(limit_pages),
             backing: None,
             recompress_idle_ns: None,
         };

@@ -14,7 +14,7 @@ use crate::density::Density;
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::schedule::Took;
-use foliomem_core::watermark;
+use foliomem_core::pacing::Watermarks;
 use foliomem_types::units::Order;
 use serde::{Deserialize, Serialize};
 
@@ -95,9 +95,9 @@ impl Workload {
     }
 
     /// Returns the protected minimum: foliomem's, or none.
-    pub fn floor_pages(&self, limit_pages: u32) -> u64 {
+    pub fn protected_pages(&self, limit_pages: u32) -> u64 {
         match self {
-            Workload::Replay(_) => watermark::floor_pages(limit_pages.into()),
+            Workload::Replay(_) => Watermarks::of(limit_pages.into()).protected_pages(),
             _ => 0,
         }
     }

@@ -7,7 +7,8 @@ use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::engine::{EngineConfig, NoRoom};
 use foliomem_core::locality::SwapIn;
-use foliomem_core::machine::Machine;
+use foliomem_core::pacing::Pacing;
+use foliomem_core::ports::Budget;
 use foliomem_lab::costs::Costs;
 use foliomem_lab::lab::Lab;
 use foliomem_lab::machine::{Content, LabMachine, Store};
@@ -57,9 +58,10 @@ fn config() -> impl Strategy<Value = (OrderSet, EngineConfig)> {
                     whole_out,
                     keep_copies,
                     make_ahead: true,
+                    pacing: Pacing::Watermarks,
                     compaction: Variant::default(),
                     cpus: 3,
-                    floor_pages: 0,
+                    protected_pages: 0,
                     backing: None,
                     recompress_idle_ns: None,
                 },

@@ -67,7 +67,7 @@ impl Runtime {
     /// in any state.
     pub fn note_advice(&self, range: Range<usize>, advice: Madvice) {
         if let Some(activated) = self.activation.get() {
-            activated.engine.machine().advices().notify(range, advice);
+            activated.engine.ports().space.advices().notify(range, advice);
         }
     }
 

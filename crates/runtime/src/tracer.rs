@@ -3,7 +3,7 @@
 //! It records which pages the limit makes non-resident, and when the program touches them again. It
 //! does no work to learn more. Its locks are leaves.
 
-use crate::ports::machine::LinuxMachine;
+use crate::ports::LinuxPorts;
 use foliomem_core::engine::Engine;
 use foliomem_core::readahead::Ahead;
 use foliomem_session::budget::Budget;
@@ -148,11 +148,10 @@ impl Tracer {
     }
 
     /// Records a served fault.
-    pub fn served(&self, engine: &Engine<LinuxMachine>, page: PageNumber, kind: FaultKind) {
+    pub fn served(&self, budget: &Budget, engine: &Engine<LinuxPorts>, page: PageNumber, kind: FaultKind) {
         if !self.is_on {
             return;
         }
-        let budget = engine.machine().budget();
         let order = engine.order_of(page).unwrap_or(Order::ZERO);
         let folio = page.head(order).folio(order);
         match kind {

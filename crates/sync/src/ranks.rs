@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | (none) | `core::gate`, passed before any lock | everything, while the program forks |
 //! | `Compaction` | `core::compaction`: the scanners | one compaction at a time |
-//! | `Mappings` | the machine's known mapping events | pages move only between events |
+//! | `Mappings` | the address space's known mapping events | pages move only between events |
 //! | `Block` | `core::page_table`: a block | the entries of 2 MiB of the address space |
 //! | `StoreClass` | `core::store`: a size class | its zspages |
 //! | `FileSlots` | `core::store`: the slots of the swap file | the owners of its clusters |
@@ -60,7 +60,7 @@ macro_rules! ranks {
 ranks! {
     /// The scanners of the compactor.
     Compaction = 1;
-    /// The machine's known mapping events.
+    /// The address space's known mapping events.
     Mappings = 2;
     /// A block of the page table.
     Block = 3;
@@ -96,10 +96,15 @@ pub(super) enum Waits {
 #[inline]
 pub(super) fn acquire<R: Rank>(_waits: Waits) {}
 
-#[cfg(feature = "lock-ranks")]
-pub use checks::identify_threads;
+/// Does nothing: acquisitions are not checked.
+#[cfg(not(feature = "lock-ranks"))]
+#[inline]
+pub fn assert_none_held_from<R: Rank>() {}
+
 #[cfg(feature = "lock-ranks")]
 pub(super) use checks::{acquire, release};
+#[cfg(feature = "lock-ranks")]
+pub use checks::{assert_none_held_from, identify_threads};
 
 #[cfg(feature = "lock-ranks")]
 mod checks {
@@ -162,6 +167,17 @@ mod checks {
         }
     }
 
+    /// Panics if the calling thread holds a lock of rank `R` or of a higher one, for functions that
+    /// wait for others.
+    pub fn assert_none_held_from<R: Rank>() {
+        change(|ranks| {
+            if let Some(held) = (ranks & !((1 << R::PLACE) - 1)).checked_ilog2() {
+                panic!("a function that may wait is called under a lock of rank {}", NAMES[held as usize]);
+            }
+            ranks
+        });
+    }
+
     /// Notes that the calling thread takes a lock of rank `R`, and panics if the order forbids it.
     pub fn acquire<R: Rank>(waits: Waits) {
         if R::PLACE == Unchecked::PLACE {
@@ -218,6 +234,16 @@ mod tests {
         let (one, other) = (Mutex::<(), Block>::default(), Mutex::<(), Block>::default());
         let _one = one.lock();
         let _other = other.lock();
+    }
+
+    #[test]
+    #[should_panic(expected = "a function that may wait is called under a lock of rank Block")]
+    fn waiting_under_a_lock_panics() {
+        assert_none_held_from::<Mappings>();
+        let block = Mutex::<(), Block>::default();
+        let _block = block.lock();
+        assert_none_held_from::<Leaf>();
+        assert_none_held_from::<Mappings>();
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use super::Engine;
 use crate::cluster::SlotState;
-use crate::machine::Machine;
 use crate::page_table::PageState;
+use crate::ports::Ports;
 use crate::queue::FolioName;
 use crate::rmap::Holder;
 use foliomem_types::units::{Frame, ORDERS, Order, PageNumber};
 use std::collections::{HashMap, HashSet};
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Walks everything and panics at the first inconsistency. No other call may be in progress.
     pub fn check(&self) {
         self.homes.check();

@@ -7,8 +7,8 @@
 //! Lock order: a block is locked, then a queue, never the other way round, and never two blocks.
 
 use super::Engine;
-use crate::machine::Machine;
 use crate::page_table::Block;
+use crate::ports::Ports;
 use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::MAX_ORDER;
@@ -19,7 +19,7 @@ const STALE_CLAIMS: u64 = 4096;
 /// Number of claims examined in a row: a tenth of a millisecond.
 const LOOKED_AT: usize = 8192;
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Pops the oldest valid claim of `queue`; returns its folio and the folio's block.
     pub(super) fn pop_from(&self, queue: &Queue) -> Option<(&Block, FolioName)> {
         self.first_held(|| queue.pop())

@@ -12,8 +12,8 @@ use super::Engine;
 use super::fault::{Changing, Fetches, mark_fetching};
 use crate::homes::Urgency;
 use crate::locality::SwapIn;
-use crate::machine::Machine;
 use crate::page_table::{Block, Entries, PageState};
+use crate::ports::Ports;
 use crate::queue::FolioName;
 use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
@@ -52,7 +52,7 @@ impl ExplodedPiece {
     }
 }
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Marks the remaining pages of the piece of `page`, which is swapped out, as being fetched, in
     /// parts of `order`. Returns `None` if whole folios pay (unless `page` is wanted `alone`), if
     /// the piece is no larger than `order` or too large, if there is no room for it, or if it was
@@ -78,7 +78,7 @@ impl<M: Machine> Engine<M> {
         {
             return None;
         }
-        let (run, _) = self.homes.alloc_full(&self.machine, granule, Urgency::Normal).ok()?;
+        let (run, _) = self.homes.alloc_full(&self.ports, granule, Urgency::Normal).ok()?;
         let (first, first_slot) = (page.head(granule), Slot(slot.0 - index));
         // A page that returned may have been swapped out again to its old slot, as another piece.
         let is_out = |entries: &Entries, mut part: Range<u32>| {
@@ -114,7 +114,7 @@ impl<M: Machine> Engine<M> {
 
     /// Maps the touched part into the program, and stages the others. The caller wakes waiting
     /// threads.
-    pub(super) fn explode(&self, worker: &mut M::Worker, block: &Block, piece: ExplodedPiece) -> Result<(), Changing> {
+    pub(super) fn explode(&self, worker: &mut P::Worker, block: &Block, piece: ExplodedPiece) -> Result<(), Changing> {
         let (parts, touched_pages) = (piece.parts.marked(), piece.touched_pages());
         let mut run = piece.run;
         let (piece_head, piece_end) = (run.head, run.head.offset(run.frames()));

@@ -5,8 +5,8 @@ use super::reclaim::Attempt;
 use super::{Engine, NoRoom};
 use crate::homes::{Content, NoRun, RESERVE_FRAMES, Urgency};
 use crate::locality::SwapIn;
-use crate::machine::{Corrupted, Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
+use crate::ports::{AddressSpace, Arena, Budget, Corrupted, Marks, MoveError, Ports, SharedPages, Steady, Stopped};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::readahead::{Ahead, Expected};
 use crate::run_tokens::{RunMut, UniqueRun};
@@ -106,18 +106,18 @@ const DIRECT_RECLAIM_PAGES: u64 = 64;
 /// Pages that a fault reclaims at a time in Linux: room for a large folio after that is luck.
 const SWAP_CLUSTER_MAX: u64 = 32;
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Serves a fault on `page` and wakes the threads that wait for it. The page is resident
     /// afterwards.
-    pub fn fault(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
+    pub fn fault(&self, worker: &mut P::Worker, page: PageNumber) -> Served {
         let (served, waited_for) = self.fault_unwoken(worker, page);
-        self.machine.wake(waited_for);
+        self.wake(waited_for);
         served
     }
 
     /// Serves a fault on `page` without the wake. The caller wakes the threads that wait for the
     /// returned pages, which may be none.
-    pub fn fault_unwoken(&self, worker: &mut M::Worker, page: PageNumber) -> (Served, Range<PageNumber>) {
+    pub fn fault_unwoken(&self, worker: &mut P::Worker, page: PageNumber) -> (Served, Range<PageNumber>) {
         let mut tries = Tries::new(self.config.no_room);
         self.wait_for_others(&mut tries.pauses);
         self.fault_with(worker, page, tries)
@@ -125,12 +125,12 @@ impl<M: Machine> Engine<M> {
 
     /// Serves a fault on `page` like [`fault_unwoken`](Engine::fault_unwoken), but never reclaims:
     /// it exceeds the limit, and without a free frame the page becomes unmanaged.
-    pub(super) fn fault_without_reclaim(&self, worker: &mut M::Worker, page: PageNumber) -> Served {
+    pub(super) fn fault_without_reclaim(&self, worker: &mut P::Worker, page: PageNumber) -> Served {
         let tries = Tries { is_futile: true, ..Tries::new(self.config.no_room) };
         self.fault_with(worker, page, tries).0
     }
 
-    fn fault_with(&self, worker: &mut M::Worker, page: PageNumber, mut tries: Tries) -> (Served, Range<PageNumber>) {
+    fn fault_with(&self, worker: &mut P::Worker, page: PageNumber, mut tries: Tries) -> (Served, Range<PageNumber>) {
         let nobody = page..page;
         let Some(block) = self.table.get_or_create(page) else {
             return (Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
@@ -148,7 +148,7 @@ impl<M: Machine> Engine<M> {
                     }
                     Attempt::Nothing if tries.pauses < MAX_PAUSES && !self.is_unevictable() => {
                         tries.pauses += 1;
-                        self.machine.pause();
+                        self.pause();
                     }
                     Attempt::Nothing => tries.reclaims += 1,
                     Attempt::Deferred => tries.is_futile = true,
@@ -167,8 +167,8 @@ impl<M: Machine> Engine<M> {
     /// process with next to nothing left may exceed the limit, but not first; pages shared by
     /// several processes are free only when the last one freed them.
     fn wait_for_others(&self, pauses: &mut u32) {
-        while self.machine.is_lately_over() {
-            let most = match (self.urgency(), self.machine.shares()) {
+        while self.ports.budget().is_lately_over() {
+            let most = match (self.urgency(), self.shares_pages()) {
                 (Urgency::Reclaim, _) => MAX_PAUSES,
                 (Urgency::Normal, true) => MAX_PAUSES_SHARING,
                 (Urgency::Normal, false) => 0,
@@ -177,7 +177,7 @@ impl<M: Machine> Engine<M> {
                 break;
             }
             *pauses += 1;
-            self.machine.pause();
+            self.pause();
         }
     }
 
@@ -188,18 +188,19 @@ impl<M: Machine> Engine<M> {
 
     /// Charges `pages` for copy-on-write copies that the program is about to make. Reclaims and
     /// waits for room; exceeds the limit if there is none in the end.
-    pub fn charge_copies(&self, worker: &mut M::Worker, pages: u32) {
+    pub fn charge_copies(&self, worker: &mut P::Worker, pages: u32) {
         let mut pauses = 0;
-        while !self.machine.try_charge(pages) {
+        while !self.ports.budget().try_charge(pages) {
             // Frames that are free here do not help the program's copies until the system gets them
             // back.
             if self.shrink(RESERVE_FRAMES, pages) >= pages {
                 continue;
             }
             let attempt = self.try_reclaim(worker, DIRECT_RECLAIM_PAGES);
-            let may_wait = pauses < MAX_PAUSES || self.urgency() == Urgency::Normal && self.machine.is_lately_over();
+            let may_wait =
+                pauses < MAX_PAUSES || self.urgency() == Urgency::Normal && self.ports.budget().is_lately_over();
             if attempt == Attempt::Deferred || !may_wait {
-                return self.machine.charge(pages);
+                return self.ports.budget().charge(pages);
             }
             if let Attempt::Freed(freed_pages) = attempt {
                 self.count_direct_reclaim(freed_pages);
@@ -207,16 +208,16 @@ impl<M: Machine> Engine<M> {
             // The freed pages may be copies themselves.
             pauses += 1;
             if !matches!(attempt, Attempt::Freed(1..)) {
-                self.machine.pause();
+                self.pause();
             }
         }
     }
 
-    fn try_fault(&self, worker: &mut M::Worker, block: &Block, page: PageNumber, tries: Tries) -> Step {
-        let Some(steady) = self.machine.steady() else { return Step::Changing };
+    fn try_fault(&self, worker: &mut P::Worker, block: &Block, page: PageNumber, tries: Tries) -> Step {
+        let Some(steady) = self.ports.address_space().steady() else { return Step::Changing };
         let mut entries = block.lock();
         match entries.get(page) {
-            PageState::None | PageState::Hole { .. } => self.first_touch(&mut entries, page, tries),
+            PageState::None | PageState::Hole { .. } => self.first_touch(&steady, &mut entries, page, tries),
             PageState::Resident { order, .. } => {
                 if self.drop_absent(&mut entries, page.head(order).folio(order)) == 0
                     || matches!(entries.get(page), PageState::Resident { .. })
@@ -242,7 +243,7 @@ impl<M: Machine> Engine<M> {
                 self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
                 entries.set_active(head, order, true);
-                step(self.map_in(&mut entries, head), FaultKind::Home, head.folio(order))
+                step(self.map_in(&steady, &mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
@@ -275,8 +276,8 @@ impl<M: Machine> Engine<M> {
 
     /// Serves a first touch with a folio of the highest order that fits the mapping and is wholly
     /// untouched, or else of a lower one. In a partially mapped folio, the holes are untouched.
-    fn first_touch(&self, entries: &mut Entries, page: PageNumber, tries: Tries) -> Step {
-        let Some(mapping) = self.machine.mapping(page) else {
+    fn first_touch(&self, steady: &Steady<'_, P>, entries: &mut Entries, page: PageNumber, tries: Tries) -> Step {
+        let Some(mapping) = self.ports.address_space().mapping(page) else {
             return Step::Served(Served::Done(FaultKind::Spurious), page.folio(Order::ZERO));
         };
         let is_hole = self.keep_holes(entries, page, &mapping);
@@ -288,13 +289,13 @@ impl<M: Machine> Engine<M> {
                 continue;
             }
             let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
-            match self.homes.alloc_full(&self.machine, order, urgency) {
+            match self.homes.alloc_full(&self.ports, order, urgency) {
                 Ok((mut run, content)) => {
                     if content == Content::Dirty {
-                        self.machine.zero(run.as_mut());
+                        self.ports.arena().zero(run.as_mut());
                     }
                     if is_hole {
-                        return self.heal(entries, head, run);
+                        return self.heal(steady, entries, head, run);
                     }
                     let run = run.into_run();
                     let state = PageState::Home { frame: run.head, order, writeback: false };
@@ -306,7 +307,7 @@ impl<M: Machine> Engine<M> {
                     if self.config.make_ahead {
                         self.readahead.touched(pages.clone());
                     }
-                    return step(self.map_in_valid(entries, head), FaultKind::FirstTouch, pages);
+                    return step(self.map_in_valid(steady, entries, head), FaultKind::FirstTouch, pages);
                 }
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Step::OverLimit(order.pages().into()),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Step::Fragmented(order),
@@ -324,7 +325,7 @@ impl<M: Machine> Engine<M> {
             self.split_partial(entries, page.folio(Order::ZERO));
             return Step::LookAgain;
         }
-        if tries.is_last() { self.zero_unmanaged(page) } else { Step::OverLimit(1) }
+        if tries.is_last() { self.zero_unmanaged(steady, entries, page) } else { Step::OverLimit(1) }
     }
 
     /// Returns whether a run of `order` may become available soon.
@@ -334,9 +335,9 @@ impl<M: Machine> Engine<M> {
 
     /// Moves `run`, zeros, to the holes of a partially mapped folio from `head` on. The holes have
     /// their own home frames.
-    fn heal(&self, entries: &mut Entries, head: PageNumber, run: UniqueRun) -> Step {
+    fn heal(&self, steady: &Steady<'_, P>, entries: &mut Entries, head: PageNumber, run: UniqueRun) -> Step {
         let pages = head.folio(run.order);
-        let moved = self.machine.move_in(*run, head);
+        let moved = self.ports.address_space().move_in(steady, entries, *run, head);
         let moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| run.frames());
         self.fill_holes(entries, head..head.offset(moved_pages));
         let Err(stopped) = moved else {
@@ -358,9 +359,9 @@ impl<M: Machine> Engine<M> {
     /// Gives a folio under writeback other frames with a copy of its content; the compressing
     /// worker frees the old ones. Returns false if no frames are available.
     fn copy_from_writeback(&self, entries: &mut Entries, head: PageNumber, order: Order) -> bool {
-        let Ok((mut run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Reclaim) else { return false };
+        let Ok((mut run, _)) = self.homes.alloc_full(&self.ports, order, Urgency::Reclaim) else { return false };
         let Some(from) = entries.staged(head) else { unreachable!("{head:?} is staged") };
-        self.machine.copy(from, run.as_mut());
+        self.ports.arena().copy(from, run.as_mut());
         let run = run.into_run();
         self.rmap.set_folio(run, head);
         entries.set_folio(head, order, PageState::Home { frame: run.head, order, writeback: false });
@@ -370,14 +371,14 @@ impl<M: Machine> Engine<M> {
     /// Maps in the folio at `head`, which is staged and not under writeback. Drops the pages that
     /// the program discarded meanwhile. The caller wakes waiting threads.
     #[inline]
-    fn map_in(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+    fn map_in(&self, steady: &Steady<'_, P>, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let Some(order) = entries.get(head).order() else { unreachable!("{head:?} is staged") };
         if !self.drop_lost(entries, head.folio(order)) {
-            return self.map_in_valid(entries, head);
+            return self.map_in_valid(steady, entries, head);
         }
         let mut served = Ok(());
         each_staged(entries, head.folio(order), |entries, head, _| {
-            served = self.map_in_valid(entries, head).and(served);
+            served = self.map_in_valid(steady, entries, head).and(served);
         });
         served
     }
@@ -387,7 +388,8 @@ impl<M: Machine> Engine<M> {
     #[inline]
     fn drop_lost(&self, entries: &mut Entries, range: Range<PageNumber>) -> bool {
         let mut has_lost = false;
-        self.machine.take_marks(range, &mut |lost| {
+        let Some(marks) = self.ports.marks() else { return false };
+        marks.take(entries, range, &mut |entries, lost| {
             has_lost = true;
             self.counters().vm.discarded_unheard.add(lost.end.0 - lost.start.0);
             self.drop_pages(entries, lost);
@@ -409,15 +411,17 @@ impl<M: Machine> Engine<M> {
     /// Maps in the folio at `head`, which is staged and not under writeback. The program has
     /// discarded none of its pages, or the folio is new.
     #[inline]
-    fn map_in_valid(&self, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
+    fn map_in_valid(&self, steady: &Steady<'_, P>, entries: &mut Entries, head: PageNumber) -> Result<(), Changing> {
         let PageState::Home { frame, order, writeback: false } = entries.get(head) else {
             unreachable!("{head:?} is {:?}", entries.get(head))
         };
         let run = FrameRun::new(frame, order);
-        let mut moved = self.machine.move_in(run, head);
-        if moved == Err(Stopped { moved_pages: 0, error: MoveError::Busy }) {
-            self.machine.unshare_home(run);
-            moved = self.machine.move_in(run, head);
+        let mut moved = self.ports.address_space().move_in(steady, entries, run, head);
+        if moved == Err(Stopped { moved_pages: 0, error: MoveError::Busy })
+            && let Some(shared) = self.ports.shared_pages()
+        {
+            shared.unshare_staged(run);
+            moved = self.ports.address_space().move_in(steady, entries, run, head);
         }
         match moved {
             Ok(()) => self.make_resident(entries, head, frame, order),
@@ -425,7 +429,7 @@ impl<M: Machine> Engine<M> {
                 self.enqueue(&self.staged, entries, head, order);
                 return Err(Changing);
             }
-            Err(Stopped { moved_pages, .. }) => return self.map_in_pages(entries, head, run, moved_pages),
+            Err(Stopped { moved_pages, .. }) => return self.map_in_pages(steady, entries, head, run, moved_pages),
         }
         Ok(())
     }
@@ -456,6 +460,7 @@ impl<M: Machine> Engine<M> {
     /// stays staged, so that they retry.
     fn map_in_pages(
         &self,
+        steady: &Steady<'_, P>,
         entries: &mut Entries,
         head: PageNumber,
         run: FrameRun,
@@ -470,7 +475,7 @@ impl<M: Machine> Engine<M> {
             let (page, part) = (head.offset(index), run.part(index, Order::ZERO));
             entries.set_unqueued(page);
             entries.set(page, PageState::Home { frame: part.head, order: Order::ZERO, writeback: false });
-            let outcome = if index < moved_pages { Ok(()) } else { self.map_in_page(entries, page, part) };
+            let outcome = if index < moved_pages { Ok(()) } else { self.map_in_page(steady, entries, page, part) };
             match outcome {
                 Ok(()) => self.make_resident(entries, page, part.head, Order::ZERO),
                 Err(MoveError::Exists) => {
@@ -489,12 +494,19 @@ impl<M: Machine> Engine<M> {
         served
     }
 
-    fn map_in_page(&self, entries: &mut Entries, page: PageNumber, part: FrameRun) -> Result<(), MoveError> {
-        match self.machine.move_in(part, page) {
+    fn map_in_page(
+        &self,
+        steady: &Steady<'_, P>,
+        entries: &mut Entries,
+        page: PageNumber,
+        part: FrameRun,
+    ) -> Result<(), MoveError> {
+        let space = self.ports.address_space();
+        match space.move_in(steady, entries, part, page) {
             Ok(()) => Ok(()),
             Err(Stopped { error: MoveError::Refused | MoveError::Busy, .. }) => {
-                self.machine.copy_in(part.head, page)?;
-                entries.staged_mut(page).into_iter().for_each(|part| self.machine.release(part));
+                space.copy_in(steady, entries, part.head, page)?;
+                entries.staged_mut(page).into_iter().for_each(|part| self.ports.arena().release(part));
                 Ok(())
             }
             Err(stopped) => Err(stopped.error),
@@ -529,7 +541,7 @@ impl<M: Machine> Engine<M> {
                 return if tries.is_last() { Ok(Start::ArenaFull) } else { Err(Step::OverLimit(1)) };
             };
             let urgency = if tries.may_exceed(order) { Urgency::Reclaim } else { self.urgency() };
-            match self.homes.alloc_full(&self.machine, order, urgency) {
+            match self.homes.alloc_full(&self.ports, order, urgency) {
                 Ok((run, _)) => break run,
                 Err(NoRun::OverLimit) if tries.may_reclaim(order) => return Err(Step::OverLimit(1)),
                 Err(NoRun::Exhausted) if self.may_make_run(order, tries) => return Err(Step::Fragmented(order)),
@@ -566,7 +578,7 @@ impl<M: Machine> Engine<M> {
         if self.returns_alone() {
             return OrderSet::ALL.up_to(Order::ZERO);
         }
-        let mapping = if whole > Order::ZERO { self.machine.mapping(page) } else { None };
+        let mapping = if whole > Order::ZERO { self.ports.address_space().mapping(page) } else { None };
         let sizes = mapping.map_or(OrderSet::ALL, |mapping| mapping.sizes);
         match self.config.swap_in {
             SwapIn::Whole => sizes.up_to(whole),
@@ -579,7 +591,7 @@ impl<M: Machine> Engine<M> {
     /// that they fault again.
     fn swap_in(
         &self,
-        worker: &mut M::Worker,
+        worker: &mut P::Worker,
         block: &Block,
         fetches: &[Fetch],
         mut run: UniqueRun,
@@ -641,30 +653,34 @@ impl<M: Machine> Engine<M> {
         corrupted: Option<Corrupted>,
     ) -> Result<(), Changing> {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
-        let steady = self.machine.steady();
+        let steady = self.ports.address_space().steady();
         let mut entries = block.lock();
-        if steady.is_none() {
+        let Some(steady) = &steady else {
             // The folios stay staged, where a fault finds them.
             self.stage_fetched(&mut entries, wanted);
             return Err(Changing);
-        }
+        };
         // `map_in` looks for discarded pages itself if there is one folio.
         let are_together = fetches.len() > 1 && wanted == (first.head..last.pages().end);
         if are_together
             && !self.drop_lost(&mut entries, wanted.clone())
-            && self.map_in_together(&mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
+            && self.map_in_together(steady, &mut entries, fetches.iter().map(|fetch| (fetch.head, fetch.run)))
         {
             return Ok(());
         }
         let mut served = Ok(());
         // The folios there may have changed meanwhile.
         each_staged(&mut entries, wanted.clone(), |entries, head, _| {
-            let mapped_in = if are_together { self.map_in_valid(entries, head) } else { self.map_in(entries, head) };
+            let mapped_in = if are_together {
+                self.map_in_valid(steady, entries, head)
+            } else {
+                self.map_in(steady, entries, head)
+            };
             served = mapped_in.and(served);
         });
         if let Some(corrupted) = corrupted {
             for fetch in fetches.iter().filter(|fetch| wanted.contains(&fetch.head)) {
-                served = self.give_up_corrupted(&mut entries, fetch, corrupted).and(served);
+                served = self.give_up_corrupted(steady, &mut entries, fetch, corrupted).and(served);
             }
         }
         served
@@ -674,6 +690,7 @@ impl<M: Machine> Engine<M> {
     /// has a fixed cost. Returns false if some could not move.
     fn map_in_together(
         &self,
+        steady: &Steady<'_, P>,
         entries: &mut Entries,
         mut folios: impl Iterator<Item = (PageNumber, FrameRun)> + Clone,
     ) -> bool {
@@ -685,10 +702,11 @@ impl<M: Machine> Engine<M> {
         let Some(order) = Order::from_bytes(u64::from(pages) * PAGE_BYTES as u64).filter(|_| are_home) else {
             return false;
         };
-        let mut moved_pages = match self.machine.move_in(FrameRun::new(run.head, order), first) {
-            Ok(()) => pages,
-            Err(stopped) => stopped.moved_pages,
-        };
+        let mut moved_pages =
+            match self.ports.address_space().move_in(steady, entries, FrameRun::new(run.head, order), first) {
+                Ok(()) => pages,
+                Err(stopped) => stopped.moved_pages,
+            };
         folios.all(|(head, run)| {
             let FrameRun { head: frame, order } = run;
             let is_moved = moved_pages >= order.pages();
@@ -697,7 +715,7 @@ impl<M: Machine> Engine<M> {
                 moved_pages -= order.pages();
             } else if moved_pages > 0 {
                 // Pages that stay behind because of a mapping change are left to the next fault.
-                let _ = self.map_in_pages(entries, head, run, moved_pages);
+                let _ = self.map_in_pages(steady, entries, head, run, moved_pages);
             }
             is_moved
         })
@@ -715,7 +733,7 @@ impl<M: Machine> Engine<M> {
 
     /// Fetches the claimed pages, or makes them in folios of `order`, as far as there is room now.
     /// Returns whether there was room for all.
-    pub fn read_ahead(&self, worker: &mut M::Worker, ahead: Ahead, order: Order) -> bool {
+    pub fn read_ahead(&self, worker: &mut P::Worker, ahead: Ahead, order: Order) -> bool {
         match ahead {
             Ahead::Stream(pages) => self.read_ahead_all(worker, pages),
             Ahead::Step { page, alone } => self.read_ahead_step(worker, page, alone),
@@ -723,7 +741,7 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    fn read_ahead_all(&self, worker: &mut M::Worker, pages: Range<PageNumber>) -> bool {
+    fn read_ahead_all(&self, worker: &mut P::Worker, pages: Range<PageNumber>) -> bool {
         let mut page = pages.start;
         while page < pages.end {
             if let Some(end) = self.locality.sampled_until(page) {
@@ -731,7 +749,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             }
             let Some(block) = self.table.get(page) else { break };
-            let Some(steady) = self.machine.steady() else { return false };
+            let Some(steady) = self.ports.address_space().steady() else { return false };
             let mut entries = block.lock();
             let state = entries.get(page);
             let order = state.order().unwrap_or(Order::ZERO);
@@ -753,10 +771,10 @@ impl<M: Machine> Engine<M> {
                     continue;
                 }
                 PageState::Home { writeback: false, .. } => {
-                    let _ = self.map_in(&mut entries, head);
+                    let _ = self.map_in(&steady, &mut entries, head);
                     drop(entries);
                     drop(steady);
-                    self.machine.wake(head.folio(order));
+                    self.wake(head.folio(order));
                 }
                 _ => {}
             }
@@ -771,7 +789,7 @@ impl<M: Machine> Engine<M> {
         let mut page = pages.start;
         while page < pages.end {
             let Some(made) = self.make_new(page..pages.end, order) else { return false };
-            self.machine.wake(made.clone());
+            self.wake(made.clone());
             page = made.end;
         }
         true
@@ -781,8 +799,8 @@ impl<M: Machine> Engine<M> {
     /// not all of the run: pages unknown to the engine may be there.
     fn make_new(&self, pages: Range<PageNumber>, order: Order) -> Option<Range<PageNumber>> {
         let block = self.table.get(pages.start)?;
-        let _steady = self.machine.steady()?;
-        let mapping = self.machine.mapping(pages.start)?;
+        let steady = self.ports.address_space().steady()?;
+        let mapping = self.ports.address_space().mapping(pages.start)?;
         let mut entries = block.lock();
         let fits = |head: PageNumber, order| mapping.allows(head, order) && entries.all_none(head, order);
         // A first touch must bring a larger folio where one fits.
@@ -796,7 +814,7 @@ impl<M: Machine> Engine<M> {
         let new = heads.take(MAX_TOGETHER).take_while(is_new).count() as u32 * order.pages();
         let together = Order::all().rev().filter(|&most| most >= order && most.pages() <= new);
         let mut run = together.into_iter().find_map(|most| self.homes.alloc_ready(most))?;
-        self.machine.zero(run.as_mut());
+        self.ports.arena().zero(run.as_mut());
         let run = run.into_run();
         let folios = (0..run.frames()).step_by(order.pages() as usize);
         let folios = folios.map(|index| (pages.start.offset(index), run.part(index, order)));
@@ -806,7 +824,7 @@ impl<M: Machine> Engine<M> {
             self.staged_pages.fetch_add(u64::from(order.pages()), Relaxed);
         }
         let made = pages.start..pages.start.offset(run.frames());
-        let are_all_there = self.map_in_together(&mut entries, folios.clone());
+        let are_all_there = self.map_in_together(&steady, &mut entries, folios.clone());
         if !are_all_there {
             // No fault asked for the others.
             each_staged(&mut entries, made.clone(), |entries, head, _| {
@@ -821,12 +839,12 @@ impl<M: Machine> Engine<M> {
 
     /// Fetches as much with `page` as a fault would, or only the page if `alone`, as far as there
     /// is room now.
-    fn read_ahead_step(&self, worker: &mut M::Worker, page: PageNumber, alone: bool) -> bool {
+    fn read_ahead_step(&self, worker: &mut P::Worker, page: PageNumber, alone: bool) -> bool {
         if self.locality.sampled_until(page).is_some() {
             return true;
         }
         let Some(block) = self.table.get(page) else { return false };
-        let Some(steady) = self.machine.steady() else { return false };
+        let Some(steady) = self.ports.address_space().steady() else { return false };
         let mut entries = block.lock();
         let PageState::Swapped { fetching: false, order: whole, .. } = entries.get(page) else { return true };
         let alone = alone && self.config.swap_in == SwapIn::Adaptive;
@@ -838,10 +856,10 @@ impl<M: Machine> Engine<M> {
             let (touched_pages, pages) = (piece.touched_pages(), piece.pages());
             let _ = self.explode(worker, block, piece);
             self.came_ahead(1, touched_pages);
-            self.machine.wake(pages);
+            self.wake(pages);
             return true;
         }
-        let Ok((run, _)) = self.homes.alloc_full(&self.machine, order, Urgency::Normal) else { return false };
+        let Ok((run, _)) = self.homes.alloc_full(&self.ports, order, Urgency::Normal) else { return false };
         let head = page.head(order);
         self.split_borders(&mut entries, head.folio(order));
         let fetch = mark_fetching(&mut entries, head, *run, order == whole);
@@ -853,12 +871,12 @@ impl<M: Machine> Engine<M> {
 
     /// Swaps in folios ahead of faults, to frames in a row, which are `run`. A thread that faults
     /// on them meanwhile waits; if they cannot be fetched, it faults again.
-    fn swap_in_ahead(&self, worker: &mut M::Worker, block: &Block, fetches: &[Fetch], run: UniqueRun) {
+    fn swap_in_ahead(&self, worker: &mut P::Worker, block: &Block, fetches: &[Fetch], run: UniqueRun) {
         let (Some(first), Some(last)) = (fetches.first(), fetches.last()) else { unreachable!("something was marked") };
         let pages = first.head..last.pages().end;
         let _ = self.swap_in(worker, block, fetches, run);
         self.came_ahead(fetches.len(), pages.clone());
-        self.machine.wake(pages);
+        self.wake(pages);
     }
 
     /// Counts `folios` folios with these pages as fetched without a fault.
@@ -885,7 +903,7 @@ impl<M: Machine> Engine<M> {
         let together = Order::all().rev().filter(|&most| most > order && most.pages() <= alike);
         let run = match together.into_iter().find_map(|most| self.homes.alloc_ready(most)) {
             Some(run) => run,
-            None => self.homes.alloc_full(&self.machine, order, Urgency::Normal).ok()?.0,
+            None => self.homes.alloc_full(&self.ports, order, Urgency::Normal).ok()?.0,
         };
         let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order), true));
         for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
@@ -898,7 +916,7 @@ impl<M: Machine> Engine<M> {
     /// *fetching*. Returns the swap-cache entry if it is worth keeping.
     fn fetch(
         &self,
-        worker: &mut M::Worker,
+        worker: &mut P::Worker,
         fetch: &Fetch,
         mut run: RunMut<'_>,
     ) -> Result<Option<CacheEntry>, Corrupted> {
@@ -930,7 +948,7 @@ impl<M: Machine> Engine<M> {
         }
         self.counters().vm.swpin_zero.add(u64::from(filled_pages));
         let wanted = may_keep && self.swap_cache.wants(run.order, stored_bytes);
-        Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.machine.hash(run.as_ref()) }))
+        Ok(wanted.then(|| CacheEntry { slot, order: run.order, hash: self.ports.arena().hash(run.as_ref()) }))
     }
 
     /// Makes the pages of `fetch` staged if they are still marked for it. Pages of a corrupted
@@ -995,6 +1013,7 @@ impl<M: Machine> Engine<M> {
     /// and out of reach. The caller wakes waiting threads.
     pub(super) fn give_up_corrupted(
         &self,
+        steady: &Steady<'_, P>,
         entries: &mut Entries,
         fetch: &Fetch,
         corrupted: Corrupted,
@@ -1005,7 +1024,7 @@ impl<M: Machine> Engine<M> {
             if entries.get(page) != (PageState::Swapped { slot, order: Order::ZERO, fetching: false }) {
                 continue;
             }
-            match self.machine.poison(page, corrupted) {
+            match self.ports.address_space().poison(steady, entries, page, corrupted) {
                 Ok(()) => {
                     entries.set(page, PageState::None);
                     self.free_slots(slot, 1);

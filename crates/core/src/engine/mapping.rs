@@ -2,14 +2,14 @@
 
 use super::Engine;
 use super::partial::is_deferrable;
-use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
+use crate::ports::{AddressSpace, Clock, Mapping, Marks, Ports, SharedPages};
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber};
 use std::ops::Range;
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Calls `act` with every existing block that has pages in `range`, locked, and with these
     /// pages.
     pub(super) fn in_blocks(&self, range: Range<PageNumber>, mut act: impl FnMut(&mut Entries, Range<PageNumber>)) {
@@ -34,7 +34,7 @@ impl<M: Machine> Engine<M> {
         // From now on pages can only disappear. A mapping may be far larger than its used part, so
         // blocks are made only where there are pages.
         let mut blocks: Vec<PageNumber> = Vec::new();
-        self.machine.for_each_present(range.clone(), &mut |run| {
+        self.ports.address_space().for_each_present(range.clone(), &mut |run| {
             let first = blocks.last().map_or(run.start, |last| run.start.max(last.offset(MAX_ORDER.pages())));
             blocks.extend((first.head(MAX_ORDER).0..run.end.0).step_by(BLOCK_PAGES).map(PageNumber));
         });
@@ -42,10 +42,10 @@ impl<M: Machine> Engine<M> {
             let (page, next) = (head.max(range.start), head.offset(MAX_ORDER.pages()));
             let Some(block) = self.table.get_or_create(page) else { break };
             // A new mapping in the place of a removed one must not be taken for the old one.
-            let Some(_steady) = self.machine.steady() else { return Err(page..range.end) };
+            let Some(_steady) = self.ports.address_space().steady() else { return Err(page..range.end) };
             let mut entries = block.lock();
             for part in self.discards.outside(page..next.min(range.end)) {
-                self.machine.for_each_present(part, &mut |run| {
+                self.ports.address_space().for_each_present(part, &mut |run| {
                     let adopted_pages = self.adopt_run(&mut entries, run);
                     self.counters().vm.pgadopted.add(adopted_pages);
                 });
@@ -60,7 +60,7 @@ impl<M: Machine> Engine<M> {
         let mut mapping = Mapping { pages: page..page, sizes: OrderSet::EMPTY };
         while page < run.end {
             if page >= mapping.pages.end {
-                let Some(found) = self.machine.mapping(page) else { break };
+                let Some(found) = self.ports.address_space().mapping(page) else { break };
                 mapping = found;
             }
             if self.keep_holes(entries, page, &mapping) {
@@ -98,25 +98,27 @@ impl<M: Machine> Engine<M> {
     /// Drops everything in `range`, whose content the program is about to discard (MADV_DONTNEED,
     /// MADV_FREE), so that it reads as zeros. The program drops resident pages only after the agent
     /// received the event, so the engine must not move them. It forgets them and adopts the
-    /// remaining ones later ([`tend`](Engine::tend)).
+    /// remaining ones later ([`maintain`](Engine::maintain)).
     pub fn discarded(&self, range: Range<PageNumber>) {
         self.unmapped(range.clone());
-        self.discards.add(range, self.machine.now_ns());
+        self.discards.add(range, self.ports.clock().now_ns());
     }
 
     /// Drops all swapped-out content that the program has discarded without a message. No other
     /// call may be in progress: in the child of a fork, missing marks do not mean discarded pages.
     pub fn drop_all_lost(&self) {
+        let Some(marks) = self.ports.marks() else { return };
         self.for_each_out(|entries, pages| {
             let mut lost = Vec::new();
-            self.machine.for_each_lost(pages, &mut |run| lost.push(run));
+            marks.for_each_lost(entries, pages, &mut |run| lost.push(run));
             lost.into_iter().for_each(|run| self.drop_pages(entries, run));
         });
     }
 
     /// Marks all staged and swapped-out pages, in the child of a fork.
     pub fn mark_all(&self) {
-        self.for_each_out(|_, pages| self.machine.mark(pages));
+        let Some(marks) = self.ports.marks() else { return };
+        self.for_each_out(|entries, pages| marks.set(entries, pages));
     }
 
     /// Calls `act` with each run of staged and swapped-out pages of one block.
@@ -127,17 +129,18 @@ impl<M: Machine> Engine<M> {
 
     /// Lets the program write to the resident pages of `range`.
     pub fn unprotect(&self, range: Range<PageNumber>) {
-        self.for_each_resident(range, |run| self.machine.unprotect(run));
+        let Some(shared) = self.ports.shared_pages() else { return };
+        self.for_each_resident(range, |entries, run| shared.unprotect(entries, run));
     }
 
     /// Calls `act` with each run of resident pages of `range` in one block, under the block's lock.
-    pub fn for_each_resident(&self, range: Range<PageNumber>, mut act: impl FnMut(Range<PageNumber>)) {
+    pub fn for_each_resident(&self, range: Range<PageNumber>, mut act: impl FnMut(&Entries, Range<PageNumber>)) {
         let is_resident = |state: PageState| matches!(state, PageState::Resident { .. });
         self.in_blocks(range, |entries, part| {
-            for_each_run(entries, is_resident, &mut |_: &mut Entries, run: Range<PageNumber>| {
+            for_each_run(entries, is_resident, &mut |entries: &mut Entries, run: Range<PageNumber>| {
                 let run = run.start.max(part.start)..run.end.min(part.end);
                 if run.start < run.end {
-                    act(run);
+                    act(entries, run);
                 }
             });
         });
@@ -266,7 +269,7 @@ impl<M: Machine> Engine<M> {
         let mut absent = [false; MAX_ORDER.pages() as usize];
         let first = range.start.index_in_block();
         absent[first..first + (range.end.0 - range.start.0) as usize].fill(true);
-        self.machine.for_each_present(range.clone(), &mut |run| {
+        self.ports.address_space().for_each_present(range.clone(), &mut |run| {
             for page in run.start.0..run.end.0 {
                 absent[PageNumber(page).index_in_block()] = false;
             }
@@ -301,7 +304,7 @@ impl<M: Machine> Engine<M> {
                 continue;
             }
             if order == MAX_ORDER && matches!(entries.get(head), PageState::Resident { .. }) {
-                self.machine.split_huge(head, border);
+                self.ports.address_space().split_huge(entries, head, border);
             }
             self.split_to(entries, head, order, lower);
         }

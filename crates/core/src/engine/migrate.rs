@@ -9,8 +9,8 @@ use super::store_compaction::Mover;
 use super::{Engine, StoreRuns};
 use crate::compaction::{Occupant, Occupants};
 use crate::homes::Urgency;
-use crate::machine::{Machine, MoveError};
 use crate::page_table::{Block, Entries, PageState};
+use crate::ports::{Arena, MoveError, Ports, SharedPages};
 use crate::rmap::Holder;
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, PageNumber};
 
@@ -18,7 +18,7 @@ use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, PageNumber};
 /// compaction starts, as in Linux with its default `compaction_proactiveness` of 20.
 const FRAGMENTED_PERCENT: u32 = 90;
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Makes a free run of `order` if possible. Returns whether it did.
     pub fn compact(&self, order: Order) -> bool {
         self.compactor.compact(&self.homes, self, &self.counters().vm, order)
@@ -84,7 +84,8 @@ impl<M: Machine> Engine<M> {
         let mut unshared = false;
         loop {
             let left = from.frames() - moved_pages;
-            let Err(stopped) = self.machine.regroup(from.head.offset(moved_pages), to.head.offset(moved_pages), left)
+            let Err(stopped) =
+                self.ports.arena().regroup(from.head.offset(moved_pages), to.head.offset(moved_pages), left)
             else {
                 return from.frames();
             };
@@ -94,7 +95,8 @@ impl<M: Machine> Engine<M> {
             }
             // A fork left the pages shared.
             unshared = true;
-            (moved_pages..from.frames()).for_each(|index| self.machine.unshare_home(from.part(index, Order::ZERO)));
+            let Some(shared) = self.ports.shared_pages() else { return moved_pages };
+            (moved_pages..from.frames()).for_each(|index| shared.unshare_staged(from.part(index, Order::ZERO)));
         }
     }
 
@@ -136,7 +138,7 @@ impl<M: Machine> Engine<M> {
     }
 }
 
-impl<M: Machine> Occupants for Engine<M> {
+impl<P: Ports> Occupants for Engine<P> {
     fn occupant(&self, frame: Frame) -> Option<Occupant> {
         match self.rmap.get(frame) {
             Holder::Page(_) => self.with_movable(frame, |_, _, _, run| Occupant::Folio(run)),
@@ -178,7 +180,7 @@ impl<M: Machine> Occupants for Engine<M> {
 
     fn evacuate(&self, head: Frame) -> bool {
         let Holder::Store(holder) = self.rmap.get(head) else { return false };
-        self.store.evacuate(&StoreRuns(self, Urgency::Normal), &Mover(&self.machine), holder, head)
+        self.store.evacuate(&StoreRuns(self, Urgency::Normal), &Mover(&self.ports), holder, head)
     }
 
     fn move_free_page(&self, from: Frame, to: Frame) -> bool {

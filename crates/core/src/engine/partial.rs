@@ -16,8 +16,8 @@
 //! often its folios lose parts and are healed. Its lock is a leaf.
 
 use super::Engine;
-use crate::machine::{Machine, Mapping};
 use crate::page_table::{Entries, PageState};
+use crate::ports::{AddressSpace, Mapping, Ports};
 use crate::queue::{Claim, FolioName, Ticket};
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::{FrameRun, MAX_ORDER, Order, PageNumber};
@@ -32,7 +32,7 @@ pub(super) fn is_deferrable(state: PageState) -> bool {
     matches!(state, PageState::Resident { order, .. } | PageState::Hole { order, .. } if order.pages() >= LEAST_PAGES)
 }
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Turns `part` of the resident folio at `head`, but not all of the folio, into holes.
     pub(super) fn drop_part(&self, entries: &mut Entries, head: PageNumber, order: Order, part: Range<PageNumber>) {
         let state = entries.get(head);
@@ -55,7 +55,11 @@ impl<M: Machine> Engine<M> {
             self.drop_cache_entry(frame);
         }
         if order == MAX_ORDER {
-            self.machine.split_huge(head, if part.start == head { part.end } else { part.start });
+            self.ports.address_space().split_huge(
+                entries,
+                head,
+                if part.start == head { part.end } else { part.start },
+            );
         }
         self.counters().of(order).split_deferred.inc();
         self.counters().of(order).nr_anon_partially_mapped.inc();

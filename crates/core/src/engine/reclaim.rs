@@ -3,8 +3,8 @@
 use super::Engine;
 use super::write_back::Writing;
 use crate::homes::Urgency;
-use crate::machine::{Compressed, Machine};
 use crate::page_table::{Block, PageState};
+use crate::ports::{Arena, Clock, Compressed, Pieces, Ports, assert_unlocked};
 use crate::queue::FolioName;
 use crate::run_tokens::{RunRef, SharedRun};
 use crate::store::PieceInfo;
@@ -40,7 +40,7 @@ struct Reclaimed {
 
 /// The result of an attempt to reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Attempt {
+pub(super) enum Attempt {
     /// This many pages were freed.
     Freed(u64),
     /// There was nothing to reclaim at the moment.
@@ -60,9 +60,9 @@ enum WrittenBack {
     NoRoom,
 }
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Reclaims like [`reclaim`](Engine::reclaim), but backs off if that did not pay recently.
-    pub fn try_reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> Attempt {
+    pub(super) fn try_reclaim(&self, worker: &mut P::Worker, target_pages: u64) -> Attempt {
         if self.can_write_out() {
             // Even incompressible data free memory once they are in the file.
             return Attempt::Freed(self.reclaim(worker, target_pages));
@@ -95,7 +95,7 @@ impl<M: Machine> Engine<M> {
 
     /// Returns whether the pages that the program touched last compress. The oldest ones do not
     /// show whether the many behind them do.
-    fn probe_youngest(&self, worker: &mut M::Worker) -> bool {
+    fn probe_youngest(&self, worker: &mut P::Worker) -> bool {
         let (mut freed_bytes, mut probed_pages) = (0, 0);
         for (block, folio) in (0..PROBE_FOLIOS).map_while(|_| self.pop_youngest_from(&self.probation)) {
             self.stage_in(block, folio);
@@ -110,15 +110,15 @@ impl<M: Machine> Engine<M> {
 
     /// Frees at least `target_pages` if possible; returns the number of freed pages minus what the
     /// store took. It frees nothing if everything is pinned or nothing compresses.
-    pub fn reclaim(&self, worker: &mut M::Worker, target_pages: u64) -> u64 {
+    pub fn reclaim(&self, worker: &mut P::Worker, target_pages: u64) -> u64 {
         self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS).freed_pages
     }
 
     /// Reclaims until `target_pages` are free. Gives up after `attempts` steps in a row that freed
     /// nothing, or after as much work that freed too little.
-    fn reclaim_some(&self, worker: &mut M::Worker, target_pages: u64, attempts: usize) -> Reclaimed {
+    fn reclaim_some(&self, worker: &mut P::Worker, target_pages: u64, attempts: usize) -> Reclaimed {
         let target_bytes = target_pages as i64 * PAGE_BYTES as i64;
-        let mut writing = Writing::default();
+        let mut writing = Writing::none();
         let mut freed_bytes: i64 = 0;
         let (mut fruitless, mut compressed_pages, mut found_any) = (0, 0, false);
         let pays =
@@ -188,7 +188,7 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Stages every resident folio of `pages` and writes it back: MADV_PAGEOUT.
-    pub fn page_out(&self, worker: &mut M::Worker, pages: Range<PageNumber>) {
+    pub fn page_out(&self, worker: &mut P::Worker, pages: Range<PageNumber>) {
         let mut page = pages.start;
         while page < pages.end {
             let Some(block) = self.table.get(page) else {
@@ -215,13 +215,13 @@ impl<M: Machine> Engine<M> {
     }
 
     #[inline]
-    fn write_back_oldest(&self, worker: &mut M::Worker) -> Option<WrittenBack> {
+    fn write_back_oldest(&self, worker: &mut P::Worker) -> Option<WrittenBack> {
         let (block, folio) = self.pop_from(&self.staged)?;
         Some(self.write_back(worker, block, folio))
     }
 
     /// Compresses one staged folio of `block` into the store and frees its frames.
-    fn write_back(&self, worker: &mut M::Worker, block: &Block, folio: FolioName) -> WrittenBack {
+    fn write_back(&self, worker: &mut P::Worker, block: &Block, folio: FolioName) -> WrittenBack {
         let FolioName { head, order } = folio;
         let Some(run) = block.lock().begin_writeback(head, order) else { return WrittenBack::Nothing };
         let (slot, stored_bytes) = if let Some(slot) = self.unchanged_entry(run.as_ref()) {
@@ -248,7 +248,7 @@ impl<M: Machine> Engine<M> {
     #[inline]
     fn unchanged_entry(&self, run: RunRef<'_>) -> Option<Slot> {
         let entry = self.swap_cache.take(run.head)?;
-        let good = entry.order == run.order && self.machine.hash(run) == entry.hash;
+        let good = entry.order == run.order && self.ports.arena().hash(run) == entry.hash;
         self.swap_cache.note_checked(good);
         if !good {
             self.free_slots(entry.slot, entry.order.pages());
@@ -293,18 +293,19 @@ impl<M: Machine> Engine<M> {
     /// Stores the content of `run`, which belongs to `folio`, under the slots from `slot` on, piece
     /// by piece. Returns the number of stored bytes; on failure the slots are free again.
     #[inline]
-    fn compress_folio(&self, worker: &mut M::Worker, folio: FolioName, run: RunRef<'_>, slot: Slot) -> Option<u64> {
+    fn compress_folio(&self, worker: &mut P::Worker, folio: FolioName, run: RunRef<'_>, slot: Slot) -> Option<u64> {
         let part = self.locality.part_order(folio.head).unwrap_or(MAX_ORDER);
         let granule = self.config.granule.min(run.order).min(part).min(self.largest_piece());
         let (mut done, mut stored_bytes) = (0, 0);
         while done < run.frames() {
             let part = run.part(done, granule);
-            let piece = match self.machine.compress(worker, folio.head.offset(done), part) {
+            assert_unlocked();
+            let piece = match self.ports.pieces().compress(worker, folio.head.offset(done), part) {
                 Compressed::Filled(word) => self.store.insert_filled(word, granule, granule.pages() as u16),
                 Compressed::Bytes { len_bytes, raw, checksum } => {
                     let info = PieceInfo { len_bytes, granule, raw, checksum, pages: granule.pages() as u16 };
                     self.store.insert(&self.runs(), info).map(|mut place| {
-                        self.machine.write_piece(worker, part, place.as_mut());
+                        self.ports.pieces().write(worker, part, place.as_mut());
                         stored_bytes += u64::from(len_bytes);
                         self.store.seal(place)
                     })
@@ -312,7 +313,7 @@ impl<M: Machine> Engine<M> {
             };
             let Some(piece) = piece else {
                 self.free_slots(slot, done);
-                self.slots.free(self.machine.cpu(), slot.offset(done), run.frames() - done);
+                self.slots.free(self.ports.clock().cpu(), slot.offset(done), run.frames() - done);
                 return None;
             };
             self.slot_map.set(slot.offset(done), granule.pages(), piece);
@@ -364,10 +365,10 @@ impl<M: Machine> Engine<M> {
     /// Does the maintenance of a background thread between reclaims: adopts the remaining pages of
     /// discarded ranges (MADV_FREE leaves pages until the kernel wants them), compacts a wasteful
     /// store a little, and drops stale claims.
-    pub fn tend(&self) {
-        for range in self.discards.take_due(self.machine.now_ns()) {
+    pub fn maintain(&self) {
+        for range in self.discards.take_due(self.ports.clock().now_ns()) {
             if let Err(rest) = self.adopt(range) {
-                self.discards.add(rest, self.machine.now_ns());
+                self.discards.add(rest, self.ports.clock().now_ns());
             }
         }
         self.drop_stale_claims();
@@ -377,13 +378,13 @@ impl<M: Machine> Engine<M> {
 
     /// Releases up to `most_pages` free frames to the system; keeps `keep_pages`.
     pub fn shrink(&self, keep_pages: u32, most_pages: u32) -> u32 {
-        self.homes.shrink(&self.machine, keep_pages, most_pages, Order::ZERO)
+        self.homes.shrink(&self.ports, keep_pages, most_pages, Order::ZERO)
     }
 
     /// Releases some free runs of the highest order to the system; keeps `keep_pages` free frames.
     /// Smaller runs stay, because each costs as many system calls.
     pub fn give_back_runs(&self, keep_pages: u32) -> u32 {
-        self.homes.shrink(&self.machine, keep_pages, GIVE_BACK_PAGES, MAX_ORDER)
+        self.homes.shrink(&self.ports, keep_pages, GIVE_BACK_PAGES, MAX_ORDER)
     }
 }
 

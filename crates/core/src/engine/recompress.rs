@@ -6,7 +6,7 @@
 
 use super::{Engine, StoreRuns};
 use crate::homes::Urgency;
-use crate::machine::Machine;
+use crate::ports::{Clock, Ports, Recompressor};
 use crate::store::Pinned;
 
 /// Minimum frames of the store for recompression: below 1 MiB there is too little to save.
@@ -16,22 +16,23 @@ const LOOKS: u32 = 1024;
 /// Bytes of content recompressed in a step: some milliseconds.
 const STEP_BYTES: usize = 64 << 10;
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Does one step of recompression. Returns whether there is more to do now.
-    pub fn recompress(&self, worker: &mut M::Worker) -> bool {
+    pub fn recompress(&self, worker: &mut P::Worker) -> bool {
+        let Some(recompressor) = self.ports.recompressor() else { return false };
         let Some(idle_ns) = self.config.recompress_idle_ns else { return false };
         if self.store.held_frames() < LITTLE_FRAMES {
             return false;
         }
         let runs = self.spare_runs();
-        let (now_ns, mut done_bytes) = (self.machine.now_ns(), 0);
+        let (now_ns, mut done_bytes) = (self.ports.clock().now_ns(), 0);
         for _ in 0..LOOKS {
             match self.store.next_idle(&runs, now_ns, idle_ns) {
                 Err(_) => return false,
                 Ok(None) => {}
                 Ok(Some(pinned)) => {
                     done_bytes += pinned.piece().granule.bytes();
-                    self.recompress_piece(worker, pinned);
+                    self.recompress_piece(recompressor, worker, pinned);
                 }
             }
             if done_bytes >= STEP_BYTES {
@@ -42,21 +43,21 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Returns a source of frames for an optional saving: it must not take what others need.
-    fn spare_runs(&self) -> StoreRuns<'_, M> {
+    fn spare_runs(&self) -> StoreRuns<'_, P> {
         StoreRuns(self, Urgency::Normal)
     }
 
-    fn recompress_piece(&self, worker: &mut M::Worker, pinned: Pinned<'_>) {
+    fn recompress_piece(&self, recompressor: &P::Recompressor, worker: &mut P::Worker, pinned: Pinned<'_>) {
         let (runs, counters) = (self.spare_runs(), &self.counters().store);
         counters.recompress_tried.inc();
-        let smaller = self.machine.recompress(worker, pinned.piece());
+        let smaller = recompressor.recompress(worker, pinned.piece());
         let Some(made) = smaller.filter(|made| self.store.is_smaller(&pinned, made.len_bytes)) else {
             return self.store.settle(&runs, pinned);
         };
         let Some(mut to) = self.store.new_place(&runs, &pinned, made.len_bytes) else {
             return self.store.unpin(&runs, pinned);
         };
-        self.machine.write_recompressed(worker, to.as_mut());
+        recompressor.write(worker, to.as_mut());
         let saved_bytes = self.store.replace(&runs, pinned, to, made.checksum);
         if saved_bytes > 0 {
             counters.recompressed.inc();

@@ -5,14 +5,14 @@
 //! mapped in, and the budget does not count.
 
 use crate::engine::{Engine, Served};
-use crate::machine::Machine;
 use crate::page_table::PageState;
+use crate::ports::Ports;
 use foliomem_types::units::PageNumber;
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Maps in every staged and swapped-out page. No other thread may use the engine, and the
-    /// machine must grant every frame.
-    pub fn bring_all_in(&self, worker: &mut M::Worker) {
+    /// budget must grant every frame.
+    pub fn bring_all_in(&self, worker: &mut P::Worker) {
         for block in self.table.blocks() {
             let (mut page, end) = {
                 let entries = block.lock();

@@ -6,8 +6,8 @@
 
 use super::Engine;
 use super::reclaim::STAGE_ATTEMPTS;
-use crate::machine::{Machine, MoveError, Stopped};
 use crate::page_table::{Block, Entries, PageState};
+use crate::ports::{AddressSpace, MoveError, Ports, SharedPages, Stopped, assert_unlocked};
 use crate::queue::{Claim, FolioName, Queue};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::workingset::{CACHED_SHARE, PROBATION_SHARE};
@@ -84,7 +84,7 @@ impl Row {
     }
 }
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Stages up to `most_pages` pages of the oldest folios; returns the number of staged pages.
     pub fn stage_oldest(&self, most_pages: u64) -> u64 {
         let mut staged = self.retry_unevictable(most_pages);
@@ -178,7 +178,7 @@ impl<M: Machine> Engine<M> {
         let mut row = Row::of(first);
         let mut staged = 0;
         {
-            let Some(_steady) = self.machine.steady() else { return self.stage_later(block, first) };
+            let Some(steady) = self.ports.address_space().steady() else { return self.stage_later(block, first) };
             let mut entries = block.lock();
             let mut last = Some(first).filter(|&first| frame_of(&entries, first).is_some());
             while let Some(folio) = last
@@ -190,7 +190,7 @@ impl<M: Machine> Engine<M> {
             while row.folios().len() > 1 {
                 let Some((frame, folios)) = self.common_frames(&mut entries, row.folios()) else { break };
                 let pages = folios * first.order.pages();
-                let moved = self.machine.move_out(row.folios()[0].head, frame, pages);
+                let moved = self.ports.address_space().move_out(&steady, &entries, row.folios()[0].head, frame, pages);
                 let mut moved_pages = moved.map_or_else(|stopped| stopped.moved_pages, |()| pages);
                 staged += moved_pages;
                 while moved_pages > 0 {
@@ -248,9 +248,11 @@ impl<M: Machine> Engine<M> {
             Err(MoveError::Changing) => self.stage_later(block, folio),
             Err(MoveError::Busy) => {
                 // The page is shared since a fork, or pinned. Only a shared page can be unshared.
-                self.unprotect(folio.head.folio(folio.order));
-                if !self.machine.unshare(folio.head.folio(folio.order)) {
-                    return self.stage_later(block, folio);
+                let pages = folio.head.folio(folio.order);
+                self.unprotect(pages.clone());
+                if let Some(shared) = self.ports.shared_pages() {
+                    assert_unlocked();
+                    shared.unshare(pages);
                 }
                 match self.try_stage(block, folio) {
                     Err(MoveError::Changing) => self.stage_later(block, folio),
@@ -292,7 +294,7 @@ impl<M: Machine> Engine<M> {
     }
 
     fn try_stage(&self, block: &Block, folio: FolioName) -> Result<Staged, MoveError> {
-        let _steady = self.machine.steady().ok_or(MoveError::Changing)?;
+        let steady = self.ports.address_space().steady().ok_or(MoveError::Changing)?;
         let mut entries = block.lock();
         let FolioName { head, order } = folio;
         if is_resident(&entries, folio) && entries.holes(head, order) > 0 {
@@ -303,7 +305,7 @@ impl<M: Machine> Engine<M> {
             PageState::Resident { frame, order: now } if now == order => frame,
             _ => return Ok(Staged::Nothing),
         };
-        match self.machine.move_out(head, frame, order.pages()) {
+        match self.ports.address_space().move_out(&steady, &entries, head, frame, order.pages()) {
             Ok(()) => {
                 self.make_staged(&mut entries, folio);
                 Ok(Staged::Pages(order.pages()))
@@ -347,7 +349,7 @@ impl<M: Machine> Engine<M> {
     /// Handles a folio that could not move: drops its absent pages or splits it, because parts may
     /// be movable. A single page is unevictable.
     fn leave_resident(&self, block: &Block, folio: FolioName, error: MoveError) -> Staged {
-        let Some(_steady) = self.machine.steady() else { return self.stage_later(block, folio) };
+        let Some(_steady) = self.ports.address_space().steady() else { return self.stage_later(block, folio) };
         let mut entries = block.lock();
         let FolioName { head, order } = folio;
         if !is_resident(&entries, folio) {

@@ -7,7 +7,7 @@
 //! maintenance compacts now and then, so that there is room when it is needed.
 
 use super::Engine;
-use crate::machine::Machine;
+use crate::ports::{Pieces, Ports};
 use crate::store::{FragmentMut, FragmentRef, PieceMover};
 
 /// Waste of the store, in percent of its memory, above which compaction has something to gain.
@@ -21,16 +21,16 @@ const WASTE_MIN_BYTES: u64 = 256 << 10;
 /// Pages copied at a time: 256 KiB, a few tens of microseconds.
 const STEP_PAGES: u32 = 64;
 
-/// The mover of pieces that lets the machine copy the bytes.
-pub(super) struct Mover<'a, M: Machine>(pub(super) &'a M);
+/// The mover of pieces that lets the codec copy the bytes.
+pub(super) struct Mover<'a, P: Ports>(pub(super) &'a P);
 
-impl<M: Machine> PieceMover for Mover<'_, M> {
+impl<P: Ports> PieceMover for Mover<'_, P> {
     fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
-        self.0.copy_piece(from, to);
+        self.0.pieces().copy(from, to);
     }
 }
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Returns whether compaction of the store is likely to free something.
     pub fn store_is_wasteful(&self) -> bool {
         let stats = self.store.stats();
@@ -48,7 +48,7 @@ impl<M: Machine> Engine<M> {
     /// is left to gain. Returns the number of freed frames; takes no time if there is nothing to
     /// gain.
     pub fn compact_store(&self, most_pages: u32) -> u32 {
-        let freed_frames = self.store.compact(&self.runs(), &Mover(&self.machine), most_pages);
+        let freed_frames = self.store.compact(&self.runs(), &Mover(&self.ports), most_pages);
         self.counters().store.pages_compacted.add(u64::from(freed_frames));
         freed_frames
     }

@@ -4,25 +4,25 @@
 
 use super::Engine;
 use super::fault::{Changing, Fetch, Served, Step, step};
-use crate::machine::{Corrupted, Machine, MoveError};
-use crate::page_table::{Block, PageState};
+use crate::page_table::{Block, Entries, PageState};
+use crate::ports::{AddressSpace, Arena, Budget, Corrupted, Marks, MoveError, Ports, Steady};
 use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
 use crate::sync;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{FrameRun, Order, PageNumber, Slot};
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     fn note_unmanaged(&self) {
         self.counters().vm.unmanaged_arena_full.inc();
-        self.machine.arena_is_full();
+        self.ports.arena().note_full();
     }
 
-    /// Serves a first touch of `page` with an unmanaged page. Called under its block's lock.
-    pub(super) fn zero_unmanaged(&self, page: PageNumber) -> Step {
-        let served = match self.machine.zero_in(page) {
+    /// Serves a first touch of `page` with an unmanaged page.
+    pub(super) fn zero_unmanaged(&self, steady: &Steady<'_, P>, entries: &Entries, page: PageNumber) -> Step {
+        let served = match self.ports.address_space().zero_in(steady, entries, page) {
             Ok(()) => {
-                self.machine.charge(1);
+                self.ports.budget().charge(1);
                 self.note_unmanaged();
                 Ok(())
             }
@@ -34,17 +34,17 @@ impl<M: Machine> Engine<M> {
     }
 
     /// Maps in `page`, which is swapped out, as an unmanaged page through the spare frame.
-    pub(super) fn map_in_unmanaged(&self, worker: &mut M::Worker, block: &Block, page: PageNumber) -> Step {
+    pub(super) fn map_in_unmanaged(&self, worker: &mut P::Worker, block: &Block, page: PageNumber) -> Step {
         let Some(mut spare) = self.spare.lock().take() else {
             // Another thread uses the spare frame for a moment.
             sync::back_off();
             return Step::LookAgain;
         };
         // The charge is for the frame, then for the page in the program.
-        self.machine.charge(1);
-        self.machine.populate(spare.as_mut());
+        self.ports.budget().charge(1);
+        self.ports.arena().populate(spare.as_mut());
         let mapped_in = self.copy_in_unmanaged(worker, block, page, &mut spare);
-        self.machine.release(spare.as_mut());
+        self.ports.arena().release(spare.as_mut());
         *self.spare.lock() = Some(spare);
         match mapped_in {
             Ok(()) => {
@@ -52,7 +52,7 @@ impl<M: Machine> Engine<M> {
                 Step::Served(Served::Done(FaultKind::SwapIn), page.folio(Order::ZERO))
             }
             Err(step) => {
-                self.machine.uncharge(1);
+                self.ports.budget().uncharge(1);
                 step
             }
         }
@@ -60,7 +60,7 @@ impl<M: Machine> Engine<M> {
 
     fn copy_in_unmanaged(
         &self,
-        worker: &mut M::Worker,
+        worker: &mut P::Worker,
         block: &Block,
         page: PageNumber,
         run: &mut UniqueRun,
@@ -90,7 +90,7 @@ impl<M: Machine> Engine<M> {
         read: Result<(), Corrupted>,
     ) -> Result<(), Step> {
         let (slot, piece) = of;
-        let _steady = self.machine.steady().ok_or(Step::Changing)?;
+        let steady = self.ports.address_space().steady().ok_or(Step::Changing)?;
         let mut entries = block.lock();
         if slot_of(entries.get(page)) != Some(slot) || self.slot_map.get(slot) != piece {
             return Err(Step::LookAgain);
@@ -99,18 +99,24 @@ impl<M: Machine> Engine<M> {
         self.split_borders(&mut entries, pages.clone());
         if let Err(corrupted) = read {
             self.counters().vm.store_corrupted.inc();
-            let given_up =
-                self.give_up_corrupted(&mut entries, &Fetch { head: page, slot, run, whole: false }, corrupted);
+            let given_up = self.give_up_corrupted(
+                &steady,
+                &mut entries,
+                &Fetch { head: page, slot, run, whole: false },
+                corrupted,
+            );
             return Err(step(given_up, FaultKind::SwapIn, pages));
         }
         let mut is_lost = false;
-        self.machine.for_each_lost(pages.clone(), &mut |_| is_lost = true);
+        if let Some(marks) = self.ports.marks() {
+            marks.for_each_lost(&entries, pages.clone(), &mut |_| is_lost = true);
+        }
         if is_lost {
             entries.set(page, PageState::None);
             self.free_slots(slot, 1);
             return Err(Step::LookAgain);
         }
-        let copied = self.machine.copy_in(run.head, page);
+        let copied = self.ports.address_space().copy_in(&steady, &entries, run.head, page);
         match copied {
             Ok(()) | Err(MoveError::Exists | MoveError::Gone) => {
                 entries.set(page, PageState::None);

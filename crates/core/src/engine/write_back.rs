@@ -7,7 +7,7 @@
 
 use super::Engine;
 use crate::homes::Urgency;
-use crate::machine::{Corrupted, Machine};
+use crate::ports::{Clock, Corrupted, Pieces, Ports, SwapDevice};
 use crate::run_tokens::RunMut;
 use crate::store::{MAX_FILE_PIECE_ORDER, NoBatch, Piece, Seal, WriteBatch};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -18,13 +18,17 @@ use foliomem_types::units::{CLUSTER_SLOTS, MAX_ORDER, Order};
 const PAUSE: u32 = 64;
 
 /// The unfinished write to the file of one reclaim call.
-#[derive(Default)]
-pub(super) struct Writing<'a>(Option<(WriteBatch<'a>, Vec<Seal>)>);
+pub(super) struct Writing<'a, P: Ports>(Option<(&'a P::SwapDevice, WriteBatch<'a>, Vec<Seal>)>);
 
-impl Writing<'_> {
+impl<P: Ports> Writing<'_, P> {
+    /// No write.
+    pub(super) fn none() -> Self {
+        Writing(None)
+    }
+
     /// Returns the pages of the store that the write frees if it succeeds.
     pub(super) fn pages(&self) -> u32 {
-        self.0.as_ref().map_or(0, |(batch, _)| batch.slots())
+        self.0.as_ref().map_or(0, |(_, batch, _)| batch.slots())
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -32,7 +36,7 @@ impl Writing<'_> {
     }
 }
 
-impl<M: Machine> Engine<M> {
+impl<P: Ports> Engine<P> {
     /// Returns the maximum order of a piece.
     pub(super) fn largest_piece(&self) -> Order {
         if self.config.backing.is_some() { MAX_FILE_PIECE_ORDER } else { MAX_ORDER }
@@ -46,7 +50,7 @@ impl<M: Machine> Engine<M> {
     /// Returns whether pieces should go from the store to the file: the store takes more than its
     /// share, or everything beyond the protected minimum. Pages of an unfinished write count as
     /// gone.
-    pub(super) fn store_presses(&self, writing: &Writing<'_>) -> bool {
+    pub(super) fn store_presses(&self, writing: &Writing<'_, P>) -> bool {
         if self.config.backing.is_none() {
             return false;
         }
@@ -64,8 +68,9 @@ impl<M: Machine> Engine<M> {
 
     /// Starts writing the oldest pieces to the file, and finishes the previous write; returns the
     /// bytes that this freed. Returns `None` if there was nothing to start.
-    pub(super) fn write_out<'a>(&'a self, worker: &mut M::Worker, writing: &mut Writing<'a>) -> Option<u64> {
-        let begin = || self.store.begin_write_back(&self.runs(), self.machine.cpu());
+    pub(super) fn write_out<'a>(&'a self, worker: &mut P::Worker, writing: &mut Writing<'a, P>) -> Option<u64> {
+        let device = self.ports.swap_device()?;
+        let begin = || self.store.begin_write_back(&self.runs(), self.ports.clock().cpu());
         let batch = match begin() {
             // Swap-cache entries are the least useful content of the file.
             Err(NoBatch::Full) if self.drop_swap_cache() > 0 => begin(),
@@ -76,23 +81,23 @@ impl<M: Machine> Engine<M> {
             Err(NoBatch::Empty) => return None,
             Err(NoBatch::Full) => {
                 self.counters().backing.full.inc();
-                self.machine.swap_file_full();
+                device.note_full();
                 self.file_pause.store(PAUSE, Relaxed);
                 return None;
             }
         };
         let mut seals = Vec::with_capacity(batch.pieces().len());
-        self.machine.begin_write(worker, &batch, &mut seals);
+        device.begin_write(worker, &batch, &mut seals);
         let freed_bytes = self.finish_write_out(worker, writing);
-        writing.0 = Some((batch, seals));
+        writing.0 = Some((device, batch, seals));
         Some(freed_bytes)
     }
 
     /// Finishes the unfinished write, if there is one; returns the bytes that this freed.
-    pub(super) fn finish_write_out(&self, worker: &mut M::Worker, writing: &mut Writing<'_>) -> u64 {
-        let Some((batch, seals)) = writing.0.take() else { return 0 };
+    pub(super) fn finish_write_out(&self, worker: &mut P::Worker, writing: &mut Writing<'_, P>) -> u64 {
+        let Some((device, batch, seals)) = writing.0.take() else { return 0 };
         let backing = &self.counters().backing;
-        if self.machine.finish_write(worker).is_err() {
+        if device.finish_write(worker).is_err() {
             backing.failed_writes.inc();
             self.file_pause.store(PAUSE, Relaxed);
             self.store.abandon_write_back(&self.runs(), batch);
@@ -105,17 +110,18 @@ impl<M: Machine> Engine<M> {
     /// Restores a part of a piece from memory or from the file.
     pub(super) fn read_piece(
         &self,
-        worker: &mut M::Worker,
+        worker: &mut P::Worker,
         piece: &Piece<'_>,
         skip_pages: u32,
         into: RunMut<'_>,
     ) -> Result<(), Corrupted> {
         let Some(place) = piece.place.in_file() else {
-            return self.machine.read_piece(worker, piece, skip_pages, into);
+            return self.ports.pieces().read(worker, piece, skip_pages, into);
         };
         let backing = &self.counters().backing;
         backing.bd_reads.add(u64::from(place.slots()));
-        let read = self.machine.read_back(worker, piece, &place, skip_pages, into);
+        let device = self.ports.swap_device().ok_or(Corrupted);
+        let read = device.and_then(|device| device.read(worker, piece, &place, skip_pages, into));
         if read.is_err() {
             backing.failed_reads.inc();
         }
@@ -130,8 +136,9 @@ impl<M: Machine> Engine<M> {
     /// Discards one of those clusters, which may take a while: for threads with nothing better to
     /// do. Returns whether there was one.
     pub fn discard_one(&self) -> bool {
+        let Some(device) = self.ports.swap_device() else { return false };
         self.store.discard_one(&self.runs(), |cluster| {
-            if self.machine.discard_cluster(cluster) {
+            if device.discard(cluster) {
                 self.counters().backing.bd_discards.add(CLUSTER_SLOTS.into());
             }
         })

@@ -3,7 +3,7 @@
 //! The oldest pieces go first: a touched page leaves the store, so the age of a piece is the time
 //! since its last use. Pieces are written as they are, compressed, several at a time into
 //! contiguous slots in order of age, so that pieces swapped out together are stored together. The
-//! [`crate::machine::Machine`] writes and protects the bytes. The [`Seal`], which it needs to
+//! [`crate::ports::SwapDevice`] writes and protects the bytes. The [`Seal`], which it needs to
 //! authenticate its own writes, is kept here.
 //!
 //! A piece in the file has a *record*: 32 bytes for its place and seal. Its word names the record
@@ -37,7 +37,7 @@ pub const MAX_FILE_PIECE_ORDER: Order = match Order::new(8) {
 /// Number of stale elements of the age queue that are kept.
 const FEW_ELEMENTS: usize = 4096;
 
-/// The proof that bytes read from the file are those that the machine wrote.
+/// The proof that bytes read from the file are those that the swap device wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seal {
     /// A number that is used only once.

@@ -1,10 +1,12 @@
-//! A test double of the machine, made of maps. The content of a page is one word, so that a test
+//! A test double of all ports, made of maps. The content of a page is one word, so that a test
 //! knows what every page of the program must hold. Tests can inject faults: pinned pages, mappings
 //! that refuse moves, pages shared by a fork, a small budget, a swap file that fails or belongs to
 //! others.
 
-use foliomem_core::machine::{
-    Compressed, Corrupted, MOST_WRITES, Machine, Mapping, MoveError, NotWritten, Recompressed, Stopped,
+use foliomem_core::page_table::Entries;
+use foliomem_core::ports::{
+    AddressSpace, Arena, Budget, Clock, Compressed, Corrupted, MAX_WRITES, Mapping, Marks, MoveError, NotWritten,
+    Pieces, Ports, Recompressed, Recompressor, SharedPages, Stopped, SwapDevice,
 };
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{FilePlace, Fragment, FragmentMut, FragmentRef, Piece, Place, PlaceMut, Seal, WriteBatch};
@@ -38,7 +40,7 @@ impl Worker {
     }
 }
 
-/// The state of the machine.
+/// The state of the double.
 #[derive(Default)]
 pub struct State {
     /// The pages present in the program.
@@ -213,7 +215,7 @@ impl Drop for Steady<'_> {
     }
 }
 
-/// The machine.
+/// The double.
 pub struct Double {
     pub state: Mutex<State>,
     counters: Counters,
@@ -240,6 +242,11 @@ impl Double {
     }
 }
 
+/// Panics unless `pages` are of `block`, whose lock the engine must hold.
+fn assert_held(block: &Entries, pages: Range<u64>) {
+    assert!(block.first().0 <= pages.start && pages.end <= block.end().0, "{pages:x?} are of another block");
+}
+
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(1, |sum: u64, word| sum.wrapping_mul(31) ^ word)
 }
@@ -248,9 +255,60 @@ fn frames(run: FrameRun) -> impl Iterator<Item = u32> {
     (0..run.frames()).map(move |index| run.head.0 + index)
 }
 
-impl Machine for Double {
+impl Ports for Double {
     type Worker = Worker;
+    type Clock = Self;
+    type Budget = Self;
+    type Arena = Self;
+    type AddressSpace = Self;
+    type Pieces = Self;
+    type Recompressor = Self;
+    type Marks = Self;
+    type SharedPages = Self;
+    type SwapDevice = Self;
 
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn clock(&self) -> &Self {
+        self
+    }
+
+    fn budget(&self) -> &Self {
+        self
+    }
+
+    fn arena(&self) -> &Self {
+        self
+    }
+
+    fn address_space(&self) -> &Self {
+        self
+    }
+
+    fn pieces(&self) -> &Self {
+        self
+    }
+
+    fn recompressor(&self) -> Option<&Self> {
+        Some(self)
+    }
+
+    fn marks(&self) -> Option<&Self> {
+        Some(self)
+    }
+
+    fn shared_pages(&self) -> Option<&Self> {
+        Some(self)
+    }
+
+    fn swap_device(&self) -> Option<&Self> {
+        Some(self)
+    }
+}
+
+impl Clock for Double {
     fn now_ns(&self) -> u64 {
         self.state.lock().now_ns
     }
@@ -259,6 +317,12 @@ impl Machine for Double {
         CpuNumber(0)
     }
 
+    fn pause(&self) {
+        foliomem_sync::back_off();
+    }
+}
+
+impl Budget for Double {
     fn try_charge(&self, pages: u32) -> bool {
         let mut state = self.state.lock();
         let fits = state.charged + i64::from(pages) <= state.limit_pages;
@@ -276,24 +340,26 @@ impl Machine for Double {
         self.state.lock().charged -= i64::from(pages);
     }
 
+    fn limit_pages(&self) -> i64 {
+        self.state.lock().limit_pages
+    }
+
     fn room_pages(&self) -> i64 {
         let state = self.state.lock();
         state.limit_pages - state.charged
     }
 
-    fn counters(&self) -> &Counters {
-        &self.counters
+    fn is_lately_over(&self) -> bool {
+        self.room_pages() < 0
     }
+}
 
+impl Arena for Double {
     fn populate(&self, run: RunMut<'_>) {
         let mut state = self.state.lock();
         for frame in frames(*run) {
             assert!(state.homes.insert(frame, 0).is_none(), "frame {frame:x} was populated");
         }
-    }
-
-    fn split_huge(&self, head: PageNumber, border: PageNumber) {
-        assert!(head < border && border < head.offset(MAX_ORDER.pages()) && head.head(MAX_ORDER) == head);
     }
 
     fn release(&self, run: RunMut<'_>) {
@@ -310,32 +376,12 @@ impl Machine for Double {
         }
     }
 
-    type Steady<'a> = Steady<'a>;
-
-    fn steady(&self) -> Option<Steady<'_>> {
-        let mut state = self.state.lock();
-        if state.is_hearing {
-            return None;
-        }
-        state.steady += 1;
-        Some(Steady(self))
-    }
-
-    fn hash(&self, run: RunRef<'_>) -> u64 {
-        let state = self.state.lock();
-        checksum(&frames(*run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
-    }
-
     fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
         let mut state = self.state.lock();
         for (from, to) in frames(*from).zip(frames(*to)) {
             let content = state.homes[&from];
             *state.homes.get_mut(&to).expect("a populated frame") = content;
         }
-    }
-
-    fn frames_escape(&self) -> bool {
-        self.state.lock().frames_escape
     }
 
     fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
@@ -348,27 +394,51 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn for_each_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
-        let missing: Vec<u64> = {
-            let state = self.state.lock();
-            (pages.start.0..pages.end.0).filter(|&page| state.is_lost(page)).collect()
-        };
-        missing.into_iter().for_each(|page| lost(PageNumber(page)..PageNumber(page + 1)));
+    fn hash(&self, run: RunRef<'_>) -> u64 {
+        let state = self.state.lock();
+        checksum(&frames(*run).map(|frame| state.homes[&frame]).collect::<Vec<_>>())
     }
 
-    fn take_marks(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
-        self.for_each_lost(pages.clone(), lost);
+    fn frames_escape(&self) -> bool {
+        self.state.lock().frames_escape
+    }
+
+    fn note_full(&self) {
+        self.state.lock().arena_is_full = true;
+    }
+}
+
+impl AddressSpace for Double {
+    type Steady<'a> = Steady<'a>;
+
+    fn steady(&self) -> Option<Steady<'_>> {
         let mut state = self.state.lock();
-        if state.changes == 0 {
-            state.marks.retain(|page| !(pages.start.0..pages.end.0).contains(page));
+        if state.is_hearing {
+            return None;
+        }
+        state.steady += 1;
+        Some(Steady(self))
+    }
+
+    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
+        let state = self.state.lock();
+        let (pages, advice) = state.mapping(page.0)?;
+        let sizes = state.sizes.allowed(*advice, state.disabled);
+        Some(Mapping { pages: PageNumber(pages.start)..PageNumber(pages.end), sizes })
+    }
+
+    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
+        let present: Vec<u64> = {
+            let state = self.state.lock();
+            state.program.range(pages.start.0..pages.end.0).map(|(&page, _)| page).collect()
+        };
+        for run in present.chunk_by(|a, b| a + 1 == *b) {
+            found(PageNumber(run[0])..PageNumber(run[run.len() - 1] + 1));
         }
     }
 
-    fn mark(&self, pages: Range<PageNumber>) {
-        self.state.lock().mark(pages.start.0..pages.end.0);
-    }
-
-    fn move_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
+    fn move_in(&self, _steady: &Steady<'_>, block: &Entries, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
+        assert_held(block, to.0..to.0 + u64::from(run.frames()));
         let mut state = self.state.lock();
         for (index, frame) in frames(run).enumerate() {
             let page = to.0 + index as u64;
@@ -392,7 +462,15 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn move_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
+    fn move_out(
+        &self,
+        _steady: &Steady<'_>,
+        block: &Entries,
+        from: PageNumber,
+        to: Frame,
+        pages: u32,
+    ) -> Result<(), Stopped> {
+        assert_held(block, from.0..from.0 + u64::from(pages));
         let mut state = self.state.lock();
         state.moves_out += 1;
         for (index, frame) in (to.0..to.0 + pages).enumerate() {
@@ -411,7 +489,8 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn copy_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
+    fn copy_in(&self, _steady: &Steady<'_>, block: &Entries, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
+        assert_held(block, to.0..to.0 + 1);
         let mut state = self.state.lock();
         if state.changes > 0 {
             return Err(MoveError::Changing);
@@ -428,7 +507,8 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn zero_in(&self, to: PageNumber) -> Result<(), MoveError> {
+    fn zero_in(&self, _steady: &Steady<'_>, block: &Entries, to: PageNumber) -> Result<(), MoveError> {
+        assert_held(block, to.0..to.0 + 1);
         let mut state = self.state.lock();
         if state.changes > 0 {
             return Err(MoveError::Changing);
@@ -440,32 +520,21 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn arena_is_full(&self) {
-        self.state.lock().arena_is_full = true;
+    fn poison(
+        &self,
+        _steady: &Steady<'_>,
+        block: &Entries,
+        page: PageNumber,
+        _why: Corrupted,
+    ) -> Result<(), MoveError> {
+        assert_held(block, page.0..page.0 + 1);
+        self.state.lock().poisoned.insert(page.0);
+        Ok(())
     }
 
-    fn unprotect(&self, _pages: Range<PageNumber>) {}
-
-    fn unshare(&self, pages: Range<PageNumber>) -> bool {
-        let mut state = self.state.lock();
-        (pages.start.0..pages.end.0).for_each(|page| {
-            state.shared.remove(&page);
-        });
-        true
-    }
-
-    fn unshare_home(&self, _run: FrameRun) {}
-
-    fn is_lately_over(&self) -> bool {
-        self.room_pages() < 0
-    }
-
-    fn shares(&self) -> bool {
-        !self.state.lock().shared.is_empty()
-    }
-
-    fn pause(&self) {
-        foliomem_sync::back_off();
+    fn split_huge(&self, block: &Entries, head: PageNumber, border: PageNumber) {
+        assert_held(block, head.0..head.0 + 1);
+        assert!(head < border && border < head.offset(MAX_ORDER.pages()) && head.head(MAX_ORDER) == head);
     }
 
     fn wake(&self, pages: Range<PageNumber>) {
@@ -478,29 +547,59 @@ impl Machine for Double {
         };
         woken.into_iter().for_each(|(_, wake)| wake());
     }
+}
 
-    fn poison(&self, page: PageNumber, _why: Corrupted) -> Result<(), MoveError> {
-        self.state.lock().poisoned.insert(page.0);
-        Ok(())
-    }
-
-    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
-        let state = self.state.lock();
-        let (pages, advice) = state.mapping(page.0)?;
-        let sizes = state.sizes.allowed(*advice, state.disabled);
-        Some(Mapping { pages: PageNumber(pages.start)..PageNumber(pages.end), sizes })
-    }
-
-    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
-        let present: Vec<u64> = {
+impl Marks for Double {
+    fn for_each_lost(&self, block: &Entries, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        assert_held(block, pages.start.0..pages.end.0);
+        let missing: Vec<u64> = {
             let state = self.state.lock();
-            state.program.range(pages.start.0..pages.end.0).map(|(&page, _)| page).collect()
+            (pages.start.0..pages.end.0).filter(|&page| state.is_lost(page)).collect()
         };
-        for run in present.chunk_by(|a, b| a + 1 == *b) {
-            found(PageNumber(run[0])..PageNumber(run[run.len() - 1] + 1));
+        missing.into_iter().for_each(|page| lost(PageNumber(page)..PageNumber(page + 1)));
+    }
+
+    fn take(
+        &self,
+        block: &mut Entries,
+        pages: Range<PageNumber>,
+        lost: &mut dyn FnMut(&mut Entries, Range<PageNumber>),
+    ) {
+        let mut found = Vec::new();
+        self.for_each_lost(block, pages.clone(), &mut |run| found.push(run));
+        found.into_iter().for_each(|run| lost(block, run));
+        let mut state = self.state.lock();
+        if state.changes == 0 {
+            state.marks.retain(|page| !(pages.start.0..pages.end.0).contains(page));
         }
     }
 
+    fn set(&self, block: &Entries, pages: Range<PageNumber>) {
+        assert_held(block, pages.start.0..pages.end.0);
+        self.state.lock().mark(pages.start.0..pages.end.0);
+    }
+}
+
+impl SharedPages for Double {
+    fn exist(&self) -> bool {
+        !self.state.lock().shared.is_empty()
+    }
+
+    fn unprotect(&self, block: &Entries, pages: Range<PageNumber>) {
+        assert_held(block, pages.start.0..pages.end.0);
+    }
+
+    fn unshare(&self, pages: Range<PageNumber>) {
+        let mut state = self.state.lock();
+        (pages.start.0..pages.end.0).for_each(|page| {
+            state.shared.remove(&page);
+        });
+    }
+
+    fn unshare_staged(&self, _run: FrameRun) {}
+}
+
+impl Pieces<Worker> for Double {
     fn compress(&self, worker: &mut Worker, _head: PageNumber, run: RunRef<'_>) -> Compressed {
         self.state.lock().compressions += 1;
         // Page by page, which takes long: no other thread may use these frames meanwhile.
@@ -515,11 +614,11 @@ impl Machine for Double {
         Compressed::Bytes { len_bytes, raw, checksum: checksum(&worker.words) }
     }
 
-    fn write_piece(&self, worker: &mut Worker, _run: RunRef<'_>, place: PlaceMut<'_>) {
+    fn write(&self, worker: &mut Worker, _run: RunRef<'_>, place: PlaceMut<'_>) {
         self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
     }
 
-    fn copy_piece(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         let key = |fragment: &Fragment| (fragment.head.0, fragment.offset_bytes);
         assert_eq!(from.len_bytes, to.len_bytes);
         assert!(from.end_bytes() <= to.start_bytes() || to.end_bytes() <= from.start_bytes());
@@ -531,13 +630,7 @@ impl Machine for Double {
         }
     }
 
-    fn read_piece(
-        &self,
-        worker: &mut Worker,
-        piece: &Piece<'_>,
-        skip_pages: u32,
-        into: RunMut<'_>,
-    ) -> Result<(), Corrupted> {
+    fn read(&self, worker: &mut Worker, piece: &Piece<'_>, skip_pages: u32, into: RunMut<'_>) -> Result<(), Corrupted> {
         if std::mem::take(&mut self.state.lock().corrupt_next) {
             return Err(Corrupted);
         }
@@ -560,7 +653,9 @@ impl Machine for Double {
         }
         Ok(())
     }
+}
 
+impl Recompressor<Worker> for Double {
     fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
         assert!(!piece.recompressed && piece.filled.is_none() && piece.place.in_file().is_none(), "{piece:?}");
         worker.words = self.state.lock().pieces[&Double::place_key(&piece.place)].clone();
@@ -573,16 +668,18 @@ impl Machine for Double {
         Some(Recompressed { len_bytes: piece.place.len_bytes() * 3 / 4, checksum: checksum(&worker.words) })
     }
 
-    fn write_recompressed(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+    fn write(&self, worker: &mut Worker, place: PlaceMut<'_>) {
         self.state.lock().pieces.insert(Double::place_key(&place), worker.words.clone());
     }
+}
 
+impl SwapDevice<Worker> for Double {
     fn begin_write(&self, worker: &mut Worker, batch: &WriteBatch<'_>, seals: &mut Vec<Seal>) {
         let mut state = self.state.lock();
         let slots = batch.first().0..batch.first().0 + batch.slots();
         let cluster = Slot(slots.start).cluster();
         assert!(state.clusters.contains(&cluster), "a write to {cluster:?}, which is not held");
-        assert!(worker.writes.len() < MOST_WRITES, "too many unfinished writes");
+        assert!(worker.writes.len() < MAX_WRITES, "too many unfinished writes");
         state.file_writes += 1;
         // The old content is lost whatever the result of the write.
         state.file.retain(|&(slot, _), _| !slots.contains(&slot));
@@ -611,9 +708,9 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn swap_file_full(&self) {}
+    fn note_full(&self) {}
 
-    fn read_back(
+    fn read(
         &self,
         worker: &mut Worker,
         piece: &Piece<'_>,
@@ -637,19 +734,19 @@ impl Machine for Double {
         Ok(())
     }
 
-    fn discard_cluster(&self, cluster: ClusterNumber) -> bool {
+    fn discard(&self, cluster: ClusterNumber) -> bool {
         let mut state = self.state.lock();
         assert!(state.clusters.contains(&cluster), "{cluster:?} is discarded but not held");
         state.file.retain(|&(slot, _), _| Slot(slot).cluster() != cluster);
         true
     }
 
-    fn claim_cluster(&self, cluster: ClusterNumber) -> bool {
+    fn claim(&self, cluster: ClusterNumber) -> bool {
         let mut state = self.state.lock();
         !state.foreign_clusters.contains(&cluster) && state.clusters.insert(cluster)
     }
 
-    fn release_cluster(&self, cluster: ClusterNumber) {
+    fn release(&self, cluster: ClusterNumber) {
         assert!(self.state.lock().clusters.remove(&cluster), "{cluster:?} is not held");
     }
 

@@ -26,9 +26,9 @@ use crate::address_space::allocation_notice::Paused;
 use crate::address_space::mapping_events::{MappingEvents, PendingFaults};
 use crate::address_space::ranges::{Ranges, pages};
 use crate::companion::placement::SEPARATE_WHILE_GROWING_NS;
-use crate::ports::machine::LinuxMachine;
+use crate::ports::address_space::AddressSpace;
 use crate::ports::pieces::Worker;
-use foliomem_core::machine::Machine;
+use foliomem_core::ports::AddressSpace as _;
 use foliomem_sys::maps::{self, Kind, Mapping};
 use foliomem_sys::pagemap;
 use foliomem_sys::thread_control_block;
@@ -57,7 +57,7 @@ fn window_bytes(events: MappingEvents) -> usize {
 
 /// Adopts every unmanaged mapping. Returns whether there was one.
 pub(crate) fn adopt_mappings(events: MappingEvents) -> bool {
-    let advices = events.activated.engine.machine().advices();
+    let advices = events.activated.engine.ports().space.advices();
     let mapped = advices.has_waiting().then(Ranges::default);
     // Threads that map all the time would keep the kernel's lock of the mappings. Memory that they
     // map between the search and the registration would be missed.
@@ -82,15 +82,15 @@ pub(crate) fn adopt_part(events: MappingEvents, within: &Range<usize>, registere
 pub(crate) fn adopt_growth(events: MappingEvents, worker: &mut Worker, page: PageNumber) {
     let (address, window) = (page.address() as usize, window_bytes(events));
     adopt_part(events, &(address.saturating_sub(window)..address + window), || {});
-    let machine = events.activated.engine.machine();
-    if machine.ranges().containing(address).is_some() {
+    let space = &events.activated.engine.ports().space;
+    if space.ranges().containing(address).is_some() {
         return events.activated.engine.charge_copies(worker, (window / PAGE_BYTES) as u32);
     }
-    let Some(_steady) = machine.steady() else { return };
-    if machine.ranges().containing(address).is_none() {
+    let Some(steady) = space.steady() else { return };
+    if space.ranges().containing(address).is_none() {
         // The page is in memory that is not managed. Without a zero page the thread would fault
         // again and again.
-        let _ = machine.zero_in(page);
+        let _ = space.map_zeros(&steady, page);
     }
 }
 
@@ -99,22 +99,22 @@ pub(crate) fn adopt_growth(events: MappingEvents, worker: &mut Worker, page: Pag
 /// all of it is adopted.
 pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
     let mut pending = PendingFaults::default();
-    let machine = events.activated.engine.machine();
-    if machine.reserved(range.clone()).is_empty() {
+    let space = &events.activated.engine.ports().space;
+    if space.reserved(range.clone()).is_empty() {
         adopt_part(events, range, || {});
         return;
     }
     {
         let _received = events.receive_changes(&mut pending);
-        machine.reserved(range.clone()).into_iter().for_each(|part| machine.unregister(part));
+        space.reserved(range.clone()).into_iter().for_each(|part| space.unregister(part));
     }
-    raise_again(machine, pending);
+    raise_again(space, pending);
 }
 
 /// Makes the threads that wait for received faults raise them again.
-fn raise_again(machine: &LinuxMachine, mut pending: PendingFaults) {
+fn raise_again(space: &AddressSpace, mut pending: PendingFaults) {
     while let Some(fault) = pending.pop() {
-        machine.fault_again(fault.page);
+        space.fault_again(fault.page);
     }
 }
 
@@ -146,22 +146,22 @@ fn adopt(
     // from its CPU.
     events.placement.separate(SEPARATE_WHILE_GROWING_NS);
     let mut pending = PendingFaults::default();
-    let machine = events.activated.engine.machine();
+    let space = &events.activated.engine.ports().space;
     {
         let _received = events.receive_changes(&mut pending);
         // The program may have registered a part with its own userfaultfd, which serves it. After
         // any other failure, the next search finds the range again.
-        let program = &machine.descriptors().program;
+        let program = &space.descriptors().program;
         parts.retain(|range| program.register(range.start, range.end - range.start, userfaultfd::Mode::Faults).is_ok());
-        reserves.into_iter().for_each(|range| machine.reserve(range));
-        others.into_iter().for_each(|range| machine.unregister(range));
+        reserves.into_iter().for_each(|range| space.reserve(range));
+        others.into_iter().for_each(|range| space.unregister(range));
     }
     let registered = insert_registered(events, &parts, &mut pending);
     registered_all();
     drop(paused);
     for range in registered {
         if events.context.tracer.is_on() {
-            trace_present(events, machine, &range);
+            trace_present(events, space, &range);
         }
         let mut rest = pages(&range);
         while let Err(left) = events.activated.engine.adopt(rest) {
@@ -169,7 +169,7 @@ fn adopt(
             rest = left;
         }
     }
-    raise_again(machine, pending);
+    raise_again(space, pending);
     true
 }
 
@@ -179,12 +179,12 @@ fn insert_registered(
     candidates: &[Range<usize>],
     pending: &mut PendingFaults,
 ) -> Vec<Range<usize>> {
-    let machine = events.activated.engine.machine();
-    let (uffd, maps) = (&machine.descriptors().program, &machine.descriptors().maps);
+    let space = &events.activated.engine.ports().space;
+    let (uffd, maps) = (&space.descriptors().program, &space.descriptors().maps);
     loop {
         let _received = events.receive_changes(pending);
         let mut registered = Vec::new();
-        machine.advices().receive(machine.ranges());
+        space.advices().receive(space.ranges());
         maps::for_each_around(maps, candidates, &mut |mapping| {
             let after = candidates.partition_point(|range| range.end <= mapping.start);
             for range in candidates[after..].iter().take_while(|range| range.start < mapping.end) {
@@ -202,8 +202,8 @@ fn insert_registered(
             if mapping.kind == Kind::Heap {
                 events.allocations.note_managed_heap(part.end);
             }
-            machine.adopt_range(part.clone(), mapping.start..mapping.end);
-            machine.prepare_for_huge(part.clone());
+            space.adopt_range(part.clone(), mapping.start..mapping.end);
+            space.prepare_for_huge(part.clone());
             events.context.tracer.record(&events.context.budget, || Event::Map(pages(part)));
         }
         return registered.into_iter().map(|(part, _)| part).collect();
@@ -211,8 +211,8 @@ fn insert_registered(
 }
 
 /// Records the pages that were resident before they became managed.
-fn trace_present(events: MappingEvents, machine: &LinuxMachine, range: &Range<usize>) {
-    pagemap::present(&machine.descriptors().pagemap, range.start, range.end, &mut |run| {
+fn trace_present(events: MappingEvents, space: &AddressSpace, range: &Range<usize>) {
+    pagemap::present(&space.descriptors().pagemap, range.start, range.end, &mut |run| {
         events.context.tracer.filled(&events.context.budget, pages(&run));
     });
 }
@@ -220,20 +220,20 @@ fn trace_present(events: MappingEvents, machine: &LinuxMachine, range: &Range<us
 /// Searches the mappings around the unmanaged parts of `within`. Adds all of them, and all managed
 /// ranges, to `mapped`.
 fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -> Found {
-    let machine = events.activated.engine.machine();
+    let space = &events.activated.engine.ports().space;
     let window = window_bytes(events);
     // `is_registered` registers the page. In the arena that would make its pages fault.
     let is_registered = |mapping: &Mapping| {
         let first = mapping.start..mapping.start + PAGE_BYTES;
         !events.context.agent_memory.outside(first).is_empty()
-            && machine.descriptors().program.is_registered(mapping.start)
+            && space.descriptors().program.is_registered(mapping.start)
     };
     let mut found = Found::default();
     let mut before: Option<(Mapping, bool)> = None;
     // Managed ranges need no search, whatever kind of mapping the kernel shows.
-    mapped.iter().for_each(|mapped| mapped.insert_all(machine.ranges()));
-    let unknown = machine.ranges().missing(within.clone());
-    maps::for_each_around(&machine.descriptors().maps, &unknown, &mut |mapping| {
+    mapped.iter().for_each(|mapped| mapped.insert_all(space.ranges()));
+    let unknown = space.ranges().missing(within.clone());
+    maps::for_each_around(&space.descriptors().maps, &unknown, &mut |mapping| {
         mapped.iter().for_each(|mapped| mapped.insert(mapping.start..mapping.end));
         let below = before.as_ref().filter(|(below, _)| below.end == mapping.start);
         // The kernel registers a mapping as a whole, so memory by which it has grown is managed,
@@ -241,20 +241,20 @@ fn find(events: MappingEvents, within: &Range<usize>, mapped: Option<&Ranges>) -
         let is_managed = may_be_managed(mapping)
             && (!below.is_some_and(|(below, _)| may_be_stack(mapping, below))
                 || is_registered(mapping)
-                || !thread_control_block::is_at_top(&machine.descriptors().memory, &(mapping.start..mapping.end)));
+                || !thread_control_block::is_at_top(&space.descriptors().memory, &(mapping.start..mapping.end)));
         if is_managed {
             for part in events.context.agent_memory.outside(mapping.start..mapping.end) {
-                found.parts.extend(machine.ranges().missing(part));
+                found.parts.extend(space.ranges().missing(part));
             }
         } else if is_private_anonymous(mapping) {
             let is_accessible = mapping.readable || mapping.writable || mapping.executable;
             let window_end = mapping.end.min(mapping.start + window);
             match below {
                 _ if is_accessible && is_registered(mapping) => {
-                    found.others.extend(machine.ranges().missing(mapping.start..mapping.end));
+                    found.others.extend(space.ranges().missing(mapping.start..mapping.end));
                 }
                 Some((_, true)) if !is_accessible && is_registered(mapping) => {
-                    found.others.extend(machine.ranges().missing(mapping.start..window_end));
+                    found.others.extend(space.ranges().missing(mapping.start..window_end));
                 }
                 Some((below, true))
                     if !is_accessible && is_reserve(mapping, below) && mapping.end - window_end > window =>

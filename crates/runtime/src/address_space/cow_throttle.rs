@@ -14,7 +14,8 @@
 //! monitor protects; any handler serves the faults. There is no lock.
 
 use crate::address_space::ranges::pages;
-use crate::ports::machine::LinuxMachine;
+use crate::ports::LinuxPorts;
+use crate::ports::address_space::AddressSpace;
 use foliomem_core::engine::Engine;
 use foliomem_session::budget::Budget;
 use foliomem_sys::userfaultfd::{MoveError, Userfaultfd};
@@ -41,7 +42,7 @@ impl CowThrottle {
 
     /// Protects shared memory if the copies may not fit, until no page is shared any more. The
     /// monitor calls this.
-    pub(crate) fn update(&self, budget: &Budget, engine: &Engine<LinuxMachine>) {
+    pub(crate) fn update(&self, budget: &Budget, engine: &Engine<LinuxPorts>) {
         let is_active = self.is_active.load(Relaxed);
         if !budget.shares() {
             if is_active {
@@ -62,22 +63,23 @@ impl CowThrottle {
 /// Calls `act` for all resident memory that may be protected. Returns whether no pending mapping
 /// event prevented it. Swapped-out pages have marks that must stay
 /// ([`crate::address_space::marks`]).
-fn each(engine: &Engine<LinuxMachine>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
+fn each(engine: &Engine<LinuxPorts>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
     let mut done = true;
-    for range in engine.machine().protectable() {
-        engine.for_each_resident(pages(&range), |run| {
+    let space = &engine.ports().space;
+    for range in space.protectable() {
+        engine.for_each_resident(pages(&range), |_, run| {
             let (start, end) = (run.start.address() as usize, run.end.address() as usize);
             // If a range is not as the engine knows it, it is being unmapped.
-            done &= act(&engine.machine().descriptors().program, start, end - start) != Err(MoveError::Again);
+            done &= act(&space.descriptors().program, start, end - start) != Err(MoveError::Again);
         });
     }
     done
 }
 
 /// Returns the block around `page`, limited to the page's range.
-pub(crate) fn block(machine: &LinuxMachine, page: PageNumber) -> Range<usize> {
+pub(crate) fn block(space: &AddressSpace, page: PageNumber) -> Range<usize> {
     let address = page.address() as usize;
     let start = address - address % BLOCK_BYTES;
-    let around = machine.ranges().containing(address).map_or(address..address + PAGE_BYTES, |known| known.range);
+    let around = space.ranges().containing(address).map_or(address..address + PAGE_BYTES, |known| known.range);
     start.max(around.start)..(start + BLOCK_BYTES).min(around.end)
 }

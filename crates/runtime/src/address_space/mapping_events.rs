@@ -1,7 +1,7 @@
 //! Messages of the userfaultfd: faults, and mapping events in their order.
 //!
 //! Messages are read one at a time under the lock of the mappings
-//! ([`LinuxMachine::hold_mappings`]), and a mapping event is applied before that lock is released.
+//! ([`AddressSpace::hold_mappings`]), and a mapping event is applied before that lock is released.
 //! So no fault that the program raises after an event is served before the event is applied. Faults
 //! are served outside the lock.
 //!
@@ -13,8 +13,8 @@ use crate::address_space::ranges::{page, pages};
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
 use crate::companion::placement::Placement;
-use crate::ports::machine::LinuxMachine;
-use foliomem_core::machine::Machine;
+use crate::ports::address_space::AddressSpace;
+use foliomem_core::ports::AddressSpace as _;
 use foliomem_sync::RwLockWriteGuard;
 use foliomem_sync::ranks::Mappings;
 use foliomem_sys::clock;
@@ -66,13 +66,13 @@ impl MappingEvents {
     /// Receives messages until one is a fault, and applies the mapping events before it. Returns
     /// `None` if there are no more messages.
     pub(crate) fn receive(&self) -> Option<Fault> {
-        let machine = self.activated.engine.machine();
-        let uffd = &machine.descriptors().program;
-        let mut changes = machine.hold_mappings();
+        let space = &self.activated.engine.ports().space;
+        let uffd = &space.descriptors().program;
+        let mut changes = space.hold_mappings();
         loop {
             let fault = match uffd.read_message() {
                 Ok(Some(Message::Change(change))) => {
-                    changes.receive(change, machine.registered(), |change| self.apply(change));
+                    changes.receive(change, space.registered(), |change| self.apply(change));
                     continue;
                 }
                 Ok(Some(Message::Fault { address, protected, thread })) => {
@@ -81,9 +81,9 @@ impl MappingEvents {
                 }
                 Ok(None) | Err(_) => None,
             };
-            if (!changes.is_settled() || machine.has_unknown_growth()) && !uffd.mapping_is_changing() {
+            if (!changes.is_settled() || space.has_unknown_growth()) && !uffd.mapping_is_changing() {
                 changes.settle(|change| self.apply(change));
-                machine.learn_growth();
+                space.learn_growth();
             }
             return fault;
         }
@@ -92,12 +92,12 @@ impl MappingEvents {
     /// Applies an event that was received while others were pending. It waits for the next message,
     /// and until then no page can be moved.
     pub(crate) fn settle(&self) {
-        let machine = self.activated.engine.machine();
-        if machine.steady().is_some() {
+        let space = &self.activated.engine.ports().space;
+        if space.steady().is_some() {
             return;
         }
         while let Some(fault) = self.receive() {
-            machine.fault_again(fault.page);
+            space.fault_again(fault.page);
         }
     }
 
@@ -110,8 +110,9 @@ impl MappingEvents {
             while let Some(fault) = self.receive() {
                 pending.push(fault);
             }
-            let received = self.activated.engine.machine().hold_mappings();
-            if received.is_applied() && !self.activated.engine.machine().descriptors().program.mapping_is_changing() {
+            let received = self.activated.engine.ports().space.hold_mappings();
+            if received.is_applied() && !self.activated.engine.ports().space.descriptors().program.mapping_is_changing()
+            {
                 return received;
             }
             drop(received);
@@ -129,9 +130,10 @@ impl MappingEvents {
 
     /// Applies a mapping event to the agent's knowledge of the mappings, under their lock.
     fn apply(&self, change: Change) {
-        let (engine, ranges) = (&self.activated.engine, self.activated.engine.machine().ranges());
+        let engine = &self.activated.engine;
+        let space = &engine.ports().space;
         // Advice given before the event concerns the mappings before the event.
-        engine.machine().advices().receive(ranges);
+        space.advices().receive(space.ranges());
         self.context.tracer.record(&self.context.budget, || match &change {
             Change::Discard(range) => TraceEvent::Discard(pages(range)),
             Change::Unmap(range) => TraceEvent::Unmap(pages(range)),
@@ -139,20 +141,20 @@ impl MappingEvents {
         });
         match change {
             Change::Discard(range) => {
-                engine.machine().discarded(range.clone());
+                space.discarded(range.clone());
                 engine.discarded(pages(&range));
             }
             Change::Unmap(range) => {
                 self.allocations.unmapped(&range);
-                engine.machine().unmapped(range.clone());
+                space.unmapped(range.clone());
                 engine.unmapped(pages(&range));
             }
             Change::Remap { from, to } => {
                 let len = from.len();
-                engine.machine().moved(from.clone(), to);
+                space.moved(from.clone(), to);
                 engine.remapped(page(from.start), page(to), (len / PAGE_BYTES) as u32);
                 // The message has the old length even if the new length differs.
-                engine.machine().note_growth(to);
+                space.note_growth(to);
             }
         }
     }
@@ -161,10 +163,10 @@ impl MappingEvents {
 /// Returns whether a thread that receives a message has made no progress for a while: it is kept
 /// from its CPU. (The caller sleeps between polls, because the scheduler puts no waking thread on a
 /// CPU that is in use, however briefly.)
-pub(crate) fn is_receiver_starved(machine: &LinuxMachine) -> bool {
-    machine.is_receiving()
+pub(crate) fn is_receiver_starved(space: &AddressSpace) -> bool {
+    space.is_receiving()
         && (0..RECEIVING_POLLS).all(|_| {
             clock::sleep(YIELD);
-            machine.is_receiving()
+            space.is_receiving()
         })
 }

@@ -17,11 +17,12 @@ use crate::companion::placement::CoLocation;
 use crate::companion::receive_notices::{pin_control_blocks, search_code};
 use crate::companion::reclaimer::{ReclaimerStart, reclaimer_entry};
 use crate::companion::workers::{handler_cpus, set_nice};
+use crate::ports::LinuxPorts;
 use crate::ports::arena_size;
-use crate::ports::machine::{Descriptors, LinuxMachine};
+use crate::ports::attachment::Descriptors;
 use crate::runtime::Runtime;
 use foliomem_core::engine::{BackingConfig, Engine, EngineConfig};
-use foliomem_core::watermark;
+use foliomem_core::pacing::Watermarks;
 use foliomem_session::cluster_ownership::Event;
 use foliomem_sys::errno_text::ErrnoText;
 use foliomem_sys::identity;
@@ -35,9 +36,6 @@ use std::sync::atomic::Ordering;
 
 /// Number of CPUs for each reclaimer: the program needs some, too.
 const CPUS_PER_RECLAIMER: usize = 2;
-/// Time in the store after which a piece is recompressed, in nanoseconds: recompressing a piece
-/// that is touched again sooner does not pay.
-const IDLE_NS: u64 = 2_000_000_000;
 
 /// Creates the arena and the engine, starts the workers, and adopts the program's memory. Fails if
 /// address space, descriptors or threads cannot be had.
@@ -54,7 +52,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
         .map_err(|errno| RuntimeError::Reserve(needed_bytes >> 20, errno))?;
     let arena_bytes = arena.len();
     runtime.context.agent_memory.add(arena.start()..arena.start() + arena.len());
-    let machine = LinuxMachine::new(
+    let ports = LinuxPorts::new(
         arena,
         open_descriptors(runtime)?,
         &runtime.context.budget,
@@ -62,8 +60,8 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
         &runtime.notices.control_blocks,
         &runtime.context.tracer,
     )?;
-    let config = engine_config(&runtime.context, &machine, arena_bytes);
-    let activated = Activated { engine: Engine::new(machine, config) };
+    let config = engine_config(&runtime.context, &ports, arena_bytes);
+    let activated = Activated { engine: Engine::new(ports, config) };
     if runtime.activation.activated.set(activated).is_err() {
         unreachable!("only the monitor activates");
     }
@@ -76,7 +74,7 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     wait_for_custody(runtime);
     if let Some(events) = runtime.mapping_events() {
         // From now on hooks send notices of advice; earlier advice is in `smaps`.
-        let advices = events.activated.engine.machine().advices();
+        let advices = events.activated.engine.ports().space.advices();
         maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, huge_pages, forks| {
             let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
             runtime.context.agent_memory.outside(range).into_iter().for_each(found);
@@ -172,13 +170,13 @@ pub(crate) fn wait_for_custody(runtime: &'static Runtime) {
 }
 
 /// Returns the configuration of the process's engine.
-fn engine_config(context: &Context, machine: &LinuxMachine, arena_bytes: usize) -> EngineConfig {
+fn engine_config(context: &Context, ports: &LinuxPorts, arena_bytes: usize) -> EngineConfig {
     let max_pages = (context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
-    let limit_pages = context.budget.limit_pages();
-    let file_slots =
-        if machine.has_swap_file() { context.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
+    let watermarks = Watermarks::of(context.budget.limit_pages());
+    let pacing = context.pacing();
+    let file_slots = if ports.swap.is_some() { context.budget.control().swap().clusters() * CLUSTER_SLOTS } else { 0 };
     let discard = context.budget.control().swap().discard();
-    let backing = BackingConfig { slots: file_slots, discard, store_pages: arena_size::store_pages(limit_pages) };
+    let backing = BackingConfig { slots: file_slots, discard, store_pages: watermarks.store_pages() };
     EngineConfig {
         granule: context.settings.granule,
         arena_frames: (arena_bytes / PAGE_BYTES) as u32,
@@ -189,10 +187,11 @@ fn engine_config(context: &Context, machine: &LinuxMachine, arena_bytes: usize) 
         whole_out: OrderSet::ALL,
         keep_copies: true,
         make_ahead: !context.tracer.is_on(),
+        pacing,
         compaction: Default::default(),
-        floor_pages: watermark::floor_pages(limit_pages),
+        protected_pages: watermarks.protected_pages(),
         backing: (file_slots > 0).then_some(backing),
-        recompress_idle_ns: context.settings.recompress.map(|_| if context.settings.torture { 0 } else { IDLE_NS }),
+        recompress_idle_ns: context.settings.recompress.map(|_| pacing.recompress_idle_ns()),
         cpus: handler_cpus().last().map_or(1, |&cpu| cpu as u16 + 1),
     }
 }

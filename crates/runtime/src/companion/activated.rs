@@ -7,7 +7,7 @@
 use crate::address_space::ranges::{Ranges, pages};
 use crate::companion::context::Context;
 use crate::fork::futex_gate::Gate;
-use crate::ports::machine::LinuxMachine;
+use crate::ports::LinuxPorts;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Engine;
 use foliomem_types::units::PAGE_BYTES;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The state that exists once the agent has activated.
 pub(crate) struct Activated {
-    pub(crate) engine: Engine<LinuxMachine>,
+    pub(crate) engine: Engine<LinuxPorts>,
 }
 
 impl Activated {
@@ -25,7 +25,7 @@ impl Activated {
     /// fork that copied a locked heap could not allocate.
     pub(crate) fn worker(&self, context: &Context, gate: &Gate) -> Worker {
         let _inside = gate.enter();
-        self.engine.machine().worker(context.settings.codec, context.settings.recompress)
+        self.engine.ports().codec.worker(context.settings.codec, context.settings.recompress)
     }
 
     /// Maps in the managed pages of `kept`, pages of a thread's control block, and locks them in
@@ -33,7 +33,7 @@ impl Activated {
     /// agent goes on.)
     pub(crate) fn keep_resident(&self, kept: &[usize]) {
         kept.iter().for_each(|&page| self.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
-        self.engine.machine().lock_pages(kept);
+        self.engine.ports().space.lock_pages(kept);
     }
 
     /// Creates the contexts of a thread that also recompresses.
@@ -41,7 +41,7 @@ impl Activated {
         let mut worker = self.worker(context, gate);
         let _inside = gate.enter();
         if let Some(codec) = context.settings.recompress {
-            self.engine.machine().add_recompressor(&mut worker, codec);
+            self.engine.ports().codec.add_recompressor(&mut worker, codec);
         }
         worker
     }

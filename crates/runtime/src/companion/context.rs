@@ -5,7 +5,7 @@
 
 use crate::companion::error::RuntimeError;
 use crate::tracer::{Recording, Tracer};
-use foliomem_core::watermark;
+use foliomem_core::pacing::{Pacing, Room, Watermarks};
 use foliomem_session::budget::Budget;
 use foliomem_session::process_table::SlotIndex;
 use foliomem_session::segment::Control;
@@ -19,11 +19,6 @@ use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-
-/// Room at which the agent activates, as a shift of the limit (1/2^3), and its minimum in pages: 24
-/// MiB, which a program can touch while the monitor sleeps.
-const ACTIVATION_SHIFT: u32 = 3;
-const ACTIVATION_MIN_PAGES: i64 = (24 << 20) / PAGE_BYTES as i64;
 
 /// The companion's open files.
 pub(crate) struct ProcFiles {
@@ -87,20 +82,20 @@ impl Context {
         open_in(&files.proc, path)
     }
 
-    /// Returns the low watermark, in pages.
-    pub(crate) fn low_pages(&self) -> i64 {
-        watermark::low_pages(self.budget.limit_pages())
+    /// Returns how hard the engine works for room.
+    pub(crate) fn pacing(&self) -> Pacing {
+        if self.settings.torture { Pacing::Torture } else { Pacing::Watermarks }
     }
 
-    /// Returns the room below which the agent activates, in pages.
-    pub(crate) fn activation_pages(&self) -> i64 {
-        let limit = self.budget.limit_pages();
-        (limit >> ACTIVATION_SHIFT).max(ACTIVATION_MIN_PAGES).min(limit / 2)
+    /// Returns the room before activation.
+    pub(crate) fn room(&self) -> Room {
+        Room { pages: self.budget.room_pages(), watermarks: Watermarks::of(self.budget.limit_pages()) }
     }
 
     /// Returns whether there may soon be no room if the program takes `bytes`.
     pub(crate) fn lacks_room(&self, bytes: usize) -> bool {
-        self.budget.room_pages() - (bytes.div_ceil(PAGE_BYTES) as i64) < self.activation_pages()
+        let Room { pages, watermarks } = self.room();
+        pages - (bytes.div_ceil(PAGE_BYTES) as i64) < watermarks.activation_pages()
     }
 }
 

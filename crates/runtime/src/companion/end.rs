@@ -5,6 +5,7 @@
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, Killed, User};
+use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_sys::{memory_advice, thread};
@@ -103,7 +104,7 @@ pub(crate) fn stop_program(runtime: &'static Runtime) {
 /// which the kernel also delivers to the first process of a pid namespace.
 fn forbid_memory(runtime: &'static Runtime) {
     let Some(activated) = runtime.activation.activated.get() else { return };
-    for range in activated.engine.machine().ranges().snapshot() {
+    for range in activated.engine.ports().space.ranges().snapshot() {
         // SAFETY: the memory belongs to the program, which must end.
         unsafe { memory_advice::forbid_access(&range) };
     }
@@ -126,7 +127,7 @@ pub(crate) fn end_before_program(runtime: &'static Runtime) -> ! {
 fn release_swap_file(runtime: &'static Runtime) {
     runtime.fork.gate.close();
     if let Some(activated) = runtime.activation.activated.get() {
-        activated.engine.machine().leave_swap_file();
+        activated.engine.ports().swap.iter().for_each(Swap::leave);
     }
 }
 

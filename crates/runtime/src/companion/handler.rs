@@ -16,7 +16,8 @@ use crate::companion::workers::Workers;
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Served;
-use foliomem_core::machine::Machine;
+use foliomem_core::pacing::reads_ahead_after;
+use foliomem_core::ports::AddressSpace as _;
 use foliomem_sys::clock::now_ns;
 use foliomem_sys::region::Region;
 use foliomem_types::counters::FaultKind;
@@ -62,7 +63,7 @@ pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
 
 impl Handler {
     fn run(&mut self, start: &HandlerStart) -> ! {
-        let uffd = &self.events.activated.engine.machine().descriptors().program;
+        let uffd = &self.events.activated.engine.ports().space.descriptors().program;
         match &start.measured {
             Some(page) => self.events.placement.measure(page),
             None if start.index == 1 && self.events.placement.is_unknown() => self.events.placement.be_busy(),
@@ -112,7 +113,7 @@ impl Handler {
     /// Maps in the folios that the program will touch next, until a message arrives. Returns their
     /// order; `None` if there are none.
     fn read_ahead(&mut self, page: PageNumber) -> Option<Order> {
-        let uffd = &self.events.activated.engine.machine().descriptors().program;
+        let uffd = &self.events.activated.engine.ports().space.descriptors().program;
         let (mut chunks, mut fetched) = (0, None);
         while let Some((ahead, order)) = self.events.activated.engine.claim_ahead(page) {
             // Recorded before the read, so that reads of several handlers appear in order.
@@ -140,14 +141,14 @@ impl Handler {
     /// Serves a write to a page that a fork may have left shared: the program waits for room for
     /// the copy.
     fn serve_copy(&mut self, page: PageNumber) {
-        let machine = self.events.activated.engine.machine();
+        let space = &self.events.activated.engine.ports().space;
         let started_ns = now_ns();
-        let block = cow_throttle::block(machine, page);
+        let block = cow_throttle::block(space, page);
         self.events.activated.engine.charge_copies(&mut self.worker, (block.len() / PAGE_BYTES) as u32);
         self.events.activated.engine.unprotect(pages(&block));
         self.events.context.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
         self.events.context.budget.counters().vm.pgfault.inc();
-        machine.wake(pages(&block));
+        space.wake(pages(&block));
     }
 
     /// Serves one fault. Adds faults that it receives while it waits to `pending`.
@@ -157,12 +158,12 @@ impl Handler {
             return self.serve_copy(page);
         }
         let started_ns = now_ns();
-        let machine = self.events.activated.engine.machine();
+        let space = &self.events.activated.engine.ports().space;
         let (kind, waited_for) = loop {
             match self.events.activated.engine.fault_unwoken(&mut self.worker, page) {
                 (Served::Done(kind), waited_for) => break (kind, waited_for),
                 (Served::Again, waited_for) => {
-                    machine.wake(waited_for);
+                    space.wake(waited_for);
                     if let Some(other) = self.events.receive() {
                         pending.push(other);
                     } else {
@@ -171,14 +172,14 @@ impl Handler {
                 }
             }
         };
-        if kind == FaultKind::Spurious && machine.ranges().containing(page.address() as usize).is_none() {
+        if kind == FaultKind::Spurious && space.ranges().containing(page.address() as usize).is_none() {
             adopt_growth(self.events, &mut self.worker, page);
         }
         let counters = self.events.context.budget.counters();
         let took_ns = now_ns() - started_ns;
         counters.faults(kind).record(took_ns);
         counters.vm.pgfault.inc();
-        self.events.context.tracer.served(&self.events.activated.engine, page, kind);
+        self.events.context.tracer.served(&self.events.context.budget, &self.events.activated.engine, page, kind);
         if kind == FaultKind::SwapIn {
             counters.vm.pgmajfault.inc();
         }
@@ -186,22 +187,22 @@ impl Handler {
         // last.
         let is_last = self.events.placement.cpu().is_some();
         if !is_last {
-            machine.wake(waited_for.clone());
+            space.wake(waited_for.clone());
         }
-        let room = self.events.context.budget.room_pages() + i64::from(self.events.activated.engine.free_frames());
-        if room < self.events.context.low_pages() && !self.events.activated.engine.reclaim_is_futile() {
+        let room = self.events.activated.engine.room();
+        if self.events.activated.engine.should_reclaim(&room) {
             self.reclaim.wake();
         }
-        if matches!(kind, FaultKind::FirstTouch | FaultKind::SwapIn | FaultKind::Spurious) {
+        if reads_ahead_after(kind) {
             let fetched = self.read_ahead(page);
             if fetched.is_some() || kind != FaultKind::Spurious {
                 // Reclaimers that compress to make room for readahead would need the other CPU.
-                self.events.placement.note_readahead(fetched.filter(|_| room >= 2 * self.events.context.low_pages()));
+                self.events.placement.note_readahead(fetched.filter(|_| room.is_high()));
             }
         }
         if is_last {
             self.events.placement.note_wake();
-            machine.wake(waited_for);
+            space.wake(waited_for);
         }
     }
 }

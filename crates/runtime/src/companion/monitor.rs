@@ -18,11 +18,10 @@ use crate::companion::memory_users::User;
 use crate::companion::placement::{SEPARATE_WHILE_GROWING_NS, ThreadPlacement};
 use crate::companion::receive_notices::receive_notices;
 use crate::fork::protocol::quiesce;
-use crate::ports::arena_size;
-use crate::ports::machine::LinuxMachine;
+use crate::ports::LinuxPorts;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
-use foliomem_core::watermark;
+use foliomem_core::pacing::{Activity, Protection};
 use foliomem_session::reclaim_request::Pending;
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::companion_process::Woken;
@@ -50,6 +49,8 @@ const SLEEP_CO_LOCATED_MIN: Duration = Duration::from_millis(2);
 /// Maximum sleep while new mappings may need adoption soon, or the process has just changed its
 /// size.
 const SLEEP_ACTIVATED_MAX: Duration = Duration::from_millis(4);
+/// Unmanaged memory that has grown by this much shows new mappings: 256 KiB.
+const NEW_MAPPING_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
 /// Size from which a recorded process is managed, in pages: 4 MiB. The trace of a smaller one has
 /// only its start.
 const RECORDED_PAGES: i64 = (4 << 20) / PAGE_BYTES as i64;
@@ -176,13 +177,10 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     let slot = runtime.context.budget.control().process(runtime.context.budget.slot());
     let request = slot.reclaim.pending();
     let Some(events) = runtime.mapping_events() else {
-        let room = runtime.context.budget.room_pages();
+        let room = runtime.context.room();
         let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
-        let now = is_recorded
-            || runtime.context.settings.torture
-            || runtime.activation.manage_now.load(Ordering::Relaxed)
-            || request.is_some();
-        if now || room < runtime.context.activation_pages() {
+        let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || request.is_some();
+        if now || runtime.context.pacing().activates(&room) {
             match activate(runtime) {
                 Ok(()) => return None,
                 Err(error) => cannot_activate(runtime, &error),
@@ -190,7 +188,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         }
         runtime.context.tracer.unmanaged(&runtime.context.budget, runtime.context.budget.own_pages());
         let max = if runtime.context.tracer.is_on() { SLEEP_RECORDING_MAX } else { history.max_sleep() };
-        return Some(sleep_for(room - runtime.context.activation_pages(), max));
+        return Some(sleep_for(room.pages - room.watermarks.activation_pages(), max));
     };
     let engine = &events.activated.engine;
     apply_limit(runtime, engine, request);
@@ -198,7 +196,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.reclaim.serve(request);
     }
     runtime.sharing.throttle.update(&runtime.context.budget, engine);
-    if runtime.placement.cpu().is_some() && is_receiver_starved(engine.machine()) {
+    if runtime.placement.cpu().is_some() && is_receiver_starved(&engine.ports().space) {
         // The program has just raised a mapping event, keeps the pinned handler from its CPU, and
         // grows.
         runtime.placement.separate(SEPARATE_WHILE_GROWING_NS);
@@ -207,7 +205,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     let managed = engine.resident_pages() as i64;
     let unmanaged = runtime.context.budget.own_pages() - managed;
     // New mappings show as growth of unmanaged memory.
-    if unmanaged > history.unmanaged_pages + watermark::LOW_MIN_PAGES / 4 || runtime.context.settings.torture {
+    if unmanaged > history.unmanaged_pages + NEW_MAPPING_PAGES || runtime.context.settings.torture {
         if adopt_mappings(events) {
             runtime.notices.allocations.note_found();
         }
@@ -219,41 +217,32 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     runtime.context.tracer.unmanaged(&runtime.context.budget, unmanaged_pages);
     let sizes = runtime.context.budget.control().sizes();
     if std::mem::replace(&mut history.sizes, sizes) != sizes {
-        engine.machine().prepare_for_huge(0..usize::MAX);
+        engine.ports().space.prepare_for_huge(0..usize::MAX);
     }
-    engine.tend();
+    engine.maintain();
     Some(balance(runtime, engine, history))
 }
 
 /// Applies the limit, which may have grown, to everything that depends on it. The protected minimum
 /// is 0 during a request to reclaim.
-fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, request: Option<Pending>) {
+fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, request: Option<Pending>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
-    let min_pages = request.map_or_else(|| watermark::floor_pages(limit_pages), |_| 0);
-    engine.limit_is(min_pages, arena_size::store_pages(limit_pages));
+    engine.follow_limit(if request.is_some() { Protection::Off } else { Protection::Minimum });
     runtime.context.tracer.limit(&runtime.context.budget);
 }
 
 /// Gives memory back if the tree needs it, and wakes the reclaimers if there is too little. Returns
 /// how long to sleep.
-fn balance(runtime: &'static Runtime, engine: &Engine<LinuxMachine>, history: &History) -> Duration {
-    let low = runtime.context.low_pages();
-    let room = runtime.context.budget.room_pages();
-    let free = i64::from(engine.free_frames());
-    if room < 0 && free > low {
-        engine.shrink(low as u32, (-room) as u32);
-    }
-    if history.is_quiet() {
-        // Reclaim keeps this much free by itself.
-        engine.give_back_runs(2 * low as u32);
-    }
-    if (room + free < low && history.may_free_more()) || runtime.context.settings.torture || engine.awaits_discard() {
+fn balance(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, history: &History) -> Duration {
+    let room = engine.room();
+    engine.release_surplus(if history.is_quiet() { Activity::Quiet } else { Activity::Busy });
+    if (room.is_low() && history.may_free_more()) || engine.always_has_work() {
         runtime.reclaim.wake();
     }
     let unnoticed =
         if history.is_quiet() { QUIET_PAGES + (runtime.context.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };
-    let sleep = sleep_for((room + free - low).max(unnoticed), SLEEP_ACTIVATED_MAX);
+    let sleep = sleep_for((room.pages - room.watermarks.low_pages()).max(unnoticed), SLEEP_ACTIVATED_MAX);
     if runtime.placement.cpu().is_some() { sleep.max(SLEEP_CO_LOCATED_MIN) } else { sleep }
 }
 

@@ -57,10 +57,10 @@ pub(crate) fn search_code(runtime: &'static Runtime) {
     }
     if unseen_calls::can_be_made()
         && let Some(Activated { engine }) = runtime.activation.get()
-        && engine.machine().begin_to_mark()
+        && engine.ports().space.begin_to_mark()
     {
         engine.mark_all();
-        engine.machine().miss_marks();
+        engine.ports().space.miss_marks();
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn pin_control_blocks(runtime: &'static Runtime) {
 fn pin_control_block(runtime: &'static Runtime, block: &Range<usize>, thread: Pid) {
     let engine = runtime.activation.activated.get().map(|activated| &activated.engine);
     // A thread that swaps out a page reads the list of control blocks under this lock.
-    let _guard = engine.map(|engine| engine.machine().hold_mappings());
+    let _guard = engine.map(|engine| engine.ports().space.hold_mappings());
     runtime.notices.control_blocks.keep(block, thread, |thread| test_kill_process(thread) == Err(Errno::SRCH));
     for page in thread_control_block::pages(block) {
         engine.into_iter().for_each(|engine| engine.unprotect(pages(&(page..page + PAGE_BYTES))));

@@ -13,8 +13,7 @@ use crate::companion::placement::{Placement, ThreadPlacement};
 use crate::companion::workers::{MAX_HANDLERS, Workers};
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
-use foliomem_core::engine::Attempt;
-use foliomem_core::watermark;
+use foliomem_core::pacing::{self, BackgroundReclaim};
 use foliomem_session::reclaim_request::Pending;
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::{self, timespec};
@@ -196,30 +195,17 @@ impl Reclaimer {
                 if self.serve_request() {
                     continue;
                 }
-                if self.context.settings.torture {
-                    engine.stage_oldest(watermark::BATCH_PAGES * 4);
-                } else if self.context.budget.room_pages() + i64::from(engine.free_frames())
-                    >= 2 * self.context.low_pages()
-                {
-                    break;
-                }
-                // Compacting the store costs only a copy, so it comes before compressing.
-                if engine.compact_wasteful_store() > 0 {
-                    continue;
-                }
-                let freed = if self.context.settings.torture {
-                    engine.reclaim(&mut self.worker, watermark::BATCH_PAGES)
-                } else {
-                    match engine.try_reclaim(&mut self.worker, watermark::BATCH_PAGES) {
-                        Attempt::Freed(pages) => pages,
-                        Attempt::Nothing | Attempt::Deferred => 0,
+                match engine.reclaim_in_background(&mut self.worker) {
+                    BackgroundReclaim::StoreCompacted => {}
+                    BackgroundReclaim::Freed(pages) => {
+                        self.context.budget.counters().vm.pgsteal_kswapd.add(pages);
+                        self.yield_to_handler();
                     }
-                };
-                self.context.budget.counters().vm.pgsteal_kswapd.add(freed);
-                if freed == 0 || self.context.settings.torture {
-                    break;
+                    BackgroundReclaim::Done(pages) => {
+                        self.context.budget.counters().vm.pgsteal_kswapd.add(pages);
+                        break;
+                    }
                 }
-                self.yield_to_handler();
             }
             // No thread needs memory: do background work.
             while self.requests.kick.load(Ordering::Relaxed) == kicked {
@@ -239,14 +225,14 @@ impl Reclaimer {
     fn serve_request(&mut self) -> bool {
         let Some(number) = self.requests.asked.lock().map(|asked| asked.number) else { return false };
         let engine = &self.activated.engine;
-        let freed = engine.reclaim(&mut self.worker, watermark::BATCH_PAGES);
+        let freed = engine.reclaim(&mut self.worker, pacing::BATCH_PAGES);
         let mut asked = self.requests.asked.lock();
         let is_served = asked.as_mut().filter(|asked| asked.number == number).is_some_and(|asked| asked.note(freed));
         if is_served {
             *asked = None;
         }
         drop(asked);
-        let low_pages = self.context.low_pages() as u32;
+        let low_pages = engine.room().watermarks.low_pages() as u32;
         engine.shrink(if is_served { 0 } else { low_pages }, u32::MAX);
         if is_served {
             self.context.budget.sample();
@@ -259,12 +245,7 @@ impl Reclaimer {
     /// more to do.
     fn compact(&self) -> bool {
         let _inside = self.gate.enter();
-        let engine = &self.activated.engine;
-        if self.context.settings.torture {
-            engine.churn(MAX_ORDER);
-            return false;
-        }
-        engine.compact_proactively()
+        self.activated.engine.compact_in_background()
     }
 
     /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU. Returns how
@@ -274,9 +255,7 @@ impl Reclaimer {
         let engine = &self.activated.engine;
         loop {
             let _inside = self.gate.enter();
-            let is_wanted = self.context.settings.torture || !cpus::is_contended(loadavg);
-            if !is_wanted
-                || !engine.recompress(&mut self.worker)
+            if !engine.recompress_in_background(&mut self.worker, || cpus::is_contended(loadavg))
                 || self.requests.kick.load(Ordering::Relaxed) != kicked
             {
                 return Some(RECOMPRESS_PAUSE);
@@ -286,7 +265,7 @@ impl Reclaimer {
 
     /// Lets the pinned handler, which a reclaimer may keep from its CPU, serve waiting faults.
     fn yield_to_handler(&self) {
-        if self.placement.cpu().is_some() && self.activated.engine.machine().descriptors().program.has_message() {
+        if self.placement.cpu().is_some() && self.activated.engine.ports().space.descriptors().program.has_message() {
             clock::sleep(YIELD);
         }
     }

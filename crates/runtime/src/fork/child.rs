@@ -12,7 +12,8 @@ use crate::companion::end::fail_in_program;
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::start::start_companion;
-use crate::ports::machine::Descriptors;
+use crate::ports::attachment::Descriptors;
+use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_sys::companion_process::Adoption;
 use foliomem_sys::filters;
@@ -37,12 +38,12 @@ pub(crate) fn start_childs_companion(runtime: &'static Runtime) -> Result<(), Ru
 pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
     let (control, process) = (runtime.context.budget.control(), rustix::process::getpid());
     if let Some(activated) = runtime.activation.activated.get() {
-        let machine = activated.engine.machine();
+        let ports = activated.engine.ports();
         if activated.engine.file_slots() > 0 && runtime.fork.swap_file.descriptor().is_none() {
             fail_in_program(runtime, &RuntimeError::SwapFile(Errno::NOENT));
         }
         // SAFETY: the companion has ended, and the fork has copied only this thread.
-        unsafe { machine.detach(runtime.fork.swap_file.descriptor()) };
+        unsafe { ports.detach(runtime.fork.swap_file.descriptor()) };
         // SAFETY: a descriptor that was handed over is open until the end of the fork.
         let handed = runtime.fork.proc.descriptor().map(|proc| unsafe { BorrowedFd::borrow_raw(proc) });
         let maps = match handed {
@@ -54,9 +55,9 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
         }
         activated
             .engine
-            .bring_all_in(&mut machine.worker(runtime.context.settings.codec, runtime.context.settings.recompress));
-        machine.leave_swap_file();
-        machine.give_arena_back();
+            .bring_all_in(&mut ports.codec.worker(runtime.context.settings.codec, runtime.context.settings.recompress));
+        ports.swap.iter().for_each(Swap::leave);
+        ports.arena.give_back();
     }
     control.process(runtime.context.budget.slot()).mark_ended();
     // Release pairs with the Acquire of the hooks: all memory is resident.
@@ -72,15 +73,15 @@ pub(crate) fn go_on_alone(runtime: &'static Runtime, error: &RuntimeError) {
 pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let Some(activated) = runtime.activation.get() else { unreachable!("the parent had activated") };
     let descriptors = open_descriptors(runtime)?;
-    if activated.engine.machine().has_swap_file() {
-        take_over_swap_file(activated, &descriptors)?;
+    if let Some(swap) = &activated.engine.ports().swap {
+        take_over_swap_file(activated, swap, &descriptors)?;
     }
     forget_unmapped(activated, &descriptors.maps);
     forget_wiped(runtime, activated)?;
     // SAFETY: the forking thread waits for this monitor; no other thread of the agent exists.
-    unsafe { activated.engine.machine().rearm(descriptors)? };
+    unsafe { activated.engine.ports().rearm(descriptors)? };
     activated.engine.mark_all();
-    activated.engine.machine().forbid_forks();
+    activated.engine.ports().space.forbid_forks();
     start_guard(runtime)?;
     start_workers(runtime)?;
     // The child's thread still waits.
@@ -90,11 +91,11 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
 
 /// Forgets memory that the parent has unmapped at the last moment.
 fn forget_unmapped(activated: &Activated, maps: &OwnedFd) {
-    let ranges = activated.engine.machine().ranges();
+    let space = &activated.engine.ports().space;
     let mapped = Ranges::default();
     maps::for_each(maps, &mut |mapping| mapped.insert(mapping.start..mapping.end));
-    for gone in ranges.snapshot().into_iter().flat_map(|range| mapped.missing(range)) {
-        activated.engine.machine().unmapped(gone.clone());
+    for gone in space.ranges().snapshot().into_iter().flat_map(|range| mapped.missing(range)) {
+        space.unmapped(gone.clone());
         activated.engine.unmapped(pages(&gone));
     }
 }
@@ -116,10 +117,10 @@ fn forget_wiped(runtime: &'static Runtime, activated: &Activated) -> Result<(), 
 
 /// Makes the child the owner of its share of the swap file. Fails if the child needs the file and
 /// cannot reach it.
-fn take_over_swap_file(activated: &Activated, descriptors: &Descriptors) -> Result<(), RuntimeError> {
+fn take_over_swap_file(activated: &Activated, swap: &Swap, descriptors: &Descriptors) -> Result<(), RuntimeError> {
     let engine = &activated.engine;
     engine.borrow_file();
-    let is_adopted = engine.machine().adopt_swap_file();
+    let is_adopted = swap.adopt();
     let is_needed = engine.file_slots() > 0;
     if is_needed && (descriptors.swap_file.is_none() || !is_adopted) {
         return Err(RuntimeError::SwapFile(Errno::NOENT));

@@ -45,7 +45,8 @@ use crate::fork::child::{go_on_alone, start_childs_companion};
 use crate::fork::descriptor_hand_over;
 use crate::fork::quiesce::Peer;
 use crate::fork::state::ForkState;
-use crate::ports::machine::LinuxMachine;
+use crate::ports::LinuxPorts;
+use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_session::process_table::SlotIndex;
 use foliomem_sys::identity;
@@ -215,22 +216,22 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         adopt_mappings(events);
         drop(events.receive_changes(&mut faults));
         activated.engine.drop_all_lost();
-        activated.engine.machine().allow_forks();
+        activated.engine.ports().space.allow_forks();
         activated.engine.lend_file();
-        activated.engine.machine().share_swap_file();
+        activated.engine.ports().swap.iter().for_each(Swap::share);
     }
     lend_descriptors(runtime);
     let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };
     let outcome = runtime.fork.quiesce.wait_for_fork(program);
     if let Some(activated) = runtime.activation.activated.get() {
-        let machine = activated.engine.machine();
-        machine.finish_sharing_swap_file(outcome);
-        machine.forbid_forks();
+        let LinuxPorts { space, swap, .. } = activated.engine.ports();
+        swap.iter().for_each(|swap| swap.finish_sharing(outcome));
+        space.forbid_forks();
         // Threads that wait for received faults raise them again.
         while let Some(fault) = faults.pop() {
-            machine.fault_again(fault.page);
+            space.fault_again(fault.page);
         }
-        machine.unlock_pages(&needed);
+        space.unlock_pages(&needed);
     }
     if outcome == ForkOutcome::Forked {
         runtime.sharing.forked(&runtime.context);
@@ -262,8 +263,8 @@ fn ask_for_descriptors(runtime: &'static Runtime) {
 /// fork.
 fn lend_descriptors(runtime: &'static Runtime) {
     let Some(files) = &*runtime.context.files else { return };
-    let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
-    let swap_file = machine.and_then(LinuxMachine::swap_file_descriptor);
+    let ports = runtime.activation.activated.get().map(|activated| activated.engine.ports());
+    let swap_file = ports.and_then(LinuxPorts::swap_file_descriptor);
     let device = files.userfaultfd.as_ref().ok().map(AsFd::as_fd);
     runtime.fork.lending.lend(runtime.companion.program(), [Some(files.proc.as_fd()), device, swap_file]);
 }
@@ -274,8 +275,8 @@ fn take_descriptors(runtime: &'static Runtime) {
     runtime.fork.lending.take(runtime.fork.handed_over());
     let is_taken = runtime.fork.swap_file.descriptor().is_some();
     let Some(companion) = runtime.companion.process().filter(|_| !is_taken) else { return };
-    let machine = runtime.activation.activated.get().map(|activated| activated.engine.machine());
-    if let Some(file) = machine.and_then(LinuxMachine::swap_file_descriptor) {
+    let ports = runtime.activation.activated.get().map(|activated| activated.engine.ports());
+    if let Some(file) = ports.and_then(LinuxPorts::swap_file_descriptor) {
         runtime.fork.swap_file.take(companion, file.as_raw_fd());
     }
 }

@@ -12,23 +12,90 @@ use crate::address_space::advice::{self, Advices};
 use crate::address_space::mapping_changes::Changes;
 use crate::address_space::marks::Marks;
 use crate::address_space::ranges::{self, RangeAdvice, Ranges};
-use crate::ports::machine::{Descriptors, LinuxMachine};
-use foliomem_core::machine::{Corrupted, MoveError, Stopped};
+use crate::address_space::thread_control_block::ControlBlocks;
+use crate::ports::arena_memory::ArenaMemory;
+use crate::ports::attachment::{Attachment, Descriptors, move_error};
+use crate::ports::swap::report_last;
+use crate::tracer::Tracer;
+use foliomem_core::page_table::Entries;
+use foliomem_core::ports::{self, Corrupted, Mapping, MoveError, Stopped};
+use foliomem_session::budget::Budget;
 use foliomem_session::cluster_ownership::Event;
-use foliomem_sync::RwLockWriteGuard;
 use foliomem_sync::ranks::Mappings;
+use foliomem_sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use foliomem_sys::filters::{self, Call};
 use foliomem_sys::memory_advice::{self, Forks};
+use foliomem_sys::unshare_pages::unshare;
 use foliomem_sys::userfaultfd::{self, Userfaultfd};
 use foliomem_sys::{maps, pagemap};
 use foliomem_types::size_policy::{Advice, Disabled};
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, OrderSet, PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
-impl LinuxMachine {
+/// The program's address space. Lock order: the gate, the lock of the mappings, the engine's locks,
+/// then leaves.
+pub struct AddressSpace {
+    attachment: &'static Attachment,
+    arena: &'static ArenaMemory,
+    budget: &'static Budget,
+    /// The managed ranges.
+    ranges: Ranges,
+    /// All registered ranges of the program: the managed ones and reserves.
+    registered: Ranges,
+    advices: Advices,
+    control_blocks: &'static ControlBlocks,
+    marks: Marks,
+    /// Addresses of mappings that may have grown: the kernel sends no message about it.
+    may_have_grown: Mutex<Vec<usize>>,
+    /// Held for writing from the read of a message until its event is applied or waits for others.
+    mappings: RwLock<Changes, Mappings>,
+    tracer: &'static Tracer,
+}
+
+impl AddressSpace {
+    /// Makes an address space without managed ranges.
+    pub(super) fn new(
+        attachment: &'static Attachment,
+        arena: &'static ArenaMemory,
+        budget: &'static Budget,
+        control_blocks: &'static ControlBlocks,
+        marks: Marks,
+        tracer: &'static Tracer,
+    ) -> AddressSpace {
+        AddressSpace {
+            attachment,
+            arena,
+            budget,
+            ranges: Ranges::default(),
+            registered: Ranges::default(),
+            advices: Advices::default(),
+            control_blocks,
+            marks,
+            may_have_grown: Mutex::default(),
+            mappings: RwLock::default(),
+            tracer,
+        }
+    }
+
+    /// Returns the descriptors of this process.
+    pub fn descriptors(&self) -> &Descriptors {
+        self.attachment.descriptors()
+    }
+
+    /// Registers the managed ranges with `program`, the userfaultfd of the child of a fork.
+    pub(super) fn register_anew(&self, program: &Userfaultfd) -> Result<(), userfaultfd::UffdError> {
+        self.registered.remove(0..usize::MAX);
+        self.registered.insert_all(&self.ranges);
+        for range in self.ranges.snapshot() {
+            program.register(range.start, range.end - range.start, userfaultfd::Mode::Faults)?;
+        }
+        self.advices.start_anew(&self.ranges);
+        Ok(())
+    }
+
     /// Makes the threads that wait for `page` fault again, so that a handler receives the fault.
     pub(crate) fn fault_again(&self, page: PageNumber) {
-        let _ = self.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
+        let _ = self.attachment.descriptors().program.wake(page.address() as usize, PAGE_BYTES);
     }
 
     /// Returns the managed ranges of the program.
@@ -50,7 +117,7 @@ impl LinuxMachine {
 
     /// Registers a reserve. The caller holds the lock of the mappings.
     pub fn reserve(&self, range: Range<usize>) {
-        if self.descriptors().program.register(range.start, range.len(), userfaultfd::Mode::Faults).is_ok() {
+        if self.attachment.descriptors().program.register(range.start, range.len(), userfaultfd::Mode::Faults).is_ok() {
             self.registered.insert(range);
         }
     }
@@ -59,7 +126,7 @@ impl LinuxMachine {
     /// holds the lock of the mappings.
     pub fn unregister(&self, range: Range<usize>) {
         for part in self.ranges.missing(range) {
-            let _ = self.descriptors().program.unregister(part.start, part.len());
+            let _ = self.attachment.descriptors().program.unregister(part.start, part.len());
             self.registered.remove(part);
         }
     }
@@ -104,7 +171,7 @@ impl LinuxMachine {
     }
 
     /// Returns the folio sizes that are allowed in memory with `advice`.
-    pub(super) fn sizes(&self, advice: Advice) -> OrderSet {
+    fn sizes(&self, advice: Advice) -> OrderSet {
         let policy = self.budget.control().sizes();
         // The system call costs a twentieth of serving a fault.
         if policy.allowed(Advice::Huge, Disabled::No) == OrderSet::EMPTY {
@@ -142,11 +209,11 @@ impl LinuxMachine {
     pub fn learn_growth(&self) {
         let candidates = std::mem::take(&mut *self.may_have_grown.lock());
         for address in candidates {
-            let Some(mapping) = maps::query(&self.descriptors().maps, address) else { continue };
+            let Some(mapping) = maps::query(&self.attachment.descriptors().maps, address) else { continue };
             if self.ranges.missing(mapping.clone()).is_empty() {
                 continue;
             }
-            let uffd = &self.descriptors().program;
+            let uffd = &self.attachment.descriptors().program;
             if uffd.is_registered(address) {
                 self.adopt_range(mapping.clone(), mapping);
             } else if uffd.mapping_is_changing() {
@@ -160,7 +227,7 @@ impl LinuxMachine {
     pub fn adopt_range(&self, part: Range<usize>, mapping: Range<usize>) {
         memory_advice::set_forks(&part, Forks::LeaveOut);
         // The kernel may have merged the mapping with one that has grown.
-        let mapping = maps::query(&self.descriptors().maps, part.start).unwrap_or(mapping);
+        let mapping = maps::query(&self.attachment.descriptors().maps, part.start).unwrap_or(mapping);
         self.registered.insert_in(&mapping, part.clone(), RangeAdvice::default());
         self.advices.adopt(&self.ranges, part, mapping);
     }
@@ -198,7 +265,7 @@ impl LinuxMachine {
         }
     }
 
-    /// Unlocks the pages that [`LinuxMachine::lock_pages`] has locked.
+    /// Unlocks the pages that [`AddressSpace::lock_pages`] has locked.
     pub fn unlock_pages(&self, pages: &[usize]) {
         if filters::allow(Call::Munlock) {
             self.managed_pages(pages).for_each(memory_advice::unlock_page);
@@ -210,7 +277,7 @@ impl LinuxMachine {
     }
 
     /// Starts to mark swapped-out pages. Returns whether the caller must mark all pages that are
-    /// swapped out, before [`LinuxMachine::miss_marks`].
+    /// swapped out, before [`AddressSpace::miss_marks`].
     pub(crate) fn begin_to_mark(&self) -> bool {
         self.marks.begin()
     }
@@ -224,69 +291,31 @@ impl LinuxMachine {
     /// Reports pages without marks. While a change of mappings is under way that no thread has
     /// received, a missing mark says nothing: the kernel has moved it, and the page's content is
     /// valid at its new address.
-    pub(super) fn report_lost(&self, found: Vec<Range<usize>>, lost: &mut dyn FnMut(Range<PageNumber>)) {
-        if !found.is_empty() && !self.descriptors().program.mapping_is_changing() {
+    fn report_lost(&self, found: Vec<Range<usize>>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if !found.is_empty() && !self.attachment.descriptors().program.mapping_is_changing() {
             found.into_iter().for_each(|run| lost(ranges::pages(&run)));
         }
     }
 
-    /// Copies pages of the arena to the program, when the calling thread is the only user of the
-    /// program's memory.
-    pub(super) fn copy_detached(&self, to: usize, from: usize, len: usize) {
-        let target: *mut u8 = std::ptr::with_exposed_provenance_mut(to);
-        // SAFETY: the source is a run of the arena that the engine holds. The target is managed
-        // memory of the program, readable and writable in this process (`detach`), and no other
-        // thread runs here.
-        unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(from), target, len) };
-    }
-
-    /// Moves `pages` pages. On an error, returns how far it came, as the engine expects.
-    pub(super) fn move_pages(&self, to: usize, from: usize, pages: u32) -> Result<(), Stopped> {
-        let len = pages as usize * PAGE_BYTES;
-        if self.is_detached() {
-            self.copy_detached(to, from, len);
-            return Ok(());
-        }
-        let mut moved = 0;
-        while moved < len {
-            let before = moved;
-            // SAFETY: one side is a run of the arena that the engine holds. The other is memory of
-            // the program; the kernel checks that it is registered or movable.
-            let outcome = unsafe { self.descriptors().program.move_pages(to + moved, from + moved, len - moved) };
-            moved += outcome.moved_bytes;
-            let Some(error) = outcome.error else { continue };
-            if matches!(error, userfaultfd::MoveError::Exists | userfaultfd::MoveError::NotFound) {
-                // Linux 6.18 repeats a step that has succeeded after a retry, and finds the pages
-                // already moved. So its count of moved bytes is too small.
-                moved += pagemap::moved_bytes(&self.descriptors().pagemap, to + moved, from + moved, len - moved);
-            }
-            // An error after some progress is an interruption: continue while there is progress.
-            if moved == before {
-                return Err(Stopped { moved_pages: (moved / PAGE_BYTES) as u32, error: move_error(error) });
-            }
-        }
-        Ok(())
-    }
-
     /// Marks `pages`, which have moved to `home`. A huge page that has moved as one must return as
     /// one; the page table that holds marks would prevent that.
-    pub(super) fn mark_moved(&self, pages: Range<PageNumber>, home: usize) {
+    fn mark_moved(&self, pages: Range<PageNumber>, home: usize) {
         let is_block = pages.end.0 - pages.start.0 == u64::from(MAX_ORDER.pages());
-        if is_block && pagemap::is_huge(&self.descriptors().pagemap, home) {
+        if is_block && pagemap::is_huge(&self.attachment.descriptors().pagemap, home) {
             self.marks.leave_out(addresses(&pages));
         } else {
-            self.marks.set(&self.descriptors().program, addresses(&pages));
+            self.marks.set(&self.attachment.descriptors().program, addresses(&pages));
         }
     }
 
     /// Fills the absent `page` with `fill`. The kernel refuses a page with a mark, so a stale mark
     /// is removed first.
-    pub(super) fn unmarked(
+    fn unmarked(
         &self,
         page: PageNumber,
         fill: impl Fn(&Userfaultfd, usize) -> Result<(), userfaultfd::MoveError>,
     ) -> Result<(), MoveError> {
-        let Descriptors { program, pagemap, .. } = self.descriptors();
+        let Descriptors { program, pagemap, .. } = self.attachment.descriptors();
         let range = addresses(&page.folio(Order::ZERO));
         match fill(program, range.start) {
             Err(userfaultfd::MoveError::Exists) if Marks::clear_stale(program, pagemap, range.clone()) => {
@@ -297,51 +326,78 @@ impl LinuxMachine {
         .map_err(move_error)
     }
 
-    /// Calls `lost` with the parts of `pages` that the program has discarded.
-    pub(super) fn find_lost(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
-        if self.is_detached() {
-            // A fork copies no marks; discarded content was dropped before it.
-            return;
+    /// Maps a new page of zeros, which is not managed, into the program; wakes nobody.
+    pub(crate) fn map_zeros(
+        &self,
+        _steady: &RwLockReadGuard<'_, Changes, Mappings>,
+        to: PageNumber,
+    ) -> Result<(), MoveError> {
+        if self.attachment.is_detached() {
+            return Ok(());
         }
-        let mut found = Vec::new();
-        self.marks.check(&self.descriptors().pagemap, addresses(&pages), &mut |run| found.push(run));
-        self.report_lost(found, lost);
+        self.unmarked(to, |program, page| program.zero(page))
+    }
+}
+
+impl ports::AddressSpace for AddressSpace {
+    type Steady<'a> = RwLockReadGuard<'a, Changes, Mappings>;
+
+    fn steady(&self) -> Option<Self::Steady<'_>> {
+        let changes = self.mappings.read();
+        changes.is_applied().then_some(changes)
     }
 
-    /// Removes the marks of `pages`, and calls `lost` with those that had none.
-    pub(super) fn take_marks_of(&self, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
-        if self.is_detached() {
-            return;
-        }
-        let Descriptors { program, pagemap, .. } = self.descriptors();
-        let mut found = Vec::new();
-        self.marks.take(program, pagemap, addresses(&pages), &mut |run| found.push(run));
-        self.report_lost(found, lost);
+    fn mapping(&self, page: PageNumber) -> Option<Mapping> {
+        self.advices.receive(&self.ranges);
+        let known = self.ranges.containing(address(page))?;
+        Some(Mapping { pages: ranges::pages(&known.range), sizes: self.sizes(known.advice.huge_pages) })
     }
 
-    /// Moves `run` to the program's pages from `to` on.
-    pub(super) fn move_run_in(&self, run: FrameRun, to: PageNumber) -> Result<(), Stopped> {
-        let Err(Stopped { moved_pages, error }) = self.move_pages(address(to), self.home(run), run.frames()) else {
+    fn for_each_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
+        let (start, len) = page_range(&pages);
+        for managed in self.ranges.within(start..start + len) {
+            pagemap::present(&self.attachment.descriptors().pagemap, managed.start, managed.end, &mut |range| {
+                found(PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64));
+            });
+        }
+    }
+
+    fn move_in(
+        &self,
+        _steady: &Self::Steady<'_>,
+        _block: &Entries,
+        run: FrameRun,
+        to: PageNumber,
+    ) -> Result<(), Stopped> {
+        let Err(Stopped { moved_pages, error }) =
+            self.attachment.move_pages(address(to), self.arena.home(run), run.frames())
+        else {
             return Ok(());
         };
         let rest = |moved_pages| address(to.offset(moved_pages))..address(to.offset(run.frames()));
-        let Descriptors { program, pagemap, .. } = self.descriptors();
+        let Descriptors { program, pagemap, .. } = self.attachment.descriptors();
         let mut stopped = Stopped { moved_pages, error };
         if error == MoveError::Exists && Marks::clear_stale(program, pagemap, rest(moved_pages)) {
-            let (from, pages) = (self.home(run) + moved_pages as usize * PAGE_BYTES, run.frames() - moved_pages);
-            let Err(again) = self.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
+            let (from, pages) = (self.arena.home(run) + moved_pages as usize * PAGE_BYTES, run.frames() - moved_pages);
+            let Err(again) = self.attachment.move_pages(rest(moved_pages).start, from, pages) else { return Ok(()) };
             stopped = Stopped { moved_pages: moved_pages + again.moved_pages, ..again };
         }
         self.marks.set(program, rest(stopped.moved_pages));
         Err(stopped)
     }
 
-    /// Moves pages of the program to the frames from `to` on.
-    pub(super) fn move_run_out(&self, from: PageNumber, to: Frame, pages: u32) -> Result<(), Stopped> {
-        let (home, start) = (self.home(FrameRun::new(to, Order::ZERO)), address(from));
+    fn move_out(
+        &self,
+        _steady: &Self::Steady<'_>,
+        _block: &Entries,
+        from: PageNumber,
+        to: Frame,
+        pages: u32,
+    ) -> Result<(), Stopped> {
+        let (home, start) = (self.arena.home(FrameRun::new(to, Order::ZERO)), address(from));
         let staying = self.control_blocks.first_within(start..start + pages as usize * PAGE_BYTES);
         let before = staying.map_or(pages, |staying| ((staying - start) / PAGE_BYTES) as u32);
-        let moved = match self.move_pages(home, start, before) {
+        let moved = match self.attachment.move_pages(home, start, before) {
             Ok(()) if before < pages => Err(Stopped { moved_pages: before, error: MoveError::Refused }),
             moved => moved,
         };
@@ -351,20 +407,34 @@ impl LinuxMachine {
         moved
     }
 
-    /// Copies a frame to a page of the program.
-    pub(super) fn copy_page_in(&self, frame: Frame, to: PageNumber) -> Result<(), MoveError> {
-        let from = self.home(FrameRun::new(frame, Order::ZERO));
-        if self.is_detached() {
-            self.copy_detached(address(to), from, PAGE_BYTES);
+    fn copy_in(
+        &self,
+        _steady: &Self::Steady<'_>,
+        _block: &Entries,
+        frame: Frame,
+        to: PageNumber,
+    ) -> Result<(), MoveError> {
+        let from = self.arena.home(FrameRun::new(frame, Order::ZERO));
+        if self.attachment.is_detached() {
+            self.attachment.copy_detached(address(to), from, PAGE_BYTES);
             return Ok(());
         }
         // SAFETY: the frame is populated and held by the engine; the kernel checks the destination.
-        unsafe { self.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
+        unsafe { self.attachment.descriptors().program.copy(address(to), from, PAGE_BYTES) }.map_err(move_error)
     }
 
-    /// Makes accesses to `page` raise SIGBUS.
-    pub(super) fn poison_page(&self, page: PageNumber, why: Corrupted) -> Result<(), MoveError> {
-        if self.is_detached() {
+    fn zero_in(&self, steady: &Self::Steady<'_>, _block: &Entries, to: PageNumber) -> Result<(), MoveError> {
+        self.map_zeros(steady, to)
+    }
+
+    fn poison(
+        &self,
+        _steady: &Self::Steady<'_>,
+        _block: &Entries,
+        page: PageNumber,
+        why: Corrupted,
+    ) -> Result<(), MoveError> {
+        if self.attachment.is_detached() {
             // The process has no userfaultfd: SIGSEGV is the alternative.
             let start = address(page);
             // SAFETY: the page belongs to the program, and its content is lost.
@@ -373,7 +443,8 @@ impl LinuxMachine {
             self.unmarked(page, |program, page| program.poison(page, PAGE_BYTES))?;
         }
         // One message is enough: the counters have the number of lost pages.
-        self.report_last(
+        report_last(
+            self.budget.control(),
             Event::Lost,
             format_args!(
                 "the memory at {:#x} is lost: {why}; the program gets SIGBUS rather than wrong data",
@@ -383,27 +454,78 @@ impl LinuxMachine {
         Ok(())
     }
 
-    /// Calls `found` with the resident, managed parts of `pages`.
-    pub(super) fn find_present(&self, pages: Range<PageNumber>, found: &mut dyn FnMut(Range<PageNumber>)) {
-        let (start, len) = page_range(&pages);
-        for managed in self.ranges.within(start..start + len) {
-            pagemap::present(&self.descriptors().pagemap, managed.start, managed.end, &mut |range| {
-                found(PageNumber::containing(range.start as u64)..PageNumber::containing(range.end as u64));
-            });
+    fn split_huge(&self, _block: &Entries, head: PageNumber, border: PageNumber) {
+        for side in [head..border, border..head.offset(MAX_ORDER.pages())] {
+            // A failure leaves memory to the kernel's own splitting.
+            memory_advice::split_huge(&addresses(&side));
+        }
+    }
+
+    fn wake(&self, pages: Range<PageNumber>) {
+        if !pages.is_empty() {
+            let (start, len) = page_range(&pages);
+            let _ = self.attachment.descriptors().program.wake(start, len);
         }
     }
 }
 
-pub(super) fn move_error(error: userfaultfd::MoveError) -> MoveError {
-    match error {
-        userfaultfd::MoveError::Again => MoveError::Changing,
-        userfaultfd::MoveError::Busy => MoveError::Busy,
-        userfaultfd::MoveError::Exists => MoveError::Exists,
-        userfaultfd::MoveError::NotFound => MoveError::Absent,
-        userfaultfd::MoveError::Gone => MoveError::Gone,
-        userfaultfd::MoveError::Invalid | userfaultfd::MoveError::NoMemory | userfaultfd::MoveError::Other(_) => {
-            MoveError::Refused
+impl ports::Marks for AddressSpace {
+    fn for_each_lost(&self, _block: &Entries, pages: Range<PageNumber>, lost: &mut dyn FnMut(Range<PageNumber>)) {
+        if self.attachment.is_detached() {
+            // A fork copies no marks; discarded content was dropped before it.
+            return;
         }
+        let mut found = Vec::new();
+        self.marks.check(&self.attachment.descriptors().pagemap, addresses(&pages), &mut |run| found.push(run));
+        self.report_lost(found, lost);
+    }
+
+    fn take(
+        &self,
+        block: &mut Entries,
+        pages: Range<PageNumber>,
+        lost: &mut dyn FnMut(&mut Entries, Range<PageNumber>),
+    ) {
+        if self.attachment.is_detached() {
+            return;
+        }
+        let Descriptors { program, pagemap, .. } = self.attachment.descriptors();
+        let mut found = Vec::new();
+        self.marks.take(program, pagemap, addresses(&pages), &mut |run| found.push(run));
+        self.report_lost(found, &mut |run| lost(block, run));
+    }
+
+    fn set(&self, _block: &Entries, pages: Range<PageNumber>) {
+        if self.attachment.is_detached() {
+            return;
+        }
+        self.marks.set(&self.attachment.descriptors().program, addresses(&pages));
+    }
+}
+
+impl ports::SharedPages for AddressSpace {
+    fn exist(&self) -> bool {
+        self.budget.shares()
+    }
+
+    fn unprotect(&self, _block: &Entries, pages: Range<PageNumber>) {
+        if self.attachment.is_detached() {
+            return;
+        }
+        let (start, len) = page_range(&pages);
+        // Where a change of mappings is in the way, a write faults, and it is asked for again.
+        let _ = self.attachment.descriptors().program.unprotect(start, len);
+    }
+
+    fn unshare(&self, pages: Range<PageNumber>) {
+        let (start, len) = page_range(&pages);
+        pagemap::present(&self.attachment.descriptors().pagemap, start, start + len, &mut |run| {
+            unshare(run.start, run.len())
+        });
+    }
+
+    fn unshare_staged(&self, run: FrameRun) {
+        unshare(self.arena.home(run), run.order.bytes());
     }
 }
 

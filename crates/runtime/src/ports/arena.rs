@@ -1,130 +1,66 @@
-//! The arena's memory as slices: of a run for its token, of a piece for a borrow of it.
+//! The engine's arena: how the memory of frames is populated, moved and released.
 //!
-//! Only this module makes Rust references to the arena's memory. Invariant: a slice lives no longer
-//! than its token. The tokens follow the rules of references: [`foliomem_core::run_tokens`] and
-//! [`foliomem_core::store`] give out either one token that writes or any number that read. The free
-//! lists and the store behind the tokens must be those of this arena; an agent has only one of
-//! each. There is no lock here.
+//! The arena is registered with the userfaultfd that has the program's ranges. An unpopulated home
+//! frame is never touched: a reader or writer has a token of the run
+//! ([`crate::ports::arena_memory`]). There is no lock.
 
-use crate::ports::machine::LinuxMachine;
+use crate::address_space::lent_pages::Lenders;
+use crate::ports::arena_memory::ArenaMemory;
+use crate::ports::attachment::Attachment;
+use foliomem_core::ports::{self, Stopped};
 use foliomem_core::run_tokens::{RunMut, RunRef};
-use foliomem_core::store::{Fragment, FragmentMut, FragmentRef, Piece, PlaceMut};
-use foliomem_sys::region::{HugePages, Region};
+use foliomem_session::cluster_ownership::Event;
+use foliomem_session::segment::Control;
+use foliomem_sys::codec::checksum;
+use foliomem_sys::region::HugePages;
 use foliomem_sys::{pagemap, userfaultfd};
-use foliomem_types::units::MAX_ORDER;
-use foliomem_types::units::{FrameRun, PAGE_BYTES};
+use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order, PAGE_BYTES};
 use rustix::io::Errno;
-use std::ops::Deref;
-use std::sync::atomic::Ordering;
-
-/// The arena: all frames in a row.
-#[derive(Debug)]
-pub(crate) struct Arena(Region);
-
-impl Deref for Arena {
-    type Target = Region;
-
-    fn deref(&self) -> &Region {
-        &self.0
-    }
-}
-
-fn offset(run: FrameRun) -> usize {
-    run.head.0 as usize * PAGE_BYTES
-}
-
-fn range(fragment: &Fragment) -> (usize, usize) {
-    (fragment.start_bytes() as usize, fragment.len_bytes as usize)
-}
-
-impl Arena {
-    /// Creates an arena in `region`.
-    pub fn new(region: Region) -> Arena {
-        Arena(region)
-    }
-
-    /// Returns the bytes of a populated run, to read.
-    pub fn bytes<'a>(&'a self, run: RunRef<'a>) -> &'a [u8] {
-        // SAFETY: the token keeps writers out while it lives. The run is populated: only populated
-        // runs have tokens, except while a run is being populated.
-        unsafe { self.0.slice(offset(*run), run.order.bytes()) }
-    }
-
-    /// Returns the bytes of a populated run, to write.
-    pub fn bytes_mut<'a>(&'a self, run: RunMut<'a>) -> &'a mut [u8] {
-        // SAFETY: the token keeps all other readers and writers out while it lives, and the run is
-        // populated, as in `bytes`.
-        unsafe { self.0.slice_mut(offset(*run), run.order.bytes()) }
-    }
-
-    fn stored<'a>(&'a self, fragment: FragmentRef<'a>) -> &'a [u8] {
-        let (start, len) = range(&fragment);
-        // SAFETY: the fragment pins its piece, so the store neither writes its bytes nor frees its
-        // frames.
-        unsafe { self.0.slice(start, len) }
-    }
-
-    fn stored_mut<'a>(&'a self, fragment: FragmentMut<'a>) -> &'a mut [u8] {
-        let (start, len) = range(&fragment);
-        // SAFETY: the store lets only one thread write a place, and none read it before its piece
-        // is sealed; it holds the frames.
-        unsafe { self.0.slice_mut(start, len) }
-    }
-
-    /// Returns the stored bytes of a piece as one slice: in the arena, or copied to `gathered`.
-    pub fn gather<'a>(&'a self, gathered: &'a mut [u8], piece: &'a Piece<'_>) -> &'a [u8] {
-        if let Some(only) = piece.only_fragment() {
-            return self.stored(only);
-        }
-        let len = self.copy_out(piece, gathered);
-        &gathered[..len]
-    }
-
-    /// Copies the stored bytes of a piece to the start of `to`. Returns their number.
-    pub fn copy_out(&self, piece: &Piece<'_>, to: &mut [u8]) -> usize {
-        let mut filled = 0;
-        piece.for_each_fragment(|fragment| {
-            let bytes = self.stored(fragment);
-            to[filled..filled + bytes.len()].copy_from_slice(bytes);
-            filled += bytes.len();
-        });
-        filled
-    }
-
-    /// Copies `bytes` to the place for the stored bytes of a piece.
-    pub fn scatter(&self, mut bytes: &[u8], mut place: PlaceMut<'_>) {
-        place.for_each_fragment(|fragment| {
-            let (now, rest) = bytes.split_at(fragment.len_bytes as usize);
-            self.stored_mut(fragment).copy_from_slice(now);
-            bytes = rest;
-        });
-    }
-
-    /// Copies the stored bytes of a fragment to another one.
-    pub fn copy_stored(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
-        self.stored_mut(to).copy_from_slice(self.stored(from));
-    }
-}
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Number of runs that are populated without a try for a huge page, after the kernel had none.
 const HUGE_PAUSE_RUNS: u32 = 8;
 
-impl LinuxMachine {
+/// The arena.
+pub struct Arena {
+    memory: &'static ArenaMemory,
+    attachment: &'static Attachment,
+    control: &'static Control,
+    /// Tells whether the program hands pages to the kernel by reference.
+    lenders: &'static Lenders,
+    /// Whether the kernel has guards (`MADV_GUARD_INSTALL`).
+    can_guard: bool,
+    /// Number of runs of the highest order to populate without a huge page.
+    huge_pause: AtomicU32,
+}
+
+impl Arena {
+    /// Makes the arena in `memory`, which is registered.
+    pub(super) fn new(
+        memory: &'static ArenaMemory,
+        attachment: &'static Attachment,
+        control: &'static Control,
+        lenders: &'static Lenders,
+        can_guard: bool,
+    ) -> Arena {
+        Arena { memory, attachment, control, lenders, can_guard, huge_pause: AtomicU32::new(0) }
+    }
+
     /// Unpopulates the home frames of `run`, a run of the highest order, and populates them with a
     /// huge page if the kernel has one. Does not try if the kernel had none lately. (An empty table
     /// of single pages prevents a huge page: unpopulating removes it, since Linux 6.14.)
-    pub(super) fn populate_huge(&self, run: FrameRun) -> bool {
+    fn populate_huge(&self, run: FrameRun) -> bool {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
         if self.huge_pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |runs| runs.checked_sub(1)).is_ok() {
             return false;
         }
         let populated = self.unregistered(run, || {
-            self.arena.discard(offset, len)?;
-            self.arena.set_huge_pages(offset, len, HugePages::Allowed)?;
-            let populated = self.arena.populate(offset, len);
-            self.arena.set_huge_pages(offset, len, HugePages::Forbidden).and(populated)
+            self.memory.discard(offset, len)?;
+            self.memory.set_huge_pages(offset, len, HugePages::Allowed)?;
+            let populated = self.memory.populate(offset, len);
+            self.memory.set_huge_pages(offset, len, HugePages::Forbidden).and(populated)
         });
-        if !pagemap::is_huge(&self.descriptors().pagemap, self.home(run)) {
+        if !pagemap::is_huge(&self.attachment.descriptors().pagemap, self.memory.home(run)) {
             self.huge_pause.store(HUGE_PAUSE_RUNS, Ordering::Relaxed);
         }
         populated
@@ -132,67 +68,87 @@ impl LinuxMachine {
 
     /// Discards memory of the arena by installing a guard. The kernel sends no message about that,
     /// so it is cheaper than [`unregistered`](Self::unregistered), and no other thread waits.
-    pub(super) fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
+    fn discard_by_guard(&self, offset: usize, len: usize) -> bool {
         // No part of a huge page is freed while it is whole.
-        let _ = self.arena.split_huge(offset, len);
-        self.arena.guard(offset, len).is_ok() && self.arena.unguard(offset, len).is_ok()
+        let _ = self.memory.split_huge(offset, len);
+        self.memory.guard(offset, len).is_ok() && self.memory.unguard(offset, len).is_ok()
     }
 
     /// Runs `act` with `run` unregistered. While the run is registered, `act` would raise a mapping
     /// event and wait until a thread of the agent has received it.
-    pub(super) fn unregistered(&self, run: FrameRun, act: impl FnOnce() -> Result<(), Errno>) -> bool {
-        let (start, len, uffd) = (self.home(run), run.order.bytes(), &self.descriptors().program);
+    fn unregistered(&self, run: FrameRun, act: impl FnOnce() -> Result<(), Errno>) -> bool {
+        let (start, len, uffd) = (self.memory.home(run), run.order.bytes(), &self.attachment.descriptors().program);
         uffd.unregister(start, len).is_ok() && {
             let done = act();
             uffd.register(start, len, userfaultfd::Mode::Destination).is_ok() && done.is_ok()
         }
     }
 
-    pub(super) fn home(&self, run: FrameRun) -> usize {
-        self.arena.start() + run.head.0 as usize * PAGE_BYTES
-    }
-
     /// Gives all frames back to the kernel. The arena's content must not be needed any more.
-    pub fn give_arena_back(&self) {
+    pub fn give_back(&self) {
         // If this fails, the frames stay populated.
-        let _ = self.arena.discard(0, self.arena.len());
+        let _ = self.memory.discard(0, self.memory.len());
     }
+}
 
-    /// Populates `run`, with a huge page if it is of the highest order.
-    pub(super) fn populate_run(&self, run: RunMut<'_>) {
+impl ports::Arena for Arena {
+    fn populate(&self, run: RunMut<'_>) {
         if run.order == MAX_ORDER && self.populate_huge(*run) {
             return;
         }
         // A failure (the machine is out of memory) shows when the pages are touched.
-        let _ = self.arena.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
+        let _ = self.memory.populate(run.head.0 as usize * PAGE_BYTES, run.order.bytes());
     }
 
-    /// Gives the memory of `run` back to the kernel.
-    pub(super) fn release_run(&self, run: RunMut<'_>) {
+    fn release(&self, run: RunMut<'_>) {
         let (offset, len) = (run.head.0 as usize * PAGE_BYTES, run.order.bytes());
-        if run.order < MAX_ORDER && self.marks.can_guard() && self.discard_by_guard(offset, len) {
+        if run.order < MAX_ORDER && self.can_guard && self.discard_by_guard(offset, len) {
             return;
         }
         let released = self.unregistered(*run, || {
             if run.order < MAX_ORDER {
                 // No part of a huge page is freed while it is whole.
-                let _ = self.arena.split_huge(offset, len);
+                let _ = self.memory.split_huge(offset, len);
             }
-            self.arena.discard(offset, len)
+            self.memory.discard(offset, len)
         });
         if !released {
-            self.budget.control().notice(format_args!("cannot give memory back to the system"));
+            self.control.notice(format_args!("cannot give memory back to the system"));
         }
     }
 
-    /// Fills `run` with zeros.
-    pub(super) fn zero_run(&self, run: RunMut<'_>) {
-        let may_be_huge = run.order == MAX_ORDER && !pagemap::is_huge(&self.descriptors().pagemap, self.home(*run));
+    fn zero(&self, run: RunMut<'_>) {
+        let may_be_huge =
+            run.order == MAX_ORDER && !pagemap::is_huge(&self.attachment.descriptors().pagemap, self.memory.home(*run));
         if !may_be_huge || !self.populate_huge(*run) {
-            self.arena.bytes_mut(run).fill(0);
+            self.memory.bytes_mut(run).fill(0);
+        }
+    }
+
+    fn copy(&self, from: RunRef<'_>, to: RunMut<'_>) {
+        self.memory.bytes_mut(to).copy_from_slice(self.memory.bytes(from));
+    }
+
+    fn regroup(&self, from: Frame, to: Frame, pages: u32) -> Result<(), Stopped> {
+        let home = |frame| self.memory.home(FrameRun::new(frame, Order::ZERO));
+        self.attachment.move_pages(home(to), home(from), pages)
+    }
+
+    fn hash(&self, run: RunRef<'_>) -> u64 {
+        checksum(self.memory.bytes(run))
+    }
+
+    fn frames_escape(&self) -> bool {
+        self.lenders.may_have_lent()
+    }
+
+    fn note_full(&self) {
+        if self.control.swap().is_news(Event::ArenaFull) {
+            self.control.notice(format_args!(
+                "the arena, {} MiB of address space, is full of data that does not compress: what more there is is left to the \
+                 system, without a limit; use a larger --limit, or --swap, or allow more address space (ulimit -v)",
+                self.memory.len() >> 20
+            ));
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -32,9 +32,3 @@ pub fn swap_slots(limit_pages: i64, file_slots: u32) -> u32 {
     let slots = in_memory.saturating_add(i64::from(file_slots) * SLOTS_PER_FILE_SLOT).clamp(1 << 18, 1 << 30);
     (slots as u32).next_multiple_of(512)
 }
-
-/// Returns the size of the store above which it is written back to the swap file, in pages: half of
-/// the limit. Pieces in the store have been unused for longer than resident pages.
-pub fn store_pages(limit_pages: i64) -> u32 {
-    (limit_pages / 2).clamp(0, i64::from(u32::MAX)) as u32
-}

@@ -10,7 +10,7 @@
 //! system allows it (`O_DIRECT`), because the page cache is memory, too. A read that continues the
 //! last one reads further ahead: pieces that were written together lie together. There is no lock.
 
-use foliomem_core::machine::MOST_WRITES;
+use foliomem_core::ports::MAX_WRITES;
 use foliomem_core::store::{FilePlace, MAX_FILE_PIECE_ORDER, Seal};
 use foliomem_session::swap_file::KEY_BYTES;
 use foliomem_sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ impl BlockFile for BorrowedFd<'_> {
         // of the kernel, which needs a CPU first: on a busy machine that takes longer than a direct
         // write.
         let stat = fs::fstat(self).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice);
-        Some(Box::new(stat.and_then(|_| Uring::<MOST_WRITES>::new(self.as_fd()).ok())?))
+        Some(Box::new(stat.and_then(|_| Uring::<MAX_WRITES>::new(self.as_fd()).ok())?))
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -2,12 +2,14 @@
 //!
 //! Each compressing thread has its own [`Worker`], so there is no lock.
 
+use crate::ports::arena_memory::ArenaMemory;
 use crate::ports::encrypted_file::ReadBuffer;
-use crate::ports::machine::LinuxMachine;
 use crate::ports::swap_writer::SwapWriter;
-use foliomem_core::machine::{Compressed, Corrupted, Recompressed};
+use crate::tracer::Tracer;
+use foliomem_core::ports::{self, Compressed, Corrupted, Recompressed};
 use foliomem_core::run_tokens::{RunMut, RunRef};
 use foliomem_core::store::{FragmentMut, FragmentRef, Piece, PlaceMut};
+use foliomem_session::budget::Budget;
 use foliomem_sys::codec::{Compressor, Decompressor, Dictionaries, checksum, fill_word};
 use foliomem_types::codec::Codec;
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES, PageNumber};
@@ -64,7 +66,21 @@ impl Worker {
     }
 }
 
-impl LinuxMachine {
+/// The codec of pieces.
+pub struct PieceCodec {
+    arena: &'static ArenaMemory,
+    budget: &'static Budget,
+    tracer: &'static Tracer,
+    /// The dictionaries of all workers.
+    dictionaries: Arc<Dictionaries>,
+}
+
+impl PieceCodec {
+    /// Makes the codec of pieces in `arena`.
+    pub(super) fn new(arena: &'static ArenaMemory, budget: &'static Budget, tracer: &'static Tracer) -> PieceCodec {
+        PieceCodec { arena, budget, tracer, dictionaries: Arc::default() }
+    }
+
     /// Creates the contexts of a thread that compresses with `codec`, and that reads pieces
     /// compressed with it or recompressed with `recompress`. Only this allocates.
     pub fn worker(&self, codec: Codec, recompress: Option<Codec>) -> Worker {
@@ -75,10 +91,10 @@ impl LinuxMachine {
     pub fn add_recompressor(&self, worker: &mut Worker, codec: Codec) {
         worker.recompressor = Some(Compressor::new(codec, &self.dictionaries));
     }
+}
 
-    /// Compresses the content of `run`, which comes from page `head`, into the worker's scratch
-    /// memory.
-    pub(super) fn compress_run(&self, worker: &mut Worker, head: PageNumber, run: RunRef<'_>) -> Compressed {
+impl ports::Pieces<Worker> for PieceCodec {
+    fn compress(&self, worker: &mut Worker, head: PageNumber, run: RunRef<'_>) -> Compressed {
         let content = self.arena.bytes(run);
         let compressed = if let Some(word) = fill_word(content) {
             Compressed::Filled(word)
@@ -93,26 +109,17 @@ impl LinuxMachine {
         compressed
     }
 
-    /// Writes the result of `compress_run` for `run` to `place`.
-    pub(super) fn write_compressed(&self, worker: &mut Worker, run: RunRef<'_>, place: PlaceMut<'_>) {
+    fn write(&self, worker: &mut Worker, run: RunRef<'_>, place: PlaceMut<'_>) {
         let bytes =
             if worker.filled_bytes == 0 { self.arena.bytes(run) } else { &worker.scratch[..worker.filled_bytes] };
         self.arena.scatter(bytes, place);
     }
 
-    /// Copies the stored bytes of a fragment.
-    pub(super) fn copy_fragment(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
+    fn copy(&self, from: FragmentRef<'_>, to: FragmentMut<'_>) {
         self.arena.copy_stored(from, to);
     }
 
-    /// Restores a stored piece from page `skip_pages` on. Fails if it is corrupted.
-    pub(super) fn read_stored(
-        &self,
-        worker: &mut Worker,
-        piece: &Piece<'_>,
-        skip_pages: u32,
-        into: RunMut<'_>,
-    ) -> Result<(), Corrupted> {
+    fn read(&self, worker: &mut Worker, piece: &Piece<'_>, skip_pages: u32, into: RunMut<'_>) -> Result<(), Corrupted> {
         let target = self.arena.bytes_mut(into);
         if let Some(word) = piece.filled {
             target.as_chunks_mut::<8>().0.fill(word.to_ne_bytes());
@@ -121,9 +128,10 @@ impl LinuxMachine {
         let stored = self.arena.gather(&mut worker.gathered, piece);
         restore(&mut worker.decompressors, &mut worker.scratch, piece, stored, skip_pages, target)
     }
+}
 
-    /// Compresses a stored piece with the slower codec, if that makes it smaller.
-    pub(super) fn recompress_piece(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
+impl ports::Recompressor<Worker> for PieceCodec {
+    fn recompress(&self, worker: &mut Worker, piece: &Piece<'_>) -> Option<Recompressed> {
         let content = &mut worker.scratch[..piece.granule.bytes()];
         let stored = self.arena.gather(&mut worker.gathered, piece);
         restore(&mut worker.decompressors, &mut [], piece, stored, 0, content).ok()?;
@@ -132,8 +140,7 @@ impl LinuxMachine {
         Some(Recompressed { len_bytes: len as u32, checksum: checksum(&worker.gathered[..len]) })
     }
 
-    /// Writes the result of `recompress_piece` to `place`.
-    pub(super) fn write_recompressed_piece(&self, worker: &mut Worker, place: PlaceMut<'_>) {
+    fn write(&self, worker: &mut Worker, place: PlaceMut<'_>) {
         self.arena.scatter(&worker.gathered[..worker.filled_bytes], place);
     }
 }

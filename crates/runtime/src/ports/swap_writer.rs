@@ -5,7 +5,7 @@
 //! pwrite(2) succeeds is not used again. There is no lock: each thread has its own writer.
 
 use crate::ports::encrypted_file::{BlockFile, FileError, SlotBuffer, SwapFile, write_all};
-use foliomem_core::machine::MOST_WRITES;
+use foliomem_core::ports::MAX_WRITES;
 use foliomem_core::store::Seal;
 use foliomem_sys::uring::Ring;
 use foliomem_types::units::{PAGE_BYTES, Slot};
@@ -33,8 +33,8 @@ pub struct SwapWriter {
     method: Method,
     /// The ring, kept as long as a write may be under way in it.
     ring: Option<Box<dyn Ring>>,
-    /// Write `n` uses buffer `n % MOST_WRITES`.
-    buffers: [SlotBuffer; MOST_WRITES],
+    /// Write `n` uses buffer `n % MAX_WRITES`.
+    buffers: [SlotBuffer; MAX_WRITES],
     begun: VecDeque<Write>,
     /// The number of the oldest write in `begun`.
     oldest: usize,
@@ -55,7 +55,7 @@ impl Default for SwapWriter {
 impl SwapWriter {
     /// Encrypts pieces, and begins to write them to `slots` slots from `first` on. Each call of
     /// `fill` puts a piece at its offset in the buffer, and returns its range; `None` after the
-    /// last piece. Fewer than [`MOST_WRITES`] writes may be under way.
+    /// last piece. Fewer than [`MAX_WRITES`] writes may be under way.
     pub fn begin(
         &mut self,
         swap: &SwapFile,
@@ -64,12 +64,12 @@ impl SwapWriter {
         fill: impl FnMut(&mut [u8]) -> Option<Range<usize>>,
         seals: &mut Vec<Seal>,
     ) {
-        assert!(self.begun.len() < MOST_WRITES, "more writes than buffers");
+        assert!(self.begun.len() < MAX_WRITES, "more writes than buffers");
         if self.method == Method::Unknown {
             self.ring = file.ring();
             self.method = if self.ring.is_some() { Method::Ring } else { Method::Calls };
         }
-        let number = (self.oldest + self.begun.len()) % MOST_WRITES;
+        let number = (self.oldest + self.begun.len()) % MAX_WRITES;
         let bytes = self.buffers[number].slots(slots);
         let write = match swap.seal_all(bytes, first, fill, seals) {
             Err(error) => Write::Ended(Err(error)),
@@ -91,7 +91,7 @@ impl SwapWriter {
     pub fn finish(&mut self, file: &impl BlockFile) -> Result<u32, FileError> {
         let Some(write) = self.begun.pop_front() else { unreachable!("a write was begun") };
         let number = self.oldest;
-        self.oldest = (number + 1) % MOST_WRITES;
+        self.oldest = (number + 1) % MAX_WRITES;
         let (first, slots) = match write {
             Write::Ended(result) => return result.map(|()| 0),
             Write::UnderWay(first, slots) => (first, slots),
@@ -111,7 +111,7 @@ impl Drop for SwapWriter {
     fn drop(&mut self) {
         for (number, write) in (self.oldest..).zip(&self.begun) {
             if let (Write::UnderWay(..), Some(ring)) = (write, &mut self.ring) {
-                let _ = ring.wait(number % MOST_WRITES);
+                let _ = ring.wait(number % MAX_WRITES);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ports::swap_writer::SwapWriter;
-use foliomem_core::machine::MOST_WRITES;
+use foliomem_core::ports::MAX_WRITES;
 use foliomem_session::swap_file::{IoMode, create, identity_of, reopen};
 use proptest::prelude::*;
 use rustix::fd::OwnedFd;
@@ -37,7 +37,7 @@ type UnderWay = (*const [u8], Vec<u8>, u64);
 /// A ring that writes when a write is waited for. Until then nobody may change the bytes.
 struct FaultyRing {
     file: Faulty,
-    under_way: [Option<UnderWay>; MOST_WRITES],
+    under_way: [Option<UnderWay>; MAX_WRITES],
 }
 
 impl Ring for FaultyRing {
@@ -449,8 +449,8 @@ fn a_new_file_has_no_name_and_the_requested_size() {
 fn a_ring_of_the_system_writes() {
     let file = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     // If io_uring is forbidden, there is nothing to test.
-    let Ok(mut ring) = Uring::<MOST_WRITES>::new(file.as_fd()) else { return };
-    let bytes: [Vec<u8>; MOST_WRITES] = [vec![1; 70_000], vec![2; 5000]];
+    let Ok(mut ring) = Uring::<MAX_WRITES>::new(file.as_fd()) else { return };
+    let bytes: [Vec<u8>; MAX_WRITES] = [vec![1; 70_000], vec![2; 5000]];
     for turn in 0..20 {
         for (number, bytes) in bytes.iter().enumerate() {
             // SAFETY: the bytes outlive the writes.
@@ -466,7 +466,7 @@ fn a_ring_of_the_system_writes() {
     assert!(found == bytes[0]);
     // An error of the ring is that of a system call.
     let closed = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-    let mut ring = Uring::<MOST_WRITES>::new(closed.as_fd()).unwrap();
+    let mut ring = Uring::<MAX_WRITES>::new(closed.as_fd()).unwrap();
     // SAFETY: the bytes outlive the write.
     unsafe { ring.submit(0, &bytes[0], 0) }.unwrap();
     assert_eq!(ring.wait(0), Err(Errno::BADF));

@@ -16,13 +16,13 @@ const FRAMES: u32 = 256;
 /// Number of rounds. Miri takes a thousand times as long.
 const ROUNDS: u64 = if cfg!(miri) { 1 } else { 200 };
 
-fn arena() -> Arena {
-    Arena::new(Region::reserve(FRAMES as usize * PAGE_BYTES).unwrap())
+fn arena() -> ArenaMemory {
+    ArenaMemory::new(Region::reserve(FRAMES as usize * PAGE_BYTES).unwrap())
 }
 
 /// An arena with a store in it.
 struct World {
-    arena: Arena,
+    arena: ArenaMemory,
     store: Store,
     free: Mutex<Buddy>,
 }

@@ -1,0 +1,22 @@
+//! The port to pages that a fork left shared with another process.
+
+use crate::page_table::Entries;
+use crate::sync::Shared;
+use foliomem_types::units::{FrameRun, PageNumber};
+use std::ops::Range;
+
+/// Pages that other processes may use since a fork. A shared page cannot be moved, and it is free
+/// only when all processes freed it.
+pub trait SharedPages: Shared {
+    /// Returns whether other processes may share pages now.
+    fn exist(&self) -> bool;
+    /// Lets the program write to `pages`, which are resident; a page that is not would lose its
+    /// mark.
+    fn unprotect(&self, block: &Entries, pages: Range<PageNumber>);
+    /// Gives the program its own copy of shared pages among `pages`, if they still exist. Called
+    /// under no lock, because the program may fault meanwhile.
+    fn unshare(&self, pages: Range<PageNumber>);
+    /// Replaces staged pages that a fork left shared by unshared copies. It waits for nothing but
+    /// the kernel.
+    fn unshare_staged(&self, run: FrameRun);
+}
