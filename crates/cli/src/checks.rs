@@ -126,7 +126,7 @@ fn agent() -> Finding {
         Err(error) => Finding::missing(
             "agent",
             error.to_string(),
-            "build it with `cargo build --release`, which puts both into one directory",
+            "copy it there; `make build` of the sources makes both",
         ),
     }
 }
