@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BIN, PROGRAMS, REPO, foliomem, foliomem_only, plain, soak_only
+from conftest import BIN, PROGRAMS, PYTHON, REPO, foliomem, foliomem_only, plain, soak_only
 
 ROOTS = REPO / "target/roots"
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -122,3 +122,11 @@ def test_a_root_with_nothing_else_starts_foliomem_which_says_what_is_missing(tmp
     assert got.code == 1 and "MISSING /proc " in text and "MISSING agent " in text, (text, got.err)
     got = inside(tmp_path, "/foliomem", "run", "--limit", "64M", "--", "/foliomem", "--version")
     assert got.code == 125 and "the agent is missing: /libfoliomem_agent.so" in got.err, got.err
+
+
+@foliomem_only
+def test_a_run_inside_a_run_has_its_own_limit():
+    """The inner foliomem, which is static, loads no agent; its program does."""
+    inner = [BIN, "run", "--limit", "64M", "--", PYTHON, "-c", "print(len(set(bytearray(100 << 20)[::4096])))"]
+    got = foliomem(inner, "256M").ok()
+    assert got.out == b"1\n" and "of 64 MiB" in got.err and "without" not in got.err, got.err
