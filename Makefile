@@ -12,13 +12,20 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 export CARGO_TARGET_DIR := target
 python := target/venv/bin/python
 HOURS ?= 1
-programs := -p foliomem-cli -p foliomem-agent -p foliomem-lab -p foliomem-bench
+programs := -p foliomem-agent -p foliomem-lab -p foliomem-bench
+# foliomem itself needs no library of the system.
+static := x86_64-unknown-linux-musl
 
-.PHONY: build dist demo lint unit check test e2e doc soak soundness msrv bench
+.PHONY: build programs dist demo lint unit check test e2e doc soak soundness msrv bench
 
 build:
 	scripts/setup
+	$(MAKE) programs
+
+programs:
 	cargo build --release $(programs)
+	cargo build --release --target $(static) -p foliomem-cli
+	install -m 755 $(CARGO_TARGET_DIR)/$(static)/release/foliomem $(CARGO_TARGET_DIR)/release/foliomem
 
 dist: build
 	scripts/setup dist
@@ -45,7 +52,7 @@ check:
 # Builds and lints need all CPUs, and so do tests: only setting up waits for something else.
 test:
 	scripts/setup
-	scripts/setup test & cargo build --release $(programs) && wait $$!
+	scripts/setup test & $(MAKE) programs && wait $$!
 	$(MAKE) lint unit
 	scripts/soundness shuttle
 	$(python) -m mypy --config-file python/foliomem_lab/pyproject.toml python/foliomem_lab/src

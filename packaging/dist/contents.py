@@ -59,9 +59,10 @@ def agents() -> list[Path]:
     return found
 
 
-def glibc() -> str:
+def glibc(*, with_companions: bool = True) -> str:
     """The oldest glibc that the installed binaries run with."""
-    dynamic = [BUILT / name for name in (COMMAND, *COMPANIONS) if (BUILT / name).is_file() and not elf.is_static(BUILT / name)]
+    names = (COMMAND, *(COMPANIONS if with_companions else ()))
+    dynamic = [BUILT / name for name in names if (BUILT / name).is_file() and not elf.is_static(BUILT / name)]
     needed = [version for path in [*agents(), *dynamic] if (version := elf.glibc_version(path)) is not None]
     return ".".join(map(str, max(needed, default=(2, 17))))
 

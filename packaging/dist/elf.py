@@ -23,7 +23,19 @@ def glibc_version(path: Path) -> Version | None:
     return max(found, default=None)
 
 
+def _needed(library: Path) -> list[str]:
+    return re.findall(r"\(NEEDED\).*\[(.*)\]", _readelf(library, "-d"))
+
+
+def _is_musl(name: str) -> bool:
+    return name.startswith("libc.musl") or name == "libc.so"
+
+
 def is_for_musl(library: Path) -> bool:
-    """Whether a library is for programs of musl."""
-    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", _readelf(library, "-d"))
-    return glibc_version(library) is None and any(name.startswith("libc.musl") or name == "libc.so" for name in needed)
+    """Whether programs of musl can load a library: it needs musl, or nothing."""
+    return glibc_version(library) is None and all(_is_musl(name) for name in _needed(library))
+
+
+def is_for_glibc(library: Path) -> bool:
+    """Whether programs of glibc can load a library: it needs glibc, or nothing."""
+    return not any(_is_musl(name) for name in _needed(library))

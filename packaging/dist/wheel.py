@@ -19,8 +19,8 @@ from .contents import LICENSE, NAME, OUT, REPO, VERSION, agents, epoch, glibc, p
 def platforms() -> str:
     """The platforms that the binaries are for, as true as they are."""
     tags = []
-    glibc_version = tuple(map(int, glibc().split(".")))
-    if any(not elf.is_for_musl(agent) for agent in agents()):
+    glibc_version = tuple(map(int, glibc(with_companions=False).split(".")))
+    if any(elf.is_for_glibc(agent) for agent in agents()):
         tags.append("manylinux_{}_{}_x86_64".format(*glibc_version))
         if glibc_version <= (2, 17):
             tags.append("manylinux2014_x86_64")

@@ -123,11 +123,9 @@ fn maps_few_users(uid_map: &str) -> bool {
 fn agent() -> Finding {
     match supervise::agent_path() {
         Ok(path) => Finding::fine("agent", path.display().to_string()),
-        Err(error) => Finding::missing(
-            "agent",
-            error.to_string(),
-            "build it with `cargo build --release`, which puts both into one directory",
-        ),
+        Err(error) => {
+            Finding::missing("agent", error.to_string(), "copy it there; `make build` of the sources makes both")
+        }
     }
 }
 

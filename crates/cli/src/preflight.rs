@@ -86,15 +86,15 @@ fn look_at(path: &Path) -> Result<Found, CliError> {
     }
     match elf_unfit(&file, &start) {
         // A run inside a run has an agent for its own program.
-        Some(Unfit::Static) if is_foliomem(&file) => Ok(Found::Program),
+        Some(Unfit::Static) if is_foliomem(path) => Ok(Found::Program),
         Some(why) => unfit(why),
         None => Ok(Found::Program),
     }
 }
 
-/// Returns whether it is the file of this very program.
-fn is_foliomem(file: &File) -> bool {
-    let own = fs::metadata("/proc/self/exe").ok().zip(file.metadata().ok());
+/// Returns whether it is the file of this very program, which is static and loads no agent.
+pub fn is_foliomem(path: &Path) -> bool {
+    let own = fs::metadata("/proc/self/exe").ok().zip(fs::metadata(path).ok());
     own.is_some_and(|(own, file)| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 

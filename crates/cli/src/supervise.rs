@@ -2,6 +2,7 @@
 //! passes signals on, prints what agents have to say, and reports at the end.
 
 use crate::error::CliError;
+use crate::preflight;
 use crate::record::Recorder;
 use crate::report::Report;
 use crate::settings::{Settings, SwapSetting};
@@ -111,7 +112,8 @@ pub fn run(
         started,
         discarded: started,
         lookout: Lookout::new(limit_bytes),
-        said_unmanaged: false,
+        // A run inside this one says itself what it has to say.
+        said_unmanaged: preflight::is_foliomem(program),
         crashing: Vec::new(),
         said_crashed: false,
         recorder,
