@@ -12,7 +12,6 @@ from pathlib import Path
 from . import elf
 
 REPO = Path(__file__).resolve().parents[2]
-OUT = REPO / "target/dist"
 BUILT = REPO / "target/release"
 NAME = "foliomem"
 COMMAND = "foliomem"
@@ -49,6 +48,12 @@ def epoch() -> int:
     done = subprocess.run(["git", "-C", REPO, "log", "-1", "--format=%ct"], capture_output=True, text=True)
     # The first second that a ZIP file can hold.
     return int(done.stdout or 0) or 315532800
+
+
+def run(command: list[str | Path]) -> None:
+    """Runs a tool that makes a package, at the time of all files."""
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPO, env=environment)
 
 
 def agents() -> list[Path]:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .contents import OUT, REPO, VERSION, DistError, fresh
+from .contents import REPO, VERSION, DistError, fresh, run
 
 # What a registry and its readers need.
 WANTED = ("description", "license", "readme", "rust_version")
@@ -27,13 +27,13 @@ def published() -> list[str]:
     return [package["name"] for package in chosen]
 
 
-def build() -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes the crates."""
-    target = fresh(OUT / "crates")
-    work = OUT / "cargo"
+    target = fresh(out / "crates")
+    work = out / "cargo"
     names = [word for name in published() for word in ("--package", name)]
     command = ["cargo", "package", "--allow-dirty", "--no-verify", "--target-dir", work, *names]
-    subprocess.run(command, cwd=REPO, check=True, capture_output=True, text=True)
+    run(command)
     for file in sorted((work / "package").glob("*.crate")):
         shutil.copy(file, target)
     shutil.rmtree(work)

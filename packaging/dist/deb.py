@@ -4,11 +4,10 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 
-from .contents import DESCRIPTION, NAME, OUT, REPO, SUMMARY, VERSION, Tree, epoch, fresh, glibc, python_module, whole
+from .contents import DESCRIPTION, NAME, REPO, SUMMARY, VERSION, Tree, epoch, fresh, glibc, python_module, run, whole
 
 MAINTAINER = "The foliomem authors <foliomem@invalid.invalid>"
 MODULES = "lib/python3/dist-packages/"
@@ -96,10 +95,10 @@ Description: {SUMMARY[0].lower() + SUMMARY[1:]}
 """
 
 
-def build() -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes the package."""
     tree = contents()
-    root = fresh(OUT / "deb")
+    root = fresh(out / "deb")
     tree.write(root / "usr")
     scripts = root / "DEBIAN"
     scripts.mkdir()
@@ -109,7 +108,6 @@ def build() -> list[Path]:
     for name, text in SCRIPTS.items():
         (scripts / name).write_text(text)
         (scripts / name).chmod(0o755)
-    target = OUT / f"{NAME}_{REVISION}_amd64.deb"
-    command = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, target]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    target = out / f"{NAME}_{REVISION}_amd64.deb"
+    run(["dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, target])
     return [target]

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .contents import LICENSE, NAME, OUT, SUMMARY, VERSION, epoch, fresh, programs
+from .contents import LICENSE, NAME, SUMMARY, VERSION, epoch, fresh, programs
 from .tarball import tar_of
 
 PREFIX = "usr/local"
@@ -23,9 +23,9 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def build() -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes the layout."""
-    layout = fresh(OUT / "oci")
+    layout = fresh(out / "oci")
     blobs = layout / "blobs/sha256"
     blobs.mkdir(parents=True)
 

@@ -2,10 +2,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
-from .contents import DESCRIPTION, LICENSE, NAME, OUT, REPO, SUMMARY, VERSION, DistError, fresh, glibc, whole
+from .contents import DESCRIPTION, LICENSE, NAME, REPO, SUMMARY, VERSION, DistError, fresh, glibc, run, whole
 
 # The files are as they are to be: nothing is stripped, compressed or looked through for what it needs.
 SPECIFICATION = """\
@@ -42,7 +41,7 @@ fi
 """
 
 
-def build() -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes the package."""
     if shutil.which("rpmbuild") is None:
         raise DistError("rpmbuild is missing: scripts/setup dist")
@@ -50,7 +49,7 @@ def build() -> list[Path]:
     doc = f"share/doc/{NAME}"
     for name in ("LICENSE-APACHE", "LICENSE-MIT", "README.md", "CHANGELOG.md"):
         tree.add(f"{doc}/{name}", REPO / name)
-    work = fresh(OUT / "rpm")
+    work = fresh(out / "rpm")
     tree.write(work / "root/usr")
     kinds = {"share/man/": "%doc ", "share/doc/": "%doc "}
     lines = ["%dir /usr/lib/foliomem", f"%dir /usr/{doc}"]
@@ -63,9 +62,10 @@ def build() -> list[Path]:
     specification.write_text(text)
     # A system that is not RPM's has no database of it.
     command = ["rpmbuild", "-bb", "--quiet", "--target", "x86_64", "--define", f"_topdir {work}", "--define", f"_dbpath {work}/db",
-               "--define", "_binary_payload w9.xzdio", specification]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+               "--define", "_binary_payload w9.xzdio", "--define", "_buildhost localhost",
+               "--define", "use_source_date_epoch_as_buildtime 1", "--define", "clamp_mtime_to_source_date_epoch 1", specification]
+    run(command)
     made = next((work / "RPMS/x86_64").glob("*.rpm"))
-    target = OUT / made.name
+    target = out / made.name
     shutil.move(made, target)
     return [target]

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from .contents import NAME, OUT, REPO, VERSION, Tree, epoch, whole
+from .contents import NAME, REPO, VERSION, Tree, epoch, whole
 
 
 def tar_of(tree: Tree, prefix: str) -> bytes:
@@ -14,7 +14,7 @@ def tar_of(tree: Tree, prefix: str) -> bytes:
     archive = io.BytesIO()
     folders = {str(parent) for path in tree.files for parent in Path(prefix, path).parents} - {"."}
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for path in sorted([*folders, *(f"{prefix}/{path}" if prefix else path for path in tree.files)]):
+        for path in sorted([*folders, *(f"{prefix}/{path}" for path in tree.files)]):
             member = tarfile.TarInfo(path)
             member.mtime = epoch()
             member.uname = member.gname = "root"
@@ -22,20 +22,19 @@ def tar_of(tree: Tree, prefix: str) -> bytes:
                 member.type, member.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(member)
             else:
-                inner = path.removeprefix(f"{prefix}/") if prefix else path
+                inner = path.removeprefix(f"{prefix}/")
                 member.size, member.mode = len(tree.files[inner]), tree.modes[inner]
                 tar.addfile(member, io.BytesIO(tree.files[inner]))
     return archive.getvalue()
 
 
-def build() -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes the archive."""
     tree = whole(zsh="site-functions")
     for name in ("LICENSE-APACHE", "LICENSE-MIT", "README.md", "CHANGELOG.md"):
         tree.add(f"share/doc/{NAME}/{name}", REPO / name)
     tree.add("install.sh", REPO / "packaging/install.sh", 0o755)
     name = f"{NAME}-{VERSION}-linux-x86_64"
-    OUT.mkdir(parents=True, exist_ok=True)
-    target = OUT / f"{name}.tar.gz"
+    target = out / f"{name}.tar.gz"
     target.write_bytes(gzip.compress(tar_of(tree, name), 9, mtime=0))
     return [target]

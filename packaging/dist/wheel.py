@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 from . import elf
-from .contents import LICENSE, NAME, OUT, REPO, VERSION, agents, epoch, glibc, programs, python_module
+from .contents import LICENSE, NAME, REPO, VERSION, agents, epoch, glibc, programs, python_module
 
 
 def platforms() -> str:
@@ -53,7 +53,7 @@ def record_line(path: str, content: bytes) -> str:
     return f"{path},sha256={digest},{len(content)}\n"
 
 
-def build() -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes the wheel."""
     tag = f"py3-none-{platforms()}"
     info, data = f"{NAME}-{VERSION}.dist-info", f"{NAME}-{VERSION}.data"
@@ -70,10 +70,9 @@ def build() -> list[Path]:
     record = f"{info}/RECORD"
     lines = "".join(record_line(path, content) for path, content in tree.files.items())
     tree.add(record, f"{lines}{record},,\n".encode())
-    OUT.mkdir(parents=True, exist_ok=True)
-    for old in OUT.glob(f"{NAME}-*.whl"):
+    for old in out.glob(f"{NAME}-*.whl"):
         old.unlink()
-    target = OUT / f"{NAME}-{VERSION}-{tag}.whl"
+    target = out / f"{NAME}-{VERSION}-{tag}.whl"
     when = time.gmtime(epoch())[:6]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for path, content in tree.files.items():

@@ -16,7 +16,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import BIN, LONG, REPO, foliomem_only, plain
+from conftest import BIN, REPO, foliomem_only, plain, soak_only
 
 DEBIAN = Path("/var/cache/foliomem/bookworm")
 pytestmark = [
@@ -31,13 +31,14 @@ LIMITED = ["foliomem", "run", "--limit", "32M", "--", "python3", "-c", PROGRAM]
 
 
 @pytest.fixture(scope="module")
-def dist():
+def dist(tmp_path_factory):
     """dist(part): the file or folder that scripts/dist makes."""
-    made = {}
+    out, made = tmp_path_factory.mktemp("dist"), {}
 
     def part(name):
         if name not in made:
-            made[name] = Path(plain([sys.executable, REPO / "scripts/dist", name], timeout=120).ok().out.decode().split()[-1])
+            argv = [sys.executable, REPO / "scripts/dist", "--out", out, name]
+            made[name] = Path(plain(argv, timeout=120).ok().out.decode().split()[-1])
         return made[name]
 
     return part
@@ -117,6 +118,16 @@ def root(tmp_path):
     root = Root(tmp_path)
     yield root
     root.close()
+
+
+@soak_only
+def test_the_same_sources_give_the_same_packages(dist, tmp_path):
+    parts = ["wheel", "tarball", "deb", *(["rpm"] if shutil.which("rpmbuild") else [])]
+    for part in parts:
+        first = dist(part)
+        plain([sys.executable, REPO / "scripts/dist", "--out", tmp_path, part], timeout=120).ok()
+        assert (tmp_path / first.name).read_bytes() == first.read_bytes(), part
+    assert plain([sys.executable, REPO / "scripts/dist", "floppy"]).code == 2
 
 
 @needs_root
@@ -225,7 +236,7 @@ def test_the_rpm(dist, root):
 
 # ---- crates ----
 
-@pytest.mark.skipif(not LONG, reason="cargo packages and builds: FOLIOMEM_LONG=1")
+@soak_only
 def test_the_crates_build_from_what_would_be_published(dist, tmp_path):
     crates = dist("crates")
     for file in crates.glob("*.crate"):

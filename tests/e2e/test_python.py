@@ -1,6 +1,7 @@
 """The Python module, from its wheel, in a virtual environment of its own; and a real Jupyter kernel inside a limit."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory):
     """The wheel of the binaries under test."""
     if Path(BIN).resolve() != REPO / "target/release/foliomem":
         pytest.skip("the wheel is made of target/release")
-    made = plain([sys.executable, REPO / "scripts/dist", "wheel"], timeout=60).ok()
+    made = plain([sys.executable, REPO / "scripts/dist", "--out", tmp_path_factory.mktemp("dist"), "wheel"], timeout=60).ok()
     return Path(made.out.decode().split()[-1])
 
 
@@ -73,6 +74,15 @@ def test_the_wheel_installs_runs_and_leaves_nothing(version, wheel, tmp_path):
     assert plain([own, program]).ok().out == f"True {64 * MIB}\n".encode()
     pip(folder, "uninstall", "-y", "foliomem")
     assert not [path for path in folder.rglob("*foliomem*")]
+
+
+def test_the_wheel_names_the_glibc_that_its_binaries_need(wheel):
+    symbols = [plain(["objdump", "-T", Path(BIN).with_name(name)]).ok().out.decode() for name in ("foliomem", "libfoliomem_agent.so")]
+    versions = [tuple(map(int, found.split("."))) for text in symbols for found in re.findall(r"GLIBC_([\d.]+)", text)]
+    oldest = "_".join(map(str, max(versions)))
+    assert f"-py3-none-manylinux_{oldest}_x86_64" in wheel.name
+    musl = any("libc.musl" in text for text in symbols)
+    assert ("musllinux" in wheel.name) == musl
 
 
 def test_a_program_keeps_its_arguments_and_input_when_it_limits_itself(python, tmp_path):
