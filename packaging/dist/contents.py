@@ -124,8 +124,6 @@ def whole(zsh: str) -> Tree:
             tree.add(f"share/fish/vendor_completions.d/{file.name}", file)
         else:
             tree.add(f"share/zsh/{zsh}/{file.name}", file)
-    tree.add("lib/udev/rules.d/60-foliomem.rules", REPO / "packaging/60-foliomem.rules")
-    tree.add("lib/foliomem/device", REPO / "packaging/device", 0o755)
     return tree
 
 

@@ -37,7 +37,7 @@ SCRIPTS = {
 #!/bin/sh
 set -e
 if [ "$1" = configure ]; then
-    /usr/lib/foliomem/device allow
+    /usr/bin/foliomem setup
 fi
 """,
     "prerm": """\
@@ -45,7 +45,7 @@ fi
 set -e
 rm -rf /usr/lib/python3/dist-packages/foliomem/__pycache__
 if [ "$1" = remove ]; then
-    /usr/lib/foliomem/device undo
+    if [ -e /var/lib/foliomem/setup/machine.json ]; then /usr/bin/foliomem setup --undo; fi
 fi
 """,
 }

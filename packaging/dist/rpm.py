@@ -29,11 +29,11 @@ BuildArch: x86_64
 cp -a {root}/. %{{buildroot}}/
 
 %post
-/usr/lib/foliomem/device allow
+/usr/bin/foliomem setup
 
 %preun
 if [ "$1" = 0 ]; then
-    /usr/lib/foliomem/device undo
+    if [ -e /var/lib/foliomem/setup/machine.json ]; then /usr/bin/foliomem setup --undo; fi
 fi
 
 %files
