@@ -16,11 +16,14 @@
 //! lock, with its pages marked busy; [`crate::page_table`] says who owns what then. Lock order: one
 //! block, then leaves (free frames, queues, slots, store). No thread holds two block locks.
 
+mod ahead;
 mod backoff;
 mod check;
 mod claims;
 mod explode;
 mod fault;
+mod first_touch;
+mod map_in;
 mod mapping;
 mod migrate;
 mod pacing;
@@ -30,6 +33,7 @@ mod recompress;
 mod restore;
 mod stage;
 mod store_compaction;
+mod swap_in;
 mod unmanaged;
 mod write_back;
 

@@ -9,7 +9,8 @@
 //! Locks: as for any fault ([`super::fault`]).
 
 use super::Engine;
-use super::fault::{Changing, Fetches, mark_fetching};
+use super::fault::Changing;
+use super::swap_in::{Fetches, mark_fetching};
 use crate::homes::Urgency;
 use crate::locality::SwapIn;
 use crate::page_table::{Block, Entries, PageState};

@@ -3,7 +3,8 @@
 //! program touched before adoption; it may be adopted later when there is room.
 
 use super::Engine;
-use super::fault::{Changing, Fetch, Served, Step, step};
+use super::fault::{Changing, Served, Step, step};
+use super::swap_in::Fetch;
 use crate::page_table::{Block, Entries, PageState};
 use crate::ports::{AddressSpace, Arena, Budget, Corrupted, Marks, MoveError, Ports, Steady};
 use crate::run_tokens::UniqueRun;
