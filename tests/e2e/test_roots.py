@@ -87,6 +87,7 @@ def test_a_program_of_an_older_or_newer_debian_keeps_the_limit(suite, version):
 
 
 @needs_musl
+@pytest.mark.parametrize("torture", [False, pytest.param(True, marks=soak_only)], ids=["normal", "torture"])
 def test_a_musl_program_keeps_the_limit(tmp_path, torture):
     program = tmp_path / "musl"
     plain(["musl-gcc", "-O2", "-Wall", "-o", program, PROGRAMS / "any_libc.c"]).ok()
@@ -121,7 +122,7 @@ def test_a_root_with_nothing_else_starts_foliomem_which_says_what_is_missing(tmp
     text = got.out.decode()
     assert got.code == 1 and "MISSING /proc " in text and "MISSING agent " in text, (text, got.err)
     got = inside(tmp_path, "/foliomem", "run", "--limit", "64M", "--", "/foliomem", "--version")
-    assert got.code == 125 and "the agent is missing: /libfoliomem_agent.so" in got.err, got.err
+    assert got.code == 125 and "the agent is missing: it must be /libfoliomem_agent.so" in got.err, got.err
 
 
 @foliomem_only
