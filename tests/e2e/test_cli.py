@@ -2,6 +2,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import stat
 import subprocess
@@ -131,14 +132,19 @@ HOLD = "import mmap, time; held = {}; held.write(b'x' * (60 << 20)); time.sleep(
 
 
 @foliomem_only
-@pytest.mark.parametrize(("before", "what", "said"), [
-    (["env", "-i"], "__import__('io').BytesIO()", "without the agent"),
-    ([], "mmap.mmap(-1, 60 << 20)", "shared memory"),
-], ids=["a child without the agent", "shared memory"])
-def test_what_the_limit_does_not_hold_for_is_said(before, what, said):
-    got = cli("run", "--limit", "32M", "--", *before, PYTHON, "-c", HOLD.format(what)).ok()
+def test_shared_memory_is_said():
+    got = cli("run", "--limit", "32M", "--", PYTHON, "-c", HOLD.format("mmap.mmap(-1, 60 << 20)")).ok()
     lines = [line for line in got.err.splitlines() if "does not hold" in line]
-    assert got.out == b"held\n" and len(lines) == 1 and said in lines[0] and lines[0].startswith("foliomem: python"), got.err
+    assert got.out == b"held\n" and len(lines) == 1 and "shared memory" in lines[0], got.err
+    assert lines[0].startswith("foliomem: python"), got.err
+
+
+@foliomem_only
+def test_a_child_without_the_agent_is_said_once_with_its_size():
+    got = cli("run", "--limit", "32M", "--", "env", "-i", PYTHON, "-c", HOLD.format("__import__('io').BytesIO()")).ok()
+    lines = [line for line in got.err.splitlines() if "without the agent ran" in line]
+    assert got.out == b"held\n" and len(lines) == 1, got.err
+    assert 55 < float(re.search(r"python\S* ([0-9.]+) MiB", lines[0])[1]) < 120, got.err
 
 
 @foliomem_only
@@ -147,7 +153,7 @@ def test_of_what_is_managed_it_is_not_said(inside):
     """Nor of what shares its parent's memory for a moment."""
     spawns = f"import subprocess\n{PRESSED}\nfor _ in range(200): subprocess.run(['true'], close_fds=False)\n"
     got = cli("run", "--limit", "32M", "--", *inside, PYTHON, "-c", spawns).ok()
-    assert "does not hold" not in got.err, got.err
+    assert "does not hold" not in got.err and "without the agent" not in got.err, got.err
 
 
 @foliomem_only

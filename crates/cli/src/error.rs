@@ -57,6 +57,12 @@ pub enum CliError {
     /// The agent's library does not exist.
     #[error("the agent is missing: it must be {0} (beside foliomem) or {1}: install foliomem again")]
     NoAgent(PathBuf, PathBuf),
+    /// The agent has not reported before the program's start.
+    #[error(
+        "the agent {0} did not report before the program's start, so the program was not started: the file is damaged or \
+         of another version, or the loader refuses it (see its line above): install foliomem again"
+    )]
+    AgentSilent(PathBuf),
     /// The path of the agent's library cannot be passed to the loader.
     #[error("the agent's path {0} contains a space or a colon, which LD_PRELOAD cannot hold: move foliomem elsewhere")]
     AgentPath(PathBuf),
@@ -116,6 +122,9 @@ pub enum BadValue {
         /// A suggestion, if there is one.
         meant: String,
     },
+    /// No memory group has a limit.
+    #[error("no memory group around this process has a limit: use a size, such as 512M")]
+    NoContainer,
     /// The value is not a share of the need.
     #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
     OfNeed(String),

@@ -6,6 +6,7 @@
 //! [`crate::settings`] has the declarations.
 
 use crate::config_file::ConfigFile;
+use crate::container_limit::Container;
 use crate::error::{BadValue, CliError};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use foliomem_types::settings::Configuration;
@@ -150,6 +151,8 @@ pub struct Knob<T> {
 pub struct Machine {
     /// The memory, of which limits may be a share.
     pub memory_bytes: u64,
+    /// What the memory group around this process allows, if it has a limit.
+    pub container: Option<Container>,
 }
 
 /// The origin of a value.

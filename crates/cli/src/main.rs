@@ -4,9 +4,11 @@
 //! - `settings` declares all settings with `knob`, and resolves them from the command line, the
 //!   environment and the configuration file;
 //! - `checks` finds out what this machine allows, `remedy` says how to mend what it does not;
+//! - `memory_groups` finds the memory groups around this process, `container_limit` what they leave
+//!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
-//! - `supervise` runs a program, `report` prints the result, `record` writes its memory use to a
-//!   trace;
+//! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
+//!   killed, `record` writes its memory use to a trace;
 //! - `ctl` changes a run, `doctor` prints all checks, `setup` gives others the permission to run.
 //!
 //! `bench` and `lab` are programs of their own, which lie beside this one. `jupyter` is part of the
@@ -21,11 +23,13 @@
 mod args;
 mod checks;
 mod config_file;
+mod container_limit;
 mod ctl;
 mod doctor;
 mod error;
+mod exit_cause;
 mod knob;
-mod memory;
+mod memory_groups;
 mod policy;
 mod preflight;
 mod record;
@@ -42,12 +46,14 @@ use clap::error::ErrorKind;
 use error::CliError;
 use foliomem_command::WRONG_COMMAND_LINE;
 use knob::Machine;
+use memory_groups::MemoryGroups;
 use record::Recorder;
 use settings::{Recording, Settings};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode, Stdio};
+use supervise::Program;
 
 /// What this command was built from (`build.rs`).
 const BUILD: &str = concat!(
@@ -127,7 +133,8 @@ fn start_jupyter(args: &OtherArgs) -> Result<u8, CliError> {
 }
 
 fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
-    let machine = Machine { memory_bytes: memory::total_bytes() };
+    let groups = MemoryGroups::find(Path::new("/"));
+    let machine = Machine::around(&groups);
     let settings = Settings::resolve(args, &settings::environment(), machine)?;
     if args.print_config {
         print!("{}", settings.describe());
@@ -136,8 +143,9 @@ fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
     let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
     let recording = if trace.is_some() { Recording::On } else { Recording::Off };
     let configuration = settings.configuration(recording, machine)?;
+    container_limit::warn_if_above(configuration.limit, &groups);
     let program = preflight::check(name)?;
     checks::require()?;
     let recorder = trace.map(Recorder::create).transpose()?;
-    supervise::run(&settings, &configuration, &program, name, arguments, recorder)
+    supervise::run(&settings, &configuration, groups, &Program { path: &program, name, arguments }, recorder)
 }

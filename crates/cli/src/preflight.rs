@@ -98,6 +98,15 @@ pub fn is_foliomem(path: &Path) -> bool {
     own.is_some_and(|(own, file)| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 
+/// Returns the reason why an executable file cannot load the agent; `None` also for one that cannot
+/// be read.
+pub fn unfit(path: &Path) -> Option<Unfit> {
+    let mut start = [0; elf::HEADER_BYTES];
+    let file = File::open(path).ok()?;
+    file.read_exact_at(&mut start, 0).ok()?;
+    elf_unfit(&file, &start)
+}
+
 /// Returns the interpreter that a script's first line names.
 fn interpreter(line: &[u8]) -> Option<PathBuf> {
     let line = line.split(|&byte| byte == b'\n').next()?;

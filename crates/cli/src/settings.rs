@@ -5,6 +5,7 @@
 
 use crate::args::RunArgs;
 use crate::config_file::ConfigFile;
+use crate::container_limit::{CONTAINER, Container, MIN_LIMIT_BYTES};
 use crate::error::{BadValue, CliError};
 use crate::knob::{Environment, Form, Knob, Machine, Sources, Unset, knobs};
 use crate::policy::{change_policy, format_policy, initial};
@@ -17,9 +18,6 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-/// Smallest limit in bytes. Below it, the protected minimum of resident pages and the agent's own
-/// memory take most of the limit.
-const MIN_LIMIT_BYTES: u64 = 16 << 20;
 /// Prefix of a limit that is a share of the program's need.
 const OF_NEED: &str = "need/";
 /// Largest divisor of such a limit.
@@ -31,12 +29,13 @@ const FIRST_LIMIT_BYTES: u64 = 64 << 20;
 knobs! {
     /// Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the
     /// container's memory), at least 16M; or need/2: half of their peak need so far, as if
-    /// uncompressed, and at least 64M. `run` needs a limit, here, as FOLIOMEM_LIMIT or in the file.
-    /// [default of `record`: need/2]
+    /// uncompressed, and at least 64M; or container: what the memory groups around the run leave
+    /// for it, followed as that changes. [default of `run`: container, if there is such a group; of
+    /// `record`: need/2]
     limit: Option<Limit> = Knob {
         form: Form::Size("SIZE"),
-        values: "`512M`, `2G`, `25%`, `need/2` to `need/16`; at least 16M",
-        unset: Unset::Is("must be given; `record`: `need/2`", || None),
+        values: "`512M`, `2G`, `25%`, `need/2` to `need/16`, `container`; at least 16M",
+        unset: Unset::Is("`container` in a memory group with a limit, else must be given; `record`: `need/2`", || None),
         read: |text, machine| parse_limit(text, machine).map(Some),
         show: |limit| limit.map(|limit| format_limit(limit).into()),
         configure: |limit, configuration| {
@@ -182,8 +181,11 @@ impl fmt::Display for SwapSetting {
     }
 }
 
-/// Parses a size, a share of the machine's memory, or `need/N`.
+/// Parses a size, a share of the machine's memory, `need/N`, or `container`.
 fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
+    if text == CONTAINER {
+        return machine.container.map(limit_of).ok_or(BadValue::NoContainer);
+    }
     let Some(divisor) = text.strip_prefix(OF_NEED) else {
         let bytes = parse_bytes(text, Some(machine.memory_bytes))?;
         if bytes >= MIN_LIMIT_BYTES {
@@ -204,10 +206,15 @@ fn of_need(divisor: NonZeroU32, memory_bytes: u64) -> Limit {
     Limit::OfNeed { divisor, least_bytes: FIRST_LIMIT_BYTES, most_bytes: memory_bytes.max(FIRST_LIMIT_BYTES) }
 }
 
+fn limit_of(container: Container) -> Limit {
+    Limit::Container { start_bytes: container.left_bytes, most_bytes: container.limit_bytes }
+}
+
 fn format_limit(limit: Limit) -> String {
     match limit {
         Limit::Bytes(bytes) => format_bytes(bytes),
         Limit::OfNeed { divisor, .. } => format!("{OF_NEED}{divisor}"),
+        Limit::Container { .. } => CONTAINER.to_owned(),
     }
 }
 
@@ -265,13 +272,13 @@ impl Settings {
     /// Returns what the agents of the run find in the control segment.
     ///
     /// # Errors
-    /// Fails if there is no limit.
+    /// Fails if there is no limit, and no memory group has one.
     pub fn configuration(&self, recording: Recording, machine: Machine) -> Result<Configuration, CliError> {
         const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
         let limit = match (self.limit.value, recording) {
             (Some(limit), _) => limit,
             (None, Recording::On) => of_need(HALF, machine.memory_bytes),
-            (None, Recording::Off) => return Err(CliError::NoLimit),
+            (None, Recording::Off) => machine.container.map(limit_of).ok_or(CliError::NoLimit)?,
         };
         let mut configuration = Configuration {
             limit,
@@ -315,12 +322,14 @@ mod tests {
 
     const NAMES: [&str; 9] = ["limit", "sizes", "codec", "recompress", "granule", "hard", "stats", "quiet", "torture"];
     const SWITCHES: [&str; 3] = ["hard", "quiet", "torture"];
-    const MACHINE: Machine = Machine { memory_bytes: 1 << 30 };
+    const MACHINE: Machine = Machine { memory_bytes: 1 << 30, container: None };
+    const GROUP: Container = Container { limit_bytes: 1 << 28, left_bytes: 200 << 20 };
+    const IN_GROUP: Machine = Machine { memory_bytes: 1 << 28, container: Some(GROUP) };
 
     /// Generates a value for the setting `name`, most often a valid one.
     fn value_of(name: &'static str) -> BoxedStrategy<String> {
         let right = match name {
-            "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%|need/[1-9]",
+            "limit" => "[1-9][0-9]{0,2}[MG]|[1-9][0-9]?%|need/[1-9]|container",
             "sizes" => "none|16K,64K|2M,8k|64K=madvise,2M=inherit|8K=never,enabled=always",
             "codec" => "lz4|zstd(:[1-9])?",
             "recompress" => "zstd(:[1-9])?",
@@ -385,13 +394,13 @@ mod tests {
             let mut environment: Environment =
                 variables.into_iter().map(|(name, value)| (format!("FOLIOMEM_{}", name.to_uppercase()), value)).collect();
             environment.insert("FOLIOMEM_CONFIG".to_owned(), path.to_str().unwrap().to_owned());
-            match Settings::resolve(&args, &environment, MACHINE) {
+            match Settings::resolve(&args, &environment, IN_GROUP) {
                 Err(error) => prop_assert!(names_what_failed(&error, &path), "{error}"),
                 Ok(settings) => {
                     let described = settings.describe();
                     std::fs::write(&path, &described).unwrap();
                     let only_file = RunArgs { config: Some(path.clone()), ..RunArgs::default() };
-                    let again = Settings::resolve(&only_file, &Environment::new(), Machine { memory_bytes: 1 }).unwrap();
+                    let again = Settings::resolve(&only_file, &Environment::new(), Machine { memory_bytes: 1, ..IN_GROUP }).unwrap();
                     let limit = |settings: &Settings| settings.limit.value.map(format_limit);
                     prop_assert_eq!(limit(&again), limit(&settings), "{}", described);
                     prop_assert_eq!(again.sizes.value, settings.sizes.value);
@@ -511,6 +520,22 @@ mod tests {
             let said = settings(Some(bad)).unwrap_err().to_string();
             assert!(said.contains("limit") && said.contains(&format!("{bad:?}")), "{said}");
         }
+    }
+
+    #[test]
+    fn in_a_memory_group_with_a_limit_the_limit_is_what_that_leaves() {
+        let limit = |text: Option<&str>, recording, machine| {
+            let args = text.map_or_else(RunArgs::default, |text| given([("limit", text)]));
+            let settings = Settings::resolve(&args, &Environment::new(), machine)?;
+            settings.configuration(recording, machine).map(|configuration| configuration.limit)
+        };
+        let container = Limit::Container { start_bytes: 200 << 20, most_bytes: 1 << 28 };
+        assert_eq!(limit(None, Recording::Off, IN_GROUP).unwrap(), container);
+        assert_eq!(limit(Some("container"), Recording::On, IN_GROUP).unwrap(), container);
+        assert_eq!(limit(Some("50%"), Recording::Off, IN_GROUP).unwrap(), Limit::Bytes(1 << 27));
+        assert_eq!(format_limit(limit(None, Recording::On, IN_GROUP).unwrap()), "need/2");
+        let refused = limit(Some("container"), Recording::Off, MACHINE).unwrap_err().to_string();
+        assert!(refused.contains("no memory group"), "{refused}");
     }
 
     #[test]

@@ -1,18 +1,23 @@
 //! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
 //! passes signals on, prints what agents have to say, and reports at the end.
 
+use crate::container_limit::LimitUpdater;
 use crate::error::CliError;
+use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
+use crate::memory_groups::MemoryGroups;
 use crate::preflight;
 use crate::record::Recorder;
 use crate::report::Report;
 use crate::settings::{Settings, SwapSetting};
-use crate::unmanaged::Lookout;
+use crate::unmanaged::Census;
 use foliomem_session::custody::Custody;
 use foliomem_session::door::Door;
 use foliomem_session::segment::Control;
 use foliomem_session::swap_file::{self, Created};
+use foliomem_sys::program_start::Start;
+use foliomem_sys::signals;
 use foliomem_sys::supervised_program::{self, Child, ProgramEvent};
-use foliomem_types::settings::Configuration;
+use foliomem_types::settings::{Configuration, Limit};
 use foliomem_types::size::format_mib;
 use foliomem_types::units::CLUSTER_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -39,7 +44,6 @@ const COMPANIONS_PAUSE: Duration = Duration::from_micros(500);
 /// The size of a swap file of which none was said, in limits.
 const SWAP_LIMITS: u64 = 8;
 const EXIT_FAILED: u8 = 125;
-const EXIT_HARD_LIMIT: u8 = 137;
 
 /// This executable.
 pub fn own_executable() -> Result<PathBuf, CliError> {
@@ -71,14 +75,24 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// Runs `program`, which was called `name`, to its end, and records it if there is a recorder.
+/// The program of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// Its file.
+    pub path: &'a Path,
+    /// The name by which it was called.
+    pub name: &'a OsStr,
+    /// Its arguments.
+    pub arguments: &'a [OsString],
+}
+
+/// Runs `program` to its end in the memory groups `groups`, and records it if there is a recorder.
 /// Returns the exit code.
 pub fn run(
     settings: &Settings,
     configuration: &Configuration,
-    program: &Path,
-    name: &OsStr,
-    arguments: &[OsString],
+    groups: MemoryGroups,
+    program: &Program<'_>,
     recorder: Option<Recorder>,
 ) -> Result<u8, CliError> {
     let limit_bytes = configuration.limit.most_bytes();
@@ -94,54 +108,56 @@ pub fn run(
     // A program that finds neither way in runs without a limit, which is said where it takes much.
     let door = Door::open(segment.as_fd(), swap_file.as_ref().map(|created| created.file.as_fd())).ok();
     door.iter().for_each(|door| control.set_door(door.path()));
-    let mut command = Command::new(program);
+    let mut command = Command::new(program.path);
     command
-        .arg0(name)
-        .args(arguments)
+        .arg0(program.name)
+        .args(program.arguments)
         .env("LD_PRELOAD", preload(&agent_path()?))
         .env("FOLIOMEM_CONTROL", segment_name(&segment, door.as_ref()));
-    let child = Child::start(&mut command).map_err(|error| start_error(program, error))?;
+    let mut child = Child::start(&mut command).map_err(|error| start_error(program.path, error))?;
     // From here on all signals are blocked, also in new threads.
     Custody::start(control).map_err(|error| CliError::System("start a thread", error))?;
     control.note_start();
+    let_start(&mut child, control, program.path)?;
     let started = Instant::now();
-    let mut run = Run {
+    let run = Run {
         control,
         child,
         swap_file,
         started,
         discarded: started,
-        lookout: Lookout::new(limit_bytes),
+        census: Census::new(limit_bytes),
+        oom_kills: OomKills::count(groups.clone()),
+        largest: Largest::default(),
+        limit_updater: matches!(configuration.limit, Limit::Container { .. }).then(|| LimitUpdater::new(groups)),
         // A run inside this one says itself what it has to say.
-        said_unmanaged: preflight::is_foliomem(program),
+        said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
         said_crashed: false,
         recorder,
     };
-    let code = run.watch()?;
-    control.end_run();
-    run.wait_for_companions();
-    run.look()?;
-    let report = Report::of(control);
-    if let Some(failure) = report.failure() {
-        eprintln!("{failure}");
-    }
-    if !settings.quiet() {
-        eprintln!("{}", report.summary());
-    }
-    if let Some(recorder) = run.recorder {
-        let line = recorder.finish()?;
-        if !settings.quiet() {
-            eprintln!("foliomem: {line}");
+    run.finish(settings, stats)
+}
+
+/// Lets the program start if its agent has reported. A program whose agent has failed stays held
+/// until it is killed. foliomem itself is static and has no agent.
+fn let_start(child: &mut Child, control: &Control, program: &Path) -> Result<(), CliError> {
+    let start = child.hold();
+    let has_agent = preflight::is_foliomem(program) || control.hellos() > 0 || control.failure().is_some();
+    match start {
+        Start::Held if !has_agent => {
+            child.signal(Signal::KILL.as_raw());
+            Err(CliError::AgentSilent(agent_path()?))
         }
-    }
-    if let Some(mut stats) = stats {
-        // The program has ended, and its exit code counts.
-        if let Err(error) = stats.write(&format!("{:#}\n", report.json())) {
-            eprintln!("foliomem: {error}");
+        Start::Held if control.failure().is_none() => {
+            child.let_go();
+            Ok(())
         }
+        Start::Ended(code) if !has_agent && signals::is_crash(i32::from(code) - 128) => {
+            Err(CliError::AgentSilent(agent_path()?))
+        }
+        _ => Ok(()),
     }
-    Ok(code)
 }
 
 /// What agents find the control segment by.
@@ -210,7 +226,11 @@ struct Run {
     started: Instant,
     /// When the swap file was looked through for what nobody holds.
     discarded: Instant,
-    lookout: Lookout,
+    census: Census,
+    oom_kills: OomKills,
+    largest: Largest,
+    /// Keeps the limit at what the memory groups leave.
+    limit_updater: Option<LimitUpdater>,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
     crashing: Vec<Pid>,
@@ -219,6 +239,38 @@ struct Run {
 }
 
 impl Run {
+    /// Watches the program to its end, and reports. Returns the exit code.
+    fn finish(mut self, settings: &Settings, stats: Option<StatsFile>) -> Result<u8, CliError> {
+        let code = self.watch()?;
+        self.control.end_run();
+        self.wait_for_companions();
+        self.look()?;
+        let report = Report::of(self.control);
+        if let Some(failure) = report.failure() {
+            eprintln!("{failure}");
+        }
+        if let Some(cause) = self.end(code).explain() {
+            eprintln!("{cause}");
+        }
+        if !settings.quiet() {
+            eprintln!("{}", report.summary());
+            self.census.summary().into_iter().for_each(|line| eprintln!("{line}"));
+        }
+        if let Some(recorder) = self.recorder {
+            let line = recorder.finish()?;
+            if !settings.quiet() {
+                eprintln!("foliomem: {line}");
+            }
+        }
+        if let Some(mut stats) = stats {
+            // The program has ended, and its exit code counts.
+            if let Err(error) = stats.write(&format!("{:#}\n", report.json())) {
+                eprintln!("foliomem: {error}");
+            }
+        }
+        Ok(code)
+    }
+
     /// Watches the program to its end.
     fn watch(&mut self) -> Result<u8, CliError> {
         let failed = |errno| CliError::System("watch the program", std::io::Error::from(errno));
@@ -276,7 +328,13 @@ impl Run {
 
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
+        self.census.look(self.child.pid(), self.control);
         self.control.sample_peaks();
+        let managed = self.control.process_sizes();
+        self.largest.note(managed.into_iter().chain(self.census.sizes()).collect());
+        if let Some(updater) = &mut self.limit_updater {
+            updater.update(self.control);
+        }
         self.reap_companions();
         if let Some(recorder) = &mut self.recorder {
             recorder.fetch(self.control)?;
@@ -288,7 +346,6 @@ impl Run {
         for notice in self.control.take_notices() {
             eprint!("{notice}");
         }
-        self.lookout.look(self.child.pid());
         if self.control.hellos() == 0 && self.started.elapsed() > HELLO_TIMEOUT && !self.said_unmanaged {
             self.said_unmanaged = true;
             eprintln!("foliomem: the program did not load the agent: it runs without a limit");
@@ -296,18 +353,25 @@ impl Run {
         Ok(())
     }
 
-    /// The exit code if an agent has asked for the end of the run.
+    /// What may have killed the run, which has ended with `code`.
+    fn end(&self, code: u8) -> End<'_> {
+        let Run { control, oom_kills, largest, .. } = self;
+        End { code, control, oom_kills, largest }
+    }
+
+    /// The exit code if an agent has asked for the end of the run. Where the kernel has killed
+    /// processes, that is why the agent has.
     fn failure_code(&self) -> Option<u8> {
         self.control.failure()?;
-        Some(if self.control.was_limit_exceeded() && self.control.configuration().hard {
-            EXIT_HARD_LIMIT
-        } else {
-            EXIT_FAILED
-        })
+        let is_hard = self.control.was_limit_exceeded() && self.control.configuration().hard;
+        Some(if is_hard || self.oom_kills.get() > 0 { EXIT_KILLED } else { EXIT_FAILED })
     }
 
     fn kill_all(&self) {
         for pid in self.control.pids().into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+            supervised_program::signal_process(pid, Signal::KILL.as_raw());
+        }
+        for pid in self.census.sizes().filter_map(|(pid, _)| Pid::from_raw(pid as i32)) {
             supervised_program::signal_process(pid, Signal::KILL.as_raw());
         }
         self.child.signal(Signal::KILL.as_raw());

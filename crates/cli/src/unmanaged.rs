@@ -1,68 +1,157 @@
-//! Finds memory of a run outside the limit, and warns about it: all figures would silently omit it.
+//! Counts the memory of processes of a run that have no agent, and says what they took.
 //!
-//! - A child can escape the agent: it is static, its parent cleared its environment, or its root
-//!   directory or process namespace has neither agent nor control segment.
-//! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC.
+//! - A child can escape the agent: it is static, its parent cleared its environment, or its root directory or process namespace has neither agent nor control segment.
+//!   Its memory is counted from outside: it is a part of the tree's, so managed processes give way,
+//!   and a hard limit binds it.
+//! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. It is said.
+//!
+//! The tree is searched when a process was started somewhere, and now and then. The processes found
+//! are looked at more often.
 
+use crate::preflight;
+use foliomem_session::messages::Excess;
+use foliomem_session::segment::Control;
 use foliomem_types::size::format_mib;
 use rustix::process::Pid;
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Shortest time between two scans.
+/// The longest time between two searches.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Divisor of the time that scans may take: a scan of thousands of threads is slow.
-const SHARE: u32 = 50;
-/// Divisor of the limit: memory below this share of the limit, or below [`LEAST_BYTES`], causes no
-/// warning.
+/// Divisor of the time that searches may take: one of thousands of threads is slow.
+const SHARE: u32 = 100;
+/// Divisor of the limit: shared memory below this share of the limit, or below [`LEAST_BYTES`],
+/// causes no warning.
 const LIMIT_SHARE: u64 = 4;
-/// Memory in bytes below which no warning appears.
+/// Memory in bytes below which no warning appears. The loader does not take that much, either.
 const LEAST_BYTES: u64 = 16 << 20;
+/// A dynamic program that has not loaded the agent after this time has not loaded it at all.
+const MAX_LOADING: Duration = Duration::from_millis(200);
+/// The tree may be beyond its limit by this share (1/2^5) for this long, while managed processes
+/// give way to the others.
+const TOLERANCE_SHIFT: u32 = 5;
+const MAX_EXCESS: Duration = Duration::from_secs(1);
+/// Processes that are named at the end.
+const MAX_NAMED: usize = 4;
 
-/// Scans a run for unmanaged and shared memory, and warns about each at most once.
-pub struct Lookout {
-    due: Instant,
+/// A process without the agent.
+#[derive(Debug)]
+struct Process {
+    name: String,
+    seen: Instant,
+    /// It certainly has no agent.
+    is_certain: bool,
+    bytes: u64,
+    peak_bytes: u64,
+}
+
+/// The processes of a run that have no agent.
+#[derive(Debug)]
+pub struct Census {
+    /// Time of the last search, and how long it took.
+    searched: Instant,
+    search_time: Duration,
+    /// The last process that was started, as the kernel numbers it.
+    last_pid: String,
+    processes: BTreeMap<u32, Process>,
+    /// Peaks in bytes of those that have ended, with their names.
+    ended: Vec<(u64, String)>,
+    /// Since when the tree is beyond its limit.
+    over_since: Option<Instant>,
     least_bytes: u64,
-    said_unmanaged: bool,
     said_shared: bool,
 }
 
-impl Lookout {
-    /// Creates a lookout whose first scan is due after [`INTERVAL`].
-    pub fn new(limit_bytes: u64) -> Lookout {
-        let least_bytes = LEAST_BYTES.max(limit_bytes / LIMIT_SHARE);
-        Lookout { due: Instant::now() + INTERVAL, least_bytes, said_unmanaged: false, said_shared: false }
+impl Census {
+    /// Creates a census whose first search is due.
+    pub fn new(limit_bytes: u64) -> Census {
+        let now = Instant::now();
+        Census {
+            searched: now,
+            search_time: Duration::ZERO,
+            last_pid: String::new(),
+            processes: BTreeMap::new(),
+            ended: Vec::new(),
+            over_since: None,
+            least_bytes: LEAST_BYTES.max(limit_bytes / LIMIT_SHARE),
+            said_shared: false,
+        }
     }
 
-    /// Scans `program` and its descendants, if a scan is due.
-    pub fn look(&mut self, program: Pid) {
-        let started = Instant::now();
-        if self.said_unmanaged && self.said_shared || started < self.due {
-            return;
+    /// Looks at the run of `program`, and publishes what its unmanaged processes take.
+    pub fn look(&mut self, program: Pid, control: &Control) {
+        let now = Instant::now();
+        let since = now - self.searched;
+        if since >= self.search_time * SHARE && (since >= INTERVAL || self.has_new_process()) {
+            self.search(program, control);
+            (self.searched, self.search_time) = (now, now.elapsed());
         }
-        let mut rest = vec![program.as_raw_nonzero().get() as u32];
-        while let Some(pid) = rest.pop() {
-            self.look_at(pid);
-            for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-                let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-                rest.extend(children.split_ascii_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        let managed = control.pids();
+        self.processes.retain(|pid, process| {
+            let is_left = process.look(*pid, managed.contains(pid));
+            if !is_left && process.is_certain && process.peak_bytes > 0 {
+                self.ended.push((process.peak_bytes, process.name.clone()));
             }
-        }
-        self.due = Instant::now() + INTERVAL.max(started.elapsed() * SHARE);
+            is_left
+        });
+        let certain = self.processes.values().filter(|process| process.is_certain);
+        control.set_unmanaged_bytes(certain.map(|process| process.bytes).sum());
+        self.check_limit(control, now);
     }
 
-    fn look_at(&mut self, pid: u32) {
-        let status = status(pid);
-        let name = field(&status, "Name:").unwrap_or_default();
-        let [anon, shared] = ["RssAnon:", "RssShmem:"].map(|kind| bytes(&status, kind));
-        if !self.said_unmanaged && anon >= self.least_bytes && self.is_unmanaged(pid) {
-            self.said_unmanaged = true;
-            eprintln!(
-                "foliomem: {name} (process {pid}) runs without the agent and takes {}, for which the limit does not hold: it \
-                 is static, or started with another environment, root directory or process namespace",
-                format_mib(anon)
-            );
+    /// Returns the sizes of the processes, by pid, in bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.processes.iter().map(|(&pid, process)| (pid, process.bytes))
+    }
+
+    /// Returns the line that says what the processes took, if there were any.
+    pub fn summary(&self) -> Option<String> {
+        let running = self.processes.values().filter(|process| process.is_certain);
+        let running = running.map(|process| (process.peak_bytes, process.name.clone()));
+        let mut all: Vec<(u64, String)> = self.ended.iter().cloned().chain(running).collect();
+        all.sort_by(|(one, _), (other, _)| other.cmp(one));
+        let named = all.iter().take(MAX_NAMED).map(|(bytes, name)| format!("{name} {}", format_mib(*bytes)));
+        let named: Vec<String> = named.collect();
+        let more = all.len().saturating_sub(MAX_NAMED);
+        let rest = if more > 0 { format!(", and {more} more") } else { String::new() };
+        (!named.is_empty()).then(|| {
+            format!(
+                "foliomem: without the agent ran, counted but not compressed: {}{rest} (static, or \
+                 started with another environment, root directory or process namespace)",
+                named.join(", ")
+            )
+        })
+    }
+
+    /// Returns whether some process was started since the last look.
+    fn has_new_process(&mut self) -> bool {
+        let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let last_pid = text.rsplit(' ').next().unwrap_or_default();
+        let is_new = last_pid != self.last_pid;
+        last_pid.clone_into(&mut self.last_pid);
+        is_new
+    }
+
+    /// Searches the tree: the program's descendants, and those that have lost their parents.
+    fn search(&mut self, program: Pid, control: &Control) {
+        let managed = control.pids();
+        let mut rest = children(std::process::id());
+        rest.push(program.as_raw_nonzero().get() as u32);
+        while let Some(pid) = rest.pop() {
+            let is_managed = managed.contains(&pid);
+            if !is_managed || !self.said_shared {
+                self.look_at(pid, is_managed);
+            }
+            rest.extend(children(pid));
         }
+    }
+
+    fn look_at(&mut self, pid: u32, is_managed: bool) {
+        let status = status(pid);
+        let Some(name) = field(&status, "Name:") else { return };
+        let shared = bytes(&status, "RssShmem:");
         if !self.said_shared && shared >= self.least_bytes {
             self.said_shared = true;
             eprintln!(
@@ -70,14 +159,55 @@ impl Lookout {
                 format_mib(shared)
             );
         }
+        // A process without memory has ended.
+        if is_managed || self.processes.contains_key(&pid) || field(&status, "VmRSS:").is_none() || has_segment(pid) {
+            return;
+        }
+        let (name, seen) = (name.to_owned(), Instant::now());
+        self.processes.insert(pid, Process { name, seen, is_certain: false, bytes: 0, peak_bytes: 0 });
     }
 
-    /// Returns whether a process with much memory runs without the agent. It reads the memory again
-    /// after the maps: a process that shared its parent's memory (`vfork`) may have executed a
-    /// small program in between.
-    fn is_unmanaged(&self, pid: u32) -> bool {
-        !has_segment(pid) && bytes(&status(pid), "RssAnon:") >= self.least_bytes
+    /// Says it, or stops a run whose limit is hard, where others cannot give way any more.
+    fn check_limit(&mut self, control: &Control, now: Instant) {
+        let (limit_bytes, taken_bytes) = (control.limit_bytes(), control.tree_anon_bytes().0);
+        let is_over = taken_bytes > limit_bytes + (limit_bytes >> TOLERANCE_SHIFT) && control.unmanaged_bytes() > 0;
+        let since = *self.over_since.get_or_insert(now);
+        if !is_over {
+            self.over_since = None;
+        } else if control.unmanaged_bytes() > limit_bytes || now - since > MAX_EXCESS {
+            control.limit_exceeded(Excess::WithoutAgent);
+        }
     }
+}
+
+impl Process {
+    /// Looks at the size. Returns whether the process is still there and has no agent.
+    fn look(&mut self, pid: u32, is_managed: bool) -> bool {
+        let status = status(pid);
+        if is_managed || field(&status, "VmRSS:").is_none() {
+            return false;
+        }
+        self.bytes = bytes(&status, "RssAnon:");
+        if !self.is_certain {
+            // It may have executed another program, or be about to load the agent.
+            if has_segment(pid) {
+                return false;
+            }
+            let is_unfit = preflight::unfit(Path::new(&format!("/proc/{pid}/exe"))).is_some();
+            self.is_certain = is_unfit || self.seen.elapsed() > MAX_LOADING || self.bytes >= LEAST_BYTES;
+            field(&status, "Name:").unwrap_or_default().clone_into(&mut self.name);
+        }
+        self.peak_bytes = self.peak_bytes.max(self.bytes);
+        true
+    }
+}
+
+/// Returns the children of all threads of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_thread = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+    let lists: Vec<String> = threads.map(of_thread).collect();
+    lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok()).collect()
 }
 
 fn status(pid: u32) -> String {
@@ -95,9 +225,88 @@ fn bytes(status: &str, name: &str) -> u64 {
 }
 
 /// Returns whether the process maps a control segment. So do a process that was just forked and is
-/// about to register itself there, a process that shares its parent's memory (`vfork`), and a
-/// process of a nested run, which has a limit of its own. Nothing is known of a process that this
-/// user may not look at, and nothing is said of it.
+/// about to register itself there, a process that shares its parent's memory (`vfork`), a
+/// companion, and a process of a nested run, which has a limit of its own. Nothing is known of a
+/// process that this user may not look at, and nothing is said of it.
 fn has_segment(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).map_or(true, |maps| maps.contains("/memfd:foliomem-control"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_types::codec::Codec;
+    use foliomem_types::settings::{Configuration, Limit};
+    use foliomem_types::size_policy::SizePolicy;
+    use foliomem_types::units::Order;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    fn control(hard: bool) -> (&'static Control, rustix::fd::OwnedFd) {
+        let configuration = Configuration {
+            limit: Limit::Bytes(16 << 20),
+            sizes: SizePolicy::NONE,
+            codec: Codec::Lz4,
+            recompress: None,
+            granule: Order::ZERO,
+            reclaimers: 0,
+            torture: false,
+            hard,
+            records: false,
+        };
+        Control::create(&configuration).unwrap()
+    }
+
+    /// Starts a process that takes so many MiB, and waits until it does.
+    fn hog(mib: u32) -> (Child, Pid) {
+        let script = format!("import sys\nx = b'x' * ({mib} << 20)\nprint('there', flush=True)\nsys.stdin.read()");
+        let mut child = Command::new("python3");
+        let mut child = child.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        (child, pid)
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_without_the_agent_counts_until_it_ends() {
+        let ((control, _segment), (child, pid)) = (control(false), hog(40));
+        let mut census = Census::new(1 << 30);
+        assert!(census.summary().is_none());
+        census.search(pid, control);
+        census.look(pid, control);
+        let taken_bytes = control.tree_anon_bytes().0;
+        assert!((40 << 20..80 << 20).contains(&taken_bytes), "{taken_bytes}");
+        assert!(census.sizes().any(|(pid, bytes)| pid == child.id() && bytes == taken_bytes));
+        end(child);
+        census.look(pid, control);
+        assert_eq!(control.unmanaged_bytes(), 0);
+        assert!(census.summary().unwrap().contains(&format!("python3 {}", format_mib(taken_bytes))));
+    }
+
+    #[test]
+    fn a_process_that_gets_a_slot_is_not_counted() {
+        let ((control, _segment), (child, pid)) = (control(false), hog(40));
+        let mut census = Census::new(1 << 30);
+        control.claim_slot(pid).unwrap();
+        census.search(pid, control);
+        census.look(pid, control);
+        assert_eq!(control.unmanaged_bytes(), 0);
+        end(child);
+    }
+
+    #[test]
+    fn a_hard_limit_binds_what_has_no_agent() {
+        let ((control, _segment), (child, pid)) = (control(true), hog(40));
+        let mut census = Census::new(16 << 20);
+        census.search(pid, control);
+        census.look(pid, control);
+        assert!(control.failure().unwrap().contains("without the agent"));
+        end(child);
+    }
 }

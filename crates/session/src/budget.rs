@@ -11,6 +11,7 @@
 //! There is no lock: any thread may call. Concurrent callers may miss each other's latest charges;
 //! the next sample corrects the figures.
 
+use crate::cluster_ownership::Event;
 use crate::messages::Excess;
 use crate::process_table::SlotIndex;
 use crate::segment::Control;
@@ -296,12 +297,18 @@ impl Budget {
     /// limit.
     fn excess(&self) -> Excess {
         let vm = &self.counters().vm;
+        let swap = self.control.swap();
         let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
         let min_pages = self.limit_pages() >> 3;
         if unevictable as i64 > min_pages {
             Excess::Unevictable
         } else if self.unmanaged_pages.load(Relaxed) > min_pages.max(UNMANAGED_MIN_PAGES) {
             Excess::Unmanaged
+        } else if self.control.tree_compressed_bytes() <= self.control.limit_bytes() {
+            // A limit that the data would fit in.
+            if self.shared_pages() > min_pages { Excess::Shared } else { Excess::SlowReclaim }
+        } else if swap.clusters() > 0 && swap.was_reported(Event::Full) {
+            Excess::SwapFull
         } else {
             Excess::Incompressible
         }

@@ -1,7 +1,7 @@
 //! The settings of a run in the control segment: each one is a word of the header.
 //!
-//! The supervisor writes them before the program starts. They stay constant, except the folio
-//! sizes, which can change for the whole tree at any time. There is no lock.
+//! The supervisor writes them before the program starts. They stay constant, except the limit and
+//! the folio sizes, which can change for the whole tree at any time. There is no lock.
 
 use crate::segment::{Control, Header};
 use foliomem_types::codec::{Codec, ZSTD_MAX_LEVEL};
@@ -23,8 +23,8 @@ impl Header {
     pub(crate) fn set_configuration(&self, configuration: &Configuration) {
         let set = |field: &AtomicU32, value: u32| field.store(value, Ordering::Relaxed);
         let limit = configuration.limit;
-        self.limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
-        self.min_limit_bytes.store(limit.least_bytes(), Ordering::Relaxed);
+        self.limit_bytes.store(limit.start_bytes(), Ordering::Relaxed);
+        self.start_limit_bytes.store(limit.start_bytes(), Ordering::Relaxed);
         self.max_limit_bytes.store(limit.most_bytes(), Ordering::Relaxed);
         if let Limit::OfNeed { divisor, .. } = limit {
             set(&self.need_divisor, divisor.get());
@@ -45,12 +45,13 @@ impl Control {
     pub fn configuration(&self) -> Configuration {
         let header = &self.header;
         let flags = header.flags.load(Ordering::Relaxed);
-        let [least_bytes, max_bytes] =
-            [&header.min_limit_bytes, &header.max_limit_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        let [start_bytes, max_bytes] =
+            [&header.start_limit_bytes, &header.max_limit_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         Configuration {
             limit: match NonZeroU32::new(header.need_divisor.load(Ordering::Relaxed)) {
-                None => Limit::Bytes(max_bytes),
-                Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes: max_bytes },
+                None if start_bytes == max_bytes => Limit::Bytes(max_bytes),
+                None => Limit::Container { start_bytes, most_bytes: max_bytes },
+                Some(divisor) => Limit::OfNeed { divisor, least_bytes: start_bytes, most_bytes: max_bytes },
             },
             sizes: self.sizes(),
             // The program may have overwritten a codec that was valid when the segment was opened.

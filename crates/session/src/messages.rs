@@ -13,13 +13,58 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Why a limit is exceeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
 pub enum Excess {
     /// The managed memory does not compress well enough.
-    Incompressible,
+    Incompressible = 1,
     /// Much of the managed memory cannot be moved.
-    Unevictable,
+    Unevictable = 2,
     /// Much of the memory is unmanaged.
-    Unmanaged,
+    Unmanaged = 4,
+    /// The data would fit compressed, but the program grows faster than that can be done.
+    SlowReclaim = 8,
+    /// Forked processes share pages, and each makes copies of what it writes.
+    Shared = 16,
+    /// The data does not compress well enough, and the swap file has no room for the rest.
+    SwapFull = 32,
+    /// Processes without the agent take it.
+    WithoutAgent = 64,
+}
+
+impl Excess {
+    /// The cause, and what the user can do.
+    fn explain(self) -> [&'static str; 2] {
+        match self {
+            Excess::Incompressible => {
+                ["the data does not compress into the limit", "use --swap FILE, --codec zstd or a larger limit"]
+            }
+            Excess::Unevictable => [
+                "much of the memory is read-only, locked or pinned, which cannot be moved",
+                "use a larger limit, or lock less",
+            ],
+            Excess::Unmanaged => [
+                "much of the memory cannot be managed (private file mappings that were written, stacks, executable or \
+                 write-only memory)",
+                "use a larger limit",
+            ],
+            Excess::SlowReclaim => [
+                "the program grows faster than its memory can be compressed",
+                "use a larger limit, more CPUs or fewer threads",
+            ],
+            Excess::Shared => [
+                "forked processes share memory, of which each makes a copy as it writes",
+                "use a larger limit or fewer processes",
+            ],
+            Excess::WithoutAgent => [
+                "processes without the agent, of which nothing can be compressed, leave too little of the limit",
+                "use a larger limit, or dynamic builds of these programs",
+            ],
+            Excess::SwapFull => [
+                "the data does not compress into the limit, and the swap file is full",
+                "use a larger swap file (--swap FILE:SIZE) or a larger limit",
+            ],
+        }
+    }
 }
 
 /// Maximum length of a message, in bytes.
@@ -102,27 +147,82 @@ impl Control {
         self.header.notices.iter().filter_map(Message::take).collect()
     }
 
-    /// Notes that the limit is exceeded, and warns once. A hard limit ends the run.
+    /// Notes that the limit is exceeded, and warns about each cause once. A hard limit ends the
+    /// run.
     pub fn limit_exceeded(&self, excess: Excess) {
-        let before = self.header.limit_exceeded.swap(1, Ordering::Relaxed);
-        if before == 0 && !self.configuration().hard {
-            let why = match excess {
-                Excess::Unevictable => "much of the memory is read-only, locked or pinned, which cannot be moved",
-                Excess::Unmanaged => {
-                    "much of the memory cannot be managed (private file mappings that were written, stacks, executable or \
-                     write-only memory)"
-                }
-                Excess::Incompressible => "the data does not compress into the limit",
-            };
-            self.notice(format_args!("{why}: going over the limit rather than lose any (--hard stops instead)"));
-        }
+        let before = self.header.limit_exceeded.fetch_or(excess as u32, Ordering::Relaxed);
+        let [cause, remedy] = excess.explain();
         if self.configuration().hard {
-            self.fail(format_args!("the program needs more than the limit, and the limit is hard: stopped"));
+            self.fail(format_args!(
+                "the program needs more than the limit, and the limit is hard: stopped; {cause}: {remedy}"
+            ));
+        } else if before & excess as u32 == 0 {
+            self.notice(format_args!(
+                "{cause}: going over the limit rather than lose any; {remedy} (--hard stops instead)"
+            ));
         }
     }
 
     /// Returns whether the limit was exceeded at any time in the run.
     pub fn was_limit_exceeded(&self) -> bool {
         self.header.limit_exceeded.load(Ordering::Relaxed) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_types::codec::Codec;
+    use foliomem_types::settings::{Configuration, Limit};
+    use foliomem_types::size_policy::SizePolicy;
+    use foliomem_types::units::Order;
+
+    fn control(hard: bool) -> &'static Control {
+        let configuration = Configuration {
+            limit: Limit::Bytes(1 << 30),
+            sizes: SizePolicy::NONE,
+            codec: Codec::Lz4,
+            recompress: None,
+            granule: Order::ZERO,
+            reclaimers: 0,
+            torture: false,
+            hard,
+            records: false,
+        };
+        Control::create(&configuration).unwrap().0
+    }
+
+    const ALL: [Excess; 7] = [
+        Excess::Incompressible,
+        Excess::Unevictable,
+        Excess::Unmanaged,
+        Excess::SlowReclaim,
+        Excess::Shared,
+        Excess::SwapFull,
+        Excess::WithoutAgent,
+    ];
+
+    #[test]
+    fn each_cause_is_said_once_with_what_to_do() {
+        let control = control(false);
+        assert!(!control.was_limit_exceeded());
+        for excess in ALL.into_iter().chain(ALL) {
+            control.limit_exceeded(excess);
+        }
+        let said = control.take_notices();
+        assert_eq!(said.len(), ALL.len(), "{said:?}");
+        assert!(said.iter().all(|line| line.contains("; use ") && line.contains("going over the limit")), "{said:?}");
+        assert!(control.was_limit_exceeded() && control.failure().is_none());
+    }
+
+    #[test]
+    fn a_hard_limit_stops_the_run_with_the_cause() {
+        for excess in ALL {
+            let control = control(true);
+            control.limit_exceeded(excess);
+            let (said, [cause, remedy]) = (control.failure().unwrap(), excess.explain());
+            assert!(said.contains("limit is hard: stopped") && said.contains(cause) && said.contains(remedy), "{said}");
+            assert!(control.take_notices().is_empty());
+        }
     }
 }

@@ -293,6 +293,15 @@ impl Control {
         })
     }
 
+    /// Returns pids and measured sizes in bytes of the living processes in the supervisor's pid
+    /// namespace.
+    pub fn process_sizes(&self) -> Vec<(u32, u64)> {
+        let sizes = self
+            .living()
+            .map(|process| (process.pid.load(Ordering::Relaxed), process.measured_bytes.load(Ordering::Relaxed)));
+        sizes.filter(|&(pid, _)| pid != 0 && !identity::is_of_nested(pid)).collect()
+    }
+
     /// Returns the number of processes that have claimed a slot so far.
     pub fn processes_seen(&self) -> u32 {
         self.header.processes.load(Ordering::Relaxed)

@@ -31,7 +31,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 15;
+const VERSION: u64 = 16;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -62,10 +62,11 @@ shared_words! {
     pub(crate) struct Header {
         pub(crate) magic: AtomicU64,
         pub(crate) version: AtomicU64,
-        /// The current limit of the tree. A limit that follows the need lies between the minimum
-        /// and the maximum, and is the need divided by `need_divisor`; that is 0 for a fixed limit.
+        /// The current limit of the tree. A limit that follows the need lies between that at the
+        /// start and the maximum, and is the need divided by `need_divisor`; that is 0 for another
+        /// limit.
         pub(crate) limit_bytes: AtomicU64,
-        pub(crate) min_limit_bytes: AtomicU64,
+        pub(crate) start_limit_bytes: AtomicU64,
         pub(crate) max_limit_bytes: AtomicU64,
         pub(crate) need_divisor: AtomicU32,
         pub(crate) sizes: AtomicU32,
@@ -104,6 +105,8 @@ shared_words! {
         pub(crate) needed_peak_bytes: AtomicU64,
         /// The start of the program, on the monotonic clock.
         pub(crate) started_ns: AtomicU64,
+        /// The memory of processes without an agent, which the supervisor measures, in bytes.
+        pub(crate) unmanaged_bytes: AtomicU64,
         /// The inode of the supervisor's pid namespace; 0 if unknown.
         pub(crate) pid_namespace: AtomicU64,
         pub(crate) custody: Calls,
@@ -254,7 +257,7 @@ mod tests {
         fn settings_arrive_as_they_were_configured(
             least_bytes: u64,
             most_bytes: u64,
-            divisor: u32,
+            divisor in prop_oneof![1 => Just(0), 2 => any::<u32>()],
             sizes: u32,
             codec in codecs(),
             recompress in prop::option::of(codecs()),
@@ -266,7 +269,8 @@ mod tests {
         ) {
             let (sizes, granule) = (SizePolicy::from_bits(sizes), Order::new(granule).unwrap());
             let limit = match NonZeroU32::new(divisor) {
-                None => Limit::Bytes(most_bytes),
+                None if least_bytes % 2 == 0 => Limit::Bytes(most_bytes),
+                None => Limit::Container { start_bytes: least_bytes, most_bytes },
                 Some(divisor) => Limit::OfNeed { divisor, least_bytes, most_bytes },
             };
             let configuration =

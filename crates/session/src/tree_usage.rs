@@ -15,6 +15,9 @@ use std::time::Duration;
 /// Maximum number of reads of sizes that change all the time, until two in a row agree.
 const MAX_READS: u32 = 16;
 
+/// Stored bytes that tell how well the data of a tree compresses.
+const MIN_STORED_BYTES: u64 = 1 << 20;
+
 /// Peaks of a run, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peaks {
@@ -80,10 +83,25 @@ impl Control {
         self.header.limit_bytes.load(Ordering::Relaxed)
     }
 
+    /// Changes the limit of the tree at once. Agents of a larger tree reclaim down to it.
+    pub fn set_limit_bytes(&self, bytes: u64) {
+        self.header.limit_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// Returns the tree's anonymous memory in bytes, as its agents published it, and the number of
     /// processes.
     pub fn tree_anon_bytes(&self) -> (u64, u32) {
         self.tree_bytes(|process| &process.anon_bytes)
+    }
+
+    /// Sets the memory of processes without an agent, which is a part of the tree's.
+    pub fn set_unmanaged_bytes(&self, bytes: u64) {
+        self.header.unmanaged_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the memory of processes without an agent, in bytes.
+    pub fn unmanaged_bytes(&self) -> u64 {
+        self.header.unmanaged_bytes.load(Ordering::Relaxed)
     }
 
     /// Returns the number of living processes that change their size, and that of all living
@@ -116,13 +134,27 @@ impl Control {
         self.tree_measured_bytes().saturating_add(swapped_out).saturating_sub(used)
     }
 
+    /// Returns the memory that the tree would take, in bytes, if all of it were compressed as well
+    /// as the part in the stores. The ratio is unknown before [`MIN_STORED_BYTES`] are compressed;
+    /// then the resident part counts as nothing.
+    pub fn tree_compressed_bytes(&self) -> u64 {
+        let (out, used) = self.tree_store_bytes();
+        let resident = self.tree_anon_bytes().0.saturating_sub(used);
+        if out < MIN_STORED_BYTES {
+            return used;
+        }
+        let ratio = used as f64 / out as f64;
+        used.saturating_add((resident as f64 * ratio) as u64)
+    }
+
     /// Returns the sum of a gauge over the living processes, and their number.
     fn tree_bytes(&self, gauge: impl Fn(&ProcessSlot) -> &AtomicU64) -> (u64, u32) {
         let sum = || {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit` and `publish`: a reader that
             // sees the parent's halved figure also sees the child's slot.
             let each = self.living().map(|process| gauge(process).load(Ordering::Acquire));
-            each.fold((0, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
+            let unmanaged_bytes = self.unmanaged_bytes();
+            each.fold((unmanaged_bytes, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
         };
         // A child moves half of its parent's figure to its own slot. A sum that reads the parent
         // before and the child after the move counts that half twice. Two equal sums in a row are

@@ -12,7 +12,8 @@
 //! | changes of the program's memory | [`memory_advice`], [`unshare_pages`], [`move_probe`] |
 //! | memory of the agent | [`region`], [`heap`], [`agent_memory`], [`fork_cell`], [`cell_list`] |
 //! | memory between processes | [`shared_memory`], [`file_mapping`], [`process_exit_notice`] |
-//! | processes | [`companion_process`], [`supervised_program`], [`identity`], [`process_limits`] |
+//! | processes | [`companion_process`], [`identity`], [`process_limits`] |
+//! | the supervised program | [`supervised_program`], [`program_start`] |
 //! | threads | [`thread`], [`cpus`], [`signals`], [`clock`], [`word_wait`] |
 //! | system calls | [`interception`], [`unseen_calls`], [`filters`], [`machine_code`] |
 //! | loader and C library | [`loader`], [`thread_control_block`] |
@@ -49,6 +50,7 @@ pub mod move_probe;
 pub mod pagemap;
 pub mod process_exit_notice;
 pub mod process_limits;
+pub mod program_start;
 mod raw_ioctl;
 pub mod region;
 pub mod shared_memory;

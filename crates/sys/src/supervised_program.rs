@@ -11,6 +11,7 @@
 //! is no lock.
 
 use crate::clock::timespec;
+use crate::program_start::{self, Consent, Start};
 use crate::signals;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{FromRawFd, OwnedFd};
@@ -31,6 +32,9 @@ pub struct Child {
     pid: Pid,
     /// The signalfd of all blocked signals.
     signals: OwnedFd,
+    consent: Option<Consent>,
+    /// The exit code, if the program ended before its entry point.
+    ended_early: Option<u8>,
 }
 
 /// An event that the supervisor waits for.
@@ -71,9 +75,11 @@ impl Child {
         let supervisor = rustix::process::getpid();
         // A companion is not a child of its program, so the supervisor must adopt it.
         rustix::process::set_child_subreaper(Some(supervisor))?;
+        let (consent, mut give_consent) = Consent::ask()?;
         // SAFETY: the function makes only system calls, which are safe after a fork.
         unsafe {
             command.pre_exec(move || {
+                give_consent();
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if rustix::process::getppid() != Some(supervisor) {
                     libc::_exit(128 + libc::SIGKILL);
@@ -84,7 +90,22 @@ impl Child {
         }
         let child = command.spawn()?;
         let Some(pid) = Pid::from_raw(child.id() as i32) else { return Err(io::ErrorKind::NotFound.into()) };
-        Ok(Child { pid, signals })
+        Ok(Child { pid, signals, consent: Some(consent), ended_early: None })
+    }
+
+    /// Runs the program to its entry point, and holds it there until [`Child::let_go`]. The calling
+    /// thread is the one that has started it, and calls this once.
+    pub fn hold(&mut self) -> Start {
+        let start = self.consent.take().map_or(Start::Unheld, |consent| consent.hold(self.pid));
+        if let Start::Ended(code) = start {
+            self.ended_early = Some(code);
+        }
+        start
+    }
+
+    /// Lets the held program go on.
+    pub fn let_go(&self) {
+        program_start::let_go(self.pid);
     }
 
     /// Returns the process id of the program.
@@ -126,14 +147,14 @@ impl Child {
     /// Returns the event if the program has ended, or the terminal has stopped it, since the last
     /// call.
     fn changed(&self) -> Result<Option<ProgramEvent>, Errno> {
+        if let Some(code) = self.ended_early {
+            return Ok(Some(ProgramEvent::Ended(code)));
+        }
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         let Some((_, status)) = waitpid(Some(self.pid), options)? else { return Ok(None) };
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-        if let Some(code) = status.exit_status() {
-            return Ok(Some(ProgramEvent::Ended(code as u8)));
-        }
-        if let Some(signal) = status.terminating_signal() {
-            return Ok(Some(ProgramEvent::Ended(128 + signal as u8)));
+        if let Some(code) = program_start::ended(status) {
+            return Ok(Some(ProgramEvent::Ended(code)));
         }
         Ok(status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| ProgramEvent::Stopped))
     }
@@ -190,7 +211,9 @@ mod tests {
     #[test]
     fn the_end_of_the_program_is_reported() {
         let outcome = |script: &str, signal: Option<i32>| {
-            let child = Child::start(Command::new("sh").args(["-c", script])).unwrap();
+            let mut child = Child::start(Command::new("sh").args(["-c", script])).unwrap();
+            assert_eq!(child.hold(), Start::Held);
+            child.let_go();
             if let Some(signal) = signal {
                 child.signal(signal);
             }

@@ -1,6 +1,7 @@
 //! The settings of a run, as the supervisor hands them to the agents.
 //!
-//! A value is constant while the run lasts, except the folio sizes, which `foliomem ctl` changes.
+//! A value is constant while the run lasts, except the limit, which the supervisor changes, and the
+//! folio sizes, which `foliomem ctl` changes.
 
 use crate::codec::Codec;
 use crate::size_policy::SizePolicy;
@@ -25,22 +26,30 @@ pub enum Limit {
         /// The limit never grows beyond this.
         most_bytes: u64,
     },
+    /// What the memory group around the run leaves for it. The supervisor follows the group.
+    Container {
+        /// The limit at the start.
+        start_bytes: u64,
+        /// The limit that the group has at the start, for which the agents reserve address space.
+        most_bytes: u64,
+    },
 }
 
 impl Limit {
-    /// Returns the smallest value of the limit.
-    pub fn least_bytes(self) -> u64 {
+    /// Returns the limit at the start.
+    pub fn start_bytes(self) -> u64 {
         match self {
             Limit::Bytes(bytes) => bytes,
             Limit::OfNeed { least_bytes, .. } => least_bytes,
+            Limit::Container { start_bytes, .. } => start_bytes,
         }
     }
 
-    /// Returns the largest value of the limit.
+    /// Returns the largest value of the limit that is foreseen at the start.
     pub fn most_bytes(self) -> u64 {
         match self {
             Limit::Bytes(bytes) => bytes,
-            Limit::OfNeed { most_bytes, .. } => most_bytes,
+            Limit::OfNeed { most_bytes, .. } | Limit::Container { most_bytes, .. } => most_bytes,
         }
     }
 }

@@ -1,0 +1,271 @@
+//! The limit `container`: what the memory groups around a run leave for it.
+//!
+//! A group's limit covers more than the run's anonymous memory: files that the kernel cannot drop,
+//! kernel memory, shared memory, foliomem itself, and processes that have nothing to do with the
+//! run. The run gets the rest, less a margin. [`LimitUpdater`] measures the rest again and again,
+//! and writes it into the control segment.
+//!
+//! | part | where the figure comes from |
+//! |---|---|
+//! | all that the group takes | `memory.usage_in_bytes` or `memory.current` |
+//! | files that the kernel drops | `memory.stat` |
+//! | what the run takes | the control segment: agents and the supervisor measure it |
+//!
+//! The run's figure is the one that its agents keep below the limit, so an error in it cancels out.
+
+use crate::knob::Machine;
+use crate::memory_groups::{MemoryGroup, MemoryGroups};
+use foliomem_session::segment::Control;
+use foliomem_types::settings::Limit;
+use foliomem_types::size::format_mib;
+use std::time::{Duration, Instant};
+
+/// The limit that follows the memory groups around the run, as a word.
+pub const CONTAINER: &str = "container";
+/// Smallest limit in bytes. Below it, the protected minimum of resident pages and the agent's own
+/// memory take most of the limit.
+pub const MIN_LIMIT_BYTES: u64 = 16 << 20;
+/// The margin that is left below a group's limit: 1/2^5 of it, by which a tree may be beyond its
+/// limit for a moment, and 4 MiB, because the kernel charges in batches, also page tables and files
+/// that are read meanwhile.
+const MARGIN_SHIFT: u32 = 5;
+const FIXED_MARGIN_BYTES: u64 = 4 << 20;
+/// The groups' details are read again after this time at the latest, or when the usage has changed
+/// by 1/2^8 of the limit.
+const INTERVAL: Duration = Duration::from_millis(250);
+const CHANGE_SHIFT: u32 = 8;
+/// The limit is lowered in steps of 1/2^6 below what the run takes: the run is not said to exceed a
+/// limit that it could not know. A run that does not follow for this long gets the true limit.
+const STEP_SHIFT: u32 = 6;
+const MAX_STEPPING: Duration = Duration::from_secs(1);
+
+/// What the memory groups around this process allow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Container {
+    /// The lowest limit of them, in bytes.
+    pub limit_bytes: u64,
+    /// What they leave for a run, in bytes.
+    pub left_bytes: u64,
+}
+
+impl Container {
+    /// Looks at the groups, before the run takes anything. Returns `None` if no group has a limit
+    /// below `ram_bytes`.
+    pub fn of(groups: &MemoryGroups, ram_bytes: u64) -> Option<Container> {
+        let (_, limit_bytes) = groups.tightest().filter(|(_, limit_bytes)| *limit_bytes < ram_bytes)?;
+        let left = groups.limited().map(|(group, limit_bytes)| left_bytes(group, limit_bytes, 0));
+        let left_bytes = left.min().unwrap_or(limit_bytes).max(MIN_LIMIT_BYTES);
+        Some(Container { limit_bytes, left_bytes })
+    }
+}
+
+impl Machine {
+    /// Returns this machine, as the processes of these groups may use it.
+    pub fn around(groups: &MemoryGroups) -> Machine {
+        let ram_bytes = ram_bytes();
+        let container = Container::of(groups, ram_bytes);
+        Machine { memory_bytes: container.map_or(ram_bytes, |container| container.limit_bytes), container }
+    }
+}
+
+/// Returns the memory of this machine in bytes.
+fn ram_bytes() -> u64 {
+    let system = rustix::system::sysinfo();
+    system.totalram * u64::from(system.mem_unit)
+}
+
+/// Returns what a group leaves for a run that takes `taken_bytes` of it.
+fn left_bytes(group: &MemoryGroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
+    let usage = group.usage(limit_bytes);
+    let others_bytes = usage.all_bytes.saturating_sub(usage.droppable_bytes).saturating_sub(taken_bytes);
+    let margin_bytes = (limit_bytes >> MARGIN_SHIFT) + FIXED_MARGIN_BYTES;
+    limit_bytes.saturating_sub(others_bytes).saturating_sub(margin_bytes)
+}
+
+/// Warns about a limit that is above that of a memory group, or above all memory: it holds nothing
+/// back.
+pub fn warn_if_above(limit: Limit, groups: &MemoryGroups) {
+    let ram_bytes = ram_bytes();
+    let Limit::Bytes(bytes) = limit else { return };
+    let limit = format_mib(bytes);
+    match groups.tightest() {
+        Some((group, group_bytes)) if group_bytes < bytes => eprintln!(
+            "foliomem: the limit of {limit} is above the {} of the memory group {}: the kernel kills processes of the run \
+             before foliomem has anything to do; use --limit {CONTAINER}",
+            format_mib(group_bytes),
+            group.name()
+        ),
+        _ if ram_bytes < bytes => eprintln!(
+            "foliomem: the limit of {limit} is above the {} of this machine: the kernel kills processes before foliomem \
+             has anything to do; use a smaller limit, such as 50%",
+            format_mib(ram_bytes)
+        ),
+        _ => {}
+    }
+}
+
+/// A group with a limit, as it was at the last look.
+#[derive(Debug)]
+struct Watched {
+    group: MemoryGroup,
+    limit_bytes: u64,
+    usage_bytes: u64,
+}
+
+/// Keeps the limit of a run at what the memory groups leave for it.
+#[derive(Debug)]
+pub struct LimitUpdater {
+    groups: MemoryGroups,
+    watched: Vec<Watched>,
+    due: Instant,
+    target_bytes: u64,
+    /// Since when the run takes more than the groups leave for it.
+    above_since: Option<Instant>,
+    said_full: bool,
+}
+
+impl LimitUpdater {
+    /// Creates an updater of these groups, whose first look is due.
+    pub fn new(groups: MemoryGroups) -> LimitUpdater {
+        let due = Instant::now();
+        LimitUpdater { groups, watched: Vec::new(), due, target_bytes: 0, above_since: None, said_full: false }
+    }
+
+    /// Writes the present limit into the control segment.
+    pub fn update(&mut self, control: &Control) {
+        let (now, taken_bytes) = (Instant::now(), control.tree_anon_bytes().0);
+        if now >= self.due || self.watched.iter().any(Watched::has_changed) {
+            self.look(taken_bytes);
+            self.due = now + INTERVAL;
+        }
+        let above_since = *self.above_since.get_or_insert(now);
+        if taken_bytes <= self.target_bytes {
+            self.above_since = None;
+        }
+        control.set_limit_bytes(step_bytes(taken_bytes, self.target_bytes, now - above_since));
+    }
+
+    fn look(&mut self, taken_bytes: u64) {
+        let watched = self.groups.limited().map(|(group, limit_bytes)| {
+            let usage_bytes = group.usage_bytes();
+            Watched { group: group.clone(), limit_bytes, usage_bytes }
+        });
+        self.watched = watched.collect();
+        let left = self.watched.iter().map(|watched| watched.left_bytes(taken_bytes)).min();
+        // Without any limit the run keeps the last one.
+        let Some(left_bytes) = left else { return };
+        self.target_bytes = left_bytes.max(MIN_LIMIT_BYTES);
+        if left_bytes < MIN_LIMIT_BYTES && !self.said_full {
+            self.said_full = true;
+            eprintln!(
+                "foliomem: the memory group leaves {} for the run, and {} are needed: files in use, kernel memory and \
+                 other processes take the rest; raise the group's limit",
+                format_mib(left_bytes),
+                format_mib(MIN_LIMIT_BYTES)
+            );
+        }
+    }
+}
+
+impl Watched {
+    /// Returns whether the group takes more or less than at the last look.
+    fn has_changed(&self) -> bool {
+        self.group.usage_bytes().abs_diff(self.usage_bytes) > self.limit_bytes >> CHANGE_SHIFT
+    }
+
+    fn left_bytes(&self, taken_bytes: u64) -> u64 {
+        left_bytes(&self.group, self.limit_bytes, taken_bytes)
+    }
+}
+
+/// Returns the limit for a run that takes `taken_bytes`, has been above `target_bytes` for `above`,
+/// and is to come down to that.
+fn step_bytes(taken_bytes: u64, target_bytes: u64, above: Duration) -> u64 {
+    if above > MAX_STEPPING { target_bytes } else { target_bytes.max(taken_bytes - (taken_bytes >> STEP_SHIFT)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// A root with a group of version 2. Dropping it removes the directory.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Root {
+            let root = Root(std::env::temp_dir().join(format!("foliomem-{name}-{}", std::process::id())));
+            for directory in ["proc/self", "sys/fs/cgroup/x"] {
+                fs::create_dir_all(root.0.join(directory)).unwrap();
+            }
+            root.write("proc/self/cgroup", "0::/x\n");
+            root.write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+            root
+        }
+
+        fn write(&self, path: &str, content: &str) {
+            fs::write(self.0.join(path), content).unwrap();
+        }
+
+        /// Sets limit, usage and droppable files, in MiB.
+        fn set(&self, limit: u64, usage: u64, files: u64) {
+            self.write("sys/fs/cgroup/x/memory.max", &format!("{}\n", limit << 20));
+            self.write("sys/fs/cgroup/x/memory.current", &format!("{}\n", usage << 20));
+            self.write("sys/fs/cgroup/x/memory.stat", &format!("inactive_file {}\n", files << 20));
+        }
+
+        fn groups(&self) -> MemoryGroups {
+            MemoryGroups::find(&self.0)
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_run_gets_what_the_group_leaves_less_a_margin() {
+        let root = Root::new("container-left");
+        root.set(256, 60, 40);
+        let container = Container::of(&root.groups(), 1 << 34);
+        assert_eq!(container, Some(Container { limit_bytes: 256 << 20, left_bytes: (256 - 20 - 12) << 20 }));
+        assert_eq!(Container::of(&root.groups(), 256 << 20), None, "a limit that is no less than all memory");
+        root.set(64, 60, 0);
+        assert_eq!(Container::of(&root.groups(), 1 << 34).unwrap().left_bytes, MIN_LIMIT_BYTES);
+        assert_eq!(Container::of(&MemoryGroups::find(Path::new("/nonexistent")), 1 << 34), None);
+    }
+
+    #[test]
+    fn the_limit_follows_what_others_take_and_the_limit_of_the_group() {
+        let (root, mib) = (Root::new("container-follow"), 1 << 20);
+        root.set(256, 60, 40);
+        let mut updater = LimitUpdater::new(root.groups());
+        updater.look(0);
+        assert_eq!(updater.target_bytes, 224 * mib);
+        root.set(256, 160, 40);
+        assert!(updater.watched[0].has_changed());
+        updater.look(100 * mib);
+        assert_eq!(updater.target_bytes, 224 * mib, "what the run takes is its own");
+        updater.look(0);
+        assert_eq!(updater.target_bytes, 124 * mib);
+        assert!(!updater.watched[0].has_changed());
+        root.set(512, 160, 40);
+        updater.look(0);
+        assert_eq!(updater.target_bytes, (512 - 120 - 20) * mib);
+        root.set(512, 510, 0);
+        updater.look(0);
+        assert_eq!((updater.target_bytes, updater.said_full), (MIN_LIMIT_BYTES, true));
+    }
+
+    #[test]
+    fn a_limit_is_lowered_in_steps_but_not_forever() {
+        let step = |taken, target, ms| step_bytes(taken, target, Duration::from_millis(ms));
+        assert_eq!(step(6400, 3200, 0), 6300);
+        assert_eq!(step(3210, 3200, 500), 3200);
+        assert_eq!(step(6400, 3200, 1001), 3200);
+        assert_eq!(step(100, 3200, 0), 3200);
+    }
+}

@@ -1,0 +1,150 @@
+"""Limits that follow the memory groups (cgroups) around a run, in real groups of the kernel."""
+import os
+
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BIN, MIB, PROGRAMS, PYTHON, RUNS, Running, alone, cli, clean_env, foliomem_only
+
+V1 = Path("/sys/fs/cgroup/memory")
+
+
+def can_make_groups():
+    try:
+        probe = V1 / f"foliomem-probe-{os.getpid()}"
+        probe.mkdir()
+        probe.rmdir()
+        return True
+    except OSError:
+        return False
+
+
+pytestmark = [foliomem_only, alone, pytest.mark.skipif(not can_make_groups(), reason="no right to make memory groups")]
+
+
+class Group:
+    """A memory group of version 1, and commands that run in it."""
+
+    def __init__(self, path):
+        self.path = path
+        path.mkdir(parents=True)
+
+    def limit(self, mib):
+        (self.path / "memory.limit_in_bytes").write_text(str(mib * MIB))
+        return self
+
+    def inner(self, name="inner"):
+        return Group(self.path / name)
+
+    def start(self, argv, env=None):
+        enter = 'echo $$ > "$0"; exec "$@"'
+        return Running(["sh", "-c", enter, self.path / "cgroup.procs", *argv], clean_env(env))
+
+    def read(self, file):
+        return int((self.path / file).read_text())
+
+
+@pytest.fixture
+def group():
+    top = Group(V1 / f"foliomem-test-{os.getpid()}-{next(RUNS)}")
+    yield top
+    folders = [*sorted((path for path in top.path.rglob("*") if path.is_dir()), reverse=True), top.path]
+    for folder in folders:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                time.sleep(0.05)
+
+
+def run(*options):
+    return [BIN, "run", *options, "--"]
+
+
+# Grows to as many MiB as argument 1 says, of data that compresses, and verifies them. It pauses now and then: here the
+# limit is tested, and elsewhere how it holds at the speed of memory.
+GROW = ("import sys, time\nrows = []\nfor i in range(int(sys.argv[1]) * 256):\n    rows.append((b'%08d' % i) * 512)\n"
+        "    if i % 256 == 0: time.sleep(0.01)\n"
+        "assert all(row == (b'%08d' % i) * 512 for i, row in enumerate(rows))\nprint('right')")
+
+
+def test_a_share_is_one_of_the_lowest_limit_of_all_groups_around(group):
+    inner = group.limit(256).inner().limit(512)
+    got = inner.start([BIN, "run", "--limit", "50%", "--print-config"]).finish().ok()
+    assert b'limit = "128M"' in got.out, got.out
+
+
+def test_a_limit_above_that_of_a_group_is_said(group):
+    got = group.limit(256).start([*run("--limit", "512M"), "true"]).finish().ok()
+    assert "above the 256 MiB of the memory group" in got.err and "--limit container" in got.err, got.err
+
+
+def test_a_limit_above_all_memory_is_said():
+    got = cli("run", "--limit", "900G", "--", "true").ok()
+    assert "of this machine" in got.err, got.err
+
+
+@pytest.mark.parametrize("options", [[], ["--limit", "container"]], ids=["default", "given"])
+def test_a_program_that_needs_more_than_its_group_ends_well(group, options, tmp_path):
+    inner = group.limit(256).inner()
+    stats = tmp_path / "stats.json"
+    running = inner.start([*run(*options, "--stats", stats), PYTHON, "-c", GROW, 400])
+    running.stats_path = stats
+    got = running.finish(120).ok()
+    assert got.out == b"right\n"
+    assert got.stats["vmstat"]["pswpout"] > 0 and got.stats["peak_bytes"] < 256 * MIB, got.stats
+
+
+def test_the_limit_follows_what_others_take(group):
+    """Another process of the group takes 96 MiB of 256, and later gives them back."""
+    group.limit(256)
+    rows = "rows = [(b'%08d' % i) * 512 for i in range(170 * 256)]"
+    work = f"import sys\n{rows}\nprint('full', flush=True)\nsys.stdin.readline()\nassert all(row == (b'%08d' % i) * 512 for i, row in enumerate(rows))\nprint('right')"
+    reader, writer = os.pipe()
+    running = Running(["sh", "-c", 'echo $$ > "$0"; exec "$@"', group.path / "cgroup.procs", *run("--limit", "container"),
+                       PYTHON, "-c", work], clean_env(), stdin=os.fdopen(reader))
+    running.wait_output(b"full", 60)
+    # A MiB in 50 ms: the kernel kills where others grow faster than the run can give way.
+    hog = group.start([PYTHON, "-c", "import time\nall = []\nfor i in range(96): all.append(b'x' * (1 << 20)); time.sleep(0.05)"])
+    hog.finish(60).ok()
+    os.write(writer, b"\n")
+    os.close(writer)
+    assert running.finish(60).ok().out.endswith(b"right\n")
+
+
+def test_where_no_group_has_a_limit_one_must_be_given(group):
+    got = group.start([*run(), "true"]).finish()
+    assert got.code == 2 and "no limit given" in got.err, got.err
+    got = group.start([*run("--limit", "container"), "true"]).finish()
+    assert got.code == 125 and "no memory group" in got.err, got.err
+
+
+RANDOM = "import os, time\nparts = [os.urandom(1 << 20) for _ in range(160)]\nprint('intact')"
+
+
+def test_a_kill_by_the_kernel_is_told_from_others(group):
+    """The limit lies above the group's, so the kernel kills."""
+    got = group.limit(96).start([*run("--limit", "1G"), PYTHON, "-c", RANDOM]).finish()
+    assert got.code == 137, got
+    line = next(line for line in got.err.splitlines() if "OOM killer has killed" in line)
+    assert "reached its limit of 96 MiB" in line and "limit 1024 MiB" in line and "python" in line, got.err
+
+
+def test_a_kill_of_a_child_by_the_kernel_is_said_whatever_the_exit_code(group):
+    script = f"{PYTHON} -c \"$1\"; echo after $?; exit 3"
+    got = group.limit(96).start([*run("--limit", "1G"), "sh", "-c", script, "sh", RANDOM]).finish()
+    assert got.code in (3, 137) and "OOM killer has killed" in got.err, (got.code, got.err)
+
+
+def test_a_kill_from_outside_is_told_from_the_others():
+    got = cli("run", "--limit", "64M", "--", "sh", "-c", "kill -9 $$")
+    assert got.code == 137 and "neither from foliomem nor from the kernel's OOM killer" in got.err, got.err
+
+
+def test_a_hard_limit_is_told_from_the_others():
+    got = cli("run", "--limit", "64M", "--hard", "--", PYTHON, "-c", RANDOM)
+    assert got.code == 137 and "whose limit is hard" in got.err and "python" in got.err, got.err
+    assert "needed" in got.err and "limit 64 MiB" in got.err, got.err
