@@ -1,8 +1,9 @@
 //! Counts the memory of processes of a run that have no agent, and says what they took.
 //!
-//! - A child can escape the agent: it is static, its parent cleared its environment, or its root directory or process namespace has neither agent nor control segment.
-//!   Its memory is counted from outside: it is a part of the tree's, so managed processes give way,
-//!   and a hard limit binds it.
+//! - A child can escape the agent: it is static, its parent cleared its environment, or its root
+//!   directory or process namespace has neither agent nor control segment. Its memory is counted
+//!   from outside: it is a part of the tree's, so managed processes give way, and a hard limit
+//!   binds it.
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. It is said.
 //!
 //! The tree is searched when a process was started somewhere, and now and then. The processes found
