@@ -149,8 +149,14 @@ fn memory(pid: Pid) -> Result<File, Errno> {
     File::options().read(true).write(true).open(format!("/proc/{}/mem", raw(pid))).map_err(errno)
 }
 
+/// The C library's type of a request of ptrace(2).
+#[cfg(target_env = "musl")]
+type Request = libc::c_int;
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+
 /// Makes a request to a traced process that takes a number.
-fn trace(pid: Pid, request: libc::c_uint, number: i32) -> Result<(), Errno> {
+fn trace(pid: Pid, request: Request, number: i32) -> Result<(), Errno> {
     // SAFETY: the requests that come here take numbers.
     check(unsafe { libc::ptrace(request, raw(pid), 0, libc::c_long::from(number)) })
 }
