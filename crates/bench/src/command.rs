@@ -4,11 +4,11 @@ pub mod args;
 mod error;
 
 use args::{
-    BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchProgramsArgs, BenchSlotsArgs, BenchSwapArgs,
-    CalibrateArgs,
+    BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchLimitArgs, BenchProgramsArgs, BenchSlotsArgs,
+    BenchSwapArgs, CalibrateArgs,
 };
 use error::{BadValue, CommandError};
-use foliomem_bench::{access, calibrate, compact, lab, programs, slots, swap};
+use foliomem_bench::{access, calibrate, compact, lab, limit, programs, slots, swap};
 use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
@@ -27,6 +27,7 @@ pub fn run_command(what: &BenchCommand) -> Result<u8, CommandError> {
         BenchCommand::Compact(args) => bench_compact(args),
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
+        BenchCommand::Limit(args) => bench_limit(args),
         BenchCommand::Lab(args) => bench_lab(args),
         BenchCommand::Calibrate(args) => measure_costs(args),
     }
@@ -262,6 +263,48 @@ fn bench_access(args: &BenchAccessArgs) -> Result<u8, CommandError> {
         println!("{}", serde_json::json!(rows));
     }
     Ok(0)
+}
+
+fn bench_limit(args: &BenchLimitArgs) -> Result<u8, CommandError> {
+    let find = |name: &String| {
+        limit::Program::ALL
+            .into_iter()
+            .find(|program| serde_json::json!(program) == serde_json::json!(name))
+            .ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), "see foliomem bench limit --help"))
+    };
+    let named = args.only.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let options = limit::Options {
+        foliomem: beside("foliomem")?,
+        programs: if named.is_empty() { limit::Program::ALL.to_vec() } else { named },
+        runs: args.runs,
+        margin_percent: args.margin,
+        groups_mib: args.groups.clone(),
+    };
+    if !args.json {
+        println!(
+            "{:<12} {:>8} {:>5} {:>6} {:>12} {:>8}",
+            "program", "margin %", "runs", "killed", "over limit %", "seconds"
+        );
+    }
+    let report = limit::run(&options, &mut |row| {
+        if !args.json {
+            println!("{}", limit_line(row));
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(report.rows));
+    }
+    report.skipped.iter().for_each(|why| eprintln!("foliomem: {why}"));
+    Ok(0)
+}
+
+fn limit_line(row: &limit::Row) -> String {
+    let limit::Row { program, margin_percent, runs, killed, peak_over_limit_percent_max, seconds } = row;
+    let program = serde_json::json!(program);
+    let program = program.as_str().unwrap_or_default();
+    format!(
+        "{program:<12} {margin_percent:>8} {runs:>5} {killed:>6} {peak_over_limit_percent_max:>12.1} {seconds:>8.1}"
+    )
 }
 
 fn bench_lab(args: &BenchLabArgs) -> Result<u8, CommandError> {

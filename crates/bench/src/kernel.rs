@@ -132,17 +132,7 @@ impl KernelSwap {
     /// Fails if the group cannot be created or refuses the limit.
     pub fn group(&mut self, limit: u64) -> Result<Option<Group>, Error> {
         self.groups += 1;
-        let name = format!("foliomem-bench-{}-{}", std::process::id(), self.groups);
-        let Some((dir, limit_file, peak_file)) = group_files(&self.root, &name) else { return Ok(None) };
-        let d = quote(&dir.to_string_lossy());
-        self.undo.push(&format!(
-            "if [ -d {d} ]; then while read -r p; do kill -9 $p; done < {d}/cgroup.procs; \
-             for i in 1 2 3 4 5 6 7 8 9 10; do rmdir {d} && break; sleep 0.3; done; [ ! -d {d} ]; fi"
-        ))?;
-        std::fs::create_dir(&dir).map_err(Error::at(&dir))?;
-        let path = dir.join(limit_file);
-        std::fs::write(&path, limit.to_string()).map_err(Error::at(&path))?;
-        Ok(Some(Group { dir, peak_file }))
+        make_group(&self.root, self.groups, limit, &mut self.undo)
     }
 
     /// Restores everything now and returns whether that worked. A drop restores everything too, but
@@ -174,12 +164,72 @@ pub fn in_group<T>(
     Ok(Some((measured, total)))
 }
 
-/// A memory control group. The [`KernelSwap`] that made it removes it.
+/// A maker of memory control groups. They are removed when it is dropped, and when this process
+/// dies.
 #[derive(Debug)]
+pub struct GroupMaker {
+    undo: Undo,
+    root: Root,
+    groups: u32,
+}
+
+impl GroupMaker {
+    /// A maker of groups under `root`.
+    ///
+    /// # Errors
+    /// Fails if no shell can be started.
+    pub fn new(root: &Root) -> Result<Self, Error> {
+        Ok(Self { undo: Undo::new()?, root: root.clone(), groups: 0 })
+    }
+
+    /// Creates a group that limits memory to `limit` bytes. Returns `None` if that is impossible
+    /// here: not root, or no memory controller.
+    ///
+    /// # Errors
+    /// Fails if the group cannot be created or refuses the limit.
+    pub fn make(&mut self, limit: u64) -> Result<Option<Group>, Error> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        self.groups += 1;
+        make_group(&self.root, self.groups, limit, &mut self.undo)
+    }
+
+    /// Removes all groups now and returns whether that worked.
+    ///
+    /// # Errors
+    /// Fails with [`Error::NotRestored`].
+    pub fn restore(self) -> Result<(), Error> {
+        self.undo.restore()
+    }
+}
+
+/// A memory control group. Its maker removes it.
+#[derive(Debug, Clone)]
 pub struct Group {
     dir: PathBuf,
-    peak_file: &'static str,
+    files: &'static GroupFiles,
 }
+
+/// Names of a group's files, and of what they hold.
+#[derive(Debug)]
+struct GroupFiles {
+    limit: &'static str,
+    peak: &'static str,
+    /// Counts processes that the kernel killed, in a line `oom_kill`.
+    kills: &'static str,
+    /// Lines of `memory.stat` whose sum is anonymous and shared memory, with nested groups.
+    anonymous: [&'static str; 2],
+}
+
+const VERSION_1: GroupFiles = GroupFiles {
+    limit: "memory.limit_in_bytes",
+    peak: "memory.max_usage_in_bytes",
+    kills: "memory.oom_control",
+    anonymous: ["total_rss", "total_shmem"],
+};
+const VERSION_2: GroupFiles =
+    GroupFiles { limit: "memory.max", peak: "memory.peak", kills: "memory.events", anonymous: ["anon", "shmem"] };
 
 impl Group {
     /// Returns a command that runs the program and arguments of `command` inside the group. The
@@ -197,19 +247,64 @@ impl Group {
     /// # Errors
     /// Fails if the kernel has no such figure.
     pub fn peak(&self) -> Result<u64, Error> {
-        read_number(&self.dir.join(self.peak_file))
+        read_number(&self.dir.join(self.files.peak))
+    }
+
+    /// Returns the group's anonymous and shared memory in bytes.
+    ///
+    /// # Errors
+    /// Fails if the kernel has no such figures.
+    pub fn anonymous(&self) -> Result<u64, Error> {
+        let path = self.dir.join("memory.stat");
+        let text = read(&path)?;
+        self.files.anonymous.into_iter().map(|name| line_number(&path, &text, name)).sum()
+    }
+
+    /// Returns how many processes of the group the kernel has killed because of its limit.
+    ///
+    /// # Errors
+    /// Fails if the kernel has no such figure.
+    pub fn kills(&self) -> Result<u64, Error> {
+        let path = self.dir.join(self.files.kills);
+        line_number(&path, &read(&path)?, "oom_kill")
+    }
+
+    /// Removes the group if no process is left in it. Its maker tries again.
+    pub fn remove(self) {
+        let _ = std::fs::remove_dir(&self.dir);
     }
 }
 
-/// Returns directory, limit file and peak file of a memory control group, for the version found.
-fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static str, &'static str)> {
+/// Returns the number in the line `name` of a file of names and numbers.
+fn line_number(path: &Path, text: &str, name: &str) -> Result<u64, Error> {
+    let number = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());
+    number.ok_or_else(|| Error::parse(path.display().to_string(), text))
+}
+
+/// Creates a group of `limit` bytes. Returns `None` if no memory controller is usable here.
+fn make_group(root: &Root, number: u32, limit: u64, undo: &mut Undo) -> Result<Option<Group>, Error> {
+    let name = format!("foliomem-bench-{}-{number}", std::process::id());
+    let Some((dir, files)) = group_files(root, &name) else { return Ok(None) };
+    let d = quote(&dir.to_string_lossy());
+    undo.push(&format!(
+        "if [ -d {d} ]; then while read -r p; do kill -9 $p; done < {d}/cgroup.procs; \
+         for i in 1 2 3 4 5 6 7 8 9 10; do rmdir {d} && break; sleep 0.3; done; [ ! -d {d} ]; fi"
+    ))?;
+    std::fs::create_dir(&dir).map_err(Error::at(&dir))?;
+    let path = dir.join(files.limit);
+    std::fs::write(&path, limit.to_string()).map_err(Error::at(&path))?;
+    Ok(Some(Group { dir, files }))
+}
+
+/// Returns directory and files of a memory control group, for the version found.
+fn group_files(root: &Root, name: &str) -> Option<(PathBuf, &'static GroupFiles)> {
     let v1 = root.path("sys/fs/cgroup/memory");
     if v1.join("memory.limit_in_bytes").is_file() || v1.join("memory.usage_in_bytes").is_file() {
-        return Some((v1.join(name), "memory.limit_in_bytes", "memory.max_usage_in_bytes"));
+        return Some((v1.join(name), &VERSION_1));
     }
     let v2 = root.path("sys/fs/cgroup");
     let controllers = std::fs::read_to_string(v2.join("cgroup.subtree_control")).ok()?;
-    controllers.split_whitespace().any(|c| c == "memory").then(|| (v2.join(name), "memory.max", "memory.peak"))
+    controllers.split_whitespace().any(|c| c == "memory").then(|| (v2.join(name), &VERSION_2))
 }
 
 /// Enables folios of `size_kib` and disables all other sizes.

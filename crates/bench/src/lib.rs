@@ -8,6 +8,7 @@
 //!   foliomem;
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
 //! - [`calibrate`] measures the costs that the lab charges;
+//! - [`limit`] looks how far growing programs exceed a fixed limit;
 //! - [`lab`] measures the speed of the lab's simulations;
 //! - [`programs`] times real programs without a limit, under the kernel's limit, and under
 //!   foliomem's;
@@ -28,10 +29,12 @@ pub mod kernel;
 pub mod kernel_child;
 pub mod kernel_peer;
 pub mod lab;
+pub mod limit;
 pub mod programs;
 mod raw_codec;
 mod redis;
 mod rounds;
+mod running;
 pub mod slots;
 pub mod swap;
 pub mod swap_child;

@@ -17,16 +17,15 @@
 //! - *compile*: `g++ -O2` of a generated file of templates, [`TEMPLATES`].
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
 use crate::kernel::{self, Group, read, run as run_command};
 use crate::redis::Client;
+use crate::running::{Running, WorkDir};
 use crate::tree::Sampler;
 use crate::{Error, MIB, corpus, median};
 
@@ -162,7 +161,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Report, 
     }
     let values = if options.programs.contains(&Program::Redis) { corpus::build(KEYS * VALUE) } else { Vec::new() };
     for &program in &options.programs {
-        let dir = WorkDir::new()?;
+        let dir = WorkDir::new("programs")?;
         match Bench::prepare(program, &dir.0, &values)? {
             Ok(bench) => bench.settings(&options, progress, &mut report)?,
             Err(why) => report.skipped.push(why),
@@ -346,7 +345,7 @@ impl<'a> Bench<'a> {
         }
         let clock = Instant::now();
         let mut running = Running::start(self.launched(launch, &stats), self.dir)?;
-        let sampler = matches!(launch, Launch::Plain).then(|| Sampler::start(running.child.id()));
+        let sampler = matches!(launch, Launch::Plain).then(|| Sampler::start(running.id()));
         let (seconds, answer) = match self.program {
             Program::Redis => self.drive_redis(&mut running)?,
             Program::Numpy | Program::Compile => {
@@ -432,75 +431,6 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// A running program. Dropping it ends the program.
-struct Running {
-    child: Child,
-}
-
-impl Running {
-    /// Starts `command` in `dir`, with its output in the files `stdout` and `stderr` there.
-    fn start(mut command: Command, dir: &Path) -> Result<Self, Error> {
-        let file = |name: &str| {
-            let path = dir.join(name);
-            File::create(&path).map_err(Error::at(&path))
-        };
-        command.current_dir(dir).stdin(Stdio::null()).stdout(file("stdout")?).stderr(file("stderr")?);
-        let child = command.spawn().map_err(Error::doing(&format!("{command:?}")))?;
-        Ok(Self { child })
-    }
-
-    fn ended(&mut self) -> Result<bool, Error> {
-        Ok(self.child.try_wait().map_err(Error::doing("waiting for a program"))?.is_some())
-    }
-
-    /// Waits for the end of the program and returns whether it succeeded.
-    fn wait(&mut self, patience: Duration) -> Result<bool, Error> {
-        let clock = Instant::now();
-        while clock.elapsed() < patience {
-            if let Some(status) = self.child.try_wait().map_err(Error::doing("waiting for a program"))? {
-                return Ok(status.success());
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        Ok(false)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // SIGTERM comes first so that foliomem can forward it; SIGKILL follows if the program does
-        // not end.
-        if self.ended().unwrap_or(true) {
-            return;
-        }
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        if !self.wait(Duration::from_secs(10)).is_ok_and(|_| self.ended().unwrap_or(false)) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
-}
-
-/// A directory for one program's files. Dropping it removes them.
-struct WorkDir(PathBuf);
-
-impl WorkDir {
-    fn new() -> Result<Self, Error> {
-        let dir = std::env::temp_dir().join(format!("foliomem-programs-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for WorkDir {
-    fn drop(&mut self) {
-        // If this fails, the directory stays in the temporary directory.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Repeats `once` as often as its duration allows.
 fn repeat(runs: usize, mut once: impl FnMut() -> Result<Outcome, Error>) -> Result<Vec<Outcome>, Error> {
     let mut outcomes = vec![once()?];
@@ -578,18 +508,6 @@ mod tests {
             3
         );
         assert_eq!(count, 3);
-    }
-
-    #[test]
-    fn a_dropped_program_is_ended() {
-        let dir = WorkDir::new().unwrap();
-        let mut command = Command::new("sleep");
-        command.arg("600");
-        let mut running = Running::start(command, &dir.0).unwrap();
-        assert!(!running.wait(Duration::from_millis(20)).unwrap());
-        let proc = PathBuf::from(format!("/proc/{}", running.child.id()));
-        drop(running);
-        assert!(!proc.exists());
     }
 
     #[test]

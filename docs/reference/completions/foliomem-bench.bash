@@ -28,6 +28,9 @@ _foliomem__bench() {
             foliomem__bench,lab)
                 cmd="foliomem__bench__subcmd__lab"
                 ;;
+            foliomem__bench,limit)
+                cmd="foliomem__bench__subcmd__limit"
+                ;;
             foliomem__bench,programs)
                 cmd="foliomem__bench__subcmd__programs"
                 ;;
@@ -44,7 +47,7 @@ _foliomem__bench() {
 
     case "${cmd}" in
         foliomem__bench)
-            opts="-h -V --help --version swap slots compact programs access lab calibrate"
+            opts="-h -V --help --version swap slots compact programs access limit lab calibrate"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -135,6 +138,36 @@ _foliomem__bench() {
             fi
             case "${prev}" in
                 --runs)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__bench__subcmd__limit)
+            opts="-h --json --only --runs --margin --groups --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --only)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --runs)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --margin)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --groups)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -28,6 +28,9 @@ pub enum BenchCommand {
     /// Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an
     /// equal total.
     Access(BenchAccessArgs),
+    /// Growing programs in memory control groups: how far they exceed a fixed limit, and how many
+    /// the kernel kills. Needs root and a C compiler.
+    Limit(BenchLimitArgs),
     /// Speed of the lab's simulations, and its memory for each simulated page.
     Lab(BenchLabArgs),
     /// Costs of this machine, for `foliomem lab calibrate`.
@@ -126,6 +129,27 @@ pub struct BenchAccessArgs {
     /// Do not measure the kernel.
     #[arg(long)]
     pub no_kernel: bool,
+}
+
+/// Options of `bench limit`.
+#[derive(Debug, clap::Args)]
+pub struct BenchLimitArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: small-blocks, large-blocks, array, forks, inline, lazy, numpy, java.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Runs of each program. Every group has its turn, first idle, then with all CPUs busy.
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub runs: usize,
+    /// How far foliomem's limit is below the group's, in per cent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=90))]
+    pub margin: u64,
+    /// Limits of the groups in MiB, 64 to 65536.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::limit::GROUPS_MIB,
+          value_parser = clap::value_parser!(u64).range(64..=65536))]
+    pub groups: Vec<u64>,
 }
 
 /// Options of `bench lab`.
