@@ -190,7 +190,7 @@ def test_what_cannot_be_managed_is_said(built, tmp_path):
     (tmp_path / "file").write_bytes(bytes(200 * MIB))
     got = foliomem([built("private_file.c"), tmp_path / "file"], "64M").ok()
     assert got.out == b"wrong 0\n"
-    assert "private mappings of files" in got.err, got.err
+    assert "private file mappings" in got.err, got.err
 
 
 @pytest.mark.parametrize(("kind", "most"), [("as", 2048), ("data", 2048)])

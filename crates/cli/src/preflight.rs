@@ -98,6 +98,15 @@ pub fn is_foliomem(path: &Path) -> bool {
     own.is_some_and(|(own, file)| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 
+/// Returns whether musl loads the program. It runs the constructors of libraries after the entry
+/// point of the program, and other loaders before.
+pub fn is_for_musl(path: &Path) -> bool {
+    let mut start = [0; elf::HEADER_BYTES];
+    let Ok(file) = File::open(path) else { return false };
+    let segments = file.read_exact_at(&mut start, 0).ok().and_then(|()| segments(&file, &start));
+    segments.is_some_and(|all| all.iter().any(|(kind, name)| *kind == elf::PT_INTERP && contains(name, b"ld-musl")))
+}
+
 /// Returns the reason why an executable file cannot load the agent; `None` also for one that cannot
 /// be read.
 pub fn unfit(path: &Path) -> Option<Unfit> {
@@ -138,6 +147,8 @@ mod elf {
     /// Maximum number of segments that are read.
     pub const MAX_SEGMENTS: u64 = 256;
     pub const SEGMENT_BYTES: u64 = 56;
+    /// Bytes of a segment that are looked at.
+    pub const MAX_CONTENT_BYTES: u64 = 4096;
 }
 
 /// Returns the reason why an ELF file cannot load the agent. Returns `None` for a manageable file
@@ -150,32 +161,42 @@ fn elf_unfit(file: &File, start: &[u8]) -> Option<Unfit> {
     if start.len() < elf::HEADER_BYTES || start[4] != elf::CLASS_64 || half(18) != Some(elf::MACHINE_X86_64) {
         return Some(Unfit::Architecture);
     }
-    let table = u64::from_le_bytes(start[32..40].try_into().ok()?);
-    let segments = u64::from(half(56)?).min(elf::MAX_SEGMENTS);
     let mut is_go = false;
-    for index in 0..segments {
+    for (kind, content) in segments(file, start)? {
+        match kind {
+            elf::PT_INTERP => return None,
+            elf::PT_NOTE => is_go |= contains(&content, b"Go\0\0"),
+            _ => {}
+        }
+    }
+    Some(if is_go { Unfit::GoWithoutCgo } else { Unfit::Static })
+}
+
+/// Returns the types of an ELF file's segments, with the first bytes of each: of a file for this
+/// architecture, as far as it can be read.
+fn segments(file: &File, start: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
+    let table = u64::from_le_bytes(start.get(32..40)?.try_into().ok()?);
+    let count = u64::from(u16::from_le_bytes(start.get(56..58)?.try_into().ok()?)).min(elf::MAX_SEGMENTS);
+    let mut found = Vec::new();
+    for index in 0..count {
         let mut segment = [0u8; elf::SEGMENT_BYTES as usize];
         let offset = table.checked_add(index * elf::SEGMENT_BYTES)?;
         if file.read_exact_at(&mut segment, offset).is_err() {
             break;
         }
-        let kind = u32::from_le_bytes(segment[0..4].try_into().ok()?);
-        let content = || {
-            let offset = u64::from_le_bytes(segment[8..16].try_into().ok()?);
-            let len = u64::from_le_bytes(segment[32..40].try_into().ok()?).min(4096);
-            let mut bytes = vec![0u8; len as usize];
-            file.read_exact_at(&mut bytes, offset).ok()?;
-            Some(bytes)
-        };
-        let contains =
-            |word: &[u8]| content().is_some_and(|bytes| bytes.windows(word.len()).any(|window| window == word));
-        match kind {
-            elf::PT_INTERP => return None,
-            elf::PT_NOTE => is_go |= contains(b"Go\0\0"),
-            _ => {}
+        let kind = u32::from_le_bytes(std::array::from_fn(|index| segment[index]));
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| segment[at + index]));
+        let mut content = vec![0u8; word(32).min(elf::MAX_CONTENT_BYTES) as usize];
+        if file.read_exact_at(&mut content, word(8)).is_err() {
+            content.clear();
         }
+        found.push((kind, content));
     }
-    Some(if is_go { Unfit::GoWithoutCgo } else { Unfit::Static })
+    Some(found)
+}
+
+fn contains(bytes: &[u8], word: &[u8]) -> bool {
+    bytes.windows(word.len()).any(|window| window == word)
 }
 
 #[cfg(test)]
@@ -250,6 +271,18 @@ mod tests {
         bytes[96] = content.len() as u8;
         bytes.extend_from_slice(content);
         bytes
+    }
+
+    #[test]
+    fn programs_of_musl_are_known_by_their_loader() {
+        let path = std::env::temp_dir().join(format!("foliomem-musl-{}", std::process::id()));
+        let loaders = ["/lib64/ld-linux-x86-64.so.2\0", "/lib/ld-musl-x86_64.so.1\0"];
+        let found = loaders.map(|loader| {
+            fs::write(&path, elf(2, 62, elf::PT_INTERP, loader.as_bytes())).unwrap();
+            is_for_musl(&path)
+        });
+        fs::remove_file(&path).unwrap();
+        assert_eq!((found, is_for_musl(&path)), ([false, true], false));
     }
 
     #[test]

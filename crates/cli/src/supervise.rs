@@ -140,10 +140,13 @@ pub fn run(
 }
 
 /// Lets the program start if its agent has reported. A program whose agent has failed stays held
-/// until it is killed. foliomem itself is static and has no agent.
+/// until it is killed. foliomem itself is static and has no agent. In a program of musl the agent
+/// reports after the entry point.
 fn let_start(child: &mut Child, control: &Control, program: &Path) -> Result<(), CliError> {
     let start = child.hold();
-    let has_agent = preflight::is_foliomem(program) || control.hellos() > 0 || control.failure().is_some();
+    let executable = child.executable();
+    let reports_later = preflight::is_foliomem(program) || preflight::is_for_musl(&executable);
+    let has_agent = reports_later || control.hellos() > 0 || control.failure().is_some();
     match start {
         Start::Held if !has_agent => {
             child.signal(Signal::KILL.as_raw());

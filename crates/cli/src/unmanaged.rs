@@ -164,6 +164,10 @@ impl Census {
         if is_managed || self.processes.contains_key(&pid) || field(&status, "VmRSS:").is_none() || has_segment(pid) {
             return;
         }
+        // The supervisor of a run inside this one takes next to nothing.
+        if preflight::is_foliomem(Path::new(&format!("/proc/{pid}/exe"))) {
+            return;
+        }
         let (name, seen) = (name.to_owned(), Instant::now());
         self.processes.insert(pid, Process { name, seen, is_certain: false, bytes: 0, peak_bytes: 0 });
     }

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -106,6 +107,11 @@ impl Child {
     /// Lets the held program go on.
     pub fn let_go(&self) {
         program_start::let_go(self.pid);
+    }
+
+    /// Returns the path under `/proc` of the file that the program executes.
+    pub fn executable(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/exe", self.pid.as_raw_nonzero()))
     }
 
     /// Returns the process id of the program.
