@@ -280,7 +280,9 @@ def assert_swapped(result):
     stats = result.stats
     assert stats, f"no stats file; stderr: {result.err[-2000:]}"
     assert stats["vmstat"]["pswpout"] > 0 and stats["vmstat"]["pswpin"] > 0, stats["vmstat"]
-    allowed = stats["limit_bytes"] * 1.05 + 16 * MIB * max(1, stats["processes"])
+    # Beside other tests the agent may get no CPU while a program grows. How well a limit holds is tested alone.
+    slack = 48 * MIB if os.environ.get("PYTEST_XDIST_WORKER") else 16 * MIB
+    allowed = stats["limit_bytes"] * 1.05 + slack * max(1, stats["processes"])
     assert stats["peak_bytes"] <= allowed, {k: stats[k] for k in ("limit_bytes", "peak_bytes", "need_peak_bytes", "processes")}
     assert sum(line.startswith("foliomem: ") for line in result.err.splitlines()) >= 1, "no summary on stderr"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import BIN, foliomem, foliomem_only, plain
+from conftest import BIN, LONG, foliomem, foliomem_only, plain
 
 AGENT = Path(BIN).with_name("libfoliomem_agent.so")
 # What the agent may import, and why.
@@ -80,6 +80,8 @@ def sanitized(compiler, tmp_path):
 
 @pytest.mark.parametrize("kind", SANITIZERS)
 def test_a_sanitized_program_runs_as_plain(sanitized, kind, torture):
+    if torture and kind == "thread" and not LONG:
+        pytest.skip("takes half a minute: FOLIOMEM_LONG=1")
     options = {"ASAN_OPTIONS": "detect_leaks=0", "LSAN_OPTIONS": "detect_leaks=0"}
     result = foliomem([sanitized(kind), 64], "400M", torture=torture, timeout=120, env=options).ok()
     assert result.out == b"OK\n"
