@@ -66,7 +66,7 @@ impl ReclaimRequest {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use foliomem_sys::shared_memory::zeroed;
