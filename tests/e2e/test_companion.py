@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LONG, MIB, alone, foliomem, foliomem_only, plain, read_text, start
+from conftest import LONG, MIB, alone, foliomem, foliomem_only, plain, read_text, soak_only, start
 
 pytestmark = foliomem_only
 
@@ -179,7 +179,7 @@ def traces(run, program):
     return sorted(pids), [len(os.listdir(f"/proc/{pid}/fd")) for pid in sorted(pids)], kib
 
 
-@pytest.mark.parametrize("how", ["exit", "raw", "killed"])
+@pytest.mark.parametrize("how", ["exit", pytest.param("raw", marks=soak_only), "killed"])
 def test_ended_children_leave_nothing_behind(built, how):
     program = built("many.c")
     count = CHILDREN if how != "killed" else CHILDREN // 10

@@ -220,6 +220,7 @@ def test_the_image_is_copied_into_another(dist, root):
 
 @needs_root
 @pytest.mark.skipif(not shutil.which("rpm"), reason="no rpm here")
+@soak_only
 def test_the_rpm(dist, root):
     package = dist("rpm")
     # The root has no database of RPM's, and no package that it could depend on.

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, MIB, PROGRAMS, PYTHON, RUNS, Running, alone, cli, clean_env, foliomem_only
+from conftest import BIN, MIB, PROGRAMS, PYTHON, RUNS, Running, alone, cli, clean_env, foliomem_only, soak_only
 
 V1 = Path("/sys/fs/cgroup/memory")
 
@@ -87,7 +87,7 @@ def test_a_limit_above_all_memory_is_said():
     assert "of this machine" in got.err, got.err
 
 
-@pytest.mark.parametrize("options", [[], ["--limit", "container"]], ids=["default", "given"])
+@pytest.mark.parametrize("options", [[], pytest.param(["--limit", "container"], marks=soak_only)], ids=["default", "given"])
 def test_a_program_that_needs_more_than_its_group_ends_well(group, options, tmp_path):
     inner = group.limit(256).inner()
     stats = tmp_path / "stats.json"

@@ -1,7 +1,7 @@
 """The lab's commands: what they print, and how they refuse."""
 import json
 
-from conftest import REPO, cli, foliomem_only
+from conftest import REPO, cli, foliomem_only, soak_only
 
 pytestmark = foliomem_only
 
@@ -56,6 +56,7 @@ def test_costs_come_from_a_file_or_it_is_refused_with_its_line(tmp_path):
     assert got.code == 125 and "cannot read the costs" in got.err and "lab calibrate" in got.err, got.err
 
 
+@soak_only
 def test_calibrate_writes_costs_that_run_takes(tmp_path):
     costs = tmp_path / "costs.toml"
     cli("lab", "calibrate", "-o", str(costs), timeout=180).ok()

@@ -3,7 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, PROGRAMS, PYTHON, alone, assert_swapped, foliomem, foliomem_only, plain, same_as_plain, start
+from conftest import MIB, PROGRAMS, PYTHON, alone, assert_swapped, foliomem, foliomem_only, plain, same_as_plain, soak_only, start
 
 # A sample that comes late, or counts what moves meanwhile, is over the limit: no other test runs beside these.
 pytestmark = [foliomem_only, alone]
@@ -100,7 +100,7 @@ def test_samples_of_one_process(torture):
     assert sampled(argv, limit, torture).out == plain(argv).ok().out
 
 
-@pytest.mark.parametrize(("mode", "size", "limit"), [("pool", 256, 192), ("both", 512, 320)])
+@pytest.mark.parametrize(("mode", "size", "limit"), [("pool", 256, 192), pytest.param("both", 512, 320, marks=soak_only)])
 def test_samples_of_a_tree(mode, size, limit):
     """Each side copies what it shared at the speed of memory: without a brake, 1.6 to 2.4 times the limit at these sizes."""
     got = sampled([PYTHON, PROGRAMS / "forks.py", mode, size], limit, False)

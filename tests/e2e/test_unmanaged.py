@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import BIN, MIB, PROGRAMS, PYTHON, alone, cli, foliomem, foliomem_only, plain
+from conftest import BIN, MIB, PROGRAMS, PYTHON, alone, cli, foliomem, foliomem_only, plain, soak_only
 
 pytestmark = foliomem_only
 
@@ -51,6 +51,7 @@ def test_a_hard_limit_binds_a_static_child(built):
     assert "processes without the agent" in got.err and "hog" in got.err, got.err
 
 
+@soak_only  # It compiles a Go program.
 def test_a_go_child_counts(tmp_path):
     if not shutil.which("go"):
         pytest.skip("needs go")
