@@ -15,6 +15,8 @@ THP = Path("/sys/kernel/mm/transparent_hugepage")
 LIMIT = "160M"
 # Enough that foliomem manages the program, little enough that nothing is reclaimed.
 ENGAGE = "map-unseen 137\ntouch\nmap 16\n"
+# Some tenths of a second, in which a busy machine gets to reclaim.
+LATER = "map 1\ntouch\n" * 5
 
 
 def huge_pages_possible():
@@ -77,7 +79,7 @@ def test_what_the_program_says_counts(program, sizes, said, large):
 @pytest.mark.parametrize("said, sizes, large", [("huge", "64K=madvise", True), ("nohuge", "64K", False)])
 def test_advice_before_foliomem_manages_anything(program, said, sizes, large):
     """Advice is as old as the program; its mappings become folios of the sizes it asked for when they are adopted."""
-    got, _ = commands(program, f"map-unseen 150\n{said}\ntouch\nmap-unseen 60\nnohuge\ntouch\n", sizes)
+    got, _ = commands(program, f"map-unseen 150\n{said}\ntouch\nmap-unseen 60\nnohuge\ntouch\n" + LATER, sizes)
     assert got.stats["vmstat"]["pswpout"] > 0
     assert (got.stats["hugepages-64kB"]["swpout"] > 100) == large, got.stats["hugepages-64kB"]
 
