@@ -31,10 +31,11 @@ use rustix::time::Timespec;
 
 /// Two memories are different if this many comparisons of their sizes in a row find no equality.
 const COMPARISONS: u32 = 200;
-/// Changes of our size that a process of the same memory shows, and how large they are at most.
+/// Number of changes of its own size that the monitor expects another process to show, and their
+/// maximum in pages.
 const CHANGES: u32 = 3;
 const MAX_CHANGE_PAGES: usize = 10_007;
-/// The longest that a killed process may take to end before others are looked for.
+/// Maximum time that a killed process may take to end before other users are searched for.
 const MAX_KILL_WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A process that uses the memory.
@@ -43,36 +44,37 @@ pub struct User {
     pid: Pid,
     /// The thread of the process that is watched.
     thread: Pid,
-    /// The same process under `/proc`, which may be of another pid namespace.
+    /// The process's number under `/proc`, which may be of another pid namespace.
     number: u32,
-    /// `None` where a filter forbids it.
+    /// `None` if a filter forbids it.
     pidfd: Option<OwnedFd>,
     /// The `statm` of the thread; `None` where `/proc` does not show it.
     statm: Option<OwnedFd>,
     origin: Origin,
 }
 
-/// What has become of a killed process.
+/// The state of a killed process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Killed {
-    /// It has ended.
+    /// The process has ended.
     Ended,
-    /// It is there after the longest wait.
+    /// The process exists after the maximum wait.
     Remains,
 }
 
-/// How a user is known.
+/// How a process is known to be a user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// It has started the companion: as long as it does not execute another program, its memory is
-    /// ours.
+    /// It has started the companion: until it executes another program, it uses the companion's
+    /// memory.
     Given,
     /// It was found. If kcmp(2) is not allowed, changes of its size are compared each time.
     Found,
 }
 
 impl User {
-    /// Process `pid`, which uses the memory now. `proc` is `/proc`, and shows it as `number`.
+    /// Opens process `pid`, which uses the memory now. `proc` is `/proc`, and shows it as `number`.
+    /// Fails if it has ended.
     pub fn open(proc: &OwnedFd, pid: Pid, number: u32) -> Result<User, Errno> {
         let pidfd = open_pidfd(pid)?;
         let statm = open_in(proc, format_args!("{number}/statm"));
@@ -96,18 +98,18 @@ impl User {
         }
     }
 
-    /// Whether the process has not ended, whichever memory it uses by now.
+    /// Returns whether the process has not ended, whichever memory it uses.
     pub fn lives(&self) -> bool {
         !self.has_ended(&Timespec::default())
     }
 
-    /// Whether it ends within `time`.
+    /// Returns whether the process ends within `time`.
     fn has_ended(&self, time: &Timespec) -> bool {
         let Some(pidfd) = &self.pidfd else { return test_kill_process(self.pid) == Err(Errno::SRCH) };
         poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Kills it, and waits until it has ended.
+    /// Kills the process, and waits for its end.
     pub fn kill(&self) -> Killed {
         let _ = match &self.pidfd {
             Some(pidfd) => pidfd_send_signal(pidfd, Signal::KILL),
@@ -121,14 +123,15 @@ fn memory_of(thread: Pid) -> MemoryOf {
     if filters::allow(Call::Kcmp) { thread::compare_memory(thread) } else { MemoryOf::Unknown }
 }
 
-fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
+/// Opens a process, if the system allows that. Fails if it has ended.
+pub(crate) fn open_pidfd(pid: Pid) -> Result<Option<OwnedFd>, Errno> {
     match filters::allow(Call::PidfdOpen).then(|| pidfd_open(pid, PidfdFlags::empty())) {
         None | Some(Err(Errno::NOSYS | Errno::PERM)) => Ok(None),
         Some(opened) => opened.map(Some),
     }
 }
 
-/// Finds another user of the memory, where `last` has left: one of its threads, or another process.
+/// Finds another user of the memory after `last` has left: one of its threads, or another process.
 /// `own` are the ids of the agent's processes, as `proc` numbers them.
 pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<User> {
     if uses_alone() {
@@ -141,8 +144,8 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     others.filter(|number| *number != last.number && !own.contains(number)).find_map(|number| {
         let statm = open_in(proc, format_args!("{number}/statm"))?;
         match mapped_pages(&statm) {
-            // The thread that the process began with has ended, others may not have; or it is the
-            // kernel's.
+            // The process's first thread has ended, but others may be left; or it is a thread of
+            // the kernel.
             Some(0) => find_thread(proc, ours, number),
             Some(_) => user_if_same(proc, ours, (number, number), statm),
             None => None,
@@ -150,23 +153,24 @@ pub fn find(proc: &OwnedFd, ours: &OwnedFd, last: &User, own: &[u32]) -> Option<
     })
 }
 
-/// Whether the kernel says that nobody else uses the memory: only a process of one thread is told.
+/// Returns whether the kernel says that no other process uses the memory. It answers only processes
+/// with one thread.
 fn uses_alone() -> bool {
     filters::allow(Call::Unshare) && thread::is_only_user_of_memory()
 }
 
-/// The process `number` by that of its threads which uses the memory.
+/// Returns the process `number` if one of its threads uses the memory.
 fn find_thread(proc: &OwnedFd, ours: &OwnedFd, number: u32) -> Option<User> {
     let tasks = ids(proc, format_args!("{number}/task"));
     if tasks.len() < 2 {
-        // The thread that the process began with is the only one, and was looked at.
+        // The only thread is the first one, which was checked already.
         return None;
     }
     let statm_of = |id| open_in(proc, format_args!("{number}/task/{id}/statm"));
     tasks.into_iter().find_map(|id| user_if_same(proc, ours, (number, id), statm_of(id)?))
 }
 
-/// The process `number`, if its thread `id` uses the memory.
+/// Returns process `number` if its thread `id` uses the memory.
 fn user_if_same(proc: &OwnedFd, ours: &OwnedFd, (number, id): (u32, u32), statm: OwnedFd) -> Option<User> {
     let thread = own_pid_of(proc, id)?;
     if memory_of(thread) == MemoryOf::Other {
@@ -183,14 +187,14 @@ fn is_same(theirs: &OwnedFd, ours: &OwnedFd) -> bool {
         if !is_of_one_size(theirs, ours) {
             return false;
         }
-        // Another companion that does the same at this moment takes another number.
+        // Another companion that does this at the same moment takes another number.
         let bytes = (1 + (now_ns() ^ u64::from(std::process::id())) as usize % MAX_CHANGE_PAGES) * PAGE_BYTES;
         region::with_reserved(bytes, || is_of_one_size(theirs, ours)).unwrap_or(true)
     })
 }
 
-/// Returns whether both tell the same size at some instant. That `ours` is the same before and after
-/// `theirs` is read does not mean that it has not changed between.
+/// Returns whether both show the same size at some instant. That `ours` is the same before and
+/// after `theirs` is read does not mean that it has not changed between.
 fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
     let mut before = mapped_pages(&ours);
     for _ in 0..COMPARISONS {
@@ -206,8 +210,7 @@ fn is_of_one_size(theirs: &OwnedFd, ours: impl AsFd) -> bool {
     false
 }
 
-/// The first number of a `statm`: pages that are mapped. 0 for a thread that has no memory any
-/// more.
+/// Returns the first number of a `statm`: the mapped pages. It is 0 for a thread without memory.
 fn mapped_pages(statm: impl AsFd) -> Option<u64> {
     let mut text = [0u8; 128];
     let read = rustix::io::pread(statm, &mut text, 0).ok()?;
@@ -215,19 +218,19 @@ fn mapped_pages(statm: impl AsFd) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// The names in a directory under `/proc` that are numbers. None where there is no such directory.
+/// Returns the numeric names in a directory under `/proc`; none without such a directory.
 pub(crate) fn ids(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Vec<u32> {
     let entries = open_directory_in(proc, path).and_then(|directory| Dir::new(directory).ok());
     let names = entries.into_iter().flatten().flatten();
     names.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()
 }
 
-/// Opens the directory `path` of `proc`; `None` where there is none, or it is not for us.
+/// Opens the directory `path` of `proc`; `None` if it does not exist or the kernel refuses it.
 pub(crate) fn open_directory_in(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Option<OwnedFd> {
     open_with(proc, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)
 }
 
-/// Opens the file `path` of `proc`, likewise.
+/// Opens the file `path` of `proc`; `None` if it does not exist or the kernel refuses it.
 pub(crate) fn open_in(proc: &OwnedFd, path: std::fmt::Arguments<'_>) -> Option<OwnedFd> {
     open_with(proc, path, OFlags::RDONLY | OFlags::CLOEXEC)
 }
@@ -239,27 +242,28 @@ fn open_with(proc: &OwnedFd, path: std::fmt::Arguments<'_>, flags: OFlags) -> Op
     openat(proc, name, flags, Mode::empty()).ok()
 }
 
-/// The number that `proc` gives the calling process: not that of `getpid` where it is another
-/// namespace's.
+/// Returns the number that `proc` gives the calling process. In another pid namespace it differs
+/// from `getpid`.
 pub fn own_number(proc: &OwnedFd) -> Option<u32> {
     let link = filters::allow(Call::Readlinkat).then(|| rustix::fs::readlinkat(proc, c"self", Vec::new()))?.ok()?;
     link.to_str().ok()?.parse().ok()
 }
 
-/// The number that `proc` gives the program's process, of which the calling companion knows the `pid`.
+/// Returns the number that `proc` gives the program's process, whose pid in the companion's
+/// namespace is `pid`.
 pub fn number_of_program(proc: &OwnedFd, pid: Pid) -> u32 {
     let pid = pid.as_raw_nonzero().get() as u32;
     if !identity::is_nested() {
         return pid;
     }
-    // There the companion is a child of the program's.
+    // In a nested namespace, the companion is a child of the program.
     with_status(proc, format_args!("self/status"), |status| numbers(status, "PPid:").next()).unwrap_or(pid)
 }
 
-/// The pid in the caller's pid namespace of the thread that `proc` shows as `number`.
+/// Returns the pid that the thread with `number` in `proc` has in the caller's pid namespace.
 pub fn own_pid_of(proc: &OwnedFd, number: u32) -> Option<Pid> {
     let pid = if identity::is_nested() {
-        // A line of pids, one for each level of pid namespaces from that of `proc` on.
+        // The line has one pid for each level of pid namespaces, beginning with that of `proc`.
         let level =
             with_status(proc, format_args!("self/status"), |status| numbers(status, "NSpid:").count().checked_sub(1))?;
         with_status(proc, format_args!("{number}/status"), |status| numbers(status, "NSpid:").nth(level))?
@@ -269,16 +273,16 @@ pub fn own_pid_of(proc: &OwnedFd, number: u32) -> Option<Pid> {
     Pid::from_raw(pid as i32)
 }
 
-/// What `read` finds in a file `status` of `proc`.
+/// Returns what `read` finds in a `status` file of `proc`.
 fn with_status<R>(proc: &OwnedFd, path: std::fmt::Arguments<'_>, read: impl FnOnce(&str) -> Option<R>) -> Option<R> {
     let mut text = [0u8; 2048];
     let len = rustix::io::read(open_in(proc, path)?, &mut text).ok()?;
-    // A name that is no text comes first.
+    // Skip the process's name, which may be no text.
     let start = text[..len].windows(5).position(|line| line == b"\nPid:")?;
     read(std::str::from_utf8(&text[start..len]).ok()?)
 }
 
-/// The numbers in the line of `status` that begins with `key`.
+/// Returns the numbers in the line of `status` that begins with `key`.
 fn numbers<'a>(status: &'a str, key: &'a str) -> impl Iterator<Item = u32> + 'a {
     let line = status.lines().find_map(move |line| line.strip_prefix(key)).unwrap_or_default();
     line.split_ascii_whitespace().map_while(|number| number.parse().ok())
@@ -305,9 +309,10 @@ mod tests {
         thread::exit_process(0);
     }
 
-    /// The size is the same before and after each pair of changes.
-    fn assert_remains_while_sizes_change(user: &User, ours: &OwnedFd) {
-        const CHANGES: u32 = 300_000;
+    /// Returns whether `user` remains while the size changes and is the same again after each two
+    /// changes.
+    fn remains_while_sizes_change(user: &User, ours: &OwnedFd) -> bool {
+        const CHANGES: u32 = 100_000;
         let made = AtomicU32::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -316,18 +321,17 @@ mod tests {
                 }
             });
             let theirs = user.statm.as_ref().unwrap();
-            while made.load(Ordering::Relaxed) < CHANGES {
-                let has_remained = user.remains(ours) && is_of_one_size(theirs, ours);
-                if !has_remained {
-                    made.store(CHANGES, Ordering::Relaxed);
-                }
-                assert!(has_remained);
+            let mut remains = true;
+            while remains && made.load(Ordering::Relaxed) < CHANGES {
+                remains = user.remains(ours) && is_of_one_size(theirs, ours);
             }
-        });
+            made.store(CHANGES, Ordering::Relaxed);
+            remains
+        })
     }
 
     #[test]
-    fn who_shares_the_memory_is_found_and_nobody_else() {
+    fn only_processes_that_share_the_memory_are_found() {
         static ID: AtomicU32 = AtomicU32::new(0);
         let proc = proc();
         let ours = open_in(&proc, format_args!("self/statm")).unwrap();
@@ -340,23 +344,24 @@ mod tests {
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stranger = User::open(&proc, Pid::from_raw(other.id() as i32).unwrap(), other.id()).unwrap();
         assert!(!stranger.remains(&ours));
-        // Other tests start processes, too, which share this memory for a moment.
+        // Other tests start processes that share this memory for a moment.
         let others = || find(&proc, &ours, &stranger, &[own]).map(|user| user.pid);
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while others().is_some() && std::time::Instant::now() < until {}
         let stack = Box::leak(Box::new(Region::reserve(512 << 10).unwrap()));
         let spec = Spec { kind: Kind::Process, stack, cpu: None, id: &ID };
-        // SAFETY: the stack is leaked and the word static.
+        // SAFETY: the stack is leaked and the id is static, so both outlive the thread.
         let id = unsafe { thread::spawn(&spec, waits, std::ptr::null_mut()) }.unwrap();
         assert!(others().is_some());
         let statm = open_in(&proc, format_args!("{}/statm", id.as_raw_nonzero())).unwrap();
         let number = id.as_raw_nonzero().get() as u32;
         let user = user_if_same(&proc, &ours, (number, number), statm).unwrap();
         assert_eq!((memory_of(id), memory_of(stranger.pid)), (MemoryOf::Caller, MemoryOf::Other));
-        assert_remains_while_sizes_change(&user, &ours);
+        let has_remained = remains_while_sizes_change(&user, &ours);
         GO_ON.store(1, Ordering::Release);
         let _ = futex::wake(&GO_ON, futex::Flags::PRIVATE, 1);
         thread::wait_for_exit(id, &ID);
+        assert!(has_remained);
         assert!(!user.remains(&ours));
         other.kill().unwrap();
         other.wait().unwrap();
