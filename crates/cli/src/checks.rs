@@ -75,20 +75,29 @@ impl std::error::Error for NotAllowed {}
 
 /// Checks what a run cannot do without.
 pub fn require() -> Result<(), NotAllowed> {
-    let mut findings = required(Place::detect());
+    let mut findings = required(Place::detect(), Amount::Needed);
     findings.retain(|finding| finding.state == State::Missing);
     if findings.is_empty() { Ok(()) } else { Err(NotAllowed(findings)) }
 }
 
-fn required(place: Place) -> Vec<Finding> {
+/// How much of a resource a check looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Amount {
+    /// What a run cannot do without: each run checks it at its start.
+    Needed,
+    /// What is enough for most programs.
+    Good,
+}
+
+fn required(place: Place, amount: Amount) -> Vec<Finding> {
     let mut findings = userfaultfd::check(place);
     findings.extend([
         calls::shared_memory(place),
         calls::descriptors(place),
         calls::others(place),
         resources::proc(place),
-        resources::open_files(place),
-        resources::processes(place),
+        resources::open_files(place, amount),
+        resources::processes(place, amount),
         resources::address_space(place),
     ]);
     findings
@@ -96,7 +105,7 @@ fn required(place: Place) -> Vec<Finding> {
 
 /// Makes every check, in the order in which they are printed. What to do is said for `place`.
 pub fn all(place: Place) -> Vec<Finding> {
-    let mut findings = required(place);
+    let mut findings = required(place, Amount::Good);
     findings.extend([
         calls::fork(place),
         calls::io_uring(place),

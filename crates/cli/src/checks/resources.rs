@@ -1,6 +1,6 @@
 //! Limits of the process and of its control group, and `/proc`.
 
-use crate::checks::{Finding, is_nested};
+use crate::checks::{Amount, Finding, is_nested};
 use crate::remedy::{Cause, Place};
 use foliomem_sys::errno_text::ErrnoText;
 use foliomem_sys::system_checks::child::Step;
@@ -56,9 +56,13 @@ fn reason(step: Step) -> String {
 }
 
 /// How many descriptors a process may have.
-pub fn open_files(place: Place) -> Finding {
+pub fn open_files(place: Place, amount: Amount) -> Finding {
     const WHAT: &str = "open files";
-    let (count, refused) = match probes::open_descriptors(GOOD_DESCRIPTORS as usize) {
+    let wanted = match amount {
+        Amount::Needed => MIN_DESCRIPTORS,
+        Amount::Good => GOOD_DESCRIPTORS,
+    };
+    let (count, refused) = match probes::open_descriptors(wanted as usize) {
         Ok(found) => found,
         Err(errno) => return no_child(WHAT, errno, place),
     };
@@ -69,15 +73,19 @@ pub fn open_files(place: Place) -> Finding {
 }
 
 /// How many processes there may be.
-pub fn processes(place: Place) -> Finding {
+pub fn processes(place: Place, amount: Amount) -> Finding {
     const WHAT: &str = "processes";
-    let (count, refused) = match probes::start_processes(GOOD_PROCESSES as usize) {
+    let wanted = match amount {
+        Amount::Needed => MIN_PROCESSES,
+        Amount::Good => GOOD_PROCESSES,
+    };
+    let (count, refused) = match probes::start_processes(wanted as usize) {
         Ok(found) => found,
         Err(errno) => return no_child(WHAT, errno, place),
     };
     let cause = match refused {
         None => return Finding::fine(WHAT, format!("{count} and more can be started")),
-        Some(Errno::AGAIN) => processes_cause(GOOD_PROCESSES),
+        Some(Errno::AGAIN) => processes_cause(wanted),
         Some(Errno::NOMEM) => address_cause(),
         Some(_) => Cause::Filter("clone"),
     };
