@@ -87,7 +87,8 @@ def test_a_program_of_an_older_or_newer_debian_keeps_the_limit(suite, version):
 
 
 @needs_musl
-@pytest.mark.parametrize("torture", [False, pytest.param(True, marks=soak_only)], ids=["normal", "torture"])
+@soak_only  # It hangs now and then: docs/guide/limitations.md.
+@pytest.mark.parametrize("torture", [False, True], ids=["normal", "torture"])
 def test_a_musl_program_keeps_the_limit(tmp_path, torture):
     program = tmp_path / "musl"
     plain(["musl-gcc", "-O2", "-Wall", "-o", program, PROGRAMS / "any_libc.c"]).ok()
