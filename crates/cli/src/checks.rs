@@ -83,7 +83,7 @@ pub fn require() -> Result<(), NotAllowed> {
 /// How much of a resource a check looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
-    /// What a run cannot do without: each run checks it at its start.
+    /// The least that a run needs: each run checks it at its start.
     Needed,
     /// What is enough for most programs.
     Good,
