@@ -85,7 +85,7 @@ pub fn require() -> Result<(), NotAllowed> {
 pub enum Amount {
     /// The least that a run needs: each run checks it at its start.
     Needed,
-    /// What is enough for most programs.
+    /// Enough for most programs.
     Good,
 }
 
