@@ -10,6 +10,7 @@
 //! are looked at more often.
 
 use crate::preflight;
+use foliomem_session::find_run;
 use foliomem_session::messages::Excess;
 use foliomem_session::segment::Control;
 use foliomem_types::size::format_mib;
@@ -234,7 +235,7 @@ fn bytes(status: &str, name: &str) -> u64 {
 /// companion, and a process of a nested run, which has a limit of its own. Nothing is known of a
 /// process that this user may not look at, and nothing is said of it.
 fn has_segment(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).map_or(true, |maps| maps.contains("/memfd:foliomem-control"))
+    find_run::has_segment(pid).unwrap_or(true)
 }
 
 #[cfg(test)]

@@ -62,11 +62,20 @@ fn segment_in(line: &str) -> Option<Inode> {
     (name == SEGMENT_NAME.to_str().ok()?).then_some(inode)
 }
 
+/// Returns the inode of the segment that process `pid` has mapped.
+fn mapped_by(pid: u32) -> std::io::Result<Option<Inode>> {
+    let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
+    Ok(String::from_utf8_lossy(&maps).lines().find_map(segment_in))
+}
+
+/// Returns whether process `pid` has mapped the segment of a run; `None` if that cannot be seen.
+pub fn has_segment(pid: u32) -> Option<bool> {
+    Some(mapped_by(pid).ok()?.is_some())
+}
+
 /// Returns the control segment of the run that process `pid` belongs to.
 pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
-    let maps = std::fs::read(format!("/proc/{pid}/maps")).map_err(|error| refused(pid, &error))?;
-    let maps = String::from_utf8_lossy(&maps);
-    let segment = maps.lines().find_map(segment_in).ok_or(FindError::NotInRun(pid))?;
+    let segment = mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))?;
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let fd = std::iter::once(pid).chain(others).find_map(|pid| opened_by(pid, segment));
