@@ -53,11 +53,15 @@ impl Control {
         self.header.needed_peak_bytes.fetch_max(needed_bytes, Ordering::Relaxed);
     }
 
-    /// Returns the peaks that the supervisor has sampled.
+    /// Returns the peaks that the supervisor has sampled, or the present sizes where these are
+    /// larger: the last sample may be some time ago.
     pub fn peaks(&self) -> Peaks {
         let [taken_bytes, needed_bytes] =
             [&self.header.taken_peak_bytes, &self.header.needed_peak_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
-        Peaks { taken_bytes, needed_bytes }
+        Peaks {
+            taken_bytes: taken_bytes.max(self.tree_measured_bytes()),
+            needed_bytes: needed_bytes.max(self.tree_needed_bytes()),
+        }
     }
 
     /// Raises a limit that follows the need to the tree's current need; does nothing to a fixed
