@@ -20,6 +20,11 @@ def test_syscall(mode, torture, built, tmp_path):
         assert_swapped(got)
 
 
+def test_the_kernel_clears_the_words_of_threads_that_end(built, torture):
+    """A thread of clone(2) cannot take a fault when it ends, so the word that the kernel then clears must be resident."""
+    same_as_plain([built("cleared_words.c"), 16], "32M", torture)
+
+
 def test_a_mapping_that_grows_page_by_page(built, torture):
     """Between being found and being registered it grows: what the kernel keeps apart then is made one for the next step."""
     for _ in range(3):

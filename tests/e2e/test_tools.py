@@ -140,7 +140,9 @@ def test_gdb_runs_a_program_with_a_breakpoint(held, where):
 
 @needs_gdb
 def test_gdb_debugs_threads_and_forks_inside_a_run(held):
-    got = foliomem([*GDB, "-ex", "run", "--args", held, "threads", MIB // 2], "16M", timeout=120).ok()
+    # The debugger needs 60 MiB itself.
+    got = foliomem([*GDB, "-ex", "run", "--args", held, "threads", MIB], "48M", timeout=120).ok()
+    assert_swapped(got)
     assert b"OK\n" in got.out and b"exited normally" in got.out, got.out
 
 

@@ -89,9 +89,14 @@ impl Runtime {
     /// Notes that the calling thread starts. Returns when its control block stays resident, if
     /// memory may be swapped out.
     pub fn note_thread_start(&self) {
-        if self.activation.get().is_some() && self.context.budget.is_armed() {
+        if self.swaps() {
             self.notices.thread_starts(&self.fork.quiesce);
         }
+    }
+
+    /// Returns whether memory may be swapped out.
+    pub(crate) fn swaps(&self) -> bool {
+        self.activation.get().is_some() && self.context.budget.is_armed()
     }
 
     /// Returns whether [`Runtime::notify_allocation`] must be called for an allocation that ends at

@@ -204,6 +204,29 @@ impl<'a> Object<'a> {
         Some(start..start + symbol.bytes as usize)
     }
 
+    /// Returns the addresses of the code within `reach_bytes` of `address` that lies in the same
+    /// segment. Returns `None` if no segment of code contains `address`.
+    pub(crate) fn code_around(self, address: usize, reach_bytes: usize) -> Option<Range<usize>> {
+        let base = self.0.base;
+        let header = std::ptr::with_exposed_provenance::<libc::Elf64_Ehdr>(base);
+        // SAFETY: a library's first segment begins with the headers of its file; the loader keeps
+        // them mapped. The magic number shows that this one's does.
+        let headers = unsafe {
+            if !(*header).e_ident.starts_with(b"\x7fELF") {
+                return None;
+            }
+            let first = header.byte_add((*header).e_phoff as usize).cast::<libc::Elf64_Phdr>();
+            std::slice::from_raw_parts(first, (*header).e_phnum.into())
+        };
+        let mut segments = headers.iter().filter(|part| part.p_type == libc::PT_LOAD && part.p_flags & libc::PF_X != 0);
+        segments.find_map(|part| {
+            let start = base + part.p_vaddr as usize;
+            let end = start + part.p_filesz as usize;
+            let reach = address.saturating_sub(reach_bytes)..address.saturating_add(reach_bytes);
+            (start..end).contains(&address).then(|| start.max(reach.start)..end.min(reach.end))
+        })
+    }
+
     /// Returns the address of the default version of function `name`, if the object defines it.
     fn function(self, name: &CStr) -> Option<usize> {
         let versions = self.table::<u16>(DT_VERSYM);

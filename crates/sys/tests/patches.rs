@@ -4,8 +4,9 @@
 use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::interception::patches::{self, ForkHooks};
 use foliomem_sys::region::Region;
-use std::sync::OnceLock;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Mutex, OnceLock};
 
 /// Hooks that count their calls. Each process has its own counts.
 struct Counting {
@@ -14,6 +15,8 @@ struct Counting {
     parent: AtomicU32,
     failed: AtomicU32,
     child: AtomicU32,
+    /// What the last announced threads need.
+    words: Mutex<Vec<Range<usize>>>,
 }
 
 impl ForkHooks for Counting {
@@ -37,6 +40,10 @@ impl ForkHooks for Counting {
     fn child_after(&'static self) {
         self.child.fetch_add(1, SeqCst);
     }
+
+    fn thread_starts(&'static self, words: Range<usize>) {
+        self.words.lock().unwrap().push(words);
+    }
 }
 
 /// SIGSYS in a signal mask.
@@ -54,6 +61,7 @@ fn hooks() -> &'static Counting {
         parent: AtomicU32::new(0),
         failed: AtomicU32::new(0),
         child: AtomicU32::new(0),
+        words: Mutex::default(),
     });
     INSTALLED.get_or_init(|| {
         patches::install();
@@ -237,5 +245,32 @@ fn vector_registers_survive_a_fork() {
             assert_eq!(vector, PATTERN);
             assert_eq!(wait(child as i32), 0);
         }
+    }
+}
+
+#[test]
+fn new_threads_are_announced_with_what_the_kernel_writes_to() {
+    let hooks = hooks();
+    let own = std::thread::spawn(foliomem_sys::thread_control_block::own).join().unwrap();
+    assert!(hooks.words.lock().unwrap().contains(&own), "a thread by pthread_create(3)");
+
+    /// Ends the calling thread, which has no control block of its own.
+    extern "C" fn end(_unused: *mut libc::c_void) -> i32 {
+        // SAFETY: exit(2) ends the thread. The C library's function would use its control block.
+        unsafe { std::arch::asm!("syscall", in("rax") libc::SYS_exit, in("rdi") 0, options(noreturn)) }
+    }
+    let (mut stack, word) = (vec![0u128; 4096], AtomicU32::new(1));
+    let flags = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+    // SAFETY: the thread uses the end of the stack, which lives until the word is cleared.
+    let made = unsafe {
+        let top = stack.as_mut_ptr_range().end.cast();
+        let flags = flags | libc::CLONE_SYSVSEM | libc::CLONE_CHILD_CLEARTID;
+        libc::clone(end, top, flags, std::ptr::null_mut(), 0, 0, word.as_ptr())
+    };
+    assert!(made > 0, "{}", std::io::Error::last_os_error());
+    let address = word.as_ptr().addr();
+    assert!(hooks.words.lock().unwrap().contains(&(address..address + 4)), "a thread by clone(2)");
+    while word.load(SeqCst) != 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }

@@ -8,8 +8,11 @@
 //! may be managed: those that the program allocates itself, those without a guard, very large ones,
 //! and stacks merged with a mapping above.
 //!
-//! For threads that exist at activation, [`foliomem_sys::thread_control_block`] finds the blocks. A
-//! thread that starts later sends a notice before it does anything else.
+//! For threads that exist at activation, [`foliomem_sys::thread_control_block`] finds the blocks.
+//! Before a later thread exists, its creator sends a notice in its own name, because a debugger
+//! reads the block as soon as there is a thread, and cannot take faults either
+//! (`foliomem_sys::interception::fork_call`). The thread sends another notice before
+//! it does anything else; from then on the block is known under its own name.
 //!
 //! A block stays known until its thread has ended. The list is checked when twice as many blocks
 //! are known as after the last check. Only the monitor changes the list, under the lock of the

@@ -14,6 +14,7 @@ use foliomem_session::segment::Control;
 use foliomem_sys::clock;
 use foliomem_sys::thread_control_block;
 use foliomem_sys::unseen_calls;
+use rustix::process::Pid;
 use rustix::thread::futex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -79,11 +80,17 @@ impl Notices {
     /// The thread waits even under a system call filter: without the notice, a thread that joins it
     /// could hang. A filter that allows new threads allows futexes.
     pub(crate) fn thread_starts(&self, quiesce: &Quiesce) {
-        let started = NoticeKind::ThreadStarted(thread_control_block::own_thread());
-        if self.is_received(quiesce, started, thread_control_block::own()) {
+        let thread = thread_control_block::own_thread();
+        if self.stays_resident(quiesce, thread, thread_control_block::own()) {
             // The block may have been swapped out before.
             thread_control_block::touch_own();
         }
+    }
+
+    /// Lets `words` stay resident from the next time they are until `thread` has ended. Returns
+    /// whether the monitor has received that.
+    pub(crate) fn stays_resident(&self, quiesce: &Quiesce, thread: Pid, words: Range<usize>) -> bool {
+        self.is_received(quiesce, NoticeKind::ThreadStarted(thread), words)
     }
 
     /// Notes that the loader has loaded or unloaded libraries. Waits until their code is searched.

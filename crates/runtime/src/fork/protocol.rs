@@ -56,6 +56,7 @@ use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use foliomem_sys::userfaultfd;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{Access, access};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 impl ForkHooks for Runtime {
@@ -104,6 +105,12 @@ impl ForkHooks for Runtime {
             go_on_alone(self, &error);
         }
         self.fork.finish_descriptors();
+    }
+
+    fn thread_starts(&'static self, words: Range<usize>) {
+        if !self.is_off() && self.swaps() {
+            self.notices.stays_resident(&self.fork.quiesce, rustix::process::getpid(), words);
+        }
     }
 
     fn exiting(&'static self) {

@@ -310,7 +310,7 @@ extern "C" fn on_sigsys(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         raw::__NR_fork | raw::__NR_clone | raw::__NR_clone3 | raw::__NR_vfork => {
             match ForkCall::read(number, arguments) {
                 CallKind::Fork(call) => return fork_and_disarm(trap, &mut registers, call),
-                CallKind::Other => return let_through(trap, &mut registers),
+                CallKind::Shared(_) | CallKind::Other => return let_through(trap, &mut registers),
                 CallKind::Invalid(errno) => registers.set(libc::REG_RAX, -errno.raw_os_error() as isize as usize),
             }
         }
@@ -445,6 +445,7 @@ mod tests {
     use super::*;
     use crate::interception::fork_call::ForkOutcome;
     use crate::region::Region;
+    use std::ops::Range;
     use std::sync::OnceLock;
 
     /// Hooks that count their calls.
@@ -473,6 +474,10 @@ mod tests {
 
         fn child_after(&'static self) {
             self.child.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn thread_starts(&'static self, _words: Range<usize>) {
+            unreachable!("only patched calls announce threads");
         }
     }
 

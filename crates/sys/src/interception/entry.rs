@@ -27,7 +27,7 @@
 //! Lock order: `LOCK` comes before the gate. It is held over the fork, and the child drops its
 //! copy.
 
-use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks};
+use crate::interception::fork_call::{CallKind, ForkCall, ForkHooks, NEEDS_WORDS};
 use crate::interception::guards;
 use crate::thread_control_block;
 use std::arch::{asm, global_asm};
@@ -158,9 +158,11 @@ global_asm!(
     "test edi, {clone_vm}",
     "jz 2f",
     "test edi, {clone_thread_or_vfork}",
-    "jnz 9f",
+    "jnz 41f",
     "mov byte ptr [rip + {has_shared_memory}], 1",
-    "jmp 9f",
+    "41:",
+    "test edi, {needs_words}",
+    "jz 9f",
     "2:",
     "cmp qword ptr [rip + {stack_top}], 0",
     "je 9f",
@@ -328,6 +330,7 @@ global_asm!(
     clone = const linux_raw_sys::general::__NR_clone,
     clone_vm = const linux_raw_sys::general::CLONE_VM,
     clone_thread_or_vfork = const WAITED_FOR,
+    needs_words = const NEEDS_WORDS,
     has_shared_memory = sym HAS_SHARED_MEMORY,
     exit_group = const linux_raw_sys::general::__NR_exit_group,
     is_exiting = sym IS_EXITING,
@@ -465,6 +468,10 @@ extern "C" fn call_on_own_stack(frame: &mut Frame) {
             Some(result) => result,
             None => return,
         },
+        CallKind::Shared(needed) => {
+            needed.announce(hooks);
+            return;
+        }
         CallKind::Invalid(errno) => -(errno.raw_os_error() as isize),
         CallKind::Fork(mut call) => {
             call.make(hooks, thread_control_block::pages(&thread_control_block::own()), system_call);

@@ -8,9 +8,10 @@
 
 use crate::interception::entry::note_shared_memory;
 use crate::region::Region;
-use crate::thread_control_block::{self, BLOCK_PAGES};
+use crate::thread_control_block::{self, BLOCK_BYTES, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
+use std::ops::Range;
 
 /// The functions that run before and after a fork.
 ///
@@ -29,6 +30,8 @@ pub trait ForkHooks: Sync {
     fn parent_after(&'static self, outcome: ForkOutcome);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
+    /// Runs before the program makes a thread that needs `words` to be resident until it ends.
+    fn thread_starts(&'static self, words: Range<usize>);
     /// Runs before the process ends itself. Nothing may touch memory of the program afterwards. The
     /// calling process may also be a child of `vfork(2)`.
     fn exiting(&'static self) {}
@@ -46,6 +49,50 @@ pub enum ForkOutcome {
     Failed,
 }
 
+/// Flags of a child that shares the memory and has [`NeededWords`].
+pub const NEEDS_WORDS: u32 = raw::CLONE_SETTLS | raw::CLONE_CHILD_CLEARTID;
+/// End of the addresses that a program can have.
+const ADDRESSES_END: usize = 1 << 47;
+
+/// What must be resident while a child that shares the memory runs: the kernel writes to it when
+/// the child ends, and a debugger reads it as soon as the child exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NeededWords {
+    /// Address of the child's control block (CLONE_SETTLS).
+    block: Option<usize>,
+    /// Address of the thread id that the kernel clears (CLONE_CHILD_CLEARTID).
+    cleared: Option<usize>,
+}
+
+impl NeededWords {
+    /// Returns what the child of a call with `arguments` needs.
+    fn of(arguments: &raw::clone_args) -> NeededWords {
+        let address = |flag: u32, address: u64| {
+            let is_named = arguments.flags & u64::from(flag) != 0 && (1..ADDRESSES_END as u64).contains(&address);
+            is_named.then_some(address as usize)
+        };
+        NeededWords {
+            block: address(raw::CLONE_SETTLS, arguments.tls),
+            cleared: address(raw::CLONE_CHILD_CLEARTID, arguments.child_tid),
+        }
+    }
+
+    /// Tells `hooks` what must be resident from here on, and makes it resident.
+    pub fn announce(self, hooks: &'static dyn ForkHooks) {
+        let block = self.block.map(|start| start..start + BLOCK_BYTES);
+        let cleared = self.cleared.map(|start| start..start + size_of::<i32>());
+        // In glibc the thread id lies in the block.
+        let cleared = cleared.filter(|word| block.as_ref().is_none_or(|block| !block.contains(&word.start)));
+        for words in [block, cleared].into_iter().flatten() {
+            hooks.thread_starts(words.clone());
+            for address in [words.start, words.end - 1] {
+                // The kernel brings the page in, or refuses an address where nothing is.
+                let _ = read_memory(address, &mut [0]);
+            }
+        }
+    }
+}
+
 /// Maximum number of requested thread ids: one for each level of pid namespaces that Linux
 /// supports.
 const MAX_TIDS: usize = 32;
@@ -60,8 +107,11 @@ const MIN_CLONE_ARGS_BYTES: usize = 64;
 pub enum CallKind {
     /// A fork.
     Fork(ForkCall),
-    /// The call is not a fork (the child shares the memory), or the kernel refuses it. The caller
-    /// makes the call unchanged.
+    /// The child shares the memory: it is a thread, or a process like that. The caller makes the
+    /// call unchanged, after [`NeededWords::announce`].
+    Shared(NeededWords),
+    /// The call is not about a child, or the kernel refuses it. The caller makes the call
+    /// unchanged.
     Other,
     /// The call fails with this error.
     Invalid(Errno),
@@ -120,7 +170,7 @@ impl ForkCall {
         }
         if arguments.flags & u64::from(raw::CLONE_VM) != 0 {
             note_shared_memory(arguments.flags);
-            return CallKind::Other;
+            return CallKind::Shared(NeededWords::of(&arguments));
         }
         if number == raw::__NR_clone3 && (arguments.stack == 0) != (arguments.stack_size == 0) {
             return CallKind::Invalid(Errno::INVAL);

@@ -4,7 +4,8 @@
 //! function inside of the library, or a C library of another namespace. All ways end at a few
 //! `syscall` instructions:
 //!
-//! - for a fork those of `_Fork` (or `fork`), `clone` and `syscall`;
+//! - for a fork or a new thread those of `_Fork` (or `fork`), `clone`, `clone3` (which has no
+//!   symbol) and `syscall`;
 //! - for a change of the meaning of memory without a message of the kernel
 //!   ([`crate::unseen_calls`]) those of `madvise`, `process_madvise`, `vmsplice`, `setsockopt` and
 //!   `syscall`;
@@ -118,6 +119,9 @@ const CHANGING: [(&CStr, Wanted); 4] = [
     (c"setsockopt", Wanted::Numbers(&[raw::__NR_setsockopt])),
     (c"process_madvise", Wanted::Numbers(&[raw::__NR_process_madvise])),
 ];
+
+/// Maximum distance of the code of `clone3`, which has no symbol, from that of `clone`, in bytes.
+const CLONE3_REACH_BYTES: usize = 32 << 10;
 
 /// The function that ends the process. A site of it that is not recognised stays unpatched.
 const ENDING: (&CStr, Wanted) = (c"_exit", Wanted::All);
@@ -371,6 +375,21 @@ fn sites_of_function(library: Object<'_>, name: &CStr, wanted: Wanted) -> Option
     sites_in(bytes, code.start, wanted)
 }
 
+/// Returns the sites of `clone3` in `library`, which makes threads by it from glibc 2.34 on.
+fn clone3_sites(library: Object<'_>) -> Vec<Site> {
+    let Some(code) = library.code(c"clone").and_then(|clone| library.code_around(clone.start, CLONE3_REACH_BYTES))
+    else {
+        return Vec::new();
+    };
+    // SAFETY: the range is code of a loaded library, which only this module changes, one thread at
+    // a time.
+    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(code.start), code.len()) };
+    let call = [&[MOV_EAX][..], &raw::__NR_clone3.to_le_bytes(), &SYSCALL].concat();
+    let found = bytes.windows(call.len()).enumerate().filter(|(_, window)| *window == call);
+    let wanted = Wanted::Numbers(&[raw::__NR_clone3]);
+    found.filter_map(|(offset, _)| Site::recognise(bytes, code.start, offset + JUMP_BYTES, wanted)).collect()
+}
+
 /// The sites of a C library.
 struct Sites {
     /// The sites that are patched only if no thread may be in them.
@@ -397,6 +416,7 @@ impl Sites {
                 return None;
             }
         }
+        sites.add(clone3_sites(library));
         for (name, wanted) in CHANGING {
             let is_missing = library.code(name).is_none();
             match sites_of_function(library, name, wanted) {
