@@ -5,13 +5,18 @@
 //! - [`userfaultfd`]: the permission, and the kernel;
 //! - [`resources`]: descriptors, processes, address space, `/proc`;
 //! - [`calls`]: filters of system calls, and Yama.
+//!
+//! A run pays for its checks each time, so they make no child where the calling process can try,
+//! and look for a cause only where something is missing.
 
 mod calls;
 mod resources;
 mod userfaultfd;
 
-use crate::remedy::Place;
+use crate::remedy::{Cause, Place};
 use crate::supervise;
+use foliomem_sys::system_checks::steps::{self, By};
+use rustix::io::Errno;
 use std::fmt;
 use std::fs;
 
@@ -35,83 +40,101 @@ pub struct Finding {
     pub state: State,
     /// What was found.
     pub found: String,
-    /// What to do about it; empty where there is nothing to do.
-    pub mend: String,
+    /// Why; `None` if it is fine.
+    pub cause: Option<Cause>,
 }
 
 impl Finding {
     fn fine(what: &'static str, found: impl Into<String>) -> Finding {
-        Finding { what, state: State::Fine, found: found.into(), mend: String::new() }
+        Finding { what, state: State::Fine, found: found.into(), cause: None }
     }
 
-    fn drawback(what: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Finding {
-        Finding { what, state: State::Drawback, found: found.into(), mend: mend.into() }
+    fn drawback(what: &'static str, found: impl Into<String>, cause: Cause) -> Finding {
+        Finding { what, state: State::Drawback, found: found.into(), cause: Some(cause) }
     }
 
-    fn missing(what: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Finding {
-        Finding { what, state: State::Missing, found: found.into(), mend: mend.into() }
+    fn missing(what: &'static str, found: impl Into<String>, cause: Cause) -> Finding {
+        Finding { what, state: State::Missing, found: found.into(), cause: Some(cause) }
     }
 
-    /// Returns the arrow and what to do, or nothing.
-    pub fn remedy(&self) -> String {
-        if self.mend.is_empty() { String::new() } else { format!(" -> {}", self.mend) }
+    /// Returns the arrow and what to do at `place`, or nothing.
+    pub fn remedy(&self, place: Place) -> String {
+        self.cause.as_ref().map_or_else(String::new, |cause| format!(" -> {}", place.remedy(cause)))
     }
 }
 
-/// What a run needs and does not have.
+/// What a run needs and does not have, and where it runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NotAllowed(Vec<Finding>);
+pub struct NotAllowed(Vec<Finding>, Place);
 
 impl fmt::Display for NotAllowed {
     /// Writes a line for each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<_> =
-            self.0.iter().map(|finding| format!("{}: {}{}", finding.what, finding.found, finding.remedy())).collect();
-        f.write_str(&lines.join("\nfoliomem: "))
+        let NotAllowed(findings, place) = self;
+        let line = |finding: &Finding| format!("{}: {}{}", finding.what, finding.found, finding.remedy(*place));
+        f.write_str(&findings.iter().map(line).collect::<Vec<_>>().join("\nfoliomem: "))
     }
 }
 
 impl std::error::Error for NotAllowed {}
 
-/// Checks what a run cannot do without.
+/// Checks what a run cannot do without. The calling process has one thread.
+///
+/// Where a filter may kill who makes a call, one child makes all checks. Only if it does not come
+/// back, or misses something, each is made in a child of its own, which tells what it was.
 pub fn require() -> Result<(), NotAllowed> {
-    let mut findings = required(Place::detect(), Amount::Needed);
-    findings.retain(|finding| finding.state == State::Missing);
-    if findings.is_empty() { Ok(()) } else { Err(NotAllowed(findings)) }
+    let by = By::expendable();
+    if by == By::Child {
+        let checked = steps::run(by, |steps| {
+            steps.take(0, || if missing(By::Caller).is_empty() { Ok(()) } else { Err(Errno::PERM) });
+        });
+        if checked.is_ok_and(|[step]| step.is_done()) {
+            return Ok(());
+        }
+    }
+    let missing = missing(by);
+    if missing.is_empty() { Ok(()) } else { Err(NotAllowed(missing, Place::detect())) }
 }
 
-/// How much of a resource a check looks for.
+fn missing(by: By) -> Vec<Finding> {
+    let mut findings = required(Amount::Needed, by);
+    findings.retain(|finding| finding.state == State::Missing);
+    findings
+}
+
+/// How much a check looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
     /// The least that a run needs: each run checks it at its start.
     Needed,
-    /// Enough for most programs.
+    /// Enough for most programs, and all that makes a run better.
     Good,
 }
 
-fn required(place: Place, amount: Amount) -> Vec<Finding> {
-    let mut findings = userfaultfd::check(place);
+fn required(amount: Amount, by: By) -> Vec<Finding> {
+    let mut findings = userfaultfd::check(by);
     findings.extend([
-        calls::shared_memory(place),
-        calls::descriptors(place),
-        calls::others(place),
-        resources::proc(place),
-        resources::open_files(place, amount),
-        resources::processes(place, amount),
-        resources::address_space(place),
+        calls::shared_memory(by),
+        calls::descriptors(amount, by),
+        calls::others(by),
+        resources::proc(amount, by),
+        resources::open_files(amount, by),
+        resources::processes(amount, by),
+        resources::address_space(by),
     ]);
     findings
 }
 
-/// Makes every check, in the order in which they are printed. What to do is said for `place`.
-pub fn all(place: Place) -> Vec<Finding> {
-    let mut findings = required(place, Amount::Good);
+/// Makes every check, in the order in which they are printed.
+pub fn all() -> Vec<Finding> {
+    let by = By::expendable();
+    let mut findings = required(Amount::Good, by);
     findings.extend([
-        calls::fork(place),
-        calls::io_uring(place),
-        resources::overcommit(place),
-        resources::mappings(place),
-        resources::locked_memory(place),
+        calls::fork(by),
+        calls::io_uring(by),
+        resources::overcommit(),
+        resources::mappings(),
+        resources::locked_memory(),
         agent(),
     ]);
     findings
@@ -133,7 +156,8 @@ fn agent() -> Finding {
     match supervise::agent_path() {
         Ok(path) => Finding::fine("agent", path.display().to_string()),
         Err(error) => {
-            Finding::missing("agent", error.to_string(), "copy it there; `make build` of the sources makes both")
+            let mend = Cause::Other("copy it there; `make build` of the sources makes both");
+            Finding::missing("agent", error.to_string(), mend)
         }
     }
 }
@@ -143,16 +167,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_finding_that_is_not_fine_says_what_to_do() {
-        for place in Place::ALL {
-            let findings = all(place);
-            assert!(findings.len() >= 12, "{findings:?}");
-            for finding in findings {
-                assert!(
-                    !finding.found.is_empty() && (finding.state == State::Fine) == finding.mend.is_empty(),
-                    "{finding:?}"
-                );
-            }
+    fn every_finding_that_is_not_fine_has_a_cause() {
+        let findings = all();
+        assert!(findings.len() >= 12, "{findings:?}");
+        for finding in findings {
+            let is_fine = finding.state == State::Fine;
+            assert!(!finding.found.is_empty() && is_fine == finding.cause.is_none(), "{finding:?}");
         }
     }
 
@@ -164,7 +184,9 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_a_line_each() {
-        let findings = vec![Finding::missing("a", "b", "c"), Finding::missing("d", "e", "f")];
-        assert_eq!(NotAllowed(findings).to_string(), "a: b -> c\nfoliomem: d: e -> f");
+        let findings = ["a", "b"].map(|what| Finding::missing(what, "x", Cause::Processes)).to_vec();
+        let said = |place| NotAllowed(findings.clone(), place).to_string();
+        assert_eq!(said(Place::Host), "a: x -> ulimit -u unlimited\nfoliomem: b: x -> ulimit -u unlimited");
+        assert!(said(Place::Systemd).starts_with("a: x -> LimitNPROC=infinity\n"));
     }
 }

@@ -84,10 +84,13 @@ fn left_bytes(group: &MemoryGroup, limit_bytes: u64, taken_bytes: u64) -> u64 {
 
 /// Warns about a limit that is above that of a memory group, or above all memory: it holds nothing
 /// back.
-pub fn warn_if_above(limit: Limit, groups: &MemoryGroups) {
-    let ram_bytes = ram_bytes();
+pub fn warn_if_above(limit: Limit, machine: Machine, groups: &MemoryGroups) {
     let Limit::Bytes(bytes) = limit else { return };
-    let limit = format_mib(bytes);
+    // Then the groups need not be read again.
+    if bytes <= machine.memory_bytes {
+        return;
+    }
+    let (limit, ram_bytes) = (format_mib(bytes), ram_bytes());
     match groups.tightest() {
         Some((group, group_bytes)) if group_bytes < bytes => eprintln!(
             "foliomem: the limit of {limit} is above the {} of the memory group {}: the kernel kills processes of the run \

@@ -6,14 +6,15 @@ use crate::remedy::Place;
 
 /// Prints all findings; returns the exit code, which is 0 only if `run` will work.
 pub fn doctor(args: &DoctorArgs) -> u8 {
-    let findings = checks::all(args.on.unwrap_or_else(Place::detect));
+    let findings = checks::all();
+    let place = args.on.unwrap_or_else(Place::detect);
     for finding in &findings {
         let mark = match finding.state {
             State::Fine => "ok",
             State::Drawback => "note",
             State::Missing => "MISSING",
         };
-        println!("{mark:<8}{:<14}{}{}", finding.what, finding.found, finding.remedy());
+        println!("{mark:<8}{:<14}{}{}", finding.what, finding.found, finding.remedy(place));
     }
     u8::from(findings.iter().any(|finding| finding.state == State::Missing))
 }

@@ -143,7 +143,7 @@ fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
     let Some((name, arguments)) = args.program.split_first() else { return Err(CliError::NoProgram) };
     let recording = if trace.is_some() { Recording::On } else { Recording::Off };
     let configuration = settings.configuration(recording, machine)?;
-    container_limit::warn_if_above(configuration.limit, &groups);
+    container_limit::warn_if_above(configuration.limit, machine, &groups);
     let program = preflight::check(name)?;
     checks::require()?;
     let recorder = trace.map(Recorder::create).transpose()?;

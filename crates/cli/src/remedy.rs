@@ -60,6 +60,8 @@ pub enum Cause {
     IoUring,
     /// `kernel.yama.ptrace_scope`.
     Yama,
+    /// Another fault, which this line mends everywhere.
+    Other(&'static str),
 }
 
 impl Place {
@@ -134,6 +136,7 @@ impl Place {
                 Place::Systemd => "TasksMax=infinity".to_owned(),
                 Place::Host => "raise pids.max of the control group, which /proc/self/cgroup names".to_owned(),
             },
+            Cause::Other(line) => (*line).to_owned(),
             Cause::OpenFiles => self.resource("nofile", "1024", "NOFILE", "n"),
             Cause::Processes => self.resource("nproc", "-1", "NPROC", "u"),
             Cause::Data => self.resource("data", "-1", "DATA", "d"),

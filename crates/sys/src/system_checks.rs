@@ -1,11 +1,11 @@
-//! What this machine allows a process: each probe makes the calls that the agent makes, in a child.
+//! What this machine allows a process: each probe makes the calls that the agent makes.
 //!
-//! A filter of system calls (seccomp) may kill who makes a call. Then only the child ends, and the
-//! steps that it has taken show which call it was.
+//! A filter of system calls (seccomp) may kill who makes a call. Where there is one, a child makes
+//! them: then only the child ends, and the steps that it has taken show which call it was.
 //!
 //! | module | probes |
 //! |---|---|
-//! | [`child`] | how a probe runs |
+//! | [`steps`] | how a probe runs, and in which process |
 //! | [`calls`] | single system calls |
 //! | [`userfaultfd`] | how userfaultfd is opened, and whether it moves pages |
 //! | [`resources`] | descriptors, processes, address space, `/proc` |
@@ -13,8 +13,8 @@
 //! There is no policy here: the command decides what a fact means, and how to mend it.
 
 pub mod calls;
-pub mod child;
 pub mod resources;
+pub mod steps;
 pub mod userfaultfd;
 
 use crate::uring::Uring;

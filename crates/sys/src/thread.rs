@@ -140,10 +140,40 @@ pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *m
     // `Start`.
     let result = unsafe { raw_clone(u64::from(spec.kind.flags()), start, thread_pointer, spec.id.as_ptr()) };
     restore_signals(unblocked);
-    match Pid::from_raw(result.max(0) as i32) {
-        Some(id) => Ok(id),
-        None => Err(Errno::from_raw_os_error(-result as i32)),
+    Pid::from_raw(result.max(0) as i32).ok_or_else(|| Errno::from_raw_os_error(-result as i32))
+}
+
+/// Starts a process like those of [`Kind::Process`], which ends at once, and returns its id. It
+/// needs no stack. Until it is [reaped](reap), it counts against limits of processes.
+///
+/// # Errors
+/// Fails if the kernel refuses to make it.
+pub fn spawn_ending_process() -> Result<Pid, Errno> {
+    let flags = raw::CLONE_VM | raw::CLONE_UNTRACED;
+    let unblocked = block_signals();
+    let result: isize;
+    // SAFETY: the new process has the caller's stack pointer. It makes one system call, which ends
+    // it, and reads and writes no memory: all signals are blocked.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "mov eax, {exit}",
+            "xor edi, edi",
+            "syscall",
+            "ud2",
+            "2:",
+            exit = const raw::__NR_exit,
+            inlateout("rax") raw::__NR_clone as isize => result,
+            inlateout("rdi") flags as usize => _,
+            in("rsi") 0, in("rdx") 0, in("r10") 0, in("r8") 0,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
     }
+    restore_signals(unblocked);
+    Pid::from_raw(result.max(0) as i32).ok_or_else(|| Errno::from_raw_os_error(-result as i32))
 }
 
 /// Ends the calling thread. This ends its process if no other thread is left.
@@ -168,15 +198,20 @@ fn exit_by(number: u32, code: u8) -> ! {
 /// itself. If a filter forbids the wait, this returns when the kernel has cleared the process's
 /// `word`.
 pub fn wait_for_exit(id: Pid, word: &AtomicU32) {
+    reap(id);
+    wait_until_cleared(word, None);
+}
+
+/// Waits until process `id`, a child of the caller, has ended, and reaps it.
+pub fn reap(id: Pid) {
     loop {
         let number = raw::__NR_wait4 as usize;
         // SAFETY: the call gets no address for the status, so it writes nothing.
         let waited = unsafe { syscall4(number, id.as_raw_nonzero().get() as usize, 0, raw::__WALL as usize, 0) };
         if waited != -(Errno::INTR.raw_os_error() as isize) {
-            break;
+            return;
         }
     }
-    wait_until_cleared(word, None);
 }
 
 /// Waits until the kernel has cleared `word`, which contains the id of a thread or process of

@@ -1,23 +1,21 @@
 //! System calls that a filter (seccomp) or a security module may refuse.
 
-use crate::checks::{Finding, resources};
-use crate::remedy::{Cause, Place};
+use crate::checks::{Amount, Finding, resources};
+use crate::remedy::Cause;
 use foliomem_sys::errno_text::ErrnoText;
 use foliomem_sys::system_checks::calls::{self, Call, Fate};
-use foliomem_sys::system_checks::child::Step;
+use foliomem_sys::system_checks::steps::{self, By, Step};
 use foliomem_sys::system_checks::{self, resources as probes};
 use rustix::io::Errno;
 use std::fs;
 
 /// The memory that the processes of a run share.
-pub fn shared_memory(place: Place) -> Finding {
+pub fn shared_memory(by: By) -> Finding {
     const WHAT: &str = "shared memory";
-    match calls::probe(Call::MemfdCreate) {
+    match calls::probe(Call::MemfdCreate, by) {
         Ok(Fate::Passes) => Finding::fine(WHAT, "memfd_create(2) works"),
-        Ok(fate) => {
-            Finding::missing(WHAT, refused(Call::MemfdCreate, fate), place.remedy(&Cause::Filter("memfd_create")))
-        }
-        Err(errno) => resources::no_child(WHAT, errno, place),
+        Ok(fate) => Finding::missing(WHAT, refused(Call::MemfdCreate, fate), Cause::Filter("memfd_create")),
+        Err(errno) => resources::no_child(WHAT, errno),
     }
 }
 
@@ -27,53 +25,59 @@ fn refused(call: Call, fate: Fate) -> String {
     match fate {
         Fate::Passes => format!("{name} works"),
         Fate::Deadly => format!("a filter (seccomp) kills who calls {name}"),
-        Fate::Absent if !calls::is_filtered() => format!("the kernel has no {name}"),
-        Fate::Absent | Fate::Refused(_) if calls::is_filtered() => format!("a filter (seccomp) refuses {name}"),
+        Fate::Absent if !steps::is_filtered() => format!("the kernel has no {name}"),
+        Fate::Absent | Fate::Refused(_) if steps::is_filtered() => format!("a filter (seccomp) refuses {name}"),
         Fate::Absent => format!("{name} does not exist"),
         Fate::Refused(errno) => format!("{name} fails: {}", ErrnoText(errno)),
     }
 }
 
 /// How forks are managed where the C library cannot be patched.
-pub fn fork(place: Place) -> Finding {
+pub fn fork(by: By) -> Finding {
     const WHAT: &str = "fork";
-    match calls::probe(Call::SyscallUserDispatch) {
+    match calls::probe(Call::SyscallUserDispatch, by) {
         Ok(Fate::Passes) => Finding::fine(WHAT, "system calls can be dispatched (PR_SET_SYSCALL_USER_DISPATCH)"),
         Ok(fate) => {
             let found = format!(
                 "{}: programs that fork, and whose C library cannot be patched, stop with SIGSEGV in the child",
                 refused(Call::SyscallUserDispatch, fate)
             );
-            Finding::drawback(WHAT, found, place.remedy(&Cause::Filter("prctl")))
+            Finding::drawback(WHAT, found, Cause::Filter("prctl"))
         }
-        Err(errno) => resources::no_child(WHAT, errno, place),
+        Err(errno) => resources::no_child(WHAT, errno),
     }
 }
 
 /// Whether a process can take another one's descriptor: Yama allows it to ancestors only, or to
-/// nobody.
-pub fn descriptors(place: Place) -> Finding {
+/// nobody. A run does without, unless who takes one is killed.
+pub fn descriptors(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "pidfd_getfd";
     const EFFECT: &str = "forks hand descriptors over by a socket, which is slower";
-    match calls::probe(Call::PidfdGetfd) {
-        Ok(Fate::Passes) => {}
-        Ok(fate) => {
-            let mend = place.remedy(&Cause::Filter("pidfd_getfd"));
-            return match fate {
-                Fate::Deadly => Finding::missing(WHAT, refused(Call::PidfdGetfd, fate), mend),
-                _ => Finding::drawback(WHAT, format!("{}: {EFFECT}", refused(Call::PidfdGetfd, fate)), mend),
-            };
-        }
-        Err(errno) => return resources::no_child(WHAT, errno, place),
+    let fine = Finding::fine(WHAT, "a process can take another one's descriptor");
+    match (calls::probe(Call::PidfdGetfd, by), amount) {
+        (Ok(Fate::Passes), Amount::Needed) => return fine,
+        (Ok(Fate::Passes), Amount::Good) => {}
+        (Ok(fate), _) => return done_without(WHAT, Call::PidfdGetfd, fate, EFFECT),
+        (Err(errno), _) => return resources::no_child(WHAT, errno),
     }
-    match probes::take_descriptor() {
-        Ok(Step::Done(_)) => Finding::fine(WHAT, "a process can take another one's descriptor"),
+    match probes::take_parents_descriptor() {
+        Ok(Step::Done(_)) => fine,
         Ok(step) => {
             let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
             let found = format!("{}: {EFFECT}", forbidden_by(scope.trim(), step.errno().unwrap_or(Errno::PERM)));
-            Finding::drawback(WHAT, found, place.remedy(&Cause::Yama))
+            Finding::drawback(WHAT, found, Cause::Yama)
         }
-        Err(errno) => resources::no_child(WHAT, errno, place),
+        Err(errno) => resources::no_child(WHAT, errno),
+    }
+}
+
+/// Says what becomes of a call that does not pass. The agent does without it, with `effect`, unless
+/// who makes it is killed.
+fn done_without(what: &'static str, call: Call, fate: Fate, effect: &str) -> Finding {
+    let cause = Cause::Filter(call.name());
+    match fate {
+        Fate::Deadly => Finding::missing(what, refused(call, fate), cause),
+        _ => Finding::drawback(what, format!("{}: {effect}", refused(call, fate)), cause),
     }
 }
 
@@ -86,7 +90,7 @@ fn forbidden_by(scope: &str, errno: Errno) -> String {
 }
 
 /// Calls that the agent, or the C library, can do without, unless who makes them is killed.
-pub fn others(place: Place) -> Finding {
+pub fn others(by: By) -> Finding {
     const WHAT: &str = "system calls";
     let effect = |call, fate| match (call, fate) {
         (_, Fate::Passes) | (Call::Clone3, Fate::Absent) => None,
@@ -98,9 +102,9 @@ pub fn others(place: Place) -> Finding {
     };
     let mut refusals = Vec::new();
     for call in [Call::Clone3, Call::PidfdOpen, Call::FutexWaitv] {
-        match calls::probe(call) {
+        match calls::probe(call, by) {
             Ok(fate) => refusals.extend(effect(call, fate).map(|effect| (call, fate, effect))),
-            Err(errno) => return resources::no_child(WHAT, errno, place),
+            Err(errno) => return resources::no_child(WHAT, errno),
         }
     }
     let Some((first, ..)) = refusals.first() else {
@@ -108,36 +112,34 @@ pub fn others(place: Place) -> Finding {
     };
     let said: Vec<_> =
         refusals.iter().map(|&(call, fate, effect)| format!("{}: {effect}", refused(call, fate))).collect();
-    let (found, mend) = (said.join("; "), place.remedy(&Cause::Filter(first.name())));
+    let (found, cause) = (said.join("; "), Cause::Filter(first.name()));
     let is_deadly = refusals.iter().any(|&(_, fate, _)| fate == Fate::Deadly);
-    if is_deadly { Finding::missing(WHAT, found, mend) } else { Finding::drawback(WHAT, found, mend) }
+    if is_deadly { Finding::missing(WHAT, found, cause) } else { Finding::drawback(WHAT, found, cause) }
 }
 
 /// What a swap file that is a block device is written with.
-pub fn io_uring(place: Place) -> Finding {
+pub fn io_uring(by: By) -> Finding {
     const WHAT: &str = "io_uring";
     let effect = "a swap device is written with pwrite(2), and nothing compresses meanwhile";
     let setting = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
-    match calls::probe(Call::IoUringSetup) {
+    match calls::probe(Call::IoUringSetup, by) {
         Ok(Fate::Passes) => match system_checks::make_ring() {
             Ok(()) => Finding::fine(WHAT, "the next write to a swap device is made while one is under way"),
-            Err(_) if calls::is_filtered() => {
+            Err(_) if steps::is_filtered() => {
                 let found = format!("not used under a filter (seccomp), which rings would pass by: {effect}");
-                Finding::drawback(WHAT, found, "nothing is wrong")
+                Finding::drawback(WHAT, found, Cause::Other("nothing is wrong"))
             }
-            Err(errno) => {
-                Finding::drawback(WHAT, format!("{}: {effect}", ErrnoText(errno)), place.remedy(&Cause::IoUring))
-            }
+            Err(errno) => Finding::drawback(WHAT, format!("{}: {effect}", ErrnoText(errno)), Cause::IoUring),
         },
         Ok(Fate::Refused(Errno::PERM)) if !matches!(setting.trim(), "" | "0") => {
             let found = format!("kernel.io_uring_disabled={}: {effect}", setting.trim());
-            Finding::drawback(WHAT, found, place.remedy(&Cause::IoUring))
+            Finding::drawback(WHAT, found, Cause::IoUring)
         }
         Ok(fate) => {
             let found = format!("{}: {effect}", refused(Call::IoUringSetup, fate));
-            Finding::drawback(WHAT, found, place.remedy(&Cause::Filter("io_uring_setup")))
+            Finding::drawback(WHAT, found, Cause::Filter("io_uring_setup"))
         }
-        Err(errno) => resources::no_child(WHAT, errno, place),
+        Err(errno) => resources::no_child(WHAT, errno),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Limits of the process and of its control group, and `/proc`.
 
 use crate::checks::{Amount, Finding, is_nested};
-use crate::remedy::{Cause, Place};
+use crate::remedy::Cause;
 use foliomem_sys::errno_text::ErrnoText;
-use foliomem_sys::system_checks::child::Step;
 use foliomem_sys::system_checks::resources as probes;
+use foliomem_sys::system_checks::steps::{By, Step};
 use foliomem_types::settings::ARENA_MIN_BYTES;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -24,28 +24,34 @@ const GOOD_PROCESSES: u32 = 64;
 const AGENT_BYTES: usize = 160 << 20;
 
 /// Says that a check could not be made: a check needs a child process.
-pub fn no_child(what: &'static str, errno: Errno, place: Place) -> Finding {
+pub fn no_child(what: &'static str, errno: Errno) -> Finding {
     let found = format!("cannot be checked, as no process can be started: {}", ErrnoText(errno));
-    Finding::missing(what, found, place.remedy(&processes_cause(MIN_PROCESSES)))
+    Finding::missing(what, found, processes_cause(MIN_PROCESSES))
 }
 
-/// What agents read below `/proc`.
-pub fn proc(place: Place) -> Finding {
+/// What agents read below `/proc`. They do without the descriptors of other processes.
+pub fn proc(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "/proc";
-    let proc = match probes::probe_proc() {
+    let proc = match probes::probe_proc(by) {
         Ok(proc) => proc,
-        Err(errno) => return no_child(WHAT, errno, place),
+        Err(errno) => return no_child(WHAT, errno),
     };
-    let missing = |found: String| Finding::missing(WHAT, found, place.remedy(&Cause::Proc));
+    let missing = |found: String| Finding::missing(WHAT, found, Cause::Proc);
     if proc.is_foreign {
         return missing("is not mounted, or is another file system".to_owned());
     }
     if let Some((file, step)) = proc.files.iter().find(|(_, step)| !step.is_done()) {
         return missing(format!("{file} cannot be opened{}", reason(*step)));
     }
-    if !proc.parents_descriptor.is_done() {
-        let found = format!("descriptors of other processes cannot be opened{}", reason(proc.parents_descriptor));
-        return Finding::drawback(WHAT, found, "let this user read the executable of foliomem");
+    if amount == Amount::Good {
+        match probes::open_parents_descriptor() {
+            Ok(Step::Done(_)) => {}
+            Ok(step) => {
+                let found = format!("descriptors of other processes cannot be opened{}", reason(step));
+                return Finding::drawback(WHAT, found, Cause::Other("let this user read the executable of foliomem"));
+            }
+            Err(errno) => return no_child(WHAT, errno),
+        }
     }
     Finding::fine(WHAT, "is mounted, and shows what agents read")
 }
@@ -56,32 +62,32 @@ fn reason(step: Step) -> String {
 }
 
 /// How many descriptors a process may have.
-pub fn open_files(place: Place, amount: Amount) -> Finding {
+pub fn open_files(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "open files";
     let wanted = match amount {
         Amount::Needed => MIN_DESCRIPTORS,
         Amount::Good => GOOD_DESCRIPTORS,
     };
-    let (count, refused) = match probes::open_descriptors(wanted as usize) {
+    let (count, refused) = match probes::open_descriptors(wanted as usize, by) {
         Ok(found) => found,
-        Err(errno) => return no_child(WHAT, errno, place),
+        Err(errno) => return no_child(WHAT, errno),
     };
     let Some(errno) = refused else { return Finding::fine(WHAT, format!("{count} and more can be open")) };
     let found = format!("{count} more can be open: {} (ulimit -n)", ErrnoText(errno));
-    let mend = place.remedy(&Cause::OpenFiles);
-    if count < MIN_DESCRIPTORS { Finding::missing(WHAT, found, mend) } else { Finding::drawback(WHAT, found, mend) }
+    let cause = Cause::OpenFiles;
+    if count < MIN_DESCRIPTORS { Finding::missing(WHAT, found, cause) } else { Finding::drawback(WHAT, found, cause) }
 }
 
 /// How many processes there may be.
-pub fn processes(place: Place, amount: Amount) -> Finding {
+pub fn processes(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "processes";
     let wanted = match amount {
         Amount::Needed => MIN_PROCESSES,
         Amount::Good => GOOD_PROCESSES,
     };
-    let (count, refused) = match probes::start_processes(wanted as usize) {
+    let (count, refused) = match probes::start_processes(wanted as usize, by) {
         Ok(found) => found,
-        Err(errno) => return no_child(WHAT, errno, place),
+        Err(errno) => return no_child(WHAT, errno),
     };
     let cause = match refused {
         None => return Finding::fine(WHAT, format!("{count} and more can be started")),
@@ -98,8 +104,7 @@ pub fn processes(place: Place, amount: Amount) -> Finding {
         "{count} more can be started: {}{which}",
         refused.map(|errno| ErrnoText(errno).to_string()).unwrap_or_default()
     );
-    let mend = place.remedy(&cause);
-    if count < MIN_PROCESSES { Finding::missing(WHAT, found, mend) } else { Finding::drawback(WHAT, found, mend) }
+    if count < MIN_PROCESSES { Finding::missing(WHAT, found, cause) } else { Finding::drawback(WHAT, found, cause) }
 }
 
 /// Tells which limit keeps processes below `wanted` more.
@@ -148,11 +153,11 @@ fn pids_directories(groups: &str) -> Vec<String> {
 }
 
 /// The address space that an agent reserves.
-pub fn address_space(place: Place) -> Finding {
+pub fn address_space(by: By) -> Finding {
     const WHAT: &str = "address space";
     let limits = [(Resource::As, "ulimit -v"), (Resource::Data, "ulimit -d")];
     let mut limited = limits.iter().filter_map(|&(resource, name)| Some((getrlimit(resource).current?, name)));
-    match (probes::reserve(ARENA_MIN_BYTES, AGENT_BYTES), limited.next()) {
+    match (probes::reserve(ARENA_MIN_BYTES, AGENT_BYTES, by), limited.next()) {
         (Ok(()), None) => Finding::fine(WHAT, "unlimited"),
         (Ok(()), Some((bytes, name))) => {
             let found = format!(
@@ -160,15 +165,15 @@ pub fn address_space(place: Place) -> Finding {
                  some 128 MiB",
                 bytes >> 20
             );
-            Finding::drawback(WHAT, found, place.remedy(&address_cause()))
+            Finding::drawback(WHAT, found, address_cause())
         }
         (Err(Errno::NOMEM), limited) => {
             let limit =
                 limited.map_or_else(String::new, |(bytes, name)| format!(", limited to {} MiB ({name})", bytes >> 20));
             let found = format!("{} MiB cannot be reserved{limit}", (ARENA_MIN_BYTES + AGENT_BYTES) >> 20);
-            Finding::missing(WHAT, found, place.remedy(&address_cause()))
+            Finding::missing(WHAT, found, address_cause())
         }
-        (Err(errno), _) => no_child(WHAT, errno, place),
+        (Err(errno), _) => no_child(WHAT, errno),
     }
 }
 
@@ -184,40 +189,36 @@ fn address_cause() -> Cause {
 }
 
 /// Whether address space is charged as memory.
-pub fn overcommit(place: Place) -> Finding {
+pub fn overcommit() -> Finding {
     const STRICT: &str = "2";
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     let found = format!("vm.overcommit_memory={}", mode.trim());
     if mode.trim() == STRICT {
-        Finding::drawback(
-            "overcommit",
-            format!("{found}: address space is charged as memory"),
-            place.remedy(&Cause::Overcommit),
-        )
+        Finding::drawback("overcommit", format!("{found}: address space is charged as memory"), Cause::Overcommit)
     } else {
         Finding::fine("overcommit", found)
     }
 }
 
 /// How many mappings a process may have.
-pub fn mappings(place: Place) -> Finding {
+pub fn mappings() -> Finding {
     const DEFAULT: u64 = 65530;
     let most = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default().trim().parse().unwrap_or(DEFAULT);
     let found = format!("vm.max_map_count={most}");
     if most >= DEFAULT {
         Finding::fine("mappings", found)
     } else {
-        Finding::drawback("mappings", format!("{found}: some programs need more"), place.remedy(&Cause::Mappings))
+        Finding::drawback("mappings", format!("{found}: some programs need more"), Cause::Mappings)
     }
 }
 
 /// A fork locks two pages of the forking thread for a moment.
-pub fn locked_memory(place: Place) -> Finding {
+pub fn locked_memory() -> Finding {
     const WHAT: &str = "locked memory";
     match getrlimit(Resource::Memlock).current {
         Some(bytes) if bytes < 16 * PAGE_BYTES as u64 => {
             let found = format!("limited to {} KiB (ulimit -l): forks need 64 KiB", bytes >> 10);
-            Finding::drawback(WHAT, found, place.remedy(&Cause::LockedMemory))
+            Finding::drawback(WHAT, found, Cause::LockedMemory)
         }
         Some(bytes) => Finding::fine(WHAT, format!("up to {} KiB", bytes >> 10)),
         None => Finding::fine(WHAT, "unlimited"),

@@ -1,10 +1,9 @@
 //! Whether userfaultfd may be used: which way in is closed by what.
 
-use crate::checks::{Finding, is_nested};
-use crate::remedy::{Cause, Place};
+use crate::checks::{Finding, State, is_nested};
+use crate::remedy::Cause;
 use foliomem_sys::errno_text::ErrnoText;
-use foliomem_sys::system_checks::calls;
-use foliomem_sys::system_checks::child::Step;
+use foliomem_sys::system_checks::steps::{self, By, Step};
 use foliomem_sys::system_checks::userfaultfd::{self, DEVICE, Node, Ways};
 use rustix::io::Errno;
 use std::fs;
@@ -15,7 +14,7 @@ const OLDEST: (u32, u32) = (6, 8);
 const CAP_SYS_PTRACE: u32 = 19;
 
 /// What the answer depends on, beside the ways that were tried.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Surroundings {
     /// The kernel's release.
     release: String,
@@ -41,17 +40,21 @@ impl Surroundings {
             rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()).collect();
         groups.push(rustix::process::getegid().as_raw());
         Surroundings {
-            release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            release: release(),
             driver: driver(&read("/proc/misc")),
             node: userfaultfd::node(),
             user: rustix::process::geteuid().as_raw(),
             groups,
-            is_filtered: calls::is_filtered(),
+            is_filtered: steps::is_filtered(),
             has_capability: effective_capabilities(&status).unwrap_or(0) >> CAP_SYS_PTRACE & 1 != 0,
             is_nested: is_nested(),
             label: read("/proc/self/attr/current").trim_end_matches('\0').to_owned(),
         }
     }
+}
+
+fn release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
 fn read(path: &str) -> String {
@@ -79,25 +82,27 @@ fn version(release: &str) -> Option<(u32, u32)> {
 
 /// Tries all ways in, and says of the kernel, of the permission, and of moving pages how they came
 /// out.
-pub fn check(place: Place) -> Vec<Finding> {
-    match userfaultfd::probe() {
-        Ok(ways) => judge(&ways, &Surroundings::look(), place),
-        Err(errno) => vec![super::resources::no_child("userfaultfd", errno, place)],
+pub fn check(by: By) -> Vec<Finding> {
+    match userfaultfd::probe(by) {
+        // Only the cause of a fault depends on more.
+        Ok(ways) if ways.suffice() => judge(&ways, &Surroundings { release: release(), ..Surroundings::default() }),
+        Ok(ways) => judge(&ways, &Surroundings::look()),
+        Err(errno) => vec![super::resources::no_child("userfaultfd", errno)],
     }
 }
 
-fn judge(ways: &Ways, surroundings: &Surroundings, place: Place) -> Vec<Finding> {
-    let mut findings = vec![kernel(ways, surroundings, place)];
-    if findings[0].mend.is_empty() {
-        findings.push(permission(ways, surroundings, place));
-        findings.extend(moves(ways, surroundings, place));
+fn judge(ways: &Ways, surroundings: &Surroundings) -> Vec<Finding> {
+    let mut findings = vec![kernel(ways, surroundings)];
+    if findings[0].state == State::Fine {
+        findings.push(permission(ways, surroundings));
+        findings.extend(moves(ways, surroundings));
     }
     findings
 }
 
 /// The features tell what the kernel can do; where no userfaultfd was to be had, only its release
 /// does.
-fn kernel(ways: &Ways, surroundings: &Surroundings, place: Place) -> Finding {
+fn kernel(ways: &Ways, surroundings: &Surroundings) -> Finding {
     let found = format!("Linux {}", surroundings.release);
     let is_absent = |step: Step| step.errno() == Some(Errno::NOSYS) && !surroundings.is_filtered;
     let is_old = match ways.features {
@@ -106,23 +111,15 @@ fn kernel(ways: &Ways, surroundings: &Surroundings, place: Place) -> Finding {
         Step::Done(_) | Step::Failed(_) => false,
     };
     if is_old {
-        Finding::missing(
-            "kernel",
-            format!("{found} cannot move pages (UFFDIO_MOVE)"),
-            place.remedy(&Cause::KernelTooOld),
-        )
+        Finding::missing("kernel", format!("{found} cannot move pages (UFFDIO_MOVE)"), Cause::KernelTooOld)
     } else if is_absent(ways.call) && surroundings.driver.is_none() {
-        Finding::missing(
-            "kernel",
-            format!("{found} was built without userfaultfd"),
-            place.remedy(&Cause::KernelWithout),
-        )
+        Finding::missing("kernel", format!("{found} was built without userfaultfd"), Cause::KernelWithout)
     } else {
         Finding::fine("kernel", found)
     }
 }
 
-fn permission(ways: &Ways, surroundings: &Surroundings, place: Place) -> Finding {
+fn permission(ways: &Ways, surroundings: &Surroundings) -> Finding {
     const WHAT: &str = "userfaultfd";
     if ways.device_answer.is_done() {
         return Finding::fine(WHAT, format!("opens, by {DEVICE}"));
@@ -131,7 +128,7 @@ fn permission(ways: &Ways, surroundings: &Surroundings, place: Place) -> Finding
         return Finding::fine(WHAT, "opens, by userfaultfd(2)");
     }
     let (cause, device) = device(ways, surroundings);
-    Finding::missing(WHAT, format!("{device}; {}", call(ways, surroundings)), place.remedy(&cause))
+    Finding::missing(WHAT, format!("{device}; {}", call(ways, surroundings)), cause)
 }
 
 /// Says why the device cannot be used.
@@ -203,7 +200,7 @@ fn call(ways: &Ways, surroundings: &Surroundings) -> String {
     }
 }
 
-fn moves(ways: &Ways, surroundings: &Surroundings, place: Place) -> Option<Finding> {
+fn moves(ways: &Ways, surroundings: &Surroundings) -> Option<Finding> {
     const WHAT: &str = "UFFDIO_MOVE";
     let refused = match (ways.features, ways.moved) {
         (_, Step::Done(_)) => return Some(Finding::fine(WHAT, "moves a page and back")),
@@ -213,13 +210,13 @@ fn moves(ways: &Ways, surroundings: &Surroundings, place: Place) -> Option<Findi
     };
     let found = format!("a userfaultfd that is open refuses ioctl(2): {refused}");
     let cause = if surroundings.is_filtered { Cause::Filter("ioctl") } else { Cause::KernelTooOld };
-    Some(Finding::missing(WHAT, found, place.remedy(&cause)))
+    Some(Finding::missing(WHAT, found, cause))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::State;
+    use crate::remedy::Place;
     use proptest::prelude::*;
 
     const DONE: Step = Step::Done(0);
@@ -255,10 +252,10 @@ mod tests {
 
     /// The text about the permission.
     fn said(ways: &Ways, surroundings: &Surroundings) -> String {
-        let findings = judge(ways, surroundings, Place::Docker);
+        let findings = judge(ways, surroundings);
         let finding = findings.iter().find(|finding| finding.what == "userfaultfd").unwrap();
         assert_eq!(finding.state, State::Missing);
-        format!("{}{}", finding.found, finding.remedy())
+        format!("{}{}", finding.found, finding.remedy(Place::Docker))
     }
 
     #[test]
@@ -305,7 +302,7 @@ mod tests {
         let here = surroundings();
         let state = |ways: &Ways, release: &str| {
             let here = Surroundings { release: release.to_owned(), ..here.clone() };
-            judge(ways, &here, Place::Host)[0].state
+            judge(ways, &here)[0].state
         };
         let refused = Ways { features: Step::Failed(Errno::INVAL), moved: Step::NotTaken, ..OPEN };
         let unknown = Ways { features: Step::NotTaken, moved: Step::NotTaken, ..closed(PERM) };
@@ -314,8 +311,8 @@ mod tests {
         assert_eq!(state(&refused, "6.7.1"), State::Missing);
         assert_eq!(state(&unknown, "6.18.4"), State::Fine);
         assert_eq!(state(&unknown, "6.1.0"), State::Missing);
-        assert_eq!(judge(&OPEN, &here, Place::Host).len(), 3);
-        assert!(judge(&OPEN, &here, Place::Host).iter().all(|finding| finding.state == State::Fine));
+        assert_eq!(judge(&OPEN, &here).len(), 3);
+        assert!(judge(&OPEN, &here).iter().all(|finding| finding.state == State::Fine));
     }
 
     #[test]

@@ -3,12 +3,11 @@
 //! Each call is made with arguments that change nothing. The kernel refuses most of them for these
 //! arguments, with an error that no filter uses.
 
-use crate::system_checks::child::{self, Step};
+use crate::system_checks::steps::{self, By, Step};
 use crate::thread::syscall6;
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl::{PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF};
 use rustix::io::Errno;
-use rustix::thread::{SecureComputingMode, secure_computing_mode};
 
 /// A call that the agent makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,26 +97,19 @@ impl Call {
     }
 }
 
-/// Tries a call: in a child where a filter may kill who makes it. Without a filter this takes no
-/// more than the call, which matters because each run begins with it.
+/// Tries a call.
 ///
 /// # Errors
 /// Fails if there can be no child to try it in.
-pub fn probe(call: Call) -> Result<Fate, Errno> {
-    let attempt = || {
-        let answer = call.make();
-        let refused = call.kernels_error().map(|errno| -(errno.raw_os_error() as isize));
-        let passes = answer >= 0 || refused == Some(answer);
-        if passes { Ok(()) } else { Err(Errno::from_raw_os_error(-answer as i32)) }
-    };
-    let step = if is_filtered() {
-        let [step] = child::run(|steps| {
-            steps.take(0, attempt);
-        })?;
-        step
-    } else {
-        attempt().map_or_else(Step::Failed, |()| Step::Done(0))
-    };
+pub fn probe(call: Call, by: By) -> Result<Fate, Errno> {
+    let [step] = steps::run(by, |steps| {
+        steps.take(0, || {
+            let answer = call.make();
+            let refused = call.kernels_error().map(|errno| -(errno.raw_os_error() as isize));
+            let passes = answer >= 0 || refused == Some(answer);
+            if passes { Ok(()) } else { Err(Errno::from_raw_os_error(-answer as i32)) }
+        });
+    })?;
     Ok(match step {
         Step::Done(_) => Fate::Passes,
         Step::Failed(Errno::NOSYS) => Fate::Absent,
@@ -126,23 +118,17 @@ pub fn probe(call: Call) -> Result<Fate, Errno> {
     })
 }
 
-/// Returns whether a filter looks at the system calls of this process. A filter may refuse to say
-/// so.
-pub fn is_filtered() -> bool {
-    secure_computing_mode() != Ok(SecureComputingMode::Disabled)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn without_a_filter_every_call_reaches_the_kernel() {
-        if is_filtered() {
+        if steps::is_filtered() {
             return;
         }
-        for call in ALL {
-            let fate = probe(call).unwrap();
+        for (call, by) in ALL.into_iter().flat_map(|call| [(call, By::Caller), (call, By::Child)]) {
+            let fate = probe(call, by).unwrap();
             // The administrator may have disabled io_uring.
             assert!(fate == Fate::Passes || call == Call::IoUringSetup, "{} {fate:?}", call.name());
         }

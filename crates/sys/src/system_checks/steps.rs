@@ -1,19 +1,45 @@
-//! A probe in a child process: it takes numbered steps, and each leaves a result.
+//! A probe: it takes numbered steps, and each leaves a result.
 //!
-//! The results lie in shared memory, so a child that was killed has left those of the steps before.
-//! No descriptor is needed. The child makes system calls only: other threads of the caller may have
-//! held locks when it was made.
+//! A filter of system calls (seccomp) may kill who makes a call. So a child can take the steps. Its
+//! results lie in shared memory: a child that was killed has left those of the steps before. No
+//! descriptor is needed.
+//!
+//! A child costs more than most probes, and each run begins with probes. So the caller takes the
+//! steps itself where no filter looks at system calls. A probe leaves nothing behind in its process.
 
 use crate::thread::exit_process;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::thread::{SecureComputingMode, secure_computing_mode};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Value of a step that was not taken.
 const NOT_TAKEN: i32 = i32::MIN;
 /// Value of a step that is being taken.
 const BEGUN: i32 = NOT_TAKEN + 1;
+
+/// The process that takes the steps of a probe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// The calling process.
+    Caller,
+    /// A child of it.
+    Child,
+}
+
+impl By {
+    /// Returns a child where a filter may kill it, else the caller.
+    pub fn expendable() -> By {
+        if is_filtered() { By::Child } else { By::Caller }
+    }
+}
+
+/// Returns whether a filter looks at the system calls of this process. A filter may refuse to say
+/// so.
+pub fn is_filtered() -> bool {
+    secure_computing_mode() != Ok(SecureComputingMode::Disabled)
+}
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +50,7 @@ pub enum Step {
     Done(u32),
     /// It failed.
     Failed(Errno),
-    /// A signal ended the child in it: only a filter of system calls does that.
+    /// A signal ended the child in it: only a filter does that.
     Killed,
 }
 
@@ -43,7 +69,7 @@ impl Step {
     }
 }
 
-/// Where a child leaves its results.
+/// Where a probe leaves its results.
 #[derive(Debug)]
 pub struct Steps<'a>(&'a [AtomicI32]);
 
@@ -68,12 +94,30 @@ impl Steps<'_> {
     }
 }
 
-/// Runs `probe` in a child, and returns the results of its steps. A step that was begun and not
-/// finished has killed the child.
+/// Runs `probe`, and returns the results of its steps. A step that was begun and not finished has
+/// killed the child. In a child of a process with several threads, a probe makes only system calls:
+/// the other threads may have held locks when it was made.
 ///
 /// # Errors
 /// Fails if there can be no child, or no memory to share with it.
-pub fn run<const N: usize>(probe: impl FnOnce(&Steps<'_>)) -> Result<[Step; N], Errno> {
+pub fn run<const N: usize>(by: By, probe: impl FnOnce(&Steps<'_>)) -> Result<[Step; N], Errno> {
+    let results = match by {
+        By::Caller => {
+            let results = [const { AtomicI32::new(NOT_TAKEN) }; N];
+            probe(&Steps(&results));
+            results.map(AtomicI32::into_inner)
+        }
+        By::Child => run_in_child(probe)?,
+    };
+    Ok(results.map(|value| match value {
+        NOT_TAKEN => Step::NotTaken,
+        BEGUN => Step::Killed,
+        number @ 0.. => Step::Done(number.cast_unsigned()),
+        errno => Step::Failed(Errno::from_raw_os_error(-errno)),
+    }))
+}
+
+fn run_in_child<const N: usize>(probe: impl FnOnce(&Steps<'_>)) -> Result<[i32; N], Errno> {
     let bytes = N * size_of::<AtomicI32>();
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice.
@@ -82,8 +126,7 @@ pub fn run<const N: usize>(probe: impl FnOnce(&Steps<'_>)) -> Result<[Step; N], 
     // use.
     let shared = unsafe { &*memory.cast::<[AtomicI32; N]>() };
     shared.iter().for_each(|step| step.store(NOT_TAKEN, Ordering::Relaxed));
-    // SAFETY: the child makes system calls only, and ends without running anything else of the
-    // parent's.
+    // SAFETY: the child ends without running anything else of the parent's.
     let made = match unsafe { libc::fork() } {
         0 => {
             probe(&Steps(shared));
@@ -94,13 +137,7 @@ pub fn run<const N: usize>(probe: impl FnOnce(&Steps<'_>)) -> Result<[Step; N], 
     let results = shared.each_ref().map(|step| step.load(Ordering::Relaxed));
     // SAFETY: mapped above; `shared` is not used from here on.
     unsafe { munmap(memory, bytes) }?;
-    made?;
-    Ok(results.map(|value| match value {
-        NOT_TAKEN => Step::NotTaken,
-        BEGUN => Step::Killed,
-        number @ 0.. => Step::Done(number.cast_unsigned()),
-        errno => Step::Failed(Errno::from_raw_os_error(-errno)),
-    }))
+    made.map(|()| results)
 }
 
 fn last_errno() -> Errno {
@@ -122,13 +159,15 @@ mod tests {
 
     #[test]
     fn steps_before_the_child_was_killed_are_reported() {
-        let whole = run(|steps| {
-            steps.take(0, || Ok(()));
-            steps.take(1, || Err::<(), _>(Errno::PERM));
-            steps.count(3, 7);
-        });
-        assert_eq!(whole, Ok([Step::Done(0), Step::Failed(Errno::PERM), Step::NotTaken, Step::Done(7)]));
-        let killed = run(|steps| {
+        for by in [By::Caller, By::Child] {
+            let whole = run(by, |steps| {
+                steps.take(0, || Ok(()));
+                steps.take(1, || Err::<(), _>(Errno::PERM));
+                steps.count(3, 7);
+            });
+            assert_eq!(whole, Ok([Step::Done(0), Step::Failed(Errno::PERM), Step::NotTaken, Step::Done(7)]));
+        }
+        let killed = run(By::Child, |steps| {
             steps.take(0, || Ok(()));
             steps.take(2, || rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::SYS));
         });
