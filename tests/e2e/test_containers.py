@@ -20,7 +20,7 @@ pytestmark = [
 ROOT, USER = pytest.param(0, id="root"), pytest.param(1000, id="user")
 MORE_ROOT, MORE_USER = (pytest.param(*user.values, id=user.id, marks=soak_only) for user in (ROOT, USER))
 # Calls that sandboxes often forbid.
-CALLS = ["pidfd_getfd", "pidfd_open",
+CALLS = ["pidfd_getfd", "pidfd_open", "kcmp",
          *(pytest.param(name, marks=soak_only) for name in ("io_uring_setup", "clone3", "process_vm_readv", "futex_waitv"))]
 FORKS = """
 import os
@@ -101,7 +101,7 @@ def test_a_call_that_is_forbidden_is_named_and_done_without(container, user, cal
     assert got.out == b"OK\n", got.err
 
 
-@pytest.mark.parametrize("call", ["pidfd_open", *(pytest.param(name, marks=soak_only) for name in ("pidfd_getfd", "futex_waitv"))])
+@pytest.mark.parametrize("call", ["pidfd_open", *(pytest.param(name, marks=soak_only) for name in ("pidfd_getfd", "kcmp", "futex_waitv"))])
 def test_a_call_that_kills_is_named_before_the_program_starts(container, call):
     got = python(container, FORKS, forbidden=(call,), action="SCMP_ACT_KILL_PROCESS")
     assert got.code == 125 and f"a filter (seccomp) kills who calls {call}" in got.err, got.err
@@ -109,8 +109,9 @@ def test_a_call_that_kills_is_named_before_the_program_starts(container, call):
 
 @pytest.mark.parametrize("user", [ROOT, USER])
 def test_calls_that_are_allowed_are_not_noted(container, user):
-    got = run(container, "doctor", user=user, allowed=("io_uring_setup", "io_uring_enter", "futex_waitv")).ok()
-    assert lines(got)["system calls"][0] == lines(got)["userfaultfd"][0] == "ok", got.out
+    got = run(container, "doctor", user=user, allowed=("io_uring_setup", "io_uring_enter", "futex_waitv", "kcmp")).ok()
+    said = lines(got)
+    assert said["system calls"][0] == said["kcmp"][0] == said["userfaultfd"][0] == "ok", got.out
 
 
 CAUSES = {

@@ -42,7 +42,7 @@ def test_all_is_well_here():
     got = cli("doctor")
     said = lines(got)
     assert got.code == 0 and "UFFDIO_MOVE" in said and "ok" == said["userfaultfd"][0], got
-    assert {"kernel", "/proc", "processes", "open files", "address space", "pidfd_getfd", "agent"} <= set(said)
+    assert {"kernel", "/proc", "processes", "open files", "address space", "pidfd_getfd", "kcmp", "agent"} <= set(said)
 
 
 @AS_ROOT

@@ -116,6 +116,7 @@ fn required(amount: Amount, by: By) -> Vec<Finding> {
     findings.extend([
         calls::shared_memory(by),
         calls::descriptors(amount, by),
+        calls::memory_users(by),
         calls::others(by),
         resources::proc(amount, by),
         resources::open_files(amount, by),
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn every_finding_that_is_not_fine_has_a_cause() {
         let findings = all();
-        assert!(findings.len() >= 12, "{findings:?}");
+        assert!(findings.len() >= 13, "{findings:?}");
         for finding in findings {
             let is_fine = finding.state == State::Fine;
             assert!(!finding.found.is_empty() && is_fine == finding.cause.is_none(), "{finding:?}");

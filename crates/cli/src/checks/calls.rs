@@ -89,6 +89,20 @@ fn forbidden_by(scope: &str, errno: Errno) -> String {
     }
 }
 
+/// How a companion learns that nobody uses the program's memory any more.
+pub fn memory_users(by: By) -> Finding {
+    const WHAT: &str = "kcmp";
+    match calls::probe(Call::Kcmp, by) {
+        Ok(Fate::Passes) => Finding::fine(WHAT, "the memory of two processes can be compared"),
+        Ok(fate) => {
+            let effect =
+                "that a process executes another program is told by the size of its memory, which takes longer";
+            done_without(WHAT, Call::Kcmp, fate, effect)
+        }
+        Err(errno) => resources::no_child(WHAT, errno),
+    }
+}
+
 /// Calls that the agent, or the C library, can do without, unless who makes them is killed.
 pub fn others(by: By) -> Finding {
     const WHAT: &str = "system calls";

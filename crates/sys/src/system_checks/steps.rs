@@ -5,7 +5,7 @@
 //! descriptor is needed.
 //!
 //! A child costs more than most probes, and each run begins with probes. So the caller takes the
-//! steps itself where no filter looks at system calls. A probe leaves nothing behind in its process.
+//! steps itself where no filter looks at system calls. A probe leaves nothing behind in the caller.
 
 use crate::thread::exit_process;
 use rustix::io::Errno;
