@@ -38,6 +38,13 @@ def test_access_is_measured_without_precautions(tmp_path):
     assert got.stats["vmstat"]["pswpout"] > 1000 and got.stats["vmstat"]["unseen_callers"] == 0
 
 
+def test_what_the_start_of_a_run_takes_is_measured_in_turns_with_none():
+    plain, managed = json.loads(cli("bench", "start", "--runs", "5", "--json").ok().out)
+    assert (plain["setting"], managed["setting"], plain["runs"], managed["runs"]) == ("plain", "foliomem", 5, 5)
+    assert 0 < plain["fastest_milliseconds"] <= plain["milliseconds"] < managed["milliseconds"] < 1000, (plain, managed)
+    assert b"ratio" in cli("bench", "start", "--runs", "1").ok().out
+
+
 def test_only_the_agent_brings_its_own_heap():
     """The commands allocate by the C library. (`foliomem` is static and has no dynamic symbols.)"""
     for name in ["foliomem-lab", "foliomem-bench"]:

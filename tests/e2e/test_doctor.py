@@ -1,8 +1,10 @@
 """`doctor`, and what `run` checks before it starts a program: each cause is made, and said."""
 import os
+import re
 import shutil
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import BIN, DEVICE, ORDINARY, PLAIN, cli, foliomem_only, plain
@@ -107,6 +109,18 @@ def test_a_user_has_too_few_processes(everywhere, device_open_to_all):
     # A user of no other process.
     user = ["setpriv", "--reuid=64321", "--regid=64321", "--clear-groups", "prlimit", "--nproc=6:6"]
     everywhere(user, "processes", "(ulimit -u) -> ulimit -u unlimited")
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+def test_a_run_forks_once_and_once_more_where_a_filter_may_kill_it(tmp_path):
+    """Each run pays for its checks. The supervisor forks for the program; threads and the agent's processes share memory."""
+    trace = tmp_path / "trace"
+    calls = "--trace=fork,vfork,clone,clone3"
+    plain(["strace", "--follow-forks", calls, "--output", trace, BIN, "run", "--limit", "64M", "--", TRUE]).ok()
+    text = trace.read_text()
+    forks = re.findall(r"^[0-9]+ +v?fork\(|^[0-9]+ +clone\((?!.*CLONE_VM)", text, re.MULTILINE)
+    is_filtered = "Seccomp:\t0" not in Path("/proc/self/status").read_text()
+    assert len(forks) == 1 + is_filtered, text
 
 
 # ---- setup -----------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ mod error;
 
 use args::{
     BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchLimitArgs, BenchProgramsArgs, BenchSlotsArgs,
-    BenchSwapArgs, CalibrateArgs,
+    BenchStartArgs, BenchSwapArgs, CalibrateArgs,
 };
 use error::{BadValue, CommandError};
-use foliomem_bench::{access, calibrate, compact, lab, limit, programs, slots, swap};
+use foliomem_bench::{access, calibrate, compact, lab, limit, programs, slots, start, swap};
 use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
@@ -28,6 +28,7 @@ pub fn run_command(what: &BenchCommand) -> Result<u8, CommandError> {
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
         BenchCommand::Limit(args) => bench_limit(args),
+        BenchCommand::Start(args) => bench_start(args),
         BenchCommand::Lab(args) => bench_lab(args),
         BenchCommand::Calibrate(args) => measure_costs(args),
     }
@@ -305,6 +306,24 @@ fn limit_line(row: &limit::Row) -> String {
     format!(
         "{program:<12} {margin_percent:>8} {runs:>5} {killed:>6} {peak_over_limit_percent_max:>12.1} {seconds:>8.1}"
     )
+}
+
+fn bench_start(args: &BenchStartArgs) -> Result<u8, CommandError> {
+    let rows = start::run(&beside("foliomem")?, args.runs as usize)?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
+        return Ok(0);
+    }
+    println!("{:<9} {:>6} {:>8} {:>11} {:>6}", "setting", "runs", "ms", "fastest ms", "ratio");
+    let plain = rows.first().map_or(0.0, |row| row.milliseconds);
+    for row in &rows {
+        let start::Row { setting, runs, milliseconds, fastest_milliseconds } = row;
+        let setting = serde_json::json!(setting);
+        let setting = setting.as_str().unwrap_or_default();
+        let ratio = milliseconds / plain;
+        println!("{setting:<9} {runs:>6} {milliseconds:>8.2} {fastest_milliseconds:>11.2} {ratio:>6.2}");
+    }
+    Ok(0)
 }
 
 fn bench_lab(args: &BenchLabArgs) -> Result<u8, CommandError> {

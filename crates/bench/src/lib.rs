@@ -9,6 +9,7 @@
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
 //! - [`calibrate`] measures the costs that the lab charges;
 //! - [`limit`] looks how far growing programs exceed a fixed limit;
+//! - [`start`] times the shortest program, plain and in a run;
 //! - [`lab`] measures the speed of the lab's simulations;
 //! - [`programs`] times real programs without a limit, under the kernel's limit, and under
 //!   foliomem's;
@@ -36,6 +37,7 @@ mod redis;
 mod rounds;
 mod running;
 pub mod slots;
+pub mod start;
 pub mod swap;
 pub mod swap_child;
 mod tree;

@@ -37,6 +37,9 @@ _foliomem__bench() {
             foliomem__bench,slots)
                 cmd="foliomem__bench__subcmd__slots"
                 ;;
+            foliomem__bench,start)
+                cmd="foliomem__bench__subcmd__start"
+                ;;
             foliomem__bench,swap)
                 cmd="foliomem__bench__subcmd__swap"
                 ;;
@@ -47,7 +50,7 @@ _foliomem__bench() {
 
     case "${cmd}" in
         foliomem__bench)
-            opts="-h -V --help --version swap slots compact programs access limit lab calibrate"
+            opts="-h -V --help --version swap slots compact programs access limit start lab calibrate"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -216,6 +219,24 @@ _foliomem__bench() {
                     return 0
                     ;;
                 --threads)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__bench__subcmd__start)
+            opts="-h --json --runs --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --runs)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -31,6 +31,8 @@ pub enum BenchCommand {
     /// Growing programs in memory control groups: how far they exceed a fixed limit, and how many
     /// the kernel kills. Needs root and a C compiler.
     Limit(BenchLimitArgs),
+    /// The shortest program, plain and in a run, in turns: what the start of a run takes.
+    Start(BenchStartArgs),
     /// Speed of the lab's simulations, and its memory for each simulated page.
     Lab(BenchLabArgs),
     /// Costs of this machine, for `foliomem lab calibrate`.
@@ -150,6 +152,17 @@ pub struct BenchLimitArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::limit::GROUPS_MIB,
           value_parser = clap::value_parser!(u64).range(64..=65536))]
     pub groups: Vec<u64>,
+}
+
+/// Options of `bench start`.
+#[derive(Debug, clap::Args)]
+pub struct BenchStartArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Runs of each setting, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub runs: u32,
 }
 
 /// Options of `bench lab`.
