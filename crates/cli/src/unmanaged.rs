@@ -247,6 +247,13 @@ mod tests {
     use foliomem_types::units::Order;
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// Lets one test at a time have a child: a census finds those of the others, too.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     fn control(hard: bool) -> (&'static Control, rustix::fd::OwnedFd) {
         let configuration = Configuration {
@@ -281,6 +288,7 @@ mod tests {
 
     #[test]
     fn a_process_without_the_agent_counts_until_it_ends() {
+        let _alone = alone();
         let ((control, _segment), (child, pid)) = (control(false), hog(40));
         let mut census = Census::new(1 << 30);
         assert!(census.summary().is_none());
@@ -297,6 +305,7 @@ mod tests {
 
     #[test]
     fn a_process_that_gets_a_slot_is_not_counted() {
+        let _alone = alone();
         let ((control, _segment), (child, pid)) = (control(false), hog(40));
         let mut census = Census::new(1 << 30);
         control.claim_slot(pid).unwrap();
@@ -308,6 +317,7 @@ mod tests {
 
     #[test]
     fn a_hard_limit_binds_what_has_no_agent() {
+        let _alone = alone();
         let ((control, _segment), (child, pid)) = (control(true), hog(40));
         let mut census = Census::new(16 << 20);
         census.search(pid, control);
