@@ -197,6 +197,39 @@ struct Bench<'a> {
     payload: Vec<u8>,
 }
 
+/// The rows of a program, which are reported one by one.
+struct Rows<'a> {
+    program: Program,
+    /// The result of the first run without a limit.
+    answer: Vec<u8>,
+    progress: &'a mut dyn FnMut(&Row),
+    report: &'a mut Report,
+}
+
+impl Rows<'_> {
+    /// Adds and returns the row of the runs of a setting.
+    fn add(&mut self, setting: Setting, limit: Option<u64>, runs: &[Outcome]) -> Row {
+        // The time of a run that died early does not count.
+        let ended: Vec<&Outcome> = runs.iter().filter(|r| r.answer.is_some()).collect();
+        let counted = if ended.is_empty() { runs.iter().collect() } else { ended };
+        let figure = |of: &dyn Fn(&Outcome) -> f64| median(&counted.iter().map(|r| of(r)).collect::<Vec<_>>());
+        let right_runs = runs.iter().filter(|r| r.answer.as_ref() == Some(&self.answer)).count();
+        let row = Row {
+            program: self.program,
+            setting,
+            limit_mib: limit.map(mib),
+            total_peak_mib: figure(&|r| mib(r.peak)),
+            seconds: figure(&|r| r.seconds),
+            result_ok: right_runs == runs.len(),
+            right_runs,
+            runs: runs.len(),
+        };
+        (self.progress)(&row);
+        self.report.rows.push(row.clone());
+        row
+    }
+}
+
 impl<'a> Bench<'a> {
     /// Writes the program's input, or returns the reason why the program cannot run here.
     fn prepare(program: Program, dir: &'a Path, values: &'a [u8]) -> Result<Result<Self, String>, Error> {
@@ -250,35 +283,34 @@ impl<'a> Bench<'a> {
             report.skipped.push(format!("{:?}: fails without any limit; see its own message", self.program));
             return Ok(());
         };
-        let (need, first_seconds) = (first.peak, first.seconds);
+        let need = first.peak;
         let limit = if self.program == Program::Numpy { NUMPY_LIMIT } else { need * LIMIT_PERCENT / 100 };
-        let mut add = |setting, limit: Option<u64>, runs: &[Outcome]| {
-            // The time of a run that died early does not count.
-            let ended: Vec<&Outcome> = runs.iter().filter(|r| r.answer.is_some()).collect();
-            let counted = if ended.is_empty() { runs.iter().collect() } else { ended };
-            let figure = |of: &dyn Fn(&Outcome) -> f64| median(&counted.iter().map(|r| of(r)).collect::<Vec<_>>());
-            let right_runs = runs.iter().filter(|r| r.answer.as_ref() == Some(&answer)).count();
-            let row = Row {
-                program: self.program,
-                setting,
-                limit_mib: limit.map(mib),
-                total_peak_mib: figure(&|r| mib(r.peak)),
-                seconds: figure(&|r| r.seconds),
-                result_ok: right_runs == runs.len(),
-                right_runs,
-                runs: runs.len(),
-            };
-            progress(&row);
-            report.rows.push(row.clone());
-            row
-        };
-
-        // The settings take turns, so that a slow minute of the machine affects both. They are
-        // compared to a few per cent.
-        let mut plain = vec![first];
-        let mut unpressed = Vec::new();
         let ample = need * 3 + 1024 * MIB;
-        for i in 0..repeats(options.runs, first_seconds) {
+        let mut rows = Rows { program: self.program, answer, progress, report };
+        let (plain, unpressed) = self.without_pressure(options, first, ample)?;
+        rows.add(Setting::None, None, &plain);
+        let best = self.kernel_settings(options, limit, &mut rows)?;
+        if let Some(exe) = &options.foliomem {
+            let limit = best.map_or(limit, |row| (row.total_peak_mib * MIB as f64) as u64);
+            let runs = repeat(options.runs, || self.once(Launch::Foliomem { exe, limit }))?;
+            rows.add(Setting::Foliomem, Some(limit), &runs);
+            rows.add(Setting::FoliomemUnpressed, Some(ample), &unpressed);
+        }
+        Ok(())
+    }
+
+    /// Runs without a limit, `first` being the first run, and under foliomem with the limit
+    /// `ample`; returns both. The settings take turns, so that a slow minute of the machine affects
+    /// both: they are compared to a few per cent.
+    fn without_pressure(
+        &self,
+        options: &Options,
+        first: Outcome,
+        ample: u64,
+    ) -> Result<(Vec<Outcome>, Vec<Outcome>), Error> {
+        let count = repeats(options.runs, first.seconds);
+        let (mut plain, mut unpressed) = (vec![first], Vec::new());
+        for i in 0..count {
             if i > 0 {
                 plain.push(self.once(Launch::Plain)?);
             }
@@ -286,8 +318,12 @@ impl<'a> Bench<'a> {
                 unpressed.push(self.once(Launch::Foliomem { exe, limit: ample })?);
             }
         }
-        add(Setting::None, None, &plain);
+        Ok((plain, unpressed))
+    }
 
+    /// Runs the kernel's settings, with a limit that rises from `limit` until the program survives.
+    /// Returns the row of the faster setting.
+    fn kernel_settings(&self, options: &Options, limit: u64, rows: &mut Rows) -> Result<Option<Row>, Error> {
         let mut best: Option<Row> = None;
         let mut settings = if options.kernel { vec![(Setting::Kernel4k, 4), (Setting::Kernel64k, 64)] } else { vec![] };
         let mut group_limit = limit;
@@ -296,11 +332,11 @@ impl<'a> Bench<'a> {
             for &(setting, size_kib) in &settings {
                 let Some(runs) = self.under_kernel(size_kib, group_limit, options.runs)? else {
                     let why = "needs root, zram, a memory control group and mTHP";
-                    report.skipped.push(format!("{:?} {setting:?}: {why}", self.program));
+                    rows.report.skipped.push(format!("{:?} {setting:?}: {why}", self.program));
                     impossible.push(setting);
                     continue;
                 };
-                let row = add(setting, Some(group_limit), &runs);
+                let row = rows.add(setting, Some(group_limit), &runs);
                 if row.right_runs > 0 && best.as_ref().is_none_or(|b| row.seconds < b.seconds) {
                     best = Some(row);
                 }
@@ -311,14 +347,7 @@ impl<'a> Bench<'a> {
             }
             group_limit += group_limit / 4;
         }
-
-        if let Some(exe) = &options.foliomem {
-            let limit = best.map_or(limit, |row| (row.total_peak_mib * MIB as f64) as u64);
-            let runs = repeat(options.runs, || self.once(Launch::Foliomem { exe, limit }))?;
-            add(Setting::Foliomem, Some(limit), &runs);
-            add(Setting::FoliomemUnpressed, Some(ample), &unpressed);
-        }
-        Ok(())
+        Ok(best)
     }
 
     /// Runs under the kernel's limit. Returns `None` if that is impossible here.

@@ -342,11 +342,11 @@ impl Entries {
         self.pages[self.index(head)].0 & Entry::ACTIVE != 0
     }
 
-    /// Marks the 2^order pages at `head` as active or not.
-    pub fn set_active(&mut self, head: PageNumber, order: Order, active: bool) {
+    /// Marks the 2^order pages at `head` as active.
+    pub fn set_active(&mut self, head: PageNumber, order: Order) {
         let start = self.index(head);
         for entry in &mut self.pages[start..start + order.pages() as usize] {
-            entry.0 = entry.0 & !Entry::ACTIVE | if active { Entry::ACTIVE } else { 0 };
+            entry.0 |= Entry::ACTIVE;
         }
     }
 
@@ -380,9 +380,14 @@ impl Entries {
         self.deferred
     }
 
-    /// Records whether the block is in that queue; returns the previous value.
-    pub fn set_deferred(&mut self, deferred: bool) -> bool {
-        std::mem::replace(&mut self.deferred, deferred)
+    /// Records that the block is in that queue. Returns whether it is new there.
+    pub fn set_deferred(&mut self) -> bool {
+        !std::mem::replace(&mut self.deferred, true)
+    }
+
+    /// Records that the block has left that queue.
+    pub fn set_not_deferred(&mut self) {
+        self.deferred = false;
     }
 
     /// Iterates over the folios of the block: the first page and its state.

@@ -116,12 +116,15 @@ impl Streams {
         &mut self,
         page: PageNumber,
         folio: Range<PageNumber>,
-        whole: bool,
+        likely_use: LikelyUse,
         is_one: impl FnOnce(&Stream) -> bool,
     ) -> bool {
         let folio_pages = folio.end.0 - folio.start.0;
         // The pages skipped without a fault are resident already.
-        let passed_pages = if whole && folio_pages >= LARGE_FOLIO_PAGES { folio_pages } else { 0 };
+        let passed_pages = match likely_use {
+            LikelyUse::WholeFolio if folio_pages >= LARGE_FOLIO_PAGES => folio_pages,
+            LikelyUse::WholeFolio | LikelyUse::Part => 0,
+        };
         let has_come_to = page.0 - folio.start.0 <= MAX_GAP_PAGES;
         if has_come_to
             && self.may_be_ahead(folio.start, passed_pages)
@@ -134,7 +137,10 @@ impl Streams {
                 self.with_window += usize::from(stream.window_pages == 0);
                 stream.window_pages = (stream.window_pages * 2).clamp(FIRST_WINDOW_PAGES, MAX_WINDOW_PAGES);
             }
-            stream.claimed = if whole { stream.claimed.max(folio.end) } else { folio.end };
+            stream.claimed = match likely_use {
+                LikelyUse::WholeFolio => stream.claimed.max(folio.end),
+                LikelyUse::Part => folio.end,
+            };
             self.changed(index);
             self.recency.used(index);
             return true;
@@ -227,6 +233,15 @@ pub enum Expected {
     Nothing,
 }
 
+/// How much of a folio the program is likely to use after a touch of one page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LikelyUse {
+    /// All of it.
+    WholeFolio,
+    /// The part around the page: only a touch of the next part continues a stream.
+    Part,
+}
+
 impl Readahead {
     /// Returns the prediction for a fault on `page`.
     #[inline]
@@ -241,14 +256,13 @@ impl Readahead {
         }
     }
 
-    /// Records a fault on `page` of the swapped-out folio `folio`. `whole` says that the rest of
-    /// the folio is likely to be touched, too; otherwise only the next part continues the stream.
-    pub fn faulted(&self, page: PageNumber, folio: Range<PageNumber>, whole: bool) {
+    /// Records a fault on `page` of the swapped-out pages `folio`.
+    pub fn faulted(&self, page: PageNumber, folio: Range<PageNumber>, likely_use: LikelyUse) {
         let mut guard = self.0.lock();
         let Followed { streams, strides, .. } = &mut *guard;
         let is_one =
             |stream: &Stream| stream.faults >= STREAM_FAULTS || stream.position.0 - stream.start.0 >= STREAM_PAGES;
-        if !streams.faulted(page, folio, whole, is_one) {
+        if !streams.faulted(page, folio, likely_use, is_one) {
             strides.faulted(page);
         }
     }
@@ -257,7 +271,7 @@ impl Readahead {
     pub fn touched(&self, folio: Range<PageNumber>) {
         // Pages that could not be made ahead are retried from there on.
         let is_one = |stream: &Stream| stream.position.0 - stream.start.0 >= NEW_STREAM_PAGES;
-        self.0.lock().new.faulted(folio.start, folio, false, is_one);
+        self.0.lock().new.faulted(folio.start, folio, LikelyUse::Part, is_one);
     }
 
     /// Returns whether there may be pages to fetch or make after the fault on `page`. Callers ask
@@ -291,8 +305,8 @@ mod tests {
         PageNumber(number * 16)..PageNumber(number * 16 + 16)
     }
 
-    fn faulted(readahead: &Readahead, folio: Range<PageNumber>, whole: bool) {
-        readahead.faulted(folio.start, folio, whole);
+    fn faulted(readahead: &Readahead, folio: Range<PageNumber>, likely_use: LikelyUse) {
+        readahead.faulted(folio.start, folio, likely_use);
     }
 
     /// Returns how many pages are claimed for the stream at `position`.
@@ -308,15 +322,15 @@ mod tests {
     #[test]
     fn the_window_of_a_stream_grows() {
         let readahead = Readahead::default();
-        faulted(&readahead, folio(10), true);
+        faulted(&readahead, folio(10), LikelyUse::WholeFolio);
         assert_eq!(claimed(&readahead, folio(10).end), 0, "one fault makes no stream");
-        faulted(&readahead, folio(11), true);
+        faulted(&readahead, folio(11), LikelyUse::WholeFolio);
         assert_eq!(claimed(&readahead, folio(11).end), 32);
         // The program faults again after the fetched pages.
-        faulted(&readahead, folio(14), true);
+        faulted(&readahead, folio(14), LikelyUse::WholeFolio);
         assert_eq!(claimed(&readahead, folio(14).end), 64);
-        faulted(&readahead, folio(19), true);
-        faulted(&readahead, folio(20), true);
+        faulted(&readahead, folio(19), LikelyUse::WholeFolio);
+        faulted(&readahead, folio(20), LikelyUse::WholeFolio);
         assert_eq!(claimed(&readahead, folio(20).end), u64::from(MAX_WINDOW_PAGES));
     }
 
@@ -325,7 +339,7 @@ mod tests {
         let readahead = Readahead::default();
         let part = |number: u64| PageNumber(number * 4)..PageNumber(number * 4 + 4);
         for (number, ahead) in [(10, 0), (11, 0), (12, 0), (13, 32)] {
-            faulted(&readahead, part(number), false);
+            faulted(&readahead, part(number), LikelyUse::Part);
             assert_eq!(readahead.expected(part(number).end) == Expected::Stream, ahead > 0);
             assert_eq!(claimed(&readahead, part(number).end), ahead, "after part {number}");
         }
@@ -334,12 +348,12 @@ mod tests {
     #[test]
     fn steps_over_pages_between_parts_are_no_stream() {
         let readahead = Readahead::default();
-        (10..14).for_each(|number| faulted(&readahead, folio(number), true));
+        (10..14).for_each(|number| faulted(&readahead, folio(number), LikelyUse::WholeFolio));
         assert!(claimed(&readahead, folio(13).end) > 0);
         assert_eq!(readahead.expected(folio(14).start), Expected::Stream);
         // From here on single pages are fetched, each in the next folio.
         let page = |number: u64| folio(number).start..folio(number).start.offset(1);
-        faulted(&readahead, page(14), false);
+        faulted(&readahead, page(14), LikelyUse::Part);
         assert_eq!(readahead.expected(page(15).start), Expected::Nothing);
         assert_eq!(readahead.expected(page(14).end), Expected::Stream, "the next page continues it");
     }
@@ -349,7 +363,7 @@ mod tests {
         let readahead = Readahead::default();
         for number in 0..1000 {
             let folio = folio(number * 7919 % 4096 * 3);
-            faulted(&readahead, folio.clone(), true);
+            faulted(&readahead, folio.clone(), LikelyUse::WholeFolio);
             assert_eq!(claimed(&readahead, folio.end), 0);
         }
     }
@@ -357,11 +371,11 @@ mod tests {
     #[test]
     fn a_stream_of_large_folios_may_pass_one() {
         let readahead = Readahead::default();
-        (0..2).for_each(|number| faulted(&readahead, folio(number), true));
+        (0..2).for_each(|number| faulted(&readahead, folio(number), LikelyUse::WholeFolio));
         assert_eq!(claimed(&readahead, folio(1).end), 32);
-        faulted(&readahead, folio(5), true);
+        faulted(&readahead, folio(5), LikelyUse::WholeFolio);
         assert_eq!(claimed(&readahead, folio(5).end), 64);
-        faulted(&readahead, folio(12), true);
+        faulted(&readahead, folio(12), LikelyUse::WholeFolio);
         assert_eq!(claimed(&readahead, folio(12).end), 0, "a stream may skip one folio, not two");
     }
 
@@ -373,7 +387,7 @@ mod tests {
             for page in (0..20_000).map(|n| PageNumber(n * step)).take_while(|page| page.0 < 20_000) {
                 if page >= fetched_until {
                     let folio = folio(page.0 / 16);
-                    readahead.faulted(page, folio.clone(), true);
+                    readahead.faulted(page, folio.clone(), LikelyUse::WholeFolio);
                     fetched_until = folio.end;
                 }
             }
@@ -385,7 +399,8 @@ mod tests {
     fn many_streams_are_followed_at_once() {
         let readahead = Readahead::default();
         for step in 0..2 {
-            (0..STREAMS as u64).for_each(|stream| faulted(&readahead, folio(stream * 1000 + step), true));
+            (0..STREAMS as u64)
+                .for_each(|stream| faulted(&readahead, folio(stream * 1000 + step), LikelyUse::WholeFolio));
         }
         for stream in 0..STREAMS as u64 {
             assert_eq!(claimed(&readahead, folio(stream * 1000 + 1).end), 32);
@@ -413,7 +428,7 @@ mod tests {
     fn strided_streams_are_followed() {
         let readahead = Readahead::default();
         let page = |step: u64| PageNumber(1000 + 40 * step);
-        (0..4).for_each(|step| readahead.faulted(page(step), page(step).folio(Order::ZERO), false));
+        (0..4).for_each(|step| readahead.faulted(page(step), page(step).folio(Order::ZERO), LikelyUse::Part));
         assert_eq!(readahead.claim(page(3), page(3).offset(1)), Some(Ahead::Step { page: page(4), alone: true }));
     }
 }

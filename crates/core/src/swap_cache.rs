@@ -42,6 +42,15 @@ pub struct CacheEntry {
     pub hash: u64,
 }
 
+/// What writeback found when it compared an entry with its folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryCheck {
+    /// The folio is unchanged, so that the entry spared its compression.
+    Good,
+    /// The folio was written or split, so that the entry took memory for nothing.
+    Stale,
+}
+
 /// All swap-cache entries.
 pub struct SwapCache {
     shards: [Mutex<BTreeMap<Frame, CacheEntry>>; SHARDS as usize],
@@ -141,9 +150,12 @@ impl SwapCache {
         entry
     }
 
-    /// Records whether a checked entry was good.
-    pub fn note_checked(&self, good: bool) {
-        let target = if good { WHOLE } else { 0 };
+    /// Records what the check of an entry found.
+    pub fn note_check(&self, check: EntryCheck) {
+        let target = match check {
+            EntryCheck::Good => WHOLE,
+            EntryCheck::Stale => 0,
+        };
         // Updates lost to concurrent callers do not matter.
         let share = self.good_share.load(Relaxed);
         self.good_share.store(share + (target >> FORGET_SHIFT) - (share >> FORGET_SHIFT), Relaxed);
@@ -182,9 +194,9 @@ mod tests {
         let order = Order::new(4).unwrap();
         let kept = |cache: &SwapCache| (0..160).filter(|_| cache.wants(order, 10_000)).count();
         assert_eq!(kept(&cache), 160);
-        (0..200).for_each(|_| cache.note_checked(false));
+        (0..200).for_each(|_| cache.note_check(EntryCheck::Stale));
         assert_eq!(kept(&cache), 10, "only the sample is kept");
-        (0..200).for_each(|_| cache.note_checked(true));
+        (0..200).for_each(|_| cache.note_check(EntryCheck::Good));
         assert_eq!(kept(&cache), 160);
         assert!(!cache.wants(order, 40_000), "a folio that hardly compresses gets no entry");
     }

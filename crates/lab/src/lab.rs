@@ -1,7 +1,7 @@
 //! The lab's driver: it turns a program's accesses on the lab's machine into calls of the engine.
 
 use crate::error::LabError;
-use crate::machine::LabMachine;
+use crate::machine::{Access, LabMachine};
 use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Engine, EngineConfig, Served};
@@ -168,11 +168,11 @@ impl Lab {
 
     /// Reads or writes `page` as the program does.
     #[inline]
-    pub fn touch(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
+    pub fn touch(&mut self, page: PageNumber, access: Access) -> Result<(), LabError> {
         self.accesses += 1;
         self.machine().compute(self.machine().costs().touch_ns.into());
-        if !self.machine().access(page, write) {
-            return self.fault(page, write);
+        if !self.machine().access(page, access) {
+            return self.fault(page, access);
         }
         if self.ahead.is_some() {
             self.ahead_ns -= i64::from(self.machine().costs().touch_ns);
@@ -181,7 +181,7 @@ impl Lab {
         Ok(())
     }
 
-    fn fault(&mut self, page: PageNumber, write: bool) -> Result<(), LabError> {
+    fn fault(&mut self, page: PageNumber, access: Access) -> Result<(), LabError> {
         self.faults += 1;
         self.machine().spend(self.machine().costs().fault_ns.into());
         // The thread that serves the fault would have read ahead until the fault arrived, often the
@@ -189,7 +189,7 @@ impl Lab {
         self.ahead_ns = 0;
         self.read_ahead();
         let served = self.engine.fault(&mut (), page);
-        assert!(matches!(served, Served::Done(_)) && self.machine().access(page, write), "{page:?} is not there");
+        assert!(matches!(served, Served::Done(_)) && self.machine().access(page, access), "{page:?} is not there");
         if served == Served::Done(FaultKind::SwapIn) {
             self.engine.counters().vm.pgmajfault.inc();
         }
@@ -214,8 +214,8 @@ impl Lab {
     }
 
     /// Reads or writes all pages of `range` in order, as the program does.
-    pub fn touch_all(&mut self, range: Range<PageNumber>, write: bool) -> Result<(), LabError> {
-        (range.start.0..range.end.0).try_for_each(|page| self.touch(PageNumber(page), write))
+    pub fn touch_all(&mut self, range: Range<PageNumber>, access: Access) -> Result<(), LabError> {
+        (range.start.0..range.end.0).try_for_each(|page| self.touch(PageNumber(page), access))
     }
 
     /// Records the peak of swapped-out pages. It is called now and then, because counting takes

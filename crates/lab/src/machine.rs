@@ -33,6 +33,15 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// An access of a program to a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// The program reads the page.
+    Read,
+    /// The program writes the page, whose content changes.
+    Write,
+}
+
 /// The place of compressed memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -348,13 +357,13 @@ impl LabMachine {
 
     /// Accesses `page` as the program does. Returns false if it is not resident.
     #[inline]
-    pub fn access(&self, page: PageNumber, write: bool) -> bool {
+    pub fn access(&self, page: PageNumber, access: Access) -> bool {
         let Some(word) = self.pages.find(page.0) else { return false };
         let now = word.load(Relaxed);
         if now & PRESENT == 0 {
             return false;
         }
-        if write {
+        if access == Access::Write {
             // Version 0 means zeros. The wraparound after 2^31 writes does not matter.
             let version = ((now + 1) & !PRESENT).max(1);
             word.store(PRESENT | version, Relaxed);
@@ -499,7 +508,7 @@ mod tests {
         let machine = LabMachine::new(64, 64, 64, OrderSet::EMPTY, content, Costs::reference());
         let (run, _) = Homes::new(64).alloc_full(&machine, Order::ZERO, Urgency::Normal).unwrap();
         assert_eq!(move_in(&machine, *run, PAGE), Ok(()));
-        assert!(machine.access(PAGE, true));
+        assert!(machine.access(PAGE, Access::Write));
         assert_eq!(move_out(&machine, PAGE, *run), Ok(()));
         let name = machine.hash(run.as_ref());
         (machine, run, name)
@@ -530,7 +539,7 @@ mod tests {
         assert_eq!(read(&machine, &mut run, name), Ok(()));
         assert_eq!(read(&machine, &mut run, name ^ 1), Err(Corrupted));
         assert_eq!(move_in(&machine, *run, PAGE), Ok(()));
-        assert!(machine.access(PAGE, true));
+        assert!(machine.access(PAGE, Access::Write));
         assert_eq!(move_out(&machine, PAGE, *run), Ok(()));
         assert_eq!(read(&machine, &mut run, name), Err(Corrupted), "the page was written since");
     }

@@ -35,7 +35,7 @@ use foliomem_core::buddy::Pick;
 use foliomem_core::compaction::{Compactor, Variant};
 use foliomem_types::counters::{Counters, VmCounters};
 use foliomem_types::units::{Frame, FrameRun, ORDERS};
-use folios::{Folios, List};
+use folios::{Folios, List, Movable};
 use per_cpu::{Keeps, PerCpu};
 use serde::{Deserialize, Serialize};
 
@@ -102,8 +102,9 @@ impl PageCache {
     /// not move large folios, as in Linux before the series.
     pub fn new(frames: u32, cpus: u16, variant: Option<Variant>, pick: Pick, costs: Costs) -> PageCache {
         let watermarks = alloc::Watermarks::of(frames);
+        let movable = if variant.is_some() { Movable::AllFolios } else { Movable::SinglePages };
         PageCache {
-            folios: Folios::new(frames, variant.is_some(), pick, costs.page_cache),
+            folios: Folios::new(frames, movable, pick, costs.page_cache),
             compactor: Compactor::new(variant.unwrap_or(Variant::FreeSplit)),
             engine: Box::default(),
             per_cpu: vec![PerCpu::default(); cpus.into()],

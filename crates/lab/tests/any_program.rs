@@ -11,7 +11,7 @@ use foliomem_core::pacing::Pacing;
 use foliomem_core::ports::Budget;
 use foliomem_lab::costs::Costs;
 use foliomem_lab::lab::Lab;
-use foliomem_lab::machine::{Content, LabMachine, Store};
+use foliomem_lab::machine::{Access, Content, LabMachine, Store};
 use foliomem_types::units::{CpuNumber, Order, OrderSet, PageNumber};
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ const LIMIT_PAGES: u32 = 1600;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Touch { area: u32, page: u32, pages: u32, write: bool },
+    Touch { area: u32, page: u32, pages: u32, access: Access },
     Discard { area: u32, page: u32, pages: u32 },
     PageOut { area: u32, page: u32, pages: u32 },
     Exit { area: u32 },
@@ -31,7 +31,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let range = || (0..AREAS, 0..AREA_PAGES, 1..400u32);
     prop_oneof![
-        8 => (range(), any::<bool>()).prop_map(|((area, page, pages), write)| Step::Touch { area, page, pages, write }),
+        8 => (range(), prop::sample::select(vec![Access::Read, Access::Write])).prop_map(|((area, page, pages), access)| Step::Touch { area, page, pages, access }),
         2 => range().prop_map(|(area, page, pages)| Step::Discard { area, page, pages }),
         2 => range().prop_map(|(area, page, pages)| Step::PageOut { area, page, pages }),
         1 => (0..AREAS).prop_map(|area| Step::Exit { area }),
@@ -92,7 +92,7 @@ proptest! {
         let mut now_ns = 0;
         for step in steps {
             match step {
-                Step::Touch { area, page, pages, write } => lab.touch_all(part(area, page, pages), write).unwrap(),
+                Step::Touch { area, page, pages, access } => lab.touch_all(part(area, page, pages), access).unwrap(),
                 Step::Discard { area, page, pages } => lab.discard(part(area, page, pages)),
                 Step::PageOut { area, page, pages } => lab.page_out(part(area, page, pages)),
                 Step::Exit { area } => {

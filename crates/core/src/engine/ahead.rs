@@ -9,7 +9,7 @@ use crate::homes::Urgency;
 use crate::locality::SwapIn;
 use crate::page_table::{Block, Entries, PageState};
 use crate::ports::{AddressSpace, Arena, Ports};
-use crate::readahead::Ahead;
+use crate::readahead::{Ahead, LikelyUse};
 use crate::run_tokens::UniqueRun;
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::{MAX_ORDER, Order, PageNumber};
@@ -157,7 +157,8 @@ impl<P: Ports> Engine<P> {
         let Ok((run, _)) = self.homes.alloc_full(&self.ports, order, Urgency::Normal) else { return false };
         let head = page.head(order);
         self.split_borders(&mut entries, head.folio(order));
-        let fetch = mark_fetching(&mut entries, head, *run, order == whole);
+        let likely_use = if order == whole { LikelyUse::WholeFolio } else { LikelyUse::Part };
+        let fetch = mark_fetching(&mut entries, head, *run, likely_use);
         drop(entries);
         drop(steady);
         self.swap_in_ahead(worker, block, &[fetch], run);
@@ -200,9 +201,14 @@ impl<P: Ports> Engine<P> {
             Some(run) => run,
             None => self.homes.alloc_full(&self.ports, order, Urgency::Normal).ok()?.0,
         };
-        let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order), true));
+        let mut fetches = Fetches::of(mark_fetching(entries, pages.start, run.part(0, order), LikelyUse::WholeFolio));
         for index in (0..run.frames()).step_by(order.pages() as usize).skip(1) {
-            fetches.push(mark_fetching(entries, pages.start.offset(index), run.part(index, order), true));
+            fetches.push(mark_fetching(
+                entries,
+                pages.start.offset(index),
+                run.part(index, order),
+                LikelyUse::WholeFolio,
+            ));
         }
         Some((fetches, run))
     }

@@ -16,6 +16,7 @@ use crate::locality::SwapIn;
 use crate::page_table::{Block, Entries, PageState};
 use crate::ports::Ports;
 use crate::queue::FolioName;
+use crate::readahead::LikelyUse;
 use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
 use foliomem_types::units::{Order, PageNumber, Slot};
@@ -100,7 +101,7 @@ impl<P: Ports> Engine<P> {
             };
             let pages = first.offset(next).folio(order);
             self.split_borders(entries, pages.clone());
-            let part = mark_fetching(entries, pages.start, run.part(next, order), false);
+            let part = mark_fetching(entries, pages.start, run.part(next, order), LikelyUse::Part);
             if pages.contains(&page) {
                 touched = FolioName { head: pages.start, order };
             }

@@ -6,6 +6,7 @@ use super::{Engine, NoRoom};
 use crate::homes::{RESERVE_FRAMES, Urgency};
 use crate::page_table::{Block, PageState};
 use crate::ports::{AddressSpace, Budget, Ports};
+use crate::readahead::LikelyUse;
 use crate::sync;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PageNumber};
@@ -236,24 +237,24 @@ impl<P: Ports> Engine<P> {
                 let head = page.head(order);
                 self.split_borders(&mut entries, head.folio(order));
                 self.counters().vm.pgactivate.add(u64::from(order.pages()));
-                entries.set_active(head, order, true);
+                entries.set_active(head, order);
                 step(self.map_in(&steady, &mut entries, head), FaultKind::Home, head.folio(order))
             }
             PageState::Swapped { fetching: true, order, .. } => {
                 let head = page.head(order);
-                self.readahead.faulted(page, head.folio(order), true);
+                self.readahead.faulted(page, head.folio(order), LikelyUse::WholeFolio);
                 Step::Fetching
             }
             PageState::Swapped { .. } => match self.start_swap_in(&mut entries, page, tries) {
                 Ok(Start::ExplodedPiece(piece)) => {
-                    self.readahead.faulted(page, piece.touched_pages(), false);
+                    self.readahead.faulted(page, piece.touched_pages(), LikelyUse::Part);
                     drop(entries);
                     drop(steady);
                     let pages = piece.pages();
                     step(self.explode(worker, block, *piece), FaultKind::SwapIn, pages)
                 }
                 Ok(Start::Folio(fetch, run)) => {
-                    self.readahead.faulted(page, fetch.pages(), fetch.whole);
+                    self.readahead.faulted(page, fetch.pages(), fetch.likely_use);
                     drop(entries);
                     drop(steady);
                     step(self.swap_in(worker, block, &[fetch], run), FaultKind::SwapIn, fetch.pages())

@@ -63,7 +63,7 @@ impl<P: Ports> Engine<P> {
         }
         self.counters().of(order).split_deferred.inc();
         self.counters().of(order).nr_anon_partially_mapped.inc();
-        if !entries.set_deferred(true) {
+        if entries.set_deferred() {
             let folio = FolioName { head: entries.first(), order: MAX_ORDER };
             self.deferred.push(Claim { folio, ticket: Ticket::default() });
         }
@@ -146,7 +146,7 @@ impl<P: Ports> Engine<P> {
         while let Some(Claim { folio: FolioName { head, order }, .. }) = self.deferred.pop() {
             let Some(block) = self.table.get(head) else { unreachable!("{head:?} was queued") };
             let mut entries = block.lock();
-            entries.set_deferred(false);
+            entries.set_not_deferred();
             if self.split_partial(&mut entries, head.folio(order)) {
                 return true;
             }

@@ -8,6 +8,7 @@ use crate::ports::{Arena, Clock, Compressed, Pieces, Ports, assert_unlocked};
 use crate::queue::FolioName;
 use crate::run_tokens::{RunRef, SharedRun};
 use crate::store::PieceInfo;
+use crate::swap_cache::EntryCheck;
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::{MAX_ORDER, Order, PAGE_BYTES, PageNumber, Slot};
 use std::ops::Range;
@@ -248,9 +249,10 @@ impl<P: Ports> Engine<P> {
     #[inline]
     fn unchanged_entry(&self, run: RunRef<'_>) -> Option<Slot> {
         let entry = self.swap_cache.take(run.head)?;
-        let good = entry.order == run.order && self.ports.arena().hash(run) == entry.hash;
-        self.swap_cache.note_checked(good);
-        if !good {
+        let is_unchanged = entry.order == run.order && self.ports.arena().hash(run) == entry.hash;
+        let check = if is_unchanged { EntryCheck::Good } else { EntryCheck::Stale };
+        self.swap_cache.note_check(check);
+        if check == EntryCheck::Stale {
             self.free_slots(entry.slot, entry.order.pages());
             return None;
         }

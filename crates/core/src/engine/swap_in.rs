@@ -11,7 +11,7 @@ use crate::locality::SwapIn;
 use crate::page_table::{Block, Entries, PageState};
 use crate::ports::{AddressSpace, Arena, Corrupted, MoveError, Ports, Steady};
 use crate::queue::FolioName;
-use crate::readahead::Expected;
+use crate::readahead::{Expected, LikelyUse};
 use crate::run_tokens::{RunMut, UniqueRun};
 use crate::swap_cache::CacheEntry;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -34,9 +34,8 @@ pub(super) struct Fetch {
     pub(super) head: PageNumber,
     pub(super) slot: Slot,
     pub(super) run: FrameRun,
-    /// Whether more than a part of the folio is likely to be used: then a swap-cache entry may be
-    /// worth its memory.
-    pub(super) whole: bool,
+    /// If the whole folio is likely to be used, a swap-cache entry may be worth its memory.
+    pub(super) likely_use: LikelyUse,
 }
 
 impl Fetch {
@@ -117,7 +116,8 @@ impl<P: Ports> Engine<P> {
             self.split_borders(entries, head.folio(order));
         }
         self.note_refault(entries, head, order);
-        Ok(Start::Folio(mark_fetching(entries, head, *run, part.is_none()), run))
+        let likely_use = if part.is_none() { LikelyUse::WholeFolio } else { LikelyUse::Part };
+        Ok(Start::Folio(mark_fetching(entries, head, *run, likely_use), run))
     }
 
     /// Records a refault of the folio at `head`, which is swapped out. After a short refault
@@ -126,7 +126,7 @@ impl<P: Ports> Engine<P> {
         self.counters().vm.workingset_refault_anon.add(u64::from(order.pages()));
         if self.workingset.is_refault(entries.evicted(head), self.resident_pages()) {
             self.counters().vm.workingset_activate_anon.add(u64::from(order.pages()));
-            entries.set_active(head, order, true);
+            entries.set_active(head, order);
         }
     }
 
@@ -252,8 +252,8 @@ impl<P: Ports> Engine<P> {
         fetch: &Fetch,
         mut run: RunMut<'_>,
     ) -> Result<Option<CacheEntry>, Corrupted> {
-        let Fetch { slot, whole, .. } = *fetch;
-        let may_keep = whole && self.config.keep_copies;
+        let Fetch { slot, likely_use, .. } = *fetch;
+        let may_keep = likely_use == LikelyUse::WholeFolio && self.config.keep_copies;
         let (mut done, mut stored_bytes, mut filled_pages) = (0, 0, 0);
         while done < run.frames() {
             let first = slot.offset(done);
@@ -372,10 +372,10 @@ impl<P: Ports> Engine<P> {
 /// Marks the swapped-out folio at `head` as being fetched into `run`. From now on only the caller
 /// frees its slots.
 #[inline]
-pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, whole: bool) -> Fetch {
+pub(super) fn mark_fetching(entries: &mut Entries, head: PageNumber, run: FrameRun, likely_use: LikelyUse) -> Fetch {
     let PageState::Swapped { slot, .. } = entries.get(head) else { unreachable!("the head of a swapped folio") };
     entries.set_folio(head, run.order, PageState::Swapped { slot, order: run.order, fetching: true });
-    Fetch { head, slot, run, whole }
+    Fetch { head, slot, run, likely_use }
 }
 
 /// Returns whether `page` still waits for the content of `slot`, whatever happened to the rest of

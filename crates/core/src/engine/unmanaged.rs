@@ -7,6 +7,7 @@ use super::fault::{Changing, Served, Step, step};
 use super::swap_in::Fetch;
 use crate::page_table::{Block, Entries, PageState};
 use crate::ports::{AddressSpace, Arena, Budget, Corrupted, Marks, MoveError, Ports, Steady};
+use crate::readahead::LikelyUse;
 use crate::run_tokens::UniqueRun;
 use crate::store::PieceId;
 use crate::sync;
@@ -103,7 +104,7 @@ impl<P: Ports> Engine<P> {
             let given_up = self.give_up_corrupted(
                 &steady,
                 &mut entries,
-                &Fetch { head: page, slot, run, whole: false },
+                &Fetch { head: page, slot, run, likely_use: LikelyUse::Part },
                 corrupted,
             );
             return Err(step(given_up, FaultKind::SwapIn, pages));

@@ -4,6 +4,7 @@ use super::files::{Backing, FolioId};
 use super::readahead::{Readahead, WINDOW_PAGES};
 use super::{Content, FileId, Mapper, PageCache};
 use crate::error::LabError;
+use crate::machine::Access;
 use foliomem_types::units::MAX_ORDER;
 
 /// Maximum pages that a fault maps around: `fault_around_bytes`.
@@ -17,7 +18,7 @@ impl PageCache {
         file: FileId,
         readahead: &mut Readahead,
         index: u32,
-        write: bool,
+        access: Access,
     ) -> Result<(), LabError> {
         let was_mapped = self.file(file).page(index).mapped & mapper.bit() != 0;
         if !was_mapped {
@@ -33,7 +34,7 @@ impl PageCache {
         }
         let page = self.file(file).cached_mut(index);
         page.young |= mapper.bit();
-        let is_first_write = write && !std::mem::replace(&mut page.dirty, true);
+        let is_first_write = access == Access::Write && !std::mem::replace(&mut page.dirty, true);
         let id = page.folio;
         if is_first_write && self.file(file).backing == Backing::File {
             // Linux maps file pages read-only first, to notice the first write; a fault for the

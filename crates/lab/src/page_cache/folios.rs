@@ -271,6 +271,15 @@ impl Table {
     }
 }
 
+/// The folios that compaction may move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Movable {
+    /// Folios of one page.
+    SinglePages,
+    /// Folios of any size.
+    AllFolios,
+}
+
 /// All folios and free frames of the machine.
 pub struct Folios {
     /// The engine's allocator. Frames of this machine are never populated, so all free ones are
@@ -278,8 +287,8 @@ pub struct Folios {
     pub homes: Homes,
     /// The table of folios.
     pub table: RefCell<Table>,
-    /// Whether compaction moves folios of more than one page.
-    pub moves_large: bool,
+    /// The folios that compaction may move.
+    pub movable: Movable,
     /// Time spent so far.
     pub spent_ns: Cell<u64>,
     costs: PageCacheCosts,
@@ -287,9 +296,9 @@ pub struct Folios {
 
 impl Folios {
     /// Makes a machine with `frames` free frames.
-    pub fn new(frames: u32, moves_large: bool, pick: Pick, costs: PageCacheCosts) -> Folios {
+    pub fn new(frames: u32, movable: Movable, pick: Pick, costs: PageCacheCosts) -> Folios {
         let table = RefCell::new(Table::new(frames));
-        Folios { homes: Homes::with_pick(frames, pick), table, moves_large, spent_ns: Cell::new(0), costs }
+        Folios { homes: Homes::with_pick(frames, pick), table, movable, spent_ns: Cell::new(0), costs }
     }
 
     fn spend(&self, times: u32, ns: u32) {
@@ -303,7 +312,7 @@ impl Occupants for Folios {
         self.spend(1, self.costs.scan_ns);
         let table = self.table.borrow();
         let run = table.folio(table.by_frame[frame.0 as usize]).run?;
-        (self.moves_large || run.order == Order::ZERO).then_some(Occupant::Folio(run))
+        (self.movable == Movable::AllFolios || run.order == Order::ZERO).then_some(Occupant::Folio(run))
     }
 
     fn migrate(&self, from: FrameRun, to: FrameRun) -> bool {

@@ -1,6 +1,7 @@
 //! Tests with a small machine, which is checked after every operation.
 
 use super::*;
+use crate::machine::Access;
 use crate::random::Random;
 use foliomem_types::units::Order;
 use proptest::prelude::*;
@@ -71,7 +72,7 @@ fn mapped_files_are_mapped_around_and_their_page_tables_stay() {
     let file = cache.create(Backing::File, 4 * FRAMES);
     let mut readahead = Readahead::default();
     for index in 0..4 * FRAMES {
-        cache.touch(Mapper(3), file, &mut readahead, index, false).unwrap();
+        cache.touch(Mapper(3), file, &mut readahead, index, Access::Read).unwrap();
     }
     cache.check();
     assert_eq!(cache.table_pages(), 4 * FRAMES / 512);
@@ -111,7 +112,7 @@ fn dirty_pages_are_written_back_once() {
     let image = cache.create(Backing::Shm, 64);
     let file = cache.create_kept_in(image, 64);
     let mut readahead = Readahead::default();
-    (0..64).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, true).unwrap());
+    (0..64).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, Access::Write).unwrap());
     cache.sync(file, 0..64).unwrap();
     cache.sync(file, 0..64).unwrap();
     assert_eq!(cache.counters().written_back_pages, 64);
@@ -125,7 +126,7 @@ fn written_back_pages_take_memory_in_their_image() {
     let file = cache.create_kept_in(image, 1024);
     let other = cache.create(Backing::File, 4 * FRAMES);
     let mut readahead = Readahead::default();
-    (0..1024).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, true).unwrap());
+    (0..1024).for_each(|index| cache.touch(Mapper(0), file, &mut readahead, index, Access::Write).unwrap());
     read_all(&mut cache, other, 4 * FRAMES);
     cache.check();
     let written = cache.counters().written_back_pages;
@@ -141,7 +142,7 @@ fn a_large_folio_used_by_one_program_is_freed_unless_used_again() {
     let file = cache.create(Backing::File, 64);
     let mut readahead = Readahead::default();
     let touch = |cache: &mut PageCache, readahead: &mut Readahead, mapper| {
-        (0..64).for_each(|index| cache.touch(mapper, file, readahead, index, false).unwrap());
+        (0..64).for_each(|index| cache.touch(mapper, file, readahead, index, Access::Read).unwrap());
     };
     touch(&mut cache, &mut readahead, Mapper(0));
     let id = cache.folio_at(file, 32);
@@ -162,7 +163,7 @@ fn a_large_folio_used_by_one_program_is_freed_unless_used_again() {
     assert!(matches!(pop(&mut cache), reclaim::Fate::Activate), "a use while it is active counts");
     assert!(matches!(pop(&mut cache), reclaim::Fate::Free), "it was not used since");
     let other = cache.folio_at(file, 0);
-    cache.touch(Mapper(1), file, &mut readahead, 0, false).unwrap();
+    cache.touch(Mapper(1), file, &mut readahead, 0, Access::Read).unwrap();
     assert!(matches!(cache.fate(other), reclaim::Fate::Activate), "two programs used it");
 }
 
@@ -184,13 +185,13 @@ fn copied_pages_are_not_zeroed_and_a_write_is_one_fault() {
     let run = cache.alloc_page().unwrap();
     cache.insert(run, file, 40, Content::Zeros);
     let mut readahead = Readahead::default();
-    cache.touch(Mapper(0), file, &mut readahead, 3, true).unwrap();
+    cache.touch(Mapper(0), file, &mut readahead, 3, Access::Write).unwrap();
     spent(&mut cache);
-    cache.touch(Mapper(0), file, &mut readahead, 40, true).unwrap();
+    cache.touch(Mapper(0), file, &mut readahead, 40, Access::Write).unwrap();
     assert_eq!(spent(&mut cache), u64::from(fault_ns + map_folio_ns));
     cache.sync(file, 0..64).unwrap();
     spent(&mut cache);
-    cache.touch(Mapper(0), file, &mut readahead, 40, true).unwrap();
+    cache.touch(Mapper(0), file, &mut readahead, 40, Access::Write).unwrap();
     assert_eq!(spent(&mut cache), u64::from(fault_ns), "the first write after writeback takes a fault");
 }
 
@@ -199,7 +200,8 @@ fn shared_memory_beyond_the_limit_is_out_of_memory() {
     let mut cache = machine(None);
     let shm = cache.create(Backing::Shm, 2 * FRAMES);
     let mut readahead = Readahead::default();
-    let refused = (0..2 * FRAMES).find_map(|index| cache.touch(Mapper(0), shm, &mut readahead, index, true).err());
+    let refused =
+        (0..2 * FRAMES).find_map(|index| cache.touch(Mapper(0), shm, &mut readahead, index, Access::Write).err());
     assert!(refused.unwrap().to_string().starts_with("out of memory: "));
     cache.check();
 }
@@ -207,7 +209,7 @@ fn shared_memory_beyond_the_limit_is_out_of_memory() {
 #[derive(Clone, Debug)]
 enum Step {
     Read { file: u16, pages: u32 },
-    Touch { mapper: u8, file: u16, at: u32, pages: u32, write: bool },
+    Touch { mapper: u8, file: u16, at: u32, pages: u32, access: Access },
     Scatter { mapper: u8, seed: u64, touches: u32 },
     Anonymous { at: u32, pages: u32 },
     Truncate { file: u16 },
@@ -217,8 +219,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0u16..3, 1u32..3000).prop_map(|(file, pages)| Step::Read { file, pages }),
-        4 => (0u8..4, 0u16..3, 0u32..6000, 1u32..2000, any::<bool>())
-            .prop_map(|(mapper, file, at, pages, write)| Step::Touch { mapper, file, at, pages, write }),
+        4 => (0u8..4, 0u16..3, 0u32..6000, 1u32..2000, prop::sample::select(vec![Access::Read, Access::Write]))
+            .prop_map(|(mapper, file, at, pages, access)| Step::Touch { mapper, file, at, pages, access }),
         2 => (0u8..4, any::<u64>(), 1u32..400).prop_map(|(mapper, seed, touches)| Step::Scatter { mapper, seed, touches }),
         1 => (0u32..1024, 1u32..600).prop_map(|(at, pages)| Step::Anonymous { at, pages }),
         1 => (0u16..4).prop_map(|file| Step::Truncate { file }),
@@ -250,12 +252,13 @@ proptest! {
                         *at = (*at + 1) % PAGES;
                     }
                 }
-                Step::Touch { mapper, file, at, pages, write } => {
+                Step::Touch { mapper, file, at, pages, access } => {
                     let readahead = &mut readaheads[usize::from(mapper)];
                     let file = files[usize::from(file)];
                     for index in at..(at + pages).min(PAGES) {
                         // Written-back pages take memory forever here, so only a part is written.
-                        cache.touch(Mapper(mapper), file, readahead, index, write && index < 1024).unwrap();
+                        let access = if index < 1024 { access } else { Access::Read };
+                        cache.touch(Mapper(mapper), file, readahead, index, access).unwrap();
                     }
                 }
                 Step::Scatter { mapper, seed, touches } => {
@@ -263,12 +266,12 @@ proptest! {
                     for _ in 0..touches {
                         let index = random.below(u64::from(PAGES)) as u32;
                         let readahead = &mut readaheads[usize::from(mapper)];
-                        cache.touch(Mapper(mapper), files[0], readahead, index, false).unwrap();
+                        cache.touch(Mapper(mapper), files[0], readahead, index, Access::Read).unwrap();
                     }
                 }
                 Step::Anonymous { at, pages } => {
                     for index in at..(at + pages).min(1536) {
-                        cache.touch(Mapper(0), own, &mut Readahead::default(), index, true).unwrap();
+                        cache.touch(Mapper(0), own, &mut Readahead::default(), index, Access::Write).unwrap();
                     }
                 }
                 Step::Truncate { file } => cache.truncate([&files[..], &[own]].concat()[usize::from(file)]),

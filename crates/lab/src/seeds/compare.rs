@@ -106,101 +106,160 @@ fn percents(changes: &[f64]) -> String {
     changes.iter().map(|&change| format!("{:.1}", percent(change))).collect::<Vec<_>>().join("/")
 }
 
+/// The runs' figure before and after, whether it agrees with the published one, and why.
+type Compared = ([String; 2], bool, String);
+
 /// Compares the figure of the runs with the published one.
 pub fn compare(published: Published, figure: Figure, runs: &[&Outcome]) -> SeedRow {
-    let both = |figure: fn(&Outcome) -> f64| [figure(runs[0]), figure(runs[1])];
-    let theirs = [number(&published.before), number(&published.after)];
-    let within = format!("changes as much within a factor of {CHANGE_FACTOR}");
-    let clusters = both(|outcome| outcome.clusters_scanned_per_alloc);
-    let scanned = format!("clusters scanned per allocation {:.2} -> {:.2}", clusters[0], clusters[1]);
-    let modelled = |ours: [f64; 2], decimals: usize| {
-        let changes = [theirs, ours].map(|[before, after]| percent(after / before));
-        let why = format!("modelled; {:+.0}% and {:+.0}%, {within}", changes[0], changes[1]);
-        (ours.map(|figure| format!("{figure:.decimals$}")), same_change(theirs, ours), why)
+    let comparison = Comparison {
+        published: &published,
+        theirs: [number(&published.before), number(&published.after)],
+        runs,
+        within: format!("changes as much within a factor of {CHANGE_FACTOR}"),
     };
-    let round = |outcome: &Outcome, number: usize| {
-        let round = &outcome.rounds[number - 1];
-        (round.swpout, round.swpout_fallback)
-    };
-    let (ours, agrees, why) = match figure {
-        Figure::RoundPercent(of) => {
-            let ours = [runs[0], runs[1]].map(|outcome| rate(round(outcome, of)));
-            let agrees = ours.iter().zip(theirs).all(|(ours, theirs)| (ours - theirs).abs() <= ROUND_POINTS);
-            (ours.map(|rate| format!("{rate:.2}")), agrees, format!("within {ROUND_POINTS} points"))
-        }
-        Figure::RoundSwpout(of) => {
-            let ours = [runs[0], runs[1]].map(|outcome| round(outcome, of).0.to_string());
-            let agrees = ours == [published.before.clone(), published.after.clone()];
-            (ours, agrees, "the same number".to_owned())
-        }
-        Figure::Swpout(kib) => {
-            let ours = [runs[0], runs[1]].map(|outcome| counts(outcome, kib).0);
-            let [wanted, got] = [theirs, ours.map(|count| count as f64)].map(|[before, after]| percent(after / before));
-            let why = format!("changes by {wanted:+.1}% and {got:+.1}%, within {SWPOUT_POINTS} points");
-            (ours.map(|swpout| swpout.to_string()), (wanted - got).abs() <= SWPOUT_POINTS, why)
-        }
-        Figure::Fallback(kib) => {
-            let ours = [runs[0], runs[1]].map(|outcome| counts(outcome, kib).1);
-            let agrees = same_change(theirs, ours.map(|count| count as f64));
-            (ours.map(|count| count.to_string()), agrees, format!("{within}; {scanned}"))
-        }
-        Figure::Both(kib) => {
-            let ours = [runs[0], runs[1]].map(|outcome| counts(outcome, kib));
-            let theirs = [&published.before, &published.after].map(|text| {
-                let counts = numbers(text, ';');
-                rate((counts[0] as u64, counts.get(1).map_or(0, |&count| count as u64)))
-            });
-            let rates = ours.map(rate);
-            let why = format!(
-                "rates {:.2}% -> {:.2}%, ours {:.2}% -> {:.2}%, {within} (all below {NEXT_TO_NOTHING_PERCENT}% is next to nothing, if \
-                 as much fell back before); {scanned}",
-                theirs[0], theirs[1], rates[0], rates[1]
-            );
-            (ours.map(|(swpout, fallback)| format!("{swpout};{fallback}")), same_rates(theirs, rates), why)
-        }
-        Figure::Throughput => {
-            let speed = |run: usize| runs[0].modelled_elapsed_seconds / runs[run].modelled_elapsed_seconds;
-            let ours = [speed(1), speed(2)];
-            let agrees = same_change(theirs.map(|percent| 1.0 + percent / 100.0), ours);
-            (
-                ours.map(|change| format!("{:.1}", percent(change))),
-                agrees,
-                format!("modelled; after by before {within}"),
-            )
-        }
-        Figure::SysTime => {
-            let (ours, agrees, why) = modelled(both(|outcome| outcome.modelled_sys_seconds), 2);
-            let waits = both(|outcome| outcome.modelled_wait_seconds);
-            (ours, agrees, format!("{why}; {scanned}, waiting for their lists {:.1} s -> {:.1} s", waits[0], waits[1]))
-        }
-        Figure::PageOutTime => modelled(both(|outcome| outcome.modelled_page_out_seconds * 1e3), 0),
-        Figure::PageInTime => modelled(both(|outcome| outcome.modelled_page_in_seconds * 1e3), 0),
-        Figure::Bandwidth => {
-            let bandwidth = |outcome: &Outcome| {
-                let kib: u64 = outcome.sizes.iter().map(|size| size.swpin * u64::from(size.kib)).sum();
-                (kib << 10) as f64 / (outcome.modelled_page_in_seconds * 1e3)
-            };
-            modelled(both(bandwidth), 0)
-        }
-        Figure::Times => {
-            let time = |figure: fn(&Outcome) -> f64| figure(runs[1]) / figure(runs[0]);
-            let user = |outcome: &Outcome| outcome.modelled_cpu_seconds - outcome.modelled_sys_seconds;
-            let real = |outcome: &Outcome| outcome.modelled_elapsed_seconds;
-            let ours = [time(real), time(|outcome| outcome.modelled_sys_seconds), time(user)];
-            changes(&published, &ours, &format!("modelled; each {within}"))
-        }
-        Figure::Memory => {
-            let peak = |outcome: &Outcome| outcome.peak_pages as f64;
-            let ours: Vec<f64> = runs[1..].iter().map(|outcome| peak(outcome) / peak(runs[0])).collect();
-            changes(&published, &ours, &format!("each {within}"))
-        }
-    };
-    let [ours_before, ours_after] = ours;
+    let ([ours_before, ours_after], agrees, why) = comparison.compare(figure);
     SeedRow { published, ours_before: Some(ours_before), ours_after: Some(ours_after), agrees: Some(agrees), why }
 }
 
+/// A published figure, and the runs to compare with it.
+struct Comparison<'a> {
+    published: &'a Published,
+    /// The published figure before and after, if it is one number.
+    theirs: [f64; 2],
+    runs: &'a [&'a Outcome],
+    /// The words for the tolerance of changes.
+    within: String,
+}
+
+impl Comparison<'_> {
+    fn compare(&self, figure: Figure) -> Compared {
+        match figure {
+            Figure::RoundPercent(round) => self.round_percent(round),
+            Figure::RoundSwpout(round) => self.round_swpout(round),
+            Figure::Swpout(kib) => self.swpout(kib),
+            Figure::Fallback(kib) => self.fallback(kib),
+            Figure::Both(kib) => self.both(kib),
+            Figure::Throughput => self.throughput(),
+            Figure::SysTime => self.sys_time(),
+            Figure::PageOutTime => self.modelled(|outcome| outcome.modelled_page_out_seconds * 1e3, 0),
+            Figure::PageInTime => self.modelled(|outcome| outcome.modelled_page_in_seconds * 1e3, 0),
+            Figure::Bandwidth => self.modelled(bandwidth, 0),
+            Figure::Times => self.times(),
+            Figure::Memory => self.memory(),
+        }
+    }
+
+    /// Returns a figure of the runs before and after.
+    fn ours<T>(&self, figure: impl Fn(&Outcome) -> T) -> [T; 2] {
+        [figure(self.runs[0]), figure(self.runs[1])]
+    }
+
+    fn round_percent(&self, round: usize) -> Compared {
+        let ours = self.ours(|outcome| rate(round_counts(outcome, round)));
+        let agrees = ours.iter().zip(self.theirs).all(|(ours, theirs)| (ours - theirs).abs() <= ROUND_POINTS);
+        (ours.map(|rate| format!("{rate:.2}")), agrees, format!("within {ROUND_POINTS} points"))
+    }
+
+    fn round_swpout(&self, round: usize) -> Compared {
+        let ours = self.ours(|outcome| round_counts(outcome, round).0.to_string());
+        let agrees = ours == [self.published.before.clone(), self.published.after.clone()];
+        (ours, agrees, "the same number".to_owned())
+    }
+
+    fn swpout(&self, kib: u32) -> Compared {
+        let ours = self.ours(|outcome| counts(outcome, kib).0);
+        let changes = [self.theirs, ours.map(|count| count as f64)];
+        let [wanted, got] = changes.map(|[before, after]| percent(after / before));
+        let why = format!("changes by {wanted:+.1}% and {got:+.1}%, within {SWPOUT_POINTS} points");
+        (ours.map(|swpout| swpout.to_string()), (wanted - got).abs() <= SWPOUT_POINTS, why)
+    }
+
+    fn fallback(&self, kib: u32) -> Compared {
+        let ours = self.ours(|outcome| counts(outcome, kib).1);
+        let agrees = same_change(self.theirs, ours.map(|count| count as f64));
+        (ours.map(|count| count.to_string()), agrees, format!("{}; {}", self.within, self.scanned()))
+    }
+
+    fn both(&self, kib: u32) -> Compared {
+        let ours = self.ours(|outcome| counts(outcome, kib));
+        let theirs = [&self.published.before, &self.published.after].map(|text| {
+            let counts = numbers(text, ';');
+            rate((counts[0] as u64, counts.get(1).map_or(0, |&count| count as u64)))
+        });
+        let rates = ours.map(rate);
+        let why = format!(
+            "rates {:.2}% -> {:.2}%, ours {:.2}% -> {:.2}%, {} (all below {NEXT_TO_NOTHING_PERCENT}% is next to nothing, if as much \
+             fell back before); {}",
+            theirs[0],
+            theirs[1],
+            rates[0],
+            rates[1],
+            self.within,
+            self.scanned()
+        );
+        (ours.map(|(swpout, fallback)| format!("{swpout};{fallback}")), same_rates(theirs, rates), why)
+    }
+
+    fn throughput(&self) -> Compared {
+        let elapsed = |run: usize| self.runs[run].modelled_elapsed_seconds;
+        let ours = [1, 2].map(|run| elapsed(0) / elapsed(run));
+        let agrees = same_change(self.theirs.map(|percent| 1.0 + percent / 100.0), ours);
+        let why = format!("modelled; after by before {}", self.within);
+        (ours.map(|change| format!("{:.1}", percent(change))), agrees, why)
+    }
+
+    fn sys_time(&self) -> Compared {
+        let (ours, agrees, why) = self.modelled(|outcome| outcome.modelled_sys_seconds, 2);
+        let waits = self.ours(|outcome| outcome.modelled_wait_seconds);
+        let scanned = self.scanned();
+        (ours, agrees, format!("{why}; {scanned}, waiting for their lists {:.1} s -> {:.1} s", waits[0], waits[1]))
+    }
+
+    fn times(&self) -> Compared {
+        let change = |figure: fn(&Outcome) -> f64| figure(self.runs[1]) / figure(self.runs[0]);
+        let ours = [
+            change(|outcome| outcome.modelled_elapsed_seconds),
+            change(|outcome| outcome.modelled_sys_seconds),
+            change(|outcome| outcome.modelled_cpu_seconds - outcome.modelled_sys_seconds),
+        ];
+        changes(self.published, &ours, &format!("modelled; each {}", self.within))
+    }
+
+    fn memory(&self) -> Compared {
+        let peak = |outcome: &Outcome| outcome.peak_pages as f64;
+        let ours: Vec<f64> = self.runs[1..].iter().map(|outcome| peak(outcome) / peak(self.runs[0])).collect();
+        changes(self.published, &ours, &format!("each {}", self.within))
+    }
+
+    /// Compares a modelled figure, which is shown with this many decimals.
+    fn modelled(&self, figure: fn(&Outcome) -> f64, decimals: usize) -> Compared {
+        let ours = self.ours(figure);
+        let changes = [self.theirs, ours].map(|[before, after]| percent(after / before));
+        let why = format!("modelled; {:+.0}% and {:+.0}%, {}", changes[0], changes[1], self.within);
+        (ours.map(|figure| format!("{figure:.decimals$}")), same_change(self.theirs, ours), why)
+    }
+
+    /// Returns words for the clusters that the allocator scanned.
+    fn scanned(&self) -> String {
+        let clusters = self.ours(|outcome| outcome.clusters_scanned_per_alloc);
+        format!("clusters scanned per allocation {:.2} -> {:.2}", clusters[0], clusters[1])
+    }
+}
+
+/// Returns the folios that were swapped out in a round, from 1, and those that fell back.
+fn round_counts(outcome: &Outcome, number: usize) -> (u64, u64) {
+    let round = &outcome.rounds[number - 1];
+    (round.swpout, round.swpout_fallback)
+}
+
+/// Returns the bandwidth of swap-in in KB/s.
+fn bandwidth(outcome: &Outcome) -> f64 {
+    let kib: u64 = outcome.sizes.iter().map(|size| size.swpin * u64::from(size.kib)).sum();
+    (kib << 10) as f64 / (outcome.modelled_page_in_seconds * 1e3)
+}
+
 /// Compares several changes, each in percent of the value before.
-fn changes(published: &Published, ours: &[f64], why: &str) -> ([String; 2], bool, String) {
+fn changes(published: &Published, ours: &[f64], why: &str) -> Compared {
     let theirs = numbers(&published.after, '/');
     let alike = |(theirs, &ours): (&f64, &f64)| same_change([1.0, 1.0 + theirs / 100.0], [1.0, ours]);
     let agrees = theirs.len() == ours.len() && theirs.iter().zip(ours).all(alike);

@@ -17,6 +17,7 @@
 use super::MIB;
 use crate::error::LabError;
 use crate::lab::Lab;
+use crate::machine::Access;
 use crate::random::Random;
 use foliomem_types::units::{MAX_ORDER, PageNumber};
 use std::ops::Range;
@@ -40,6 +41,10 @@ const BLOCK_PERCENT: u32 = 80;
 const PAGE_PERCENT: u32 = 70;
 /// Percentage of touches that write.
 const WRITE_PERCENT: u32 = 33;
+
+fn random_access(random: &mut Random) -> Access {
+    if random.has_chance(WRITE_PERCENT, 1) { Access::Write } else { Access::Read }
+}
 
 /// A growing mapping.
 #[derive(Clone, Debug)]
@@ -87,7 +92,7 @@ impl Area {
             self.mapped_pages += if self.growth == Growth::Brk { BRK_PAGES } else { CHUNK_PAGES };
             lab.map(self.mapping());
         }
-        lab.touch(self.page(self.touched_pages), true)?;
+        lab.touch(self.page(self.touched_pages), Access::Write)?;
         self.touched_pages += 1;
         Ok(())
     }
@@ -119,7 +124,7 @@ impl Block {
         for (number, look) in (self.first..area.touched_pages).zip(&mut self.page_looks) {
             if random.has_chance(PAGE_PERCENT, self.looks - *look) {
                 *look = self.looks;
-                lab.touch(area.page(number), random.has_chance(WRITE_PERCENT, 1))?;
+                lab.touch(area.page(number), random_access(random))?;
             }
         }
         Ok(())
@@ -160,7 +165,7 @@ impl Process {
         let small = base..base.offset(kind.small_pages / SMALL_PAGES * (SMALL_PAGES + 1));
         small_mappings(&small).try_for_each(|mapping| {
             lab.map(mapping.clone());
-            lab.touch_all(mapping, true)
+            lab.touch_all(mapping, Access::Write)
         })?;
         // The loader's placement is random in pages.
         let heap_start = small.end.offset(1 + random.below(16) as u32);
@@ -193,7 +198,7 @@ impl Process {
 
     /// Touches the small mappings again, because the process continues or ends.
     pub fn wake_up(&mut self, lab: &mut Lab) -> Result<(), LabError> {
-        small_mappings(&self.small).try_for_each(|mapping| lab.touch_all(mapping, false))
+        small_mappings(&self.small).try_for_each(|mapping| lab.touch_all(mapping, Access::Read))
     }
 
     /// Touches the first `percent` of the grown memory.
@@ -201,7 +206,7 @@ impl Process {
         let Process { areas, random, .. } = self;
         areas.iter().try_for_each(|area| {
             let pages = area.touched_pages * percent / 100;
-            (0..pages).try_for_each(|number| lab.touch(area.page(number), random.has_chance(WRITE_PERCENT, 1)))
+            (0..pages).try_for_each(|number| lab.touch(area.page(number), random_access(random)))
         })
     }
 

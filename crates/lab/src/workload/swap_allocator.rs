@@ -8,6 +8,7 @@
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
 use crate::lab::Lab;
+use crate::machine::Access;
 use crate::random::GlibcRand;
 use crate::scenario::Within;
 use crate::schedule::Took;
@@ -63,22 +64,22 @@ impl SwapAllocator {
         (small.start.0..small.end.0).for_each(|page| lab.map(PageNumber(page).folio(Order::ZERO)));
         let all = [area.clone(), small.clone()];
         for area in &all {
-            lab.touch_all(area.clone(), true)?;
+            lab.touch_all(area.clone(), Access::Write)?;
         }
         all.iter().for_each(|area| lab.page_out(area.clone()));
         let mut rounds = Rounds::new(lab);
         for _ in 0..self.rounds.get() {
             let touched = if self.aligned { PIECE } else { Order::ZERO };
             for _ in 0..self.round_mib.get() * MIB / touched.pages() {
-                lab.touch_all(at_random(&area, touched), true)?;
+                lab.touch_all(at_random(&area, touched), Access::Write)?;
             }
             for _ in 0..self.round_mib.get() * MIB / PIECE.pages() {
                 let piece = at_random(&area, PIECE);
                 lab.discard(piece.clone());
-                lab.touch_all(piece, true)?;
+                lab.touch_all(piece, Access::Write)?;
             }
             for _ in 0..self.small_area_mib.get() * MIB / 4 {
-                lab.touch_all(at_random(&small, Order::ZERO), true)?;
+                lab.touch_all(at_random(&small, Order::ZERO), Access::Write)?;
             }
             all.iter().for_each(|area| lab.page_out(area.clone()));
             lab.note_swapped();

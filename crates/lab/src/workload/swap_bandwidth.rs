@@ -4,6 +4,7 @@
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
 use crate::lab::Lab;
+use crate::machine::Access;
 use crate::scenario::Within;
 use crate::schedule::Took;
 use foliomem_types::units::{CpuNumber, MAX_ORDER, PageNumber};
@@ -39,13 +40,13 @@ impl SwapBandwidth {
                 now_ns = took.add(now_ns, lab.end(now_ns));
                 Ok::<u64, LabError>(now_ns - began_ns)
             };
-            timed(lab, &mut |lab| lab.touch_all(area.clone(), true))?;
+            timed(lab, &mut |lab| lab.touch_all(area.clone(), Access::Write))?;
             let out_ns = timed(lab, &mut |lab| {
                 lab.page_out(area.clone());
                 Ok(())
             })?;
             lab.note_swapped();
-            let in_ns = timed(lab, &mut |lab| lab.touch_all(area.clone(), false))?;
+            let in_ns = timed(lab, &mut |lab| lab.touch_all(area.clone(), Access::Read))?;
             took.page_out_ns += out_ns;
             took.page_in_ns += in_ns;
             rounds.end(lab);

@@ -3,6 +3,7 @@
 use super::MIB;
 use crate::error::LabError;
 use crate::lab::Lab;
+use crate::machine::Access;
 use foliomem_types::units::PageNumber;
 use std::ops::Range;
 
@@ -38,7 +39,7 @@ impl Files {
                 let start = self.page(number);
                 lab.map(start..start.offset(MAPPING_PAGES));
             }
-            lab.touch(self.page(number), true)?;
+            lab.touch(self.page(number), Access::Write)?;
         }
         self.pages += pages;
         Ok(())
@@ -46,7 +47,7 @@ impl Files {
 
     /// Reads the existing pages of `range`.
     pub fn read(&self, lab: &mut Lab, range: Range<u32>) -> Result<(), LabError> {
-        (range.start..range.end.min(self.pages)).try_for_each(|number| lab.touch(self.page(number), false))
+        (range.start..range.end.min(self.pages)).try_for_each(|number| lab.touch(self.page(number), Access::Read))
     }
 }
 

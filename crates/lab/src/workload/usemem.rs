@@ -3,6 +3,7 @@
 use super::{MIB, Round, Rounds};
 use crate::error::LabError;
 use crate::lab::Lab;
+use crate::machine::Access;
 use crate::scenario::Within;
 use crate::schedule::{self, Took};
 use foliomem_types::units::{MAX_ORDER, PageNumber};
@@ -47,7 +48,7 @@ impl Usemem {
                 lab.map(memory.clone());
             }
             let end = next.offset(SLICE_PAGES).min(memory.end);
-            lab.touch_all(*next..end, true)?;
+            lab.touch_all(*next..end, Access::Write)?;
             *next = end;
             if end == memory.end {
                 lab.note_swapped();

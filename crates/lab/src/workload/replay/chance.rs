@@ -1,12 +1,13 @@
 //! Chance: when to touch a page that was resident in the run and that the replay has staged. The
 //! run did not see such touches.
 //!
-//! A page in use until its eviction is touched soon ([`super::reach`]). A page that the run fetched
-//! by itself several times, and not in a stream since, is touched by chance: as often as when it
-//! was not resident and its touches were seen. Otherwise a replay that keeps other pages resident
-//! than the run did would miss all touches of the pages that it does not keep.
+//! A page in use until its eviction is touched soon ([`super::residency`]). A page that the run
+//! fetched by itself several times, and not in a stream since, is touched by chance: as often as
+//! when it was not resident and its touches were seen. Otherwise a replay that keeps other pages
+//! resident than the run did would miss all touches of the pages that it does not keep.
 
-use super::Place;
+use super::places::Place;
+use super::residency::Origin;
 use crate::random::Random;
 use foliomem_types::units::{BLOCK_PAGES, PageNumber};
 use std::collections::BTreeSet;
@@ -85,14 +86,14 @@ impl Chance {
         self.known(place, part).for_each(|page| *page = Page::default());
     }
 
-    /// Records that a page was touched by itself while it was not resident in the run. `from_home`
-    /// says that it was only staged; that alone does not start an estimate.
-    pub fn touched(&mut self, page: PageNumber, now_us: u64, from_home: bool) {
+    /// Records that a page was touched by itself while it was not resident in the run. A touch of a
+    /// staged page does not start an estimate.
+    pub fn touched(&mut self, page: PageNumber, now_us: u64, origin: Origin) {
         let now = self.tick(now_us);
         let page = self.page(page);
         let waited = now.saturating_sub(std::mem::replace(&mut page.left, now)).max(1);
         match page.touches {
-            0 if from_home => {}
+            0 if origin == Origin::Staged => {}
             0 => (page.wait, page.touches) = (waited, 1),
             touches => {
                 page.wait = (page.wait - (page.wait >> WAIT_SHIFT) + (waited >> WAIT_SHIFT)).max(1);
@@ -169,12 +170,12 @@ mod tests {
         let mut chance = Chance::new(3);
         let (place, part) = place();
         chance.leave(place, part.clone(), 0);
-        chance.touched(PAGE, 500, true);
+        chance.touched(PAGE, 500, Origin::Staged);
         assert_eq!(wait_us(&mut chance, 0), None, "a staged page starts no estimate");
         for at in 0..20 {
             assert_eq!(wait_us(&mut chance, at * 10_000).is_some(), at >= ENOUGH.into(), "{at} times");
             chance.leave(place, part.clone(), at * 10_000);
-            chance.touched(PAGE, at * 10_000 + 3200, false);
+            chance.touched(PAGE, at * 10_000 + 3200, Origin::Elsewhere);
         }
         let mean_us = wait_us(&mut chance, 200_000).unwrap();
         assert!((2800..3600).contains(&mean_us), "{mean_us}");

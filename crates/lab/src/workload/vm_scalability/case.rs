@@ -2,6 +2,7 @@
 
 use crate::costs::Costs;
 use crate::error::LabError;
+use crate::machine::Access;
 use crate::page_cache::{Backing, FileId, Mapper, PageCache, Readahead, Reader};
 use crate::random::Random;
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
@@ -83,7 +84,7 @@ enum Way {
         file: FileId,
         ahead: usize,
         first: u32,
-        write: bool,
+        access: Access,
     },
     AtRandom {
         mapper: Mapper,
@@ -91,7 +92,7 @@ enum Way {
         ahead: usize,
         first: u32,
         pages: u32,
-        write: bool,
+        access: Access,
     },
     /// Pages of `own` are allocated when they are written.
     CopyAtRandom {
@@ -287,13 +288,14 @@ impl Run {
         let parts = if case.shares_file() && !case.uses_all() { self.cpus } else { 1 };
         let pages = self.file_pages() / parts;
         let first = if parts > 1 { cpu * pages } else { 0 };
-        let write = case.backing() == Backing::Anonymous || case.syncs();
+        let writes = case.backing() == Backing::Anonymous || case.syncs();
+        let access = if writes { Access::Write } else { Access::Read };
         let way = match case {
             Case::LruFileReadtwice => Way::Read(Reader::new(file)),
             Case::Truncate => Way::Remove(file),
             _ if case.copies() => Way::CopyAtRandom { mapper, own: file, pages },
-            _ if case.is_random() => Way::AtRandom { mapper, file, ahead, first, pages, write },
-            _ => Way::InOrder { mapper, file, ahead, first, write },
+            _ if case.is_random() => Way::AtRandom { mapper, file, ahead, first, pages, access },
+            _ => Way::InOrder { mapper, file, ahead, first, access },
         };
         Task { way, at: 0, left: 0, random: Random::new(self.seed << 32 | self.round << 8 | u64::from(task)) }
     }
@@ -346,13 +348,13 @@ impl Run {
                     self.cache.read(reader, task.at)?;
                     self.done_bytes += PAGE_BYTES as u64;
                 }
-                Way::InOrder { mapper, file, ahead, first, write } => {
-                    self.cache.touch(*mapper, *file, &mut self.aheads[*ahead], *first + task.at, *write)?;
+                Way::InOrder { mapper, file, ahead, first, access } => {
+                    self.cache.touch(*mapper, *file, &mut self.aheads[*ahead], *first + task.at, *access)?;
                     self.done_bytes += PAGE_BYTES as u64;
                 }
-                Way::AtRandom { mapper, file, ahead, first, pages, write } => {
+                Way::AtRandom { mapper, file, ahead, first, pages, access } => {
                     let index = *first + task.random.below(u64::from(*pages)) as u32;
-                    self.cache.touch(*mapper, *file, &mut self.aheads[*ahead], index, *write)?;
+                    self.cache.touch(*mapper, *file, &mut self.aheads[*ahead], index, *access)?;
                     self.done_bytes += WORD_BYTES;
                 }
                 Way::CopyAtRandom { mapper, own, pages } => {
