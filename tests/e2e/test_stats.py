@@ -9,8 +9,8 @@ pytestmark = foliomem_only
 # Where what moves them is tested, for those that no end-to-end test moves in each run.
 ELSEWHERE = {
     "split_failed": ("docs/reference/stats.md", "always 0: a split is a change of the page table"),
-    "store_corrupted": ("crates/core/tests/engine_model.rs", "vm.store_corrupted.get(), 1"),
-    "swpout_fallback": ("crates/core/tests/engine_model.rs", "size.swpout_fallback.get()), (32, 1)"),
+    "store_corrupted": ("crates/core/tests/engine_model/stored_pieces.rs", "vm.store_corrupted.get(), 1"),
+    "swpout_fallback": ("crates/core/tests/engine_model/room.rs", "size.swpout_fallback.get()), (32, 1)"),
 }
 
 
