@@ -383,6 +383,23 @@ mod tests {
     }
 
     #[test]
+    fn overwritten_sizes_of_processes_do_no_harm() {
+        let (control, _fd) = Control::create(&configuration()).unwrap();
+        control.set_unmanaged_bytes(5);
+        for _ in 0..2 {
+            let slot = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+            slot.measured_bytes.store(u64::MAX, Ordering::Relaxed);
+            slot.anon_bytes.store(u64::MAX - 1, Ordering::Relaxed);
+            slot.awake.store(u32::MAX, Ordering::Relaxed);
+        }
+        assert_eq!(control.tree_measured_bytes(), u64::MAX);
+        assert_eq!(control.tree_anon_bytes(), (u64::MAX, 2));
+        assert_eq!(control.awake_processes(), (u32::MAX, 2));
+        control.tree_needed_bytes();
+        control.tree_compressed_bytes();
+    }
+
+    #[test]
     fn the_size_policy_changes_as_a_whole() {
         let (control, fd) = Control::create(&configuration()).unwrap();
         let other = opened(&fd).unwrap();

@@ -112,7 +112,8 @@ impl Control {
     /// processes.
     pub fn awake_processes(&self) -> (u32, u32) {
         let awake = self.living().map(|process| process.awake.load(Ordering::Relaxed));
-        awake.fold((0, 0), |(awake, all), one| (awake + one, all + 1))
+        // The program may have overwritten any of these words.
+        awake.fold((0, 0), |(awake, all), one| (u32::saturating_add(awake, one), all + 1))
     }
 
     /// Returns the tree's measured anonymous memory in bytes, for reports.
@@ -157,8 +158,9 @@ impl Control {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit` and `publish`: a reader that
             // sees the parent's halved figure also sees the child's slot.
             let each = self.living().map(|process| gauge(process).load(Ordering::Acquire));
-            let unmanaged_bytes = self.unmanaged_bytes();
-            each.fold((unmanaged_bytes, 0), |(bytes, processes), process_bytes| (bytes + process_bytes, processes + 1))
+            // The program may have overwritten any of these words.
+            let add = |(bytes, processes), process_bytes| (u64::saturating_add(bytes, process_bytes), processes + 1);
+            each.fold((self.unmanaged_bytes(), 0), add)
         };
         // A child moves half of its parent's figure to its own slot. A sum that reads the parent
         // before and the child after the move counts that half twice. Two equal sums in a row are
