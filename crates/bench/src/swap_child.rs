@@ -42,15 +42,11 @@ fn serve_case(case: Case) -> Result<(), Error> {
     let range = memory.start()..memory.start() + memory.len();
     let sizes = if size == Order::ZERO { OrderSet::EMPTY } else { OrderSet::EMPTY.with(size) };
     let configuration = Configuration {
-        limit: Limit::Bytes(LIMIT_BYTES),
         sizes: SizePolicy::always(sizes),
         codec,
-        recompress: None,
         granule,
         reclaimers: threads,
-        torture: false,
-        hard: false,
-        records: false,
+        ..Configuration::plain(Limit::Bytes(LIMIT_BYTES))
     };
     let failed = |what: &str, why: String| Error::WrongResult(format!("{what}: {why}"));
     let (control, _segment) = Control::create(&configuration).map_err(|e| failed("control segment", e.to_string()))?;

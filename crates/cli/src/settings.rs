@@ -280,17 +280,8 @@ impl Settings {
             (None, Recording::On) => of_need(HALF, machine.memory_bytes),
             (None, Recording::Off) => machine.container.map(limit_of).ok_or(CliError::NoLimit)?,
         };
-        let mut configuration = Configuration {
-            limit,
-            sizes: initial(),
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::ZERO,
-            reclaimers: 0,
-            torture: false,
-            hard: false,
-            records: recording == Recording::On,
-        };
+        let mut configuration =
+            Configuration { sizes: initial(), records: recording == Recording::On, ..Configuration::plain(limit) };
         self.configure(&mut configuration);
         Ok(configuration)
     }

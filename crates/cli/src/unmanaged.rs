@@ -241,10 +241,7 @@ fn has_segment(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};
-    use foliomem_types::size_policy::SizePolicy;
-    use foliomem_types::units::Order;
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
     use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -256,17 +253,7 @@ mod tests {
     }
 
     fn control(hard: bool) -> (&'static Control, rustix::fd::OwnedFd) {
-        let configuration = Configuration {
-            limit: Limit::Bytes(16 << 20),
-            sizes: SizePolicy::NONE,
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::ZERO,
-            reclaimers: 0,
-            torture: false,
-            hard,
-            records: false,
-        };
+        let configuration = Configuration { hard, ..Configuration::plain(Limit::Bytes(16 << 20)) };
         Control::create(&configuration).unwrap()
     }
 

@@ -217,24 +217,11 @@ mod tests {
     use super::*;
     use crate::process_table::ProcessSlot;
     use foliomem_sys::userfaultfd::{Features, Userfaultfd};
-    use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};
-    use foliomem_types::size_policy::SizePolicy;
-    use foliomem_types::units::Order;
 
     /// Creates a run's segment, and claims a slot of this process in it.
     fn segment() -> (&'static Control, OwnedFd, &'static ProcessSlot) {
-        let configuration = Configuration {
-            limit: Limit::Bytes(1 << 30),
-            sizes: SizePolicy::from_bits(1),
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::new(4).unwrap(),
-            reclaimers: 0,
-            torture: false,
-            hard: false,
-            records: false,
-        };
+        let configuration = Configuration::plain(Limit::Bytes(1 << 30));
         let (control, segment) = Control::create(&configuration).unwrap();
         let slot = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
         (control, segment, slot)

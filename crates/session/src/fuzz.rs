@@ -4,10 +4,7 @@
 //! The tests of this module replay the kept corpus.
 
 use crate::segment::Control;
-use foliomem_types::codec::Codec;
 use foliomem_types::settings::{Configuration, Limit};
-use foliomem_types::size_policy::SizePolicy;
-use foliomem_types::units::Order;
 use rustix::fd::OwnedFd;
 use std::sync::OnceLock;
 
@@ -15,17 +12,7 @@ use std::sync::OnceLock;
 /// of 16 bytes.
 pub fn shared_segment(data: &[u8]) {
     static SEGMENT: OnceLock<(&Control, OwnedFd)> = OnceLock::new();
-    let configuration = Configuration {
-        limit: Limit::Bytes(1 << 30),
-        sizes: SizePolicy::NONE,
-        codec: Codec::Lz4,
-        recompress: None,
-        granule: Order::ZERO,
-        reclaimers: 1,
-        torture: false,
-        hard: false,
-        records: false,
-    };
+    let configuration = Configuration { reclaimers: 1, ..Configuration::plain(Limit::Bytes(1 << 30)) };
     let (control, fd) = SEGMENT.get_or_init(|| Control::create(&configuration).expect("a segment"));
     let &[low, high, ref noise @ ..] = data else { return };
     rustix::io::pwrite(fd, noise, u64::from(u16::from_le_bytes([low, high])) * 16).expect("room in the segment");

@@ -172,23 +172,10 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};
-    use foliomem_types::size_policy::SizePolicy;
-    use foliomem_types::units::Order;
 
     fn control(hard: bool) -> &'static Control {
-        let configuration = Configuration {
-            limit: Limit::Bytes(1 << 30),
-            sizes: SizePolicy::NONE,
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::ZERO,
-            reclaimers: 0,
-            torture: false,
-            hard,
-            records: false,
-        };
+        let configuration = Configuration { hard, ..Configuration::plain(Limit::Bytes(1 << 30)) };
         Control::create(&configuration).unwrap().0
     }
 

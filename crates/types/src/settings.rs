@@ -76,3 +76,21 @@ pub struct Configuration {
     /// Whether the agents record trace events.
     pub records: bool,
 }
+
+impl Configuration {
+    /// Returns the plainest configuration with a limit: single pages, each compressed alone with
+    /// lz4, and everything that is on or off is off.
+    pub fn plain(limit: Limit) -> Configuration {
+        Configuration {
+            limit,
+            sizes: SizePolicy::NONE,
+            codec: Codec::Lz4,
+            recompress: None,
+            granule: Order::ZERO,
+            reclaimers: 0,
+            torture: false,
+            hard: false,
+            records: false,
+        }
+    }
+}
