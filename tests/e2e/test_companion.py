@@ -228,6 +228,11 @@ def kill_both_one_later(companion, guard, pause):
     kill(companion)
 
 
+def wrong(got):
+    """What the stress program found wrong, but for children that were stopped with the run."""
+    return [line for line in got.out.splitlines() if b"WRONG" in line and not line.endswith(b" ended with 0x9")]
+
+
 ORDERS_OF_BOTH = [kill_both, kill_both_guard_first, kill_both_one_later]
 
 
@@ -243,7 +248,7 @@ def test_nobody_reads_zeros_when_the_agents_processes_are_killed(stress, order):
         if there:
             order(*chance.choice(there), chance.uniform(0, 0.03))
         got = run.finish()
-        assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
+        assert not wrong(got), f"seed {seed}: {got.out!r}"
         if got.code:
             assert got.code == 125 and MESSAGE in got.err, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
             stopped += 1
@@ -274,7 +279,7 @@ def test_nobody_reads_zeros_when_both_are_killed_at_activation(stress, order):
             if guards:
                 order(companion, guards[0], chance.uniform(0, 0.002))
         got = run.finish()
-        assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
+        assert not wrong(got), f"seed {seed}: {got.out!r}"
         if got.code:
             assert got.code == 125 and MESSAGE in got.err, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
             stopped += 1
@@ -306,7 +311,7 @@ def test_no_fork_and_no_companion_waits_for_a_killed_process(built, victim, mib,
             if pid:
                 kill(pid)
         got = run.finish(60)
-        assert b"WRONG" not in got.out, f"seed {seed}: {got.out!r}"
+        assert not wrong(got), f"seed {seed}: {got.out!r}"
         is_right = got.code == 137 if victim == "program" else got.code == 125 and MESSAGE in got.err
         assert is_right, f"seed {seed}: exit {got.code}, {got.out!r}, {got.err}"
         assert until(lambda: who_runs(program) == ([], []), 20), f"seed {seed}: {who_runs(program)} are left"
