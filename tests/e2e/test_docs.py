@@ -19,7 +19,7 @@ pytestmark = foliomem_only
 PAGES = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES += sorted((REPO / "docs").rglob("*.md"))
 LANGUAGES = {"sh", "sh not-run", "text", "toml", "ini", "dockerfile", "sql", "python", "yaml"}
-COMMANDS = {"run", "record", "ctl", "doctor", "setup", "bench", "lab"}
+COMMANDS = {"run", "record", "ps", "ctl", "doctor", "setup", "bench", "lab"}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 
 # What the examples run, made small.

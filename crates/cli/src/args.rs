@@ -29,6 +29,8 @@ pub enum Command {
     Run(RunArgs),
     /// Run a program as `run` does, and record its memory use for `lab replay`.
     Record(RecordArgs),
+    /// List the runs of this user, of all users for root.
+    Ps(PsArgs),
     /// Look at a run, and change it, while it goes on.
     Ctl(CtlArgs),
     /// Check what this machine allows, and print how to mend what is missing.
@@ -97,6 +99,14 @@ pub enum SetupCommand {
         #[command(flatten)]
         how: SetupHow,
     },
+}
+
+/// Options of `ps`.
+#[derive(Debug, clap::Args)]
+pub struct PsArgs {
+    /// Print the list as JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `ctl`.

@@ -9,7 +9,8 @@
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
 //!   killed, `record` writes its memory use to a trace;
-//! - `ctl` changes a run, `doctor` prints all checks, `setup` gives others the permission to run.
+//! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
+//!   gives others the permission to run.
 //!
 //! `bench` and `lab` are programs of their own, which lie beside this one. `jupyter` is part of the
 //! Python module.
@@ -28,10 +29,12 @@ mod ctl;
 mod doctor;
 mod error;
 mod exit_cause;
+mod figures;
 mod knob;
 mod memory_groups;
 mod policy;
 mod preflight;
+mod ps;
 mod record;
 mod remedy;
 mod report;
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
     let done = match args.command {
         Command::Run(run) => self::run(&run, None),
         Command::Record(args) => self::run(&args.run, Some(&args.output)),
+        Command::Ps(args) => Ok(ps::ps(&args)),
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor(args) => Ok(doctor::doctor(&args)),
         Command::Setup(args) => setup::setup(&args),

@@ -1,4 +1,4 @@
-//! Finds the run that a process belongs to, from outside the run.
+//! Finds the run that a process belongs to, and all runs, from outside.
 //!
 //! Every process of a run maps the control segment, and `/proc/<pid>/maps` shows its inode. The
 //! supervisor also has it open as one of `/proc/*/fd`. The opened file must have that inode, and
@@ -10,8 +10,10 @@ use foliomem_sys::errno_text::ErrnoText;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Why no run was found.
@@ -38,7 +40,7 @@ pub enum FindError {
 }
 
 /// The identity of a file, as `maps` shows it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Inode {
     device: (u32, u32),
     number: u64,
@@ -76,10 +78,62 @@ pub fn has_segment(pid: u32) -> Option<bool> {
 /// Returns the control segment of the run that process `pid` belongs to.
 pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
     let segment = mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))?;
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let others = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let fd = std::iter::once(pid).chain(others).find_map(|pid| opened_by(pid, segment));
+    let fd = std::iter::once(pid).chain(all_pids()).find_map(|pid| opened_by(pid, segment));
     Ok(Control::of(fd.ok_or(FindError::NoSupervisor(pid))?)?)
+}
+
+/// The runs of which supervisors were found, by their segments. [`Runs::look`] finds new ones.
+#[derive(Default)]
+pub struct Runs {
+    /// A segment stays mapped for the life of this process, so each is opened once.
+    known: BTreeMap<Inode, &'static Control>,
+}
+
+impl Runs {
+    /// Returns the runs that go on and that the caller may look at, by the pids of their
+    /// supervisors. A run of another version of foliomem is left out.
+    ///
+    /// Only a supervisor has the segment both mapped and open for longer than a moment. Descriptors
+    /// are looked at first: reading `maps` makes a process wait that changes its mappings.
+    pub fn look(&mut self) -> BTreeMap<u32, &'static Control> {
+        let (mut supervisors, mut seen) = (BTreeMap::new(), BTreeMap::new());
+        let mut candidates: Vec<u32> = all_pids().filter(|&pid| has_open(pid)).collect();
+        // A child that the supervisor has just forked has the same.
+        candidates.sort_unstable();
+        for pid in candidates {
+            let Some(segment) = mapped_by(pid).ok().flatten().filter(|segment| !seen.contains_key(segment)) else {
+                continue;
+            };
+            let open = || opened_by(pid, segment).and_then(|fd| Control::of(fd).ok());
+            let Some(control) = self.known.get(&segment).copied().or_else(open) else { continue };
+            seen.insert(segment, control);
+            if !control.has_ended() {
+                supervisors.insert(pid, control);
+            }
+        }
+        // The number of an ended run's inode may be used again.
+        self.known = seen;
+        supervisors
+    }
+}
+
+/// Returns the pids of all processes that /proc shows.
+fn all_pids() -> impl Iterator<Item = u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns whether process `pid` has the segment of some run open.
+fn has_open(pid: u32) -> bool {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.any(|target| is_segment_path(&target))
+}
+
+/// Returns whether the kernel shows a segment as `path`.
+fn is_segment_path(path: &Path) -> bool {
+    let name = path.as_os_str().as_bytes().strip_prefix(b"/memfd:");
+    name.and_then(|name| name.strip_prefix(SEGMENT_NAME.to_bytes())) == Some(b" (deleted)")
 }
 
 fn refused(pid: u32, error: &io::Error) -> FindError {
@@ -124,6 +178,16 @@ mod tests {
             prop_assert_eq!(all.lines().find_map(segment_in), found);
             let cut = &line[..cut.index(line.len())];
             prop_assert!(segment_in(cut).is_none_or(|inode| Some(inode) == found));
+        }
+    }
+
+    #[test]
+    fn a_segment_is_known_by_its_name() {
+        assert!(is_segment_path(Path::new("/memfd:foliomem-control (deleted)")));
+        for other in
+            ["/memfd:foliomem-control", "/memfd:foliomem-controls (deleted)", "/tmp/memfd:foliomem-control", ""]
+        {
+            assert!(!is_segment_path(Path::new(other)), "{other}");
         }
     }
 

@@ -101,6 +101,24 @@ pub fn format_mib(bytes: u64) -> String {
     if mib < 10.0 { format!("{mib:.1} MiB") } else { format!("{mib:.0} MiB") }
 }
 
+/// Formats bytes for a column of at most six characters, in units of [`parse_bytes`], rounded to
+/// two digits or more: `9.5M`, `740M`, `1.46G`.
+pub fn format_short(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = match () {
+        () if unit == 0 || value >= 99.95 => 0,
+        () if unit == 1 || value >= 9.995 => 1,
+        () => 2,
+    };
+    format!("{value:.decimals$}{}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +162,16 @@ mod tests {
         }
 
         #[test]
+        fn a_short_size_is_short_and_right_within_one_in_twenty(bytes: u64, shift in 0u32..64) {
+            let bytes = bytes >> shift;
+            let text = format_short(bytes);
+            prop_assert!(text.len() <= 6, "{text}");
+            if let Ok(read) = parse_bytes(&text, None) {
+                prop_assert!(read.abs_diff(bytes) <= (bytes / 20).max(512), "{bytes} is {text}");
+            }
+        }
+
+        #[test]
         fn a_formatted_order_parses_back(order in 0u8..10) {
             let order = Order::new(order).unwrap();
             prop_assert_eq!(parse_order(&format_order(order)), Ok(order));
@@ -162,6 +190,12 @@ mod tests {
             assert!(parse_bytes(bad, Some(1000)).is_err(), "{bad}");
         }
         assert!(parse_bytes("5%", None).is_err());
+    }
+
+    #[test]
+    fn short_sizes_have_about_three_digits() {
+        let shown = [0, 4 << 10, 9_961_472, 740 << 20, 1023 << 20, 1500 << 20, 99_999 << 20].map(format_short);
+        assert_eq!(shown, ["0K", "4K", "9.5M", "740M", "1.00G", "1.46G", "97.7G"]);
     }
 
     #[test]

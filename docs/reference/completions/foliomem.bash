@@ -31,6 +31,9 @@ _foliomem() {
             foliomem,lab)
                 cmd="foliomem__subcmd__lab"
                 ;;
+            foliomem,ps)
+                cmd="foliomem__subcmd__ps"
+                ;;
             foliomem,record)
                 cmd="foliomem__subcmd__record"
                 ;;
@@ -59,7 +62,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --verbose --help --version run record ctl doctor setup bench lab jupyter"
+            opts="-h -V --verbose --help --version run record ps ctl doctor setup bench lab jupyter"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -180,6 +183,20 @@ _foliomem() {
             ;;
         foliomem__subcmd__lab)
             opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__ps)
+            opts="-h --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

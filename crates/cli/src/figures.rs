@@ -1,0 +1,116 @@
+//! The figures of a run at one moment, and the rates between two.
+
+use foliomem_session::segment::Control;
+use foliomem_types::counters::{Counters, FaultKind};
+use foliomem_types::units::PAGE_BYTES;
+use std::time::Instant;
+
+/// What a run has at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// The moment.
+    at: Instant,
+    /// Memory that it takes, the store included, in bytes.
+    pub taken_bytes: u64,
+    /// Memory of the compressed store, in bytes.
+    pub stored_bytes: u64,
+    /// Uncompressed size of what the store and the swap file have, in bytes.
+    pub content_bytes: u64,
+    /// Size of what the swap file has, in bytes.
+    pub swap_file_bytes: u64,
+    /// Number of faults that were served.
+    pub faults: u64,
+    /// Time that threads waited for faults, added over threads, in nanoseconds.
+    pub waited_ns: u64,
+}
+
+/// What has happened between two moments, per second.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Rates {
+    /// Faults served in a second.
+    pub faults_per_s: f64,
+    /// Time that threads waited for faults, in per cent of the time; above 100 if several waited at
+    /// once.
+    pub waiting_percent: f64,
+}
+
+impl Figures {
+    /// Returns those of a run.
+    pub fn of_run(control: &Control) -> Figures {
+        Figures::new(control.tree_measured_bytes(), &control.sum())
+    }
+
+    fn new(taken_bytes: u64, counters: &Counters) -> Figures {
+        Figures {
+            at: Instant::now(),
+            taken_bytes,
+            stored_bytes: counters.store.mem_used_total.get(),
+            content_bytes: counters.store.orig_data_size.get(),
+            // The program may have overwritten any of these words.
+            swap_file_bytes: counters.backing.bd_count.get().saturating_mul(PAGE_BYTES as u64),
+            faults: counters.vm.pgfault.get(),
+            waited_ns: FaultKind::ALL.iter().fold(0, |sum, &kind| {
+                let waited_ns = counters.faults(kind).sum_ns.get();
+                u64::saturating_add(sum, waited_ns)
+            }),
+        }
+    }
+
+    /// Returns the memory that it takes apart from the store, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        self.taken_bytes.saturating_sub(self.stored_bytes)
+    }
+
+    /// Returns how many times larger the content of store and swap file is than the room that it
+    /// takes there; `None` if there is none.
+    pub fn ratio(&self) -> Option<f64> {
+        let room_bytes = self.stored_bytes.saturating_add(self.swap_file_bytes);
+        (self.content_bytes > 0 && room_bytes > 0).then(|| self.content_bytes as f64 / room_bytes as f64)
+    }
+
+    /// Returns the rates since `earlier`.
+    pub fn since(&self, earlier: &Figures) -> Rates {
+        let seconds = self.at.saturating_duration_since(earlier.at).as_secs_f64();
+        if seconds == 0.0 {
+            return Rates::default();
+        }
+        // Counters of a process that has just ended are in none of the sums for a moment.
+        let faults = self.faults.saturating_sub(earlier.faults);
+        let waited_ns = self.waited_ns.saturating_sub(earlier.waited_ns);
+        Rates { faults_per_s: faults as f64 / seconds, waiting_percent: waited_ns as f64 / 1e7 / seconds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn rates_are_of_the_time_between_two_moments() {
+        let counters = Counters::default();
+        counters.store.mem_used_total.set(30);
+        counters.store.orig_data_size.set(120);
+        let before = Figures::new(100, &counters);
+        assert_eq!((before.resident_bytes(), before.ratio()), (70, Some(4.0)));
+        counters.vm.pgfault.add(50);
+        counters.faults(FaultKind::SwapIn).record(300_000_000);
+        counters.faults(FaultKind::Home).record(700_000_000);
+        let after = Figures { at: before.at + Duration::from_millis(500), ..Figures::new(100, &counters) };
+        let rates = after.since(&before);
+        assert_eq!((rates.faults_per_s, rates.waiting_percent), (100.0, 200.0), "two threads waited all the time");
+        assert_eq!(before.since(&after), Rates::default(), "no time has passed");
+        assert_eq!(Figures::new(0, &Counters::default()).ratio(), None);
+    }
+
+    #[test]
+    fn what_lies_in_the_swap_file_counts_in_the_ratio() {
+        let counters = Counters::default();
+        counters.store.mem_used_total.set(PAGE_BYTES as u64);
+        counters.store.orig_data_size.set(8 * PAGE_BYTES as u64);
+        counters.backing.bd_count.set(3);
+        assert_eq!(Figures::new(0, &counters).ratio(), Some(2.0));
+        counters.backing.bd_count.set(u64::MAX);
+        assert!(Figures::new(0, &counters).ratio().is_some(), "overwritten counters do no harm");
+    }
+}
