@@ -1,4 +1,5 @@
 """Limits that follow the memory groups (cgroups) around a run, in real groups of the kernel."""
+import json
 import os
 
 import time
@@ -113,6 +114,31 @@ def test_the_limit_follows_what_others_take(group):
     os.write(writer, b"\n")
     os.close(writer)
     assert running.finish(60).ok().out.endswith(b"right\n")
+
+
+def test_a_limit_by_hand_ends_that_the_run_follows_its_group(group):
+    group.limit(256)
+    work = "import sys\nrows = [(b'%08d' % i) * 512 for i in range(100 * 256)]\nprint('full', flush=True)\nsys.stdin.readline()\nprint(len(rows))"
+    reader, writer = os.pipe()
+    running = Running(["sh", "-c", 'echo $$ > "$0"; exec "$@"', group.path / "cgroup.procs", *run("--limit", "container"),
+                       PYTHON, "-c", work], clean_env(), stdin=os.fdopen(reader))
+    running.wait_output(b"full", 60)
+
+    def limit():
+        return json.loads(cli("ctl", running.pid, "status", "--json").ok().out)["limit_bytes"] / MIB
+
+    assert limit() > 200
+    cli("ctl", running.pid, "limit", "64M", timeout=60).ok()
+    group.limit(128)
+    time.sleep(1)
+    assert limit() == 64
+    group.limit(512)
+    cli("ctl", running.pid, "limit", "+16M", timeout=60).ok()
+    time.sleep(1)
+    assert limit() == 80
+    os.write(writer, b"\n")
+    os.close(writer)
+    assert running.finish(60).ok().out.endswith(b"25600\n")
 
 
 def test_where_no_group_has_a_limit_one_must_be_given(group):

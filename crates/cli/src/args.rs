@@ -130,6 +130,16 @@ pub enum CtlCommand {
         #[arg(value_name = "LIST")]
         list: Option<String>,
     },
+    /// Change the limit. A lower one is reached in the background; this returns when it holds.
+    Limit {
+        /// A size as --limit of `run` (512M, 25%), a change of the present limit (+256M, -256M), or
+        /// a share of what the program needs (need/2).
+        #[arg(value_name = "SIZE|+SIZE|-SIZE|need/N", allow_hyphen_values = true)]
+        value: String,
+        /// Wait no longer than this for a lower limit to hold; 0 to return at once.
+        #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+        timeout: Duration,
+    },
     /// Print what the run takes now.
     Status {
         /// Print all that `run --stats` writes, and what is true at the moment, as JSON.
@@ -151,11 +161,16 @@ pub enum CtlCommand {
     },
 }
 
+/// Parses seconds.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "give seconds, such as 0.5".to_owned())
+}
+
 /// Parses the seconds between two looks.
 fn interval(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "give seconds, such as 0.5".to_owned())?;
-    let interval = Duration::try_from_secs_f64(seconds).ok().filter(|interval| *interval >= MIN_INTERVAL);
-    interval.ok_or_else(|| "give at least 0.01 seconds".to_owned())
+    let interval = seconds(text)?;
+    if interval >= MIN_INTERVAL { Ok(interval) } else { Err("give at least 0.01 seconds".to_owned()) }
 }
 
 /// Options of `record`.

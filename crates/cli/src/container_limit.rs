@@ -2,8 +2,7 @@
 //!
 //! A group's limit covers more than the run's anonymous memory: files that the kernel cannot drop,
 //! kernel memory, shared memory, foliomem itself, and processes that have nothing to do with the
-//! run. The run gets the rest, less a margin. [`LimitUpdater`] measures the rest again and again,
-//! and writes it into the control segment.
+//! run. The run gets the rest, less a margin. [`GroupsLimit`] measures the rest again and again.
 //!
 //! | part | where the figure comes from |
 //! |---|---|
@@ -15,7 +14,6 @@
 
 use crate::knob::Machine;
 use crate::memory_groups::{MemoryGroup, MemoryGroups};
-use foliomem_session::segment::Control;
 use foliomem_types::settings::Limit;
 use foliomem_types::size::format_mib;
 use std::time::{Duration, Instant};
@@ -34,11 +32,6 @@ const FIXED_MARGIN_BYTES: u64 = 4 << 20;
 /// by 1/2^8 of the limit.
 const INTERVAL: Duration = Duration::from_millis(250);
 const CHANGE_SHIFT: u32 = 8;
-/// The limit is lowered in steps of 1/2^6 below what the run takes: the run is not said to exceed a
-/// limit that it could not know. A run that does not follow for this long gets the true limit.
-const STEP_SHIFT: u32 = 6;
-const MAX_STEPPING: Duration = Duration::from_secs(1);
-
 /// What the memory groups around this process allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Container {
@@ -115,37 +108,30 @@ struct Watched {
     usage_bytes: u64,
 }
 
-/// Keeps the limit of a run at what the memory groups leave for it.
+/// The limit that the memory groups leave for a run, followed as that changes.
 #[derive(Debug)]
-pub struct LimitUpdater {
+pub struct GroupsLimit {
     groups: MemoryGroups,
     watched: Vec<Watched>,
     due: Instant,
     target_bytes: u64,
-    /// Since when the run takes more than the groups leave for it.
-    above_since: Option<Instant>,
     said_full: bool,
 }
 
-impl LimitUpdater {
-    /// Creates an updater of these groups, whose first look is due.
-    pub fn new(groups: MemoryGroups) -> LimitUpdater {
-        let due = Instant::now();
-        LimitUpdater { groups, watched: Vec::new(), due, target_bytes: 0, above_since: None, said_full: false }
+impl GroupsLimit {
+    /// Creates the limit of these groups, whose first look is due.
+    pub fn new(groups: MemoryGroups) -> GroupsLimit {
+        GroupsLimit { groups, watched: Vec::new(), due: Instant::now(), target_bytes: 0, said_full: false }
     }
 
-    /// Writes the present limit into the control segment.
-    pub fn update(&mut self, control: &Control) {
-        let (now, taken_bytes) = (Instant::now(), control.tree_anon_bytes().0);
+    /// Returns what the groups leave for a run that takes `taken_bytes`.
+    pub fn target_bytes(&mut self, taken_bytes: u64) -> u64 {
+        let now = Instant::now();
         if now >= self.due || self.watched.iter().any(Watched::has_changed) {
             self.look(taken_bytes);
             self.due = now + INTERVAL;
         }
-        let above_since = *self.above_since.get_or_insert(now);
-        if taken_bytes <= self.target_bytes {
-            self.above_since = None;
-        }
-        control.set_limit_bytes(step_bytes(taken_bytes, self.target_bytes, now - above_since));
+        self.target_bytes
     }
 
     fn look(&mut self, taken_bytes: u64) {
@@ -179,12 +165,6 @@ impl Watched {
     fn left_bytes(&self, taken_bytes: u64) -> u64 {
         left_bytes(&self.group, self.limit_bytes, taken_bytes)
     }
-}
-
-/// Returns the limit for a run that takes `taken_bytes`, has been above `target_bytes` for `above`,
-/// and is to come down to that.
-fn step_bytes(taken_bytes: u64, target_bytes: u64, above: Duration) -> u64 {
-    if above > MAX_STEPPING { target_bytes } else { target_bytes.max(taken_bytes - (taken_bytes >> STEP_SHIFT)) }
 }
 
 #[cfg(test)]
@@ -245,30 +225,21 @@ mod tests {
     fn the_limit_follows_what_others_take_and_the_limit_of_the_group() {
         let (root, mib) = (Root::new("container-follow"), 1 << 20);
         root.set(256, 60, 40);
-        let mut updater = LimitUpdater::new(root.groups());
-        updater.look(0);
-        assert_eq!(updater.target_bytes, 224 * mib);
+        let mut limit = GroupsLimit::new(root.groups());
+        limit.look(0);
+        assert_eq!(limit.target_bytes, 224 * mib);
         root.set(256, 160, 40);
-        assert!(updater.watched[0].has_changed());
-        updater.look(100 * mib);
-        assert_eq!(updater.target_bytes, 224 * mib, "what the run takes is its own");
-        updater.look(0);
-        assert_eq!(updater.target_bytes, 124 * mib);
-        assert!(!updater.watched[0].has_changed());
+        assert!(limit.watched[0].has_changed());
+        limit.look(100 * mib);
+        assert_eq!(limit.target_bytes, 224 * mib, "what the run takes is its own");
+        limit.look(0);
+        assert_eq!(limit.target_bytes, 124 * mib);
+        assert!(!limit.watched[0].has_changed());
         root.set(512, 160, 40);
-        updater.look(0);
-        assert_eq!(updater.target_bytes, (512 - 120 - 20) * mib);
+        limit.look(0);
+        assert_eq!(limit.target_bytes, (512 - 120 - 20) * mib);
         root.set(512, 510, 0);
-        updater.look(0);
-        assert_eq!((updater.target_bytes, updater.said_full), (MIN_LIMIT_BYTES, true));
-    }
-
-    #[test]
-    fn a_limit_is_lowered_in_steps_but_not_forever() {
-        let step = |taken, target, ms| step_bytes(taken, target, Duration::from_millis(ms));
-        assert_eq!(step(6400, 3200, 0), 6300);
-        assert_eq!(step(3210, 3200, 500), 3200);
-        assert_eq!(step(6400, 3200, 1001), 3200);
-        assert_eq!(step(100, 3200, 0), 3200);
+        limit.look(0);
+        assert_eq!((limit.target_bytes, limit.said_full), (MIN_LIMIT_BYTES, true));
     }
 }

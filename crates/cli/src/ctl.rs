@@ -2,6 +2,7 @@
 
 use crate::args::{CtlArgs, CtlCommand};
 use crate::error::{BadValue, CliError};
+use crate::live_limit;
 use crate::policy::{change_policy, show_policy};
 use crate::report::Report;
 use foliomem_session::find_run;
@@ -30,6 +31,7 @@ pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
             change_policy(control.sizes(), list).map_err(bad)?;
             control.change_sizes(|sizes| change_policy(sizes, list).unwrap_or(sizes));
         }
+        CtlCommand::Limit { value, timeout } => live_limit::change(control, args.pid, value, *timeout)?,
         CtlCommand::Status { json: false, .. } => print!("{}", Report::of(control).status()),
         CtlCommand::Status { json: true, every: None } => println!("{:#}", Report::of(control).status_json()),
         CtlCommand::Status { json: true, every: Some(every) } => follow(control, *every)?,

@@ -1,6 +1,7 @@
 //! The errors of the command: each says what failed, on what, and what to do.
 
 use crate::checks::NotAllowed;
+use crate::live_limit::LimitError;
 use crate::setup::SetupError;
 use foliomem_command::BesideError;
 use foliomem_session::find_run::FindError;
@@ -78,6 +79,9 @@ pub enum CliError {
     /// The process belongs to no run.
     #[error(transparent)]
     Find(#[from] FindError),
+    /// The limit of a run could not be changed, or does not hold.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// The swap file cannot be created.
     #[error(transparent)]
     SwapFile(#[from] CreateError),
@@ -125,6 +129,9 @@ pub enum BadValue {
     /// No memory group has a limit.
     #[error("no memory group around this process has a limit: use a size, such as 512M")]
     NoContainer,
+    /// A run follows its memory groups only from its start.
+    #[error("container is a limit for the start of a run: use a size, such as 512M, or need/2")]
+    ContainerByHand,
     /// The value is not a share of the need.
     #[error("{0:?} is no share of what the program needs: use need/2, or another number up to 16")]
     OfNeed(String),

@@ -31,6 +31,8 @@ mod error;
 mod exit_cause;
 mod figures;
 mod knob;
+mod limit_updater;
+mod live_limit;
 mod memory_groups;
 mod policy;
 mod preflight;

@@ -182,7 +182,7 @@ impl fmt::Display for SwapSetting {
 }
 
 /// Parses a size, a share of the machine's memory, `need/N`, or `container`.
-fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
+pub fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
     if text == CONTAINER {
         return machine.container.map(limit_of).ok_or(BadValue::NoContainer);
     }
@@ -202,7 +202,8 @@ fn parse_limit(text: &str, machine: &Machine) -> Result<Limit, BadValue> {
     divisor.map(|divisor| of_need(divisor, machine.memory_bytes)).ok_or_else(|| BadValue::OfNeed(text.to_owned()))
 }
 
-fn of_need(divisor: NonZeroU32, memory_bytes: u64) -> Limit {
+/// Returns the limit `need/divisor` on a machine with `memory_bytes`.
+pub fn of_need(divisor: NonZeroU32, memory_bytes: u64) -> Limit {
     Limit::OfNeed { divisor, least_bytes: FIRST_LIMIT_BYTES, most_bytes: memory_bytes.max(FIRST_LIMIT_BYTES) }
 }
 

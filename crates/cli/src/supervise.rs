@@ -1,9 +1,9 @@
 //! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
 //! passes signals on, prints what agents have to say, and reports at the end.
 
-use crate::container_limit::LimitUpdater;
 use crate::error::CliError;
 use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
+use crate::limit_updater::LimitUpdater;
 use crate::memory_groups::MemoryGroups;
 use crate::preflight;
 use crate::record::Recorder;
@@ -17,7 +17,7 @@ use foliomem_session::swap_file::{self, Created};
 use foliomem_sys::program_start::Start;
 use foliomem_sys::signals;
 use foliomem_sys::supervised_program::{self, Child, ProgramEvent};
-use foliomem_types::settings::{Configuration, Limit};
+use foliomem_types::settings::Configuration;
 use foliomem_types::size::format_mib;
 use foliomem_types::units::CLUSTER_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -129,7 +129,7 @@ pub fn run(
         census: Census::new(limit_bytes),
         oom_kills: OomKills::count(groups.clone()),
         largest: Largest::default(),
-        limit_updater: matches!(configuration.limit, Limit::Container { .. }).then(|| LimitUpdater::new(groups)),
+        limit_updater: LimitUpdater::new(configuration.limit, groups),
         // A run inside this one says itself what it has to say.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
@@ -232,8 +232,7 @@ struct Run {
     census: Census,
     oom_kills: OomKills,
     largest: Largest,
-    /// Keeps the limit at what the memory groups leave.
-    limit_updater: Option<LimitUpdater>,
+    limit_updater: LimitUpdater,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
     crashing: Vec<Pid>,
@@ -335,9 +334,7 @@ impl Run {
         self.control.sample_peaks();
         let managed = self.control.process_sizes();
         self.largest.note(managed.into_iter().chain(self.census.sizes()).collect());
-        if let Some(updater) = &mut self.limit_updater {
-            updater.update(self.control);
-        }
+        self.limit_updater.update(self.control);
         self.reap_companions();
         if let Some(recorder) = &mut self.recorder {
             recorder.fetch(self.control)?;

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 const UNMANAGED_STEP_PAGES: i64 = 64;
 const UNMANAGED_MIN_US: u64 = 50_000;
 
-/// Minimum growth of the limit that is recorded, as a shift of the limit (1/2^4).
+/// Minimum change of the limit that is recorded while it goes on changing, as a shift of the limit
+/// (1/2^4).
 const LIMIT_STEP_SHIFT: u32 = 4;
 
 /// Unmanaged pages. Memory that is new or being unmapped looks like them for a while.
@@ -64,6 +65,8 @@ pub(crate) struct Tracer {
     is_on: bool,
     unmanaged: Mutex<Unmanaged>,
     recorded_limit_pages: AtomicI64,
+    /// The limit when the monitor looked last.
+    seen_limit_pages: AtomicI64,
     /// Number of events that had no room in the ring.
     lost: Mutex<u64>,
 }
@@ -79,6 +82,7 @@ impl Tracer {
             is_on: recording == Recording::On,
             unmanaged: Mutex::new(Unmanaged::default()),
             recorded_limit_pages: AtomicI64::new(0),
+            seen_limit_pages: AtomicI64::new(0),
             lost: Mutex::new(0),
         }
     }
@@ -96,10 +100,12 @@ impl Tracer {
         self.limit(budget);
     }
 
-    /// Records the limit if it has grown. The monitor calls this.
+    /// Records the limit if it has changed by a step, or has come to rest. The monitor calls this.
     pub fn limit(&self, budget: &Budget) {
         let (pages, recorded_pages) = (budget.limit_pages(), self.recorded_limit_pages.load(Ordering::Relaxed));
-        if pages > recorded_pages + (recorded_pages >> LIMIT_STEP_SHIFT) {
+        let is_at_rest = self.seen_limit_pages.swap(pages, Ordering::Relaxed) == pages;
+        let is_step = pages.abs_diff(recorded_pages) > (recorded_pages >> LIMIT_STEP_SHIFT) as u64;
+        if is_step || is_at_rest && pages != recorded_pages {
             self.recorded_limit_pages.store(pages, Ordering::Relaxed);
             self.record(budget, || Event::Limit(pages as u64));
         }

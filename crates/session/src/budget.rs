@@ -11,7 +11,7 @@
 //! There is no lock: any thread may call. Concurrent callers may miss each other's latest charges;
 //! the next sample corrects the figures.
 
-use crate::cluster_ownership::Event;
+use crate::excess::OutOfReach;
 use crate::messages::Excess;
 use crate::process_table::SlotIndex;
 use crate::segment::Control;
@@ -45,7 +45,7 @@ const LONG_NS: u64 = 100_000_000;
 const LARGE_SHIFT: u32 = 2;
 /// Minimum unmanaged memory, in pages, to be named as the reason of an overrun: 8 MiB, because the
 /// figure includes the agent's own memory.
-const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
+pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// Time in nanoseconds without freed memory in the tree after which a process stops waiting for
 /// others.
 const YIELD_NS: u64 = 300_000_000;
@@ -358,25 +358,14 @@ impl Budget {
         }
     }
 
-    /// Returns the reason of an overrun: the first kind of memory that takes an eighth of the
-    /// limit.
     fn excess(&self) -> Excess {
         let vm = &self.counters().vm;
-        let swap = self.control.swap();
         let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
-        let min_pages = self.limit_pages() >> 3;
-        if unevictable as i64 > min_pages {
-            Excess::Unevictable
-        } else if self.unmanaged_pages.load(Relaxed) > min_pages.max(UNMANAGED_MIN_PAGES) {
-            Excess::Unmanaged
-        } else if self.control.tree_compressed_bytes() <= self.control.limit_bytes() {
-            // A limit that the data would fit in.
-            if self.shared_pages() > min_pages { Excess::Shared } else { Excess::SlowReclaim }
-        } else if swap.clusters() > 0 && swap.was_reported(Event::Full) {
-            Excess::SwapFull
-        } else {
-            Excess::Incompressible
-        }
+        self.control.excess_of(OutOfReach {
+            unevictable_pages: unevictable as i64,
+            unmanaged_pages: self.unmanaged_pages.load(Relaxed),
+            shared_pages: self.shared_pages(),
+        })
     }
 
     /// Returns whether the tree is over its limit, and some process of it has freed memory

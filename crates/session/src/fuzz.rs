@@ -21,6 +21,7 @@ pub fn shared_segment(data: &[u8]) {
     control.failure();
     control.take_notices();
     control.follow_need();
+    control.wanted_limit();
     control.processes_seen();
     control.awake_processes();
     control.sum();

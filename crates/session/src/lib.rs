@@ -12,10 +12,12 @@
 //! | [`messages`] | messages of the agents to the supervisor |
 //! | [`tree_usage`] | memory use of the tree, and the limit that follows its need |
 //! | [`budget`] | the share of the limit that one process may use |
+//! | `excess` | why a limit is exceeded |
 //! | `supervision` | whether the supervisor and the companions are alive |
 //! | [`custody`] | the supervisor's copies of userfaultfds |
 //! | [`cluster_ownership`] | the holders of the swap file's clusters |
 //! | [`swap_file`] | how the swap file is created and reopened |
+//! | [`wanted_limit`] | the limit that `ctl` wants, and whether it is applied |
 //! | [`reclaim_request`] | requests of `ctl` to reclaim now |
 //! | [`trace_ring`] | events of a recorded run |
 //! | [`door`], [`find_run`] | other ways to open the segment |
@@ -28,6 +30,7 @@ pub mod cluster_ownership;
 mod configuration;
 pub mod custody;
 pub mod door;
+mod excess;
 pub mod find_run;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -40,6 +43,7 @@ mod supervision;
 pub mod swap_file;
 pub mod trace_ring;
 pub mod tree_usage;
+pub mod wanted_limit;
 
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;

@@ -32,8 +32,8 @@ pub enum Excess {
 }
 
 impl Excess {
-    /// The cause, and what the user can do.
-    fn explain(self) -> [&'static str; 2] {
+    /// Returns the cause, and what the user can do.
+    pub fn explain(self) -> [&'static str; 2] {
         match self {
             Excess::Incompressible => {
                 ["the data does not compress into the limit", "use --swap FILE, --codec zstd or a larger limit"]

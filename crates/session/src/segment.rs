@@ -31,7 +31,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 17;
+const VERSION: u64 = 18;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -68,6 +68,10 @@ shared_words! {
         pub(crate) limit_bytes: AtomicU64,
         pub(crate) start_limit_bytes: AtomicU64,
         pub(crate) max_limit_bytes: AtomicU64,
+        /// The limit that is wanted by hand ([`crate::wanted_limit`]), and the one that the
+        /// supervisor has applied last.
+        pub(crate) wanted_limit: AtomicU64,
+        pub(crate) applied_limit: AtomicU64,
         pub(crate) need_divisor: AtomicU32,
         pub(crate) sizes: AtomicU32,
         pub(crate) codec: AtomicU32,

@@ -46,9 +46,9 @@ impl Control {
         self.header.taken_peak_bytes.fetch_max(taken_bytes, Ordering::Relaxed);
         self.follow_need();
         // A limit that follows the need has followed this very figure.
-        let needed_bytes = match self.need_peak_bytes() {
+        let needed_bytes = match self.header.need_divisor.load(Ordering::Relaxed) {
             0 => self.tree_needed_bytes().max(ended_bytes),
-            peak_bytes => peak_bytes,
+            _ => self.need_peak_bytes(),
         };
         self.header.needed_peak_bytes.fetch_max(needed_bytes, Ordering::Relaxed);
     }
@@ -87,7 +87,8 @@ impl Control {
         self.header.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit of the tree at once. Agents of a larger tree reclaim down to it.
+    /// Changes the limit of the tree at once. Agents of a larger tree reclaim down to it. Only the
+    /// supervisor calls this.
     pub fn set_limit_bytes(&self, bytes: u64) {
         self.header.limit_bytes.store(bytes, Ordering::Relaxed);
     }

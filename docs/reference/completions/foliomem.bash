@@ -43,6 +43,9 @@ _foliomem() {
             foliomem,setup)
                 cmd="foliomem__subcmd__setup"
                 ;;
+            foliomem__subcmd__ctl,limit)
+                cmd="foliomem__subcmd__ctl__subcmd__limit"
+                ;;
             foliomem__subcmd__ctl,reclaim)
                 cmd="foliomem__subcmd__ctl__subcmd__reclaim"
                 ;;
@@ -90,12 +93,30 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl)
-            opts="-h --help sizes status reclaim"
+            opts="-h --help sizes limit status reclaim"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__ctl__subcmd__limit)
+            opts="-h --timeout --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

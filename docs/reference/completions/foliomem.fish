@@ -63,11 +63,14 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l print-confi
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -l json -d 'Print the list as JSON'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -a "status" -d 'Print what the run takes now'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes status reclaim" -a "reclaim" -d 'Swap out now what has been unused for longest, without pressure'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "limit" -d 'Change the limit. A lower one is reached in the background; this returns when it holds'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "status" -d 'Print what the run takes now'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "reclaim" -d 'Swap out now what has been unused for longest, without pressure'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from limit" -l timeout -d 'Wait no longer than this for a lower limit to hold; 0 to return at once' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from limit" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -l every -d 'Print it again each time that so many seconds have passed, one line of JSON each, until the run ends' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -l json -d 'Print all that `run --stats` writes, and what is true at the moment, as JSON'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -s h -l help -d 'Print help'

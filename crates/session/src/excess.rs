@@ -1,0 +1,105 @@
+//! Why a limit is exceeded: decided by what takes the memory, of one process or of a tree.
+//!
+//! There is no lock.
+
+use crate::budget::UNMANAGED_MIN_PAGES;
+use crate::cluster_ownership::Event;
+use crate::messages::Excess;
+use crate::segment::Control;
+use foliomem_types::units::{Order, PAGE_BYTES};
+use std::sync::atomic::Ordering;
+
+/// The memory that reclaim does not reach, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct OutOfReach {
+    /// Pages that could not be unmapped.
+    pub(crate) unevictable_pages: i64,
+    /// Pages that the engine neither holds nor knows.
+    pub(crate) unmanaged_pages: i64,
+    /// Resident pages that count for other processes.
+    pub(crate) shared_pages: i64,
+}
+
+impl Control {
+    /// Returns the reason of an overrun: the first kind of memory that takes an eighth of the
+    /// limit.
+    pub(crate) fn excess_of(&self, memory: OutOfReach) -> Excess {
+        let swap = self.swap();
+        let min_pages = (self.limit_bytes() / PAGE_BYTES as u64) as i64 >> 3;
+        if memory.unevictable_pages > min_pages {
+            Excess::Unevictable
+        } else if memory.unmanaged_pages > min_pages.max(UNMANAGED_MIN_PAGES) {
+            Excess::Unmanaged
+        } else if self.tree_compressed_bytes() <= self.limit_bytes() {
+            // A limit that the data would fit in.
+            if memory.shared_pages > min_pages { Excess::Shared } else { Excess::SlowReclaim }
+        } else if swap.clusters() > 0 && swap.was_reported(Event::Full) {
+            Excess::SwapFull
+        } else {
+            Excess::Incompressible
+        }
+    }
+
+    /// Returns the reason why the whole tree exceeds its limit, as far as the counters tell.
+    pub fn tree_excess(&self) -> Excess {
+        if self.unmanaged_bytes() > self.limit_bytes() >> 3 {
+            return Excess::WithoutAgent;
+        }
+        let mut memory = OutOfReach::default();
+        for process in self.living() {
+            let counters = &process.counters;
+            // The program may have overwritten any of these words.
+            let vm = &counters.vm;
+            let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
+            let resident = Order::all().fold(0, |pages: i64, order| {
+                let folios = counters.of(order).nr_anon.get() as i64;
+                pages.saturating_add(folios.saturating_mul(1 << order.index()))
+            });
+            let in_pages = |bytes: u64| (bytes / PAGE_BYTES as u64) as i64;
+            let taken = in_pages(process.anon_bytes.load(Ordering::Relaxed));
+            let unmanaged =
+                taken.saturating_sub(resident).saturating_sub(in_pages(counters.store.mem_used_total.get()));
+            memory.unevictable_pages = memory.unevictable_pages.saturating_add((unevictable as i64).max(0));
+            memory.unmanaged_pages = memory.unmanaged_pages.saturating_add(unmanaged.max(0));
+        }
+        self.excess_of(memory)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use foliomem_types::codec::Codec;
+    use foliomem_types::settings::{Configuration, Limit};
+    use foliomem_types::size_policy::SizePolicy;
+
+    #[test]
+    fn the_reason_of_a_tree_is_what_takes_most_of_the_limit() {
+        let configuration = Configuration {
+            limit: Limit::Bytes(80 << 20),
+            sizes: SizePolicy::NONE,
+            codec: Codec::Lz4,
+            recompress: None,
+            granule: Order::ZERO,
+            reclaimers: 0,
+            torture: false,
+            hard: false,
+            records: false,
+        };
+        let control = Control::create(&configuration).unwrap().0;
+        let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        me.anon_bytes.store(100 << 20, Ordering::Relaxed);
+        assert_eq!(control.tree_excess(), Excess::Unmanaged, "no engine holds anything of it");
+        me.counters.of(Order::new(4).unwrap()).nr_anon.set(1600);
+        assert_eq!(control.tree_excess(), Excess::SlowReclaim, "nothing is known of how it compresses");
+        me.counters.store.orig_data_size.set(64 << 20);
+        me.counters.store.mem_used_total.set(60 << 20);
+        assert_eq!(control.tree_excess(), Excess::Incompressible);
+        me.counters.vm.unevictable_pgs_culled.add(4000);
+        assert_eq!(control.tree_excess(), Excess::Unevictable);
+        me.counters.vm.unevictable_pgs_rescued.add(u64::MAX);
+        assert_eq!(control.tree_excess(), Excess::Incompressible, "overwritten counters do no harm");
+        control.set_unmanaged_bytes(20 << 20);
+        assert_eq!(control.tree_excess(), Excess::WithoutAgent);
+    }
+}

@@ -1,0 +1,169 @@
+//! The limit that somebody wants by hand: `foliomem ctl PID limit` leaves it, the supervisor
+//! applies it.
+//!
+//! The supervisor lowers the limit in steps, so that the run can follow. It publishes the wanted
+//! limit that has been applied to its end. There is no lock: each of the two is one word, and the
+//! supervisor writes the limit itself again and again until it is as wanted.
+
+use crate::segment::Control;
+use std::num::NonZeroU32;
+use std::sync::atomic::Ordering;
+
+/// A limit that is set while the run goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WantedLimit {
+    /// This many bytes.
+    Bytes(u64),
+    /// 1/divisor of the most memory that the tree has needed so far; it grows with that.
+    OfNeed(NonZeroU32),
+}
+
+/// In the word: the rest is a divisor.
+const OF_NEED: u64 = 1 << 63;
+
+impl WantedLimit {
+    /// Encodes the limit; 0 is none.
+    fn encode(self) -> u64 {
+        match self {
+            WantedLimit::Bytes(bytes) => bytes.clamp(1, OF_NEED - 1),
+            WantedLimit::OfNeed(divisor) => OF_NEED | u64::from(divisor.get()),
+        }
+    }
+
+    /// Decodes any word; `None` if nothing is wanted.
+    fn decode(word: u64) -> Option<WantedLimit> {
+        match word & OF_NEED {
+            0 => (word != 0).then_some(WantedLimit::Bytes(word)),
+            _ => NonZeroU32::new(word as u32).map(WantedLimit::OfNeed),
+        }
+    }
+}
+
+impl Control {
+    /// Returns the limit that is wanted by hand, if there is one.
+    pub fn wanted_limit(&self) -> Option<WantedLimit> {
+        WantedLimit::decode(self.header.wanted_limit.load(Ordering::Relaxed))
+    }
+
+    /// Asks for another limit. `change` gets the limit that holds so far, in bytes, or the wanted
+    /// one; it may run several times. Fails with the error of `change`, and changes nothing then.
+    pub fn want_limit<E>(&self, change: impl Fn(u64) -> Result<WantedLimit, E>) -> Result<WantedLimit, E> {
+        let word = &self.header.wanted_limit;
+        let mut before = word.load(Ordering::Relaxed);
+        loop {
+            let so_far_bytes = match WantedLimit::decode(before) {
+                Some(WantedLimit::Bytes(bytes)) => bytes,
+                _ => self.limit_bytes(),
+            };
+            let wanted = change(so_far_bytes)?;
+            match word.compare_exchange(before, wanted.encode(), Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(wanted),
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// The supervisor: the limit is `wanted` from now on.
+    pub fn note_limit_applied(&self, wanted: WantedLimit) {
+        self.header.applied_limit.store(wanted.encode(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the supervisor has set the limit to `wanted`.
+    pub fn is_limit_applied(&self, wanted: WantedLimit) -> bool {
+        self.header.applied_limit.load(Ordering::Relaxed) == wanted.encode()
+    }
+
+    /// The supervisor: new processes prepare for a limit of `bytes`, too.
+    pub fn raise_max_limit_bytes(&self, bytes: u64) {
+        self.header.max_limit_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The supervisor: the limit follows the need from now on, which is at least the peak so far.
+    pub fn follow_need_from_now(&self, divisor: NonZeroU32) {
+        let peak_bytes = self.header.needed_peak_bytes.load(Ordering::Relaxed);
+        self.header.need_peak_bytes.fetch_max(peak_bytes, Ordering::Relaxed);
+        self.header.need_divisor.store(divisor.get(), Ordering::Relaxed);
+    }
+
+    /// The supervisor: the limit does not follow the need any more. An agent that has just read the
+    /// divisor may raise the limit once more.
+    pub fn stop_following_need(&self) {
+        self.header.need_divisor.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use foliomem_types::codec::Codec;
+    use foliomem_types::settings::{Configuration, Limit};
+    use foliomem_types::size_policy::SizePolicy;
+    use foliomem_types::units::Order;
+    use proptest::prelude::*;
+
+    fn control() -> &'static Control {
+        let configuration = Configuration {
+            limit: Limit::Bytes(1 << 30),
+            sizes: SizePolicy::NONE,
+            codec: Codec::Lz4,
+            recompress: None,
+            granule: Order::ZERO,
+            reclaimers: 0,
+            torture: false,
+            hard: false,
+            records: false,
+        };
+        Control::create(&configuration).unwrap().0
+    }
+
+    proptest! {
+        #[test]
+        fn any_word_is_a_limit_or_none(word: u64) {
+            if let Some(wanted) = WantedLimit::decode(word) {
+                prop_assert_eq!(WantedLimit::decode(wanted.encode()), Some(wanted));
+            }
+        }
+    }
+
+    #[test]
+    fn relative_changes_of_many_at_once_all_count() {
+        let control = control();
+        let more = |so_far: u64| Ok::<_, ()>(WantedLimit::Bytes(so_far + 4096));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..1000).for_each(|_| assert!(control.want_limit(more).is_ok())));
+            }
+        });
+        assert_eq!(control.wanted_limit(), Some(WantedLimit::Bytes((1 << 30) + 4000 * 4096)));
+        assert_eq!(control.limit_bytes(), 1 << 30, "the supervisor applies it");
+    }
+
+    #[test]
+    fn a_refused_change_changes_nothing() {
+        let control = control();
+        assert_eq!(control.want_limit(Err), Err(1 << 30));
+        assert_eq!(control.wanted_limit(), None);
+        let half = WantedLimit::OfNeed(NonZeroU32::new(2).unwrap());
+        assert_eq!(control.want_limit(|_| Ok::<_, ()>(half)), Ok(half));
+        assert!(control.wanted_limit() == Some(half) && !control.is_limit_applied(half));
+        control.note_limit_applied(half);
+        assert!(control.is_limit_applied(half));
+    }
+
+    #[test]
+    fn a_limit_of_the_need_knows_the_peak_from_before() {
+        let control = control();
+        let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
+        me.measured_bytes.store(400 << 20, Ordering::Relaxed);
+        control.sample_peaks();
+        assert_eq!(control.need_peak_bytes(), 0);
+        me.measured_bytes.store(100 << 20, Ordering::Relaxed);
+        control.follow_need_from_now(NonZeroU32::new(2).unwrap());
+        assert_eq!(control.need_peak_bytes(), 400 << 20);
+        control.stop_following_need();
+        me.measured_bytes.store(800 << 20, Ordering::Relaxed);
+        control.sample_peaks();
+        assert_eq!(control.peaks().needed_bytes, 800 << 20, "peaks are seen after that, too");
+        assert_eq!(control.limit_bytes(), 1 << 30);
+    }
+}
