@@ -100,6 +100,9 @@ pub enum CliError {
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),
+    /// The metrics cannot be published.
+    #[error("cannot publish the metrics at {0}: {1}")]
+    Metrics(String, std::io::Error),
     /// The statistics could not be written.
     #[error("cannot write the statistics to {0}: {1}")]
     Stats(String, std::io::Error),
@@ -141,6 +144,9 @@ pub enum BadValue {
     /// The value is not a file with an optional size.
     #[error("{0:?} names no file: use FILE or FILE:SIZE, such as /var/tmp/swap:4G")]
     SwapFile(String),
+    /// The value is no place for metrics.
+    #[error("{0:?} is no place for metrics: use a file, a socket (x.sock), or a port of this machine (127.0.0.1:9400)")]
+    Metrics(String),
     /// The value is neither yes nor no.
     #[error("{0:?} is neither yes nor no: use 1 or 0")]
     Flag(String),

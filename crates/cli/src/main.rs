@@ -8,7 +8,8 @@
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
-//!   killed, `record` writes its memory use to a trace;
+//!   killed, `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
+//!   `metrics_target` publishes;
 //! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
 //!
@@ -34,6 +35,8 @@ mod knob;
 mod limit_updater;
 mod live_limit;
 mod memory_groups;
+mod metrics;
+mod metrics_target;
 mod policy;
 mod preflight;
 mod ps;

@@ -8,6 +8,7 @@ use crate::config_file::ConfigFile;
 use crate::container_limit::{CONTAINER, Container, MIN_LIMIT_BYTES};
 use crate::error::{BadValue, CliError};
 use crate::knob::{Environment, Form, Knob, Machine, Sources, Unset, knobs};
+use crate::metrics_target::MetricsSetting;
 use crate::policy::{change_policy, format_policy, initial};
 use foliomem_types::codec::Codec;
 use foliomem_types::settings::{Configuration, Limit};
@@ -113,6 +114,17 @@ knobs! {
         unset: Unset::Is("none", || None),
         read: |text, _| Ok(Some(text.to_owned())),
         show: |stats| stats.clone().map(Into::into),
+        configure: |_, _| {},
+    };
+    /// Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten
+    /// every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this
+    /// machine (127.0.0.1:9400).
+    metrics: Option<MetricsSetting> = Knob {
+        form: Form::Value("FILE|SOCKET|PORT"),
+        values: "a file, a path that ends with `.sock`, or `127.0.0.1:PORT`",
+        unset: Unset::Is("none", || None),
+        read: |text, _| MetricsSetting::parse(text).map(Some),
+        show: |metrics| metrics.as_ref().map(|metrics| metrics.to_string().into()),
         configure: |_, _| {},
     };
     /// Print no summary at exit.
@@ -263,6 +275,11 @@ impl Settings {
     /// Returns the file for the counters.
     pub fn stats(&self) -> Option<&str> {
         self.stats.value.as_deref()
+    }
+
+    /// Returns where the metrics go.
+    pub fn metrics(&self) -> Option<&MetricsSetting> {
+        self.metrics.value.as_ref()
     }
 
     /// Returns whether the summary is omitted.

@@ -5,6 +5,8 @@ use crate::error::CliError;
 use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
 use crate::limit_updater::LimitUpdater;
 use crate::memory_groups::MemoryGroups;
+use crate::metrics::Metrics;
+use crate::metrics_target::{MetricsTarget, Publisher};
 use crate::preflight;
 use crate::record::Recorder;
 use crate::report::Report;
@@ -97,6 +99,7 @@ pub fn run(
 ) -> Result<u8, CliError> {
     let limit_bytes = configuration.limit.most_bytes();
     let stats = settings.stats().map(StatsFile::open).transpose()?;
+    let metrics_target = settings.metrics().map(MetricsTarget::open).transpose()?;
     let (control, segment) = Control::create(configuration)?;
     control.supervise();
     // Kept open to the end of the run: agents open it from here.
@@ -119,6 +122,8 @@ pub fn run(
     Custody::start(control).map_err(|error| CliError::System("start a thread", error))?;
     control.note_start();
     let_start(&mut child, control, program.path)?;
+    let publish = |target| Publisher::start(target, Metrics::new(control, program.name));
+    let publisher = metrics_target.map(publish).transpose()?;
     let started = Instant::now();
     let run = Run {
         control,
@@ -135,6 +140,7 @@ pub fn run(
         crashing: Vec::new(),
         said_crashed: false,
         recorder,
+        publisher,
     };
     run.finish(settings, stats)
 }
@@ -238,6 +244,7 @@ struct Run {
     crashing: Vec<Pid>,
     said_crashed: bool,
     recorder: Option<Recorder>,
+    publisher: Option<Publisher>,
 }
 
 impl Run {
@@ -247,6 +254,7 @@ impl Run {
         self.control.end_run();
         self.wait_for_companions();
         self.look()?;
+        self.publisher.take().into_iter().for_each(Publisher::finish);
         let report = Report::of(self.control);
         if let Some(failure) = report.failure() {
             eprintln!("{failure}");
@@ -343,6 +351,7 @@ impl Run {
             self.control.swap().discard_left(&created.file);
             self.discarded = Instant::now();
         }
+        self.publisher.iter_mut().for_each(Publisher::publish_if_due);
         for notice in self.control.take_notices() {
             eprint!("{notice}");
         }

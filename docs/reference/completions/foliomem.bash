@@ -231,7 +231,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__record)
-            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --hard --stats --quiet --config --print-config --help"
+            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -273,6 +273,10 @@ _foliomem() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --config)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -285,7 +289,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__run)
-            opts="-h --limit --sizes --codec --recompress --granule --swap --hard --stats --quiet --config --print-config --help"
+            opts="-h --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -316,6 +320,10 @@ _foliomem() {
                     return 0
                     ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --metrics)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

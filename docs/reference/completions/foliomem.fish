@@ -43,6 +43,7 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l recompress -d 
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l metrics -d 'Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this machine (127.0.0.1:9400).' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l config -d 'Read settings from this TOML file. [default: $FOLIOMEM_CONFIG, then foliomem/config.toml in $XDG_CONFIG_HOME or ~/.config]' -r -F
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l hard -d 'Stop the program (exit code 137) if its data does not compress into the limit, instead of exceeding the limit.'
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l quiet -d 'Print no summary at exit.'
@@ -56,6 +57,7 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l recompress 
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l metrics -d 'Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this machine (127.0.0.1:9400).' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l config -d 'Read settings from this TOML file. [default: $FOLIOMEM_CONFIG, then foliomem/config.toml in $XDG_CONFIG_HOME or ~/.config]' -r -F
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l hard -d 'Stop the program (exit code 137) if its data does not compress into the limit, instead of exceeding the limit.'
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l quiet -d 'Print no summary at exit.'
