@@ -135,10 +135,7 @@ fn step_bytes(taken_bytes: u64, target_bytes: u64, stuck: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_types::codec::Codec;
     use foliomem_types::settings::Configuration;
-    use foliomem_types::size_policy::SizePolicy;
-    use foliomem_types::units::Order;
     use std::num::NonZeroU32;
     use std::path::Path;
     use std::sync::atomic::Ordering;
@@ -157,17 +154,7 @@ mod tests {
     #[test]
     fn a_limit_by_hand_is_applied_as_the_run_follows_and_holds() {
         let limit = Limit::Bytes(1 << 30);
-        let configuration = Configuration {
-            limit,
-            sizes: SizePolicy::NONE,
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::ZERO,
-            reclaimers: 0,
-            torture: false,
-            hard: false,
-            records: false,
-        };
+        let configuration = Configuration::plain(limit);
         let (control, _fd) = Control::create(&configuration).unwrap();
         let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
         let mut updater = LimitUpdater::new(limit, MemoryGroups::find(Path::new("/nonexistent")));

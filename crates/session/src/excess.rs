@@ -69,23 +69,11 @@ impl Control {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};
-    use foliomem_types::size_policy::SizePolicy;
 
     #[test]
     fn the_reason_of_a_tree_is_what_takes_most_of_the_limit() {
-        let configuration = Configuration {
-            limit: Limit::Bytes(80 << 20),
-            sizes: SizePolicy::NONE,
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::ZERO,
-            reclaimers: 0,
-            torture: false,
-            hard: false,
-            records: false,
-        };
+        let configuration = Configuration::plain(Limit::Bytes(80 << 20));
         let control = Control::create(&configuration).unwrap().0;
         let me = control.process(control.claim_slot(rustix::process::getpid()).unwrap());
         me.anon_bytes.store(100 << 20, Ordering::Relaxed);

@@ -95,24 +95,11 @@ impl Control {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use foliomem_types::codec::Codec;
     use foliomem_types::settings::{Configuration, Limit};
-    use foliomem_types::size_policy::SizePolicy;
-    use foliomem_types::units::Order;
     use proptest::prelude::*;
 
     fn control() -> &'static Control {
-        let configuration = Configuration {
-            limit: Limit::Bytes(1 << 30),
-            sizes: SizePolicy::NONE,
-            codec: Codec::Lz4,
-            recompress: None,
-            granule: Order::ZERO,
-            reclaimers: 0,
-            torture: false,
-            hard: false,
-            records: false,
-        };
+        let configuration = Configuration::plain(Limit::Bytes(1 << 30));
         Control::create(&configuration).unwrap().0
     }
 
