@@ -49,15 +49,6 @@ pub fn split_huge(range: &Range<usize>) {
     advise(range, Advice::LinuxCold);
 }
 
-/// Gives the pages of `range` back to the kernel.
-///
-/// # Safety
-/// Nothing reads what is there any more.
-pub unsafe fn discard(range: &Range<usize>) {
-    // SAFETY: the caller's contract.
-    let _ = unsafe { madvise(pointer(range.start), range.len(), Advice::LinuxDontNeed) };
-}
-
 /// Makes the page at `start` resident and locks it in memory.
 pub fn lock_page(start: usize) {
     // SAFETY: mlock(2) changes no content.

@@ -5,7 +5,6 @@
 use crate::companion::error::RuntimeError;
 use crate::companion::guard::start_guard;
 use crate::companion::memory_users::{self, Killed, User};
-use crate::ports::LinuxPorts;
 use crate::ports::swap::Swap;
 use crate::runtime::Runtime;
 use foliomem_session::process_table::ProcessSlot;
@@ -114,8 +113,6 @@ fn forbid_memory(runtime: &'static Runtime) {
 /// Ends the companion and its guard, when no other process uses the memory.
 pub(crate) fn end(runtime: &'static Runtime) -> ! {
     release_swap_file(runtime);
-    // SAFETY: no process uses the memory any more, and the gate is closed.
-    unsafe { give_memory_back(runtime, &[]) };
     leave(runtime, ProcessSlot::mark_ended);
 }
 
@@ -123,28 +120,7 @@ pub(crate) fn end(runtime: &'static Runtime) -> ! {
 /// exits.
 pub(crate) fn end_before_program(runtime: &'static Runtime) -> ! {
     release_swap_file(runtime);
-    // SAFETY: the program has one thread, which makes its last system call on the agent's stack.
-    // The kernel writes only to the pages that stay. The gate is closed.
-    unsafe { give_memory_back(runtime, &runtime.companion.last_pages()) };
     leave(runtime, ProcessSlot::mark_companion_ending);
-}
-
-/// Gives managed memory back to the kernel, except control blocks and the pages `but`, and
-/// publishes the new size. On a busy machine, that takes the kernel hundreds of milliseconds.
-/// Others would take the process's room too early if it ended before.
-///
-/// # Safety
-/// Nothing reads managed memory or the arena any more, and no other thread is inside the gate.
-unsafe fn give_memory_back(runtime: &'static Runtime, but: &[usize]) {
-    let Some(activated) = runtime.activation.activated.get() else { return };
-    let LinuxPorts { space, arena, .. } = activated.engine.ports();
-    for part in space.protectable(but) {
-        // SAFETY: the caller's contract.
-        unsafe { space.give_back(&part) };
-    }
-    arena.unregister();
-    arena.give_back();
-    runtime.context.budget.sample();
 }
 
 /// Stops the use of the swap file, and releases its clusters.

@@ -131,27 +131,11 @@ impl AddressSpace {
         }
     }
 
-    /// Gives the memory at `range`, swapped-out pages included, back to the kernel.
-    ///
-    /// # Safety
-    /// Nothing reads what is there any more.
-    pub(crate) unsafe fn give_back(&self, range: &Range<usize>) {
-        // A discard of registered memory would wait until its event is received.
-        if self.attachment.descriptors().program.unregister(range.start, range.len()).is_ok() {
-            // SAFETY: the caller's contract.
-            unsafe { memory_advice::discard(range) };
-        }
-    }
-
-    /// Returns the parts of the managed ranges without thread control blocks and the pages `but`.
-    pub(crate) fn protectable(&self, but: &[usize]) -> Vec<Range<usize>> {
+    /// Returns the parts of the managed ranges without thread control blocks.
+    pub(crate) fn protectable(&self) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         for mut rest in self.ranges.snapshot() {
-            let first = |rest: &Range<usize>| {
-                let but = but.iter().copied().filter(|page| rest.contains(page));
-                but.chain(self.control_blocks.first_within(rest.clone())).min()
-            };
-            while let Some(page) = first(&rest) {
+            while let Some(page) = self.control_blocks.first_within(rest.clone()) {
                 parts.push(rest.start..page);
                 rest.start = page + PAGE_BYTES;
             }

@@ -84,13 +84,6 @@ impl Arena {
         }
     }
 
-    /// Unregisters the arena. A discard of registered memory would wait until its event is
-    /// received.
-    pub fn unregister(&self) {
-        // If this fails, the discard fails, too.
-        let _ = self.attachment.descriptors().program.unregister(self.memory.start(), self.memory.len());
-    }
-
     /// Gives all frames back to the kernel. The arena's content must not be needed any more.
     pub fn give_back(&self) {
         // If this fails, the frames stay populated.
