@@ -16,6 +16,7 @@ use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::Workers;
 use crate::fork::state::ForkState;
 use foliomem_sys::companion_process::Companion;
+use foliomem_sys::interception::fork_call;
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
 use foliomem_types::units::PAGE_BYTES;
 use std::ops::Range;
@@ -121,6 +122,7 @@ impl Runtime {
     /// they make none for the agent.
     pub fn note_system_call_filter(&self) {
         self.notices.is_filtered.store(true, Ordering::Relaxed);
+        fork_call::note_filter();
     }
 
     /// Notes that the program wants to lock all of its memory, which the agent prevents. Warns once

@@ -35,6 +35,13 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
             }
             NoticeKind::ThreadStarted(thread) => {
                 pin_control_block(runtime, &notice.range, thread);
+                if let Some(Activated { engine }) = runtime.activation.get() {
+                    // It may have been swapped out before. Its creator may be filtered, and might
+                    // name addresses where nothing is.
+                    let (space, kept) = (&engine.ports().space, thread_control_block::pages(&notice.range));
+                    space.lock_pages(&kept);
+                    space.unlock_pages(&kept);
+                }
                 notice.answer();
             }
             NoticeKind::ObjectsChanged => {

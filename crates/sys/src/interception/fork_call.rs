@@ -12,6 +12,7 @@ use crate::thread_control_block::{self, BLOCK_BYTES, BLOCK_PAGES};
 use linux_raw_sys::general as raw;
 use rustix::io::Errno;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The functions that run before and after a fork.
 ///
@@ -30,7 +31,8 @@ pub trait ForkHooks: Sync {
     fn parent_after(&'static self, outcome: ForkOutcome);
     /// Runs in the child, whose only thread is the calling one.
     fn child_after(&'static self);
-    /// Runs before the program makes a thread that needs `words` to be resident until it ends.
+    /// Runs before the program makes a thread that needs `words` to be resident until it ends. They
+    /// need not be addresses of memory. A filter may forbid all calls but those for threads.
     fn thread_starts(&'static self, words: Range<usize>);
     /// Runs before the process ends itself. Nothing may touch memory of the program afterwards. The
     /// calling process may also be a child of `vfork(2)`.
@@ -77,18 +79,14 @@ impl NeededWords {
         }
     }
 
-    /// Tells `hooks` what must be resident from here on, and makes it resident.
+    /// Tells `hooks` what must be resident from here on.
     pub fn announce(self, hooks: &'static dyn ForkHooks) {
         let block = self.block.map(|start| start..start + BLOCK_BYTES);
         let cleared = self.cleared.map(|start| start..start + size_of::<i32>());
         // In glibc the thread id lies in the block.
         let cleared = cleared.filter(|word| block.as_ref().is_none_or(|block| !block.contains(&word.start)));
         for words in [block, cleared].into_iter().flatten() {
-            hooks.thread_starts(words.clone());
-            for address in [words.start, words.end - 1] {
-                // The kernel brings the page in, or refuses an address where nothing is.
-                let _ = read_memory(address, &mut [0]);
-            }
+            hooks.thread_starts(words);
         }
     }
 }
@@ -300,16 +298,31 @@ fn read_clone_args(address: usize, len: usize) -> Result<raw::clone_args, Errno>
     }
 }
 
+/// Whether a filter decides which system calls the program's threads may make.
+static HAS_FILTER: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a filter decides which system calls the program's threads may make. From here on
+/// their arguments are read without a call.
+pub fn note_filter() {
+    HAS_FILTER.store(true, Ordering::Relaxed);
+}
+
 /// Reads memory at an address that the program passes to a system call. Fails with `FAULT` if
 /// nothing is mapped there.
 pub(super) fn read_memory(address: usize, bytes: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: bytes.len() };
-    match copied(raw::__NR_process_vm_readv, &local, &remote) {
+    let read = if HAS_FILTER.load(Ordering::Relaxed) {
+        Err(Errno::PERM)
+    } else {
+        copied(raw::__NR_process_vm_readv, &local, &remote)
+    };
+    match read {
         Ok(len) if len == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::FAULT) => Err(Errno::FAULT),
         Err(_) => {
-            // The kernel refuses the call. The arguments of nearly all forks are valid.
+            // The kernel refuses the call, or a filter might kill the process for it. The arguments
+            // of nearly all forks are valid.
             // SAFETY: the program passes an address of that many bytes to its own system call.
             unsafe {
                 let source = std::ptr::with_exposed_provenance::<u8>(address);
@@ -339,7 +352,8 @@ fn write_memory(address: usize, value: i32) -> Result<(), Errno> {
         match copied(raw::__NR_process_vm_writev, &local, &remote) {
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(_) | Err(Errno::FAULT) => return Err(Errno::FAULT),
-            // The kernel refuses the call. The arguments of nearly all forks are valid.
+            // The kernel refuses the call, or a filter might kill the process for it. The arguments
+            // of nearly all forks are valid.
             Err(_) => {}
         }
     }
