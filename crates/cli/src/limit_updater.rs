@@ -54,15 +54,15 @@ impl LimitUpdater {
 
     /// Writes the present limit into the control segment.
     pub fn update(&mut self, control: &Control) {
-        let taken_bytes = control.tree_anon_bytes().0;
         let wanted = control.wanted_limit();
         if wanted != self.wanted {
             (self.wanted, self.is_applied, self.above) = (wanted, false, None);
             wanted.into_iter().for_each(|wanted| self.begin(control, wanted));
         }
         match (wanted, &mut self.groups_limit) {
-            (Some(wanted), _) => self.apply(control, wanted, taken_bytes),
+            (Some(wanted), _) => self.apply(control, wanted, control.tree_anon_bytes().0),
             (None, Some(groups_limit)) => {
+                let taken_bytes = control.tree_anon_bytes().0;
                 let target_bytes = groups_limit.target_bytes(taken_bytes);
                 control.set_limit_bytes(self.step(taken_bytes, target_bytes, Patience::WhileAbove));
             }

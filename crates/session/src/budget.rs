@@ -11,7 +11,7 @@
 //! There is no lock: any thread may call. Concurrent callers may miss each other's latest charges;
 //! the next sample corrects the figures.
 
-use crate::excess::OutOfReach;
+use crate::excess::{OutOfReach, unevictable_pages};
 use crate::messages::Excess;
 use crate::process_table::SlotIndex;
 use crate::segment::Control;
@@ -159,7 +159,7 @@ impl Budget {
 
     /// Returns the limit of the tree, in pages.
     pub fn limit_pages(&self) -> i64 {
-        (self.control.limit_bytes() / PAGE_BYTES as u64) as i64
+        self.control.limit_pages()
     }
 
     /// Returns the pages of this process, shared pages in proportion.
@@ -294,10 +294,8 @@ impl Budget {
     }
 
     fn excess(&self) -> Excess {
-        let vm = &self.counters().vm;
-        let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
         self.control.excess_of(OutOfReach {
-            unevictable_pages: unevictable as i64,
+            unevictable_pages: unevictable_pages(self.counters()),
             unmanaged_pages: self.unmanaged_pages.load(Relaxed),
             shared_pages: self.shared_pages(),
         })

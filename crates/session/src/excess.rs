@@ -6,6 +6,7 @@ use crate::budget::UNMANAGED_MIN_PAGES;
 use crate::cluster_ownership::Event;
 use crate::messages::Excess;
 use crate::segment::Control;
+use foliomem_types::counters::Counters;
 use foliomem_types::units::{Order, PAGE_BYTES};
 use std::sync::atomic::Ordering;
 
@@ -20,12 +21,19 @@ pub(crate) struct OutOfReach {
     pub(crate) shared_pages: i64,
 }
 
+/// Returns how many pages of a process could not be unmapped. The program may have overwritten the
+/// counters: then the figure is any.
+pub(crate) fn unevictable_pages(counters: &Counters) -> i64 {
+    let vm = &counters.vm;
+    vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get()) as i64
+}
+
 impl Control {
     /// Returns the reason of an overrun: the first kind of memory that takes an eighth of the
     /// limit.
     pub(crate) fn excess_of(&self, memory: OutOfReach) -> Excess {
         let swap = self.swap();
-        let min_pages = (self.limit_bytes() / PAGE_BYTES as u64) as i64 >> 3;
+        let min_pages = self.limit_pages() >> 3;
         if memory.unevictable_pages > min_pages {
             Excess::Unevictable
         } else if memory.unmanaged_pages > min_pages.max(UNMANAGED_MIN_PAGES) {
@@ -49,8 +57,6 @@ impl Control {
         for process in self.living() {
             let counters = &process.counters;
             // The program may have overwritten any of these words.
-            let vm = &counters.vm;
-            let unevictable = vm.unevictable_pgs_culled.get().saturating_sub(vm.unevictable_pgs_rescued.get());
             let resident = Order::all().fold(0, |pages: i64, order| {
                 let folios = counters.of(order).nr_anon.get() as i64;
                 pages.saturating_add(folios.saturating_mul(1 << order.index()))
@@ -59,7 +65,7 @@ impl Control {
             let taken = in_pages(process.anon_bytes.load(Ordering::Relaxed));
             let unmanaged =
                 taken.saturating_sub(resident).saturating_sub(in_pages(counters.store.mem_used_total.get()));
-            memory.unevictable_pages = memory.unevictable_pages.saturating_add((unevictable as i64).max(0));
+            memory.unevictable_pages = memory.unevictable_pages.saturating_add(unevictable_pages(counters).max(0));
             memory.unmanaged_pages = memory.unmanaged_pages.saturating_add(unmanaged.max(0));
         }
         self.excess_of(memory)

@@ -87,6 +87,11 @@ impl Control {
         self.header.limit_bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the tree's current limit, in pages.
+    pub fn limit_pages(&self) -> i64 {
+        (self.limit_bytes() / PAGE_BYTES as u64) as i64
+    }
+
     /// Changes the limit of the tree at once. Agents of a larger tree reclaim down to it. Only the
     /// supervisor calls this.
     pub fn set_limit_bytes(&self, bytes: u64) {

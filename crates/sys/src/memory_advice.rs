@@ -49,6 +49,11 @@ pub fn split_huge(range: &Range<usize>) {
     advise(range, Advice::LinuxCold);
 }
 
+/// Makes the page at `start` resident. Nothing need be mapped there.
+pub fn map_in_page(start: usize) {
+    advise(&(start..start + PAGE_BYTES), Advice::LinuxPopulateRead);
+}
+
 /// Makes the page at `start` resident and locks it in memory.
 pub fn lock_page(start: usize) {
     // SAFETY: mlock(2) changes no content.

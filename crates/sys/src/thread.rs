@@ -140,6 +140,11 @@ pub unsafe fn spawn(spec: &Spec<'_>, entry: extern "C" fn(*mut u8), argument: *m
     // `Start`.
     let result = unsafe { raw_clone(u64::from(spec.kind.flags()), start, thread_pointer, spec.id.as_ptr()) };
     restore_signals(unblocked);
+    id_of(result)
+}
+
+/// Returns the id in the raw result of clone(2).
+fn id_of(result: isize) -> Result<Pid, Errno> {
     Pid::from_raw(result.max(0) as i32).ok_or_else(|| Errno::from_raw_os_error(-result as i32))
 }
 
@@ -173,7 +178,7 @@ pub fn spawn_ending_process() -> Result<Pid, Errno> {
         );
     }
     restore_signals(unblocked);
-    Pid::from_raw(result.max(0) as i32).ok_or_else(|| Errno::from_raw_os_error(-result as i32))
+    id_of(result)
 }
 
 /// Ends the calling thread. This ends its process if no other thread is left.

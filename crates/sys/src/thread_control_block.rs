@@ -88,17 +88,6 @@ pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
     (result == 0 && list != 0).then(|| list - LIST_REACH_BYTES..list + LIST_REACH_BYTES)
 }
 
-/// Makes the parts of the calling thread's block resident that the kernel writes when the thread
-/// ends.
-pub fn touch_own() {
-    let start = own().start;
-    for address in [start, start + ENDS_WITH_BYTES - 1] {
-        // SAFETY: the address lies in the calling thread's block, which is longer, and is only
-        // read.
-        unsafe { std::ptr::with_exposed_provenance::<u8>(address).read_volatile() };
-    }
-}
-
 /// Returns the pages of `block`. If it lies in one page, that page is returned twice.
 pub fn pages(block: &Range<usize>) -> [usize; BLOCK_PAGES] {
     [block.start, block.end - 1].map(|address| address & !(PAGE_BYTES - 1))

@@ -80,17 +80,12 @@ impl Notices {
     /// The thread waits even under a system call filter: without the notice, a thread that joins it
     /// could hang. A filter that allows new threads allows futexes.
     pub(crate) fn thread_starts(&self, quiesce: &Quiesce) {
-        let thread = thread_control_block::own_thread();
-        if self.stays_resident(quiesce, thread, thread_control_block::own()) {
-            // The block may have been swapped out before.
-            thread_control_block::touch_own();
-        }
+        self.keep_resident(quiesce, thread_control_block::own_thread(), thread_control_block::own());
     }
 
-    /// Lets `words` stay resident from the next time they are until `thread` has ended. Returns
-    /// whether the monitor has received that.
-    pub(crate) fn stays_resident(&self, quiesce: &Quiesce, thread: Pid, words: Range<usize>) -> bool {
-        self.is_received(quiesce, NoticeKind::ThreadStarted(thread), words)
+    /// Waits until `words` are resident and stay so until `thread` has ended.
+    pub(crate) fn keep_resident(&self, quiesce: &Quiesce, thread: Pid, words: Range<usize>) {
+        self.is_received(quiesce, NoticeKind::ThreadStarted(thread), words);
     }
 
     /// Notes that the loader has loaded or unloaded libraries. Waits until their code is searched.

@@ -11,6 +11,7 @@ use crate::companion::activated::Activated;
 use crate::companion::end::cannot_activate;
 use crate::companion::memory_users;
 use crate::runtime::Runtime;
+use foliomem_sys::memory_advice;
 use foliomem_sys::thread_control_block;
 use foliomem_sys::unseen_calls;
 use foliomem_types::units::PAGE_BYTES;
@@ -35,13 +36,9 @@ pub(crate) fn receive_notices(runtime: &'static Runtime) -> bool {
             }
             NoticeKind::ThreadStarted(thread) => {
                 pin_control_block(runtime, &notice.range, thread);
-                if let Some(Activated { engine }) = runtime.activation.get() {
-                    // It may have been swapped out before. Its creator may be filtered, and might
-                    // name addresses where nothing is.
-                    let (space, kept) = (&engine.ports().space, thread_control_block::pages(&notice.range));
-                    space.lock_pages(&kept);
-                    space.unlock_pages(&kept);
-                }
+                // It may have been swapped out before. A creator may be filtered, and might name
+                // addresses where nothing is, so it does not touch the words itself.
+                thread_control_block::pages(&notice.range).into_iter().for_each(memory_advice::map_in_page);
                 notice.answer();
             }
             NoticeKind::ObjectsChanged => {

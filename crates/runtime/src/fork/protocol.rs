@@ -109,7 +109,7 @@ impl ForkHooks for Runtime {
 
     fn thread_starts(&'static self, words: Range<usize>) {
         if !self.is_off() && self.swaps() {
-            self.notices.stays_resident(&self.fork.quiesce, rustix::process::getpid(), words);
+            self.notices.keep_resident(&self.fork.quiesce, rustix::process::getpid(), words);
         }
     }
 
