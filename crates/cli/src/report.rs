@@ -13,7 +13,10 @@ use std::time::Duration;
 pub struct Report {
     /// Control segment of the run.
     control: &'static Control,
-    /// Peaks of the run.
+    /// Memory that the tree takes and needs now, in bytes.
+    taken_bytes: u64,
+    needed_bytes: u64,
+    /// Peaks of the run, which are no less than that.
     peaks: Peaks,
     /// Duration of the run so far.
     elapsed: Duration,
@@ -22,7 +25,9 @@ pub struct Report {
 impl Report {
     /// Returns the figures of now.
     pub fn of(control: &'static Control) -> Report {
-        Report { control, peaks: control.peaks(), elapsed: control.elapsed() }
+        let (taken_bytes, needed_bytes) = (control.tree_measured_bytes(), control.tree_needed_bytes());
+        let peaks = control.peaks_with(taken_bytes, needed_bytes);
+        Report { control, taken_bytes, needed_bytes, peaks, elapsed: control.elapsed() }
     }
 
     /// Returns the message of an agent that stopped the run, if one did.
@@ -55,8 +60,8 @@ impl Report {
         let mut value = self.json();
         let processes = self.control.living_processes();
         if let Value::Object(map) = &mut value {
-            map.insert("taken_bytes".to_owned(), json!(self.control.tree_measured_bytes()));
-            map.insert("needed_bytes".to_owned(), json!(self.control.tree_needed_bytes()));
+            map.insert("taken_bytes".to_owned(), json!(self.taken_bytes));
+            map.insert("needed_bytes".to_owned(), json!(self.needed_bytes));
             let each = processes.iter().map(|(pid, slot)| process_json(*pid, slot));
             map.insert("living".to_owned(), each.collect());
         }
@@ -65,15 +70,13 @@ impl Report {
 
     /// Returns the figures of the moment in lines for people.
     pub fn status(&self) -> String {
-        let (taken, needed) = (self.control.tree_measured_bytes(), self.control.tree_needed_bytes());
-        let Peaks { taken_bytes, needed_bytes } = self.peaks;
         let mut text = format!(
             "limit   {}\ntaken   {}, at most {}\nneeded  {}, at most {}\n",
             format_mib(self.control.limit_bytes()),
-            format_mib(taken),
-            format_mib(taken_bytes),
-            format_mib(needed),
-            format_mib(needed_bytes),
+            format_mib(self.taken_bytes),
+            format_mib(self.peaks.taken_bytes),
+            format_mib(self.needed_bytes),
+            format_mib(self.peaks.needed_bytes),
         );
         for (pid, slot) in self.control.living_processes() {
             let out = slot.counters.store.orig_data_size.get();

@@ -6,8 +6,9 @@
 //!   binds it.
 //! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. It is said.
 //!
-//! The tree is searched when a process was started somewhere, and now and then. The processes found
-//! are looked at more often.
+//! The tree is searched for some time after a process was started somewhere, and now and then: a
+//! child has its parent's agent until it executes its own program. The processes found are looked
+//! at more often.
 
 use crate::preflight;
 use foliomem_session::find_run;
@@ -55,8 +56,9 @@ pub struct Census {
     /// Time of the last search, and how long it took.
     searched: Instant,
     search_time: Duration,
-    /// The last process that was started, as the kernel numbers it.
+    /// The last process that was started, as the kernel numbers it, and when it was seen.
     last_pid: String,
+    last_started: Instant,
     processes: BTreeMap<u32, Process>,
     /// Peaks in bytes of those that have ended, with their names.
     ended: Vec<(u64, String)>,
@@ -74,6 +76,7 @@ impl Census {
             searched: now,
             search_time: Duration::ZERO,
             last_pid: String::new(),
+            last_started: now,
             processes: BTreeMap::new(),
             ended: Vec::new(),
             over_since: None,
@@ -86,7 +89,7 @@ impl Census {
     pub fn look(&mut self, program: Pid, control: &Control) {
         let now = Instant::now();
         let since = now - self.searched;
-        if since >= self.search_time * SHARE && (since >= INTERVAL || self.has_new_process()) {
+        if since >= self.search_time * SHARE && (since >= INTERVAL || self.may_have_new_process(now)) {
             self.search(program, control);
             (self.searched, self.search_time) = (now, now.elapsed());
         }
@@ -127,13 +130,16 @@ impl Census {
         })
     }
 
-    /// Returns whether some process was started since the last look.
-    fn has_new_process(&mut self) -> bool {
+    /// Returns whether some process was started a short time ago: it may be about to execute its
+    /// program.
+    fn may_have_new_process(&mut self, now: Instant) -> bool {
         let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let last_pid = text.rsplit(' ').next().unwrap_or_default();
-        let is_new = last_pid != self.last_pid;
-        last_pid.clone_into(&mut self.last_pid);
-        is_new
+        if last_pid != self.last_pid {
+            last_pid.clone_into(&mut self.last_pid);
+            self.last_started = now;
+        }
+        now - self.last_started < INTERVAL
     }
 
     /// Searches the tree: the program's descendants, and those that have lost their parents.

@@ -56,11 +56,15 @@ impl Control {
     /// Returns the peaks that the supervisor has sampled, or the present sizes where these are
     /// larger: the last sample may be some time ago.
     pub fn peaks(&self) -> Peaks {
-        let [taken_bytes, needed_bytes] =
-            [&self.header.taken_peak_bytes, &self.header.needed_peak_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        self.peaks_with(self.tree_measured_bytes(), self.tree_needed_bytes())
+    }
+
+    /// Returns the peaks, which are no less than the sizes that the caller has just read.
+    pub fn peaks_with(&self, taken_bytes: u64, needed_bytes: u64) -> Peaks {
+        let sampled = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
         Peaks {
-            taken_bytes: taken_bytes.max(self.tree_measured_bytes()),
-            needed_bytes: needed_bytes.max(self.tree_needed_bytes()),
+            taken_bytes: sampled(&self.header.taken_peak_bytes).max(taken_bytes),
+            needed_bytes: sampled(&self.header.needed_peak_bytes).max(needed_bytes),
         }
     }
 
