@@ -15,11 +15,11 @@ children = []
 for _ in range(int(sys.argv[1])):
     if os.fork() == 0:
         own = [b'%012d' % number * 4096 for number in range(1000)]
-        os.write(1, b"%d\n" % os.getpid())
+        os.write(1, b"%d\\n" % os.getpid())
         os.read(0, 1)
         assert all(int(row[:12]) == number for number, row in enumerate(own))
         os._exit(0)
-os.write(1, b"%d\n" % os.getpid())
+os.write(1, b"%d\\n" % os.getpid())
 os.read(0, 1)
 assert all(int(row[:12]) == number for number, row in enumerate(rows))
 for _ in range(int(sys.argv[1])):
