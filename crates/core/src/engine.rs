@@ -364,7 +364,12 @@ impl<P: Ports> Engine<P> {
         self.ports.shared_pages().is_some_and(SharedPages::exist)
     }
 
+    /// Returns how many pages reclaim keeps staged. To stage a page that processes share makes a
+    /// copy of it, so these are staged only when they are to be written back.
     fn staged_target_pages(&self) -> u64 {
+        if self.shares_pages() {
+            return 0;
+        }
         ((self.resident_pages() + self.staged_pages()) >> STAGED_SHARE_SHIFT).max(STAGED_MIN_PAGES)
     }
 

@@ -28,6 +28,14 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 /// Maximum age of a sample, in nanoseconds, when a charge is refused: an older sample is repeated
 /// first. A read of `statm` takes about 2 us.
 const STALE_NS: u64 = 50_000;
+/// Minimum age in nanoseconds of the sum of other processes before it is made anew. It takes about
+/// 10 ns for each process.
+const OTHERS_STALE_NS: u64 = 20_000;
+/// Share of the limit that charges leave free, as a shift (1/2^6, or 1/2^4 for a process that
+/// shares pages), for memory that nobody charges: what the program touches before it is managed,
+/// the agent's own, and copies of shared pages that are made to swap them out.
+const HEADROOM_SHIFT: u32 = 6;
+const SHARING_HEADROOM_SHIFT: u32 = 4;
 /// Overrun that is tolerated silently, as a shift of the limit (1/2^5): reclaim needs a little
 /// memory to free more.
 const TOLERANCE_SHIFT: u32 = 5;
@@ -38,9 +46,12 @@ const LARGE_SHIFT: u32 = 2;
 /// Minimum unmanaged memory, in pages, to be named as the reason of an overrun: 8 MiB, because the
 /// figure includes the agent's own memory.
 pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
-/// Time after an overrun begins, in nanoseconds, during which the process waits for other processes
-/// to free memory.
+/// Time in nanoseconds without freed memory in the tree after which a process stops waiting for
+/// others.
 const YIELD_NS: u64 = 300_000_000;
+/// Time in nanoseconds for which a process waits for others while the tree is over its limit. After
+/// that, waiting is known to help nobody.
+const MAX_YIELD_NS: u64 = 2_000_000_000;
 
 /// The part of a budget that belongs to one process, and differs in the child of a fork.
 pub struct BudgetProcess {
@@ -66,11 +77,15 @@ pub struct Budget {
     /// Minor faults of the process at the last fork.
     forked_at_faults: AtomicI64,
     others_pages: AtomicI64,
+    /// When `others_pages` was last added up, in nanoseconds.
+    others_ns: AtomicU64,
     /// Pages that the engine neither holds nor knows, at the last measurement.
     unmanaged_pages: AtomicI64,
     sampled_ns: AtomicU64,
     /// Time at which the overrun exceeded the tolerance, in nanoseconds; 0 while it does not.
     over_since_ns: AtomicU64,
+    /// Time since which the tree is over its limit at all, in nanoseconds; 0 while it is not.
+    exceeded_since_ns: AtomicU64,
     is_detached: AtomicBool,
 }
 
@@ -87,9 +102,11 @@ impl Budget {
             shares: AtomicBool::new(false),
             forked_at_faults: AtomicI64::new(0),
             others_pages: AtomicI64::new(0),
+            others_ns: AtomicU64::new(0),
             unmanaged_pages: AtomicI64::new(0),
             sampled_ns: AtomicU64::new(0),
             over_since_ns: AtomicU64::new(0),
+            exceeded_since_ns: AtomicU64::new(0),
             is_detached: AtomicBool::new(false),
         }
     }
@@ -120,7 +137,7 @@ impl Budget {
     }
 
     /// Returns the number of minor faults so far, of the program's threads and of the agent's.
-    fn minor_faults(&self) -> i64 {
+    pub fn minor_faults(&self) -> i64 {
         let program = self.process.stat.as_ref().and_then(pagemap::minor_faults).unwrap_or(0);
         program + pagemap::own_minor_faults()
     }
@@ -128,7 +145,7 @@ impl Budget {
     /// Returns the shared pages that are left. A write to a shared page copies it, which shows only
     /// as a minor fault. Hence every minor fault since the last measurement counts as one such
     /// copy.
-    fn still_shared_pages(&self) -> i64 {
+    pub fn still_shared_pages(&self) -> i64 {
         let shared = self.shared_pages.load(Relaxed);
         if shared == 0 {
             return 0;
@@ -167,59 +184,99 @@ impl Budget {
         self.own_pages.load(Relaxed)
     }
 
-    /// Returns the pages left below the limit; negative if the tree exceeds it.
+    /// Returns the pages left below the limit less the headroom; negative if the tree exceeds that.
     pub fn room_pages(&self) -> i64 {
-        self.limit_pages() - self.own_pages.load(Relaxed) - self.others_pages.load(Relaxed)
+        let shift = if self.shares() { SHARING_HEADROOM_SHIFT } else { HEADROOM_SHIFT };
+        self.limit_pages() - (self.limit_pages() >> shift) - self.taken_pages()
+    }
+
+    /// Returns the pages that the tree takes.
+    fn taken_pages(&self) -> i64 {
+        self.own_pages.load(Relaxed) + self.others_pages.load(Relaxed)
+    }
+
+    /// Returns the pages beyond the limit; negative below it.
+    fn over_pages(&self) -> i64 {
+        self.taken_pages() - self.limit_pages()
     }
 
     /// Measures the process's size, publishes it, and reads the sizes of the other processes.
     pub fn sample(&self) {
         let Some(statm) = self.statm() else { return };
-        let resident = pagemap::anon_resident_pages(statm) as i64;
         let slot = self.control.process(self.process.slot);
-        let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));
         let (own, others_bytes) = loop {
             // Acquire pairs with the AcqRel of `ProcessSlot::inherit`: the sum below includes every
             // child that has halved these words.
             let [before_bytes, before_measured_bytes] =
                 [&slot.anon_bytes, &slot.measured_bytes].map(|word| word.load(Acquire));
+            let resident = pagemap::anon_resident_pages(statm) as i64;
+            let (still_shared, shared) = (self.still_shared_pages(), self.shared_pages.load(Relaxed).max(0));
             let (tree_bytes, processes) = self.control.tree_anon_bytes();
             // Only living processes share pages: with one other process, at most half of the pages
             // are shared. The bound corrects the estimate for a process whose short-lived children
             // have ended.
             let max_shared = resident - resident / i64::from(processes.max(1));
             let [own, measured] = [still_shared, shared].map(|pages| (resident - pages.min(max_shared)).max(0));
-            // A child that appeared after the sum has halved the word (`ProcessSlot::inherit`);
-            // then the sample is repeated.
+            // A child that appeared after the sum has halved the word (`ProcessSlot::inherit`), or
+            // another thread has charged pages that may not be resident yet; then the sample is
+            // repeated.
             if publish(&slot.anon_bytes, before_bytes, own)
                 && publish(&slot.measured_bytes, before_measured_bytes, measured)
             {
                 break (own, (tree_bytes as i64 - before_bytes as i64).max(0));
             }
         };
-        self.own_pages.store(own, Relaxed);
-        self.others_pages.store(others_bytes / PAGE_BYTES as i64, Relaxed);
+        if self.own_pages.swap(own, Relaxed) > own {
+            self.control.note_shrunk(now_ns());
+        }
+        self.set_others(others_bytes);
         self.sampled_ns.store(now_ns(), Relaxed);
         self.control.follow_need();
         self.update_over_since();
     }
 
+    fn set_others(&self, bytes: i64) {
+        self.others_pages.store(bytes / PAGE_BYTES as i64, Relaxed);
+        self.others_ns.store(now_ns(), Relaxed);
+    }
+
+    /// Adds `pages` to the size of this process, and publishes it at once: several processes that
+    /// charge between two samples must not take the same room.
+    fn add(&self, pages: i64) {
+        self.own_pages.fetch_add(pages, Relaxed);
+        // Relaxed: the figure only counts. `publish` notices that it has changed.
+        let word = &self.control.process(self.process.slot).anon_bytes;
+        let bytes = pages * PAGE_BYTES as i64;
+        let _ = word.fetch_update(Relaxed, Relaxed, |before| Some(before.saturating_add_signed(bytes)));
+    }
+
+    /// Adds up the sizes of the other processes, unless that was just done.
+    fn update_others(&self) {
+        if now_ns().saturating_sub(self.others_ns.load(Relaxed)) > OTHERS_STALE_NS {
+            let own_bytes = self.control.process(self.process.slot).anon_bytes.load(Relaxed);
+            self.set_others((self.control.tree_anon_bytes().0 as i64 - own_bytes as i64).max(0));
+        }
+    }
+
     /// Updates the time since which the overrun exceeds the tolerance, and returns it; `None`
     /// without such an overrun.
     fn update_over_since(&self) -> Option<u64> {
-        if -self.room_pages() <= self.limit_pages() >> TOLERANCE_SHIFT {
-            self.over_since_ns.store(0, Relaxed);
-            return None;
-        }
-        let now = now_ns();
-        Some(self.over_since_ns.compare_exchange(0, now, Relaxed, Relaxed).map_or_else(|since| since, |_| now))
+        self.update_exceeded_since();
+        time_since(&self.over_since_ns, self.over_pages() > self.limit_pages() >> TOLERANCE_SHIFT)
+    }
+
+    /// Updates the time since which the tree is over its limit, and returns it; `None` if it is
+    /// not.
+    fn update_exceeded_since(&self) -> Option<u64> {
+        time_since(&self.exceeded_since_ns, self.over_pages() > 0)
     }
 
     /// Notes that the process has forked, or is the child of a fork. Half of its pages count as the
     /// other process's until they are measured.
     pub fn forked(&self) {
-        self.set_shared_pages(self.still_shared_pages() + self.own_pages() / 2);
-        self.forked_at_faults.store(self.minor_faults(), Relaxed);
+        let (faults, now) = (self.minor_faults(), now_ns());
+        self.set_shared_pages(self.still_shared_pages() + self.own_pages() / 2, faults, now);
+        self.forked_at_faults.store(faults, Relaxed);
         self.shares.store(true, Relaxed);
         self.sample();
     }
@@ -240,11 +297,26 @@ impl Budget {
     }
 
     /// Sets the number of resident pages that count for other processes, in proportion to their
-    /// sharers.
-    pub fn set_shared_pages(&self, pages: i64) {
-        self.shared_at_faults.store(self.minor_faults(), Relaxed);
+    /// sharers. The kernel began to count them at `known_ns`, after `at_faults`
+    /// [minor faults](Budget::minor_faults): a page that was copied since is shared no more.
+    pub fn set_shared_pages(&self, pages: i64, at_faults: i64, known_ns: u64) {
+        self.shared_at_faults.store(at_faults, Relaxed);
         self.shared_pages.store(pages, Relaxed);
         self.shares.store(pages > 0, Relaxed);
+        self.shares_are_known(if pages > 0 { known_ns } else { u64::MAX });
+    }
+
+    /// Notes that the published size covers what the process took at `known_ns`, shared pages
+    /// included.
+    pub fn shares_are_known(&self, known_ns: u64) {
+        self.control.process(self.process.slot).shares_known_ns.store(known_ns, Relaxed);
+    }
+
+    /// Returns whether the published size may fall to what was measured at `measured_ns`. A shared
+    /// page that this process has swapped out counts more for the others, and they must publish
+    /// that first: the sum would be too small meanwhile.
+    pub fn may_share_more(&self, measured_ns: u64) -> bool {
+        self.control.others_shares_known_ns(self.process.slot) >= measured_ns
     }
 
     /// Takes the process out of the limit: every later charge succeeds.
@@ -258,12 +330,13 @@ impl Budget {
             return true;
         }
         let pages = i64::from(pages);
+        self.update_others();
         if self.room_pages() < pages && now_ns().saturating_sub(self.sampled_ns.load(Relaxed)) > STALE_NS {
             self.sample();
         }
         let fits = self.room_pages() >= pages;
         if fits {
-            self.own_pages.fetch_add(pages, Relaxed);
+            self.add(pages);
         }
         fits
     }
@@ -271,7 +344,7 @@ impl Budget {
     /// Charges `pages` even beyond the limit. Warns about a lasting overrun, or stops the tree if
     /// the limit is hard.
     pub fn charge(&self, pages: u32) {
-        self.own_pages.fetch_add(i64::from(pages), Relaxed);
+        self.add(i64::from(pages));
         self.report_if_over();
     }
 
@@ -286,7 +359,7 @@ impl Budget {
 
     fn report_if_over(&self) {
         let Some(since) = self.update_over_since() else { return };
-        let over = -self.room_pages();
+        let over = self.over_pages();
         if now_ns().saturating_sub(since) > LONG_NS || over > self.limit_pages() >> LARGE_SHIFT {
             self.counters().vm.limit_exceeded.inc();
             self.control.limit_exceeded(self.excess());
@@ -301,16 +374,30 @@ impl Budget {
         })
     }
 
-    /// Returns whether the tree has exceeded the tolerance, and not for long.
-    pub fn is_lately_over(&self) -> bool {
-        let since_ns = self.over_since_ns.load(Relaxed);
-        since_ns != 0 && now_ns().saturating_sub(since_ns) < YIELD_NS
+    /// Returns whether the tree is over its limit, not for long, and some process of it has freed
+    /// memory recently.
+    pub fn is_shrinking(&self) -> bool {
+        self.update_others();
+        let now = now_ns();
+        let is_recent = |since: u64| now.saturating_sub(since) < MAX_YIELD_NS;
+        self.update_exceeded_since().is_some_and(is_recent) && now.saturating_sub(self.control.shrunk_ns()) < YIELD_NS
     }
 
     /// Gives `pages` back to the budget.
     pub fn uncharge(&self, pages: u32) {
-        self.own_pages.fetch_sub(i64::from(pages), Relaxed);
+        self.add(-i64::from(pages));
     }
+}
+
+/// Keeps in `word` the time since which something is true, in nanoseconds; 0 while it is not.
+/// Returns that time.
+fn time_since(word: &AtomicU64, is_true: bool) -> Option<u64> {
+    if !is_true {
+        word.store(0, Relaxed);
+        return None;
+    }
+    let now = now_ns();
+    Some(word.compare_exchange(0, now, Relaxed, Relaxed).map_or_else(|since| since, |_| now))
 }
 
 /// Publishes `pages` if the word still has the value `before_bytes`. Returns whether it had.

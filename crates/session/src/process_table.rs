@@ -50,6 +50,9 @@ shared_words! {
         /// The process's anonymous memory at the last measurement, in bytes, with shared pages in
         /// proportion: for reports.
         pub measured_bytes: AtomicU64,
+        /// Start of the last measurement of shared pages that `anon_bytes` covers, in nanoseconds;
+        /// `u64::MAX` if the process shares no page.
+        pub(crate) shares_known_ns: AtomicU64,
         /// 1 while the process changes its size, and so may keep other processes from a CPU.
         pub awake: AtomicU32,
         /// What `ctl` asks the companion to swap out.

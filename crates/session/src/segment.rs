@@ -31,7 +31,7 @@ use thiserror::Error;
 /// "foliomem" in the byte order of the machine. [`VERSION`] changes with every change of the
 /// layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foliomem");
-const VERSION: u64 = 19;
+const VERSION: u64 = 20;
 /// The segment's name: /proc shows it as `/memfd:` and this.
 pub(crate) const SEGMENT_NAME: &CStr = c"foliomem-control";
 /// Maximum length of the path of a [`door`], in words: more than a socket's address can have.
@@ -101,6 +101,8 @@ shared_words! {
         pub(crate) is_over: AtomicU32,
         /// The maximum of the tree's need, in bytes, if the limit follows the need.
         pub(crate) need_peak_bytes: AtomicU64,
+        /// When a process of the tree was last seen to shrink, in nanoseconds.
+        pub(crate) shrunk_ns: AtomicU64,
         /// The maximum size of ended processes at their last measurement, in bytes.
         pub(crate) ended_peak_bytes: AtomicU64,
         /// The peaks of the tree's size and of its need, in bytes, as the supervisor has sampled

@@ -118,6 +118,24 @@ impl Control {
         self.header.unmanaged_bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the earliest [`ProcessSlot::shares_known_ns`] of the processes other than that of
+    /// `slot`.
+    pub fn others_shares_known_ns(&self, slot: SlotIndex) -> u64 {
+        let own: *const ProcessSlot = self.process(slot);
+        let others = self.living().filter(|process| !std::ptr::eq(*process, own));
+        others.map(|process| process.shares_known_ns.load(Ordering::Relaxed)).min().unwrap_or(u64::MAX)
+    }
+
+    /// Notes that a process takes less than before.
+    pub(crate) fn note_shrunk(&self, now_ns: u64) {
+        self.header.shrunk_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// Returns when a process was last seen to take less than before.
+    pub(crate) fn shrunk_ns(&self) -> u64 {
+        self.header.shrunk_ns.load(Ordering::Relaxed)
+    }
+
     /// Returns the number of living processes that change their size, and that of all living
     /// processes.
     pub fn awake_processes(&self) -> (u32, u32) {

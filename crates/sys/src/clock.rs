@@ -9,6 +9,12 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Returns the CPU time of the calling thread in nanoseconds.
+pub fn thread_cpu_ns() -> u64 {
+    let taken = clock_gettime(ClockId::ThreadCPUTime);
+    taken.tv_sec as u64 * 1_000_000_000 + taken.tv_nsec as u64
+}
+
 /// Converts `time` to the type that system calls take.
 pub fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }

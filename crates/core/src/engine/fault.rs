@@ -45,6 +45,8 @@ pub(super) enum Step {
 pub(super) struct Tries {
     no_room: NoRoom,
     reclaims: u32,
+    /// Reclaims that freed enough, which other processes have taken.
+    lost: u32,
     pauses: u32,
     compacted: bool,
     /// Whether reclaim is known to free nothing.
@@ -53,7 +55,7 @@ pub(super) struct Tries {
 
 impl Tries {
     pub(super) fn new(no_room: NoRoom) -> Tries {
-        Tries { no_room, reclaims: 0, pauses: 0, compacted: false, is_futile: false }
+        Tries { no_room, reclaims: 0, lost: 0, pauses: 0, compacted: false, is_futile: false }
     }
 
     pub(super) fn is_last(self) -> bool {
@@ -94,8 +96,10 @@ impl Tries {
 const TRIES_BEFORE_FALLBACK: u32 = super::backoff::PATIENCE;
 /// Maximum pauses of a fault while other threads free memory, before it exceeds the limit.
 const MAX_PAUSES: u32 = 8;
-/// Maximum pauses if processes share pages: a third of a second.
+/// Maximum pauses if processes share pages, while some of them free memory: a third of a second.
 const MAX_PAUSES_SHARING: u32 = 600;
+/// Maximum reclaims of a fault that freed enough for it, which other processes have taken.
+const MAX_LOST_RECLAIMS: u32 = 256;
 /// Pages that a fault reclaims at a time: room for a few large folios.
 const DIRECT_RECLAIM_PAGES: u64 = 64;
 /// Pages that a fault reclaims at a time in Linux: room for a large folio after that is luck.
@@ -138,7 +142,12 @@ impl<P: Ports> Engine<P> {
                 Step::LookAgain => {}
                 Step::OverLimit(pages) => match self.try_reclaim(worker, tries.reclaim_pages(pages)) {
                     Attempt::Freed(freed_pages) => {
-                        tries.reclaims += 1;
+                        // Where enough was freed, another process has taken it.
+                        if freed_pages >= pages && tries.lost < MAX_LOST_RECLAIMS {
+                            tries.lost += 1;
+                        } else {
+                            tries.reclaims += 1;
+                        }
                         self.count_direct_reclaim(freed_pages);
                     }
                     Attempt::Nothing if tries.pauses < MAX_PAUSES && !self.is_unevictable() => {
@@ -162,7 +171,7 @@ impl<P: Ports> Engine<P> {
     /// process with next to nothing left may exceed the limit, but not first; pages shared by
     /// several processes are free only when the last one freed them.
     fn wait_for_others(&self, pauses: &mut u32) {
-        while self.ports.budget().is_lately_over() {
+        while self.ports.budget().is_shrinking() {
             let most = match (self.urgency(), self.shares_pages()) {
                 (Urgency::Reclaim, _) => MAX_PAUSES,
                 (Urgency::Normal, true) => MAX_PAUSES_SHARING,
@@ -188,13 +197,14 @@ impl<P: Ports> Engine<P> {
         while !self.ports.budget().try_charge(pages) {
             // Frames that are free here do not help the program's copies until the system gets them
             // back.
-            if self.shrink(RESERVE_FRAMES, pages) >= pages {
+            if pauses < MAX_PAUSES_SHARING && self.shrink(RESERVE_FRAMES, pages) >= pages {
+                pauses += 1;
                 continue;
             }
             let attempt = self.try_reclaim(worker, DIRECT_RECLAIM_PAGES);
-            let may_wait =
-                pauses < MAX_PAUSES || self.urgency() == Urgency::Normal && self.ports.budget().is_lately_over();
-            if attempt == Attempt::Deferred || !may_wait {
+            let may_free_more = self.urgency() == Urgency::Normal && self.ports.budget().is_shrinking();
+            let most = if may_free_more { MAX_PAUSES_SHARING } else { MAX_PAUSES };
+            if attempt == Attempt::Deferred || pauses >= most {
                 return self.ports.budget().charge(pages);
             }
             if let Attempt::Freed(freed_pages) = attempt {

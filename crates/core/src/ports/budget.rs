@@ -14,7 +14,7 @@ pub trait Budget: Shared {
     fn limit_pages(&self) -> i64;
     /// Returns the pages left below the limit; negative above the limit.
     fn room_pages(&self) -> i64;
-    /// Returns whether the limit has been exceeded only recently: other processes may still free
-    /// memory.
-    fn is_lately_over(&self) -> bool;
+    /// Returns whether the limit is exceeded, and some process of the tree freed memory recently:
+    /// others may free more.
+    fn is_shrinking(&self) -> bool;
 }

@@ -349,7 +349,7 @@ impl Budget for Double {
         state.limit_pages - state.charged
     }
 
-    fn is_lately_over(&self) -> bool {
+    fn is_shrinking(&self) -> bool {
         self.room_pages() < 0
     }
 }

@@ -36,7 +36,7 @@ impl Budget for LabMachine {
     }
 
     #[inline]
-    fn is_lately_over(&self) -> bool {
+    fn is_shrinking(&self) -> bool {
         // There are no other processes that could free memory.
         false
     }

@@ -46,10 +46,10 @@ const STACK_MAX_BYTES: usize = 16 << 20;
 /// rest of the heap below it.
 const HEAP_ALIGN_BYTES: usize = 64 << 20;
 
-/// Size of a window as a shift of the limit (1/2^8), and its minimum: a program that fills a window
-/// takes no more memory before the agent notices.
-const WINDOW_SHIFT: u32 = 8;
-const WINDOW_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
+/// Size of a window as a shift of the limit (1/2^10), and its minimum: a program that fills a
+/// window takes no more memory before the agent notices. Sixteen threads have sixteen windows.
+const WINDOW_SHIFT: u32 = 10;
+const WINDOW_MIN_PAGES: i64 = (64 << 10) / PAGE_BYTES as i64;
 
 fn window_bytes(events: MappingEvents) -> usize {
     (events.context.budget.limit_pages() >> WINDOW_SHIFT).max(WINDOW_MIN_PAGES) as usize * PAGE_BYTES

@@ -46,10 +46,12 @@ const MAX_WAIT_NS: u64 = 100_000_000;
 /// Maximum number of threads that wait at the same time. Any other thread goes on at once.
 const SLOTS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 /// Minimum size of an allocation that needs a notice, as a shift of the limit (1/2^6), at least 1
-/// MiB. It is also the memory that may pass after the monitor has found something new, and the part
-/// of the heap that may be unmanaged.
+/// MiB. It is also the memory that may pass after the monitor has found something new.
 const MUCH_SHIFT: u32 = 6;
 const MUCH_MIN_PAGES: i64 = (1 << 20) / PAGE_BYTES as i64;
+/// Part of the heap that may be unmanaged, as a shift of the limit (1/2^8), at least 256 KiB.
+const HEAP_SHIFT: u32 = 8;
+const HEAP_MIN_PAGES: i64 = (256 << 10) / PAGE_BYTES as i64;
 /// Memory that may pass after the first futile notice, and the maximum, as shifts of the limit.
 const FIRST_PASS_SHIFT: u32 = 5;
 const LAST_PASS_SHIFT: u32 = 2;
@@ -205,6 +207,11 @@ impl AllocationNotices {
         self.limit_pages.store(limit_pages, Ordering::Relaxed);
     }
 
+    /// Returns how much of the heap may be unmanaged.
+    fn heap_pages(&self) -> i64 {
+        (self.limit_pages.load(Ordering::Relaxed) >> HEAP_SHIFT).max(HEAP_MIN_PAGES)
+    }
+
     fn much_pages(&self) -> i64 {
         (self.limit_pages.load(Ordering::Relaxed) >> MUCH_SHIFT).max(MUCH_MIN_PAGES)
     }
@@ -263,7 +270,7 @@ impl AllocationNotices {
 
     fn heap_ends(&self, end: usize) {
         self.heap_end.store(end, Ordering::Relaxed);
-        self.border.store(end + self.much_pages() as usize * PAGE_BYTES, Ordering::Relaxed);
+        self.border.store(end + self.heap_pages() as usize * PAGE_BYTES, Ordering::Relaxed);
     }
 
     /// Notes that the program has unmapped `range`, which may be the end of the heap.
@@ -527,7 +534,7 @@ mod tests {
             notices.note_futile(&(0..0), notices.finds.load(Ordering::Relaxed));
             !notices.may_pass(&(start..start + bytes))
         };
-        let above = END + notices.much_pages() as usize * PAGE_BYTES;
+        let above = END + notices.heap_pages() as usize * PAGE_BYTES;
         assert!([END, above, 0x40_0000, 0x7f00_0000_0000].iter().all(|&start| !is_new(start, 64)), "no heap is known");
         notices.note_managed_heap(END);
         assert_eq!([END - 64, END, above - 64, above].map(|start| is_new(start, 32)), [false, false, false, true]);

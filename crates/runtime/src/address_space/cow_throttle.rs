@@ -2,10 +2,10 @@
 //!
 //! After a fork, the kernel copies a shared page at the first write to it. It charges no budget,
 //! and no thread waits. Several processes can copy gigabytes in a second, faster than the monitor
-//! notices and frees memory. So if the copies may not fit and copying has begun, the monitor
-//! write-protects managed memory. The first write to each block of [`BLOCK_BYTES`] then faults, and
-//! waits until there is room for the copy. A short-lived child that writes little is never
-//! throttled, and neither is a program with room.
+//! notices and frees memory. So if the copies may not fit, the monitor write-protects managed
+//! memory: in the parent before the fork, in the child before it runs, or later, when room has
+//! become short and copying has begun. The first write to each block of [`BLOCK_BYTES`] then
+//! faults, and waits until there is room for the copy. A program with room is never throttled.
 //!
 //! A page that was swapped out is not shared: it is mapped in unprotected. Swapping out a page
 //! removes its protection. In the child of a fork no page is protected.
@@ -35,9 +35,13 @@ pub(crate) struct CowThrottle {
 }
 
 impl CowThrottle {
-    /// Notes a fork: some shared pages are not protected.
-    pub(crate) fn forked(&self) {
-        self.is_active.store(false, Relaxed);
+    /// Protects the memory that is shared from now on if the copies may not fit. The program is
+    /// about to fork, or it is the child of a fork and does not run yet. A later call would be too
+    /// late: a program copies hundreds of MiB while the monitor waits for a CPU.
+    ///
+    /// The kernel writes to the pages `needed` of the forking thread, whose faults are not served.
+    pub(crate) fn forks(&self, budget: &Budget, engine: &Engine<LinuxPorts>, needed: &[usize]) {
+        self.is_active.store(may_not_fit(budget) && each(engine, needed, Userfaultfd::protect), Relaxed);
     }
 
     /// Protects shared memory if the copies may not fit, until no page is shared any more. The
@@ -46,27 +50,35 @@ impl CowThrottle {
         let is_active = self.is_active.load(Relaxed);
         if !budget.shares() {
             if is_active {
-                each(engine, Userfaultfd::unprotect);
+                each(engine, &[], Userfaultfd::unprotect);
                 self.is_active.store(false, Relaxed);
             }
             return;
         }
-        let may_not_fit = budget.room_pages() < budget.own_pages() + budget.shared_pages();
-        if !is_active && may_not_fit && budget.copied_pages() > BEGUN_PAGES {
-            let done = each(engine, Userfaultfd::protect);
+        if !is_active && may_not_fit(budget) && budget.copied_pages() > BEGUN_PAGES {
+            let done = each(engine, &[], Userfaultfd::protect);
             // After a pending mapping event, the next call protects the rest.
             self.is_active.store(done, Relaxed);
         }
     }
 }
 
-/// Calls `act` for all resident memory that may be protected. Returns whether no pending mapping
-/// event prevented it. Swapped-out pages have marks that must stay
+/// Returns whether there is no room for copies of all pages.
+fn may_not_fit(budget: &Budget) -> bool {
+    budget.room_pages() < budget.own_pages() + budget.shared_pages()
+}
+
+/// Calls `act` for all resident memory that may be protected, except the pages `but`. Returns
+/// whether no pending mapping event prevented it. Swapped-out pages have marks that must stay
 /// ([`crate::address_space::marks`]).
-fn each(engine: &Engine<LinuxPorts>, act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>) -> bool {
+fn each(
+    engine: &Engine<LinuxPorts>,
+    but: &[usize],
+    act: impl Fn(&Userfaultfd, usize, usize) -> Result<(), MoveError>,
+) -> bool {
     let mut done = true;
     let space = &engine.ports().space;
-    for range in space.protectable() {
+    for range in space.protectable(but) {
         engine.for_each_resident(pages(&range), |_, run| {
             let (start, end) = (run.start.address() as usize, run.end.address() as usize);
             // If a range is not as the engine knows it, it is being unmapped.

@@ -65,22 +65,24 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     if runtime.activation.activated.set(activated).is_err() {
         unreachable!("only the monitor activates");
     }
+    // Threads that start from now on send a notice.
+    pin_control_blocks(runtime);
+    let Some(events) = runtime.mapping_events() else { unreachable!("it has just been set") };
+    // From now on hooks send notices of advice; earlier advice is in `smaps`.
+    let advices = events.activated.engine.ports().space.advices();
+    maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, huge_pages, forks| {
+        let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
+        runtime.context.agent_memory.outside(range).into_iter().for_each(found);
+    });
+    // The program grows until its memory is registered. From then on its first touches wait for
+    // the handlers.
+    adopt_mappings(events);
     search_code(runtime);
     // From here on pages may be swapped out.
     start_guard(runtime)?;
-    // Threads that start from now on send a notice.
-    pin_control_blocks(runtime);
     start_workers(runtime)?;
     wait_for_custody(runtime);
-    if let Some(events) = runtime.mapping_events() {
-        // From now on hooks send notices of advice; earlier advice is in `smaps`.
-        let advices = events.activated.engine.ports().space.advices();
-        maps::for_each_advised(&runtime.context.open("self/smaps")?, &mut |range, huge_pages, forks| {
-            let found = |part| advices.found(part, RangeAdvice { huge_pages, forks });
-            runtime.context.agent_memory.outside(range).into_iter().for_each(found);
-        });
-        adopt_mappings(events);
-    }
+    adopt_mappings(events);
     runtime.activation.complete();
     Ok(())
 }

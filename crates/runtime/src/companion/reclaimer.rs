@@ -16,14 +16,21 @@ use crate::ports::pieces::Worker;
 use foliomem_core::pacing::{self, BackgroundReclaim};
 use foliomem_session::reclaim_request::Pending;
 use foliomem_sync::Mutex;
-use foliomem_sys::clock::{self, timespec};
+use foliomem_sys::clock::{self, now_ns, timespec};
 use foliomem_sys::cpus;
-use foliomem_types::units::MAX_ORDER;
+use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
+/// Memory that the agent of a child takes at once, as a shift of the limit (1/2^5), and its
+/// maximum.
+const CHILD_ROOM_SHIFT: u32 = 5;
+const CHILD_ROOM_MAX_PAGES: i64 = (16 << 20) / PAGE_BYTES as i64;
+/// Maximum time in nanoseconds for which a fork waits for that room, and the time between checks.
+const MAX_CHILD_WAIT_NS: u64 = 100_000_000;
+const CHILD_PAUSE: Duration = Duration::from_micros(500);
 /// Pause of recompression after another thread wanted the CPU, or after the reclaimers have gone
 /// over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
@@ -42,6 +49,8 @@ pub(crate) struct ReclaimRequests {
     pub(crate) page_outs_done: AtomicU32,
     /// The request of `ctl` that the reclaimers serve.
     pub(crate) asked: Mutex<Option<Asked>>,
+    /// The room that a thread waits for before it forks; 0 without one.
+    pub(crate) wanted_room_pages: AtomicI64,
 }
 
 /// A request of `ctl` that the reclaimers serve.
@@ -73,11 +82,28 @@ impl Default for ReclaimRequests {
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
             asked: Mutex::new(None),
+            wanted_room_pages: AtomicI64::new(0),
         }
     }
 }
 
 impl ReclaimRequests {
+    /// A thread that is about to fork: has the reclaimers make room for what the child's agent
+    /// takes at once, and waits for it, if not for long.
+    pub(crate) fn make_room_for_child(&self, context: &Context, activated: &Activated) {
+        let engine = &activated.engine;
+        let wanted = (context.budget.limit_pages() >> CHILD_ROOM_SHIFT).min(CHILD_ROOM_MAX_PAGES);
+        let until_ns = now_ns() + MAX_CHILD_WAIT_NS;
+        let lacks_room = || context.budget.room_pages() + i64::from(engine.free_frames()) < wanted;
+        self.wanted_room_pages.store(wanted, Ordering::Relaxed);
+        while lacks_room() && !engine.reclaim_is_futile() && now_ns() < until_ns {
+            self.wake();
+            let pause = timespec(CHILD_PAUSE);
+            let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
+        }
+        self.wanted_room_pages.store(0, Ordering::Relaxed);
+    }
+
     /// Wakes the reclaimers.
     pub(crate) fn wake(&self) {
         self.kick.fetch_add(1, Ordering::Relaxed);
@@ -274,7 +300,6 @@ impl Reclaimer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foliomem_types::units::PAGE_BYTES;
 
     #[test]
     fn a_page_out_is_done_when_its_last_part_is() {

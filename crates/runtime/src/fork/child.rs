@@ -82,6 +82,7 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     unsafe { activated.engine.ports().rearm(descriptors)? };
     activated.engine.mark_all();
     activated.engine.ports().space.forbid_forks();
+    runtime.sharing.throttle.forks(&runtime.context.budget, &activated.engine, &runtime.fork.quiesce.needed());
     start_guard(runtime)?;
     start_workers(runtime)?;
     // The child's thread still waits.

@@ -39,7 +39,6 @@ use crate::companion::memory_users::User;
 use crate::companion::notices::Notices;
 use crate::companion::placement::SEPARATE_WHILE_GROWING_NS;
 use crate::companion::reclaimer::ReclaimRequests;
-use crate::companion::shared_pages::SharedPages;
 use crate::companion::workers::Workers;
 use crate::fork::child::{go_on_alone, start_childs_companion};
 use crate::fork::descriptor_hand_over;
@@ -67,6 +66,11 @@ impl ForkHooks for Runtime {
     fn before(&'static self, needed: [usize; BLOCK_PAGES]) {
         if self.is_off() {
             return;
+        }
+        if let Some(activated) = self.activation.get()
+            && !self.notices.is_filtered.load(Ordering::Relaxed)
+        {
+            self.reclaim.make_room_for_child(&self.context, activated);
         }
         ask_for_descriptors(self);
         let monitor = || if self.companion.process().is_some() { Peer::Present } else { Peer::Gone };
@@ -169,18 +173,15 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
             },
         reclaim:
             ReclaimRequests {
-                kick: _,             // Kept: a counter.
-                page_out_parts: _,   // Kept: the child's reclaimers finish the rest.
-                page_outs_wanted: _, // Kept: goes with `page_outs_done`.
-                page_outs_done: _,   // Kept: a counter.
-                asked,               // Reset: `ctl` has asked the parent.
+                kick: _,              // Kept: a counter.
+                page_out_parts: _,    // Kept: the child's reclaimers finish the rest.
+                page_outs_wanted: _,  // Kept: goes with `page_outs_done`.
+                page_outs_done: _,    // Kept: a counter.
+                asked,                // Reset: `ctl` has asked the parent.
+                wanted_room_pages: _, // Kept: the forking thread has reset it.
             },
         placement: _, // Companion: `Placement::begin`.
-        sharing:
-            SharedPages {
-                throttle: _, // Companion: `SharedPages::forked`.
-                due_ns: _,   // Companion: `SharedPages::forked`.
-            },
+        sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
         fork:
             ForkState {
                 quiesce,      // Reset: the child is not forking.
@@ -226,6 +227,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         activated.engine.ports().space.allow_forks();
         activated.engine.lend_file();
         activated.engine.ports().swap.iter().for_each(Swap::share);
+        runtime.sharing.throttle.forks(&runtime.context.budget, &activated.engine, &needed);
     }
     lend_descriptors(runtime);
     let program = || if is_used(runtime, user) { Peer::Present } else { Peer::Gone };

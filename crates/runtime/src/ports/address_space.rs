@@ -131,11 +131,15 @@ impl AddressSpace {
         }
     }
 
-    /// Returns the parts of the managed ranges without thread control blocks.
-    pub(crate) fn protectable(&self) -> Vec<Range<usize>> {
+    /// Returns the parts of the managed ranges without thread control blocks and the pages `but`.
+    pub(crate) fn protectable(&self, but: &[usize]) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         for mut rest in self.ranges.snapshot() {
-            while let Some(page) = self.control_blocks.first_within(rest.clone()) {
+            let first = |rest: &Range<usize>| {
+                let but = but.iter().copied().filter(|page| rest.contains(page));
+                but.chain(self.control_blocks.first_within(rest.clone())).min()
+            };
+            while let Some(page) = first(&rest) {
                 parts.push(rest.start..page);
                 rest.start = page + PAGE_BYTES;
             }

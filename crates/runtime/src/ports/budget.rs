@@ -31,7 +31,7 @@ impl ports::Budget for TreeBudget {
         self.0.room_pages()
     }
 
-    fn is_lately_over(&self) -> bool {
-        self.0.is_lately_over()
+    fn is_shrinking(&self) -> bool {
+        self.0.is_shrinking()
     }
 }
