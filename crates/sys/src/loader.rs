@@ -24,6 +24,7 @@ const VERSION_HIDDEN: u16 = 0x8000;
 const MUSL: &[u8] = b"ld-musl-";
 /// Types of symbols (`STT_NOTYPE`, `STT_FUNC`, `STT_GNU_IFUNC`).
 const TYPE_NONE: u8 = 0;
+const TYPE_OBJECT: u8 = 1;
 const TYPE_FUNCTION: u8 = 2;
 const TYPE_INDIRECT_FUNCTION: u8 = 10;
 
@@ -227,6 +228,11 @@ impl<'a> Object<'a> {
         })
     }
 
+    /// Returns the address of variable `name`, if the object defines it.
+    fn variable(self, name: &CStr) -> Option<usize> {
+        self.symbol(name, |symbol, _index| symbol.kind() == TYPE_OBJECT).map(|symbol| self.0.base + symbol.value)
+    }
+
     /// Returns the address of the default version of function `name`, if the object defines it.
     fn function(self, name: &CStr) -> Option<usize> {
         let versions = self.table::<u16>(DT_VERSYM);
@@ -316,6 +322,11 @@ pub fn next_function(name: &CStr) -> Option<usize> {
 /// Returns the C library's own definition of a function, even if other objects define it, too.
 pub fn c_library_function(name: &CStr) -> Option<usize> {
     objects().find(|object| object.is_c_library()).and_then(|object| object.function(name))
+}
+
+/// Returns the address of the first definition of a variable.
+pub fn variable(name: &CStr) -> Option<usize> {
+    objects().find_map(|object| object.variable(name))
 }
 
 /// Returns whether the program's C library is musl.

@@ -4,16 +4,22 @@
 //! kernel clears the thread's id in the block, wakes a joining thread, and reads the list of robust
 //! mutexes. So these blocks identify stacks, and must stay resident.
 //!
+//! At any return to the program, also from a call that the agent makes in a thread of the program,
+//! the kernel may access the thread's area for rseq(2). It is a part of the block up to glibc 2.40,
+//! and lies below it since.
+//!
 //! For threads that exist at activation, `get_robust_list(2)` yields the address of the control
 //! block. There is no lock.
 
 use crate::filters::{self, Call};
+use crate::loader;
 use crate::thread::syscall3;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::fd::AsFd;
 use rustix::process::Pid;
 use std::arch::asm;
 use std::ops::Range;
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 /// Maximum size of a block, in bytes. glibc's `struct pthread`, with the area for rseq(2), has 2.3
 /// KiB.
@@ -24,8 +30,13 @@ const LIST_REACH_BYTES: usize = 64;
 /// Length of the start of a block that contains the thread's id and its list of robust mutexes, in
 /// bytes.
 const ENDS_WITH_BYTES: usize = 1024;
-/// Maximum number of pages of a block.
-pub const BLOCK_PAGES: usize = BLOCK_BYTES.div_ceil(PAGE_BYTES) + 1;
+/// Maximum number of pages of a block and its area for rseq(2).
+pub const BLOCK_PAGES: usize = BLOCK_BYTES.div_ceil(PAGE_BYTES) + 2;
+/// Where the area for rseq(2) begins, from the start of a block, in bytes; 0 without one.
+static RSEQ_OFFSET: AtomicIsize = AtomicIsize::new(0);
+/// Where the list of robust mutexes begins, from the start of a block, in bytes; 0 if that is
+/// unknown.
+static LIST_OFFSET: AtomicUsize = AtomicUsize::new(0);
 /// Positions of a block's own address in the block, in words: that of `fs:[0]` by the ABI, and that
 /// of glibc's name for the thread.
 const SELF_WORDS: [usize; 2] = [0, 2];
@@ -69,9 +80,33 @@ pub fn own_id_word() -> Option<(usize, u32)> {
     words.filter(holds_id).map(|address| (address, id)).next()
 }
 
-/// Returns the range around the robust list of `thread` that the kernel uses when the thread ends,
-/// or `None` if it has no list. This is only a part of the block; it contains the id.
+/// Notes where the program's C library has what the kernel accesses: in all threads at the same
+/// distance from the block. A thread of the program calls it before any of the functions below.
+pub fn note_layout() {
+    let list = robust_list(rustix::thread::gettid()).unwrap_or(0);
+    let offset = list.wrapping_sub(own().start);
+    LIST_OFFSET.store(if offset < BLOCK_BYTES { offset } else { 0 }, Ordering::Relaxed);
+    if let Some(offset) = loader::variable(c"__rseq_offset") {
+        // SAFETY: the C library defines the name as a `ptrdiff_t` that nobody writes once the
+        // program runs.
+        let offset = unsafe { std::ptr::with_exposed_provenance::<isize>(offset).read_unaligned() };
+        RSEQ_OFFSET.store(offset, Ordering::Relaxed);
+    }
+}
+
+/// Returns the control block of `thread`, or `None` if it has no list of robust mutexes. If the
+/// layout is unknown, that is only the part around the list that the kernel uses when the thread
+/// ends; it contains the id.
 pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
+    let list = robust_list(thread)?;
+    match LIST_OFFSET.load(Ordering::Relaxed) {
+        0 => Some(list - LIST_REACH_BYTES..list + LIST_REACH_BYTES),
+        offset => Some(list - offset..list - offset + BLOCK_BYTES),
+    }
+}
+
+/// Returns the address of the list of robust mutexes of `thread`, if it has one.
+fn robust_list(thread: Pid) -> Option<usize> {
     if !filters::allow(Call::GetRobustList) {
         return None;
     }
@@ -85,12 +120,14 @@ pub fn of_thread(thread: Pid) -> Option<Range<usize>> {
             (&raw mut list_bytes).expose_provenance(),
         )
     };
-    (result == 0 && list != 0).then(|| list - LIST_REACH_BYTES..list + LIST_REACH_BYTES)
+    (result == 0 && list != 0).then_some(list)
 }
 
-/// Returns the pages of `block`. If it lies in one page, that page is returned twice.
+/// Returns the pages of `block` and of its area for rseq(2). If they lie in fewer pages, these are
+/// returned several times.
 pub fn pages(block: &Range<usize>) -> [usize; BLOCK_PAGES] {
-    [block.start, block.end - 1].map(|address| address & !(PAGE_BYTES - 1))
+    let rseq = block.start.wrapping_add_signed(RSEQ_OFFSET.load(Ordering::Relaxed));
+    [block.start, block.end - 1, rseq].map(|address| address & !(PAGE_BYTES - 1))
 }
 
 /// Returns whether a control block lies at the top of `stack`, by the content that `memory`
@@ -125,6 +162,18 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_keeps_the_number_of_the_cpu_in_the_area_for_rseq() {
+        note_layout();
+        let area = own().start.wrapping_add_signed(RSEQ_OFFSET.load(Ordering::Relaxed));
+        assert!(pages(&own()).contains(&(area & !(PAGE_BYTES - 1))));
+        // SAFETY: the area belongs to the calling thread, and its second word is the CPU's number.
+        let in_area = || unsafe { std::ptr::with_exposed_provenance::<u32>(area + 4).read_volatile() };
+        let is_right = || in_area() as usize == rustix::thread::sched_getcpu();
+        // The thread may change its CPU in between.
+        assert!(loader::variable(c"__rseq_offset").is_none() || (0..1000).any(|_| is_right()));
+    }
+
+    #[test]
     fn stacks_are_recognised_by_the_blocks_at_their_tops() {
         let memory = std::fs::File::open("/proc/self/mem").unwrap();
         let page_of = |address: usize| address & !(PAGE_BYTES - 1);
@@ -146,8 +195,8 @@ mod tests {
             let _ = wait.recv();
         });
         let (id, block) = receiver.recv().unwrap();
-        let known = of_thread(id).unwrap();
-        assert!(block.start < known.start && known.end <= block.end, "{known:x?} in {block:x?}");
+        note_layout();
+        assert_eq!(of_thread(id).unwrap(), block);
         drop(end);
         other.join().unwrap();
         assert_eq!(of_thread(Pid::from_raw(i32::MAX).unwrap()), None, "there is no such thread");
