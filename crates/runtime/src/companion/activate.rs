@@ -32,15 +32,21 @@ use foliomem_sys::region::Region;
 use foliomem_sys::userfaultfd::{Features, Userfaultfd};
 use foliomem_types::units::{CLUSTER_SLOTS, OrderSet, PAGE_BYTES};
 use rustix::process::Pid;
-use std::sync::atomic::Ordering;
 
 /// Number of CPUs for each reclaimer: the program needs some, too.
 const CPUS_PER_RECLAIMER: usize = 2;
+/// Number of workers that are enough where the system has no room for more: the first two handlers
+/// and a reclaimer.
+const NEEDED_WORKERS: usize = 3;
 
 /// Creates the arena and the engine, starts the workers, and adopts the program's memory. Fails if
-/// address space, descriptors or threads cannot be had.
+/// threads, address space or descriptors cannot be had; without threads nothing has changed, and a
+/// later call may succeed.
 pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     let _paused = runtime.notices.allocations.pause();
+    let handlers = start_workers(runtime)?;
+    // Before any page may be swapped out.
+    start_guard(runtime)?;
     let max_pages = (runtime.context.settings.limit.most_bytes() / PAGE_BYTES as u64) as i64;
     let [wanted_bytes, needed_bytes] = arena_size::arena_bytes(max_pages);
     // Address space may be limited, or charged as memory (vm.overcommit_memory=2). The companion's
@@ -79,47 +85,66 @@ pub(crate) fn activate(runtime: &'static Runtime) -> Result<(), RuntimeError> {
     adopt_mappings(events);
     search_code(runtime);
     // From here on pages may be swapped out.
-    start_guard(runtime)?;
-    start_workers(runtime)?;
+    runtime.workers.release(handlers);
     wait_for_custody(runtime);
     adopt_mappings(events);
     runtime.activation.complete();
     Ok(())
 }
 
-/// Starts the handlers and the reclaimers.
-pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeError> {
-    let Some(events) = runtime.mapping_events() else { unreachable!("workers start after activation") };
+/// A thread to start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WorkerKind {
+    /// The handler with this index, on a CPU.
+    Handler { index: usize, cpu: usize },
+    /// A reclaimer.
+    Reclaimer,
+}
+
+/// Returns the workers of a process in the order in which they start: those that are needed come
+/// first.
+fn planned_workers(cpus: &[usize], reclaimers: usize) -> Vec<WorkerKind> {
+    let mut handlers = cpus.iter().enumerate().map(|(index, &cpu)| WorkerKind::Handler { index, cpu });
+    let mut planned: Vec<WorkerKind> = handlers.by_ref().take(NEEDED_WORKERS - 1).collect();
+    planned.push(WorkerKind::Reclaimer);
+    planned.extend(handlers);
+    planned.extend(std::iter::repeat_n(WorkerKind::Reclaimer, reclaimers - 1));
+    planned
+}
+
+/// Starts the handlers and the reclaimers, which wait for [`Workers::release`], and returns the
+/// number of handlers. Where the system has no room for all, starts fewer. Fails if it has no room
+/// for those that are needed; the next call starts the rest.
+///
+/// [`Workers::release`]: crate::companion::workers::Workers::release
+pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<u32, RuntimeError> {
     // Torture uses all CPUs all the time, and would starve a pinned handler.
     let may_co_locate = set_nice(MONITOR_NICE) && !runtime.context.settings.torture;
     runtime.placement.begin(if may_co_locate { CoLocation::Allowed } else { CoLocation::Forbidden });
-    runtime.workers.parked.store(0, Ordering::Relaxed);
-    let cpus = handler_cpus();
-    for (index, &cpu) in cpus.iter().enumerate() {
-        let is_measuring = index == 0 && cpus[0] != cpus[1] && runtime.placement.is_unknown();
-        let measured = is_measuring.then(|| runtime.context.reserve(PAGE_BYTES)).transpose()?;
-        let handlers = cpus.len() as u32;
-        let (workers, reclaim) = (&runtime.workers, &runtime.reclaim);
-        let start = HandlerStart { events, gate: &runtime.fork.gate, workers, reclaim, index, cpu, handlers, measured };
-        let start = Box::leak(Box::new(start));
-        runtime.workers.spawn(&runtime.context, handler_entry, std::ptr::from_mut(start).cast(), Some(cpu))?;
+    let (cpus, workers) = (handler_cpus(), &runtime.workers);
+    if cpus[0] != cpus[1] && runtime.placement.is_unknown() && workers.measured.get().is_none() {
+        let _ = workers.measured.set(runtime.context.reserve(PAGE_BYTES)?);
     }
     let reclaimers = match runtime.context.settings.reclaimers {
         0 => cpus.len().div_ceil(CPUS_PER_RECLAIMER),
         some => some as usize,
     };
-    for _ in 0..reclaimers {
-        let start = Box::leak(Box::new(ReclaimerStart {
-            context: &runtime.context,
-            activated: events.activated,
-            gate: &runtime.fork.gate,
-            placement: &runtime.placement,
-            workers: &runtime.workers,
-            requests: &runtime.reclaim,
-        }));
-        runtime.workers.spawn(&runtime.context, reclaimer_entry, std::ptr::from_mut(start).cast(), None)?;
+    let planned = planned_workers(&cpus, reclaimers);
+    for &kind in planned.iter().skip(workers.started()) {
+        let started = match kind {
+            WorkerKind::Handler { index, cpu } => {
+                let start = HandlerStart { runtime, index, cpu };
+                workers.spawn(&runtime.context, handler_entry, start, Some(cpu))
+            }
+            WorkerKind::Reclaimer => workers.spawn(&runtime.context, reclaimer_entry, ReclaimerStart { runtime }, None),
+        };
+        match started {
+            Err(error) if error.lacks_threads() && workers.started() >= NEEDED_WORKERS => break,
+            started => started?,
+        }
     }
-    Ok(())
+    let is_handler = |kind: &&WorkerKind| matches!(kind, WorkerKind::Handler { .. });
+    Ok(planned.iter().take(workers.started()).filter(is_handler).count() as u32)
 }
 
 /// Opens the descriptors that the engine's ports need. In the child of a fork, the swap file may

@@ -10,10 +10,14 @@ use crate::fork::futex_gate::Gate;
 use crate::ports::LinuxPorts;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Engine;
+use foliomem_sys::clock::now_ns;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::thread::futex;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Time in nanoseconds between two tries to activate while the system has no room for threads.
+const RETRY_NS: u64 = 100_000_000;
 
 /// The state that exists once the agent has activated.
 pub(crate) struct Activated {
@@ -52,6 +56,9 @@ impl Activated {
 pub(crate) struct Activation {
     pub(crate) activated: OnceLock<Activated>,
     pub(crate) manage_now: AtomicBool,
+    /// Time of the next try in nanoseconds, after the system had no room for the agent's threads; 0
+    /// before the first try.
+    pub(crate) retry_ns: AtomicU64,
     /// 1 once all existing memory is adopted. A futex word.
     pub(crate) managing: AtomicU32,
     /// The program's code that the monitor has searched ([`crate::address_space::program_code`]).
@@ -72,6 +79,16 @@ impl Activation {
         while self.managing.load(Ordering::Acquire) == 0 {
             let _ = futex::wait(&self.managing, futex::Flags::PRIVATE, 0, None);
         }
+    }
+
+    /// Returns whether the monitor may try to activate.
+    pub(crate) fn may_try(&self) -> bool {
+        now_ns() >= self.retry_ns.load(Ordering::Relaxed)
+    }
+
+    /// Puts activation off. Returns whether that is the first time. The monitor calls this.
+    pub(crate) fn put_off(&self) -> bool {
+        self.retry_ns.swap(now_ns() + RETRY_NS, Ordering::Relaxed) == 0
     }
 
     /// Notes that all existing memory is adopted. The monitor calls this.

@@ -23,16 +23,25 @@ pub(crate) fn fail(runtime: &'static Runtime, error: &RuntimeError) -> ! {
     leave(runtime, ProcessSlot::mark_ended);
 }
 
-/// Ends a companion that cannot activate. If the kernel refuses what activation needs (the program
-/// has become another user, or filters its system calls), the program goes on without the limit:
-/// all its memory is resident. Otherwise the program is stopped.
-pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) -> ! {
+/// Deals with an activation that has failed. If the system has no room for a thread, which the
+/// program may well have caused, the monitor tries again later, and this returns.
+///
+/// Otherwise the companion ends. If the kernel refuses what activation needs (the program has
+/// become another user, or filters its system calls), the program goes on without the limit: all
+/// its memory is resident. If not, the program is stopped.
+pub(crate) fn cannot_activate(runtime: &'static Runtime, error: &RuntimeError) {
+    let (control, process) = (runtime.context.budget.control(), runtime.companion.program().as_raw_nonzero());
+    if error.lacks_threads() && runtime.activation.get().is_none() && !runtime.context.settings.hard {
+        if runtime.activation.put_off() {
+            control.notice(format_args!("process {process} goes on without the limit until it can have it: {error}"));
+        }
+        return;
+    }
     let is_refused = matches!(error, RuntimeError::Userfaultfd(_) | RuntimeError::Proc(_, Errno::ACCESS | Errno::PERM));
     if !is_refused || runtime.activation.activated.get().is_some() || runtime.context.settings.hard {
         fail(runtime, error);
     }
-    let process = runtime.companion.program().as_raw_nonzero();
-    runtime.context.budget.control().notice(format_args!("process {process} goes on without the limit: {error}"));
+    control.notice(format_args!("process {process} goes on without the limit: {error}"));
     // Release pairs with the Acquire of the hooks.
     runtime.fork.is_off.store(true, Ordering::Release);
     leave(runtime, ProcessSlot::mark_ended);

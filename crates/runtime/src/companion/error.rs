@@ -41,3 +41,10 @@ pub enum RuntimeError {
     #[error("the child of a fork cannot reach the swap file, which has some of its memory: {}", ErrnoText(*.0))]
     SwapFile(Errno),
 }
+
+impl RuntimeError {
+    /// Returns whether the system has no room for one more thread or process at the moment.
+    pub(crate) fn lacks_threads(&self) -> bool {
+        matches!(self, RuntimeError::Thread(Errno::AGAIN) | RuntimeError::Companion(Errno::AGAIN))
+    }
+}

@@ -15,11 +15,11 @@ use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::workers::Workers;
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
+use crate::runtime::Runtime;
 use foliomem_core::engine::Served;
 use foliomem_core::pacing::reads_ahead_after;
 use foliomem_core::ports::AddressSpace as _;
 use foliomem_sys::clock::now_ns;
-use foliomem_sys::region::Region;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
 
@@ -29,17 +29,9 @@ const MAX_LOST_RACES: u32 = 4;
 
 /// The start argument of a handler.
 pub(crate) struct HandlerStart {
-    pub(crate) events: MappingEvents,
-    pub(crate) gate: &'static Gate,
-    pub(crate) workers: &'static Workers,
-    pub(crate) reclaim: &'static ReclaimRequests,
+    pub(crate) runtime: &'static Runtime,
     pub(crate) index: usize,
     pub(crate) cpu: usize,
-    /// The number of handlers.
-    pub(crate) handlers: u32,
-    /// A page with which the first handler of the first activating process measures the cost of an
-    /// interrupt.
-    pub(crate) measured: Option<Region>,
 }
 
 /// A handler.
@@ -51,12 +43,14 @@ struct Handler {
     worker: Worker,
 }
 
-/// The entry of a handler's thread. `argument` is a leaked [`HandlerStart`].
+/// The entry of a handler's thread. `argument` points to a [`HandlerStart`].
 pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
-    // SAFETY: `start_workers` passes a leaked `HandlerStart`, which nobody writes.
+    // SAFETY: `start_worker` passes a `HandlerStart`, which nobody writes or frees.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
-    start.workers.take_program_priority();
-    let HandlerStart { events, gate, workers, reclaim, .. } = *start;
+    let (workers, reclaim, gate) = (&start.runtime.workers, &start.runtime.reclaim, &start.runtime.fork.gate);
+    workers.take_program_priority();
+    workers.wait_until_released();
+    let Some(events) = start.runtime.mapping_events() else { unreachable!("it has activated") };
     let worker = events.activated.worker(events.context, gate);
     Handler { events, gate, workers, reclaim, worker }.run(start)
 }
@@ -64,10 +58,14 @@ pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
 impl Handler {
     fn run(&mut self, start: &HandlerStart) -> ! {
         let uffd = &self.events.activated.engine.ports().space.descriptors().program;
-        match &start.measured {
-            Some(page) => self.events.placement.measure(page),
-            None if start.index == 1 && self.events.placement.is_unknown() => self.events.placement.be_busy(),
-            None => {}
+        if self.events.placement.is_unknown()
+            && let Some(page) = self.workers.measured.get()
+        {
+            match start.index {
+                0 => self.events.placement.measure(page),
+                1 => self.events.placement.be_busy(),
+                _ => {}
+            }
         }
         let is_pinned_handler = start.index == 0 && self.events.placement.pays();
         let mut pinned = is_pinned_handler.then(|| PinnedHandler::new(start.cpu as u32));
@@ -75,7 +73,7 @@ impl Handler {
         let mut lost = 0;
         loop {
             if pinned.is_none() && self.events.placement.cpu().is_some() {
-                self.workers.park(start.handlers);
+                self.workers.park();
                 if !standby.finds_starved(self.events.placement, now_ns(), || uffd.has_message()) {
                     continue;
                 }
@@ -104,7 +102,7 @@ impl Handler {
             }
             lost = if served == 0 { lost + 1 } else { 0 };
             if lost == MAX_LOST_RACES {
-                self.workers.park(start.handlers);
+                self.workers.park();
                 lost = 0;
             }
         }

@@ -180,7 +180,7 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         let room = runtime.context.room();
         let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
         let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || request.is_some();
-        if now || runtime.context.pacing().activates(&room) {
+        if (now || runtime.context.pacing().activates(&room)) && runtime.activation.may_try() {
             match activate(runtime) {
                 Ok(()) => return None,
                 Err(error) => cannot_activate(runtime, &error),

@@ -77,12 +77,14 @@ fn receive_allocation(runtime: &'static Runtime, notice: Notice<'_>) -> bool {
     let is_activating = runtime.activation.activated.get().is_none();
     if is_activating {
         runtime.context.budget.sample();
-        if !runtime.context.lacks_room(range.len()) {
+        if !runtime.context.lacks_room(range.len()) || !runtime.activation.may_try() {
             notice.answer();
             return false;
         }
         if let Err(error) = activate(runtime) {
             cannot_activate(runtime, &error);
+            notice.answer();
+            return false;
         }
     }
     let Some(events) = runtime.mapping_events() else { unreachable!("it has activated") };

@@ -10,9 +10,10 @@ use crate::address_space::ranges::pages;
 use crate::companion::activated::Activated;
 use crate::companion::context::Context;
 use crate::companion::placement::{Placement, ThreadPlacement};
-use crate::companion::workers::{MAX_HANDLERS, Workers};
+use crate::companion::workers::MAX_HANDLERS;
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
+use crate::runtime::Runtime;
 use foliomem_core::pacing::{self, BackgroundReclaim};
 use foliomem_session::reclaim_request::Pending;
 use foliomem_sync::Mutex;
@@ -21,7 +22,7 @@ use foliomem_sys::cpus;
 use foliomem_types::units::{MAX_ORDER, PAGE_BYTES};
 use rustix::thread::futex;
 use std::ops::Range;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Memory that the agent of a child takes at once, as a shift of the limit (1/2^5), and its
@@ -49,8 +50,6 @@ pub(crate) struct ReclaimRequests {
     pub(crate) page_outs_done: AtomicU32,
     /// The request of `ctl` that the reclaimers serve.
     pub(crate) asked: Mutex<Option<Asked>>,
-    /// The room that a thread waits for before it forks; 0 without one.
-    pub(crate) wanted_room_pages: AtomicI64,
 }
 
 /// A request of `ctl` that the reclaimers serve.
@@ -82,26 +81,30 @@ impl Default for ReclaimRequests {
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
             asked: Mutex::new(None),
-            wanted_room_pages: AtomicI64::new(0),
         }
     }
 }
 
 impl ReclaimRequests {
-    /// A thread that is about to fork: has the reclaimers make room for what the child's agent
-    /// takes at once, and waits for it, if not for long.
+    /// Has the reclaimers make room for what the agent of a child takes at once, and waits for it,
+    /// if not for long. The monitor calls this while a thread waits to fork. (That thread itself
+    /// may take no lock of the engine: woken to take one, it may first need a page from a handler
+    /// that waits for the same lock.)
     pub(crate) fn make_room_for_child(&self, context: &Context, activated: &Activated) {
+        if context.settings.torture {
+            // There is never any room.
+            return;
+        }
         let engine = &activated.engine;
         let wanted = (context.budget.limit_pages() >> CHILD_ROOM_SHIFT).min(CHILD_ROOM_MAX_PAGES);
         let until_ns = now_ns() + MAX_CHILD_WAIT_NS;
         let lacks_room = || context.budget.room_pages() + i64::from(engine.free_frames()) < wanted;
-        self.wanted_room_pages.store(wanted, Ordering::Relaxed);
         while lacks_room() && !engine.reclaim_is_futile() && now_ns() < until_ns {
             self.wake();
             let pause = timespec(CHILD_PAUSE);
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&pause));
+            context.budget.sample();
         }
-        self.wanted_room_pages.store(0, Ordering::Relaxed);
     }
 
     /// Wakes the reclaimers.
@@ -170,12 +173,7 @@ impl PageOutParts {
 
 /// The start argument of a reclaimer.
 pub(crate) struct ReclaimerStart {
-    pub(crate) context: &'static Context,
-    pub(crate) activated: &'static Activated,
-    pub(crate) gate: &'static Gate,
-    pub(crate) placement: &'static Placement,
-    pub(crate) workers: &'static Workers,
-    pub(crate) requests: &'static ReclaimRequests,
+    pub(crate) runtime: &'static Runtime,
 }
 
 /// A reclaimer.
@@ -188,12 +186,15 @@ struct Reclaimer {
     worker: Worker,
 }
 
-/// The entry of a reclaimer's thread. `argument` is a leaked [`ReclaimerStart`].
+/// The entry of a reclaimer's thread. `argument` points to a [`ReclaimerStart`].
 pub(crate) extern "C" fn reclaimer_entry(argument: *mut u8) {
-    // SAFETY: `start_workers` passes a leaked `ReclaimerStart`, which nobody writes.
+    // SAFETY: `start_worker` passes a `ReclaimerStart`, which nobody writes or frees.
     let start: &'static ReclaimerStart = unsafe { &*argument.cast::<ReclaimerStart>() };
-    start.workers.take_program_priority();
-    let ReclaimerStart { context, activated, gate, placement, requests, .. } = *start;
+    let Runtime { context, activation, workers, reclaim: requests, placement, fork, .. } = start.runtime;
+    workers.take_program_priority();
+    workers.wait_until_released();
+    let Some(activated) = activation.get() else { unreachable!("it has activated") };
+    let gate = &fork.gate;
     let worker = activated.recompressing_worker(context, gate);
     Reclaimer { context, activated, gate, placement, requests, worker }.run()
 }

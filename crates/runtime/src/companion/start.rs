@@ -28,6 +28,7 @@ use foliomem_sys::companion_process::{Adoption, Answer, Companion, Member, Stack
 use foliomem_sys::filters::{self, Call};
 use foliomem_sys::process_exit_notice::ProcessExitNotice;
 use foliomem_sys::thread;
+use foliomem_sys::thread_control_block;
 use rustix::fd::OwnedFd;
 use std::ffi::CStr;
 use std::num::NonZeroU64;
@@ -42,6 +43,7 @@ pub fn start(
     agent_memory: AgentMemory,
     device: Option<OwnedFd>,
 ) -> Result<&'static Runtime, RuntimeError> {
+    thread_control_block::note_layout();
     let context = Context::new(control, slot, agent_memory);
     let fork_stack = context.reserve(STACK_BYTES)?;
     let [companion, intermediate, guard] = [(); 3].map(|()| context.reserve(STACK_BYTES));
@@ -70,7 +72,7 @@ pub fn start(
 /// or was killed.
 pub(crate) fn start_companion(runtime: &'static Runtime, adoption: Adoption) -> Result<(), RuntimeError> {
     runtime.companion.expect_answer();
-    runtime.workers.stacks_used.store(0, Ordering::Relaxed);
+    runtime.workers.reset();
     let argument = std::ptr::from_ref(runtime).cast_mut().cast();
     // SAFETY: the runtime lives as long as the memory. Only the thread that starts the first
     // companion, or the only thread of a forked child, calls this.

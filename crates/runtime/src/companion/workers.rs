@@ -1,7 +1,9 @@
 //! The pool of the companion's threads: their stacks, and the parking of handlers.
 //!
-//! The monitor starts threads when it activates. In the child of a fork it starts them again on the
-//! same stacks. The lock of the stacks is a leaf, and only the monitor takes it.
+//! The monitor starts threads when it activates, before anything else: the system may have no room
+//! for them. They wait until the agent manages the program's memory. In the child of a fork the
+//! monitor starts them again on the same stacks. The lock of the stacks is a leaf, and only the
+//! monitor takes it.
 
 use crate::companion::context::Context;
 use crate::companion::error::RuntimeError;
@@ -12,6 +14,7 @@ use foliomem_sys::filters::{self, Call};
 use foliomem_sys::region::Region;
 use foliomem_sys::thread::{self, Kind, Spec};
 use rustix::thread::futex;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -35,6 +38,13 @@ pub(crate) struct Workers {
     pub(crate) stacks: Mutex<Vec<WorkerStack>>,
     /// Number of stacks in use, which are the first ones.
     pub(crate) stacks_used: AtomicU32,
+    /// 1 once the threads may work. A futex word.
+    pub(crate) is_released: AtomicU32,
+    /// Number of handlers.
+    pub(crate) handlers: AtomicU32,
+    /// A page with which the first handler of the first activating process measures the cost of an
+    /// interrupt.
+    pub(crate) measured: OnceLock<Region>,
     /// Number of handlers that sleep without listening.
     pub(crate) parked: AtomicU32,
     /// Incremented to wake a parked handler.
@@ -44,26 +54,61 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts a thread in `entry` on the next stack, on `cpu` if given. Fails if there is no memory
-    /// or the system refuses.
-    pub(crate) fn spawn(
+    /// Forgets the threads of another process, whose memory this process has a copy of.
+    pub(crate) fn reset(&self) {
+        self.stacks_used.store(0, Ordering::Relaxed);
+        self.is_released.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns how many threads have started.
+    pub(crate) fn started(&self) -> usize {
+        self.stacks_used.load(Ordering::Relaxed) as usize
+    }
+
+    /// Lets the threads work, `handlers` of which are handlers. The agent has activated.
+    pub(crate) fn release(&self, handlers: u32) {
+        self.parked.store(0, Ordering::Relaxed);
+        self.handlers.store(handlers, Ordering::Relaxed);
+        // Release pairs with the Acquire in `wait_until_released`.
+        self.is_released.store(1, Ordering::Release);
+        let _ = futex::wake(&self.is_released, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    /// A new thread: waits until it may work.
+    pub(crate) fn wait_until_released(&self) {
+        // Acquire pairs with the Release in `release`: the agent has activated.
+        while self.is_released.load(Ordering::Acquire) == 0 {
+            let _ = futex::wait(&self.is_released, futex::Flags::PRIVATE, 0, None);
+        }
+    }
+
+    /// Starts a thread in `entry` on the next stack, on `cpu` if given. `entry` gets the address of
+    /// `start`, which is never freed. Fails if there is no memory or the system refuses.
+    pub(crate) fn spawn<T: Send + 'static>(
         &self,
         context: &Context,
         entry: extern "C" fn(*mut u8),
-        argument: *mut u8,
+        start: T,
         cpu: Option<usize>,
     ) -> Result<(), RuntimeError> {
-        let index = self.stacks_used.fetch_add(1, Ordering::Relaxed) as usize;
+        let index = self.started();
         let mut stacks = self.stacks.lock();
         if index == stacks.len() {
             stacks.push(WorkerStack { region: context.reserve(STACK_BYTES)?, id: Box::leak(Box::default()) });
         }
         let WorkerStack { region, id } = &stacks[index];
         let spec = Spec { kind: Kind::Thread, stack: region, cpu, id };
+        let start = Box::into_raw(Box::new(start));
         // SAFETY: the stack lives as long as the memory and belongs to this thread alone. In the
         // child of a fork, the parent's threads do not exist, and their stacks are reused in the
         // same order.
-        unsafe { thread::spawn(&spec, entry, argument) }.map(|_| ()).map_err(RuntimeError::Thread)
+        if let Err(errno) = unsafe { thread::spawn(&spec, entry, start.cast()) } {
+            // SAFETY: no thread has started, so nobody else has the address.
+            drop(unsafe { Box::from_raw(start) });
+            return Err(RuntimeError::Thread(errno));
+        }
+        self.stacks_used.store(index as u32 + 1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Waits until the threads of an ended companion are gone, at most until `until_ns` of the
@@ -80,9 +125,9 @@ impl Workers {
         set_nice(self.program_nice.load(Ordering::Relaxed));
     }
 
-    /// Sleeps without listening, if another of the `handlers` still listens.
-    pub(crate) fn park(&self, handlers: u32) {
-        if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < handlers {
+    /// Sleeps without listening, if another handler still listens.
+    pub(crate) fn park(&self) {
+        if self.parked.fetch_add(1, Ordering::Relaxed) + 1 < self.handlers.load(Ordering::Relaxed) {
             let time = timespec(PARK);
             let unpark = self.unpark.load(Ordering::Relaxed);
             let _ = futex::wait(&self.unpark, futex::Flags::PRIVATE, unpark, Some(&time));

@@ -84,7 +84,8 @@ pub(crate) fn take_over_engine(runtime: &'static Runtime) -> Result<(), RuntimeE
     activated.engine.ports().space.forbid_forks();
     runtime.sharing.throttle.forks(&runtime.context.budget, &activated.engine, &runtime.fork.quiesce.needed());
     start_guard(runtime)?;
-    start_workers(runtime)?;
+    let handlers = start_workers(runtime)?;
+    runtime.workers.release(handlers);
     // The child's thread still waits.
     wait_for_custody(runtime);
     Ok(())

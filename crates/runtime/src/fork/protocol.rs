@@ -67,11 +67,6 @@ impl ForkHooks for Runtime {
         if self.is_off() {
             return;
         }
-        if let Some(activated) = self.activation.get()
-            && !self.notices.is_filtered.load(Ordering::Relaxed)
-        {
-            self.reclaim.make_room_for_child(&self.context, activated);
-        }
         ask_for_descriptors(self);
         let monitor = || if self.companion.process().is_some() { Peer::Present } else { Peer::Gone };
         match self.fork.quiesce.request(needed, monitor) {
@@ -160,25 +155,28 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
             Activation {
                 activated: _,     // Companion: `take_over_engine`.
                 manage_now: _,    // Kept.
+                retry_ns: _,      // Kept: the child may be as short of threads.
                 managing: _,      // Kept: memory managed in the parent is managed in the child.
                 searched_code: _, // Kept: the child has the same code.
             },
         workers:
             Workers {
                 stacks: _,       // Kept: reused. Only the monitor locks them.
-                stacks_used: _,  // Start: `start_companion`.
-                parked: _,       // Companion: `start_workers`.
+                stacks_used: _,  // Start: `Workers::reset`.
+                is_released: _,  // Start: `Workers::reset`.
+                handlers: _,     // Companion: `Workers::release`.
+                measured: _,     // Kept: a page.
+                parked: _,       // Companion: `Workers::release`.
                 unpark: _,       // Kept: a counter.
                 program_nice: _, // Start: `monitor_entry`.
             },
         reclaim:
             ReclaimRequests {
-                kick: _,              // Kept: a counter.
-                page_out_parts: _,    // Kept: the child's reclaimers finish the rest.
-                page_outs_wanted: _,  // Kept: goes with `page_outs_done`.
-                page_outs_done: _,    // Kept: a counter.
-                asked,                // Reset: `ctl` has asked the parent.
-                wanted_room_pages: _, // Kept: the forking thread has reset it.
+                kick: _,             // Kept: a counter.
+                page_out_parts: _,   // Kept: the child's reclaimers finish the rest.
+                page_outs_wanted: _, // Kept: goes with `page_outs_done`.
+                page_outs_done: _,   // Kept: a counter.
+                asked,               // Reset: `ctl` has asked the parent.
             },
         placement: _, // Companion: `Placement::begin`.
         sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
@@ -213,6 +211,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
     runtime.placement.separate(SEPARATE_WHILE_GROWING_NS);
     if let Some(activated) = runtime.activation.activated.get() {
         activated.keep_resident(&needed);
+        runtime.reclaim.make_room_for_child(&runtime.context, activated);
     }
     runtime.fork.gate.close();
     // The child may keep descriptors open that the parent closes.
