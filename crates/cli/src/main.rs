@@ -8,7 +8,8 @@
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
-//!   killed, `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
+//!   killed, `stall` samples how much it waits for memory, `thrashing` decides what is too much,
+//!   `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
 //!   `metrics_target` publishes;
 //! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
@@ -45,7 +46,9 @@ mod remedy;
 mod report;
 mod settings;
 mod setup;
+mod stall;
 mod supervise;
+mod thrashing;
 mod unmanaged;
 
 use args::{Args, Command, OtherArgs, RunArgs};

@@ -11,6 +11,7 @@ use crate::preflight;
 use crate::record::Recorder;
 use crate::report::Report;
 use crate::settings::{Settings, SwapSetting};
+use crate::stall::StallWatch;
 use crate::unmanaged::Census;
 use foliomem_session::custody::Custody;
 use foliomem_session::door::Door;
@@ -135,6 +136,7 @@ pub fn run(
         oom_kills: OomKills::count(groups.clone()),
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
+        stall_watch: StallWatch::new(),
         // A run inside this one says itself what it has to say.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
@@ -239,6 +241,7 @@ struct Run {
     oom_kills: OomKills,
     largest: Largest,
     limit_updater: LimitUpdater,
+    stall_watch: StallWatch,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
     crashing: Vec<Pid>,
@@ -264,6 +267,7 @@ impl Run {
         }
         if !settings.quiet() {
             eprintln!("{}", report.summary());
+            report.why().into_iter().for_each(|line| eprintln!("foliomem: {line}"));
             self.census.summary().into_iter().for_each(|line| eprintln!("{line}"));
         }
         if let Some(recorder) = self.recorder {
@@ -354,6 +358,9 @@ impl Run {
         self.publisher.iter_mut().for_each(Publisher::publish_if_due);
         for notice in self.control.take_notices() {
             eprint!("{notice}");
+        }
+        if let Some(line) = self.stall_watch.look(self.control) {
+            eprintln!("foliomem: {line}");
         }
         if self.control.hellos() == 0 && self.started.elapsed() > HELLO_TIMEOUT && !self.said_unmanaged {
             self.said_unmanaged = true;
