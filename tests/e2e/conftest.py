@@ -228,11 +228,11 @@ class Running:
         """What the program has written so far."""
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
-    def wait_output(self, wanted, timeout=20):
-        """Waits until `wanted` is on the program's stdout, and gives all of stdout."""
+    def wait_output(self, wanted, timeout=20, file=None):
+        """Waits until `wanted` is on the program's stdout, or in another file of it, and gives all of that."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            if wanted in (text := self.text(self.out)):
+            if wanted in (text := self.text(file or self.out)):
                 return text
             time.sleep(0.02)
         self.kill()

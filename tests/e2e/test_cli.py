@@ -125,7 +125,9 @@ def test_terminal():
 def test_summary_is_one_line_on_stderr():
     got = cli("run", "--limit", "32M", "--", PYTHON, "-c", PRESSED).ok()
     assert got.out == b""
-    assert len(got.err.splitlines()) == 1 and got.err.startswith("foliomem: "), got.err
+    # A busy machine may let it wait, which has lines of its own.
+    [line] = [line for line in got.err.splitlines() if "waiting for memory" not in line and "thrashing" not in line]
+    assert line.startswith("foliomem: peak "), got.err
 
 
 HOLD = "import mmap, time; held = {}; held.write(b'x' * (60 << 20)); time.sleep(1.5); print('held')"

@@ -103,6 +103,9 @@ pub enum CliError {
     /// The metrics cannot be published.
     #[error("cannot publish the metrics at {0}: {1}")]
     Metrics(String, std::io::Error),
+    /// The page about the run could not be written.
+    #[error("cannot write the report to {0}: {1}")]
+    Report(String, std::io::Error),
     /// The statistics could not be written.
     #[error("cannot write the statistics to {0}: {1}")]
     Stats(String, std::io::Error),

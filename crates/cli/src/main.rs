@@ -8,7 +8,9 @@
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
-//!   killed, `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
+//!   killed, `stall` samples how much it waits for memory, `thrashing` decides what is too much,
+//!   `run_report` gathers what happens in it with `timeline`, for the page that `run_page` makes,
+//!   `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
 //!   `metrics_target` publishes;
 //! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
@@ -43,9 +45,14 @@ mod ps;
 mod record;
 mod remedy;
 mod report;
+mod run_page;
+mod run_report;
 mod settings;
 mod setup;
+mod stall;
 mod supervise;
+mod thrashing;
+mod timeline;
 mod unmanaged;
 
 use args::{Args, Command, OtherArgs, RunArgs};

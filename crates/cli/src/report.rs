@@ -1,5 +1,6 @@
 //! The result of a run: a line for people, JSON with the kernel's names for programs.
 
+use crate::thrashing::{self, Need, stall_percent};
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
 use foliomem_session::tree_usage::Peaks;
@@ -55,6 +56,11 @@ impl Report {
         )
     }
 
+    /// Returns why the run was slow, if waiting for memory is why.
+    pub fn why(&self) -> Option<String> {
+        thrashing::why(self.control.memory_stall(), self.elapsed, Need::of(self.control))
+    }
+
     /// Returns all figures as JSON, and what is true at the moment.
     pub fn status_json(&self) -> Value {
         let mut value = self.json();
@@ -99,6 +105,10 @@ impl Report {
         map.insert("processes".to_owned(), json!(self.control.processes_seen()));
         map.insert("userfaultfds_unheld".to_owned(), json!(self.control.custody().unheld()));
         map.insert("elapsed_ns".to_owned(), json!(self.elapsed.as_nanos() as u64));
+        let stall = self.control.memory_stall();
+        map.insert("memory_stall_ns".to_owned(), json!(stall.stall_ns));
+        map.insert("memory_stall_percent".to_owned(), json!(stall_percent(stall, self.elapsed)));
+        map.insert("thrashing".to_owned(), json!(stall.thrashing));
         for order in Order::all() {
             let name = format!("hugepages-{}kB", order.kib());
             map.insert(name, fields(counters.of(order).fields()));

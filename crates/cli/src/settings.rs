@@ -127,6 +127,16 @@ knobs! {
         show: |metrics| metrics.as_ref().map(|metrics| metrics.to_string().into()),
         configure: |_, _| {},
     };
+    /// Write a page about the run to FILE at exit: its memory over time, its faults, sizes and
+    /// processes, and advice. It is HTML and needs no network.
+    report: Option<String> = Knob {
+        form: Form::Value("FILE"),
+        values: "a file, such as `run.html`",
+        unset: Unset::Is("none", || None),
+        read: |text, _| Ok(Some(text.to_owned())),
+        show: |report| report.clone().map(Into::into),
+        configure: |_, _| {},
+    };
     /// Print no summary at exit.
     quiet: bool = Knob {
         form: Form::Switch,
@@ -280,6 +290,11 @@ impl Settings {
     /// Returns where the metrics go.
     pub fn metrics(&self) -> Option<&MetricsSetting> {
         self.metrics.value.as_ref()
+    }
+
+    /// Returns the file for the page about the run.
+    pub fn report(&self) -> Option<&str> {
+        self.report.value.as_deref()
     }
 
     /// Returns whether the summary is omitted.

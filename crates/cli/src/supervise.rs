@@ -10,7 +10,9 @@ use crate::metrics_target::{MetricsTarget, Publisher};
 use crate::preflight;
 use crate::record::Recorder;
 use crate::report::Report;
+use crate::run_report::{ReportFile, RunReport};
 use crate::settings::{Settings, SwapSetting};
+use crate::stall::StallWatch;
 use crate::unmanaged::Census;
 use foliomem_session::custody::Custody;
 use foliomem_session::door::Door;
@@ -88,6 +90,14 @@ pub struct Program<'a> {
     pub arguments: &'a [OsString],
 }
 
+impl Program<'_> {
+    /// Returns its name and its arguments.
+    fn command(&self) -> Vec<String> {
+        let words = std::iter::once(self.name).chain(self.arguments.iter().map(OsString::as_os_str));
+        words.map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+}
+
 /// Runs `program` to its end in the memory groups `groups`, and records it if there is a recorder.
 /// Returns the exit code.
 pub fn run(
@@ -99,6 +109,7 @@ pub fn run(
 ) -> Result<u8, CliError> {
     let limit_bytes = configuration.limit.most_bytes();
     let stats = settings.stats().map(StatsFile::open).transpose()?;
+    let report_file = settings.report().map(ReportFile::open).transpose()?;
     let metrics_target = settings.metrics().map(MetricsTarget::open).transpose()?;
     let (control, segment) = Control::create(configuration)?;
     control.supervise();
@@ -135,12 +146,14 @@ pub fn run(
         oom_kills: OomKills::count(groups.clone()),
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
+        stall_watch: StallWatch::new(),
         // A run inside this one says itself what it has to say.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
         said_crashed: false,
         recorder,
         publisher,
+        run_report: report_file.map(|file| RunReport::new(file, &program.command())),
     };
     run.finish(settings, stats)
 }
@@ -239,12 +252,14 @@ struct Run {
     oom_kills: OomKills,
     largest: Largest,
     limit_updater: LimitUpdater,
+    stall_watch: StallWatch,
     said_unmanaged: bool,
     /// Processes that were just stopped because their companions have crashed.
     crashing: Vec<Pid>,
     said_crashed: bool,
     recorder: Option<Recorder>,
     publisher: Option<Publisher>,
+    run_report: Option<RunReport>,
 }
 
 impl Run {
@@ -264,7 +279,16 @@ impl Run {
         }
         if !settings.quiet() {
             eprintln!("{}", report.summary());
+            report.why().into_iter().for_each(|line| eprintln!("foliomem: {line}"));
             self.census.summary().into_iter().for_each(|line| eprintln!("{line}"));
+        }
+        // Once: processes that outlive the run go on counting.
+        let figures = report.json();
+        if let Some(run_report) = self.run_report
+            // The program has ended, and its exit code counts.
+            && let Err(error) = run_report.finish(&report, &figures, code)
+        {
+            eprintln!("foliomem: {error}");
         }
         if let Some(recorder) = self.recorder {
             let line = recorder.finish()?;
@@ -274,7 +298,7 @@ impl Run {
         }
         if let Some(mut stats) = stats {
             // The program has ended, and its exit code counts.
-            if let Err(error) = stats.write(&format!("{:#}\n", report.json())) {
+            if let Err(error) = stats.write(&format!("{figures:#}\n")) {
                 eprintln!("foliomem: {error}");
             }
         }
@@ -353,13 +377,23 @@ impl Run {
         }
         self.publisher.iter_mut().for_each(Publisher::publish_if_due);
         for notice in self.control.take_notices() {
-            eprint!("{notice}");
+            self.say(&notice);
         }
+        if let Some(line) = self.stall_watch.look(self.control) {
+            self.say(&format!("foliomem: {line}\n"));
+        }
+        self.run_report.iter_mut().for_each(|run_report| run_report.look(self.control));
         if self.control.hellos() == 0 && self.started.elapsed() > HELLO_TIMEOUT && !self.said_unmanaged {
             self.said_unmanaged = true;
             eprintln!("foliomem: the program did not load the agent: it runs without a limit");
         }
         Ok(())
+    }
+
+    /// Prints a line.
+    fn say(&mut self, line: &str) {
+        eprint!("{line}");
+        self.run_report.iter_mut().for_each(|run_report| run_report.note_said(self.control, line));
     }
 
     /// What may have killed the run, which has ended with `code`.

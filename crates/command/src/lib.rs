@@ -1,9 +1,11 @@
 //! What the commands `foliomem`, `foliomem-lab` and `foliomem-bench` share: the way they refuse a
-//! command line, and the programs that lie beside each other.
+//! command line, the programs that lie beside each other, and pages with plots.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "docs")]
 pub mod docs;
+pub mod markup;
+pub mod plot;
 
 use clap::error::{ContextKind, ContextValue};
 use std::convert::Infallible;

@@ -1,7 +1,5 @@
 //! Reports: runs as one HTML page with tables and plots, without network access or scripts.
 
-mod markup;
-mod plot;
 mod plots;
 
 use crate::error::LabError;
@@ -9,8 +7,9 @@ use crate::outcome::{Outcome, SizeOutcome};
 use crate::scenario::Scenario;
 use crate::sweep::{Run, Settings, named};
 use crate::workload::fallback_percent;
+use foliomem_command::markup::{Attributes, Markup};
+use foliomem_command::plot;
 use foliomem_types::units::Order;
-use markup::Markup;
 
 /// The style sheet. Colours follow the reader's; nothing in it needs escaping.
 const STYLE: &str = "
@@ -21,15 +20,6 @@ th, td { padding: 0.15em 0.7em; text-align: right; border-bottom: 1px solid #888
 th { font-weight: 600; }
 th.name, td.name { text-align: left; }
 .plots { display: flex; flex-wrap: wrap; gap: 1em; }
-figure { margin: 0; flex: 0 1 640px; min-width: 320px; }
-figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; }
-svg text { font-size: 12px; fill: currentColor; }
-svg .grid { stroke: #8884; }
-svg .line { fill: none; stroke-width: 2; }
-.legend { list-style: none; padding: 0; margin: 0; font-size: 13px; }
-.legend li { display: inline-block; margin-right: 1.2em; }
-.legend span { display: inline-block; width: 22px; margin-right: 0.4em; vertical-align: middle; }
 ";
 
 /// A figure of a run.
@@ -73,14 +63,14 @@ pub fn page(name: &str, text: &str, runs: &[Run]) -> Result<String, LabError> {
     let varied = varied(runs);
     let title = format!("foliomem lab: {name}");
     let mut page = Markup::default();
-    let attributes: markup::Attributes = &[("xmlns", &"http://www.w3.org/1999/xhtml"), ("lang", &"en")];
+    let attributes: Attributes = &[("xmlns", &"http://www.w3.org/1999/xhtml"), ("lang", &"en")];
     let mut common = Scenario::settings(name, text, runs.first().map_or(&[], |run| &run.set))?;
     common.retain(|(key, _)| !varied.contains(key));
     page.element("html", attributes, |html| {
         html.element("head", &[], |head| {
             head.void("meta", &[("charset", &"utf-8")]);
             head.leaf("title", &title);
-            head.leaf("style", STYLE);
+            head.leaf("style", format_args!("{STYLE}{}", plot::STYLE));
         });
         html.element("body", &[], |body| {
             body.leaf("h1", &title);

@@ -27,6 +27,15 @@ pub struct Peaks {
     pub needed_bytes: u64,
 }
 
+/// How much a run has waited for memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryStall {
+    /// The time: each moment counts by the share of the threads that do not sleep which wait.
+    pub stall_ns: u64,
+    /// How many times the run has begun to thrash.
+    pub thrashing: u64,
+}
+
 impl Control {
     /// Notes that the program starts now. The supervisor calls it.
     pub fn note_start(&self) {
@@ -134,6 +143,19 @@ impl Control {
     /// Returns when a process was last seen to take less than before.
     pub(crate) fn shrunk_ns(&self) -> u64 {
         self.header.shrunk_ns.load(Ordering::Relaxed)
+    }
+
+    /// Publishes how much the run has waited for memory. The supervisor calls it.
+    pub fn note_memory_stall(&self, stall: MemoryStall) {
+        self.header.memory_stall_ns.store(stall.stall_ns, Ordering::Relaxed);
+        self.header.thrashing.store(stall.thrashing, Ordering::Relaxed);
+    }
+
+    /// Returns how much the run has waited for memory so far.
+    pub fn memory_stall(&self) -> MemoryStall {
+        let [stall_ns, thrashing] =
+            [&self.header.memory_stall_ns, &self.header.thrashing].map(|word| word.load(Ordering::Relaxed));
+        MemoryStall { stall_ns, thrashing }
     }
 
     /// Returns the number of living processes that change their size, and that of all living

@@ -142,13 +142,16 @@ impl Histogram {
 }
 
 macro_rules! counters {
-    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $kind:ident,)* }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])* $field:ident: $kind:ident,)* }) => {
         $(#[$meta])*
         #[derive(Debug, Default)]
         #[repr(C)]
-        pub struct $name { $($(#[$field_meta])* pub $field: Counter,)* }
+        pub struct $name { $($(#[doc = $doc])* pub $field: Counter,)* }
 
         impl $name {
+            /// What each counter counts, in the order of declaration. A text begins with a space.
+            pub const MEANINGS: &[&str] = &[$(concat!($($doc),*)),*];
+
             /// Iterates over all counters with their names, in the order of declaration.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
                 [$((stringify!($field), &self.$field)),*].into_iter()

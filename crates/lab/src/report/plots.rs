@@ -1,11 +1,11 @@
 //! The plots of a page: figures against each varied setting, and runs side by side by round and by
 //! folio size.
 
-use super::markup::Markup;
-use super::plot::{Axis, MAX_SERIES, Plot, Series};
 use super::{FIGURES, Figure, label, mib, value};
 use crate::outcome::{Outcome, SizeOutcome};
 use crate::sweep::Run;
+use foliomem_command::markup::Markup;
+use foliomem_command::plot::{Axis, MAX_SERIES, Plot, Series};
 use foliomem_types::units::Order;
 
 /// Adds all plots.

@@ -1,13 +1,14 @@
-//! Plots as SVG: lines against numbers, bars against names.
+//! Plots as SVG: lines against numbers, areas and lines against time, bars against names.
 
-use super::markup::Markup;
+use crate::markup::Markup;
+use std::fmt::Display;
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 280.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
-const BOTTOM: f64 = 34.0;
+const BOTTOM: f64 = 42.0;
 /// Minimum distance of the numbers below an axis.
 const LABEL_WIDTH: f64 = 44.0;
 /// Minimum ratio of the largest to the smallest value for a logarithmic axis: a linear one would
@@ -15,6 +16,20 @@ const LABEL_WIDTH: f64 = 44.0;
 const WIDE_RATIO: f64 = 32.0;
 /// Maximum number of values on a logarithmic axis.
 const FEW: usize = 12;
+
+/// The style of plots. A small screen gets larger letters. Nothing in it needs escaping.
+pub const STYLE: &str = "
+figure { margin: 0; flex: 0 1 640px; min-width: 280px; }
+figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; }
+svg text { font-size: 12px; fill: currentColor; }
+svg .grid { stroke: #8884; }
+svg .line { fill: none; stroke-width: 2; }
+.legend { list-style: none; padding: 0; margin: 0; font-size: 13px; }
+.legend li { display: inline-block; margin-right: 1.2em; }
+.legend span { display: inline-block; width: 22px; margin-right: 0.4em; vertical-align: middle; }
+@media screen and (max-width: 600px) { svg text { font-size: 18px; } }
+";
 
 /// Colours that colour-blind people can distinguish (Okabe and Ito, without yellow and black).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
@@ -29,6 +44,13 @@ pub enum Axis {
     Numbers(Vec<f64>),
     /// Positions side by side.
     Names(Vec<String>),
+    /// Times since the start, in order.
+    Time {
+        /// The times, in seconds.
+        seconds: Vec<f64>,
+        /// The first series are areas, one above the other: so many.
+        stacked: usize,
+    },
 }
 
 /// A series of values, one for each position of the axis if there is one.
@@ -43,7 +65,7 @@ pub struct Series {
 pub struct Plot {
     /// The title: the name of the values.
     pub title: String,
-    /// The name of the axis.
+    /// The name of the axis; of an axis of time the name without the unit.
     pub axis_name: String,
     /// The horizontal axis.
     pub axis: Axis,
@@ -105,7 +127,9 @@ fn y(value: f64, most: f64) -> f64 {
 impl Plot {
     /// Adds the plot to a page.
     pub fn draw(&self, page: &mut Markup) {
-        let highest = self.series.iter().flat_map(|series| &series.values).flatten().copied().fold(0.0, f64::max);
+        let stacks = self.stacks().into_iter().flatten();
+        let highest = self.series.iter().flat_map(|series| &series.values).flatten().copied().chain(stacks);
+        let highest = highest.fold(0.0, f64::max);
         let ticks = ticks(highest);
         let most = ticks.last().copied().unwrap_or(1.0);
         page.element("figure", &[], |figure| {
@@ -117,11 +141,21 @@ impl Plot {
                     line(svg, "grid", (LEFT, at), (WIDTH - RIGHT, at));
                     label(svg, "end", (LEFT - 6.0, at + 4.0), &short(tick));
                 }
-                match &self.axis {
-                    Axis::Numbers(numbers) => self.draw_lines(svg, numbers, most),
-                    Axis::Names(names) => self.draw_bars(svg, names, most),
-                }
-                label(svg, "middle", ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 3.0), &self.axis_name);
+                let name = match &self.axis {
+                    Axis::Numbers(numbers) => {
+                        self.draw_lines(svg, numbers, most);
+                        self.axis_name.clone()
+                    }
+                    Axis::Names(names) => {
+                        self.draw_bars(svg, names, most);
+                        self.axis_name.clone()
+                    }
+                    Axis::Time { seconds, .. } => {
+                        let unit = self.draw_times(svg, seconds, most);
+                        format!("{}, {unit}", self.axis_name)
+                    }
+                };
+                label(svg, "middle", ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 5.0), &name);
             });
             self.draw_legend(figure);
         });
@@ -149,10 +183,8 @@ impl Plot {
                 .collect();
             let path: Vec<String> =
                 points.iter().map(|(_, x, value)| format!("{x:.1},{:.1}", y(*value, most))).collect();
-            let (colour, dashes) = look(number);
-            let attributes: [(&str, &dyn std::fmt::Display); 4] =
-                [("class", &"line"), ("stroke", &colour), ("stroke-dasharray", &dashes), ("points", &path.join(" "))];
-            svg.element("polyline", &attributes, |_| {});
+            let (colour, _) = look(number);
+            draw_polyline(svg, number, &path);
             for (at, x, value) in points {
                 let (x, y) = (format!("{x:.1}"), format!("{:.1}", y(value, most)));
                 svg.element("circle", &[("cx", &x), ("cy", &y), ("r", &2.5), ("fill", &colour)], |circle| {
@@ -160,6 +192,44 @@ impl Plot {
                 });
             }
         }
+    }
+
+    /// Returns the upper edges of the areas, from the lowest.
+    fn stacks(&self) -> Vec<Vec<f64>> {
+        let Axis::Time { seconds, stacked } = &self.axis else { return Vec::new() };
+        let mut edge = vec![0.0; seconds.len()];
+        let areas = self.series.iter().take(*stacked).map(|series| {
+            edge.iter_mut().zip(&series.values).for_each(|(edge, value)| *edge += value.unwrap_or(0.0));
+            edge.clone()
+        });
+        areas.collect()
+    }
+
+    /// Draws areas and lines against time. Returns the unit of the axis.
+    fn draw_times(&self, svg: &mut Markup, seconds: &[f64], most: f64) -> &'static str {
+        let last = seconds.last().copied().unwrap_or(0.0);
+        let (unit_seconds, unit) = time_unit(last);
+        let x = |at: f64| LEFT + if last > 0.0 { at / last } else { 0.0 } * (WIDTH - LEFT - RIGHT);
+        for tick in ticks(last / unit_seconds).into_iter().filter(|tick| tick * unit_seconds <= last) {
+            label(svg, "middle", (x(tick * unit_seconds), HEIGHT - BOTTOM + 16.0), &short(tick));
+        }
+        let point = |(at, value): (f64, f64)| format!("{:.1},{:.1}", x(at), y(value, most));
+        let path = |edge: &[f64]| seconds.iter().copied().zip(edge.iter().copied()).map(point).collect::<Vec<_>>();
+        let stacks = self.stacks();
+        let mut below = vec![0.0; seconds.len()];
+        for (number, edge) in stacks.iter().enumerate() {
+            let mut points = path(edge);
+            points.extend(path(&below).into_iter().rev());
+            let attributes: [(&str, &dyn Display); 3] =
+                [("fill", &look(number).0), ("fill-opacity", &0.6), ("points", &points.join(" "))];
+            svg.element("polygon", &attributes, |_| {});
+            below.clone_from(edge);
+        }
+        for (number, series) in self.series.iter().enumerate().skip(stacks.len()) {
+            let points = seconds.iter().zip(&series.values).filter_map(|(&at, &value)| Some(point((at, value?))));
+            draw_polyline(svg, number, &points.collect::<Vec<_>>());
+        }
+        unit
     }
 
     fn draw_bars(&self, svg: &mut Markup, names: &[String], most: f64) {
@@ -176,7 +246,7 @@ impl Plot {
                 let (x, width) =
                     (start + group * 0.1 + width * number as f64, format!("{:.2}", (width - 1.0).max(0.5)));
                 let (x, y, height) = (format!("{x:.2}"), format!("{top:.1}"), format!("{:.1}", HEIGHT - BOTTOM - top));
-                let attributes: [(&str, &dyn std::fmt::Display); 6] = [
+                let attributes: [(&str, &dyn Display); 6] = [
                     ("x", &x),
                     ("y", &y),
                     ("width", &width),
@@ -200,12 +270,30 @@ impl Plot {
                 let (colour, dashes) = look(number);
                 let border = if dashes == DASHES[0] { "solid" } else { "dashed" };
                 list.element("li", &[], |item| {
-                    let style = format!("border-top: 3px {border} {colour}");
+                    let is_area = matches!(self.axis, Axis::Time { stacked, .. } if number < stacked);
+                    let px = if is_area { 10 } else { 3 };
+                    let style = format!("border-top: {px}px {border} {colour}");
                     item.element("span", &[("style", &style)], |_| {});
                     item.text(&series.name);
                 });
             }
         });
+    }
+}
+
+fn draw_polyline(svg: &mut Markup, number: usize, points: &[String]) {
+    let (colour, dashes) = look(number);
+    let attributes: [(&str, &dyn Display); 4] =
+        [("class", &"line"), ("stroke", &colour), ("stroke-dasharray", &dashes), ("points", &points.join(" "))];
+    svg.element("polyline", &attributes, |_| {});
+}
+
+/// Returns the unit for an axis of so many seconds, and its name.
+fn time_unit(seconds: f64) -> (f64, &'static str) {
+    match seconds {
+        short if short < 300.0 => (1.0, "s"),
+        minutes if minutes < 5.0 * 3600.0 => (60.0, "min"),
+        _ => (3600.0, "h"),
     }
 }
 
@@ -248,6 +336,36 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(short(value), text);
         }
+    }
+
+    #[test]
+    fn areas_are_stacked_below_lines_against_time() {
+        let series = |name: &str, values: [f64; 2]| Series { name: name.to_owned(), values: values.map(Some).to_vec() };
+        let plot = Plot {
+            title: "memory".to_owned(),
+            axis_name: "time".to_owned(),
+            axis: Axis::Time { seconds: vec![0.0, 7200.0], stacked: 2 },
+            series: vec![series("a", [1.0, 2.0]), series("b", [1.0, 3.0]), series("limit", [4.0, 4.0])],
+        };
+        let mut page = Markup::default();
+        plot.draw(&mut page);
+        let page = page.into_page();
+        let options = roxmltree::ParsingOptions { allow_dtd: true, ..roxmltree::ParsingOptions::default() };
+        let document = roxmltree::Document::parse_with_options(&page, options).unwrap();
+        let points = |tag: &str| -> Vec<Vec<(f64, f64)>> {
+            let marks = document.descendants().filter(|node| node.has_tag_name(tag));
+            let pair =
+                |text: &str| text.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).unwrap();
+            marks.map(|node| node.attribute("points").unwrap().split(' ').map(pair).collect()).collect()
+        };
+        let close = |one: f64, other: f64| assert!((one - other).abs() < 0.11, "{one} {other}");
+        let ([low, high], [line]) = (&points("polygon")[..], &points("polyline")[..]) else { panic!("{page}") };
+        assert_eq!((low.len(), high.len(), line.len()), (4, 4, 2));
+        close(low[1].1, y(2.0, 5.0));
+        close(high[1].1, y(5.0, 5.0));
+        close(high[2].1, low[1].1);
+        close(line[1].0, WIDTH - RIGHT);
+        assert!(page.contains("time, min"), "{page}");
     }
 
     proptest! {
