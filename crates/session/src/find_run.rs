@@ -7,6 +7,7 @@
 
 use crate::segment::{Control, ControlError, SEGMENT_NAME};
 use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::shared_memory::Mapped;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why no run was found.
@@ -39,9 +41,10 @@ pub enum FindError {
     Control(#[from] ControlError),
 }
 
-/// The identity of a file, as `maps` shows it.
+/// The identity of a segment, and so of its run, as `maps` shows it. The kernel may use it again
+/// for a run that starts when this one has ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Inode {
+pub struct Inode {
     device: (u32, u32),
     number: u64,
 }
@@ -75,18 +78,34 @@ pub fn has_segment(pid: u32) -> Option<bool> {
     Some(mapped_by(pid).ok()?.is_some())
 }
 
+/// Returns the identity of the segment of the run that process `pid` belongs to.
+pub fn segment_of(pid: u32) -> Result<Inode, FindError> {
+    mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))
+}
+
 /// Returns the control segment of the run that process `pid` belongs to.
 pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
-    let segment = mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))?;
+    let segment = segment_of(pid)?;
     let fd = std::iter::once(pid).chain(all_pids()).find_map(|pid| opened_by(pid, segment));
     Ok(Control::of(fd.ok_or(FindError::NoSupervisor(pid))?)?)
 }
 
-/// The runs of which supervisors were found, by their segments. [`Runs::look`] finds new ones.
+/// A run whose supervisor was found.
+#[derive(Clone)]
+pub struct Run {
+    /// The identity of its segment.
+    pub segment: Inode,
+    /// The pid of its supervisor.
+    pub pid: u32,
+    /// Its segment, mapped as long as somebody holds it.
+    pub control: Arc<Mapped<Control>>,
+}
+
+/// The runs of which supervisors were found, by their segments. [`Runs::look`] finds new ones, and
+/// forgets those that have ended.
 #[derive(Default)]
 pub struct Runs {
-    /// A segment stays mapped for the life of this process, so each is opened once.
-    known: BTreeMap<Inode, &'static Control>,
+    known: BTreeMap<Inode, Arc<Mapped<Control>>>,
 }
 
 impl Runs {
@@ -95,8 +114,8 @@ impl Runs {
     ///
     /// Only a supervisor has the segment both mapped and open for longer than a moment. Descriptors
     /// are looked at first: reading `maps` makes a process wait that changes its mappings.
-    pub fn look(&mut self) -> BTreeMap<u32, &'static Control> {
-        let (mut supervisors, mut seen) = (BTreeMap::new(), BTreeMap::new());
+    pub fn look(&mut self) -> Vec<Run> {
+        let (mut running, mut seen) = (Vec::new(), BTreeMap::new());
         let mut candidates: Vec<u32> = all_pids().filter(|&pid| has_open(pid)).collect();
         // A child that the supervisor has just forked has the same.
         candidates.sort_unstable();
@@ -104,16 +123,16 @@ impl Runs {
             let Some(segment) = mapped_by(pid).ok().flatten().filter(|segment| !seen.contains_key(segment)) else {
                 continue;
             };
-            let open = || opened_by(pid, segment).and_then(|fd| Control::of(fd).ok());
-            let Some(control) = self.known.get(&segment).copied().or_else(open) else { continue };
-            seen.insert(segment, control);
+            let open = || opened_by(pid, segment).and_then(|fd| Control::visit(fd).ok()).map(Arc::new);
+            let Some(control) = self.known.get(&segment).cloned().or_else(open) else { continue };
+            seen.insert(segment, Arc::clone(&control));
             if !control.has_ended() {
-                supervisors.insert(pid, control);
+                running.push(Run { segment, pid, control });
             }
         }
         // The number of an ended run's inode may be used again.
         self.known = seen;
-        supervisors
+        running
     }
 }
 
