@@ -69,16 +69,17 @@ impl View {
             Order::Ascending => self.looks.pick("▲", "^"),
             Order::Descending => self.looks.pick("▼", "v"),
         };
-        let span = |column: &Column| {
+        let spans = Column::ALL.iter().flat_map(|column| {
             let title = column.title();
-            if *column != sort {
-                return Span::raw(title);
-            }
             let text = title.trim_start();
-            let marked = format!("{:>width$}", format!("{arrow}{text}"), width = title.len());
-            Span::styled(marked, Style::new().add_modifier(Modifier::BOLD))
-        };
-        let spans: Vec<Span> = Column::ALL.iter().map(span).collect();
+            if *column != sort {
+                return [Span::raw(title), Span::raw("")];
+            }
+            // All titles begin with a space, in which the arrow has room.
+            let gap = " ".repeat(title.len() - text.len() - 1);
+            [Span::raw(gap), Span::styled(format!("{arrow}{text}"), Modifier::REVERSED)]
+        });
+        let spans: Vec<Span> = spans.collect();
         Line::from(spans).style(self.looks.colour(Color::Cyan).add_modifier(Modifier::UNDERLINED))
     }
 

@@ -203,17 +203,19 @@ fn keys() -> impl Strategy<Value = KeyCode> {
     prop::sample::select(special.into_iter().chain(others).chain(letters).collect::<Vec<_>>())
 }
 
+/// The processes of a run with their parents and sizes, what the run takes, and its rate of faults.
+type Generated = (BTreeMap<u32, (u32, u64)>, u32, Option<f64>);
+
 /// Generates samples of up to four runs with processes of any parents.
 fn many() -> impl Strategy<Value = Vec<RunSample>> {
     let processes = prop::collection::btree_map(10u32..30, (1u32..30, 0u64..1 << 30), 0..12);
     let one = (processes, any::<u32>(), prop::option::of(0.0..1e6));
     prop::collection::btree_map(1u32..8, one, 0..4).prop_map(|runs| {
-        let sample =
-            |(pid, (processes, taken, faults)): (u32, (BTreeMap<u32, (u32, u64)>, u32, Option<f64>))| RunSample {
-                processes: processes.into_iter().map(|(pid, (parent, bytes))| process(pid, parent, bytes)).collect(),
-                rates: run(pid, 0, faults.unwrap_or(0.0)).rates.filter(|_| faults.is_some()),
-                ..run(pid, taken.into(), 0.0)
-            };
+        let sample = |(pid, (processes, taken, faults)): (u32, Generated)| RunSample {
+            processes: processes.into_iter().map(|(pid, (parent, bytes))| process(pid, parent, bytes)).collect(),
+            rates: run(pid, 0, faults.unwrap_or(0.0)).rates.filter(|_| faults.is_some()),
+            ..run(pid, taken.into(), 0.0)
+        };
         runs.into_iter().map(sample).collect()
     })
 }
