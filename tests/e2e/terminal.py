@@ -11,6 +11,14 @@ from conftest import clean_env
 PATIENCE = 60
 
 
+def until(condition):
+    """Waits until the condition is true."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.05)
+
+
 class Terminal:
     """A shell in a terminal of its own."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, MIB, RUNS, clean_env, cli, foliomem_only, start
-from terminal import HAS_TMUX, Terminal
+from terminal import HAS_TMUX, Terminal, until
 
 pytestmark = [foliomem_only, pytest.mark.skipif(not HAS_TMUX, reason="no tmux here")]
 # Touches so many MiB that compress, says so, sleeps until a line comes, and verifies them.
@@ -184,6 +184,8 @@ def test_a_run_that_ends_while_it_is_shown_is_said(tall, idle):
     short.finish()
     screen = terminal.wait(lambda screen: "(ended) python" in screen and "ended after" in screen)
     assert short.program not in rows(screen) and "0 runs, 0 processes" in screen, screen
+    # A mapping would keep the memory of the ended run.
+    until(lambda: "foliomem-control" not in Path(f"/proc/{pid_in(terminal)}/maps").read_text())
     terminal.press("l")
     terminal.wait(lambda screen: f"run {short.pid} has ended" in screen)
     quit_top(terminal)

@@ -15,6 +15,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Time after which new runs are looked for again, which looks at all processes: each second sample
+/// of `top` does.
+const LOOK_INTERVAL: Duration = Duration::from_millis(900);
 /// Time after which the name and the parent of a process are read again: a program may rename
 /// itself, and is another one after an exec.
 const NAME_LIFETIME: Duration = Duration::from_secs(1);
@@ -96,9 +99,10 @@ pub enum Detail {
 /// Takes samples of the same runs again and again.
 pub struct Sampler {
     detail: Detail,
-    /// The only run that is sampled, if it is not all of them.
-    only: Option<Inode>,
     runs: Runs,
+    /// The runs that the last look has found, and its time.
+    found: Vec<Run>,
+    looked_at: Option<Instant>,
     seen: BTreeMap<Inode, SeenRun>,
     /// The number of runs that were seen so far.
     count: u64,
@@ -107,7 +111,8 @@ pub struct Sampler {
 impl Sampler {
     /// Returns a sampler of all runs, or of `only` one.
     pub fn new(detail: Detail, only: Option<Inode>) -> Sampler {
-        Sampler { detail, only, runs: Runs::default(), seen: BTreeMap::new(), count: 0 }
+        let runs = only.map_or_else(Runs::default, Runs::only);
+        Sampler { detail, runs, found: Vec::new(), looked_at: None, seen: BTreeMap::new(), count: 0 }
     }
 
     /// Takes two samples, `interval` apart, and returns those of runs that were there at both.
@@ -121,10 +126,14 @@ impl Sampler {
 
     /// Takes a sample of each run, in the order of pids. Runs that end meanwhile are left out.
     pub fn sample(&mut self) -> Vec<RunSample> {
-        let mut before = std::mem::take(&mut self.seen);
-        let mut runs = self.runs.look();
-        runs.retain(|run| self.only.is_none_or(|only| only == run.segment));
-        runs.iter().filter_map(|run| self.sample_run(run, before.remove(&run.segment))).collect()
+        let now = Instant::now();
+        if self.looked_at.is_none_or(|looked_at| now - looked_at > LOOK_INTERVAL) {
+            (self.found, self.looked_at) = (self.runs.look(), Some(now));
+        }
+        // An ended run is unmapped.
+        self.found.retain(|run| !run.control.has_ended());
+        let (mut before, found) = (std::mem::take(&mut self.seen), self.found.clone());
+        found.iter().filter_map(|run| self.sample_run(run, before.remove(&run.segment))).collect()
     }
 
     /// Returns the segment of a run that was found at the last sample.

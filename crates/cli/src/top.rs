@@ -61,7 +61,8 @@ enum Event {
 
 /// Shows the runs, or the run of one process.
 pub fn top(args: &TopArgs) -> Result<u8, CliError> {
-    let only = args.pid.map(|pid| find_run::run_of(pid).and_then(|_| find_run::segment_of(pid))).transpose()?;
+    let segment_of = |pid| find_run::visit_run_of(pid).map(|(segment, _control)| segment);
+    let only = args.pid.map(segment_of).transpose()?;
     let mut sampler = Sampler::new(Detail::Processes, only);
     let (tree, chooser) =
         if only.is_some() { (Tree::Unfolded, Chooser::User) } else { (Tree::Folded, Chooser::Nobody) };

@@ -78,16 +78,18 @@ pub fn has_segment(pid: u32) -> Option<bool> {
     Some(mapped_by(pid).ok()?.is_some())
 }
 
-/// Returns the identity of the segment of the run that process `pid` belongs to.
-pub fn segment_of(pid: u32) -> Result<Inode, FindError> {
-    mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))
+/// Returns the control segment of the run that process `pid` belongs to, mapped for the life of the
+/// calling process.
+pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
+    let (_segment, control) = visit_run_of(pid)?;
+    Ok(control.leak())
 }
 
-/// Returns the control segment of the run that process `pid` belongs to.
-pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
-    let segment = segment_of(pid)?;
+/// Returns the control segment of the run that process `pid` belongs to, and its identity.
+pub fn visit_run_of(pid: u32) -> Result<(Inode, Mapped<Control>), FindError> {
+    let segment = mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))?;
     let fd = std::iter::once(pid).chain(all_pids()).find_map(|pid| opened_by(pid, segment));
-    Ok(Control::of(fd.ok_or(FindError::NoSupervisor(pid))?)?)
+    Ok((segment, Control::visit(fd.ok_or(FindError::NoSupervisor(pid))?)?))
 }
 
 /// A run whose supervisor was found.
@@ -105,10 +107,17 @@ pub struct Run {
 /// forgets those that have ended.
 #[derive(Default)]
 pub struct Runs {
+    /// The only run to find, if it is not all of them.
+    only: Option<Inode>,
     known: BTreeMap<Inode, Arc<Mapped<Control>>>,
 }
 
 impl Runs {
+    /// Returns what finds one run alone.
+    pub fn only(segment: Inode) -> Runs {
+        Runs { only: Some(segment), ..Runs::default() }
+    }
+
     /// Returns the runs that go on and that the caller may look at, by the pids of their
     /// supervisors. A run of another version of foliomem is left out.
     ///
@@ -120,9 +129,9 @@ impl Runs {
         // A child that the supervisor has just forked has the same.
         candidates.sort_unstable();
         for pid in candidates {
-            let Some(segment) = mapped_by(pid).ok().flatten().filter(|segment| !seen.contains_key(segment)) else {
-                continue;
-            };
+            let is_wanted =
+                |segment: &Inode| !seen.contains_key(segment) && self.only.is_none_or(|only| only == *segment);
+            let Some(segment) = mapped_by(pid).ok().flatten().filter(is_wanted) else { continue };
             let open = || opened_by(pid, segment).and_then(|fd| Control::visit(fd).ok()).map(Arc::new);
             let Some(control) = self.known.get(&segment).cloned().or_else(open) else { continue };
             seen.insert(segment, Arc::clone(&control));

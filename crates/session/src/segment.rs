@@ -334,6 +334,22 @@ mod tests {
     }
 
     #[test]
+    fn a_visitor_unmaps_the_segment_again() {
+        let (_, fd) = Control::create(&configuration()).unwrap();
+        let inode = format!(" {} ", rustix::fs::fstat(&fd).unwrap().st_ino);
+        let count = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.contains(&inode) && line.contains("foliomem-control")).count()
+        };
+        let visited = Control::visit(fd.try_clone().unwrap()).unwrap();
+        assert_eq!((count(), visited.configuration()), (2, configuration()));
+        drop(visited);
+        assert_eq!(count(), 1);
+        Control::visit(fd).unwrap().leak();
+        assert_eq!(count(), 2);
+    }
+
+    #[test]
     fn one_side_reads_what_the_other_writes() {
         let (control, fd) = Control::create(&configuration()).unwrap();
         let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
