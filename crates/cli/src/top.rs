@@ -5,8 +5,8 @@
 //! - `view` draws the state with `plot` and `help`, as `looks` allow;
 //! - `screen` takes the terminal and gives it back.
 //!
-//! Three threads send to the one that samples and draws: one reads keys, one receives signals, and
-//! one for each limit waits until it holds.
+//! The main thread samples and draws. Other threads send to it: one reads keys, one receives
+//! signals, and one for each changed limit waits until it holds.
 
 mod help;
 mod history;

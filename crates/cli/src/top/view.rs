@@ -134,7 +134,8 @@ impl View {
     }
 }
 
-/// Returns the number of rows for the plot of the selected run.
+/// Returns the number of rows for the plot of the selected run: bars are higher in a larger
+/// terminal, and there is no plot if too little would be left for the table.
 fn plot_rows(height: u16, model: &Model) -> u16 {
     let (head_rows, left) = (2, height.saturating_sub(2 + MIN_TABLE_ROWS));
     let bar_rows = match height {
