@@ -31,6 +31,8 @@ pub enum Command {
     Record(RecordArgs),
     /// List the runs of this user, of all users for root.
     Ps(PsArgs),
+    /// Show the runs and their processes, live, and change limits.
+    Top(TopArgs),
     /// Look at a run, and change it, while it goes on.
     Ctl(CtlArgs),
     /// Check what this machine allows, and print how to mend what is missing.
@@ -105,6 +107,20 @@ pub enum SetupCommand {
 #[derive(Debug, clap::Args)]
 pub struct PsArgs {
     /// Print the list as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `top`.
+#[derive(Debug, clap::Args)]
+pub struct TopArgs {
+    /// Show only the run of this process: any process of it, or the foliomem that runs it.
+    #[arg(value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Print one picture as text, and end; also if the output is no terminal.
+    #[arg(long)]
+    pub once: bool,
+    /// Print the list of `ps --json` with the processes of each run, and end.
     #[arg(long)]
     pub json: bool,
 }

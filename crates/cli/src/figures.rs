@@ -1,11 +1,12 @@
-//! The figures of a run at one moment, and the rates between two.
+//! The figures of a run, or of one of its processes, at one moment, and the rates between two.
 
+use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
 use foliomem_types::counters::{Counters, FaultKind};
 use foliomem_types::units::PAGE_BYTES;
 use std::time::Instant;
 
-/// What a run has at one moment.
+/// What a run or a process has at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// The moment.
@@ -40,7 +41,13 @@ impl Figures {
         Figures::new(control.tree_measured_bytes(), &control.sum())
     }
 
-    fn new(taken_bytes: u64, counters: &Counters) -> Figures {
+    /// Returns those of a process.
+    pub fn of_process(slot: &ProcessSlot) -> Figures {
+        Figures::new(slot.measured_bytes(), &slot.counters)
+    }
+
+    /// Returns those of something that takes `taken_bytes` and has these counters.
+    pub fn new(taken_bytes: u64, counters: &Counters) -> Figures {
         Figures {
             at: Instant::now(),
             taken_bytes,
@@ -53,6 +60,21 @@ impl Figures {
                 let waited_ns = counters.faults(kind).sum_ns.get();
                 u64::saturating_add(sum, waited_ns)
             }),
+        }
+    }
+
+    /// Returns the sums of both.
+    pub fn plus(&self, other: &Figures) -> Figures {
+        // The program may have overwritten any of these words.
+        let add = u64::saturating_add;
+        Figures {
+            at: self.at,
+            taken_bytes: add(self.taken_bytes, other.taken_bytes),
+            stored_bytes: add(self.stored_bytes, other.stored_bytes),
+            content_bytes: add(self.content_bytes, other.content_bytes),
+            swap_file_bytes: add(self.swap_file_bytes, other.swap_file_bytes),
+            faults: add(self.faults, other.faults),
+            waited_ns: add(self.waited_ns, other.waited_ns),
         }
     }
 

@@ -1,4 +1,5 @@
-//! `foliomem ctl PID limit`: changes the limit of a run, and waits until it holds.
+//! Changes the limit of a run, for `foliomem ctl PID limit` and `foliomem top`, and waits until it
+//! holds.
 //!
 //! The wanted limit is left in the control segment. The supervisor applies it, and the agents
 //! reclaim down to it.
@@ -97,31 +98,37 @@ impl Change {
 
 /// Changes the limit of the run of process `pid` as `text` says, and waits no longer than `timeout`
 /// until it holds.
-pub fn change(control: &'static Control, pid: u32, text: &str, timeout: Duration) -> Result<(), CliError> {
+pub fn change(control: &Control, pid: u32, text: &str, timeout: Duration) -> Result<(), CliError> {
     let bad = |source| CliError::Setting { name: "limit", origin: "command line".to_owned(), source: Box::new(source) };
-    let machine = Machine::around(&MemoryGroups::find(Path::new("/")));
-    let change = Change::parse(text, &machine).map_err(bad)?;
-    let before_bytes = control.limit_bytes();
-    let wanted = control.want_limit(|so_far_bytes| change.apply(so_far_bytes, text)).map_err(bad)?;
+    let waiting = ask(control, pid, text).map_err(bad)?;
     if !timeout.is_zero() {
-        let taken_bytes = Waiting { control, pid, wanted, before_bytes }.wait(timeout)?;
+        let taken_bytes = waiting.wait(timeout)?;
         println!("limit   {}\ntaken   {}", format_mib(control.limit_bytes()), format_mib(taken_bytes));
     }
     Ok(())
 }
 
-/// A change that is waited for.
-struct Waiting {
-    control: &'static Control,
+/// Asks for the limit that `text` says, of the run of process `pid`.
+pub fn ask<'a>(control: &'a Control, pid: u32, text: &str) -> Result<Waiting<'a>, BadValue> {
+    let machine = Machine::around(&MemoryGroups::find(Path::new("/")));
+    let change = Change::parse(text, &machine)?;
+    let before_bytes = control.limit_bytes();
+    let wanted = control.want_limit(|so_far_bytes| change.apply(so_far_bytes, text))?;
+    Ok(Waiting { control, pid, wanted, before_bytes })
+}
+
+/// A change that can be waited for.
+pub struct Waiting<'a> {
+    control: &'a Control,
     pid: u32,
     wanted: WantedLimit,
     /// The limit before.
     before_bytes: u64,
 }
 
-impl Waiting {
+impl Waiting<'_> {
     /// Waits until the limit holds. Returns what the run takes then, in bytes.
-    fn wait(&self, timeout: Duration) -> Result<u64, LimitError> {
+    pub fn wait(&self, timeout: Duration) -> Result<u64, LimitError> {
         let (control, started) = (self.control, Instant::now());
         let mut shrunk = (started, u64::MAX);
         loop {

@@ -12,7 +12,8 @@
 //!   `run_report` gathers what happens in it with `timeline`, for the page that `run_page` makes,
 //!   `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
 //!   `metrics_target` publishes;
-//! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
+//! - `sampler` looks at runs and their `figures`, `ps` lists them in `columns`, `top` shows them
+//!   live; `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
 //!
 //! `bench` and `lab` are programs of their own, which lie beside this one. `jupyter` is part of the
@@ -26,6 +27,7 @@
 
 mod args;
 mod checks;
+mod columns;
 mod config_file;
 mod container_limit;
 mod ctl;
@@ -47,12 +49,14 @@ mod remedy;
 mod report;
 mod run_page;
 mod run_report;
+mod sampler;
 mod settings;
 mod setup;
 mod stall;
 mod supervise;
 mod thrashing;
 mod timeline;
+mod top;
 mod unmanaged;
 
 use args::{Args, Command, OtherArgs, RunArgs};
@@ -92,6 +96,7 @@ fn main() -> ExitCode {
         Command::Run(run) => self::run(&run, None),
         Command::Record(args) => self::run(&args.run, Some(&args.output)),
         Command::Ps(args) => Ok(ps::ps(&args)),
+        Command::Top(args) => top::top(&args),
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor(args) => Ok(doctor::doctor(&args)),
         Command::Setup(args) => setup::setup(&args),

@@ -7,6 +7,7 @@
 
 use crate::segment::{Control, ControlError, SEGMENT_NAME};
 use foliomem_sys::errno_text::ErrnoText;
+use foliomem_sys::shared_memory::Mapped;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open, stat};
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why no run was found.
@@ -39,9 +41,10 @@ pub enum FindError {
     Control(#[from] ControlError),
 }
 
-/// The identity of a file, as `maps` shows it.
+/// The identity of a segment, and so of its run, as `maps` shows it. The kernel may use it again
+/// for a run that starts when this one has ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Inode {
+pub struct Inode {
     device: (u32, u32),
     number: u64,
 }
@@ -75,45 +78,70 @@ pub fn has_segment(pid: u32) -> Option<bool> {
     Some(mapped_by(pid).ok()?.is_some())
 }
 
-/// Returns the control segment of the run that process `pid` belongs to.
+/// Returns the control segment of the run that process `pid` belongs to, mapped for the life of the
+/// calling process.
 pub fn run_of(pid: u32) -> Result<&'static Control, FindError> {
-    let segment = mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))?;
-    let fd = std::iter::once(pid).chain(all_pids()).find_map(|pid| opened_by(pid, segment));
-    Ok(Control::of(fd.ok_or(FindError::NoSupervisor(pid))?)?)
+    let (_segment, control) = visit_run_of(pid)?;
+    Ok(control.leak())
 }
 
-/// The runs of which supervisors were found, by their segments. [`Runs::look`] finds new ones.
+/// Returns the control segment of the run that process `pid` belongs to, and its identity.
+pub fn visit_run_of(pid: u32) -> Result<(Inode, Mapped<Control>), FindError> {
+    let segment = mapped_by(pid).map_err(|error| refused(pid, &error))?.ok_or(FindError::NotInRun(pid))?;
+    let fd = std::iter::once(pid).chain(all_pids()).find_map(|pid| opened_by(pid, segment));
+    Ok((segment, Control::visit(fd.ok_or(FindError::NoSupervisor(pid))?)?))
+}
+
+/// A run whose supervisor was found.
+#[derive(Clone)]
+pub struct Run {
+    /// The identity of its segment.
+    pub segment: Inode,
+    /// The pid of its supervisor.
+    pub pid: u32,
+    /// Its segment, mapped as long as somebody holds it.
+    pub control: Arc<Mapped<Control>>,
+}
+
+/// The runs of which supervisors were found, by their segments. [`Runs::look`] finds new ones, and
+/// forgets those that have ended.
 #[derive(Default)]
 pub struct Runs {
-    /// A segment stays mapped for the life of this process, so each is opened once.
-    known: BTreeMap<Inode, &'static Control>,
+    /// The only run to find, if it is not all of them.
+    only: Option<Inode>,
+    known: BTreeMap<Inode, Arc<Mapped<Control>>>,
 }
 
 impl Runs {
+    /// Returns what finds one run alone.
+    pub fn only(segment: Inode) -> Runs {
+        Runs { only: Some(segment), ..Runs::default() }
+    }
+
     /// Returns the runs that go on and that the caller may look at, by the pids of their
     /// supervisors. A run of another version of foliomem is left out.
     ///
     /// Only a supervisor has the segment both mapped and open for longer than a moment. Descriptors
     /// are looked at first: reading `maps` makes a process wait that changes its mappings.
-    pub fn look(&mut self) -> BTreeMap<u32, &'static Control> {
-        let (mut supervisors, mut seen) = (BTreeMap::new(), BTreeMap::new());
+    pub fn look(&mut self) -> Vec<Run> {
+        let (mut running, mut seen) = (Vec::new(), BTreeMap::new());
         let mut candidates: Vec<u32> = all_pids().filter(|&pid| has_open(pid)).collect();
         // A child that the supervisor has just forked has the same.
         candidates.sort_unstable();
         for pid in candidates {
-            let Some(segment) = mapped_by(pid).ok().flatten().filter(|segment| !seen.contains_key(segment)) else {
-                continue;
-            };
-            let open = || opened_by(pid, segment).and_then(|fd| Control::of(fd).ok());
-            let Some(control) = self.known.get(&segment).copied().or_else(open) else { continue };
-            seen.insert(segment, control);
+            let is_wanted =
+                |segment: &Inode| !seen.contains_key(segment) && self.only.is_none_or(|only| only == *segment);
+            let Some(segment) = mapped_by(pid).ok().flatten().filter(is_wanted) else { continue };
+            let open = || opened_by(pid, segment).and_then(|fd| Control::visit(fd).ok()).map(Arc::new);
+            let Some(control) = self.known.get(&segment).cloned().or_else(open) else { continue };
+            seen.insert(segment, Arc::clone(&control));
             if !control.has_ended() {
-                supervisors.insert(pid, control);
+                running.push(Run { segment, pid, control });
             }
         }
         // The number of an ended run's inode may be used again.
         self.known = seen;
-        supervisors
+        running
     }
 }
 

@@ -16,7 +16,8 @@ use crate::door;
 use crate::messages::{MAX_NOTICES, Message};
 use crate::process_table::{MAX_PROCESSES, ProcessSlot};
 use crate::trace_ring::TraceRing;
-use foliomem_sys::{shared_memory, shared_words};
+use foliomem_sys::shared_memory::Mapped;
+use foliomem_sys::shared_words;
 use foliomem_types::counters::Counters;
 use foliomem_types::settings::Configuration;
 use rustix::fd::OwnedFd;
@@ -133,8 +134,8 @@ shared_words! {
     }
 }
 
-fn map(fd: &OwnedFd) -> Result<&'static Control, ControlError> {
-    shared_memory::map(fd).map_err(|errno| ControlError::System("map", errno))
+fn map(fd: &OwnedFd) -> Result<Mapped<Control>, ControlError> {
+    Mapped::new(fd).map_err(|errno| ControlError::System("map", errno))
 }
 
 impl Control {
@@ -145,7 +146,7 @@ impl Control {
             .map_err(|errno| ControlError::System("create", errno))?;
         ftruncate(&fd, size_of::<Control>() as u64).map_err(|errno| ControlError::System("size", errno))?;
         fcntl_add_seals(&fd, SEALS).map_err(|errno| ControlError::System("seal", errno))?;
-        let control = map(&fd)?;
+        let control = map(&fd)?.leak();
         let header = &control.header;
         header.set_configuration(configuration);
         header.version.store(VERSION, Ordering::Relaxed);
@@ -207,9 +208,15 @@ impl Control {
         Control::of(fd)
     }
 
-    /// Maps the segment that `fd` refers to. Fails with [`ControlError::Version`] if the file is no
-    /// segment of this version.
+    /// Maps the segment that `fd` refers to, for the life of the process. Fails with
+    /// [`ControlError::Version`] if the file is no segment of this version.
     pub fn of(fd: OwnedFd) -> Result<&'static Control, ControlError> {
+        Control::visit(fd).map(Mapped::leak)
+    }
+
+    /// As [`Control::of`], but the mapping ends when the caller drops it: the memory of an ended
+    /// run is freed when nobody maps its segment.
+    pub fn visit(fd: OwnedFd) -> Result<Mapped<Control>, ControlError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| ControlError::System("read", errno))?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
         if stat.st_size != size_of::<Control>() as i64 || !is_sealed {
@@ -328,6 +335,22 @@ mod tests {
 
     fn pid(raw: i32) -> Pid {
         Pid::from_raw(raw).unwrap()
+    }
+
+    #[test]
+    fn a_visitor_unmaps_the_segment_again() {
+        let (_, fd) = Control::create(&configuration()).unwrap();
+        let inode = format!(" {} ", rustix::fs::fstat(&fd).unwrap().st_ino);
+        let count = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.contains(&inode) && line.contains("foliomem-control")).count()
+        };
+        let visited = Control::visit(fd.try_clone().unwrap()).unwrap();
+        assert_eq!((count(), visited.configuration()), (2, configuration()));
+        drop(visited);
+        assert_eq!(count(), 1);
+        Control::visit(fd).unwrap().leak();
+        assert_eq!(count(), 2);
     }
 
     #[test]

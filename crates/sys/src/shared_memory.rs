@@ -7,6 +7,10 @@
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr::NonNull;
 
 /// A type that several processes may access at the same time: it consists of atomics only.
 ///
@@ -74,25 +78,60 @@ macro_rules! shared_words {
     )*};
 }
 
-/// Maps `file` for reading and writing, for the life of the process. The caller seals the file
-/// against shrinking; otherwise an access may raise SIGBUS.
-///
-/// # Errors
-/// Fails with `INVAL` if the file is smaller than a `T`, or if the kernel refuses the mapping.
-pub fn map<T: SharedWords>(file: impl AsFd) -> Result<&'static T, Errno> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap};
-    if cfg!(feature = "shuttle") {
-        return Err(Errno::NOSYS);
+/// The mapping of a shared file. Unmapped on drop.
+#[derive(Debug)]
+pub struct Mapped<T: SharedWords>(NonNull<T>);
+
+// SAFETY: the mapping belongs to the process, not to a thread, and gives out shared references
+// alone.
+unsafe impl<T: SharedWords + Sync> Send for Mapped<T> {}
+// SAFETY: several threads may read shared words.
+unsafe impl<T: SharedWords + Sync> Sync for Mapped<T> {}
+
+impl<T: SharedWords> Mapped<T> {
+    /// Maps `file` for reading and writing. The caller seals the file against shrinking; otherwise
+    /// an access may raise SIGBUS.
+    ///
+    /// # Errors
+    /// Fails with `INVAL` if the file is smaller than a `T`, or if the kernel refuses the mapping.
+    pub fn new(file: impl AsFd) -> Result<Mapped<T>, Errno> {
+        if cfg!(feature = "shuttle") {
+            return Err(Errno::NOSYS);
+        }
+        if (rustix::fs::fstat(&file)?.st_size as u64) < size_of::<T>() as u64 {
+            return Err(Errno::INVAL);
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let (anywhere, len) = (std::ptr::null_mut(), size_of::<T>());
+        // SAFETY: the kernel chooses the address of the new mapping, so nothing else is affected.
+        let start = unsafe { mmap(anywhere, len, protection, MapFlags::SHARED, file.as_fd(), 0) }?;
+        NonNull::new(start.cast()).map(Mapped).ok_or(Errno::NOMEM)
     }
-    if (rustix::fs::fstat(&file)?.st_size as u64) < size_of::<T>() as u64 {
-        return Err(Errno::INVAL);
+
+    /// Keeps the mapping for the life of the process.
+    pub fn leak(self) -> &'static T {
+        let start = ManuallyDrop::new(self).0;
+        // SAFETY: as in `deref`, and the mapping is never unmapped.
+        unsafe { start.as_ref() }
     }
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses the address of the new mapping, so nothing else is affected.
-    let start = unsafe { mmap(std::ptr::null_mut(), size_of::<T>(), protection, MapFlags::SHARED, file.as_fd(), 0) }?;
-    // SAFETY: the mapping is never unmapped, is page-aligned, and is backed by the file for at
-    // least the size of `T`. By `SharedWords` every bit pattern is valid.
-    Ok(unsafe { &*start.cast::<T>() })
+}
+
+impl<T: SharedWords> Deref for Mapped<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the mapping is page-aligned, lives as long as `self`, and is backed by the file
+        // for at least the size of `T`. By `SharedWords` every bit pattern is valid.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T: SharedWords> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: `new` made the mapping, and references into it do not outlive `self`.
+        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), size_of::<T>()) };
+        debug_assert_eq!(unmapped, Ok(()));
+    }
 }
 
 /// Returns a `T` of zeros. A page of it takes memory only when it is used.

@@ -43,6 +43,9 @@ _foliomem() {
             foliomem,setup)
                 cmd="foliomem__subcmd__setup"
                 ;;
+            foliomem,top)
+                cmd="foliomem__subcmd__top"
+                ;;
             foliomem__subcmd__ctl,limit)
                 cmd="foliomem__subcmd__ctl__subcmd__limit"
                 ;;
@@ -65,7 +68,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --verbose --help --version run record ps ctl doctor setup bench lab jupyter"
+            opts="-h -V --verbose --help --version run record ps top ctl doctor setup bench lab jupyter"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -379,6 +382,20 @@ _foliomem() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__top)
+            opts="-h --once --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;
