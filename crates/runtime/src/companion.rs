@@ -14,7 +14,7 @@
 //! | activation | `activate` | [`activated`] |
 //! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |
 //! | handler | `handler` | [`workers`], [`placement`] |
-//! | reclaimer | [`reclaimer`] | its requests |
+//! | reclaimer | [`reclaimer`], [`asked`] | its requests |
 //! | guard, end | `guard`, `end`, [`memory_users`] | none |
 //!
 //! The state modules know no roles. [`crate::runtime::Runtime`] owns the state and passes it, or
@@ -24,6 +24,7 @@
 
 pub(crate) mod activate;
 pub(crate) mod activated;
+pub(crate) mod asked;
 pub(crate) mod context;
 pub(crate) mod end;
 pub(crate) mod error;

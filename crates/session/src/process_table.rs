@@ -10,7 +10,7 @@
 //! the owner is killed. No other lock is taken under it.
 
 use crate::custody::Offer;
-use crate::reclaim_request::ReclaimRequest;
+use crate::memory_request::MemoryRequest;
 use crate::segment::{Control, ControlError};
 use crate::trace_ring::TraceRing;
 use foliomem_sys::identity::{self, is_alive};
@@ -55,8 +55,8 @@ shared_words! {
         pub(crate) shares_known_ns: AtomicU64,
         /// 1 while the process changes its size, and so may keep other processes from a CPU.
         pub awake: AtomicU32,
-        /// What `ctl` asks the companion to swap out.
-        pub reclaim: ReclaimRequest,
+        /// What `ctl` asks the companion to swap out or in.
+        pub request: MemoryRequest,
         /// The process's counters.
         pub counters: Counters,
     }
@@ -215,7 +215,7 @@ impl Control {
             let measured_bytes = process.measured_bytes.swap(0, Ordering::Relaxed);
             self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
-            process.reclaim.clear();
+            process.request.clear();
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }

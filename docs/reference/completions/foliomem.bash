@@ -49,6 +49,9 @@ _foliomem() {
             foliomem__subcmd__ctl,reclaim)
                 cmd="foliomem__subcmd__ctl__subcmd__reclaim"
                 ;;
+            foliomem__subcmd__ctl,resume)
+                cmd="foliomem__subcmd__ctl__subcmd__resume"
+                ;;
             foliomem__subcmd__ctl,sizes)
                 cmd="foliomem__subcmd__ctl__subcmd__sizes"
                 ;;
@@ -93,7 +96,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl)
-            opts="-h --help sizes limit status reclaim"
+            opts="-h --help sizes limit status reclaim resume"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -125,6 +128,20 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl__subcmd__reclaim)
+            opts="-h --wait --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__ctl__subcmd__resume)
             opts="-h --wait --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )

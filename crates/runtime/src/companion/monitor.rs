@@ -22,7 +22,7 @@ use crate::ports::LinuxPorts;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
 use foliomem_core::pacing::{Activity, Protection};
-use foliomem_session::reclaim_request::Pending;
+use foliomem_session::memory_request::{Pending, Wanted};
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::companion_process::Woken;
 use foliomem_sys::cpus;
@@ -175,11 +175,14 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.context.budget.counters().vm.pgfault.get(),
     ));
     let slot = runtime.context.budget.control().process(runtime.context.budget.slot());
-    let request = slot.reclaim.pending();
+    let request = slot.request.pending();
     let Some(events) = runtime.mapping_events() else {
         let room = runtime.context.room();
         let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
-        let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || request.is_some();
+        // Without management nothing is swapped out.
+        request.filter(|request| !wants_reclaim(request)).iter().for_each(|resume| slot.request.finish(resume.number));
+        let is_asked = request.as_ref().is_some_and(wants_reclaim);
+        let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || is_asked;
         if now || runtime.context.pacing().activates(&room) {
             match activate(runtime) {
                 Ok(()) => return None,
@@ -223,12 +226,18 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     Some(balance(runtime, engine, history))
 }
 
+/// Returns whether memory must be managed to serve `request`.
+fn wants_reclaim(request: &Pending) -> bool {
+    matches!(request.wanted, Wanted::Reclaim { .. })
+}
+
 /// Applies the limit, which may have grown, to everything that depends on it. The protected minimum
 /// is 0 during a request to reclaim.
 fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, request: Option<Pending>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
-    engine.follow_limit(if request.is_some() { Protection::Off } else { Protection::Minimum });
+    let is_reclaiming = request.as_ref().is_some_and(wants_reclaim);
+    engine.follow_limit(if is_reclaiming { Protection::Off } else { Protection::Minimum });
     runtime.context.tracer.limit(&runtime.context.budget);
 }
 

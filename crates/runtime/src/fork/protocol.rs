@@ -177,7 +177,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 page_out_parts: _,    // Kept: the child's reclaimers finish the rest.
                 page_outs_wanted: _,  // Kept: goes with `page_outs_done`.
                 page_outs_done: _,    // Kept: a counter.
-                asked,                // Reset: `ctl` has asked the parent.
+                asked,                // Reset: the parent was asked.
                 wanted_room_pages: _, // Kept: the forking thread has reset it.
             },
         placement: _, // Companion: `Placement::begin`.
