@@ -7,9 +7,9 @@
 //! - `memory_groups` finds the memory groups around this process, `container_limit` what they leave
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
-//! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
-//!   killed, `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
-//!   `metrics_target` publishes;
+//! - `supervise` runs a program, `idle` has its idle processes compressed, `report` prints the
+//!   result, `exit_cause` why it was killed, `record` writes its memory use to a trace, `metrics`
+//!   its figures for a scraper, which `metrics_target` publishes;
 //! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
 //!
@@ -31,6 +31,7 @@ mod doctor;
 mod error;
 mod exit_cause;
 mod figures;
+mod idle;
 mod knob;
 mod limit_updater;
 mod live_limit;

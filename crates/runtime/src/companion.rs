@@ -11,6 +11,7 @@
 //! | process | [`foliomem_sys::companion_process`] | ids of companion, intermediate, guard |
 //! | start | [`mod@start`] | the answer in the companion's process |
 //! | monitor | `monitor`, `receive_notices` | `History`, [`notices`], [`shared_pages`] |
+//! | sleep of an idle process | `monitor` | [`dormancy`] |
 //! | activation | `activate` | [`activated`] |
 //! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |
 //! | handler | `handler` | [`workers`], [`placement`] |
@@ -26,6 +27,7 @@ pub(crate) mod activate;
 pub(crate) mod activated;
 pub(crate) mod asked;
 pub(crate) mod context;
+pub(crate) mod dormancy;
 pub(crate) mod end;
 pub(crate) mod error;
 pub(crate) mod farewell;

@@ -78,6 +78,13 @@ impl MemoryRequest {
         number_in(before).wrapping_add(1)
     }
 
+    /// Makes `wanted` the newest request if request `number` is the newest one so far.
+    pub fn replace(&self, number: u32, wanted: Wanted) {
+        let next = |word| (number_in(word) == number).then(|| after(word, wanted));
+        // A newer request stays.
+        let _ = self.newest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
     /// The request that is not finished, if there is one.
     pub fn pending(&self) -> Option<Pending> {
         let word = self.newest.load(Ordering::Relaxed);
@@ -134,6 +141,17 @@ mod tests {
         let number = request.ask(SOME);
         request.clear();
         assert!(request.is_finished(number) && request.pending().is_none());
+    }
+
+    #[test]
+    fn only_the_newest_request_is_replaced() {
+        let request = zeroed::<MemoryRequest>();
+        let first = request.ask(SOME);
+        request.replace(first, Wanted::Reclaim { pages: 0 });
+        let second = Pending { number: first + 1, wanted: Wanted::Reclaim { pages: 0 } };
+        assert_eq!(request.pending(), Some(second));
+        request.replace(first, Wanted::Resume);
+        assert_eq!(request.pending(), Some(second));
     }
 
     #[test]

@@ -248,7 +248,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__record)
-            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --quiet --config --print-config --help"
+            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -286,6 +286,10 @@ _foliomem() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --idle)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --stats)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -306,7 +310,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__run)
-            opts="-h --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --quiet --config --print-config --help"
+            opts="-h --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -333,6 +337,10 @@ _foliomem() {
                     return 0
                     ;;
                 --swap)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --idle)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -100,7 +100,8 @@ pub(crate) fn start_workers(runtime: &'static Runtime) -> Result<(), RuntimeErro
         let measured = is_measuring.then(|| runtime.context.reserve(PAGE_BYTES)).transpose()?;
         let handlers = cpus.len() as u32;
         let (workers, reclaim) = (&runtime.workers, &runtime.reclaim);
-        let start = HandlerStart { events, gate: &runtime.fork.gate, workers, reclaim, index, cpu, handlers, measured };
+        let (dormancy, quiesce, gate) = (&runtime.dormancy, &runtime.fork.quiesce, &runtime.fork.gate);
+        let start = HandlerStart { events, gate, workers, reclaim, dormancy, quiesce, index, cpu, handlers, measured };
         let start = Box::leak(Box::new(start));
         runtime.workers.spawn(&runtime.context, handler_entry, std::ptr::from_mut(start).cast(), Some(cpu))?;
     }

@@ -19,7 +19,7 @@ pub(crate) struct Asked {
     left: Left,
 }
 
-/// What is left to do of a request.
+/// The part of a request that is not done yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
     Reclaim {

@@ -10,10 +10,12 @@ use crate::address_space::adopt::adopt_growth;
 use crate::address_space::cow_throttle;
 use crate::address_space::mapping_events::{Fault, MappingEvents, PendingFaults};
 use crate::address_space::ranges::pages;
+use crate::companion::dormancy::Dormancy;
 use crate::companion::placement::{PinnedHandler, SEPARATE_AFTER_STARVING_NS, Standby};
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::workers::Workers;
 use crate::fork::futex_gate::Gate;
+use crate::fork::quiesce::Quiesce;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Served;
 use foliomem_core::pacing::reads_ahead_after;
@@ -33,6 +35,8 @@ pub(crate) struct HandlerStart {
     pub(crate) gate: &'static Gate,
     pub(crate) workers: &'static Workers,
     pub(crate) reclaim: &'static ReclaimRequests,
+    pub(crate) dormancy: &'static Dormancy,
+    pub(crate) quiesce: &'static Quiesce,
     pub(crate) index: usize,
     pub(crate) cpu: usize,
     /// The number of handlers.
@@ -48,6 +52,8 @@ struct Handler {
     gate: &'static Gate,
     workers: &'static Workers,
     reclaim: &'static ReclaimRequests,
+    dormancy: &'static Dormancy,
+    quiesce: &'static Quiesce,
     worker: Worker,
 }
 
@@ -56,9 +62,9 @@ pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
     // SAFETY: `start_workers` passes a leaked `HandlerStart`, which nobody writes.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
     start.workers.take_program_priority();
-    let HandlerStart { events, gate, workers, reclaim, .. } = *start;
+    let HandlerStart { events, gate, workers, reclaim, dormancy, quiesce, .. } = *start;
     let worker = events.activated.worker(events.context, gate);
-    Handler { events, gate, workers, reclaim, worker }.run(start)
+    Handler { events, gate, workers, reclaim, dormancy, quiesce, worker }.run(start)
 }
 
 impl Handler {
@@ -90,6 +96,7 @@ impl Handler {
                 let mut pending = PendingFaults::default();
                 while let Some(fault) = self.events.receive() {
                     served += 1;
+                    self.dormancy.note_fault(self.quiesce);
                     if let Some(pinned) = &mut pinned {
                         pinned.follow(self.events.placement);
                     }

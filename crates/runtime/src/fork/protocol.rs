@@ -182,6 +182,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
             },
         placement: _, // Companion: `Placement::begin`.
         sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
+        dormancy,     // Reset: the child runs.
         fork:
             ForkState {
                 quiesce,      // Reset: the child is not forking.
@@ -202,6 +203,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     quiesce.reset();
     allocations.reset();
     *asked.lock() = None;
+    dormancy.end();
 }
 
 /// Stops the agent's other threads while a thread of the program forks. The monitor calls this. A
