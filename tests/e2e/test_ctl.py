@@ -1,4 +1,4 @@
-"""`foliomem ctl`: status and reclaim. (Folio sizes: test_sizes.py.)"""
+"""`foliomem ctl`: status, reclaim and resume. (Folio sizes: test_sizes.py.)"""
 import json
 import subprocess
 import sys
@@ -31,9 +31,10 @@ print("good", flush=True)
 class Idle:
     """A program that sleeps, far from its limit, and children of it."""
 
-    def __init__(self, children=0):
+    def __init__(self, children=0, torture=False):
         argv = [BIN, "run", "--limit", "2G", "--", sys.executable, "-c", IDLE, str(children)]
-        self.run = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_env())
+        env = clean_env({"FOLIOMEM_TORTURE": "1"} if torture else {})
+        self.run = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         self.pids = [int(self.run.stdout.readline()) for _ in range(children + 1)]
 
     def finish(self):
@@ -105,6 +106,72 @@ def test_reclaim_is_of_one_process_or_of_the_tree(whole):
             assert after[pid] < before[pid] * 0.6, (pid, before, after)
         else:
             assert after[pid] > before[pid] * 0.7, (pid, before, after)
+    idle.finish()
+
+
+def test_resume_brings_everything_back_ahead_of_use():
+    idle = Idle()
+    pid = idle.pids[0]
+    before = status(pid)["taken_bytes"]
+    cli("ctl", pid, "reclaim", "all", "--wait").ok()
+    out = status(pid)
+    assert out["taken_bytes"] < before / 4
+    cli("ctl", pid, "resume", "--wait").ok()
+    resumed = status(pid)
+    assert resumed["taken_bytes"] > before * 0.9, (before, resumed)
+    assert resumed["vmstat"]["swap_ra"] * 4096 > 80 * MIB, resumed["vmstat"]
+    # What was unused before is taken first again, and resumed again.
+    cli("ctl", pid, "reclaim", "all", "--wait").ok()
+    assert status(pid)["taken_bytes"] < before / 4
+    cli("ctl", pid, "resume", "--wait").ok()
+    assert status(pid)["taken_bytes"] > before * 0.9
+    idle.finish()
+
+
+def test_resume_ends_at_the_limit():
+    idle = Idle()
+    pid = idle.pids[0]
+    cli("ctl", pid, "reclaim", "all", "--wait").ok()
+    cli("ctl", pid, "limit", "64M", "--timeout", "60").ok()
+    small = status(pid)["taken_bytes"]
+    cli("ctl", pid, "resume", "--wait").ok()
+    taken_bytes = status(pid)["taken_bytes"]
+    assert max(small, 48 * MIB) < taken_bytes <= 64 * MIB, (small, taken_bytes)
+    idle.finish()
+
+
+def test_resume_of_a_process_that_is_not_managed_does_nothing():
+    idle = Idle()
+    cli("ctl", idle.pids[0], "resume", "--wait").ok()
+    cli("ctl", idle.run.pid, "resume", "--wait").ok()
+    assert status(idle.pids[0])["vmstat"]["pgadopted"] == 0
+    idle.finish()
+
+
+def test_resume_is_of_one_process_or_of_the_tree():
+    idle = Idle(children=2)
+    before = taken(status(idle.run.pid))
+    cli("ctl", idle.run.pid, "reclaim", "all", "--wait").ok()
+    child = idle.pids[1]
+    out = taken(status(idle.run.pid))
+    cli("ctl", child, "resume", "--wait").ok()
+    one = taken(status(idle.run.pid))
+    assert one[child] > out[child] + 16 * MIB, (before, out, one)
+    assert all(one[pid] < out[pid] + 8 * MIB for pid in idle.pids if pid != child), (out, one)
+    cli("ctl", idle.run.pid, "resume", "--wait").ok()
+    after = taken(status(idle.run.pid))
+    assert all(after[pid] > before[pid] * 0.8 for pid in idle.pids), (before, after)
+    idle.finish()
+
+
+@pytest.mark.parametrize("children", [0, 2])
+def test_reclaim_and_resume_lose_nothing_under_torture(children):
+    idle = Idle(children, torture=True)
+    for word in [("reclaim", "all"), ("resume",), ("reclaim", "20M"), ("resume",)]:
+        cli("ctl", idle.run.pid, *word, "--wait").ok()
+    # The last one counts.
+    for word in [("reclaim", "all"), ("resume",), ("reclaim", "all")]:
+        cli("ctl", idle.run.pid, *word).ok()
     idle.finish()
 
 

@@ -129,7 +129,7 @@ pub struct TopArgs {
 #[derive(Debug, clap::Args)]
 pub struct CtlArgs {
     /// Any process of the run, or the foliomem that runs it. Changes apply to the whole run, but
-    /// `reclaim` to this one process, unless it is the foliomem.
+    /// `reclaim` and `resume` to this one process, unless it is the foliomem.
     #[arg(value_name = "PID")]
     pub pid: u32,
     #[command(subcommand)]
@@ -171,6 +171,12 @@ pub enum CtlCommand {
         /// How much: a size such as 256M, or all.
         #[arg(value_name = "SIZE|all")]
         amount: String,
+        /// Return when it is done.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Swap in now what is swapped out, ahead of its use, as far as there is room below the limit.
+    Resume {
         /// Return when it is done.
         #[arg(long)]
         wait: bool,

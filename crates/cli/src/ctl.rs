@@ -6,6 +6,7 @@ use crate::live_limit;
 use crate::policy::{change_policy, show_policy};
 use crate::report::Report;
 use foliomem_session::find_run;
+use foliomem_session::memory_request::Wanted;
 use foliomem_session::process_table::ProcessSlot;
 use foliomem_session::segment::Control;
 use foliomem_types::size::parse_bytes;
@@ -13,7 +14,7 @@ use foliomem_types::units::PAGE_BYTES;
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
-/// How often `reclaim --wait` looks whether the processes are done.
+/// How often `--wait` looks whether the processes are done.
 const WAIT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Performs the command on the run that a process belongs to.
@@ -36,6 +37,7 @@ pub fn ctl(args: &CtlArgs) -> Result<u8, CliError> {
         CtlCommand::Status { json: true, every: None } => println!("{:#}", Report::of(control).status_json()),
         CtlCommand::Status { json: true, every: Some(every) } => follow(control, *every)?,
         CtlCommand::Reclaim { amount, wait } => reclaim(control, args.pid, amount, *wait)?,
+        CtlCommand::Resume { wait } => ask(control, &processes_of(control, args.pid), |_| Wanted::Resume, *wait),
     }
     Ok(0)
 }
@@ -53,8 +55,11 @@ fn follow(control: &'static Control, every: Duration) -> Result<(), CliError> {
     Ok(())
 }
 
+/// A process of a run, with its pid.
+type Process = (u32, &'static ProcessSlot);
+
 /// Has process `pid` swap out `amount`; all processes of the run in proportion to their sizes if
-/// `pid` is none of them but the supervisor.
+/// `pid` is the supervisor.
 fn reclaim(control: &'static Control, pid: u32, amount: &str, waits: bool) -> Result<(), CliError> {
     let bytes = match amount {
         "all" => u64::MAX,
@@ -64,17 +69,28 @@ fn reclaim(control: &'static Control, pid: u32, amount: &str, waits: bool) -> Re
             source: Box::new(BadValue::Size(source)),
         })?,
     };
+    let processes = processes_of(control, pid);
+    let whole_bytes: u64 = processes.iter().map(|(_, slot)| slot.measured_bytes()).sum();
+    let share = |of_bytes: u64| (u128::from(bytes) * u128::from(of_bytes) / u128::from(whole_bytes.max(1))) as u64;
+    let pages = |slot_bytes| if bytes == u64::MAX { bytes } else { share(slot_bytes) } / PAGE_BYTES as u64;
+    ask(control, &processes, |slot| Wanted::Reclaim { pages: pages(slot.measured_bytes()) }, waits);
+    Ok(())
+}
+
+/// Returns process `pid`, or all processes of the run if it is none of them but the supervisor.
+fn processes_of(control: &'static Control, pid: u32) -> Vec<Process> {
     let mut processes = control.living_processes();
     if processes.iter().any(|(other, _)| *other == pid) {
         processes.retain(|(other, _)| *other == pid);
     }
-    let whole_bytes: u64 = processes.iter().map(|(_, slot)| slot.measured_bytes()).sum();
-    let share = |of_bytes: u64| (u128::from(bytes) * u128::from(of_bytes) / u128::from(whole_bytes.max(1))) as u64;
-    let pages = |slot_bytes| if bytes == u64::MAX { bytes } else { share(slot_bytes) } / PAGE_BYTES as u64;
-    let ask = |(_, slot): (u32, &'static ProcessSlot)| (slot, slot.reclaim.ask(pages(slot.measured_bytes())));
-    let asked: Vec<_> = processes.into_iter().map(ask).collect();
-    while waits && !control.has_ended() && asked.iter().any(|(slot, number)| !slot.reclaim.is_finished(*number)) {
+    processes
+}
+
+/// Asks each of `processes` for what is wanted of it, and waits for that if `waits`.
+fn ask(control: &Control, processes: &[Process], wanted: impl Fn(&ProcessSlot) -> Wanted, waits: bool) {
+    let ask = |&(_, slot): &Process| (slot, slot.request.ask(wanted(slot)));
+    let asked: Vec<_> = processes.iter().map(ask).collect();
+    while waits && !control.has_ended() && asked.iter().any(|(slot, number)| !slot.request.is_finished(*number)) {
         std::thread::sleep(WAIT_PAUSE);
     }
-    Ok(())
 }

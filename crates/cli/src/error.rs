@@ -150,6 +150,9 @@ pub enum BadValue {
     /// The value is no place for metrics.
     #[error("{0:?} is no place for metrics: use a file, a socket (x.sock), or a port of this machine (127.0.0.1:9400)")]
     Metrics(String),
+    /// The value is not a time, or too short.
+    #[error("{0:?} is no time after which a process counts as idle: use 30s, 5m or 1h, at least 1s")]
+    Idle(String),
     /// The value is neither yes nor no.
     #[error("{0:?} is neither yes nor no: use 1 or 0")]
     Flag(String),

@@ -7,11 +7,11 @@
 //! - `memory_groups` finds the memory groups around this process, `container_limit` what they leave
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
-//! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
-//!   killed, `stall` samples how much it waits for memory, `thrashing` decides what is too much,
-//!   `run_report` gathers what happens in it with `timeline`, for the page that `run_page` makes,
-//!   `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
-//!   `metrics_target` publishes;
+//! - `supervise` runs a program, `idle` has its idle processes compressed, `report` prints the
+//!   result, `exit_cause` why it was killed, `stall` samples how much it waits for memory,
+//!   `thrashing` decides what is too much, `run_report` gathers what happens in it with `timeline`,
+//!   for the page that `run_page` makes, `record` writes its memory use to a trace, `metrics` its
+//!   figures for a scraper, which `metrics_target` publishes;
 //! - `sampler` looks at runs and their `figures`, `ps` lists them in `columns`, `top` shows them
 //!   live; `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
@@ -35,6 +35,7 @@ mod doctor;
 mod error;
 mod exit_cause;
 mod figures;
+mod idle;
 mod knob;
 mod limit_updater;
 mod live_limit;

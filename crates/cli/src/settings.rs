@@ -18,6 +18,7 @@ use foliomem_types::units::Order;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Prefix of a limit that is a share of the program's need.
 const OF_NEED: &str = "need/";
@@ -26,6 +27,8 @@ const MAX_DIVISOR: u32 = 16;
 /// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
 /// would be short of memory before it has much.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
+/// Shortest time after which a process counts as idle: the supervisor looks once a second.
+const MIN_IDLE: Duration = Duration::from_secs(1);
 
 knobs! {
     /// Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the
@@ -36,7 +39,7 @@ knobs! {
     limit: Option<Limit> = Knob {
         form: Form::Size("SIZE"),
         values: "`512M`, `2G`, `25%`, `need/2` to `need/16`, `container`; at least 16M",
-        unset: Unset::Is("`container` in a memory group with a limit, else must be given; `record`: `need/2`", || None),
+        unset: Unset::Is("`container` in a memory group with a limit, else must be given; with `--idle` the machine's memory; `record`: `need/2`", || None),
         read: |text, machine| parse_limit(text, machine).map(Some),
         show: |limit| limit.map(|limit| format_limit(limit).into()),
         configure: |limit, configuration| {
@@ -95,6 +98,17 @@ knobs! {
         unset: Unset::Is("none", || None),
         read: |text, _| SwapSetting::parse(text).map(Some),
         show: |swap| swap.as_ref().map(|swap| swap.to_string().into()),
+        configure: |_, _| {},
+    };
+    /// Compress a process as a whole once it has used no CPU for so long: 30s, 5m. It returns as it
+    /// is used again. Without --limit, only that is compressed, and the limit is the memory of the
+    /// machine or the container. [default: not]
+    idle: Option<Duration> = Knob {
+        form: Form::Value("TIME"),
+        values: "`30s`, `5m`, `1h`; at least 1s",
+        unset: Unset::Is("off", || None),
+        read: |text, _| parse_idle(text).map(Some),
+        show: |idle| idle.map(|idle| humantime::format_duration(idle).to_string().into()),
         configure: |_, _| {},
     };
     /// Stop the program (exit code 137) if its data does not compress into the limit, instead of
@@ -249,6 +263,12 @@ fn parse_recompress(text: &str) -> Result<Codec, BadValue> {
     }
 }
 
+/// Parses a time after which a process counts as idle.
+fn parse_idle(text: &str) -> Result<Duration, BadValue> {
+    let time = humantime::parse_duration(text).ok().filter(|&time| time >= MIN_IDLE);
+    time.ok_or_else(|| BadValue::Idle(text.to_owned()))
+}
+
 /// Parses the value of a switch.
 fn parse_switch(text: &str) -> Result<bool, BadValue> {
     match text {
@@ -297,6 +317,11 @@ impl Settings {
         self.report.value.as_deref()
     }
 
+    /// Returns the time after which an idle process is compressed, if it is.
+    pub fn idle(&self) -> Option<Duration> {
+        self.idle.value
+    }
+
     /// Returns whether the summary is omitted.
     pub fn quiet(&self) -> bool {
         self.quiet.value
@@ -305,13 +330,17 @@ impl Settings {
     /// Returns what the agents of the run find in the control segment.
     ///
     /// # Errors
-    /// Fails if there is no limit, and no memory group has one.
+    /// Fails if there is no limit, no memory group has one, and no idle process is compressed.
     pub fn configuration(&self, recording: Recording, machine: Machine) -> Result<Configuration, CliError> {
         const HALF: NonZeroU32 = NonZeroU32::new(2).unwrap();
         let limit = match (self.limit.value, recording) {
             (Some(limit), _) => limit,
             (None, Recording::On) => of_need(HALF, machine.memory_bytes),
-            (None, Recording::Off) => machine.container.map(limit_of).ok_or(CliError::NoLimit)?,
+            (None, Recording::Off) => match machine.container {
+                Some(container) => limit_of(container),
+                None if self.idle.value.is_some() => Limit::Bytes(machine.memory_bytes),
+                None => return Err(CliError::NoLimit),
+            },
         };
         let mut configuration =
             Configuration { sizes: initial(), records: recording == Recording::On, ..Configuration::plain(limit) };
@@ -344,7 +373,8 @@ mod tests {
         }
     }
 
-    const NAMES: [&str; 9] = ["limit", "sizes", "codec", "recompress", "granule", "hard", "stats", "quiet", "torture"];
+    const NAMES: [&str; 10] =
+        ["limit", "sizes", "codec", "recompress", "granule", "idle", "hard", "stats", "quiet", "torture"];
     const SWITCHES: [&str; 3] = ["hard", "quiet", "torture"];
     const MACHINE: Machine = Machine { memory_bytes: 1 << 30, container: None };
     const GROUP: Container = Container { limit_bytes: 1 << 28, left_bytes: 200 << 20 };
@@ -358,6 +388,7 @@ mod tests {
             "codec" => "lz4|zstd(:[1-9])?",
             "recompress" => "zstd(:[1-9])?",
             "granule" => "4K|64K|2M",
+            "idle" => "[1-9][0-9]?(s|m|h|min)|1500ms|1h 30m",
             "stats" => "-|[a-z]{1,4}[.]json",
             _ => "0|1|no|yes|on|off|true|false",
         };
@@ -431,6 +462,7 @@ mod tests {
                     prop_assert_eq!(again.codec.value, settings.codec.value);
                     prop_assert_eq!(again.recompress.value, settings.recompress.value);
                     prop_assert_eq!(again.granule.value, settings.granule.value);
+                    prop_assert_eq!(again.idle(), settings.idle());
                     prop_assert_eq!(again.stats(), settings.stats());
                     let switches = |settings: &Settings| (settings.hard.value, settings.quiet(), settings.torture.value);
                     prop_assert_eq!(switches(&again), switches(&settings));

@@ -3,6 +3,7 @@
 
 use crate::error::CliError;
 use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
+use crate::idle::IdleWatcher;
 use crate::limit_updater::LimitUpdater;
 use crate::memory_groups::MemoryGroups;
 use crate::metrics::Metrics;
@@ -39,6 +40,9 @@ const INSTALLED_IN: &str = "lib/foliomem";
 /// How often the swap file is looked through for what nobody holds any more.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
+/// Time between two samples while all processes are idle and compressed: it bounds how late a limit
+/// by hand holds then.
+const IDLE_SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// A program that has not said hello by then runs without the agent.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that the end of a run waits for companions of ended processes.
@@ -143,6 +147,7 @@ pub fn run(
         started,
         discarded: started,
         census: Census::new(limit_bytes),
+        idle: settings.idle().map(IdleWatcher::new),
         oom_kills: OomKills::count(groups.clone()),
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
@@ -249,6 +254,7 @@ struct Run {
     /// When the swap file was looked through for what nobody holds.
     discarded: Instant,
     census: Census,
+    idle: Option<IdleWatcher>,
     oom_kills: OomKills,
     largest: Largest,
     limit_updater: LimitUpdater,
@@ -309,7 +315,7 @@ impl Run {
     fn watch(&mut self) -> Result<u8, CliError> {
         let failed = |errno| CliError::System("watch the program", std::io::Error::from(errno));
         loop {
-            match self.child.wait(SAMPLE_INTERVAL).map_err(failed)? {
+            match self.child.wait(self.sample_interval()).map_err(failed)? {
                 ProgramEvent::Ended(code) => {
                     return Ok(self.failure_code().unwrap_or(code));
                 }
@@ -360,10 +366,26 @@ impl Run {
         }
     }
 
+    /// Returns whether all processes of the run are idle, of which those without the agent never
+    /// are.
+    fn are_all_idle(&self) -> bool {
+        self.census.sizes().next().is_none() && self.idle.as_ref().is_some_and(IdleWatcher::are_all_idle)
+    }
+
+    /// Returns the time between two samples.
+    fn sample_interval(&self) -> Duration {
+        let may_pause = self.recorder.is_none() && self.are_all_idle();
+        if may_pause { IDLE_SAMPLE_INTERVAL } else { SAMPLE_INTERVAL }
+    }
+
     /// Samples sizes, and prints what agents have to say.
     fn look(&mut self) -> Result<(), CliError> {
-        self.census.look(self.child.pid(), self.control);
+        if !self.are_all_idle() {
+            // Idle processes start no others.
+            self.census.look(self.child.pid(), self.control);
+        }
         self.control.sample_peaks();
+        self.idle.iter_mut().for_each(|idle| idle.look(self.control));
         let managed = self.control.process_sizes();
         self.largest.note(managed.into_iter().chain(self.census.sizes()).collect());
         self.limit_updater.update(self.control);

@@ -31,6 +31,7 @@ mod partial;
 mod reclaim;
 mod recompress;
 mod restore;
+mod resume;
 mod stage;
 mod store_compaction;
 mod swap_in;
@@ -38,6 +39,7 @@ mod unmanaged;
 mod write_back;
 
 pub use fault::Served;
+pub use resume::Resumed;
 
 use crate::cluster::{NoSlots, SlotCounters, Strategy, SwapClusters, SwapDevice};
 use crate::compaction::{Compactor, Variant};

@@ -460,6 +460,25 @@ impl PageTable {
         }))
     }
 
+    /// Returns the first page of the first existing block that ends behind `from`.
+    pub fn first_from(&self, from: PageNumber) -> Option<PageNumber> {
+        let behind = |block: u64, bits: u32| ((block >> bits) + 1) << bits;
+        let mut block = from.0 / BLOCK_PAGES as u64;
+        loop {
+            let page = PageNumber(block * BLOCK_PAGES as u64);
+            let (root, middle, leaf) = Self::path(page);
+            let Some(middle_level) = self.root.get(root)?.get() else {
+                block = behind(block, 2 * LEVEL_BITS);
+                continue;
+            };
+            block = match middle_level[middle].get() {
+                None => behind(block, LEVEL_BITS),
+                Some(leaf_level) if leaf_level[leaf].get().is_none() => block + 1,
+                Some(_) => return Some(page),
+            };
+        }
+    }
+
     /// Iterates over all existing blocks, ascending.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         let middles = self.root.iter().filter_map(OnceLock::get);
@@ -538,6 +557,10 @@ mod tests {
             assert_eq!(table.get(page).unwrap().lock().first(), page.head(foliomem_types::units::MAX_ORDER));
         }
         assert_eq!(table.blocks().count(), 3);
+        let first_from = |page| table.first_from(PageNumber(page)).map(|page| page.0);
+        assert_eq!([0, 511, 512, 1023].map(first_from), [Some(0), Some(0), Some(512), Some(512)]);
+        assert_eq!([1024, 1 << 30, (1 << 35) - 1].map(first_from), [Some((1 << 35) - 512); 3]);
+        assert_eq!(first_from(1 << 35), None);
         assert!(table.get_or_create(PageNumber(1 << 35)).is_none());
         assert!(table.get(PageNumber(1024)).is_none());
     }

@@ -11,10 +11,11 @@
 //! | process | [`foliomem_sys::companion_process`] | ids of companion, intermediate, guard |
 //! | start | [`mod@start`] | the answer in the companion's process |
 //! | monitor | `monitor`, `receive_notices` | `History`, [`notices`], [`shared_pages`] |
+//! | sleep of an idle process | `monitor` | [`dormancy`] |
 //! | activation | `activate` | [`activated`] |
 //! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |
 //! | handler | `handler` | [`workers`], [`placement`] |
-//! | reclaimer | [`reclaimer`] | its requests |
+//! | reclaimer | [`reclaimer`], [`asked`] | its requests |
 //! | guard, end | `guard`, `end`, [`memory_users`] | none |
 //!
 //! The state modules know no roles. [`crate::runtime::Runtime`] owns the state and passes it, or
@@ -24,7 +25,9 @@
 
 pub(crate) mod activate;
 pub(crate) mod activated;
+pub(crate) mod asked;
 pub(crate) mod context;
+pub(crate) mod dormancy;
 pub(crate) mod end;
 pub(crate) mod error;
 pub(crate) mod farewell;

@@ -9,6 +9,7 @@ use crate::address_space::mapping_events::MappingEvents;
 pub use crate::address_space::ranges::Madvice;
 use crate::companion::activated::Activation;
 use crate::companion::context::Context;
+use crate::companion::dormancy::Dormancy;
 use crate::companion::notices::Notices;
 use crate::companion::placement::Placement;
 use crate::companion::reclaimer::ReclaimRequests;
@@ -33,6 +34,7 @@ pub struct Runtime {
     pub(crate) reclaim: ReclaimRequests,
     pub(crate) placement: Placement,
     pub(crate) sharing: SharedPages,
+    pub(crate) dormancy: Dormancy,
     pub(crate) fork: ForkState,
 }
 

@@ -9,6 +9,7 @@
 //! | [`segment`] | the segment: its layout, how it is created and found |
 //! | `configuration` | the settings of the run |
 //! | [`process_table`] | a slot for each process, with its counters |
+//! | [`memory_request`] | requests to reclaim or to resume now |
 //! | [`messages`] | messages of the agents to the supervisor |
 //! | [`tree_usage`] | memory use of the tree, and the limit that follows its need |
 //! | [`budget`] | the share of the limit that one process may use |
@@ -18,7 +19,6 @@
 //! | [`cluster_ownership`] | the holders of the swap file's clusters |
 //! | [`swap_file`] | how the swap file is created and reopened |
 //! | [`wanted_limit`] | the limit that `ctl` wants, and whether it is applied |
-//! | [`reclaim_request`] | requests of `ctl` to reclaim now |
 //! | [`trace_ring`] | events of a recorded run |
 //! | [`door`], [`find_run`] | other ways to open the segment |
 //!
@@ -34,10 +34,10 @@ mod excess;
 pub mod find_run;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod memory_request;
 mod message_line;
 pub mod messages;
 pub mod process_table;
-pub mod reclaim_request;
 pub mod segment;
 mod supervision;
 pub mod swap_file;

@@ -10,7 +10,7 @@
 //! the owner is killed. No other lock is taken under it.
 
 use crate::custody::Offer;
-use crate::reclaim_request::ReclaimRequest;
+use crate::memory_request::MemoryRequest;
 use crate::segment::{Control, ControlError};
 use crate::trace_ring::TraceRing;
 use foliomem_sys::identity::{self, is_alive};
@@ -55,8 +55,10 @@ shared_words! {
         pub(crate) shares_known_ns: AtomicU64,
         /// 1 while the process changes its size, and so may keep other processes from a CPU.
         pub awake: AtomicU32,
-        /// What `ctl` asks the companion to swap out.
-        pub reclaim: ReclaimRequest,
+        /// 1 while the supervisor has seen the process use no CPU for the time of `--idle`.
+        pub(crate) idle: AtomicU32,
+        /// What `ctl` or the supervisor asks the companion to swap out or in.
+        pub request: MemoryRequest,
         /// The process's counters.
         pub counters: Counters,
     }
@@ -66,6 +68,21 @@ impl ProcessSlot {
     /// Returns the size of the process at its last measurement, in bytes.
     pub fn measured_bytes(&self) -> u64 {
         self.measured_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The supervisor: the process is idle.
+    pub fn mark_idle(&self) {
+        self.idle.store(1, Ordering::Relaxed);
+    }
+
+    /// The supervisor: the process is not idle.
+    pub fn mark_busy(&self) {
+        self.idle.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the process was idle a moment ago.
+    pub fn is_idle(&self) -> bool {
+        self.idle.load(Ordering::Relaxed) == 1
     }
 
     /// Marks that the companion ends shortly before its process. The slot keeps its figures until
@@ -215,7 +232,8 @@ impl Control {
             let measured_bytes = process.measured_bytes.swap(0, Ordering::Relaxed);
             self.header.ended_peak_bytes.fetch_max(measured_bytes, Ordering::Relaxed);
             process.awake.store(0, Ordering::Relaxed);
-            process.reclaim.clear();
+            process.idle.store(0, Ordering::Relaxed);
+            process.request.clear();
             process.counters.clear_gauges();
             process.counters.drain_into(&self.totals);
         }

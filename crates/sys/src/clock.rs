@@ -1,4 +1,4 @@
-//! The monotonic clock, and sleeping for a time.
+//! The monotonic clock, the CPU time of processes, and sleeping for a time.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::time::Duration;
@@ -15,6 +15,21 @@ pub fn thread_cpu_ns() -> u64 {
     taken.tv_sec as u64 * 1_000_000_000 + taken.tv_nsec as u64
 }
 
+/// Returns the CPU time that all threads of process `pid` have used. Returns `None` if there is no
+/// such process.
+pub fn process_cpu_time(pid: u32) -> Option<Duration> {
+    let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0)?;
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call only writes `clock`.
+    if unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } != 0 {
+        return None;
+    }
+    // SAFETY: the call only writes `time`.
+    let has_time = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
+    has_time.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
 /// Converts `time` to the type that system calls take.
 pub fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
@@ -23,4 +38,35 @@ pub fn timespec(time: Duration) -> Timespec {
 /// Sleeps for `time`. A signal handler that runs ends the sleep early.
 pub fn sleep(time: Duration) {
     let _ = rustix::thread::nanosleep(&timespec(time));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_grows_with_work_and_not_with_sleep() {
+        let before = process_cpu_time(std::process::id()).unwrap();
+        let mut sum = 0u64;
+        while process_cpu_time(std::process::id()).unwrap() < before + Duration::from_millis(2) {
+            sum = std::hint::black_box(sum + 1);
+        }
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let time = || process_cpu_time(child.id());
+        // It sleeps as soon as its CPU time stays the same for a while.
+        let mut last = time();
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = time();
+            if now == last {
+                break;
+            }
+            last = now;
+        }
+        assert!(last.is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(process_cpu_time(child.id()), None);
+        assert_eq!(process_cpu_time(0), None);
+    }
 }

@@ -367,14 +367,20 @@ impl Companion {
         self.exit_word.store(0, Ordering::Relaxed);
     }
 
+    /// Returns whether [`Companion::doze`] ends when the program's first thread does. The monitor
+    /// calls it.
+    pub fn notices_exit(&self) -> bool {
+        self.exit_word.load(Ordering::Relaxed) != 0 && filters::allow(Call::FutexWaitv)
+    }
+
     /// Sleeps until `kick` differs from `kicks`, the exit word is cleared, or `time` is over. The
     /// monitor calls it.
     pub fn doze(&self, kick: &sync::AtomicU32, kicks: u32, time: Duration) -> Woken {
-        let address = self.exit_word.load(Ordering::Relaxed);
-        if address == 0 || !filters::allow(Call::FutexWaitv) {
+        if !self.notices_exit() {
             word_wait::wait_for(kick, kicks, time);
             return Woken::Called;
         }
+        let address = self.exit_word.load(Ordering::Relaxed);
         let exit = ExitWord { address, id: self.exit_id.load(Ordering::Relaxed) };
         match word_wait::wait_for_both(kick, kicks, exit, time) {
             Found::Exit => Woken::Exit,

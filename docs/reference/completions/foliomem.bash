@@ -52,6 +52,9 @@ _foliomem() {
             foliomem__subcmd__ctl,reclaim)
                 cmd="foliomem__subcmd__ctl__subcmd__reclaim"
                 ;;
+            foliomem__subcmd__ctl,resume)
+                cmd="foliomem__subcmd__ctl__subcmd__resume"
+                ;;
             foliomem__subcmd__ctl,sizes)
                 cmd="foliomem__subcmd__ctl__subcmd__sizes"
                 ;;
@@ -96,7 +99,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl)
-            opts="-h --help sizes limit status reclaim"
+            opts="-h --help sizes limit status reclaim resume"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -128,6 +131,20 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__ctl__subcmd__reclaim)
+            opts="-h --wait --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__ctl__subcmd__resume)
             opts="-h --wait --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -234,7 +251,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__record)
-            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --report --quiet --config --print-config --help"
+            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -272,6 +289,10 @@ _foliomem() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --idle)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --stats)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -296,7 +317,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__run)
-            opts="-h --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --report --quiet --config --print-config --help"
+            opts="-h --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -323,6 +344,10 @@ _foliomem() {
                     return 0
                     ;;
                 --swap)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --idle)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -43,6 +43,7 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l codec -d 'Code
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l recompress -d 'While CPUs are idle, compress memory that has not been touched for some seconds again: zstd or zstd:LEVEL. [default: not]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l idle -d 'Compress a process as a whole once it has used no CPU for so long: 30s, 5m. It returns as it is used again. Without --limit, only that is compressed, and the limit is the memory of the machine or the container. [default: not]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l metrics -d 'Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this machine (127.0.0.1:9400).' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand run" -l report -d 'Write a page about the run to FILE at exit: its memory over time, its faults, sizes and processes, and advice. It is HTML and needs no network.' -r
@@ -58,6 +59,7 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l codec -d 'C
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l recompress -d 'While CPUs are idle, compress memory that has not been touched for some seconds again: zstd or zstd:LEVEL. [default: not]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l idle -d 'Compress a process as a whole once it has used no CPU for so long: 30s, 5m. It returns as it is used again. Without --limit, only that is compressed, and the limit is the memory of the machine or the container. [default: not]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l metrics -d 'Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this machine (127.0.0.1:9400).' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l report -d 'Write a page about the run to FILE at exit: its memory over time, its faults, sizes and processes, and advice. It is HTML and needs no network.' -r
@@ -68,14 +70,12 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l print-confi
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -l json -d 'Print the list as JSON'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand top" -l once -d 'Print one picture as text, and end; also if the output is no terminal'
-complete -c foliomem -n "__fish_foliomem_using_subcommand top" -l json -d 'Print the list of `ps --json` with the processes of each run, and end'
-complete -c foliomem -n "__fish_foliomem_using_subcommand top" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -s h -l help -d 'Print help'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "limit" -d 'Change the limit. A lower one is reached in the background; this returns when it holds'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "status" -d 'Print what the run takes now'
-complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim" -a "reclaim" -d 'Swap out now what has been unused for longest, without pressure'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "limit" -d 'Change the limit. A lower one is reached in the background; this returns when it holds'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "status" -d 'Print what the run takes now'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "reclaim" -d 'Swap out now what has been unused for longest, without pressure'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "resume" -d 'Swap in now what is swapped out, ahead of its use, as far as there is room below the limit'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from sizes" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from limit" -l timeout -d 'Wait no longer than this for a lower limit to hold; 0 to return at once' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from limit" -s h -l help -d 'Print help'
@@ -84,6 +84,8 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_s
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from status" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from reclaim" -l wait -d 'Return when it is done'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from reclaim" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from resume" -l wait -d 'Return when it is done'
+complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and __fish_seen_subcommand_from resume" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand doctor" -l on -d 'Print how to mend things there, not where foliomem runs' -r -f -a "docker\t'A container of Docker'
 podman\t'A container of Podman'
 kubernetes\t'A pod'

@@ -36,7 +36,7 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    fn read_ahead_all(&self, worker: &mut P::Worker, pages: Range<PageNumber>) -> bool {
+    pub(super) fn read_ahead_all(&self, worker: &mut P::Worker, pages: Range<PageNumber>) -> bool {
         let mut page = pages.start;
         while page < pages.end {
             if let Some(end) = self.locality.sampled_until(page) {

@@ -14,6 +14,7 @@ pub enum Step {
     Stride { page: u64, step: u64, pages: u64 },
     Reclaim { pages: u64 },
     PageOut { start: u64, pages: u64 },
+    Resume,
     Discard { start: u64, pages: u64, every: u64 },
     Guard { start: u64, pages: u64, every: u64 },
     Wait,
@@ -50,6 +51,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         2 => (page.clone(), 2u64..40, 1u64..80).prop_map(|(page, step, pages)| Step::Stride { page, step, pages }),
         3 => (1u64..300).prop_map(|pages| Step::Reclaim { pages }),
         3 => (page.clone(), 1u64..300).prop_map(|(start, pages)| Step::PageOut { start, pages }),
+        2 => Just(Step::Resume),
         3 => (page.clone(), short.clone(), 1u64..4)
             .prop_map(|(start, pages, every)| Step::Discard { start, pages, every }),
         2 => (page.clone(), short.clone(), 1u64..4)
@@ -101,6 +103,7 @@ impl World {
             Step::PageOut { start, pages } => {
                 self.engine.page_out(&mut self.worker, PageNumber(BASE + start)..PageNumber(BASE + start + pages));
             }
+            Step::Resume => self.resume(),
             Step::Discard { start, pages, every } => self.discard(start, pages, every),
             Step::Guard { start, pages, every } => self.guard(start, pages, every),
             Step::Wait => self.wait(),

@@ -5,7 +5,7 @@ use super::step::incompressible;
 use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
-use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Resumed, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::pacing::Pacing;
 use foliomem_types::size_policy::{Advice, SizePolicy};
@@ -108,6 +108,18 @@ impl World {
             "page {page:x} is neither resident nor poisoned after its fault"
         );
         !lost.contains(&page)
+    }
+
+    /// Brings back what is swapped out, ahead of touches, and as far as there is room.
+    pub fn resume(&mut self) {
+        let mut from = PageNumber(0);
+        while let Some(block) = self.engine.block_from(from)
+            && self.engine.resume(&mut self.worker, block.clone()) == Resumed::Block
+        {
+            from = block.end;
+        }
+        let lost = std::mem::take(&mut self.engine.ports().state.lock().poisoned);
+        lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
     }
 
     /// Returns the number of first touches by the order that served them.

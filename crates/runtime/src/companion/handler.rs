@@ -10,10 +10,12 @@ use crate::address_space::adopt::adopt_growth;
 use crate::address_space::cow_throttle;
 use crate::address_space::mapping_events::{Fault, MappingEvents, PendingFaults};
 use crate::address_space::ranges::pages;
+use crate::companion::dormancy::Dormancy;
 use crate::companion::placement::{PinnedHandler, SEPARATE_AFTER_STARVING_NS, Standby};
 use crate::companion::reclaimer::ReclaimRequests;
 use crate::companion::workers::Workers;
 use crate::fork::futex_gate::Gate;
+use crate::fork::quiesce::Quiesce;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Served;
@@ -40,6 +42,8 @@ struct Handler {
     gate: &'static Gate,
     workers: &'static Workers,
     reclaim: &'static ReclaimRequests,
+    dormancy: &'static Dormancy,
+    quiesce: &'static Quiesce,
     worker: Worker,
 }
 
@@ -47,12 +51,13 @@ struct Handler {
 pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
     // SAFETY: `start_worker` passes a `HandlerStart`, which nobody writes or frees.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
-    let (workers, reclaim, gate) = (&start.runtime.workers, &start.runtime.reclaim, &start.runtime.fork.gate);
+    let Runtime { workers, reclaim, dormancy, fork, .. } = start.runtime;
+    let (gate, quiesce) = (&fork.gate, &fork.quiesce);
     workers.take_program_priority();
     workers.wait_until_released();
     let Some(events) = start.runtime.mapping_events() else { unreachable!("it has activated") };
     let worker = events.activated.worker(events.context, gate);
-    Handler { events, gate, workers, reclaim, worker }.run(start)
+    Handler { events, gate, workers, reclaim, dormancy, quiesce, worker }.run(start)
 }
 
 impl Handler {
@@ -88,6 +93,7 @@ impl Handler {
                 let mut pending = PendingFaults::default();
                 while let Some(fault) = self.events.receive() {
                     served += 1;
+                    self.dormancy.note_fault(self.quiesce);
                     if let Some(pinned) = &mut pinned {
                         pinned.follow(self.events.placement);
                     }

@@ -22,7 +22,7 @@ use crate::ports::LinuxPorts;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Engine;
 use foliomem_core::pacing::{Activity, Protection};
-use foliomem_session::reclaim_request::Pending;
+use foliomem_session::memory_request::{Pending, Wanted};
 use foliomem_sys::clock::{self, now_ns};
 use foliomem_sys::companion_process::Woken;
 use foliomem_sys::cpus;
@@ -66,6 +66,14 @@ const QUIET_SAMPLES: u32 = 256;
 /// up at once, because they share one memory speed.
 const QUIET_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 const QUIET_SHIFT: u32 = 6;
+/// Time without a change after which the monitor of an idle process is dormant, in nanoseconds. The
+/// supervisor looks as often whether the process is idle.
+const DORMANT_AFTER_NS: u64 = 1_000_000_000;
+/// Maximum sleep of a dormant monitor: it bounds how late a request is seen.
+const SLEEP_DORMANT: Duration = Duration::from_millis(500);
+/// A dormant monitor looks at the room only if more than this share of the memory is resident, as a
+/// shift (1/2^2). Otherwise a process that wakes faults before it can grow.
+const RESIDENT_SHIFT: u32 = 2;
 /// Number of samples without a change after which a process is not awake.
 const AWAKE_SAMPLES: u32 = 4;
 
@@ -80,6 +88,8 @@ struct History {
     alike: u32,
     /// Number of samples in a row without a change of this process's size.
     idle: u32,
+    /// When the process last changed its size or faulted.
+    changed_ns: u64,
     /// The folio sizes that are allowed.
     sizes: SizePolicy,
 }
@@ -88,6 +98,9 @@ impl History {
     fn add(&mut self, seen: (i64, i64, u64)) {
         self.alike = if seen == self.seen { self.alike.saturating_add(1) } else { 0 };
         self.idle = if seen.0 == self.seen.0 { self.idle.saturating_add(1) } else { 0 };
+        if (seen.0, seen.2) != (self.seen.0, self.seen.2) {
+            self.changed_ns = now_ns();
+        }
         self.seen = seen;
     }
 
@@ -99,6 +112,11 @@ impl History {
     /// program, and must not wake for an idle one.
     fn max_sleep(&self) -> Duration {
         SLEEP_ACTIVATED_MAX.saturating_mul(1 << self.idle.min(8)).min(SLEEP_MAX)
+    }
+
+    /// Returns whether nothing has happened in the process for a while.
+    fn is_still(&self) -> bool {
+        now_ns() >= self.changed_ns + DORMANT_AFTER_NS
     }
 
     /// Returns whether reclaimers that have freed nothing may succeed now: after a change, or from
@@ -125,7 +143,9 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
         }
         if now_ns() >= users_due_ns {
             check_users(runtime, &mut user);
-            users_due_ns = now_ns() + USERS_INTERVAL_NS;
+            let notices_end = runtime.dormancy.lasts() && runtime.companion.notices_exit();
+            let interval_ns = if notices_end { SLEEP_DORMANT.as_nanos() as u64 } else { USERS_INTERVAL_NS };
+            users_due_ns = now_ns() + interval_ns;
         }
         {
             let _inside = runtime.fork.gate.enter();
@@ -142,12 +162,17 @@ pub(crate) fn monitor(runtime: &'static Runtime, mut user: User) -> ! {
         if runtime.notices.allocations.has_pending() {
             continue;
         }
+        let is_dormant = runtime.dormancy.lasts();
         let until_ns = due_ns.min(users_due_ns);
         let time = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
         if runtime.companion.doze(runtime.fork.quiesce.kick(), kicks, time) == Woken::Exit {
             // The program executes another one, or its first thread ends, perhaps a moment later.
             clock::sleep(EXIT_PAUSE);
             users_due_ns = 0;
+        }
+        if is_dormant && !runtime.dormancy.lasts() {
+            // The process has woken.
+            (due_ns, users_due_ns) = (0, 0);
         }
     }
 }
@@ -175,11 +200,18 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
         runtime.context.budget.counters().vm.pgfault.get(),
     ));
     let slot = runtime.context.budget.control().process(runtime.context.budget.slot());
-    let request = slot.reclaim.pending();
+    match slot.is_idle() && history.is_still() {
+        true => runtime.dormancy.begin(),
+        false => runtime.dormancy.end(),
+    }
+    let request = slot.request.pending();
     let Some(events) = runtime.mapping_events() else {
         let room = runtime.context.room();
         let is_recorded = runtime.context.tracer.is_on() && runtime.context.budget.own_pages() >= RECORDED_PAGES;
-        let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || request.is_some();
+        // Without management nothing is swapped out.
+        request.filter(|request| !wants_reclaim(request)).iter().for_each(|resume| slot.request.finish(resume.number));
+        let is_asked = request.as_ref().is_some_and(wants_reclaim);
+        let now = is_recorded || runtime.activation.manage_now.load(Ordering::Relaxed) || is_asked;
         if (now || runtime.context.pacing().activates(&room)) && runtime.activation.may_try() {
             match activate(runtime) {
                 Ok(()) => return None,
@@ -187,7 +219,11 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
             }
         }
         runtime.context.tracer.unmanaged(&runtime.context.budget, runtime.context.budget.own_pages());
-        let max = if runtime.context.tracer.is_on() { SLEEP_RECORDING_MAX } else { history.max_sleep() };
+        let max = match runtime.context.tracer.is_on() {
+            true => SLEEP_RECORDING_MAX,
+            false if runtime.dormancy.lasts() => SLEEP_DORMANT,
+            false => history.max_sleep(),
+        };
         return Some(sleep_for(room.pages - room.watermarks.activation_pages(), max));
     };
     let engine = &events.activated.engine;
@@ -223,12 +259,18 @@ fn sample(runtime: &'static Runtime, history: &mut History) -> Option<Duration> 
     Some(balance(runtime, engine, history))
 }
 
+/// Returns whether memory must be managed to serve `request`.
+fn wants_reclaim(request: &Pending) -> bool {
+    matches!(request.wanted, Wanted::Reclaim { .. })
+}
+
 /// Applies the limit, which may have grown, to everything that depends on it. The protected minimum
 /// is 0 during a request to reclaim.
 fn apply_limit(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, request: Option<Pending>) {
     let limit_pages = runtime.context.budget.limit_pages();
     runtime.notices.allocations.set_limit(limit_pages);
-    engine.follow_limit(if request.is_some() { Protection::Off } else { Protection::Minimum });
+    let is_reclaiming = request.as_ref().is_some_and(wants_reclaim);
+    engine.follow_limit(if is_reclaiming { Protection::Off } else { Protection::Minimum });
     runtime.context.tracer.limit(&runtime.context.budget);
 }
 
@@ -239,6 +281,15 @@ fn balance(runtime: &'static Runtime, engine: &Engine<LinuxPorts>, history: &His
     engine.release_surplus(if history.is_quiet() { Activity::Quiet } else { Activity::Busy });
     if (room.is_low() && history.may_free_more()) || engine.always_has_work() {
         runtime.reclaim.wake();
+    }
+    if runtime.dormancy.lasts() {
+        // Handlers that stand by for a pinned one would wake all the time.
+        runtime.placement.separate(0);
+        let resident_pages = engine.resident_pages() + engine.staged_pages();
+        if resident_pages <= engine.swapped_pages() >> RESIDENT_SHIFT {
+            return SLEEP_DORMANT;
+        }
+        return sleep_for(room.pages - room.watermarks.low_pages(), SLEEP_DORMANT);
     }
     let unnoticed =
         if history.is_quiet() { QUIET_PAGES + (runtime.context.budget.limit_pages() >> QUIET_SHIFT) } else { 0 };

@@ -8,14 +8,16 @@
 use crate::address_space::mapping_events::YIELD;
 use crate::address_space::ranges::pages;
 use crate::companion::activated::Activated;
+use crate::companion::asked::{Asked, Progress, Step};
 use crate::companion::context::Context;
 use crate::companion::placement::{Placement, ThreadPlacement};
 use crate::companion::workers::MAX_HANDLERS;
 use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
+use foliomem_core::engine::Resumed;
 use foliomem_core::pacing::{self, BackgroundReclaim};
-use foliomem_session::reclaim_request::Pending;
+use foliomem_session::memory_request::Pending;
 use foliomem_sync::Mutex;
 use foliomem_sys::clock::{self, now_ns, timespec};
 use foliomem_sys::cpus;
@@ -36,10 +38,6 @@ const CHILD_PAUSE: Duration = Duration::from_micros(500);
 /// over all pieces.
 const RECOMPRESS_PAUSE: Duration = Duration::from_millis(100);
 
-/// Number of batches in a row that free nothing after which a request counts as served: the rest is
-/// pinned, in use, or does not compress.
-const MAX_FRUITLESS_BATCHES: u32 = 8;
-
 /// Requests of other threads to the reclaimers.
 pub(crate) struct ReclaimRequests {
     /// Incremented to wake the reclaimers. A futex word.
@@ -48,29 +46,8 @@ pub(crate) struct ReclaimRequests {
     pub(crate) page_out_parts: Mutex<PageOutParts>,
     pub(crate) page_outs_wanted: AtomicU32,
     pub(crate) page_outs_done: AtomicU32,
-    /// The request of `ctl` that the reclaimers serve.
+    /// The request of `ctl` or the supervisor that the reclaimers serve.
     pub(crate) asked: Mutex<Option<Asked>>,
-}
-
-/// A request of `ctl` that the reclaimers serve.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Asked {
-    /// The number of the request in the process's slot.
-    number: u32,
-    /// Pages that are still wanted.
-    left_pages: u64,
-    /// Number of batches in a row that freed nothing.
-    fruitless: u32,
-}
-
-impl Asked {
-    /// Notes what a batch has freed. Returns whether the request is served, or nothing more can be
-    /// freed.
-    fn note(&mut self, freed_pages: u64) -> bool {
-        self.left_pages = self.left_pages.saturating_sub(freed_pages);
-        self.fruitless = if freed_pages > 0 { 0 } else { self.fruitless + 1 };
-        self.left_pages == 0 || self.fruitless >= MAX_FRUITLESS_BATCHES
-    }
 }
 
 impl Default for ReclaimRequests {
@@ -113,14 +90,28 @@ impl ReclaimRequests {
         let _ = futex::wake(&self.kick, futex::Flags::PRIVATE, MAX_HANDLERS as u32);
     }
 
-    /// Makes the reclaimers serve a request of `ctl`, unless they do already.
+    /// Makes the reclaimers serve `request`, unless they do already.
     pub(crate) fn serve(&self, request: Pending) {
         let mut asked = self.asked.lock();
-        if asked.is_none_or(|asked| asked.number != request.number) {
-            *asked = Some(Asked { number: request.number, left_pages: request.pages, fruitless: 0 });
+        if asked.is_none_or(|asked| asked.number() != request.number) {
+            *asked = Some(Asked::new(request));
             drop(asked);
             self.wake();
         }
+    }
+
+    /// Notes with `note` that a step of request `number` is done, unless a newer one has replaced
+    /// it. A served request is removed.
+    fn note(&self, number: u32, note: impl FnOnce(&mut Asked) -> Progress) -> Progress {
+        let mut asked = self.asked.lock();
+        let progress = match asked.as_mut().filter(|asked| asked.number() == number) {
+            Some(asked) => note(asked),
+            None => return Progress::Unfinished,
+        };
+        if progress == Progress::Served {
+            *asked = None;
+        }
+        progress
     }
 
     /// Makes the reclaimers swap out the managed memory in `range`, and waits for them. Only one
@@ -247,25 +238,39 @@ impl Reclaimer {
         }
     }
 
-    /// Serves a part of the request of `ctl`, and gives the freed memory back to the system.
-    /// Returns whether there may be more to do.
+    /// Serves a part of the request of `ctl` or the supervisor. Returns whether there may be more
+    /// to do.
     fn serve_request(&mut self) -> bool {
-        let Some(number) = self.requests.asked.lock().map(|asked| asked.number) else { return false };
         let engine = &self.activated.engine;
-        let freed = engine.reclaim(&mut self.worker, pacing::BATCH_PAGES);
-        let mut asked = self.requests.asked.lock();
-        let is_served = asked.as_mut().filter(|asked| asked.number == number).is_some_and(|asked| asked.note(freed));
-        if is_served {
-            *asked = None;
-        }
-        drop(asked);
-        let low_pages = engine.room().watermarks.low_pages() as u32;
-        engine.shrink(if is_served { 0 } else { low_pages }, u32::MAX);
-        if is_served {
-            self.context.budget.sample();
-            self.context.budget.control().process(self.context.budget.slot()).reclaim.finish(number);
+        let taken = {
+            let mut asked = self.requests.asked.lock();
+            asked.as_mut().and_then(|asked| Some((asked.number(), asked.take(|from| engine.block_from(from))?)))
+        };
+        let Some((number, step)) = taken else { return false };
+        match step {
+            Step::Reclaim => {
+                let freed_pages = engine.reclaim(&mut self.worker, pacing::BATCH_PAGES);
+                let progress = self.requests.note(number, |asked| asked.note_freed(freed_pages));
+                // The freed memory goes back to the system.
+                let low_pages = engine.room().watermarks.low_pages() as u32;
+                engine.shrink(if progress == Progress::Served { 0 } else { low_pages }, u32::MAX);
+                self.finish_if(progress, number);
+            }
+            Step::Resume(block) => {
+                let resumed = block.map_or(Resumed::NoRoom, |block| engine.resume(&mut self.worker, block));
+                let progress = self.requests.note(number, |asked| asked.note_resumed(resumed));
+                self.finish_if(progress, number);
+            }
         }
         true
+    }
+
+    /// Publishes that request `number` is served, if it is.
+    fn finish_if(&self, progress: Progress, number: u32) {
+        if progress == Progress::Served {
+            self.context.budget.sample();
+            self.context.budget.control().process(self.context.budget.slot()).request.finish(number);
+        }
     }
 
     /// Makes a free run of frames while there is nothing to reclaim. Returns whether there may be
@@ -315,16 +320,5 @@ mod tests {
         parts.rest = 0..2 * BLOCK;
         assert!(parts.take().is_some() && !parts.finish(), "there is another part");
         assert!(parts.take().is_some() && parts.finish());
-    }
-
-    #[test]
-    fn a_request_is_served_when_enough_is_freed_or_nothing_more_can_be() {
-        let mut asked = Asked { number: 1, left_pages: 300, fruitless: 0 };
-        assert!(!asked.note(256));
-        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !asked.note(0)), "a batch may fail by chance");
-        assert!(!asked.note(1));
-        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !asked.note(0)) && asked.note(0));
-        let mut asked = Asked { number: 1, left_pages: 300, fruitless: 0 };
-        assert!(!asked.note(256) && asked.note(44));
     }
 }

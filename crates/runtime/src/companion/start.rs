@@ -6,6 +6,7 @@
 use crate::address_space::lent_pages::Table;
 use crate::companion::activated::Activation;
 use crate::companion::context::{Context, ProcFiles, open_device_and_memory, open_in, open_proc};
+use crate::companion::dormancy::Dormancy;
 use crate::companion::end::end;
 use crate::companion::error::RuntimeError;
 use crate::companion::memory_users::{self, User};
@@ -57,6 +58,7 @@ pub fn start(
         reclaim: ReclaimRequests::default(),
         placement: Placement::default(),
         sharing: SharedPages::default(),
+        dormancy: Dormancy::default(),
         exit_notice: ProcessExitNotice::default(),
         fork: ForkState::new(fork_stack, slot),
     }));

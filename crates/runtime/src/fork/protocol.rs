@@ -176,10 +176,11 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 page_out_parts: _,   // Kept: the child's reclaimers finish the rest.
                 page_outs_wanted: _, // Kept: goes with `page_outs_done`.
                 page_outs_done: _,   // Kept: a counter.
-                asked,               // Reset: `ctl` has asked the parent.
+                asked,               // Reset: the parent was asked.
             },
         placement: _, // Companion: `Placement::begin`.
         sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
+        dormancy,     // Reset: the child runs.
         fork:
             ForkState {
                 quiesce,      // Reset: the child is not forking.
@@ -200,6 +201,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     quiesce.reset();
     allocations.reset();
     *asked.lock() = None;
+    dormancy.end();
 }
 
 /// Stops the agent's other threads while a thread of the program forks. The monitor calls this. A

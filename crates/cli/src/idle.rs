@@ -1,0 +1,275 @@
+//! `--idle`: has a process compressed as a whole once it has used no CPU for a while.
+//!
+//! The supervisor reads the CPU time of each process once a second, which takes a system call and
+//! nothing in the program. It leaves a request to reclaim in the slot of a process that has become
+//! idle, as `foliomem ctl PID reclaim all` does, and takes it back if the process wakes meanwhile.
+//! After that, nothing more is asked of the process before it has used CPU and is idle again.
+//!
+//! The slot also says that the process is idle: its monitor then sleeps for longer. If all
+//! processes of a run are idle, so does the supervisor.
+
+use foliomem_session::memory_request::Wanted;
+use foliomem_session::process_table::ProcessSlot;
+use foliomem_session::segment::Control;
+use foliomem_sys::clock;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at all processes.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A process that uses more than this share of a CPU between two looks, as a divisor, is not idle.
+/// Timers of a sleeping Java or Python program stay below it.
+const BUSY_SHARE: u32 = 100;
+/// CPU time for which a process is compressed on, as one that only looks at a timer needs.
+const MAX_AWAKE: Duration = Duration::from_millis(10);
+/// Size in bytes below which managing a process takes more than compressing it gives.
+const MIN_BYTES: u64 = 8 << 20;
+
+/// The state of a process that is watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// It has used CPU lately.
+    Busy,
+    /// It is being compressed, by the request with this number, since it had used so much CPU.
+    Compressing { number: u32, cpu_time: Duration },
+    /// It is compressed, and has used no CPU since.
+    Idle,
+}
+
+/// What a look at a process leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Nothing,
+    /// It has become idle.
+    Compress,
+    /// It is no longer idle, and the request with this number is to end.
+    TakeBack(u32),
+}
+
+/// A process that is watched.
+#[derive(Clone, Copy, Debug)]
+struct Watched {
+    /// When it was looked at, and its CPU time then.
+    looked: Instant,
+    cpu_time: Duration,
+    /// Since when it has been idle.
+    since: Instant,
+    state: State,
+}
+
+impl Watched {
+    fn new(now: Instant, cpu_time: Duration) -> Watched {
+        Watched { looked: now, cpu_time, since: now, state: State::Busy }
+    }
+
+    /// Takes in that the process has used `cpu_time` until `now`. `is_served` answers for the
+    /// number of a request.
+    fn look(
+        &mut self,
+        now: Instant,
+        cpu_time: Duration,
+        idle_time: Duration,
+        is_served: impl FnOnce(u32) -> bool,
+    ) -> Verdict {
+        let used = cpu_time.saturating_sub(std::mem::replace(&mut self.cpu_time, cpu_time));
+        let elapsed = now - std::mem::replace(&mut self.looked, now);
+        match self.state {
+            State::Busy if used > elapsed / BUSY_SHARE => self.since = now,
+            State::Busy if now - self.since >= idle_time => return Verdict::Compress,
+            State::Compressing { number, cpu_time: before } if cpu_time.saturating_sub(before) > MAX_AWAKE => {
+                (self.state, self.since) = (State::Busy, now);
+                return Verdict::TakeBack(number);
+            }
+            State::Compressing { number, .. } if is_served(number) => self.state = State::Idle,
+            State::Idle if used > Duration::ZERO => (self.state, self.since) = (State::Busy, now),
+            State::Busy | State::Compressing { .. } | State::Idle => {}
+        }
+        Verdict::Nothing
+    }
+
+    fn is_compressing(&self) -> bool {
+        matches!(self.state, State::Compressing { .. })
+    }
+}
+
+/// Watches the processes of a run.
+#[derive(Debug)]
+pub struct IdleWatcher {
+    idle_time: Duration,
+    looked: Option<Instant>,
+    /// By the pid. A process has another slot after it has executed another program.
+    processes: BTreeMap<u32, (&'static ProcessSlot, Watched)>,
+    /// Whether all processes of the run are idle.
+    are_all_idle: bool,
+}
+
+impl IdleWatcher {
+    /// Creates a watcher that has processes compressed once they were idle for `idle_time`.
+    pub fn new(idle_time: Duration) -> IdleWatcher {
+        IdleWatcher { idle_time, looked: None, processes: BTreeMap::new(), are_all_idle: false }
+    }
+
+    /// Looks at the processes of the run: once a second, and whenever it is called while one is
+    /// being compressed.
+    pub fn look(&mut self, control: &'static Control) {
+        let now = Instant::now();
+        let is_due = self.looked.is_none_or(|looked| now - looked >= INTERVAL);
+        if is_due {
+            self.looked = Some(now);
+        } else if !self.processes.values().any(|(_, watched)| watched.is_compressing()) {
+            return;
+        }
+        let living = control.living_processes();
+        self.processes
+            .retain(|pid, (slot, _)| living.iter().any(|(other, its)| other == pid && std::ptr::eq(*its, *slot)));
+        for (pid, slot) in &living {
+            let known = self.processes.get(pid);
+            if is_due || known.is_some_and(|(_, watched)| watched.is_compressing()) {
+                self.look_at(now, *pid, slot);
+            }
+        }
+        // Nothing is known of a process of another pid namespace.
+        let is_watched = control.each_slot().filter(|(_, is_alive)| *is_alive).count() == self.processes.len();
+        self.are_all_idle = is_watched && self.processes.values().all(|(_, watched)| watched.state == State::Idle);
+    }
+
+    fn look_at(&mut self, now: Instant, pid: u32, slot: &'static ProcessSlot) {
+        // A process that has just ended is gone at the next look.
+        let Some(cpu_time) = clock::process_cpu_time(pid) else { return };
+        let (_, watched) = self.processes.entry(pid).or_insert_with(|| (slot, Watched::new(now, cpu_time)));
+        match watched.look(now, cpu_time, self.idle_time, |number| slot.request.is_finished(number)) {
+            Verdict::Nothing => {}
+            Verdict::Compress if slot.measured_bytes() < MIN_BYTES => watched.state = State::Idle,
+            Verdict::Compress => {
+                let number = slot.request.ask(Wanted::Reclaim { pages: u64::MAX });
+                watched.state = State::Compressing { number, cpu_time };
+            }
+            Verdict::TakeBack(number) => {
+                slot.request.replace(number, Wanted::Reclaim { pages: 0 });
+            }
+        }
+        match watched.state {
+            State::Idle => slot.mark_idle(),
+            State::Busy | State::Compressing { .. } => slot.mark_busy(),
+        }
+    }
+
+    /// Returns whether all processes of the run are idle, as far as the last look could tell.
+    pub fn are_all_idle(&self) -> bool {
+        self.are_all_idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foliomem_types::settings::{Configuration, Limit};
+    use std::process::{Child, Command};
+
+    const IDLE_TIME: Duration = Duration::from_secs(5);
+
+    /// A process whose clocks are set by hand.
+    struct Clocks {
+        watched: Watched,
+        now: Instant,
+        cpu_time: Duration,
+    }
+
+    impl Clocks {
+        fn new() -> Clocks {
+            let (now, cpu_time) = (Instant::now(), Duration::from_secs(1000));
+            Clocks { watched: Watched::new(now, cpu_time), now, cpu_time }
+        }
+
+        /// Looks a second later, in which the process has used so many microseconds.
+        fn second(&mut self, used_us: u64, is_served: bool) -> Verdict {
+            self.now += INTERVAL;
+            self.cpu_time += Duration::from_micros(used_us);
+            let verdict = self.watched.look(self.now, self.cpu_time, IDLE_TIME, |_| is_served);
+            if verdict == Verdict::Compress {
+                self.watched.state = State::Compressing { number: 7, cpu_time: self.cpu_time };
+            }
+            verdict
+        }
+
+        /// Returns the verdicts of so many seconds.
+        fn seconds(&mut self, seconds: u32, used_us: u64) -> Vec<Verdict> {
+            (0..seconds).map(|_| self.second(used_us, true)).filter(|verdict| *verdict != Verdict::Nothing).collect()
+        }
+    }
+
+    #[test]
+    fn a_process_is_compressed_once_after_its_idle_time() {
+        let mut clocks = Clocks::new();
+        assert_eq!(clocks.seconds(4, 0), []);
+        assert_eq!(clocks.second(0, false), Verdict::Compress);
+        assert_eq!(clocks.second(0, false), Verdict::Nothing);
+        assert!(clocks.watched.is_compressing());
+        assert_eq!(clocks.seconds(1000, 0), []);
+        assert_eq!(clocks.watched.state, State::Idle);
+    }
+
+    #[test]
+    fn a_process_is_compressed_again_only_after_it_has_used_cpu() {
+        let mut clocks = Clocks::new();
+        assert_eq!(clocks.seconds(100, 0), [Verdict::Compress]);
+        assert_eq!(clocks.second(3000, true), Verdict::Nothing);
+        assert_eq!(clocks.watched.state, State::Busy);
+        assert_eq!(clocks.seconds(4, 0), []);
+        assert_eq!(clocks.seconds(100, 0), [Verdict::Compress]);
+    }
+
+    #[test]
+    fn nothing_is_done_to_a_busy_process_and_timers_do_not_keep_one_busy() {
+        let mut clocks = Clocks::new();
+        assert_eq!(clocks.seconds(1000, 20_000), []);
+        // Busy for a moment, again and again.
+        assert!((0..200).all(|_| clocks.seconds(4, 0).is_empty() && clocks.second(15_000, true) == Verdict::Nothing));
+        assert_eq!(clocks.seconds(6, 2000), [Verdict::Compress]);
+    }
+
+    #[test]
+    fn a_request_to_a_process_that_wakes_is_taken_back() {
+        let mut clocks = Clocks::new();
+        while clocks.second(0, false) != Verdict::Compress {}
+        assert_eq!(clocks.second(9000, false), Verdict::Nothing, "a timer");
+        assert_eq!(clocks.second(2000, false), Verdict::TakeBack(7));
+        assert_eq!(clocks.watched.state, State::Busy);
+        assert_eq!(clocks.seconds(4, 0), []);
+        assert_eq!(clocks.second(0, false), Verdict::Compress);
+    }
+
+    /// A process of a run that has taken `bytes`.
+    fn sleeper(control: &'static Control, bytes: u64) -> (Child, &'static ProcessSlot) {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let slot = control.process(control.claim_slot(rustix::process::Pid::from_child(&child)).unwrap());
+        slot.measured_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
+        (child, slot)
+    }
+
+    #[test]
+    fn the_slot_of_an_idle_process_gets_a_request() {
+        let (control, _segment) = Control::create(&Configuration::plain(Limit::Bytes(1 << 30))).unwrap();
+        let ((mut large, slot), (mut small, other)) = (sleeper(control, 100 << 20), sleeper(control, 1 << 20));
+        let mut watcher = IdleWatcher::new(Duration::ZERO);
+        let until = |watcher: &mut IdleWatcher, what: &dyn Fn(&IdleWatcher) -> bool| {
+            while !what(watcher) {
+                watcher.looked = None;
+                watcher.look(control);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until(&mut watcher, &|_| slot.request.pending().is_some());
+        let request = slot.request.pending().unwrap();
+        assert!(matches!(request.wanted, Wanted::Reclaim { pages } if pages > 1 << 30), "{request:?}");
+        assert!(!watcher.are_all_idle() && !slot.is_idle());
+        slot.request.finish(request.number);
+        until(&mut watcher, &IdleWatcher::are_all_idle);
+        assert!(slot.is_idle() && other.is_idle());
+        assert!(slot.request.pending().is_none() && other.request.pending().is_none(), "too small to be worth it");
+        for child in [&mut large, &mut small] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The request of `ctl` or the supervisor that the reclaimers serve, step by step.
+//!
+//! All reclaimers work on the one request. The lock around [`Asked`] is a leaf.
+
+use foliomem_core::engine::Resumed;
+use foliomem_session::memory_request::{Pending, Wanted};
+use foliomem_types::units::PageNumber;
+use std::ops::Range;
+
+/// Number of batches in a row that free nothing after which a request counts as served: the rest is
+/// pinned, in use, or does not compress.
+const MAX_FRUITLESS_BATCHES: u32 = 8;
+
+/// A request that the reclaimers serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    /// The number of the request in the process's slot.
+    number: u32,
+    left: Left,
+}
+
+/// The part of a request that is not done yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Left {
+    Reclaim {
+        /// Pages that are still wanted.
+        pages: u64,
+        /// Number of batches in a row that freed nothing.
+        fruitless: u32,
+    },
+    Resume {
+        /// The first page that no reclaimer has taken yet.
+        from: PageNumber,
+        /// Number of blocks that are taken and not finished.
+        unfinished: u32,
+        /// Whether there is no room, or no block any more.
+        is_over: bool,
+    },
+}
+
+/// A step of a request, for one reclaimer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// Free a batch, and then call [`Asked::note_freed`].
+    Reclaim,
+    /// Resume the block, if there is one, and then call [`Asked::note_resumed`].
+    Resume(Option<Range<PageNumber>>),
+}
+
+/// Whether a request is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progress {
+    /// There may be more to do.
+    Unfinished,
+    /// It is done, or nothing more can be done.
+    Served,
+}
+
+impl Asked {
+    /// Creates the state of a request of which nothing is done.
+    pub fn new(request: Pending) -> Asked {
+        let left = match request.wanted {
+            Wanted::Reclaim { pages } => Left::Reclaim { pages, fruitless: 0 },
+            Wanted::Resume => Left::Resume { from: PageNumber(0), unfinished: 0, is_over: false },
+        };
+        Asked { number: request.number, left }
+    }
+
+    /// Returns the number of the request.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Takes the next step. Returns `None` if other reclaimers do the last ones. `block_from` finds
+    /// the first block that ends behind a page.
+    pub fn take(&mut self, block_from: impl FnOnce(PageNumber) -> Option<Range<PageNumber>>) -> Option<Step> {
+        match &mut self.left {
+            Left::Reclaim { .. } => Some(Step::Reclaim),
+            Left::Resume { is_over: true, .. } => None,
+            Left::Resume { from, unfinished, .. } => {
+                *unfinished += 1;
+                let block = block_from(*from);
+                *from = block.as_ref().map_or(*from, |block| block.end);
+                Some(Step::Resume(block))
+            }
+        }
+    }
+
+    /// Notes what a batch has freed.
+    pub fn note_freed(&mut self, freed_pages: u64) -> Progress {
+        let Left::Reclaim { pages, fruitless } = &mut self.left else { return Progress::Unfinished };
+        *pages = pages.saturating_sub(freed_pages);
+        *fruitless = if freed_pages > 0 { 0 } else { *fruitless + 1 };
+        let is_served = *pages == 0 || *fruitless >= MAX_FRUITLESS_BATCHES;
+        if is_served { Progress::Served } else { Progress::Unfinished }
+    }
+
+    /// Notes the result of a block; [`Resumed::NoRoom`] if there was none.
+    pub fn note_resumed(&mut self, resumed: Resumed) -> Progress {
+        let Left::Resume { unfinished, is_over, .. } = &mut self.left else { return Progress::Unfinished };
+        *unfinished -= 1;
+        *is_over |= resumed == Resumed::NoRoom;
+        if *is_over && *unfinished == 0 { Progress::Served } else { Progress::Unfinished }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reclaim(pages: u64) -> Asked {
+        Asked::new(Pending { number: 1, wanted: Wanted::Reclaim { pages } })
+    }
+
+    #[test]
+    fn a_reclaim_is_served_when_enough_is_freed_or_nothing_more_can_be() {
+        let is_served = |asked: &mut Asked, freed_pages| asked.note_freed(freed_pages) == Progress::Served;
+        let mut asked = reclaim(300);
+        assert_eq!(asked.take(|_| None), Some(Step::Reclaim));
+        assert!(!is_served(&mut asked, 256));
+        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !is_served(&mut asked, 0)), "a batch may fail by chance");
+        assert!(!is_served(&mut asked, 1));
+        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !is_served(&mut asked, 0)) && is_served(&mut asked, 0));
+        let mut asked = reclaim(300);
+        assert!(!is_served(&mut asked, 256) && is_served(&mut asked, 44));
+    }
+
+    #[test]
+    fn a_resume_is_served_when_its_last_block_is() {
+        let mut asked = Asked::new(Pending { number: 1, wanted: Wanted::Resume });
+        let block = |number: u64| Some(PageNumber(512 * number)..PageNumber(512 * number + 512));
+        let take = |asked: &mut Asked| {
+            asked.take(|from| if from.0 < 512 * 9 { block(from.0.div_ceil(512).max(7)) } else { None })
+        };
+        let taken: Vec<_> = (0..3).map(|_| take(&mut asked)).collect();
+        assert_eq!(taken, [Some(Step::Resume(block(7))), Some(Step::Resume(block(8))), Some(Step::Resume(None))]);
+        assert_eq!(asked.note_resumed(Resumed::NoRoom), Progress::Unfinished, "others still work");
+        assert_eq!(take(&mut asked), None);
+        assert_eq!(asked.note_resumed(Resumed::Block), Progress::Unfinished);
+        assert_eq!(asked.note_resumed(Resumed::Block), Progress::Served);
+    }
+}

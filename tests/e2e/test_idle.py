@@ -1,0 +1,207 @@
+"""`foliomem run --idle`: a process that uses no CPU is compressed as a whole, and nothing else is."""
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BIN, MIB, clean_env, cli, foliomem, foliomem_only, read_text, start
+
+pytestmark = foliomem_only
+# Touches memory that compresses, sleeps until a line comes, verifies it, and again to the end of its input.
+SLEEPER = """
+import os, sys
+rows = [b'%012d' % number * 4096 for number in range(int(sys.argv[1]))]
+print(os.getpid(), flush=True)
+while os.read(0, 1):
+    assert all(int(row[:12]) == number for number, row in enumerate(rows))
+    print("good", flush=True)
+"""
+# The same in a parent, who waits for a child that has a copy and sleeps.
+FORKED = SLEEPER.replace("print(os.getpid()", "child = os.fork()\nif child:\n    ended = os.wait()[1]\n    assert all("
+                         "int(row[:12]) == number for number, row in enumerate(rows))\n    sys.exit(ended)\nprint(os.getpid()")
+# Works on the same memory all the time.
+BUSY = """
+import os, sys
+rows = [b'%012d' % number * 4096 for number in range(2000)]
+print(os.getpid(), flush=True)
+os.set_blocking(0, False)
+while True:
+    assert all(int(row[:12]) == number for number, row in enumerate(rows))
+    try:
+        if not os.read(0, 1):
+            break
+    except BlockingIOError:
+        pass
+"""
+
+
+class Run:
+    """A run with --idle, of a Python program that prints its pid and reads commands."""
+
+    def __init__(self, script, *arguments, options=("--idle", "1s"), env=None):
+        argv = [BIN, "run", *options, "--", sys.executable, "-c", script, *map(str, arguments)]
+        self.run = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_env(env))
+        self.pid = int(self.run.stdout.readline())
+
+    def wake(self):
+        """Has the program verify its memory."""
+        self.run.stdin.write(b"x")
+        self.run.stdin.flush()
+        assert self.run.stdout.readline() == b"good\n", self.run.communicate(timeout=60)
+
+    def status(self):
+        return json.loads(cli("ctl", self.run.pid, "status", "--json").ok().out)
+
+    def until(self, holds, what):
+        """Waits until the status is as wanted."""
+        deadline = time.monotonic() + 90
+        while not holds(figures := self.status()):
+            assert time.monotonic() < deadline, (what, figures)
+            time.sleep(0.1)
+        return figures
+
+    def finish(self):
+        out, err = self.run.communicate(timeout=90)
+        assert self.run.returncode == 0 and out == b"", (out, err)
+
+
+def compressed(pages_mib, taken_mib):
+    return lambda figures: figures["vmstat"]["pswpout"] * 4096 > pages_mib * MIB and figures["taken_bytes"] < taken_mib * MIB
+
+
+@pytest.mark.parametrize("options", [("--idle", "1s"), ("--idle", "1s", "--limit", "2G")], ids=["without a limit", "with one"])
+def test_an_idle_process_is_compressed_each_time_it_becomes_idle(options):
+    run = Run(SLEEPER, 2000, options=options)
+    # It is far from its limit: nothing but --idle activates the agent.
+    before = run.until(compressed(80, 32), "compressed")["vmstat"]["pswpout"]
+    run.wake()
+
+    # It may be compressed again before anybody sees that it was back.
+    def is_compressed_again(figures):
+        was_back = figures["vmstat"]["pswpin"] * 4096 > 80 * MIB
+        return was_back and figures["vmstat"]["pswpout"] > before and figures["taken_bytes"] < 32 * MIB
+
+    run.until(is_compressed_again, "compressed again")
+    run.wake()
+    run.finish()
+
+
+def test_a_process_asleep_is_asked_once():
+    run = Run(SLEEPER, 2000)
+    swapped_out = run.until(compressed(80, 32), "compressed")["vmstat"]["pswpout"]
+    cpu_time = read_text(f"/proc/{run.pid}/schedstat").split()[0]
+    cli("ctl", run.run.pid, "resume", "--wait").ok()
+    assert run.status()["taken_bytes"] > 80 * MIB
+    # It used no CPU, so it stays as it is, however long it sleeps.
+    time.sleep(4)
+    figures = run.status()
+    assert figures["taken_bytes"] > 80 * MIB and figures["vmstat"]["pswpout"] == swapped_out
+    assert read_text(f"/proc/{run.pid}/schedstat").split()[0] == cpu_time, "it was woken"
+    run.wake()
+    run.finish()
+
+
+def wakes(pid):
+    """How often the threads of a process went to sleep."""
+    texts = [read_text(path / "status") for path in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("voluntary"))
+
+
+def test_an_idle_run_hardly_wakes():
+    run = Run(SLEEPER, 2000)
+    run.until(compressed(80, 32), "compressed")
+    # The companions are the supervisor's children, too.
+    agents = [run.run.pid, *(int(pid) for pid in read_text(f"/proc/{run.run.pid}/task/{run.run.pid}/children").split())]
+    deadline, rate = time.monotonic() + 60, None
+    while rate is None or rate > 20:
+        assert time.monotonic() < deadline, rate
+        before, began = sum(map(wakes, agents)), time.monotonic()
+        time.sleep(3)
+        rate = (sum(map(wakes, agents)) - before) / (time.monotonic() - began)
+    run.wake()
+    run.finish()
+
+
+def test_nothing_is_done_to_a_busy_process():
+    run = Run(BUSY, options=("--idle", "3s"))
+    time.sleep(7)
+    figures = run.status()
+    assert figures["vmstat"]["pgadopted"] == 0 and figures["vmstat"]["pswpout"] == 0 and figures["taken_bytes"] > 80 * MIB
+    run.finish()
+
+
+def test_a_forked_child_and_its_parent_are_compressed():
+    run = Run(FORKED, 2000)
+    figures = run.until(compressed(80, 64), "compressed")
+    assert len(figures["living"]) == 2
+    run.wake()
+    run.run.stdin.close()
+    assert run.run.wait(timeout=90) == 0, run.run.stderr.read()
+
+
+def test_an_idle_child_of_a_busy_parent_is_compressed_alone():
+    script = BUSY.replace("print(os.getpid()", "child = os.fork()\nif not child:\n    os.read(int(sys.argv[1]), 1)\n    sys.exit(any("
+                          "int(row[:12]) != number for number, row in enumerate(rows)))\nprint(os.getpid()")
+    script = script.replace("while True", "while os.waitpid(child, os.WNOHANG)[0] == 0")
+    reader, writer = os.pipe()
+    argv = [BIN, "run", "--idle", "3s", "--", sys.executable, "-c", script, str(reader)]
+    run = Run.__new__(Run)
+    run.run = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_env(),
+                               pass_fds=[reader])
+    run.pid = int(run.run.stdout.readline())
+    run.until(lambda figures: figures["vmstat"]["pswpout"] * 4096 > 80 * MIB, "the child is compressed")
+    os.write(writer, b"x")
+    run.finish()
+
+
+def test_an_idle_process_loses_nothing_under_torture():
+    run = Run(SLEEPER, 1000, env={"FOLIOMEM_TORTURE": "1"})
+    for _ in range(3):
+        run.until(lambda figures: figures["vmstat"]["pswpout"] * 4096 > 40 * MIB, "swapped out")
+        time.sleep(1.5)
+        run.wake()
+    run.finish()
+
+
+def test_a_small_process_is_not_managed():
+    running = start(["sh", "-c", "echo ready; exec sleep 30"], "1G", ["--idle", "1s"])
+    running.wait_output(b"ready\n")
+    time.sleep(4)
+    assert json.loads(cli("ctl", running.pid, "status", "--json").ok().out)["vmstat"]["pgadopted"] == 0
+    running.kill()
+
+
+def test_the_end_of_an_idle_run_is_seen_at_once():
+    run = Run(SLEEPER, 2000)
+    run.until(compressed(80, 32), "compressed")
+    time.sleep(3)
+    os.kill(run.pid, 9)
+    assert run.run.wait(timeout=30) == 137
+    # And what is asked of it meanwhile.
+    run = Run(SLEEPER, 2000)
+    run.until(compressed(80, 32), "compressed")
+    time.sleep(3)
+    cli("ctl", run.run.pid, "limit", "1G").ok()
+    assert run.status()["limit_bytes"] == 1024 * MIB
+    cli("ctl", run.run.pid, "resume", "--wait").ok()
+    assert run.status()["taken_bytes"] > 80 * MIB
+    run.finish()
+
+
+@pytest.mark.parametrize("text", ["0s", "10ms", "30", "soon", "-5s"])
+def test_a_wrong_time_is_refused(text):
+    got = cli("run", f"--idle={text}", "--", "true")
+    assert got.code == 125 and "no time after which a process counts as idle: use 30s, 5m or 1h" in got.err, got.err
+
+
+def test_the_setting_has_the_three_places(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('idle = "2m"\n')
+    shown = cli("run", "--print-config", env={"FOLIOMEM_CONFIG": config}).ok().out.decode()
+    assert 'idle = "2m"' in shown
+    shown = cli("run", "--print-config", env={"FOLIOMEM_CONFIG": config, "FOLIOMEM_IDLE": "90s"}).ok().out.decode()
+    assert 'idle = "1m 30s"' in shown and "FOLIOMEM_IDLE" in shown
+    foliomem(["true"], "64M", options=["--idle", "1h"]).ok()
