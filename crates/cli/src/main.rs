@@ -8,8 +8,9 @@
 //!   for a run;
 //! - `preflight` refuses programs that cannot be managed;
 //! - `supervise` runs a program, `report` prints the result, `exit_cause` why it was
-//!   killed, `record` writes its memory use to a trace, `metrics` its figures for a scraper, which
-//!   `metrics_target` publishes;
+//!   killed, `record` writes its memory use to a trace, `advise` predicts other limits from one,
+//!   `metrics` publishes its figures for a scraper by way of `metrics_target`;
+//! - `run_delay` measures how long recorded threads waited for a CPU;
 //! - `ps` lists runs with their `figures`, `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
 //!
@@ -22,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advise;
 mod args;
 mod checks;
 mod config_file;
@@ -43,6 +45,7 @@ mod ps;
 mod record;
 mod remedy;
 mod report;
+mod run_delay;
 mod settings;
 mod setup;
 mod supervise;
@@ -55,7 +58,7 @@ use error::CliError;
 use foliomem_command::WRONG_COMMAND_LINE;
 use knob::Machine;
 use memory_groups::MemoryGroups;
-use record::Recorder;
+use record::{Recorder, Target};
 use settings::{Recording, Settings};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -83,7 +86,8 @@ fn main() -> ExitCode {
     };
     let done = match args.command {
         Command::Run(run) => self::run(&run, None),
-        Command::Record(args) => self::run(&args.run, Some(&args.output)),
+        Command::Record(args) => self::run(&args.run, Some(Target::Path(&args.output))),
+        Command::Advise(args) => advise::advise(args),
         Command::Ps(args) => Ok(ps::ps(&args)),
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor(args) => Ok(doctor::doctor(&args)),
@@ -141,7 +145,7 @@ fn start_jupyter(args: &OtherArgs) -> Result<u8, CliError> {
     Err(CliError::NoPython(python, error))
 }
 
-fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
+fn run(args: &RunArgs, trace: Option<Target<'_>>) -> Result<u8, CliError> {
     let groups = MemoryGroups::find(Path::new("/"));
     let machine = Machine::around(&groups);
     let settings = Settings::resolve(args, &settings::environment(), machine)?;

@@ -267,7 +267,7 @@ impl Run {
             self.census.summary().into_iter().for_each(|line| eprintln!("{line}"));
         }
         if let Some(recorder) = self.recorder {
-            let line = recorder.finish()?;
+            let line = recorder.finish(self.control, self.child.cpu_time())?;
             if !settings.quiet() {
                 eprintln!("foliomem: {line}");
             }
