@@ -4,11 +4,11 @@ pub mod args;
 mod error;
 
 use args::{
-    BenchAccessArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchLimitArgs, BenchProgramsArgs, BenchSlotsArgs,
-    BenchStartArgs, BenchSwapArgs, CalibrateArgs,
+    BenchAccessArgs, BenchAdviseArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchLimitArgs, BenchProgramsArgs,
+    BenchSlotsArgs, BenchStartArgs, BenchSwapArgs, CalibrateArgs,
 };
 use error::{BadValue, CommandError};
-use foliomem_bench::{access, calibrate, compact, lab, limit, programs, slots, start, swap};
+use foliomem_bench::{access, advise, calibrate, compact, lab, limit, programs, slots, start, swap};
 use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
@@ -27,6 +27,7 @@ pub fn run_command(what: &BenchCommand) -> Result<u8, CommandError> {
         BenchCommand::Compact(args) => bench_compact(args),
         BenchCommand::Programs(args) => bench_programs(args),
         BenchCommand::Access(args) => bench_access(args),
+        BenchCommand::Advise(args) => bench_advise(args),
         BenchCommand::Limit(args) => bench_limit(args),
         BenchCommand::Start(args) => bench_start(args),
         BenchCommand::Lab(args) => bench_lab(args),
@@ -305,6 +306,61 @@ fn limit_line(row: &limit::Row) -> String {
     let program = program.as_str().unwrap_or_default();
     format!(
         "{program:<12} {margin_percent:>8} {runs:>5} {killed:>6} {peak_over_limit_percent_max:>12.1} {seconds:>8.1}"
+    )
+}
+
+fn bench_advise(args: &BenchAdviseArgs) -> Result<u8, CommandError> {
+    let find = |name: &String| {
+        advise::Program::ALL
+            .into_iter()
+            .find(|program| serde_json::json!(program) == serde_json::json!(name))
+            .ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), "numpy, compile, sqlite, redis, java"))
+    };
+    let named = args.only.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let options = advise::Options {
+        foliomem: beside("foliomem")?,
+        programs: if named.is_empty() { advise::Program::ALL.to_vec() } else { named },
+        runs: args.runs,
+    };
+    if !args.json {
+        println!(
+            "{:<8} {:>9} {:>7} {:>9} {:>8} {:>6} {:>18} {:>8} {:>8}",
+            "program",
+            "limit MiB",
+            "of need",
+            "predicted",
+            "measured",
+            "off",
+            "faults from swap",
+            "measured",
+            "seconds"
+        );
+    }
+    let report = advise::run(&options, &mut |row| {
+        if !args.json {
+            println!("{}", advise_line(row));
+        }
+    })?;
+    report.skipped.iter().for_each(|why| eprintln!("foliomem: {why}"));
+    if args.json {
+        println!("{}", serde_json::json!(report.rows));
+    }
+    Ok(0)
+}
+
+fn advise_line(row: &advise::Row) -> String {
+    let program = serde_json::json!(row.program);
+    format!(
+        "{:<8} {:>9} {:>6}% {:>9} {:>7.2}x {:>6} {:>18} {:>8.0} {:>8.2}",
+        program.as_str().unwrap_or_default(),
+        row.limit_mib,
+        row.limit_percent,
+        row.predicted.map_or_else(|| "not known".to_owned(), |predicted| format!("{predicted:.2}x")),
+        row.measured,
+        row.error_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:+.0}%")),
+        row.predicted_swap_ins.map_or_else(|| "-".to_owned(), |faults| faults.to_string()),
+        row.measured_swap_ins,
+        row.seconds
     )
 }
 

@@ -8,6 +8,7 @@
 //!   foliomem;
 //! - [`access`] times one program by access pattern, limit and folio size, next to the kernel;
 //! - [`calibrate`] measures the costs that the lab charges;
+//! - [`advise`] compares what `foliomem advise` predicts with real runs;
 //! - [`limit`] looks how far growing programs exceed a fixed limit;
 //! - [`start`] times the shortest program, plain and in a run;
 //! - [`lab`] measures the speed of the lab's simulations;
@@ -20,6 +21,7 @@
 
 pub mod access;
 pub mod access_child;
+pub mod advise;
 pub mod calibrate;
 pub mod compact;
 pub mod corpus;

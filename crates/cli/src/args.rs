@@ -29,6 +29,9 @@ pub enum Command {
     Run(RunArgs),
     /// Run a program as `run` does, and record its memory use for `lab replay`.
     Record(RecordArgs),
+    /// Predict how much slower a program would be within other limits: records one run, or takes a
+    /// trace that `record` has written.
+    Advise(AdviseArgs),
     /// List the runs of this user, of all users for root.
     Ps(PsArgs),
     /// Show the runs and their processes, live, and change limits.
@@ -203,6 +206,33 @@ pub struct RecordArgs {
     pub output: PathBuf,
     #[command(flatten)]
     pub run: RunArgs,
+}
+
+/// Options of `advise`. Settings of the recorded run are those of `run`.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "foliomem advise [OPTIONS] -- PROGRAM [ARGUMENTS]\n       foliomem advise [OPTIONS] TRACE")]
+pub struct AdviseArgs {
+    /// The trace that `record` has written.
+    #[arg(value_name = "TRACE", required_unless_present_any = ["program"], conflicts_with_all = ["program", "output"])]
+    pub trace: Option<PathBuf>,
+    /// Limits of the table: sizes, or shares of what the run needed: 75%,50%,300M. [default: from
+    /// all of the need down to an eighth]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub at: Vec<String>,
+    /// Write the advice as JSON to FILE; "-" for stdout, without the table.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Keep the trace of the run in this file.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub options: Options,
+    /// Read settings of the run from this TOML file, as `run` does.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The program and its arguments, to run once.
+    #[arg(value_name = "PROGRAM", last = true)]
+    pub program: Vec<OsString>,
 }
 
 /// Options of `run`. Each but --config and --print-config can also come from a variable

@@ -100,6 +100,9 @@ pub enum CliError {
     /// The trace could not be written.
     #[error("cannot write the trace {0}: {1}")]
     Trace(PathBuf, std::io::Error),
+    /// The advice could not be written.
+    #[error("cannot write the advice to {0}: {1}")]
+    Advice(PathBuf, std::io::Error),
     /// The metrics cannot be published.
     #[error("cannot publish the metrics at {0}: {1}")]
     Metrics(String, std::io::Error),

@@ -10,8 +10,9 @@
 //! - `supervise` runs a program, `idle` has its idle processes compressed, `report` prints the
 //!   result, `exit_cause` why it was killed, `stall` samples how much it waits for memory,
 //!   `thrashing` decides what is too much, `run_report` gathers what happens in it with `timeline`,
-//!   for the page that `run_page` makes, `record` writes its memory use to a trace, `metrics` its
-//!   figures for a scraper, which `metrics_target` publishes;
+//!   for the page that `run_page` makes, `record` writes its memory use to a trace, `advise`
+//!   predicts other limits from one, for which `run_delay` measures how long threads waited for a
+//!   CPU; `metrics` publishes the run's figures for a scraper by way of `metrics_target`;
 //! - `sampler` looks at runs and their `figures`, `ps` lists them in `columns`, `top` shows them
 //!   live; `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
@@ -25,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advise;
 mod args;
 mod checks;
 mod columns;
@@ -48,6 +50,7 @@ mod ps;
 mod record;
 mod remedy;
 mod report;
+mod run_delay;
 mod run_page;
 mod run_report;
 mod sampler;
@@ -67,7 +70,7 @@ use error::CliError;
 use foliomem_command::WRONG_COMMAND_LINE;
 use knob::Machine;
 use memory_groups::MemoryGroups;
-use record::Recorder;
+use record::{Recorder, Target};
 use settings::{Recording, Settings};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -95,7 +98,8 @@ fn main() -> ExitCode {
     };
     let done = match args.command {
         Command::Run(run) => self::run(&run, None),
-        Command::Record(args) => self::run(&args.run, Some(&args.output)),
+        Command::Record(args) => self::run(&args.run, Some(Target::Path(&args.output))),
+        Command::Advise(args) => advise::advise(args),
         Command::Ps(args) => Ok(ps::ps(&args)),
         Command::Top(args) => top::top(&args),
         Command::Ctl(args) => ctl::ctl(&args),
@@ -154,7 +158,7 @@ fn start_jupyter(args: &OtherArgs) -> Result<u8, CliError> {
     Err(CliError::NoPython(python, error))
 }
 
-fn run(args: &RunArgs, trace: Option<&Path>) -> Result<u8, CliError> {
+fn run(args: &RunArgs, trace: Option<Target<'_>>) -> Result<u8, CliError> {
     let groups = MemoryGroups::find(Path::new("/"));
     let machine = Machine::around(&groups);
     let settings = Settings::resolve(args, &settings::environment(), machine)?;

@@ -1,7 +1,7 @@
 //! The page of a run: one HTML file without scripts that needs no network.
 //!
-//! Figures of the statistics are `data` elements whose `title` is their path in the JSON of `--stats`,
-//! and whose `value` is exactly what stands there.
+//! Figures of the statistics are `data` elements whose `title` is their path in the JSON of
+//! `--stats`, and whose `value` is exactly what stands there.
 
 use crate::run_report::Processes;
 use crate::timeline::{Point, Timeline};

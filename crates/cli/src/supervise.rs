@@ -297,7 +297,7 @@ impl Run {
             eprintln!("foliomem: {error}");
         }
         if let Some(recorder) = self.recorder {
-            let line = recorder.finish()?;
+            let line = recorder.finish(self.control, self.child.cpu_time())?;
             if !settings.quiet() {
                 eprintln!("foliomem: {line}");
             }

@@ -6,10 +6,13 @@ mod files;
 mod ray;
 mod vary;
 
-use args::{LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs, LabSweepArgs};
+use args::{
+    LabAdviseArgs, LabCalibrateArgs, LabCommand, LabExportArgs, LabReplayArgs, LabRunsArgs, LabSeedsArgs, LabSweepArgs,
+};
 use error::CommandError;
 use files::Files;
 use foliomem_command::become_beside;
+use foliomem_lab::advice;
 use foliomem_lab::costs::CostTable;
 use foliomem_lab::outcome::Outcome;
 use foliomem_lab::scenario::Scenario;
@@ -22,6 +25,8 @@ use foliomem_types::size::{SizeError, format_mib, parse_bytes, parse_order};
 use foliomem_types::units::{Order, PAGE_BYTES};
 use std::borrow::Cow;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -36,6 +41,7 @@ pub fn run_command(what: &LabCommand) -> Result<u8, CommandError> {
         }
         LabCommand::Replay(args) => replay(args),
         LabCommand::Sweep(args) => sweep_by_ray(args),
+        LabCommand::Advise(args) => advise(args),
         LabCommand::Export(args) => export(args),
         LabCommand::Seeds(args) => seeds(args),
         LabCommand::Calibrate(args) => calibrate(args),
@@ -127,6 +133,34 @@ fn export(args: &LabExportArgs) -> Result<u8, CommandError> {
     Ok(0)
 }
 
+/// Returns the limits of a list in MiB; shares are of `need_bytes`.
+fn limits_mib(list: &[String], option: &'static str, need_bytes: u64) -> Result<Vec<u64>, CommandError> {
+    let limit_mib = |text: &String| Ok(parse_bytes(text, Some(need_bytes))? >> 20);
+    list.iter().map(limit_mib).collect::<Result<_, _>>().map_err(|error| CommandError::Setting(option, error))
+}
+
+fn advise(args: &LabAdviseArgs) -> Result<u8, CommandError> {
+    let unwritable = |path: &Path| {
+        let path = path.to_owned();
+        move |error| CommandError::Advice(path, error)
+    };
+    let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    // Before the replays: later is too late to learn that it cannot be written.
+    let json = json.map(|path| File::create(path).map_err(unwritable(path)).map(|file| (path, file))).transpose()?;
+    let summary = Summary::of(&args.trace)?;
+    let limits_mib = limits_mib(&args.at, "at", summary.peak_pages * PAGE_BYTES as u64)?;
+    let advice = advice::advise(&args.trace, &summary, &limits_mib, threads(args.threads))?;
+    match json {
+        Some((path, mut file)) => {
+            writeln!(file, "{}", serde_json::json!(advice)).map_err(unwritable(path))?;
+            print!("{advice}");
+        }
+        None if args.json.is_some() => println!("{}", serde_json::json!(advice)),
+        None => print!("{advice}"),
+    }
+    Ok(0)
+}
+
 /// Shift of the tolerance: a limit within 1/2^4 of the recorded one counts as equal.
 const NEARLY_SHIFT: u32 = 4;
 
@@ -134,8 +168,7 @@ fn replay(args: &LabReplayArgs) -> Result<u8, CommandError> {
     let summary = Summary::of(&args.trace)?;
     let peak_bytes = summary.peak_pages * PAGE_BYTES as u64;
     let bad = |name| move |error: SizeError| CommandError::Setting(name, error);
-    let limit_mib = |text: &String| Ok(parse_bytes(text, Some(peak_bytes))? >> 20);
-    let limits = args.limit.iter().map(limit_mib).collect::<Result<Vec<_>, _>>().map_err(bad("limit"))?;
+    let limits = limits_mib(&args.limit, "limit", peak_bytes)?;
     let sizes = args.sizes.iter().filter(|size| *size != "none").map(|size| Ok(parse_order(size)?.kib().to_string()));
     let sizes = sizes.collect::<Result<Vec<_>, _>>().map_err(bad("sizes"))?;
     eprintln!(

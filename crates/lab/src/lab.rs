@@ -5,7 +5,7 @@ use crate::machine::{Access, LabMachine};
 use crate::workload::CacheOutcome;
 use foliomem_core::cluster::SlotCounters;
 use foliomem_core::engine::{Engine, EngineConfig, Served};
-use foliomem_core::pacing::{BackgroundReclaim, reads_ahead_after};
+use foliomem_core::pacing::{BackgroundReclaim, Pacing, reads_ahead_after};
 use foliomem_core::ports::{Budget, Ports};
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{CpuNumber, PageNumber};
@@ -17,6 +17,10 @@ pub struct Lab {
     most_pages: u64,
     accesses: u64,
     faults: u64,
+    /// The faults since the program came near its limit, by kind.
+    managed_faults: [u64; FaultKind::ALL.len()],
+    /// Whether the program has come so near to its limit that foliomem manages its memory.
+    is_activated: bool,
     /// Number of faults between checks of the whole engine.
     check_every: Option<u64>,
     dropped_pages: u64,
@@ -51,6 +55,8 @@ impl Lab {
             most_pages,
             accesses: 0,
             faults: 0,
+            managed_faults: [0; FaultKind::ALL.len()],
+            is_activated: false,
             check_every,
             dropped_pages: 0,
             peak_swapped_pages: 0,
@@ -190,6 +196,7 @@ impl Lab {
         self.read_ahead();
         let served = self.engine.fault(&mut (), page);
         assert!(matches!(served, Served::Done(_)) && self.machine().access(page, access), "{page:?} is not there");
+        self.count(served);
         if served == Served::Done(FaultKind::SwapIn) {
             self.engine.counters().vm.pgmajfault.inc();
         }
@@ -211,6 +218,20 @@ impl Lab {
             });
         }
         Ok(())
+    }
+
+    /// Counts a fault if foliomem would have served it: before it activates, the kernel serves all.
+    fn count(&mut self, served: Served) {
+        self.is_activated = self.is_activated || Pacing::Watermarks.activates(&self.engine.room());
+        if let (true, Served::Done(kind)) = (self.is_activated, served) {
+            self.managed_faults[kind as usize] += 1;
+        }
+    }
+
+    /// Returns the faults of a kind since the program came so near to its limit that foliomem
+    /// manages its memory.
+    pub fn managed_faults(&self, kind: FaultKind) -> u64 {
+        self.managed_faults[kind as usize]
     }
 
     /// Reads or writes all pages of `range` in order, as the program does.

@@ -7,6 +7,7 @@
 //! own. Times are modelled, from a table of [`costs`].
 #![forbid(unsafe_code)]
 
+pub mod advice;
 mod bits;
 pub mod columns;
 pub mod costs;

@@ -57,6 +57,10 @@ pub struct Scenario {
     pub costs: Costs,
 }
 
+/// Bounds of a program's limit, in MiB.
+pub const MIN_LIMIT_MIB: u32 = 16;
+const MAX_LIMIT_MIB: u32 = 1 << 20;
+
 /// The machine of a scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,7 +68,7 @@ pub struct MachineSection {
     /// Number of CPUs.
     pub cpus: Within<1, 1024>,
     /// The program's limit.
-    pub limit_mib: Within<16, 1_048_576>,
+    pub limit_mib: Within<MIN_LIMIT_MIB, MAX_LIMIT_MIB>,
     /// Folio sizes in addition to 4 KiB.
     #[serde(deserialize_with = "sizes")]
     pub sizes_kib: OrderSet,
@@ -165,6 +169,13 @@ impl Scenario {
         // Errors of the file itself come first. (They are searched only after another error:
         // parsing reads a trace.)
         set.or_else(|error| Scenario::parse(name, text).and(Err(error)))
+    }
+
+    /// Returns the scenario with another limit, as near as a machine can have.
+    pub fn within(&self, limit_mib: u64) -> Scenario {
+        let limit_mib = u32::try_from(limit_mib).unwrap_or(u32::MAX).clamp(MIN_LIMIT_MIB, MAX_LIMIT_MIB);
+        let machine = MachineSection { limit_mib: Within(limit_mib), ..self.machine.clone() };
+        Scenario { machine, ..self.clone() }
     }
 
     /// Returns all settings of a scenario with some replaced: dotted keys, sorted, with their

@@ -52,12 +52,18 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Runs all `scenarios` with `threads` threads. The outcomes, in the order of the scenarios, do not
 /// depend on the number of threads.
 pub fn run_all(scenarios: &[Scenario], threads: usize, progress: Progress) -> Result<Vec<Outcome>, LabError> {
-    run_each(scenarios, threads, progress).into_iter().collect()
+    run_each(scenarios, threads, progress, |scenario| scenario.run(None)).into_iter().collect()
 }
 
-fn run_each(scenarios: &[Scenario], threads: usize, progress: Progress) -> Vec<Result<Outcome, LabError>> {
+/// Calls `run` with each of `scenarios`, by `threads` threads. Returns what it returns, in order.
+pub(crate) fn run_each<T: Send>(
+    scenarios: &[Scenario],
+    threads: usize,
+    progress: Progress,
+    run: impl Fn(&Scenario) -> T + Sync,
+) -> Vec<T> {
     let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let done: Vec<Mutex<Option<Result<Outcome, LabError>>>> = scenarios.iter().map(|_| Mutex::default()).collect();
+    let done: Vec<Mutex<Option<T>>> = scenarios.iter().map(|_| Mutex::default()).collect();
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, scenarios.len().max(1)) {
             scope.spawn(|| {
@@ -65,7 +71,7 @@ fn run_each(scenarios: &[Scenario], threads: usize, progress: Progress) -> Vec<R
                     let index = next.fetch_add(1, Relaxed);
                     scenarios.get(index).zip(done.get(index))
                 } {
-                    let outcome = scenario.run(None);
+                    let outcome = run(scenario);
                     *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(outcome);
                     progress(finished.fetch_add(1, Relaxed) + 1, scenarios.len());
                 }
@@ -99,7 +105,7 @@ pub fn sweep(
 ) -> Result<Vec<Run>, LabError> {
     let (settings, scenarios): (Vec<_>, Vec<_>) = scenarios(name, text, varied)?.into_iter().unzip();
     let scenarios: Vec<_> = scenarios.into_iter().map(|scenario| Scenario { costs, ..scenario }).collect();
-    let outcomes = run_each(&scenarios, threads, progress);
+    let outcomes = run_each(&scenarios, threads, progress, |scenario| scenario.run(None));
     let is_one = settings.len() == 1;
     let run = |(set, outcome): (Settings, Result<Outcome, LabError>)| match outcome {
         Ok(outcome) => Ok(Run { set, outcome }),

@@ -11,9 +11,11 @@
 //! | `pages` | `limit`, `unmanaged` | number of pages |
 //! | `compressed_bytes` | `compressed` | bytes of the piece; 0 if all pages repeat one word |
 //! | `lost_events` | `lost` | number of lost events |
+//! | `value_1`, `value_2`, `value_3` | events about the whole run | their numbers, in order |
 //!
 //! Events about pages are `map`, `unmap`, `discard`, `remap`, `fill`, `stage`, `refault`,
-//! `activate`, `along` and `compressed`.
+//! `activate`, `along` and `compressed`. Events about the whole run are `faults`, `took`,
+//! `delayed`, `moved` and `machine`.
 
 use crate::columns::{Cells, Column, signed};
 use crate::error::LabError;
@@ -38,10 +40,12 @@ struct Numbers {
     pid: Option<u64>,
     compressed_bytes: Option<u64>,
     lost_events: Option<u64>,
+    values: [Option<u64>; 3],
 }
 
 /// The names of those columns.
-const NUMBERS: [&str; 6] = ["first_page", "pages", "to_page", "pid", "compressed_bytes", "lost_events"];
+const NUMBERS: [&str; 9] =
+    ["first_page", "pages", "to_page", "pid", "compressed_bytes", "lost_events", "value_1", "value_2", "value_3"];
 
 impl Numbers {
     fn of_pages(pages: &Range<PageNumber>) -> Numbers {
@@ -53,9 +57,14 @@ impl Numbers {
         Numbers { first_page: Some(page.0), pages: Some(1), ..Numbers::default() }
     }
 
+    /// Returns the numbers of an event about the whole run.
+    fn of_run(event: &Event) -> Numbers {
+        Numbers { values: event.encode().1.map(Some), ..Numbers::default() }
+    }
+
     fn array(&self) -> [Option<u64>; NUMBERS.len()] {
-        let Numbers { first_page, pages, to_page, pid, compressed_bytes, lost_events } = *self;
-        [first_page, pages, to_page, pid, compressed_bytes, lost_events]
+        let Numbers { first_page, pages, to_page, pid, compressed_bytes, lost_events, values: [a, b, c] } = *self;
+        [first_page, pages, to_page, pid, compressed_bytes, lost_events, a, b, c]
     }
 }
 
@@ -80,6 +89,11 @@ fn cells(event: &Event) -> (&'static str, Numbers) {
         Event::Limit(pages) => ("limit", Numbers { pages: Some(*pages), ..none() }),
         Event::Unmanaged(pages) => ("unmanaged", Numbers { pages: Some(u64::from(*pages)), ..none() }),
         Event::Lost(events) => ("lost", Numbers { lost_events: Some(*events), ..none() }),
+        Event::Faults { .. } => ("faults", Numbers::of_run(event)),
+        Event::Took { .. } => ("took", Numbers::of_run(event)),
+        Event::Delayed { .. } => ("delayed", Numbers::of_run(event)),
+        Event::Moved { .. } => ("moved", Numbers::of_run(event)),
+        Event::Machine { .. } => ("machine", Numbers::of_run(event)),
     }
 }
 
@@ -133,6 +147,7 @@ fn write<W: Write + Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foliomem_types::counters::FaultKind;
     use parquet::file::reader::{FileReader, SerializedFileReader};
 
     fn read(bytes: Vec<u8>) -> Vec<String> {
@@ -163,6 +178,11 @@ mod tests {
             Event::Lost(u64::MAX),
             Event::Unmap(pages(1, 2)),
             Event::End,
+            Event::Faults { kind: FaultKind::SwapIn, faults: 4, waited_ns: 5 },
+            Event::Took { elapsed_us: 6, program_cpu_us: 7, companion_cpu_us: 8 },
+            Event::Delayed { program_us: 12, companion_us: 13 },
+            Event::Moved { allocated_pages: 9, swpin_pages: 10, swpout_pages: 11 },
+            Event::Machine { cpus: 2, round_trip_ns: 5000, populate_page_ns: 300 },
         ];
         let record = |(at, event): (u64, &Event)| Ok(Record { process: 3, time_us: at, event: event.clone() });
         let mut bytes = Vec::new();
@@ -183,6 +203,11 @@ mod tests {
             "lost\" null null null null null 9223372036854775807",
             "unmap\" 1 1 null null null null",
             "end\" null null null null null null",
+            "faults\" null null null null null null 2 4 5",
+            "took\" null null null null null null 6 7 8",
+            "delayed\" null null null null null null 12 13 0",
+            "moved\" null null null null null null 9 10 11",
+            "machine\" null null null null null null 2 5000 300",
         ];
         // More rows than one group.
         let times = GROUP_ROWS / events.len() + 2;
@@ -191,7 +216,10 @@ mod tests {
         let rows = read(bytes);
         assert_eq!(rows.len(), times * events.len());
         for (at, row) in rows.iter().enumerate() {
-            assert_eq!(*row, format!("{at} 3 \"{}", wanted[at % events.len()]));
+            let wanted = wanted[at % events.len()];
+            // Events about pages have none of the last values.
+            let nulls = if wanted.split(' ').count() == NUMBERS.len() + 1 { "" } else { " null null null" };
+            assert_eq!(*row, format!("{at} 3 \"{wanted}{nulls}"));
         }
     }
 }

@@ -19,7 +19,7 @@ use foliomem_types::units::Order;
 use serde::{Deserialize, Serialize};
 
 pub use kernel_build::KernelBuild;
-pub use replay::{Replay, Summary};
+pub use replay::{FaultSum, Leak, Recorded, Replay, Summary};
 pub use swap_allocator::SwapAllocator;
 pub use swap_bandwidth::SwapBandwidth;
 pub use usemem::Usemem;

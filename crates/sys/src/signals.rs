@@ -1,4 +1,4 @@
-//! Signals: blocking them while a thread starts, and their meaning. There is no lock.
+//! Signals: blocking and unblocking them, and their meaning. There is no lock.
 
 /// Calls `make_thread` with all signals blocked, so that the new thread receives none.
 pub fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
@@ -10,6 +10,16 @@ pub fn without_signals<R>(make_thread: impl FnOnce() -> R) -> R {
         let result = make_thread();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         result
+    }
+}
+
+/// Unblocks all signals of the calling thread.
+pub fn unblock_all() {
+    // SAFETY: the set is plain words on this stack, which the calls write and read.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
+use std::cell::Cell;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -36,6 +37,8 @@ pub struct Child {
     consent: Option<Consent>,
     /// The exit code, if the program ended before its entry point.
     ended_early: Option<u8>,
+    /// CPU time of the program and of its children, once it has ended.
+    cpu_time: Cell<Duration>,
 }
 
 /// An event that the supervisor waits for.
@@ -91,7 +94,7 @@ impl Child {
         }
         let child = command.spawn()?;
         let Some(pid) = Pid::from_raw(child.id() as i32) else { return Err(io::ErrorKind::NotFound.into()) };
-        Ok(Child { pid, signals, consent: Some(consent), ended_early: None })
+        Ok(Child { pid, signals, consent: Some(consent), ended_early: None, cpu_time: Cell::default() })
     }
 
     /// Runs the program to its entry point, and holds it there until [`Child::let_go`]. The calling
@@ -117,6 +120,11 @@ impl Child {
     /// Returns the process id of the program.
     pub fn pid(&self) -> Pid {
         self.pid
+    }
+
+    /// Returns the CPU time of the program and of its children; zero until it has ended.
+    pub fn cpu_time(&self) -> Duration {
+        self.cpu_time.get()
     }
 
     /// Waits up to `max_time` for an event.
@@ -157,7 +165,9 @@ impl Child {
             return Ok(Some(ProgramEvent::Ended(code)));
         }
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+        let before = reaped_cpu_time();
         let Some((_, status)) = waitpid(Some(self.pid), options)? else { return Ok(None) };
+        self.cpu_time.set(reaped_cpu_time().saturating_sub(before));
         let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         if let Some(code) = program_start::ended(status) {
             return Ok(Some(ProgramEvent::Ended(code)));
@@ -196,6 +206,20 @@ impl Child {
     pub fn signal(&self, signal: i32) {
         signal_process(self.pid, signal);
     }
+}
+
+/// Returns the CPU time of all children that this process has reaped, and of theirs.
+pub fn reaped_cpu_time() -> Duration {
+    // SAFETY: the struct consists of integers, for which zero is valid, and getrusage(2) fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    [usage.ru_utime, usage.ru_stime]
+        .into_iter()
+        .map(|time| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000))
+        .sum()
 }
 
 /// Sends `signal` to process `pid`. Does nothing if the process has ended.

@@ -28,7 +28,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use foliomem_types::{trace_event::Event, units::PageNumber};
 
 const MAGIC: [u8; 8] = *b"foliotrc";
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 const HEADER_BYTES: usize = 16;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// Content bytes at which a block is written.
@@ -82,6 +82,8 @@ fn shape(tag: u8) -> Option<(usize, u8)> {
         3 | 4 | 5 | 7 | 8 | 13 | 15 => (2, FIRST),
         9 => (3, FIRST),
         6 => (3, FIRST | THIRD),
+        16..=19 => (3, NONE),
+        20 => (2, NONE),
         _ => return None,
     })
 }
@@ -198,7 +200,12 @@ pub struct TraceWriter<W: Write = BufWriter<File>> {
 impl TraceWriter {
     /// Creates the file at `path`; replaces an existing one.
     pub fn create(path: &Path) -> std::io::Result<TraceWriter> {
-        TraceWriter::new(BufWriter::new(File::create(path)?))
+        TraceWriter::to_file(File::create(path)?)
+    }
+
+    /// Writes to an empty file.
+    pub fn to_file(file: File) -> std::io::Result<TraceWriter> {
+        TraceWriter::new(BufWriter::new(file))
     }
 }
 
@@ -374,7 +381,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn records() -> impl Strategy<Value = Vec<Record>> {
-        let record = (0u32..4, 0..MAX_TIME_US, 0u8..16, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
+        let record = (0u32..4, 0..MAX_TIME_US, 0u8..21, any::<[u64; 3]>(), 0u32..60).prop_filter_map(
             "an event",
             |(process, time_us, tag, numbers, shift)| {
                 let event = Event::decode(tag, numbers.map(|number| number >> shift))?;

@@ -3,11 +3,13 @@
 //!
 //! An unmodified program does not report which pages it uses. The trace records first touches and
 //! mapping changes, which the agent receives as messages, and every page that reclaim makes
-//! non-resident and the program touches again.
+//! non-resident and the program touches again. Its last events say what the whole run took: the
+//! supervisor adds them.
 //!
 //! An event is a tag and three numbers, in the ring between processes and in the file. Those
 //! modules define how wide they write the numbers.
 
+use crate::counters::FaultKind;
 use crate::units::{BLOCK_PAGES, PAGE_BYTES, PageNumber};
 use std::ops::Range;
 
@@ -55,6 +57,49 @@ pub enum Event {
     Unmanaged(u32),
     /// The number of events that were lost before this one.
     Lost(u64),
+    /// The faults of one kind that the whole run had.
+    Faults {
+        /// The kind.
+        kind: FaultKind,
+        /// The number of faults.
+        faults: u64,
+        /// The time from reading each fault to waking its thread, added up.
+        waited_ns: u64,
+    },
+    /// The time that the whole run took.
+    Took {
+        /// The duration of the run.
+        elapsed_us: u64,
+        /// CPU time of the program and of its children.
+        program_cpu_us: u64,
+        /// CPU time of the companions.
+        companion_cpu_us: u64,
+    },
+    /// The time that runnable threads of the whole run waited for a CPU.
+    Delayed {
+        /// Threads of the program and of its children.
+        program_us: u64,
+        /// Threads of the companions.
+        companion_us: u64,
+    },
+    /// The pages that the whole run allocated at first touches and moved.
+    Moved {
+        /// Pages of folios that were allocated at first touches.
+        allocated_pages: u64,
+        /// Pages that were swapped in.
+        swpin_pages: u64,
+        /// Pages that were swapped out.
+        swpout_pages: u64,
+    },
+    /// The machine, as measured when the run had ended.
+    Machine {
+        /// The number of CPUs.
+        cpus: u64,
+        /// CPU time of a fault that does nothing but move a page in.
+        round_trip_ns: u64,
+        /// CPU time in which the kernel allocates and zeroes a page.
+        populate_page_ns: u64,
+    },
 }
 
 impl Event {
@@ -77,6 +122,17 @@ impl Event {
             Event::Stage(pages) => (13, range(pages)),
             Event::Activate(page) => (14, [page.0, 0, 0]),
             Event::Along(pages) => (15, range(pages)),
+            Event::Faults { kind, faults, waited_ns } => (16, [*kind as u64, *faults, *waited_ns]),
+            Event::Took { elapsed_us, program_cpu_us, companion_cpu_us } => {
+                (17, [*elapsed_us, *program_cpu_us, *companion_cpu_us])
+            }
+            Event::Delayed { program_us, companion_us } => (20, [*program_us, *companion_us, 0]),
+            Event::Moved { allocated_pages, swpin_pages, swpout_pages } => {
+                (18, [*allocated_pages, *swpin_pages, *swpout_pages])
+            }
+            Event::Machine { cpus, round_trip_ns, populate_page_ns } => {
+                (19, [*cpus, *round_trip_ns, *populate_page_ns])
+            }
         }
     }
 
@@ -112,6 +168,14 @@ impl Event {
             13 => Event::Stage(range().filter(is_short)?),
             14 => Event::Activate(page(a)?),
             15 => Event::Along(range().filter(is_short)?),
+            16 => {
+                let kind = *FaultKind::ALL.get(usize::try_from(a).ok()?)?;
+                Event::Faults { kind, faults: b, waited_ns: c }
+            }
+            17 => Event::Took { elapsed_us: a, program_cpu_us: b, companion_cpu_us: c },
+            18 => Event::Moved { allocated_pages: a, swpin_pages: b, swpout_pages: c },
+            20 => Event::Delayed { program_us: a, companion_us: b },
+            19 => Event::Machine { cpus: a, round_trip_ns: b, populate_page_ns: c },
             _ => return None,
         })
     }
@@ -126,7 +190,7 @@ mod tests {
         #[test]
         fn a_decoded_event_survives_encoding(tag: u8, a: u64, b in 0u64..1 << 40, c: u64, shift in 0u32..64) {
             let numbers = [a >> shift, b, c >> shift];
-            for tag in [tag, tag % 16] {
+            for tag in [tag, tag % 21] {
                 if let Some(event) = Event::decode(tag, numbers) {
                     let (tag, numbers) = event.encode();
                     prop_assert_eq!(Event::decode(tag, numbers), Some(event));

@@ -19,6 +19,9 @@ _foliomem__bench() {
             foliomem__bench,access)
                 cmd="foliomem__bench__subcmd__access"
                 ;;
+            foliomem__bench,advise)
+                cmd="foliomem__bench__subcmd__advise"
+                ;;
             foliomem__bench,calibrate)
                 cmd="foliomem__bench__subcmd__calibrate"
                 ;;
@@ -50,7 +53,7 @@ _foliomem__bench() {
 
     case "${cmd}" in
         foliomem__bench)
-            opts="-h -V --help --version swap slots compact programs access limit start lab calibrate"
+            opts="-h -V --help --version swap slots compact programs access limit advise start lab calibrate"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -75,6 +78,28 @@ _foliomem__bench() {
                     return 0
                     ;;
                 --limits)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --runs)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__bench__subcmd__advise)
+            opts="-h --json --only --runs --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --only)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -32,6 +32,7 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "compa
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "programs" -d 'Real programs: without a limit, under the kernel\'s, and under foliomem\'s with equal total'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "access" -d 'Access patterns at limits of 75, 50 and 25% of need, by folio size, next to the kernel at an equal total'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "limit" -d 'Growing programs in memory control groups: how far they exceed a fixed limit, and how many the kernel kills. Needs root and a C compiler'
+complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "advise" -d 'Compare the slowdown that `foliomem advise` predicts with that of real programs'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "start" -d 'The shortest program, plain and in a run, in turns: what the start of a run takes'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "lab" -d 'Speed of the lab\'s simulations, and its memory for each simulated page'
 complete -c foliomem-bench -n "__fish_foliomem_bench_needs_command" -f -a "calibrate" -d 'Costs of this machine, for `foliomem lab calibrate`'
@@ -68,6 +69,10 @@ complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l 
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l groups -d 'Limits of the groups in MiB, 64 to 65536' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand limit" -s h -l help -d 'Print help'
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand advise" -l only -d 'Only these: numpy, compile, sqlite, redis, java' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand advise" -l runs -d 'Runs within each limit, of which the median counts' -r
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand advise" -l json -d 'Print rows as a JSON array'
+complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand advise" -s h -l help -d 'Print help'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand start" -l runs -d 'Runs of each setting, of which the median counts' -r
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand start" -l json -d 'Print rows as a JSON array'
 complete -c foliomem-bench -n "__fish_foliomem_bench_using_subcommand start" -s h -l help -d 'Print help'

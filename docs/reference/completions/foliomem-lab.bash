@@ -16,6 +16,9 @@ _foliomem__lab() {
             ",$1")
                 cmd="foliomem__lab"
                 ;;
+            foliomem__lab,advise)
+                cmd="foliomem__lab__subcmd__advise"
+                ;;
             foliomem__lab,calibrate)
                 cmd="foliomem__lab__subcmd__calibrate"
                 ;;
@@ -44,12 +47,38 @@ _foliomem__lab() {
 
     case "${cmd}" in
         foliomem__lab)
-            opts="-h -V --help --version list run replay sweep export seeds calibrate"
+            opts="-h -V --help --version list run replay sweep advise export seeds calibrate"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__lab__subcmd__advise)
+            opts="-h --at --json --threads --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --at)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --json)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --threads)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

@@ -30,6 +30,7 @@ complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "list" -d 
 complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "run" -d 'Run a scenario, or many that differ in some settings'
 complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "replay" -d 'Replay a recorded run at another limit and with other settings'
 complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "sweep" -d 'Run a scenario, as `run` does, on the machines of a Ray cluster: needs `foliomem_lab`, a Python package'
+complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "advise" -d 'Predict how much slower a recorded run would be within other limits'
 complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "export" -d 'Write a recorded run as a table: a Parquet file with a row for each event'
 complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "seeds" -d 'Compare published results with the lab\'s; all of them take some 15 minutes of CPU'
 complete -c foliomem-lab -n "__fish_foliomem_lab_needs_command" -f -a "calibrate" -d 'Measure the costs of this machine: writes a file for --costs of `run`, `replay` and `sweep`'
@@ -57,6 +58,10 @@ complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand sweep" -l json
 complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand sweep" -l html -d 'Write the runs as a self-contained page with tables and plots' -r -F
 complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand sweep" -l parquet -d 'Write the runs as a Parquet file: a row for each run, a column for each setting and result' -r -F
 complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand sweep" -s h -l help -d 'Print help'
+complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand advise" -l at -d 'Limits of the table: sizes, or shares of what the run needed: 75%,50%,300M. [default: from all of the need down to an eighth]' -r
+complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand advise" -l json -d 'Write the advice as JSON to FILE; "-" for stdout, without the table' -r -F
+complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand advise" -l threads -d 'Threads for the replays. [default: one for each CPU]' -r
+complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand advise" -s h -l help -d 'Print help'
 complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand export" -s o -l output -d 'File for the table' -r -F
 complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand export" -s h -l help -d 'Print help'
 complete -c foliomem-lab -n "__fish_foliomem_lab_using_subcommand seeds" -l only -d 'Only rows whose series, table, workload, configuration or metric contains TEXT: "patch 2", usemem, "sys time"' -r

@@ -29,6 +29,7 @@ complete -c foliomem -n "__fish_foliomem_needs_command" -s h -l help -d 'Print h
 complete -c foliomem -n "__fish_foliomem_needs_command" -s V -l version -d 'Print version'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "run" -d 'Run a program inside a memory limit'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "record" -d 'Run a program as `run` does, and record its memory use for `lab replay`'
+complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "advise" -d 'Predict how much slower a program would be within other limits: records one run, or takes a trace that `record` has written'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "ps" -d 'List the runs of this user, of all users for root'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "top" -d 'Show the runs and their processes, live, and change limits'
 complete -c foliomem -n "__fish_foliomem_needs_command" -f -a "ctl" -d 'Look at a run, and change it, while it goes on'
@@ -68,6 +69,21 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l hard -d 'St
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l quiet -d 'Print no summary at exit.'
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -l print-config -d 'Print the settings and their origins, and run nothing'
 complete -c foliomem -n "__fish_foliomem_using_subcommand record" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l at -d 'Limits of the table: sizes, or shares of what the run needed: 75%,50%,300M. [default: from all of the need down to an eighth]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l json -d 'Write the advice as JSON to FILE; "-" for stdout, without the table' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -s o -l output -d 'Keep the trace of the run in this file' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l limit -d 'Memory limit for the program and its children together: 512M, 2G, 25% (of RAM, or of the container\'s memory), at least 16M; or need/2: half of their peak need so far, as if uncompressed, and at least 64M; or container: what the memory groups around the run leave for it, followed as that changes. [default of `run`: container, if there is such a group; of `record`: need/2]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l sizes -d 'Folio sizes beside 4K, from 8K to 2M: 16K,64K,2M. "none" for 4K alone. A size may have a value, as in the kernel: 64K=madvise, 2M=inherit; "enabled=" (always, madvise, never) sets the value that sizes inherit. [default: 16K,32K,64K,256K]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l codec -d 'Codec of the compressed memory: lz4, zstd or zstd:LEVEL (1 to 19), or one of these with +dict, which compresses small pieces with a dictionary of the program\'s own content. [default: lz4]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l recompress -d 'While CPUs are idle, compress memory that has not been touched for some seconds again: zstd or zstd:LEVEL. [default: not]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l metrics -d 'Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this machine (127.0.0.1:9400).' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l config -d 'Read settings of the run from this TOML file, as `run` does' -r -F
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l hard -d 'Stop the program (exit code 137) if its data does not compress into the limit, instead of exceeding the limit.'
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l quiet -d 'Print no summary at exit.'
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -l json -d 'Print the list as JSON'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -s h -l help -d 'Print help'

@@ -31,6 +31,8 @@ pub enum BenchCommand {
     /// Growing programs in memory control groups: how far they exceed a fixed limit, and how many
     /// the kernel kills. Needs root and a C compiler.
     Limit(BenchLimitArgs),
+    /// Compare the slowdown that `foliomem advise` predicts with that of real programs.
+    Advise(BenchAdviseArgs),
     /// The shortest program, plain and in a run, in turns: what the start of a run takes.
     Start(BenchStartArgs),
     /// Speed of the lab's simulations, and its memory for each simulated page.
@@ -152,6 +154,20 @@ pub struct BenchLimitArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = foliomem_bench::limit::GROUPS_MIB,
           value_parser = clap::value_parser!(u64).range(64..=65536))]
     pub groups: Vec<u64>,
+}
+
+/// Options of `bench advise`.
+#[derive(Debug, clap::Args)]
+pub struct BenchAdviseArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// Only these: numpy, compile, sqlite, redis, java.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Runs within each limit, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
 }
 
 /// Options of `bench start`.

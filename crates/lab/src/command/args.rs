@@ -25,6 +25,8 @@ pub enum LabCommand {
     /// Run a scenario, as `run` does, on the machines of a Ray cluster: needs `foliomem_lab`, a
     /// Python package.
     Sweep(LabSweepArgs),
+    /// Predict how much slower a recorded run would be within other limits.
+    Advise(LabAdviseArgs),
     /// Write a recorded run as a table: a Parquet file with a row for each event.
     Export(LabExportArgs),
     /// Compare published results with the lab's; all of them take some 15 minutes of CPU.
@@ -146,6 +148,24 @@ pub struct LabReplayArgs {
     pub varied: LabVaryArgs,
     #[command(flatten)]
     pub runs: LabRunsArgs,
+}
+
+/// Options of `lab advise`.
+#[derive(Debug, clap::Args)]
+pub struct LabAdviseArgs {
+    /// The trace that `record` has written.
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Limits of the table: sizes, or shares of what the run needed: 75%,50%,300M. [default: from
+    /// all of the need down to an eighth]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub at: Vec<String>,
+    /// Write the advice as JSON to FILE; "-" for stdout, without the table.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Threads for the replays. [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
 }
 
 /// Options of `lab seeds`.

@@ -21,6 +21,9 @@ pub enum CommandError {
     /// The results could not be written.
     #[error("cannot write the runs to {0}: {1}")]
     Runs(PathBuf, std::io::Error),
+    /// The advice could not be written.
+    #[error("cannot write the advice to {0}: {1}")]
+    Advice(PathBuf, std::io::Error),
     /// Python, which runs the lab on a cluster, cannot be started.
     #[error(
         "cannot start {python} for Ray: {error}. Set FOLIOMEM_PYTHON to a Python with the packages foliomem_lab \

@@ -16,12 +16,16 @@
 //!   time.
 
 mod chance;
+mod growth;
 mod memory;
 mod places;
 mod player;
+mod recorded;
 mod residency;
 mod summary;
 
+pub use self::growth::Leak;
+pub use self::recorded::{FaultSum, Recorded};
 pub use self::summary::Summary;
 
 use self::player::Player;

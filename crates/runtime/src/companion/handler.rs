@@ -180,8 +180,7 @@ impl Handler {
             adopt_growth(self.events, &mut self.worker, page);
         }
         let counters = self.events.context.budget.counters();
-        let took_ns = now_ns() - started_ns;
-        counters.faults(kind).record(took_ns);
+        let record_time = || counters.faults(kind).record(now_ns() - started_ns);
         counters.vm.pgfault.inc();
         self.events.context.tracer.served(&self.events.context.budget, &self.events.activated.engine, page, kind);
         if kind == FaultKind::SwapIn {
@@ -191,6 +190,7 @@ impl Handler {
         // last.
         let is_last = self.events.placement.cpu().is_some();
         if !is_last {
+            record_time();
             space.wake(waited_for.clone());
         }
         let room = self.events.activated.engine.room();
@@ -206,6 +206,8 @@ impl Handler {
         }
         if is_last {
             self.events.placement.note_wake();
+            // The thread has waited for the readahead, too.
+            record_time();
             space.wake(waited_for);
         }
     }

@@ -70,7 +70,13 @@ impl Player<'_> {
     pub fn play(&mut self, Record { process, event, time_us }: Record) -> Result<(), LabError> {
         self.do_until(time_us)?;
         match event {
-            Event::Start { .. } | Event::Lost(_) => {}
+            Event::Start { .. }
+            | Event::Lost(_)
+            | Event::Faults { .. }
+            | Event::Took { .. }
+            | Event::Delayed { .. }
+            | Event::Moved { .. }
+            | Event::Machine { .. } => {}
             Event::Compressed { pages, len_bytes } => {
                 // A piece lies in one block.
                 if let Some((place, part)) = self.places.parts(process, &pages).next() {

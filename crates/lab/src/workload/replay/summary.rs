@@ -1,8 +1,10 @@
 //! The summary of a trace, which is read before the replay: how much memory the run had, where its
 //! blocks lie, which pages were in use, and how well memory compressed.
 
+use super::growth::{Growth, Leak};
 use super::memory::{PagesWithContent, Unmanaged};
 use super::places::{Block, Places, blocks};
+use super::recorded::Recorded;
 use super::residency::{Origin, Residency, Stays};
 use crate::density::{FirstPiece, UNIT, order_of};
 use crate::error::LabError;
@@ -32,6 +34,10 @@ pub struct Summary {
     pub touches: u64,
     /// Number of lost events.
     pub lost: u64,
+    /// Memory that grew and was not used any more.
+    pub leak: Option<Leak>,
+    /// What the whole run took.
+    pub recorded: Recorded,
     /// The place of each used block.
     pub(super) places: Places,
     /// The residency periods of processes recorded under a limit.
@@ -70,6 +76,7 @@ struct Survey<'a> {
     content: PagesWithContent,
     unmanaged: Unmanaged,
     residency: Residency,
+    growth: Growth,
     /// The order and the length in bytes of the first piece of each unit of a process's memory.
     compressed: BTreeMap<(u32, u64), (Order, u32)>,
     /// The processes that were managed, and all blocks that ever had content.
@@ -85,6 +92,7 @@ impl Survey<'_> {
             content: PagesWithContent::default(),
             unmanaged: Unmanaged::default(),
             residency: Residency::default(),
+            growth: Growth::default(),
             compressed: BTreeMap::new(),
             managed: BTreeSet::new(),
             used: BTreeSet::new(),
@@ -93,6 +101,7 @@ impl Survey<'_> {
 
     /// Takes the next event into account.
     fn note(&mut self, Record { process, event, time_us }: Record) -> Result<(), LabError> {
+        self.growth.note(process, &event, time_us);
         match event {
             Event::Start { .. } => self.summary.processes += 1,
             Event::End => {
@@ -139,6 +148,13 @@ impl Survey<'_> {
                 }
             }
             Event::Lost(events) => self.summary.lost += events,
+            Event::Faults { .. }
+            | Event::Took { .. }
+            | Event::Delayed { .. }
+            | Event::Moved { .. }
+            | Event::Machine { .. } => {
+                self.summary.recorded.note(&event);
+            }
         }
         self.summary.peak_pages = self.summary.peak_pages.max(self.content.pages() + self.unmanaged.pages());
         Ok(())
@@ -183,6 +199,6 @@ impl Survey<'_> {
         };
         let first_pieces = self.compressed.into_iter().filter_map(first_piece).collect();
         let (managed_processes, stays) = (self.managed.len() as u32, self.residency.stays());
-        Summary { managed_processes, stays, first_pieces, places, ..self.summary }
+        Summary { managed_processes, leak: self.growth.leak(), stays, first_pieces, places, ..self.summary }
     }
 }

@@ -1,0 +1,103 @@
+//! How long the threads of a recorded run waited for a CPU, from `/proc/PID/task/TID/schedstat`:
+//! that is the load of other programs, which no limit is to blame for.
+
+use foliomem_session::segment::Control;
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Time between two samples. What a thread did after the last one is estimated from the rest.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// CPU time of a thread and its time in the run queue, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Schedule {
+    ran_ns: u64,
+    queued_ns: u64,
+}
+
+impl Schedule {
+    /// Parses the content of `schedstat`.
+    fn parse(text: &str) -> Option<Schedule> {
+        let mut numbers = text.split_ascii_whitespace().map(str::parse);
+        Some(Schedule { ran_ns: numbers.next()?.ok()?, queued_ns: numbers.next()?.ok()? })
+    }
+}
+
+/// The threads of some processes, by their ids.
+#[derive(Debug, Default)]
+struct Threads(BTreeMap<u32, Schedule>);
+
+impl Threads {
+    fn sample(&mut self, pid: u32) {
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let id = thread.file_name().to_str().and_then(|name| name.parse().ok());
+            let text = fs::read_to_string(thread.path().join("schedstat"));
+            if let (Some(id), Some(schedule)) = (id, text.ok().as_deref().and_then(Schedule::parse)) {
+                self.0.insert(id, schedule);
+            }
+        }
+    }
+
+    /// Returns the time in the run queue of threads that ran for `cpu_time`.
+    fn delay(&self, cpu_time: Duration) -> Duration {
+        let sum = |of: fn(&Schedule) -> u64| self.0.values().map(of).sum::<u64>();
+        cpu_time.mul_f64(sum(|thread| thread.queued_ns) as f64 / sum(|thread| thread.ran_ns).max(1) as f64)
+    }
+}
+
+/// The samples of a run.
+#[derive(Debug, Default)]
+pub struct RunDelay {
+    sampled: Option<Instant>,
+    program: Threads,
+    companions: Threads,
+}
+
+impl RunDelay {
+    /// Samples all threads, if that is due.
+    pub fn sample_if_due(&mut self, control: &Control) {
+        if self.sampled.is_some_and(|sampled| sampled.elapsed() < INTERVAL) {
+            return;
+        }
+        self.sampled = Some(Instant::now());
+        for (pid, slot) in control.living_processes() {
+            self.program.sample(pid);
+            self.companions.sample(slot.companion.load(Relaxed));
+        }
+    }
+
+    /// Returns the delay of the program's threads, which ran for `cpu_time`.
+    pub fn of_program(&self, cpu_time: Duration) -> Duration {
+        self.program.delay(cpu_time)
+    }
+
+    /// Returns the delay of the companions' threads, which ran for `cpu_time`.
+    pub fn of_companions(&self, cpu_time: Duration) -> Duration {
+        self.companions.delay(cpu_time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_delay_is_a_share_of_the_cpu_time() {
+        assert_eq!(Schedule::parse("300 150 7\n"), Some(Schedule { ran_ns: 300, queued_ns: 150 }));
+        assert_eq!((Schedule::parse(""), Schedule::parse("3 x 1")), (None, None));
+        let threads = Threads(
+            [(1, Schedule { ran_ns: 300, queued_ns: 100 }), (2, Schedule { ran_ns: 100, queued_ns: 100 })].into(),
+        );
+        assert_eq!(threads.delay(Duration::from_secs(8)), Duration::from_secs(4));
+        assert_eq!(Threads::default().delay(Duration::from_secs(8)), Duration::ZERO, "nothing was seen");
+    }
+
+    #[test]
+    fn this_process_has_threads() {
+        let mut threads = Threads::default();
+        threads.sample(std::process::id());
+        assert!(threads.0.values().any(|thread| thread.ran_ns > 0), "{threads:?}");
+    }
+}
