@@ -4,11 +4,11 @@ pub mod args;
 mod error;
 
 use args::{
-    BenchAccessArgs, BenchAdviseArgs, BenchCommand, BenchCompactArgs, BenchLabArgs, BenchLimitArgs, BenchProgramsArgs,
-    BenchSlotsArgs, BenchStartArgs, BenchSwapArgs, CalibrateArgs,
+    BenchAccessArgs, BenchAdviseArgs, BenchCommand, BenchCompactArgs, BenchDensityArgs, BenchLabArgs, BenchLimitArgs,
+    BenchProgramsArgs, BenchSlotsArgs, BenchStartArgs, BenchSwapArgs, CalibrateArgs,
 };
 use error::{BadValue, CommandError};
-use foliomem_bench::{access, advise, calibrate, compact, lab, limit, programs, slots, start, swap};
+use foliomem_bench::{access, advise, calibrate, compact, density, lab, limit, programs, slots, start, swap};
 use foliomem_command::beside;
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
@@ -30,6 +30,7 @@ pub fn run_command(what: &BenchCommand) -> Result<u8, CommandError> {
         BenchCommand::Advise(args) => bench_advise(args),
         BenchCommand::Limit(args) => bench_limit(args),
         BenchCommand::Start(args) => bench_start(args),
+        BenchCommand::Density(args) => bench_density(args),
         BenchCommand::Lab(args) => bench_lab(args),
         BenchCommand::Calibrate(args) => measure_costs(args),
     }
@@ -378,6 +379,30 @@ fn bench_start(args: &BenchStartArgs) -> Result<u8, CommandError> {
         let setting = setting.as_str().unwrap_or_default();
         let ratio = milliseconds / plain;
         println!("{setting:<9} {runs:>6} {milliseconds:>8.2} {fastest_milliseconds:>11.2} {ratio:>6.2}");
+    }
+    Ok(0)
+}
+
+fn bench_density(args: &BenchDensityArgs) -> Result<u8, CommandError> {
+    let options = density::Options { foliomem: beside("foliomem")?, total_mib: args.total, ratings: args.ratings };
+    if !args.json {
+        println!(
+            "{:<9} {:>9} {:>9} {:>13} {:>14}",
+            "setting", "sandboxes", "total MiB", "ready s (p99)", "resume s (p99)"
+        );
+    }
+    let rows = density::run(&options, &mut |row| {
+        if !args.json {
+            let density::Row { setting, sandboxes, total_mib, seconds_to_ready_p99, resume_seconds_p99 } = row;
+            let setting = serde_json::json!(setting);
+            let setting = setting.as_str().unwrap_or_default();
+            println!(
+                "{setting:<9} {sandboxes:>9} {total_mib:>9.0} {seconds_to_ready_p99:>13.2} {resume_seconds_p99:>14.2}"
+            );
+        }
+    })?;
+    if args.json {
+        println!("{}", serde_json::json!(rows));
     }
     Ok(0)
 }

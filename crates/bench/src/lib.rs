@@ -10,6 +10,7 @@
 //! - [`calibrate`] measures the costs that the lab charges;
 //! - [`advise`] compares what `foliomem advise` predicts with real runs;
 //! - [`limit`] looks how far growing programs exceed a fixed limit;
+//! - [`density`] counts the idle sandboxes that fit into a fixed amount of memory;
 //! - [`start`] times the shortest program, plain and in a run;
 //! - [`lab`] measures the speed of the lab's simulations;
 //! - [`programs`] times real programs without a limit, under the kernel's limit, and under
@@ -26,6 +27,7 @@ pub mod calibrate;
 pub mod compact;
 pub mod corpus;
 mod cpu_time;
+pub mod density;
 mod error;
 pub mod kernel;
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Samples the anonymous memory of a running process tree.
+//! Measures the memory of a running process tree.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,18 +55,35 @@ impl Drop for Sampler {
     }
 }
 
+/// Returns the proportional bytes (`Pss`) of `pid` and all its descendants: a page that several
+/// processes share counts in parts. Processes that have exited count 0.
+pub(crate) fn proportional_bytes(pid: u32) -> u64 {
+    let dir = PathBuf::from(format!("/proc/{pid}"));
+    let name = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
+    let executable = std::fs::read_link(dir.join("exe")).unwrap_or_default();
+    // A companion and its guard have the memory of their program, which counts once.
+    let has_programs_memory = name.starts_with("foliomem") && !executable.ends_with("foliomem");
+    let sizes = || std::fs::read_to_string(dir.join("smaps_rollup")).unwrap_or_default();
+    let own_bytes = if has_programs_memory { None } else { status_bytes(&sizes(), "Pss:") };
+    own_bytes.unwrap_or(0) + children(pid).into_iter().map(proportional_bytes).sum::<u64>()
+}
+
 /// Returns the resident anonymous bytes of `pid` and all its descendants; processes that have
 /// exited count 0.
 fn anonymous(pid: u32) -> u64 {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let status = std::fs::read_to_string(dir.join("status")).unwrap_or_default();
     let own = status_bytes(&status, "RssAnon:");
-    let threads = std::fs::read_dir(dir.join("task")).into_iter().flatten().flatten();
-    let children: Vec<u32> = threads
+    own.unwrap_or(0) + children(pid).into_iter().map(anonymous).sum::<u64>()
+}
+
+/// Returns the children of all threads of process `pid`.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok())
         .flat_map(|text| text.split_whitespace().filter_map(|p| p.parse().ok()).collect::<Vec<u32>>())
-        .collect();
-    own.unwrap_or(0) + children.into_iter().map(anonymous).sum::<u64>()
+        .collect()
 }
 
 /// Returns the value of the line `name` of a `/proc/PID/status`, in bytes.
@@ -105,5 +122,7 @@ mod tests {
         let memory = vec![1_u8; 64 << 20];
         assert!(anonymous(std::process::id()) >= own.min(32 << 20) + (32 << 20), "{}", memory.len());
         assert_eq!(anonymous(u32::MAX), 0);
+        let proportional_bytes = proportional_bytes(std::process::id());
+        assert!(proportional_bytes >= 64 << 20, "{}", memory.len());
     }
 }

@@ -57,7 +57,7 @@ figure { width: 100%; }
 /// Below this share of its time, in per cent, a run hardly waits for memory.
 const LITTLE_PERCENT: f64 = 5.0;
 
-/// What is known of a run that has ended.
+/// The figures and events of a run that has ended.
 pub struct Gathered<'a> {
     /// The name of the program.
     pub name: &'a str,

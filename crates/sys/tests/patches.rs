@@ -4,6 +4,7 @@
 use foliomem_sys::interception::fork_call::ForkOutcome;
 use foliomem_sys::interception::patches::{self, ForkHooks};
 use foliomem_sys::region::Region;
+use foliomem_sys::thread_control_block::BLOCK_PAGES;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock};
@@ -24,7 +25,7 @@ impl ForkHooks for Counting {
         &self.stack
     }
 
-    fn before(&'static self, _needed: [usize; 2]) {
+    fn before(&'static self, _needed: [usize; BLOCK_PAGES]) {
         let here = 0u8;
         let stack = self.stack.start()..self.stack.start() + self.stack.len();
         assert!(stack.contains(&(&raw const here).addr()));

@@ -28,6 +28,9 @@ _foliomem__bench() {
             foliomem__bench,compact)
                 cmd="foliomem__bench__subcmd__compact"
                 ;;
+            foliomem__bench,density)
+                cmd="foliomem__bench__subcmd__density"
+                ;;
             foliomem__bench,lab)
                 cmd="foliomem__bench__subcmd__lab"
                 ;;
@@ -53,7 +56,7 @@ _foliomem__bench() {
 
     case "${cmd}" in
         foliomem__bench)
-            opts="-h -V --help --version swap slots compact programs access limit advise start lab calibrate"
+            opts="-h -V --help --version swap slots compact programs access limit advise start density lab calibrate"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -148,6 +151,28 @@ _foliomem__bench() {
                     return 0
                     ;;
                 --orders)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        foliomem__subcmd__bench__subcmd__density)
+            opts="-h --json --total --ratings --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --total)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --ratings)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -74,7 +74,7 @@ _foliomem() {
 
     case "${cmd}" in
         foliomem)
-            opts="-h -V --verbose --help --version run record ps top ctl doctor setup bench lab jupyter"
+            opts="-h -V --verbose --help --version run record advise ps top ctl doctor setup bench lab jupyter"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -88,7 +88,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__advise)
-            opts="-o -h --at --json --output --limit --sizes --codec --recompress --granule --swap --hard --stats --metrics --quiet --config --help"
+            opts="-o -h --at --json --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --report --quiet --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -134,11 +134,19 @@ _foliomem() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --idle)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --stats)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --report)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -320,7 +328,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__record)
-            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --quiet --config --print-config --help"
+            opts="-o -h --output --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --report --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -386,7 +394,7 @@ _foliomem() {
             return 0
             ;;
         foliomem__subcmd__run)
-            opts="-h --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --quiet --config --print-config --help"
+            opts="-h --limit --sizes --codec --recompress --granule --swap --idle --hard --stats --metrics --report --quiet --config --print-config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -78,14 +78,19 @@ complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l codec -d 'C
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l recompress -d 'While CPUs are idle, compress memory that has not been touched for some seconds again: zstd or zstd:LEVEL. [default: not]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l granule -d 'Size of the largest piece that is compressed as one, 4K to 2M. [default: 64K]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l swap -d 'Encrypted swap for memory that does not fit into the limit even compressed: a file that does not exist yet and vanishes with the run, or a block device that nothing else uses, whose content is lost. [default size of a file: 8 times the limit, but at most half of the free space]' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l idle -d 'Compress a process as a whole once it has used no CPU for so long: 30s, 5m. It returns as it is used again. Without --limit, only that is compressed, and the limit is the memory of the machine or the container. [default: not]' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l stats -d 'Write counters as JSON to FILE at exit; "-" for stderr.' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l metrics -d 'Publish the figures as OpenMetrics text while the run goes on: in a file that is rewritten every 5 seconds, over a Unix socket (a path that ends with .sock), or at a port of this machine (127.0.0.1:9400).' -r
+complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l report -d 'Write a page about the run to FILE at exit: its memory over time, its faults, sizes and processes, and advice. It is HTML and needs no network.' -r
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l config -d 'Read settings of the run from this TOML file, as `run` does' -r -F
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l hard -d 'Stop the program (exit code 137) if its data does not compress into the limit, instead of exceeding the limit.'
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -l quiet -d 'Print no summary at exit.'
 complete -c foliomem -n "__fish_foliomem_using_subcommand advise" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -l json -d 'Print the list as JSON'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ps" -s h -l help -d 'Print help'
+complete -c foliomem -n "__fish_foliomem_using_subcommand top" -l once -d 'Print one picture as text, and end; also if the output is no terminal'
+complete -c foliomem -n "__fish_foliomem_using_subcommand top" -l json -d 'Print the list of `ps --json` with the processes of each run, and end'
+complete -c foliomem -n "__fish_foliomem_using_subcommand top" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -s h -l help -d 'Print help'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "sizes" -d 'Set the folio sizes that are used from now on; without LIST, print them'
 complete -c foliomem -n "__fish_foliomem_using_subcommand ctl; and not __fish_seen_subcommand_from sizes limit status reclaim resume" -a "limit" -d 'Change the limit. A lower one is reached in the background; this returns when it holds'

@@ -35,6 +35,9 @@ pub enum BenchCommand {
     Advise(BenchAdviseArgs),
     /// The shortest program, plain and in a run, in turns: what the start of a run takes.
     Start(BenchStartArgs),
+    /// Idle sandboxes in a fixed amount of memory, plain and under --idle: how many fit, how long
+    /// one takes to be ready, and to answer a query over all its data. Needs Python with pandas.
+    Density(BenchDensityArgs),
     /// Speed of the lab's simulations, and its memory for each simulated page.
     Lab(BenchLabArgs),
     /// Costs of this machine, for `foliomem lab calibrate`.
@@ -179,6 +182,22 @@ pub struct BenchStartArgs {
     /// Runs of each setting, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub runs: u32,
+}
+
+/// Options of `bench density`.
+#[derive(Debug, clap::Args)]
+pub struct BenchDensityArgs {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    pub json: bool,
+    /// The memory of all sandboxes in MiB, 512 to 1048576.
+    #[arg(long, value_name = "MIB", default_value_t = foliomem_bench::density::TOTAL_MIB,
+          value_parser = clap::value_parser!(u64).range(512..=1 << 20))]
+    pub total: u64,
+    /// The ratings in a sandbox's frame.
+    #[arg(long, value_name = "N", default_value_t = foliomem_bench::density::RATINGS,
+          value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000))]
+    pub ratings: u64,
 }
 
 /// Options of `bench lab`.

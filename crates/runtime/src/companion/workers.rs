@@ -56,8 +56,23 @@ pub(crate) struct Workers {
 impl Workers {
     /// Forgets the threads of another process, whose memory this process has a copy of.
     pub(crate) fn reset(&self) {
-        self.stacks_used.store(0, Ordering::Relaxed);
-        self.is_released.store(0, Ordering::Relaxed);
+        let Workers {
+            // Kept: reused. Only the monitor locks them.
+            stacks: _,
+            stacks_used,
+            is_released,
+            // Written by `release`.
+            handlers: _,
+            parked: _,
+            // Kept: a page.
+            measured: _,
+            // Kept: a counter.
+            unpark: _,
+            // Written when the monitor starts.
+            program_nice: _,
+        } = self;
+        stacks_used.store(0, Ordering::Relaxed);
+        is_released.store(0, Ordering::Relaxed);
     }
 
     /// Returns how many threads have started.

@@ -39,7 +39,6 @@ use crate::companion::memory_users::User;
 use crate::companion::notices::Notices;
 use crate::companion::placement::SEPARATE_WHILE_GROWING_NS;
 use crate::companion::reclaimer::ReclaimRequests;
-use crate::companion::workers::Workers;
 use crate::fork::child::{go_on_alone, start_childs_companion};
 use crate::fork::descriptor_hand_over;
 use crate::fork::quiesce::Peer;
@@ -159,17 +158,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 managing: _,      // Kept: memory managed in the parent is managed in the child.
                 searched_code: _, // Kept: the child has the same code.
             },
-        workers:
-            Workers {
-                stacks: _,       // Kept: reused. Only the monitor locks them.
-                stacks_used: _,  // Start: `Workers::reset`.
-                is_released: _,  // Start: `Workers::reset`.
-                handlers: _,     // Companion: `Workers::release`.
-                measured: _,     // Kept: a page.
-                parked: _,       // Companion: `Workers::release`.
-                unpark: _,       // Kept: a counter.
-                program_nice: _, // Start: `monitor_entry`.
-            },
+        workers: _, // Start: `Workers::reset`, which lists its own fields.
         reclaim:
             ReclaimRequests {
                 kick: _,             // Kept: a counter.

@@ -184,7 +184,7 @@ mod tests {
                 while !stop.load(Ordering::Relaxed) {
                     let kicks = quiesce.kicks();
                     if quiesce.is_requested() {
-                        assert_eq!(quiesce.needed(), [4096, 8192]);
+                        assert_eq!(quiesce.needed(), [4096, 8192, 4096]);
                         quiesced.store(true, Ordering::Relaxed);
                         let outcome = quiesce.wait_for_fork(|| Peer::Present);
                         forks.fetch_add(u32::from(outcome == ForkOutcome::Forked), Ordering::Relaxed);
@@ -196,7 +196,7 @@ mod tests {
                 }
             });
             for round in 0..1000 {
-                quiesce.request([4096, 8192], || Peer::Present);
+                quiesce.request([4096, 8192, 4096], || Peer::Present);
                 assert!(quiesced.load(Ordering::Relaxed));
                 quiesce.release(if round % 2 == 0 { ForkOutcome::Forked } else { ForkOutcome::Failed });
             }

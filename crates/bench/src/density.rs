@@ -1,0 +1,263 @@
+//! `foliomem bench density`: counts the sandboxes that fit into a fixed amount of memory, plain and
+//! under `foliomem run --idle`.
+//!
+//! A sandbox is [`SANDBOX`]: Python with a frame of ratings that it groups; then it forks, and the
+//! child idles while the parent waits. Sandboxes start one after the other, each when the others
+//! are idle and compressed. What they take is the proportional size (`Pss`) of all their processes,
+//! foliomem's own among them. One that makes this exceed the total, even for a moment, does not fit
+//! any more, and is ended.
+//!
+//! Then each sandbox answers a query over all its data, in an order without a pattern. The next one
+//! is asked when the last one is idle again. Its answer must always be that of its first query.
+
+use crate::kernel::said;
+use crate::tree::proportional_bytes;
+use crate::{Error, MIB};
+use serde::Serialize;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// The program.
+pub const SANDBOX: &str = include_str!("programs/sandbox.py");
+/// The rows of a frame by default: 153 MiB.
+pub const RATINGS: u64 = 5_000_000;
+/// The total in MiB by default.
+pub const TOTAL_MIB: u64 = 2048;
+/// After this time without CPU a sandbox is compressed.
+const IDLE: &str = "5s";
+/// Time between two looks at the memory.
+const LOOK: Duration = Duration::from_millis(100);
+/// Memory that has not shrunk for this long is settled: longer than foliomem waits for idleness.
+const SETTLED: Duration = Duration::from_secs(8);
+/// A change of the memory below this does not count, in bytes.
+const NOISE_BYTES: u64 = MIB;
+/// A sandbox without an answer after this time hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Maximum number of sandboxes.
+const MAX_SANDBOXES: usize = 200;
+/// Step between the sandboxes that are asked one after the other: a prime, for an order without a
+/// pattern.
+const STRIDE: usize = 7919;
+
+/// How the sandboxes are started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Setting {
+    /// By this program.
+    Plain,
+    /// By `foliomem run --idle`.
+    Foliomem,
+}
+
+/// One setting, measured.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// How the sandboxes were started.
+    pub setting: Setting,
+    /// How many fit.
+    pub sandboxes: usize,
+    /// What all of them take when they are idle.
+    pub total_mib: f64,
+    /// Seconds from the start of a sandbox until it is ready: the 99th percentile.
+    pub seconds_to_ready_p99: f64,
+    /// Seconds until an idle sandbox has answered: the 99th percentile.
+    pub resume_seconds_p99: f64,
+}
+
+/// The settings of the benchmark.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `foliomem` executable.
+    pub foliomem: PathBuf,
+    /// The memory of all sandboxes.
+    pub total_mib: u64,
+    /// The rows of a sandbox's frame.
+    pub ratings: u64,
+}
+
+/// A running sandbox. Dropping it ends it.
+struct Sandbox {
+    child: Child,
+    queries: ChildStdin,
+    lines: Receiver<String>,
+    answer: Option<String>,
+}
+
+impl Sandbox {
+    fn start(options: &Options, setting: Setting, number: usize) -> Result<Sandbox, Error> {
+        let python = std::env::var_os("FOLIOMEM_PYTHON").unwrap_or_else(|| "python3".into());
+        let mut command = match setting {
+            Setting::Plain => Command::new(python),
+            Setting::Foliomem => {
+                let mut command = Command::new(&options.foliomem);
+                command.args(["run", "--quiet", "--idle", IDLE, "--"]).arg(python);
+                command
+            }
+        };
+        command.args(["-c", SANDBOX, &options.ratings.to_string(), &number.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let doing = "starting a sandbox";
+        let mut child = command.spawn().map_err(Error::doing(doing))?;
+        let (Some(queries), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Error::WrongResult("a sandbox has no pipes".to_owned()));
+        };
+        let (sender, lines) = channel();
+        // Ends with the sandbox, or when nobody receives any more.
+        std::thread::spawn(move || {
+            BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Ok(Sandbox { child, queries, lines, answer: None })
+    }
+
+    /// Waits for a line, and calls `look` meanwhile. Returns `None` if that returns false.
+    fn line(&mut self, mut look: impl FnMut() -> bool) -> Result<Option<String>, Error> {
+        let clock = Instant::now();
+        loop {
+            match self.lines.recv_timeout(LOOK) {
+                Ok(line) => return Ok(Some(line)),
+                Err(RecvTimeoutError::Timeout) if clock.elapsed() < PATIENCE => {}
+                Err(_) => return Err(self.failure()),
+            }
+            if !look() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Returns the error of a sandbox that does not answer.
+    fn failure(&mut self) -> Error {
+        let _ = self.child.kill();
+        let mut text = Vec::new();
+        let read = self.child.stderr.as_mut().map(|stderr| std::io::Read::read_to_end(stderr, &mut text));
+        match self.child.wait() {
+            Ok(status) if read.is_some_and(|read| read.is_ok()) => {
+                Error::Command { command: "a sandbox (Python with pandas)".to_owned(), said: said(&status, &text) }
+            }
+            _ => Error::WrongResult("a sandbox does not answer".to_owned()),
+        }
+    }
+
+    /// Has it answer a query. Returns the seconds that it took.
+    fn query(&mut self) -> Result<f64, Error> {
+        let clock = Instant::now();
+        self.queries.write_all(b"query\n").map_err(Error::doing("asking a sandbox"))?;
+        let Some(answer) = self.line(|| true)? else { unreachable!("nothing else ends the wait") };
+        let seconds = clock.elapsed().as_secs_f64();
+        if *self.answer.get_or_insert_with(|| answer.clone()) != answer {
+            return Err(Error::WrongResult(format!("a sandbox answers {answer} after {:?}", self.answer)));
+        }
+        Ok(seconds)
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            // foliomem passes it on. The forked child ends with its standard input.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures both settings. `done` gets each row.
+///
+/// # Errors
+/// Fails if a sandbox cannot be started, does not answer, or answers wrongly.
+pub fn run(options: &Options, done: &mut dyn FnMut(&Row)) -> Result<Vec<Row>, Error> {
+    [Setting::Plain, Setting::Foliomem]
+        .into_iter()
+        .map(|setting| {
+            let row = measure(options, setting)?;
+            done(&row);
+            Ok(row)
+        })
+        .collect()
+}
+
+fn measure(options: &Options, setting: Setting) -> Result<Row, Error> {
+    let total_bytes = options.total_mib * MIB;
+    let mut sandboxes: Vec<Sandbox> = Vec::new();
+    let mut ready_seconds = Vec::new();
+    while sandboxes.len() < MAX_SANDBOXES {
+        let taken_bytes = taken_bytes(&sandboxes);
+        let clock = Instant::now();
+        let mut next = Sandbox::start(options, setting, sandboxes.len())?;
+        let pid = next.child.id();
+        let fits = || taken_bytes + proportional_bytes(pid) <= total_bytes;
+        if next.line(fits)?.is_none() || !fits() {
+            break;
+        }
+        ready_seconds.push(clock.elapsed().as_secs_f64());
+        // The first answer, which later ones are compared with.
+        next.query()?;
+        sandboxes.push(next);
+        settle(&sandboxes, setting);
+    }
+    let taken_bytes = taken_bytes(&sandboxes);
+    let mut resume_seconds = Vec::new();
+    for turn in 0..sandboxes.len() {
+        let index = turn * STRIDE % sandboxes.len();
+        resume_seconds.push(sandboxes[index].query()?);
+        settle(&sandboxes, setting);
+    }
+    Ok(Row {
+        setting,
+        sandboxes: sandboxes.len(),
+        total_mib: taken_bytes as f64 / MIB as f64,
+        seconds_to_ready_p99: percentile_99(ready_seconds),
+        resume_seconds_p99: percentile_99(resume_seconds),
+    })
+}
+
+fn taken_bytes(sandboxes: &[Sandbox]) -> u64 {
+    sandboxes.iter().map(|sandbox| proportional_bytes(sandbox.child.id())).sum()
+}
+
+/// Waits until idle sandboxes are compressed.
+fn settle(sandboxes: &[Sandbox], setting: Setting) {
+    let (mut least_bytes, mut since, begun) = (u64::MAX, Instant::now(), Instant::now());
+    while setting == Setting::Foliomem && since.elapsed() < SETTLED && begun.elapsed() < PATIENCE {
+        let bytes = sandboxes.last().map_or(0, |_| taken_bytes(sandboxes));
+        if bytes.saturating_add(NOISE_BYTES) < least_bytes {
+            (least_bytes, since) = (bytes, Instant::now());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Returns the 99th percentile of `values` by the nearest rank; 0 without values.
+fn percentile_99(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() * 99).div_ceil(100);
+    rank.checked_sub(1).map_or(0.0, |index| values[index])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_percentile_is_that_of_the_nearest_rank() {
+        assert_eq!(percentile_99(vec![]), 0.0);
+        assert_eq!(percentile_99(vec![3.0, 1.0, 2.0]), 3.0);
+        assert_eq!(percentile_99((1..=200).map(f64::from).collect()), 198.0);
+    }
+
+    #[test]
+    fn every_sandbox_is_asked_once() {
+        assert!((1..=MAX_SANDBOXES).all(|count| {
+            let asked: std::collections::BTreeSet<_> = (0..count).map(|turn| turn * STRIDE % count).collect();
+            asked.len() == count
+        }));
+    }
+
+    #[test]
+    fn a_sandbox_that_cannot_start_is_an_error() {
+        let options = Options { foliomem: "/bin/false".into(), total_mib: 64, ratings: 1 };
+        assert!(matches!(measure(&options, Setting::Foliomem), Err(Error::Command { .. })));
+    }
+}
