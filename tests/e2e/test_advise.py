@@ -2,9 +2,10 @@
 import json
 
 import pytest
-from conftest import MIB, PROGRAMS, PYTHON, cli, foliomem_only, plain
+from conftest import MIB, PROGRAMS, PYTHON, alone, cli, foliomem_only, plain
 
-pytestmark = foliomem_only
+# On a busy machine a recording may lose events, and then little is known.
+pytestmark = [foliomem_only, alone]
 
 ARRAY = [PYTHON, str(PROGRAMS / "big_array.py"), "160"]
 
@@ -49,7 +50,7 @@ def test_smaller_limits_are_slower_and_unseen_ones_are_not_known(advised):
     limits = [point["limit_bytes"] for point in advice["points"]]
     assert limits == sorted(limits, reverse=True), limits
     known = [point["slowdown"] for point in advice["points"] if point["slowdown"]]
-    assert known == sorted(known) and known[0] == 1.0 < known[-1], known
+    assert known == sorted(known) and known[0] == pytest.approx(1, abs=0.02) and known[0] < known[-1], known
     for point in advice["points"]:
         is_seen = point["limit_bytes"] >= advice["recorded_limit_bytes"] * 15 / 16
         assert (point["unknown"], point["work"] is None) == ((None, False) if is_seen else ("below-recording", True)), point
@@ -89,7 +90,7 @@ def test_what_fits_a_roomy_limit_is_all_that_a_run_in_it_tells(tmp_path):
     text = got.out.decode()
     assert text.startswith(plain(argv).out.decode()), "the program's output comes first"
     advice = json.loads(text[text.index("{"):])
-    assert advice["points"][0]["slowdown"] == 1.0, advice
+    assert advice["points"][0]["slowdown"] == pytest.approx(1, abs=0.02), advice
     assert {point["unknown"] for point in advice["points"][2:]} == {"below-recording"}, advice
     assert advice["recorded_work"]["swap_in_faults"] == 0, advice
 

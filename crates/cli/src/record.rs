@@ -88,6 +88,7 @@ impl Recorder {
             }
             self.events += 1;
             self.writer.write(&record).map_err(|error| CliError::Trace(self.path.clone(), error))?;
+            self.events += 1;
         }
         Ok(())
     }
