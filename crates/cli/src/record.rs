@@ -88,7 +88,6 @@ impl Recorder {
             }
             self.events += 1;
             self.writer.write(&record).map_err(|error| CliError::Trace(self.path.clone(), error))?;
-            self.events += 1;
         }
         Ok(())
     }
@@ -138,6 +137,7 @@ impl Recorder {
         for event in events {
             let record = Record { process: 0, time_us: self.last_us, event };
             self.writer.write(&record).map_err(|error| CliError::Trace(self.path.clone(), error))?;
+            self.events += 1;
         }
         Ok(())
     }

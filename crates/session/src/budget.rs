@@ -50,8 +50,10 @@ pub(crate) const UNMANAGED_MIN_PAGES: i64 = (8 << 20) / PAGE_BYTES as i64;
 /// others.
 const YIELD_NS: u64 = 300_000_000;
 /// Time in nanoseconds for which a process waits for others while the tree is over its limit. After
-/// that, waiting is known to help nobody.
+/// that, waiting is known to help nobody, until the tree has been within its limit for
+/// [`RECOVERY_NS`]: one that hovers at its limit would wait at each write to a shared page.
 const MAX_YIELD_NS: u64 = 2_000_000_000;
+const RECOVERY_NS: u64 = 1_000_000_000;
 
 /// The part of a budget that belongs to one process, and differs in the child of a fork.
 pub struct BudgetProcess {
@@ -84,8 +86,11 @@ pub struct Budget {
     sampled_ns: AtomicU64,
     /// Time at which the overrun exceeded the tolerance, in nanoseconds; 0 while it does not.
     over_since_ns: AtomicU64,
-    /// Time since which the tree is over its limit at all, in nanoseconds; 0 while it is not.
+    /// Time since which the tree is over its limit, except for moments, in nanoseconds; 0 while it
+    /// is not.
     exceeded_since_ns: AtomicU64,
+    /// Time since which the tree is within its limit, in nanoseconds; 0 while it is not.
+    within_since_ns: AtomicU64,
     is_detached: AtomicBool,
 }
 
@@ -107,6 +112,7 @@ impl Budget {
             sampled_ns: AtomicU64::new(0),
             over_since_ns: AtomicU64::new(0),
             exceeded_since_ns: AtomicU64::new(0),
+            within_since_ns: AtomicU64::new(0),
             is_detached: AtomicBool::new(false),
         }
     }
@@ -265,10 +271,14 @@ impl Budget {
         time_since(&self.over_since_ns, self.over_pages() > self.limit_pages() >> TOLERANCE_SHIFT)
     }
 
-    /// Updates the time since which the tree is over its limit, and returns it; `None` if it is
-    /// not.
+    /// Updates the time since which the tree is over its limit, except for moments, and returns it;
+    /// `None` if it is within it now.
     fn update_exceeded_since(&self) -> Option<u64> {
-        time_since(&self.exceeded_since_ns, self.over_pages() > 0)
+        let is_over = self.over_pages() > 0;
+        match time_since(&self.within_since_ns, !is_over) {
+            Some(since) if now_ns().saturating_sub(since) < RECOVERY_NS => None,
+            _ => time_since(&self.exceeded_since_ns, is_over),
+        }
     }
 
     /// Notes that the process has forked, or is the child of a fork. Half of its pages count as the
