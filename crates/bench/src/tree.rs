@@ -62,7 +62,8 @@ pub(crate) fn proportional_bytes(pid: u32) -> u64 {
     let name = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
     let executable = std::fs::read_link(dir.join("exe")).unwrap_or_default();
     // A companion and its guard have the memory of their program, which counts once.
-    let has_programs_memory = name.starts_with("foliomem") && !executable.ends_with("foliomem");
+    let is_agents = matches!(name.trim_end(), "foliomem" | "foliomem-guard");
+    let has_programs_memory = is_agents && !executable.ends_with("foliomem");
     let sizes = || std::fs::read_to_string(dir.join("smaps_rollup")).unwrap_or_default();
     let own_bytes = if has_programs_memory { None } else { status_bytes(&sizes(), "Pss:") };
     own_bytes.unwrap_or(0) + children(pid).into_iter().map(proportional_bytes).sum::<u64>()
