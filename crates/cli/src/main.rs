@@ -13,6 +13,7 @@
 //!   for the page that `run_page` makes, `record` writes its memory use to a trace, `advise`
 //!   predicts other limits from one, for which `run_delay` measures how long threads waited for a
 //!   CPU; `metrics` publishes the run's figures for a scraper by way of `metrics_target`;
+//! - `threads` lists the threads of a process;
 //! - `sampler` looks at runs and their `figures`, `ps` lists them in `columns`, `top` shows them
 //!   live; `ctl` changes a run, `doctor` prints all checks, `setup`
 //!   gives others the permission to run.
@@ -59,6 +60,7 @@ mod setup;
 mod stall;
 mod supervise;
 mod thrashing;
+mod threads;
 mod timeline;
 mod top;
 mod unmanaged;

@@ -1,6 +1,7 @@
 //! How long the threads of a recorded run waited for a CPU, from `/proc/PID/task/TID/schedstat`:
 //! that is the load of other programs, which no limit is to blame for.
 
+use crate::threads::threads_of;
 use foliomem_session::segment::Control;
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,9 +32,9 @@ struct Threads(BTreeMap<u32, Schedule>);
 
 impl Threads {
     fn sample(&mut self, pid: u32) {
-        for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-            let id = thread.file_name().to_str().and_then(|name| name.parse().ok());
-            let text = fs::read_to_string(thread.path().join("schedstat"));
+        for thread in threads_of(pid) {
+            let id = thread.file_name().and_then(|name| name.to_str()?.parse().ok());
+            let text = fs::read_to_string(thread.join("schedstat"));
             if let (Some(id), Some(schedule)) = (id, text.ok().as_deref().and_then(Schedule::parse)) {
                 self.0.insert(id, schedule);
             }

@@ -8,6 +8,7 @@
 //! Nothing is sampled while nothing is swapped in.
 
 use crate::thrashing::{self, Need, Remedy, Samples, Threads};
+use crate::threads::threads_of;
 use foliomem_session::segment::Control;
 use foliomem_types::settings::Limit;
 use std::fs;
@@ -80,7 +81,7 @@ impl StallWatch {
     /// Looks at the threads of processes.
     fn sample(&mut self, pids: impl Iterator<Item = u32>) -> Threads {
         self.turn = self.turn.wrapping_add(1);
-        let all: Vec<PathBuf> = pids.flat_map(threads).collect();
+        let all: Vec<PathBuf> = pids.flat_map(threads_of).collect();
         let step = all.len().div_ceil(MAX_THREADS).max(1);
         let mut found = Threads::default();
         for thread in all.iter().skip(self.turn % step).step_by(step) {
@@ -100,11 +101,6 @@ impl Need {
     pub fn of(control: &Control) -> Need {
         Need { needed_bytes: control.peaks().needed_bytes, limit_bytes: control.limit_bytes() }
     }
-}
-
-/// Returns the directories of the threads of a process.
-fn threads(pid: u32) -> impl Iterator<Item = PathBuf> {
-    fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|thread| thread.path())
 }
 
 fn remedy(control: &Control) -> Remedy {

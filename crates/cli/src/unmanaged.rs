@@ -11,6 +11,7 @@
 //! at more often.
 
 use crate::preflight;
+use crate::threads::threads_of;
 use foliomem_session::find_run;
 use foliomem_session::messages::Excess;
 use foliomem_session::segment::Control;
@@ -18,7 +19,7 @@ use foliomem_types::size::format_mib;
 use rustix::process::Pid;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The longest time between two searches.
@@ -216,9 +217,8 @@ impl Process {
 
 /// Returns the children of all threads of a process.
 fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let of_thread = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-    let lists: Vec<String> = threads.map(of_thread).collect();
+    let of_thread = |thread: PathBuf| fs::read_to_string(thread.join("children")).unwrap_or_default();
+    let lists: Vec<String> = threads_of(pid).map(of_thread).collect();
     lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok()).collect()
 }
 
