@@ -15,6 +15,7 @@ use foliomem_core::compaction::Variant;
 use foliomem_types::codec::UnknownCodec;
 use foliomem_types::size::{parse_order, parse_orders};
 use foliomem_types::units::Order;
+use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -268,17 +269,24 @@ fn bench_access(args: &BenchAccessArgs) -> Result<u8, CommandError> {
     Ok(0)
 }
 
-fn bench_limit(args: &BenchLimitArgs) -> Result<u8, CommandError> {
+/// Returns the programs of `all` with these names, or all of them without names. Fails if there is
+/// no such program, with `known` as what there is.
+fn programs_named<P: Copy + Serialize>(
+    names: &[String],
+    all: &[P],
+    known: &'static str,
+) -> Result<Vec<P>, CommandError> {
     let find = |name: &String| {
-        limit::Program::ALL
-            .into_iter()
-            .find(|program| serde_json::json!(program) == serde_json::json!(name))
-            .ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), "see foliomem bench limit --help"))
+        let is_named = |program: &&P| serde_json::json!(program) == serde_json::json!(name);
+        all.iter().find(is_named).copied().ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), known))
     };
-    let named = args.only.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    if names.is_empty() { Ok(all.to_vec()) } else { names.iter().map(find).collect() }
+}
+
+fn bench_limit(args: &BenchLimitArgs) -> Result<u8, CommandError> {
     let options = limit::Options {
         foliomem: beside("foliomem")?,
-        programs: if named.is_empty() { limit::Program::ALL.to_vec() } else { named },
+        programs: programs_named(&args.only, &limit::Program::ALL, "see foliomem bench limit --help")?,
         runs: args.runs,
         margin_percent: args.margin,
         groups_mib: args.groups.clone(),
@@ -311,16 +319,9 @@ fn limit_line(row: &limit::Row) -> String {
 }
 
 fn bench_advise(args: &BenchAdviseArgs) -> Result<u8, CommandError> {
-    let find = |name: &String| {
-        advise::Program::ALL
-            .into_iter()
-            .find(|program| serde_json::json!(program) == serde_json::json!(name))
-            .ok_or_else(|| CommandError::NoSuchBenchmark(name.clone(), "numpy, compile, sqlite, redis, java"))
-    };
-    let named = args.only.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     let options = advise::Options {
         foliomem: beside("foliomem")?,
-        programs: if named.is_empty() { advise::Program::ALL.to_vec() } else { named },
+        programs: programs_named(&args.only, &advise::Program::ALL, "numpy, compile, sqlite, redis, java")?,
         runs: args.runs,
     };
     if !args.json {
