@@ -22,11 +22,18 @@ def run_stress(program, mib, limit, **how):
     did = {name: int(count) for name, count in re.findall(r"([a-z]+) (\d+)", lines[1])}
     assert all(did[op] > 0 for op in ("write", "verify", "grow", "shrink", "move", "carve", "punch", "discard", "protect", "fork")), did
     assert_swapped(got)
+    return got.stats["faults"]
 
 
 @pytest.mark.parametrize("sizes", [pytest.param(name, marks=() if name in ("4K only", "mixed") else soak_only) for name in SIZES])
 def test_stress(stress, sizes):
     run_stress(stress, 256, "64M", options=["--sizes", SIZES[sizes]])
+
+
+def test_no_fault_is_served_again_and_again_while_a_mapping_changes(stress):
+    """A thread that is woken before its page is there raises its fault again at once: 12 to 75 of 100 faults were such."""
+    served = {kind: times["count"] for kind, times in run_stress(stress, 192, "96M").items()}
+    assert served["spurious"] * 20 < sum(served.values()), served
 
 
 def test_stress_torture(stress):

@@ -3,7 +3,7 @@
 use super::Engine;
 use super::partial::is_deferrable;
 use crate::page_table::{Entries, PageState};
-use crate::ports::{AddressSpace, Clock, Mapping, Marks, Ports, SharedPages};
+use crate::ports::{AddressSpace, Clock, Mapping, Marks, MoveError, Ports, SharedPages};
 use crate::sync;
 use crate::sync::atomic::Ordering::Relaxed;
 use foliomem_types::units::{BLOCK_PAGES, FrameRun, MAX_ORDER, Order, OrderSet, PageNumber};
@@ -127,10 +127,18 @@ impl<P: Ports> Engine<P> {
         self.table.blocks().for_each(|block| for_each_run(&mut block.lock(), is_out, &mut act));
     }
 
-    /// Lets the program write to the resident pages of `range`.
-    pub fn unprotect(&self, range: Range<PageNumber>) {
-        let Some(shared) = self.ports.shared_pages() else { return };
-        self.for_each_resident(range, |entries, run| shared.unprotect(entries, run));
+    /// Lets the program write to the resident pages of `range`. Fails with
+    /// [`MoveError::Changing`] if some are still protected because the program is changing its
+    /// mappings; then the caller must receive that event and retry.
+    pub fn unprotect(&self, range: Range<PageNumber>) -> Result<(), MoveError> {
+        let Some(shared) = self.ports.shared_pages() else { return Ok(()) };
+        let mut result = Ok(());
+        self.for_each_resident(range, |entries, run| {
+            if shared.unprotect(entries, run) == Err(MoveError::Changing) {
+                result = Err(MoveError::Changing);
+            }
+        });
+        result
     }
 
     /// Calls `act` with each run of resident pages of `range` in one block, under the block's lock.

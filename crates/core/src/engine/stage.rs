@@ -249,7 +249,9 @@ impl<P: Ports> Engine<P> {
             Err(MoveError::Busy) => {
                 // The page is shared since a fork, or pinned. Only a shared page can be unshared.
                 let pages = folio.head.folio(folio.order);
-                self.unprotect(pages.clone());
+                if self.unprotect(pages.clone()).is_err() {
+                    return self.stage_later(block, folio);
+                }
                 if let Some(shared) = self.ports.shared_pages() {
                     assert_unlocked();
                     shared.unshare(pages);

@@ -1,6 +1,6 @@
 //! The type of an optional port that does not exist.
 
-use super::{Corrupted, Marks, NotWritten, Recompressed, Recompressor, SharedPages, SwapDevice};
+use super::{Corrupted, Marks, MoveError, NotWritten, Recompressed, Recompressor, SharedPages, SwapDevice};
 use crate::page_table::Entries;
 use crate::run_tokens::RunMut;
 use crate::store::{FilePlace, Piece, PlaceMut, Seal, WriteBatch};
@@ -35,7 +35,7 @@ impl SharedPages for Absent {
         match *self {}
     }
 
-    fn unprotect(&self, _block: &Entries, _pages: Range<PageNumber>) {
+    fn unprotect(&self, _block: &Entries, _pages: Range<PageNumber>) -> Result<(), MoveError> {
         match *self {}
     }
 

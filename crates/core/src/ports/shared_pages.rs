@@ -1,6 +1,7 @@
 //! The port to pages that a fork left shared with another process.
 
 use crate::page_table::Entries;
+use crate::ports::MoveError;
 use crate::sync::Shared;
 use foliomem_types::units::{FrameRun, PageNumber};
 use std::ops::Range;
@@ -11,8 +12,8 @@ pub trait SharedPages: Shared {
     /// Returns whether other processes may share pages now.
     fn exist(&self) -> bool;
     /// Lets the program write to `pages`, which are resident; a page that is not would lose its
-    /// mark.
-    fn unprotect(&self, block: &Entries, pages: Range<PageNumber>);
+    /// mark. Fails with [`MoveError::Changing`] while the program changes its mappings.
+    fn unprotect(&self, block: &Entries, pages: Range<PageNumber>) -> Result<(), MoveError>;
     /// Gives the program its own copy of shared pages among `pages`, if they still exist. Called
     /// under no lock, because the program may fault meanwhile.
     fn unshare(&self, pages: Range<PageNumber>);

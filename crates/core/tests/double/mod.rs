@@ -585,8 +585,9 @@ impl SharedPages for Double {
         !self.state.lock().shared.is_empty()
     }
 
-    fn unprotect(&self, block: &Entries, pages: Range<PageNumber>) {
+    fn unprotect(&self, block: &Entries, pages: Range<PageNumber>) -> Result<(), MoveError> {
         assert_held(block, pages.start.0..pages.end.0);
+        Ok(())
     }
 
     fn unshare(&self, pages: Range<PageNumber>) {

@@ -108,14 +108,7 @@ pub(crate) fn join_mappings(events: MappingEvents, range: &Range<usize>) {
         let _received = events.receive_changes(&mut pending);
         space.reserved(range.clone()).into_iter().for_each(|part| space.unregister(part));
     }
-    raise_again(space, pending);
-}
-
-/// Makes the threads that wait for received faults raise them again.
-fn raise_again(space: &AddressSpace, mut pending: PendingFaults) {
-    while let Some(fault) = pending.pop() {
-        space.fault_again(fault.page);
-    }
+    pending.raise_again(space);
 }
 
 /// The mappings whose registration differs from what it must be, in ascending order.
@@ -169,7 +162,7 @@ fn adopt(
             rest = left;
         }
     }
-    raise_again(space, pending);
+    pending.raise_again(space);
     true
 }
 

@@ -32,24 +32,35 @@ pub(crate) const YIELD: Duration = Duration::from_micros(50);
 const RECEIVING_POLLS: u32 = 4;
 
 /// A fault: a thread of the program waits for a page.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) page: PageNumber,
     /// The page is resident, and write-protected.
     pub(crate) is_protected: bool,
 }
 
-/// Faults that were received while the agent waited for something else.
-#[derive(Default)]
+/// Faults that were received while the agent waited for something else, each of them once: a thread
+/// that is woken in between raises its fault again.
+#[derive(Debug, Default)]
 pub(crate) struct PendingFaults(Vec<Fault>);
 
 impl PendingFaults {
     pub(crate) fn push(&mut self, fault: Fault) {
-        self.0.push(fault);
+        // There are at most as many as threads of the program.
+        if !self.0.contains(&fault) {
+            self.0.push(fault);
+        }
     }
 
     pub(crate) fn pop(&mut self) -> Option<Fault> {
         self.0.pop()
+    }
+
+    /// Makes the threads that wait for these faults raise them again, so that a handler receives
+    /// them. No message may be received before all are woken: the same fault would come back at
+    /// once, and again, while the thread that is changing a mapping gets no CPU.
+    pub(crate) fn raise_again(self, space: &AddressSpace) {
+        self.0.iter().for_each(|fault| space.fault_again(fault.page));
     }
 }
 
@@ -96,9 +107,11 @@ impl MappingEvents {
         if space.steady().is_some() {
             return;
         }
+        let mut pending = PendingFaults::default();
         while let Some(fault) = self.receive() {
-            space.fault_again(fault.page);
+            pending.push(fault);
         }
+        pending.raise_again(space);
     }
 
     /// Receives all pending mapping events, and waits until none is pending. Adds the faults that
@@ -169,4 +182,20 @@ pub(crate) fn is_receiver_starved(space: &AddressSpace) -> bool {
             clock::sleep(YIELD);
             space.is_receiving()
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_is_raised_again_is_pending_once() {
+        let fault = |page, is_protected| Fault { page: PageNumber(page), is_protected };
+        let mut pending = PendingFaults::default();
+        for fault in [fault(1, false), fault(2, false), fault(1, false), fault(1, true), fault(2, false)] {
+            pending.push(fault);
+        }
+        let all: Vec<_> = std::iter::from_fn(|| pending.pop()).collect();
+        assert_eq!(all, [fault(1, true), fault(2, false), fault(1, false)]);
+    }
 }

@@ -10,6 +10,7 @@ use crate::fork::futex_gate::Gate;
 use crate::ports::LinuxPorts;
 use crate::ports::pieces::Worker;
 use foliomem_core::engine::Engine;
+use foliomem_core::ports::MoveError;
 use foliomem_sys::clock::now_ns;
 use foliomem_types::units::PAGE_BYTES;
 use rustix::thread::futex;
@@ -36,8 +37,15 @@ impl Activated {
     /// memory. (Handlers map them in. A page that is not managed yet is not swapped out before the
     /// agent goes on.)
     pub(crate) fn keep_resident(&self, kept: &[usize]) {
-        kept.iter().for_each(|&page| self.engine.unprotect(pages(&(page..page + PAGE_BYTES))));
+        // A write waits for a handler where this fails.
+        let _ = self.unprotect(kept);
         self.engine.ports().space.lock_pages(kept);
+    }
+
+    /// Lets the program write to `kept`. Fails with [`MoveError::Changing`] as long as it changes
+    /// its mappings.
+    pub(crate) fn unprotect(&self, kept: &[usize]) -> Result<(), MoveError> {
+        kept.iter().try_for_each(|&page| self.engine.unprotect(pages(&(page..page + PAGE_BYTES))))
     }
 
     /// Creates the contexts of a thread that also recompresses.

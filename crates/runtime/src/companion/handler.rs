@@ -24,6 +24,7 @@ use foliomem_core::ports::AddressSpace as _;
 use foliomem_sys::clock::now_ns;
 use foliomem_types::counters::FaultKind;
 use foliomem_types::units::{Order, PAGE_BYTES, PageNumber};
+use std::ops::Range;
 
 /// Number of messages in a row that another handler has received first, after which a handler
 /// parks: it is on the wrong CPU, and waking it slows every fault of a one-threaded program.
@@ -142,14 +143,25 @@ impl Handler {
         fetched
     }
 
+    /// Lets the change of mappings go on that is in the way of a fault: receives its event, or
+    /// another fault, which is added to `pending`.
+    fn wait_for_change(&self, pending: &mut PendingFaults) {
+        match self.events.receive() {
+            Some(other) => pending.push(other),
+            None => foliomem_sync::back_off(),
+        }
+    }
+
     /// Serves a write to a page that a fork may have left shared: the program waits for room for
-    /// the copy.
-    fn serve_copy(&mut self, page: PageNumber) {
+    /// the copy. Adds faults that it receives while it waits to `pending`.
+    fn serve_copy(&mut self, page: PageNumber, pending: &mut PendingFaults) {
         let space = &self.events.activated.engine.ports().space;
         let started_ns = now_ns();
         let block = cow_throttle::block(space, page);
         self.events.activated.engine.charge_copies(&mut self.worker, (block.len() / PAGE_BYTES) as u32);
-        self.events.activated.engine.unprotect(pages(&block));
+        while self.events.activated.engine.unprotect(pages(&block)).is_err() {
+            self.wait_for_change(pending);
+        }
         self.events.context.budget.counters().faults(FaultKind::Copy).record(now_ns() - started_ns);
         self.events.context.budget.counters().vm.pgfault.inc();
         space.wake(pages(&block));
@@ -159,21 +171,19 @@ impl Handler {
     fn serve(&mut self, fault: Fault, pending: &mut PendingFaults) {
         let Fault { page, is_protected } = fault;
         if is_protected {
-            return self.serve_copy(page);
+            return self.serve_copy(page, pending);
         }
         let started_ns = now_ns();
         let space = &self.events.activated.engine.ports().space;
-        let (kind, waited_for) = loop {
-            match self.events.activated.engine.fault_unwoken(&mut self.worker, page) {
-                (Served::Done(kind), waited_for) => break (kind, waited_for),
-                (Served::Again, waited_for) => {
-                    space.wake(waited_for);
-                    if let Some(other) = self.events.receive() {
-                        pending.push(other);
-                    } else {
-                        foliomem_sync::back_off();
-                    }
-                }
+        let mut waited_for = page..page;
+        let kind = loop {
+            let (served, pages) = self.events.activated.engine.fault_unwoken(&mut self.worker, page);
+            waited_for = around(waited_for, pages);
+            match served {
+                Served::Done(kind) => break kind,
+                // Nobody is woken before the end: a thread that finds the page absent raises the
+                // fault again at once, and may keep the CPU from the one that changes a mapping.
+                Served::Again => self.wait_for_change(pending),
             }
         };
         if kind == FaultKind::Spurious && space.ranges().containing(page.address() as usize).is_none() {
@@ -210,5 +220,14 @@ impl Handler {
             record_time();
             space.wake(waited_for);
         }
+    }
+}
+
+/// Returns the range around both ranges, which are of one block; an empty range is nowhere.
+fn around(one: Range<PageNumber>, other: Range<PageNumber>) -> Range<PageNumber> {
+    match (one.is_empty(), other.is_empty()) {
+        (true, _) => other,
+        (_, true) => one,
+        _ => one.start.min(other.start)..one.end.max(other.end),
     }
 }

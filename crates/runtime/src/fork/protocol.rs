@@ -213,6 +213,10 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         // A mapping that grew and was then unmapped in part is found like a new one.
         adopt_mappings(events);
         drop(events.receive_changes(&mut faults));
+        // The forking thread could not wait for a handler. Other threads may change mappings again.
+        while activated.unprotect(&needed).is_err() {
+            drop(events.receive_changes(&mut faults));
+        }
         activated.engine.drop_all_lost();
         activated.engine.ports().space.allow_forks();
         activated.engine.lend_file();
@@ -226,10 +230,7 @@ pub(crate) fn quiesce(runtime: &'static Runtime, user: &User) {
         let LinuxPorts { space, swap, .. } = activated.engine.ports();
         swap.iter().for_each(|swap| swap.finish_sharing(outcome));
         space.forbid_forks();
-        // Threads that wait for received faults raise them again.
-        while let Some(fault) = faults.pop() {
-            space.fault_again(fault.page);
-        }
+        faults.raise_again(space);
         space.unlock_pages(&needed);
     }
     if outcome == ForkOutcome::Forked {

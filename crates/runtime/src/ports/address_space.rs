@@ -512,13 +512,12 @@ impl ports::SharedPages for AddressSpace {
         self.budget.shares()
     }
 
-    fn unprotect(&self, _block: &Entries, pages: Range<PageNumber>) {
+    fn unprotect(&self, _block: &Entries, pages: Range<PageNumber>) -> Result<(), MoveError> {
         if self.attachment.is_detached() {
-            return;
+            return Ok(());
         }
         let (start, len) = page_range(&pages);
-        // Where a change of mappings is in the way, a write faults, and it is asked for again.
-        let _ = self.attachment.descriptors().program.unprotect(start, len);
+        self.attachment.descriptors().program.unprotect(start, len).map_err(move_error)
     }
 
     fn unshare(&self, pages: Range<PageNumber>) {
