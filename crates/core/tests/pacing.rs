@@ -7,7 +7,7 @@ mod double;
 use double::{Double, Worker};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
-use foliomem_core::engine::{Engine, EngineConfig, NoRoom, Resumed};
+use foliomem_core::engine::{Engine, EngineConfig, NoRoom, Resumed, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::pacing::{Activity, BackgroundReclaim, Pacing, Protection, Room, Watermarks, reads_ahead_after};
 use foliomem_types::counters::FaultKind;
@@ -121,6 +121,31 @@ fn free_frames_go_back_when_the_tree_is_over_its_limit() {
     engine.ports().state.lock().charged += LIMIT_PAGES;
     engine.release_surplus(Activity::Busy);
     assert!(engine.free_frames() < free_frames, "{free_frames}");
+    engine.check();
+}
+
+#[test]
+fn only_a_fault_that_takes_memory_waits_for_other_processes() {
+    let (engine, mut worker) = engine(Pacing::Watermarks, 2048);
+    let page = |index| PageNumber(BASE + index);
+    engine.page_out(&mut worker, page(0)..page(64));
+    engine.reclaim(&mut worker, 1);
+    assert!(engine.staged_pages() > 0, "reclaim stages more than it writes back");
+    {
+        let mut state = engine.ports().state.lock();
+        state.charged += LIMIT_PAGES;
+        state.shared.insert(BASE + 2047);
+    }
+    let mut pauses_of = |wanted: FaultKind, mut pages: std::ops::Range<u64>| {
+        pages.find_map(|index| {
+            let before = engine.ports().state.lock().pauses;
+            let kind = engine.fault(&mut worker, page(index));
+            (kind == Served::Done(wanted)).then(|| engine.ports().state.lock().pauses - before)
+        })
+    };
+    assert_eq!(pauses_of(FaultKind::Home, 64..2047), Some(0));
+    assert_eq!(pauses_of(FaultKind::Spurious, 2000..2047), Some(0));
+    assert!(pauses_of(FaultKind::SwapIn, 0..1) > Some(0));
     engine.check();
 }
 

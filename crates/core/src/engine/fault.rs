@@ -118,7 +118,7 @@ impl<P: Ports> Engine<P> {
     /// returned pages, which may be none.
     pub fn fault_unwoken(&self, worker: &mut P::Worker, page: PageNumber) -> (Served, Range<PageNumber>) {
         let mut tries = Tries::new(self.config.no_room);
-        self.wait_for_others(&mut tries.pauses);
+        self.wait_for_others(page, &mut tries.pauses);
         self.fault_with(worker, page, tries)
     }
 
@@ -167,11 +167,11 @@ impl<P: Ports> Engine<P> {
         }
     }
 
-    /// Waits while the tree is over its limit and other processes are likely to free memory. A
-    /// process with next to nothing left may exceed the limit, but not first; pages shared by
-    /// several processes are free only when the last one freed them.
-    fn wait_for_others(&self, pauses: &mut u32) {
-        while self.ports.budget().is_shrinking() {
+    /// Waits while a fault on `page` takes memory, the tree is over its limit, and other processes
+    /// are likely to free memory. A process with next to nothing left may exceed the limit, but not
+    /// first; pages shared by several processes are free only when the last one freed them.
+    fn wait_for_others(&self, page: PageNumber, pauses: &mut u32) {
+        while self.ports.budget().is_shrinking() && self.takes_memory(page) {
             let most = match (self.urgency(), self.shares_pages()) {
                 (Urgency::Reclaim, _) => MAX_PAUSES,
                 (Urgency::Normal, true) => MAX_PAUSES_SHARING,
@@ -182,6 +182,16 @@ impl<P: Ports> Engine<P> {
             }
             *pauses += 1;
             self.pause();
+        }
+    }
+
+    /// Returns whether a fault on `page` needs frames that are not charged yet. A staged page has
+    /// its own.
+    fn takes_memory(&self, page: PageNumber) -> bool {
+        let Some(block) = self.table.get(page) else { return true };
+        match block.lock().get(page) {
+            PageState::None | PageState::Hole { .. } | PageState::Swapped { fetching: false, .. } => true,
+            PageState::Swapped { .. } | PageState::Resident { .. } | PageState::Home { .. } => false,
         }
     }
 

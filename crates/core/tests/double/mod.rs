@@ -67,6 +67,8 @@ pub struct State {
     pub waiting: Vec<(u64, Waker)>,
     /// Number of moves out of the program.
     pub moves_out: u32,
+    /// Number of pauses of threads that wait for others to free memory.
+    pub pauses: u32,
     /// Number of mapping changes in progress, received or not. No page moves meanwhile.
     pub changes: u32,
     /// Whether the engine is receiving one of them.
@@ -318,6 +320,7 @@ impl Clock for Double {
     }
 
     fn pause(&self) {
+        self.state.lock().pauses += 1;
         foliomem_sync::back_off();
     }
 }
