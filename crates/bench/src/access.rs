@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::access_child::{Run, arguments};
 use crate::corpus::CorpusFile;
@@ -31,7 +31,7 @@ const CORPUS_BYTES: usize = 48 << 20;
 const KERNEL_SIZES_KIB: [u64; 2] = [4, 64];
 
 /// The order of the touches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
     /// One page after the other.
@@ -80,7 +80,7 @@ pub const SETTINGS: [(&str, Option<&str>); 6] = [
 ];
 
 /// One row of the benchmark.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The pattern.
     pub pattern: Pattern,
@@ -89,7 +89,7 @@ pub struct Row {
     /// The total memory of both, which is foliomem's limit.
     pub total_mib: u64,
     /// foliomem's folio sizes.
-    pub setting: &'static str,
+    pub setting: String,
     /// Median seconds under foliomem.
     pub seconds: f64,
     /// Median seconds under the kernel's faster setting. `None` if the kernel cannot be measured or
@@ -130,7 +130,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Row)) -> Result<Vec<Row>
             for ((setting, _), seconds) in SETTINGS.into_iter().zip(&rounds.seconds) {
                 let kernel_seconds = rounds.kernel_seconds();
                 let seconds = median(seconds);
-                let row = Row { pattern, limit_percent, total_mib: rounds.total_mib, setting, seconds, kernel_seconds };
+                let (setting, total_mib) = (setting.to_owned(), rounds.total_mib);
+                let row = Row { pattern, limit_percent, total_mib, setting, seconds, kernel_seconds };
                 progress(&row);
                 rows.push(row);
             }
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn json_rows_keep_their_field_names() {
-        let (pattern, setting) = (Pattern::Zipf, "64K");
+        let (pattern, setting) = (Pattern::Zipf, "64K".to_owned());
         let row = Row { pattern, limit_percent: 50, total_mib: 110, setting, seconds: 2.5, kernel_seconds: None };
         let json = r#"{"pattern":"zipf","limit_percent":50,"total_mib":110,"setting":"64K","seconds":2.5,"kernel_seconds":null}"#;
         assert_eq!(serde_json::to_string(&row).unwrap(), json);

@@ -35,7 +35,7 @@ const VALUE: usize = 4096;
 const READS: usize = 3;
 
 /// A program to record and run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Program {
     /// Python with numpy: `FOLIOMEM_PYTHON`, or `python3`.
@@ -86,7 +86,7 @@ impl Program {
 }
 
 /// What was predicted and measured of a program within a limit.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// The program.
     pub program: Program,

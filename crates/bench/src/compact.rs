@@ -17,7 +17,7 @@ use foliomem_core::compaction::{Compactor, Occupant, Occupants, Variant};
 use foliomem_core::homes::Homes;
 use foliomem_types::counters::Counters;
 use foliomem_types::units::{Frame, FrameRun, MAX_ORDER, Order};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ const SMALL: Order = match Order::new(3) {
 const ROUNDS: u64 = 8;
 
 /// One variant and order, measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// The variant, as on the command line.
     pub variant: String,

@@ -13,7 +13,7 @@
 use crate::kernel::said;
 use crate::tree::proportional_bytes;
 use crate::{Error, MIB};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -43,7 +43,7 @@ const MAX_SANDBOXES: usize = 200;
 const STRIDE: usize = 7919;
 
 /// How the sandboxes are started.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
     /// By this program.
@@ -53,7 +53,7 @@ pub enum Setting {
 }
 
 /// One setting, measured.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// How the sandboxes were started.
     pub setting: Setting,

@@ -49,7 +49,7 @@ const REPLAY_PAGES: u64 = 128 << 8;
 const REPLAY_TOUCHES: u32 = 400_000;
 
 /// One case, measured: medians over rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// Name of the case.
     pub scenario: String,

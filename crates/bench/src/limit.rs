@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::kernel::{Group, GroupMaker, Root, run as run_command};
 use crate::running::{Running, WorkDir};
@@ -41,7 +41,7 @@ const EVERY: Duration = Duration::from_millis(10);
 const HANGS: Duration = Duration::from_secs(600);
 
 /// A program that grows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Program {
     /// Four threads allocate blocks of 48 bytes.
@@ -121,7 +121,7 @@ fn python() -> OsString {
 }
 
 /// One row of the benchmark: all runs of a program.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The program.
     pub program: Program,

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::kernel::{self, Group, read, run as run_command};
 use crate::redis::Client;
@@ -58,7 +58,7 @@ const LONG: f64 = 45.0;
 const HANGS: Duration = Duration::from_secs(900);
 
 /// A program to time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Program {
     /// Python with numpy: `FOLIOMEM_PYTHON`, or `python3`.
@@ -75,7 +75,7 @@ impl Program {
 }
 
 /// The memory limit of a run and its enforcer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
     /// No limit, the machine as found.
@@ -93,7 +93,7 @@ pub enum Setting {
 }
 
 /// One row of the benchmark.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The program.
     pub program: Program,

@@ -17,8 +17,7 @@ use crate::{Error, median};
 use foliomem_core::cluster::{Strategy, SwapClusters, SwapDevice};
 use foliomem_types::discard::Discard;
 use foliomem_types::units::{CLUSTER_SLOTS, CpuNumber, Order, Slot};
-use serde::Serialize;
-use std::fmt;
+use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -40,7 +39,7 @@ const ROUND: Duration = Duration::from_millis(20);
 const BATCH_SLOTS: u32 = 2048;
 
 /// The fill level of the device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fill {
     /// No slot in use.
@@ -68,19 +67,8 @@ impl Fill {
     }
 }
 
-impl fmt::Display for Fill {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Fill::Empty => "empty",
-            Fill::Half => "half",
-            Fill::Nearly => "99%",
-            Fill::Fragmented => "fragmented",
-        })
-    }
-}
-
 /// One combination, measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// The strategy, as on the command line.
     pub strategy: String,

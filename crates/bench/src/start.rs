@@ -5,7 +5,7 @@
 
 use crate::kernel::said;
 use crate::{Error, median};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -16,7 +16,7 @@ const PROGRAM: &str = "true";
 const LIMIT: &str = "256M";
 
 /// How the program is started.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
     /// By this program.
@@ -31,7 +31,7 @@ impl Setting {
 }
 
 /// One setting, measured.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// How the program was started.
     pub setting: Setting,

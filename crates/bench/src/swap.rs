@@ -35,7 +35,7 @@ const ROUNDS: usize = 7;
 pub const SIZES_KIB: [u32; 5] = [4, 16, 64, 256, 2048];
 
 /// One size, measured: medians over rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// Folio size in KiB.
     pub size_kib: u32,

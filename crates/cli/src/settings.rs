@@ -669,6 +669,6 @@ mod tests {
         let rows: Vec<String> = DECLARATIONS.iter().map(|declaration| declaration.row()).collect();
         let head = "| option | variable | key in the file | values | default |\n|---|---|---|---|---|";
         let table = format!("{head}\n{}\n", rows.join("\n"));
-        foliomem_command::docs::keep_part("settings.md", "settings", &table);
+        foliomem_command::docs::keep_part("reference/settings.md", "settings", &table);
     }
 }

@@ -20,7 +20,7 @@ pub fn keep_command(name: &'static str, command: Command, others: &[&str]) {
     {
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut command, name, &mut text);
-        keep(&format!("completions/{file}"), &as_text(text));
+        keep(&format!("reference/completions/{file}"), &as_text(text));
     }
     command.build();
     keep_page(&command, name, others);
@@ -31,13 +31,13 @@ fn keep_page(command: &Command, name: &str, others: &[&str]) {
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(command.clone()).title(name).date("").render(&mut text);
     assert!(rendered.is_ok(), "writing to memory does not fail");
-    keep(&format!("man/{name}.1"), &as_text(text));
+    keep(&format!("reference/man/{name}.1"), &as_text(text));
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set() && !others.contains(&inner.get_name())) {
         keep_page(inner, &format!("{name}-{}", inner.get_name()), others);
     }
 }
 
-/// Keeps the part of a page of the reference between the comments `<!-- generated: part -->` and
+/// Keeps the part of a page of the docs between the comments `<!-- generated: part -->` and
 /// `<!-- end of part -->`.
 ///
 /// # Panics
@@ -54,9 +54,9 @@ fn as_text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// Returns the path of a file of the reference.
+/// Returns the path of a file of the docs.
 fn path(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(file)
 }
 
 fn read(path: &Path) -> String {
@@ -69,5 +69,5 @@ fn keep(file: &str, text: &str) {
         let written = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(&path, text));
         assert!(written.is_ok(), "{}: {written:?}", path.display());
     }
-    assert!(read(&path) == text, "docs/reference/{file} is not up to date: run `cargo xtask dist-docs`");
+    assert!(read(&path) == text, "docs/{file} is not up to date: run `cargo xtask dist-docs`");
 }

@@ -1,10 +1,11 @@
 //! Tasks of the workspace that cargo does not have: `cargo xtask tidy` checks the house rules,
 //! `cargo xtask deny` the licences and sources of dependencies. `cargo xtask dist-docs` writes the
-//! generated part of the reference.
+//! generated parts of the docs, `cargo xtask bench-docs` also adds a measurement to them.
 
 #![forbid(unsafe_code)]
 
 mod dependencies;
+mod measurement;
 mod tidy;
 
 use std::path::Path;
@@ -22,10 +23,11 @@ fn main() -> ExitCode {
         ["tidy"] => ("tidy", tidy::run(&root)),
         ["deny"] => ("deny", dependencies::run(&root)),
         ["dist-docs"] => return dist_docs(),
-        _ => {
-            eprintln!("usage: cargo xtask tidy|deny|dist-docs");
-            return ExitCode::from(2);
-        }
+        ["bench-docs", ref words @ ..] => match measurement::Request::parse(words) {
+            Some(request) => return bench_docs(&root, &request),
+            None => return usage(),
+        },
+        _ => return usage(),
     };
     match checked {
         Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
@@ -43,7 +45,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes the man pages, the completions and the table of settings.
+fn usage() -> ExitCode {
+    eprintln!("usage: cargo xtask tidy|deny|dist-docs\n       {}", measurement::USAGE);
+    ExitCode::from(2)
+}
+
+/// Measures, keeps the result and writes its table.
+fn bench_docs(root: &Path, request: &measurement::Request) -> ExitCode {
+    match measurement::run(root, request) {
+        Ok(()) => dist_docs(),
+        Err(error) => {
+            eprintln!("bench-docs: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes the man pages, the completions, the table of settings and those of the benchmarks.
 fn dist_docs() -> ExitCode {
     let packages = DOCS.iter().flat_map(|package| ["--package", package]);
     let mut cargo = Command::new(env!("CARGO"));

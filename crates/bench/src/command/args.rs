@@ -1,5 +1,6 @@
 //! The command line of the benchmarks. The doc comments here are the help texts.
 
+use super::table::Form;
 use clap::builder::styling::Styles;
 use std::path::PathBuf;
 
@@ -45,12 +46,25 @@ pub enum BenchCommand {
     Calibrate(CalibrateArgs),
 }
 
+/// The way to print a table.
+#[derive(Debug, clap::Args)]
+pub struct Printing {
+    /// Print rows as a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Printing {
+    pub fn form(&self) -> Form {
+        if self.json { Form::Json } else { Form::Text }
+    }
+}
+
 /// Options of `bench swap`.
 #[derive(Debug, clap::Args)]
 pub struct BenchSwapArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Folio sizes. [default: 4K,16K,64K,256K,2M]
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
@@ -71,9 +85,8 @@ pub struct BenchSwapArgs {
 /// Options of `bench slots`.
 #[derive(Debug, clap::Args)]
 pub struct BenchSlotsArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Only these: per-cpu-linear, cluster-lists, one-fragment, nonfull-first.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub strategies: Vec<String>,
@@ -88,9 +101,8 @@ pub struct BenchSlotsArgs {
 /// Options of `bench compact`.
 #[derive(Debug, clap::Args)]
 pub struct BenchCompactArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Only these: split-folios, migrate-whole, +free-split, +sort-sources.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub variants: Vec<String>,
@@ -102,9 +114,8 @@ pub struct BenchCompactArgs {
 /// Options of `bench programs`.
 #[derive(Debug, clap::Args)]
 pub struct BenchProgramsArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Only these: numpy, redis, compile.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
@@ -120,9 +131,8 @@ pub struct BenchProgramsArgs {
 /// Options of `bench access`.
 #[derive(Debug, clap::Args)]
 pub struct BenchAccessArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Only these: sequential, strided, zipf, random.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
@@ -141,9 +151,8 @@ pub struct BenchAccessArgs {
 /// Options of `bench limit`.
 #[derive(Debug, clap::Args)]
 pub struct BenchLimitArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Only these: small-blocks, large-blocks, array, forks, inline, lazy, numpy, java.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
@@ -162,9 +171,8 @@ pub struct BenchLimitArgs {
 /// Options of `bench advise`.
 #[derive(Debug, clap::Args)]
 pub struct BenchAdviseArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Only these: numpy, compile, sqlite, redis, java.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
@@ -176,9 +184,8 @@ pub struct BenchAdviseArgs {
 /// Options of `bench start`.
 #[derive(Debug, clap::Args)]
 pub struct BenchStartArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Runs of each setting, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub runs: u32,
@@ -187,9 +194,8 @@ pub struct BenchStartArgs {
 /// Options of `bench density`.
 #[derive(Debug, clap::Args)]
 pub struct BenchDensityArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// The memory of all sandboxes in MiB, 512 to 1048576.
     #[arg(long, value_name = "MIB", default_value_t = foliomem_bench::density::TOTAL_MIB,
           value_parser = clap::value_parser!(u64).range(512..=1 << 20))]
@@ -203,9 +209,8 @@ pub struct BenchDensityArgs {
 /// Options of `bench lab`.
 #[derive(Debug, clap::Args)]
 pub struct BenchLabArgs {
-    /// Print rows as a JSON array.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub printing: Printing,
     /// Runs of each case, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
