@@ -15,7 +15,7 @@
 //! | activation | `activate` | [`activated`] |
 //! | mapping events | [`crate::address_space::mapping_events`] | the lock of the mappings |
 //! | handler | `handler` | [`workers`], [`placement`] |
-//! | reclaimer | [`reclaimer`], [`asked`] | its requests |
+//! | reclaimer | [`reclaimer`], [`request_progress`] | its requests |
 //! | guard, end | `guard`, `end`, [`memory_users`] | none |
 //!
 //! The state modules know no roles. [`crate::runtime::Runtime`] owns the state and passes it, or
@@ -25,7 +25,6 @@
 
 pub(crate) mod activate;
 pub(crate) mod activated;
-pub(crate) mod asked;
 pub(crate) mod context;
 pub(crate) mod dormancy;
 pub(crate) mod end;
@@ -39,6 +38,7 @@ pub(crate) mod notices;
 pub(crate) mod placement;
 mod receive_notices;
 pub(crate) mod reclaimer;
+pub(crate) mod request_progress;
 pub(crate) mod shared_pages;
 pub(crate) mod start;
 pub(crate) mod workers;

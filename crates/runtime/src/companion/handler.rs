@@ -10,12 +10,7 @@ use crate::address_space::adopt::adopt_growth;
 use crate::address_space::cow_throttle;
 use crate::address_space::mapping_events::{Fault, MappingEvents, PendingFaults};
 use crate::address_space::ranges::pages;
-use crate::companion::dormancy::Dormancy;
 use crate::companion::placement::{PinnedHandler, SEPARATE_AFTER_STARVING_NS, Standby};
-use crate::companion::reclaimer::ReclaimRequests;
-use crate::companion::workers::Workers;
-use crate::fork::futex_gate::Gate;
-use crate::fork::quiesce::Quiesce;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Served;
@@ -39,12 +34,8 @@ pub(crate) struct HandlerStart {
 
 /// A handler.
 struct Handler {
+    runtime: &'static Runtime,
     events: MappingEvents,
-    gate: &'static Gate,
-    workers: &'static Workers,
-    reclaim: &'static ReclaimRequests,
-    dormancy: &'static Dormancy,
-    quiesce: &'static Quiesce,
     worker: Worker,
 }
 
@@ -52,20 +43,19 @@ struct Handler {
 pub(crate) extern "C" fn handler_entry(argument: *mut u8) {
     // SAFETY: `start_worker` passes a `HandlerStart`, which nobody writes or frees.
     let start: &'static HandlerStart = unsafe { &*argument.cast::<HandlerStart>() };
-    let Runtime { workers, reclaim, dormancy, fork, .. } = start.runtime;
-    let (gate, quiesce) = (&fork.gate, &fork.quiesce);
-    workers.take_program_priority();
-    workers.wait_until_released();
-    let Some(events) = start.runtime.mapping_events() else { unreachable!("it has activated") };
-    let worker = events.activated.worker(events.context, gate);
-    Handler { events, gate, workers, reclaim, dormancy, quiesce, worker }.run(start)
+    let runtime = start.runtime;
+    runtime.workers.take_program_priority();
+    runtime.workers.wait_until_released();
+    let Some(events) = runtime.mapping_events() else { unreachable!("it has activated") };
+    let worker = events.activated.worker(events.context, &runtime.fork.gate);
+    Handler { runtime, events, worker }.run(start)
 }
 
 impl Handler {
     fn run(&mut self, start: &HandlerStart) -> ! {
         let uffd = &self.events.activated.engine.ports().space.descriptors().program;
         if self.events.placement.is_unknown()
-            && let Some(page) = self.workers.measured.get()
+            && let Some(page) = self.runtime.workers.measured.get()
         {
             match start.index {
                 0 => self.events.placement.measure(page),
@@ -79,7 +69,7 @@ impl Handler {
         let mut lost = 0;
         loop {
             if pinned.is_none() && self.events.placement.cpu().is_some() {
-                self.workers.park();
+                self.runtime.workers.park();
                 if !standby.finds_starved(self.events.placement, now_ns(), || uffd.has_message()) {
                     continue;
                 }
@@ -90,11 +80,11 @@ impl Handler {
             }
             let mut served = 0;
             {
-                let _inside = self.gate.enter();
+                let _inside = self.runtime.fork.gate.enter();
                 let mut pending = PendingFaults::default();
                 while let Some(fault) = self.events.receive() {
                     served += 1;
-                    self.dormancy.note_fault(self.quiesce);
+                    self.runtime.dormancy.note_fault(&self.runtime.fork.quiesce);
                     if let Some(pinned) = &mut pinned {
                         pinned.follow(self.events.placement);
                     }
@@ -109,7 +99,7 @@ impl Handler {
             }
             lost = if served == 0 { lost + 1 } else { 0 };
             if lost == MAX_LOST_RACES {
-                self.workers.park();
+                self.runtime.workers.park();
                 lost = 0;
             }
         }
@@ -135,9 +125,9 @@ impl Handler {
                 break;
             }
             chunks += 1;
-            if chunks == 1 && self.workers.has_parked() && self.events.placement.cpu().is_none() {
+            if chunks == 1 && self.runtime.workers.has_parked() && self.events.placement.cpu().is_none() {
                 // Another handler must listen meanwhile.
-                self.workers.unpark();
+                self.runtime.workers.unpark();
             }
         }
         fetched
@@ -205,7 +195,7 @@ impl Handler {
         }
         let room = self.events.activated.engine.room();
         if self.events.activated.engine.should_reclaim(&room) {
-            self.reclaim.wake();
+            self.runtime.reclaim.wake();
         }
         if reads_ahead_after(kind) {
             let fetched = self.read_ahead(page);

@@ -8,11 +8,10 @@
 use crate::address_space::mapping_events::YIELD;
 use crate::address_space::ranges::pages;
 use crate::companion::activated::Activated;
-use crate::companion::asked::{Asked, Progress, Step};
 use crate::companion::context::Context;
-use crate::companion::placement::{Placement, ThreadPlacement};
+use crate::companion::placement::ThreadPlacement;
+use crate::companion::request_progress::{Progress, RequestProgress, Step};
 use crate::companion::workers::MAX_HANDLERS;
-use crate::fork::futex_gate::Gate;
 use crate::ports::pieces::Worker;
 use crate::runtime::Runtime;
 use foliomem_core::engine::Resumed;
@@ -47,7 +46,7 @@ pub(crate) struct ReclaimRequests {
     pub(crate) page_outs_wanted: AtomicU32,
     pub(crate) page_outs_done: AtomicU32,
     /// The request of `ctl` or the supervisor that the reclaimers serve.
-    pub(crate) asked: Mutex<Option<Asked>>,
+    pub(crate) request: Mutex<Option<RequestProgress>>,
 }
 
 impl Default for ReclaimRequests {
@@ -57,7 +56,7 @@ impl Default for ReclaimRequests {
             page_out_parts: Mutex::new(PageOutParts { rest: 0..0, unfinished: 0 }),
             page_outs_wanted: AtomicU32::new(0),
             page_outs_done: AtomicU32::new(0),
-            asked: Mutex::new(None),
+            request: Mutex::new(None),
         }
     }
 }
@@ -92,24 +91,24 @@ impl ReclaimRequests {
 
     /// Makes the reclaimers serve `request`, unless they do already.
     pub(crate) fn serve(&self, request: Pending) {
-        let mut asked = self.asked.lock();
-        if asked.is_none_or(|asked| asked.number() != request.number) {
-            *asked = Some(Asked::new(request));
-            drop(asked);
+        let mut served = self.request.lock();
+        if served.is_none_or(|served| served.number() != request.number) {
+            *served = Some(RequestProgress::new(request));
+            drop(served);
             self.wake();
         }
     }
 
     /// Notes with `note` that a step of request `number` is done, unless a newer one has replaced
     /// it. A served request is removed.
-    fn note(&self, number: u32, note: impl FnOnce(&mut Asked) -> Progress) -> Progress {
-        let mut asked = self.asked.lock();
-        let progress = match asked.as_mut().filter(|asked| asked.number() == number) {
-            Some(asked) => note(asked),
+    fn note(&self, number: u32, note: impl FnOnce(&mut RequestProgress) -> Progress) -> Progress {
+        let mut request = self.request.lock();
+        let progress = match request.as_mut().filter(|request| request.number() == number) {
+            Some(request) => note(request),
             None => return Progress::Unfinished,
         };
         if progress == Progress::Served {
-            *asked = None;
+            *request = None;
         }
         progress
     }
@@ -169,11 +168,8 @@ pub(crate) struct ReclaimerStart {
 
 /// A reclaimer.
 struct Reclaimer {
-    context: &'static Context,
+    runtime: &'static Runtime,
     activated: &'static Activated,
-    gate: &'static Gate,
-    placement: &'static Placement,
-    requests: &'static ReclaimRequests,
     worker: Worker,
 }
 
@@ -181,13 +177,12 @@ struct Reclaimer {
 pub(crate) extern "C" fn reclaimer_entry(argument: *mut u8) {
     // SAFETY: `start_worker` passes a `ReclaimerStart`, which nobody writes or frees.
     let start: &'static ReclaimerStart = unsafe { &*argument.cast::<ReclaimerStart>() };
-    let Runtime { context, activation, workers, reclaim: requests, placement, fork, .. } = start.runtime;
-    workers.take_program_priority();
-    workers.wait_until_released();
-    let Some(activated) = activation.get() else { unreachable!("it has activated") };
-    let gate = &fork.gate;
-    let worker = activated.recompressing_worker(context, gate);
-    Reclaimer { context, activated, gate, placement, requests, worker }.run()
+    let runtime = start.runtime;
+    runtime.workers.take_program_priority();
+    runtime.workers.wait_until_released();
+    let Some(activated) = runtime.activation.get() else { unreachable!("it has activated") };
+    let worker = activated.recompressing_worker(&runtime.context, &runtime.fork.gate);
+    Reclaimer { runtime, activated, worker }.run()
 }
 
 impl Reclaimer {
@@ -195,18 +190,18 @@ impl Reclaimer {
         let engine = &self.activated.engine;
         let mut place = ThreadPlacement::here();
         loop {
-            place.update(self.placement);
-            let kicked = self.requests.kick.load(Ordering::Relaxed);
+            place.update(&self.runtime.placement);
+            let kicked = self.runtime.reclaim.kick.load(Ordering::Relaxed);
             loop {
-                let _inside = self.gate.enter();
+                let _inside = self.runtime.fork.gate.enter();
                 self.worker.train_if_due();
-                let part = self.requests.page_out_parts.lock().take();
+                let part = self.runtime.reclaim.page_out_parts.lock().take();
                 if let Some(part) = part {
                     engine.page_out(&mut self.worker, pages(&part));
-                    if self.requests.page_out_parts.lock().finish() {
+                    if self.runtime.reclaim.page_out_parts.lock().finish() {
                         // Release pairs with the Acquire in `page_out`.
-                        self.requests.page_outs_done.fetch_add(1, Ordering::Release);
-                        let _ = futex::wake(&self.requests.page_outs_done, futex::Flags::PRIVATE, 1);
+                        self.runtime.reclaim.page_outs_done.fetch_add(1, Ordering::Release);
+                        let _ = futex::wake(&self.runtime.reclaim.page_outs_done, futex::Flags::PRIVATE, 1);
                     }
                     continue;
                 }
@@ -216,25 +211,26 @@ impl Reclaimer {
                 match engine.reclaim_in_background(&mut self.worker) {
                     BackgroundReclaim::StoreCompacted => {}
                     BackgroundReclaim::Freed(pages) => {
-                        self.context.budget.counters().vm.pgsteal_kswapd.add(pages);
+                        self.runtime.context.budget.counters().vm.pgsteal_kswapd.add(pages);
                         self.yield_to_handler();
                     }
                     BackgroundReclaim::Done(pages) => {
-                        self.context.budget.counters().vm.pgsteal_kswapd.add(pages);
+                        self.runtime.context.budget.counters().vm.pgsteal_kswapd.add(pages);
                         break;
                     }
                 }
             }
             // No thread needs memory: do background work.
-            while self.requests.kick.load(Ordering::Relaxed) == kicked {
-                let _inside = self.gate.enter();
+            while self.runtime.reclaim.kick.load(Ordering::Relaxed) == kicked {
+                let _inside = self.runtime.fork.gate.enter();
                 if !engine.discard_one() {
                     break;
                 }
             }
-            while self.requests.kick.load(Ordering::Relaxed) == kicked && self.compact() {}
+            while self.runtime.reclaim.kick.load(Ordering::Relaxed) == kicked && self.compact() {}
             let pause = self.recompress(kicked);
-            let _ = futex::wait(&self.requests.kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
+            let _ =
+                futex::wait(&self.runtime.reclaim.kick, futex::Flags::PRIVATE, kicked, pause.map(timespec).as_ref());
         }
     }
 
@@ -243,14 +239,14 @@ impl Reclaimer {
     fn serve_request(&mut self) -> bool {
         let engine = &self.activated.engine;
         let taken = {
-            let mut asked = self.requests.asked.lock();
-            asked.as_mut().and_then(|asked| Some((asked.number(), asked.take(|from| engine.block_from(from))?)))
+            let mut request = self.runtime.reclaim.request.lock();
+            request.as_mut().and_then(|request| Some((request.number(), request.take(|from| engine.block_from(from))?)))
         };
         let Some((number, step)) = taken else { return false };
         match step {
             Step::Reclaim => {
                 let freed_pages = engine.reclaim(&mut self.worker, pacing::BATCH_PAGES);
-                let progress = self.requests.note(number, |asked| asked.note_freed(freed_pages));
+                let progress = self.runtime.reclaim.note(number, |request| request.note_freed(freed_pages));
                 // The freed memory goes back to the system.
                 let low_pages = engine.room().watermarks.low_pages() as u32;
                 engine.shrink(if progress == Progress::Served { 0 } else { low_pages }, u32::MAX);
@@ -258,7 +254,7 @@ impl Reclaimer {
             }
             Step::Resume(block) => {
                 let resumed = block.map_or(Resumed::NoRoom, |block| engine.resume(&mut self.worker, block));
-                let progress = self.requests.note(number, |asked| asked.note_resumed(resumed));
+                let progress = self.runtime.reclaim.note(number, |request| request.note_resumed(resumed));
                 self.finish_if(progress, number);
             }
         }
@@ -268,27 +264,27 @@ impl Reclaimer {
     /// Publishes that request `number` is served, if it is.
     fn finish_if(&self, progress: Progress, number: u32) {
         if progress == Progress::Served {
-            self.context.budget.sample();
-            self.context.budget.control().process(self.context.budget.slot()).request.finish(number);
+            self.runtime.context.budget.sample();
+            self.runtime.context.budget.control().process(self.runtime.context.budget.slot()).request.finish(number);
         }
     }
 
     /// Makes a free run of frames while there is nothing to reclaim. Returns whether there may be
     /// more to do.
     fn compact(&self) -> bool {
-        let _inside = self.gate.enter();
+        let _inside = self.runtime.fork.gate.enter();
         self.activated.engine.compact_in_background()
     }
 
     /// Recompresses idle pieces as long as no thread needs memory or waits for a CPU. Returns how
     /// long to pause.
     fn recompress(&mut self, kicked: u32) -> Option<Duration> {
-        let loadavg = self.context.files.as_ref()?.loadavg.as_ref()?;
+        let loadavg = self.runtime.context.files.as_ref()?.loadavg.as_ref()?;
         let engine = &self.activated.engine;
         loop {
-            let _inside = self.gate.enter();
+            let _inside = self.runtime.fork.gate.enter();
             if !engine.recompress_in_background(&mut self.worker, || cpus::is_contended(loadavg))
-                || self.requests.kick.load(Ordering::Relaxed) != kicked
+                || self.runtime.reclaim.kick.load(Ordering::Relaxed) != kicked
             {
                 return Some(RECOMPRESS_PAUSE);
             }
@@ -297,7 +293,9 @@ impl Reclaimer {
 
     /// Lets the pinned handler, which a reclaimer may keep from its CPU, serve waiting faults.
     fn yield_to_handler(&self) {
-        if self.placement.cpu().is_some() && self.activated.engine.ports().space.descriptors().program.has_message() {
+        if self.runtime.placement.cpu().is_some()
+            && self.activated.engine.ports().space.descriptors().program.has_message()
+        {
             clock::sleep(YIELD);
         }
     }

@@ -165,7 +165,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
                 page_out_parts: _,   // Kept: the child's reclaimers finish the rest.
                 page_outs_wanted: _, // Kept: goes with `page_outs_done`.
                 page_outs_done: _,   // Kept: a counter.
-                asked,               // Reset: the parent was asked.
+                request,             // Reset: it is the parent's.
             },
         placement: _, // Companion: `Placement::begin`.
         sharing: _,   // Companion: `SharedPages::forked`, which lists its own fields.
@@ -189,7 +189,7 @@ fn reset_in_child(runtime: &Runtime, slot: SlotIndex) {
     gate.reset();
     quiesce.reset();
     allocations.reset();
-    *asked.lock() = None;
+    *request.lock() = None;
     dormancy.end();
 }
 

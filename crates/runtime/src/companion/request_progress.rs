@@ -1,6 +1,7 @@
-//! The request of `ctl` or the supervisor that the reclaimers serve, step by step.
+//! The progress of the control request that the reclaimers serve, step by step. `foliomem ctl` or
+//! the supervisor made the request ([`foliomem_session::memory_request`]).
 //!
-//! All reclaimers work on the one request. The lock around [`Asked`] is a leaf.
+//! All reclaimers work on the one request. The lock around [`RequestProgress`] is a leaf.
 
 use foliomem_core::engine::Resumed;
 use foliomem_session::memory_request::{Pending, Wanted};
@@ -11,9 +12,9 @@ use std::ops::Range;
 /// pinned, in use, or does not compress.
 const MAX_FRUITLESS_BATCHES: u32 = 8;
 
-/// A request that the reclaimers serve.
+/// A request that the reclaimers serve, and what is left of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestProgress {
     /// The number of the request in the process's slot.
     number: u32,
     left: Left,
@@ -41,9 +42,9 @@ enum Left {
 /// A step of a request, for one reclaimer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// Free a batch, and then call [`Asked::note_freed`].
+    /// Free a batch, and then call [`RequestProgress::note_freed`].
     Reclaim,
-    /// Resume the block, if there is one, and then call [`Asked::note_resumed`].
+    /// Resume the block, if there is one, and then call [`RequestProgress::note_resumed`].
     Resume(Option<Range<PageNumber>>),
 }
 
@@ -56,14 +57,14 @@ pub(crate) enum Progress {
     Served,
 }
 
-impl Asked {
+impl RequestProgress {
     /// Creates the state of a request of which nothing is done.
-    pub fn new(request: Pending) -> Asked {
+    pub fn new(request: Pending) -> RequestProgress {
         let left = match request.wanted {
             Wanted::Reclaim { pages } => Left::Reclaim { pages, fruitless: 0 },
             Wanted::Resume => Left::Resume { from: PageNumber(0), unfinished: 0, is_over: false },
         };
-        Asked { number: request.number, left }
+        RequestProgress { number: request.number, left }
     }
 
     /// Returns the number of the request.
@@ -108,35 +109,36 @@ impl Asked {
 mod tests {
     use super::*;
 
-    fn reclaim(pages: u64) -> Asked {
-        Asked::new(Pending { number: 1, wanted: Wanted::Reclaim { pages } })
+    fn reclaim(pages: u64) -> RequestProgress {
+        RequestProgress::new(Pending { number: 1, wanted: Wanted::Reclaim { pages } })
     }
 
     #[test]
     fn a_reclaim_is_served_when_enough_is_freed_or_nothing_more_can_be() {
-        let is_served = |asked: &mut Asked, freed_pages| asked.note_freed(freed_pages) == Progress::Served;
-        let mut asked = reclaim(300);
-        assert_eq!(asked.take(|_| None), Some(Step::Reclaim));
-        assert!(!is_served(&mut asked, 256));
-        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !is_served(&mut asked, 0)), "a batch may fail by chance");
-        assert!(!is_served(&mut asked, 1));
-        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !is_served(&mut asked, 0)) && is_served(&mut asked, 0));
-        let mut asked = reclaim(300);
-        assert!(!is_served(&mut asked, 256) && is_served(&mut asked, 44));
+        let is_served =
+            |request: &mut RequestProgress, freed_pages| request.note_freed(freed_pages) == Progress::Served;
+        let mut request = reclaim(300);
+        assert_eq!(request.take(|_| None), Some(Step::Reclaim));
+        assert!(!is_served(&mut request, 256));
+        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !is_served(&mut request, 0)), "a batch may fail by chance");
+        assert!(!is_served(&mut request, 1));
+        assert!((1..MAX_FRUITLESS_BATCHES).all(|_| !is_served(&mut request, 0)) && is_served(&mut request, 0));
+        let mut request = reclaim(300);
+        assert!(!is_served(&mut request, 256) && is_served(&mut request, 44));
     }
 
     #[test]
     fn a_resume_is_served_when_its_last_block_is() {
-        let mut asked = Asked::new(Pending { number: 1, wanted: Wanted::Resume });
+        let mut request = RequestProgress::new(Pending { number: 1, wanted: Wanted::Resume });
         let block = |number: u64| Some(PageNumber(512 * number)..PageNumber(512 * number + 512));
-        let take = |asked: &mut Asked| {
-            asked.take(|from| if from.0 < 512 * 9 { block(from.0.div_ceil(512).max(7)) } else { None })
+        let take = |request: &mut RequestProgress| {
+            request.take(|from| if from.0 < 512 * 9 { block(from.0.div_ceil(512).max(7)) } else { None })
         };
-        let taken: Vec<_> = (0..3).map(|_| take(&mut asked)).collect();
+        let taken: Vec<_> = (0..3).map(|_| take(&mut request)).collect();
         assert_eq!(taken, [Some(Step::Resume(block(7))), Some(Step::Resume(block(8))), Some(Step::Resume(None))]);
-        assert_eq!(asked.note_resumed(Resumed::NoRoom), Progress::Unfinished, "others still work");
-        assert_eq!(take(&mut asked), None);
-        assert_eq!(asked.note_resumed(Resumed::Block), Progress::Unfinished);
-        assert_eq!(asked.note_resumed(Resumed::Block), Progress::Served);
+        assert_eq!(request.note_resumed(Resumed::NoRoom), Progress::Unfinished, "others still work");
+        assert_eq!(take(&mut request), None);
+        assert_eq!(request.note_resumed(Resumed::Block), Progress::Unfinished);
+        assert_eq!(request.note_resumed(Resumed::Block), Progress::Served);
     }
 }
