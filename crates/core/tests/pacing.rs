@@ -4,10 +4,10 @@
 #[allow(dead_code, reason = "the model needs more of it")]
 mod double;
 
-use double::{Double, Worker};
+use double::{Double, Worker, resume_all};
 use foliomem_core::cluster::Strategy;
 use foliomem_core::compaction::Variant;
-use foliomem_core::engine::{Engine, EngineConfig, NoRoom, Resumed, Served};
+use foliomem_core::engine::{Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::pacing::{Activity, BackgroundReclaim, Pacing, Protection, Room, Watermarks, reads_ahead_after};
 use foliomem_types::counters::FaultKind;
@@ -169,23 +169,12 @@ fn a_staged_page_says_nothing_about_its_neighbours() {
     assert_eq!(kinds.map(reads_ahead_after), [true, false, true, true, false]);
 }
 
-/// Brings back what is swapped out. Returns the number of resumed blocks.
-fn resume(engine: &Engine<Double>, worker: &mut Worker) -> u32 {
-    let (mut from, mut blocks) = (PageNumber(0), 0);
-    while let Some(block) = engine.block_from(from)
-        && engine.resume(worker, block.clone()) == Resumed::Block
-    {
-        (from, blocks) = (block.end, blocks + 1);
-    }
-    blocks
-}
-
 #[test]
 fn resuming_brings_everything_back_without_a_fault() {
     let (engine, mut worker) = engine(Pacing::Watermarks, 2048);
     engine.page_out(&mut worker, PageNumber(BASE)..PageNumber(BASE + 2048));
     assert!(engine.swapped_pages() > 1900, "{}", engine.swapped_pages());
-    assert_eq!(resume(&engine, &mut worker), 4);
+    assert_eq!(resume_all(&engine, &mut worker), 4);
     assert_eq!(engine.swapped_pages() + engine.staged_pages(), 0);
     assert_eq!(engine.resident_pages(), 2048);
     engine.check();
@@ -197,7 +186,7 @@ fn resuming_ends_before_reclaim_would_begin() {
     engine.page_out(&mut worker, PageNumber(BASE)..PageNumber(BASE + 6144));
     let other_pages = LIMIT_PAGES - 3000;
     engine.ports().state.lock().charged += other_pages;
-    let blocks = resume(&engine, &mut worker);
+    let blocks = resume_all(&engine, &mut worker);
     let room = engine.room();
     assert!((1..12).contains(&blocks) && room.is_high(), "{blocks} blocks, {room:?}");
     assert!(room.pages < room.watermarks.high_pages() + 512, "more would fit: {room:?}");

@@ -3,6 +3,7 @@
 //! that refuse moves, pages shared by a fork, a small budget, a swap file that fails or belongs to
 //! others.
 
+use foliomem_core::engine::{Engine, Resumed};
 use foliomem_core::page_table::Entries;
 use foliomem_core::ports::{
     AddressSpace, Arena, Budget, Clock, Compressed, Corrupted, MAX_WRITES, Mapping, Marks, MoveError, NotWritten,
@@ -757,4 +758,15 @@ impl SwapDevice<Worker> for Double {
     fn is_sole_holder(&self, cluster: ClusterNumber) -> bool {
         !self.state.lock().foreign_clusters.contains(&cluster)
     }
+}
+
+/// Resumes block by block, as far as there is room. Returns the number of resumed blocks.
+pub fn resume_all(engine: &Engine<Double>, worker: &mut Worker) -> u32 {
+    let (mut from, mut blocks) = (PageNumber(0), 0);
+    while let Some(block) = engine.block_from(from)
+        && engine.resume(worker, block.clone()) == Resumed::Block
+    {
+        (from, blocks) = (block.end, blocks + 1);
+    }
+    blocks
 }

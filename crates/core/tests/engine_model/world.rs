@@ -1,11 +1,11 @@
 //! The program, the engine and the model: what each step of a program does, and the checks.
 
-use super::double::{Double, Worker};
+use super::double::{Double, Worker, resume_all};
 use super::step::incompressible;
 use foliomem_core::cluster::Strategy as SlotStrategy;
 use foliomem_core::compaction::Variant;
 use foliomem_core::discards::GRACE_NS;
-use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Resumed, Served};
+use foliomem_core::engine::{BackingConfig, Engine, EngineConfig, NoRoom, Served};
 use foliomem_core::locality::SwapIn;
 use foliomem_core::pacing::Pacing;
 use foliomem_types::size_policy::{Advice, SizePolicy};
@@ -112,12 +112,7 @@ impl World {
 
     /// Brings back what is swapped out, ahead of touches, and as far as there is room.
     pub fn resume(&mut self) {
-        let mut from = PageNumber(0);
-        while let Some(block) = self.engine.block_from(from)
-            && self.engine.resume(&mut self.worker, block.clone()) == Resumed::Block
-        {
-            from = block.end;
-        }
+        resume_all(&self.engine, &mut self.worker);
         let lost = std::mem::take(&mut self.engine.ports().state.lock().poisoned);
         lost.iter().for_each(|&page| self.unmap(page - BASE, 1));
     }
