@@ -1,64 +1,29 @@
 """Limits that follow the memory groups (cgroups) around a run, in real groups of the kernel."""
 import json
 import os
-
 import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, MIB, PROGRAMS, PYTHON, RUNS, Running, alone, cli, clean_env, foliomem_only, soak_only
+from conftest import BIN, MIB, PYTHON, alone, cli, foliomem_only, soak_only
+from groups import Group, can_make_groups, new_group
 
 V1 = Path("/sys/fs/cgroup/memory")
 
 
-def can_make_groups():
-    try:
-        probe = V1 / f"foliomem-probe-{os.getpid()}"
-        probe.mkdir()
-        probe.rmdir()
-        return True
-    except OSError:
-        return False
+pytestmark = [foliomem_only, alone, pytest.mark.skipif(not can_make_groups(V1), reason="no right to make memory groups")]
 
 
-pytestmark = [foliomem_only, alone, pytest.mark.skipif(not can_make_groups(), reason="no right to make memory groups")]
-
-
-class Group:
-    """A memory group of version 1, and commands that run in it."""
-
-    def __init__(self, path):
-        self.path = path
-        path.mkdir(parents=True)
-
+class MemoryGroup(Group):
     def limit(self, mib):
         (self.path / "memory.limit_in_bytes").write_text(str(mib * MIB))
         return self
 
-    def inner(self, name="inner"):
-        return Group(self.path / name)
-
-    def start(self, argv, env=None):
-        enter = 'echo $$ > "$0"; exec "$@"'
-        return Running(["sh", "-c", enter, self.path / "cgroup.procs", *argv], clean_env(env))
-
-    def read(self, file):
-        return int((self.path / file).read_text())
-
 
 @pytest.fixture
 def group():
-    top = Group(V1 / f"foliomem-test-{os.getpid()}-{next(RUNS)}")
-    yield top
-    folders = [*sorted((path for path in top.path.rglob("*") if path.is_dir()), reverse=True), top.path]
-    for folder in folders:
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            try:
-                folder.rmdir()
-                break
-            except OSError:
-                time.sleep(0.05)
+    with new_group(V1, MemoryGroup) as made:
+        yield made
 
 
 def run(*options):
@@ -105,8 +70,7 @@ def test_the_limit_follows_what_others_take(group):
     rows = "rows = [(b'%08d' % i) * 512 for i in range(170 * 256)]"
     work = f"import sys\n{rows}\nprint('full', flush=True)\nsys.stdin.readline()\nassert all(row == (b'%08d' % i) * 512 for i, row in enumerate(rows))\nprint('right')"
     reader, writer = os.pipe()
-    running = Running(["sh", "-c", 'echo $$ > "$0"; exec "$@"', group.path / "cgroup.procs", *run("--limit", "container"),
-                       PYTHON, "-c", work], clean_env(), stdin=os.fdopen(reader))
+    running = group.start([*run("--limit", "container"), PYTHON, "-c", work], stdin=os.fdopen(reader))
     running.wait_output(b"full", 60)
     # A MiB in 50 ms: the kernel kills where others grow faster than the run can give way.
     hog = group.start([PYTHON, "-c", "import time\nall = []\nfor i in range(96): all.append(b'x' * (1 << 20)); time.sleep(0.05)"])
@@ -120,8 +84,7 @@ def test_a_limit_by_hand_ends_that_the_run_follows_its_group(group):
     group.limit(256)
     work = "import sys\nrows = [(b'%08d' % i) * 512 for i in range(100 * 256)]\nprint('full', flush=True)\nsys.stdin.readline()\nprint(len(rows))"
     reader, writer = os.pipe()
-    running = Running(["sh", "-c", 'echo $$ > "$0"; exec "$@"', group.path / "cgroup.procs", *run("--limit", "container"),
-                       PYTHON, "-c", work], clean_env(), stdin=os.fdopen(reader))
+    running = group.start([*run("--limit", "container"), PYTHON, "-c", work], stdin=os.fdopen(reader))
     running.wait_output(b"full", 60)
 
     def limit():

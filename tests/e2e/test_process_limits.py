@@ -1,14 +1,12 @@
 """Limits on the number of processes and threads, which the agent's count against, too: the program goes on."""
-import os
-import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, PYTHON, RUNS, Running, clean_env, foliomem_only
+from conftest import BIN, PYTHON, foliomem_only
+from groups import can_make_groups, new_group
 
 V1 = Path("/sys/fs/cgroup/pids")
-pytestmark = [foliomem_only, pytest.mark.skipif(not os.access(V1 / "pids.max", os.F_OK) and not os.access(V1 / "tasks", os.W_OK),
-                                                reason="no right to make groups of processes")]
+pytestmark = [foliomem_only, pytest.mark.skipif(not can_make_groups(V1), reason="no right to make groups of processes")]
 START = """
 import os, sys
 group = sys.argv[1]
@@ -47,20 +45,13 @@ print("OK")
 
 @pytest.fixture
 def group():
-    path = V1 / f"foliomem-test-{os.getpid()}-{next(RUNS)}"
-    path.mkdir()
-    yield path
-    while path.exists():
-        try:
-            path.rmdir()
-        except OSError:
-            time.sleep(0.05)
+    with new_group(V1) as made:
+        yield made
 
 
 def run(group, program, *arguments, options=()):
-    enter = 'echo $$ > "$0"; exec "$@"'
-    argv = [BIN, "run", "--limit", "64M", *options, "--", PYTHON, "-c", program, group, *arguments]
-    return Running(["sh", "-c", enter, group / "cgroup.procs", *map(str, argv)], clean_env()).finish(60)
+    argv = [BIN, "run", "--limit", "64M", *options, "--", PYTHON, "-c", program, group.path, *arguments]
+    return group.start(argv).finish(60)
 
 
 @pytest.mark.parametrize("room", range(5))
