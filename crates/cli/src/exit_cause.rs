@@ -1,10 +1,11 @@
 //! Why a run was killed. Exit code 137 can mean a hard limit, the kernel's OOM killer, or a signal
 //! from outside; the counters of the memory group tell which.
 //!
-//! The line also names the largest processes. They are noted while the run takes nearly as much as
-//! it ever did, because afterwards they are gone.
+//! The message line also names the largest processes. They are noted while the run takes nearly as
+//! much as it ever did, because afterwards they are gone.
 
 use crate::memory_groups::MemoryGroups;
+use crate::process_name::name_of;
 use foliomem_session::segment::Control;
 use foliomem_types::size::format_mib;
 use std::fs;
@@ -99,11 +100,6 @@ impl Largest {
             .collect();
         if processes.is_empty() { "unknown".to_owned() } else { processes.join(", ") }
     }
-}
-
-fn name_of(pid: u32) -> Option<String> {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(name.trim().to_owned())
 }
 
 /// The end of a run, as far as memory may be its cause.

@@ -47,6 +47,7 @@ mod metrics;
 mod metrics_target;
 mod policy;
 mod preflight;
+mod process_name;
 mod ps;
 mod record;
 mod remedy;
@@ -120,8 +121,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line. Options before any command are probably those of
-/// `run`.
+/// Prints the error of the command line. Options without a command are probably meant for `run`.
 fn refuse(error: &clap::Error) -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().skip(1).collect();
     let run = ["foliomem", "run"].map(OsString::from).into_iter().chain(given.iter().cloned());
@@ -142,13 +142,13 @@ fn refuse(error: &clap::Error) -> ExitCode {
     code
 }
 
-/// Goes on as a program that lies beside this one.
+/// Replaces this process by a program that lies beside this one.
 fn start(program: &'static str, args: &OtherArgs) -> Result<u8, CliError> {
     match foliomem_command::become_beside(program, &args.arguments)? {}
 }
 
-/// Goes on as the Python module, in the Python that lies beside this command, as in a virtual
-/// environment, or else in that of PATH.
+/// Replaces this process by the Python module, in the Python that lies beside this command, as in a
+/// virtual environment, or else in that of PATH.
 fn start_jupyter(args: &OtherArgs) -> Result<u8, CliError> {
     let beside = supervise::own_executable()?.with_file_name("python3");
     let python = if beside.is_file() { beside } else { PathBuf::from("python3") };

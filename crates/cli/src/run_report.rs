@@ -1,11 +1,12 @@
 //! `foliomem run --report`: gathers what happened in a run, for one page that is written at its
 //! end.
 //!
-//! What is gathered has a bound that does not depend on the duration of the run or on its number of
+//! The gathered data has a fixed maximum size, whatever the duration of the run and its number of
 //! processes.
 
 use crate::error::CliError;
 use crate::figures::Figures;
+use crate::process_name::name_of;
 use crate::report::Report;
 use crate::run_page::{Gathered, page};
 use crate::timeline::{Sample, Timeline};
@@ -26,8 +27,8 @@ const MAX_COMMAND: usize = 4096;
 /// A process's name is read again when it has grown by 1/2^3: it may execute another program.
 const GROWN_SHIFT: u32 = 3;
 
-/// The file of the page. It is opened before the program starts: hours later is too late to learn
-/// that it cannot be written.
+/// The file of the page. It is opened before the program starts, so that an unwritable file is
+/// refused at once, not hours later.
 pub struct ReportFile {
     path: String,
     file: File,
@@ -116,10 +117,6 @@ impl Processes {
     pub fn is_incomplete(&self) -> bool {
         self.left_out > 0
     }
-}
-
-fn name_of(pid: u32) -> Option<String> {
-    Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned())
 }
 
 fn shortened(command: &str) -> String {
