@@ -102,7 +102,7 @@ fn ns_each(times: usize, act: impl FnOnce()) -> f64 {
     (cpu_time::process() - started).as_nanos() as f64 / times as f64
 }
 
-/// The memory and files for the figures of pages.
+/// The memory and files on which the costs of pages are measured.
 struct Machine {
     trial: MoveProbe,
     memory: Region,

@@ -269,7 +269,8 @@ impl Group {
         line_number(&path, &read(&path)?, "oom_kill")
     }
 
-    /// Removes the group if no process is left in it. Its maker tries again.
+    /// Removes the group if no process is left in it. Otherwise the undo that [`make_group`] has
+    /// registered removes it.
     pub fn remove(self) {
         let _ = std::fs::remove_dir(&self.dir);
     }

@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 
 const LAB: &str = "foliomem-lab";
 
-/// Advises; returns only if that fails, or if the program could not run.
+/// Runs the command. Returns only if it fails, or if the program could not run.
 pub fn advise(args: AdviseArgs) -> Result<u8, CliError> {
     let lab = beside(LAB)?;
     let options = lab_options(&args);
@@ -27,7 +27,7 @@ pub fn advise(args: AdviseArgs) -> Result<u8, CliError> {
     if let Some(trace) = trace {
         return become_lab(&lab, trace.as_os_str().to_owned(), options, Stdio::inherit());
     }
-    // Before the run: hours later is too late to learn that it cannot be written.
+    // Opened before the run: an unwritable file is refused at once, not hours later.
     if let Some(path) = json.as_deref().filter(|path| *path != Path::new("-")) {
         File::create(path).map_err(|error| CliError::Advice(path.to_owned(), error))?;
     }
@@ -45,10 +45,10 @@ pub fn advise(args: AdviseArgs) -> Result<u8, CliError> {
         rustix::io::fcntl_setfd(file.as_fd(), FdFlags::empty()).map_err(|errno| failed(errno.into()))?;
         trace.push(format!("/proc/self/fd/{}", file.as_raw_fd()));
     }
-    // The program has used stdout.
+    // stdout belongs to the program that was run: the table goes to stderr.
     let is_on_stdout = json.is_some_and(|path| path == Path::new("-"));
     let stdout = if is_on_stdout { Stdio::inherit() } else { Stdio::from(std::io::stderr()) };
-    // The supervisor has blocked them.
+    // The supervisor has blocked all signals.
     signals::unblock_all();
     become_lab(&lab, trace, options, stdout)
 }
@@ -65,7 +65,7 @@ fn become_lab(lab: &Path, trace: OsString, options: Vec<OsString>, stdout: Stdio
     Err(BesideError::NotStarted(lab.to_owned(), error).into())
 }
 
-/// Creates a file without a name: nobody has to remove it.
+/// Creates a file without a name. The kernel removes it with its last descriptor.
 fn unnamed_file() -> Result<File, CliError> {
     let path: PathBuf = std::env::temp_dir().join(format!("foliomem-advise-{}.mft", std::process::id()));
     let failed = |error| CliError::Trace(path.clone(), error);

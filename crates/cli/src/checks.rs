@@ -63,7 +63,7 @@ impl Finding {
     }
 }
 
-/// What a run needs and does not have, and where it runs.
+/// The failed checks that a run needs, and the place where foliomem runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotAllowed(Vec<Finding>, Place);
 
@@ -80,8 +80,9 @@ impl std::error::Error for NotAllowed {}
 
 /// Checks what a run cannot do without. The calling process has one thread.
 ///
-/// Where a filter may kill who makes a call, one child makes all checks. Only if it does not come
-/// back, or misses something, each is made in a child of its own, which tells what it was.
+/// Where a filter may kill the caller of a system call, one child makes all checks. If that child
+/// is killed, or if a check fails in it, each check runs in a child of its own, so that the cause
+/// is known.
 pub fn require() -> Result<(), NotAllowed> {
     let by = By::expendable();
     if by == By::Child {

@@ -4,7 +4,7 @@ use crate::figures::{Figures, Rates};
 use foliomem_types::size::format_short;
 use std::cmp::Ordering;
 
-/// A column. All but the last are of numbers, which end where their title does.
+/// A column. All columns but the last hold numbers, which are aligned right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Column {
     /// The pid: of a run, that of its supervisor.
@@ -13,11 +13,11 @@ pub enum Column {
     Limit,
     /// Memory that is taken apart from the store.
     Resident,
-    /// What the store takes.
+    /// Memory that the store takes.
     Stored,
     /// How well content compresses.
     Ratio,
-    /// What lies in the swap file.
+    /// Content of the swap file.
     Swap,
     /// The rate of faults.
     Faults,
@@ -27,7 +27,7 @@ pub enum Column {
     Program,
 }
 
-/// What a line of the table is about.
+/// The run or the process of a line of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     /// The pid.
@@ -56,8 +56,8 @@ impl Column {
         Column::Program,
     ];
 
-    /// Returns the title, right-aligned in the width of the column. The first character is free,
-    /// but in the first column.
+    /// Returns the title, right-aligned in the width of the column. The first character of each
+    /// column but the first is a space.
     pub fn title(self) -> &'static str {
         match self {
             Column::Pid => "    PID",
@@ -89,7 +89,7 @@ impl Column {
         format!("{text:>width$}", width = self.title().len())
     }
 
-    /// Compares two entries by this column. What is not known is the least.
+    /// Compares two entries by this column. An unknown value comes first.
     pub fn compare(self, one: &Entry, other: &Entry) -> Ordering {
         match self {
             Column::Program => short(one.program).cmp(&short(other.program)),

@@ -20,8 +20,8 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads the file that `named`, a variable or the user's directory names. A file that nobody
-    /// has named need not exist.
+    /// Reads the file that `named`, a variable or the user's directory names. Only a file that is
+    /// named must exist.
     ///
     /// # Errors
     /// Fails if the file cannot be read, or has something that is no setting.

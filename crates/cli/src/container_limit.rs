@@ -23,16 +23,16 @@ pub const CONTAINER: &str = "container";
 /// Smallest limit in bytes. Below it, the protected minimum of resident pages and the agent's own
 /// memory take most of the limit.
 pub const MIN_LIMIT_BYTES: u64 = 16 << 20;
-/// The margin that is left below a group's limit: 1/2^5 of it, by which a tree may be beyond its
-/// limit for a moment, and 4 MiB, because the kernel charges in batches, also page tables and files
-/// that are read meanwhile.
+/// The margin that is left below a group's limit. 1/2^5 of the limit is for a tree that exceeds its
+/// limit for a moment. 4 MiB are for the kernel, which charges in batches, and charges page tables
+/// and files, too.
 const MARGIN_SHIFT: u32 = 5;
 const FIXED_MARGIN_BYTES: u64 = 4 << 20;
 /// The groups' details are read again after this time at the latest, or when the usage has changed
 /// by 1/2^8 of the limit.
 const INTERVAL: Duration = Duration::from_millis(250);
 const CHANGE_SHIFT: u32 = 8;
-/// What the memory groups around this process allow.
+/// The memory that the memory groups around this process allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Container {
     /// The lowest limit of them, in bytes.

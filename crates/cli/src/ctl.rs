@@ -86,7 +86,8 @@ fn processes_of(control: &'static Control, pid: u32) -> Vec<Process> {
     processes
 }
 
-/// Asks each of `processes` for what is wanted of it, and waits for that if `waits`.
+/// Leaves a request in the slot of each of `processes`. If `waits`, waits until the requests are
+/// served.
 fn ask(control: &Control, processes: &[Process], wanted: impl Fn(&ProcessSlot) -> Wanted, waits: bool) {
     let ask = |&(_, slot): &Process| (slot, slot.request.ask(wanted(slot)));
     let asked: Vec<_> = processes.iter().map(ask).collect();

@@ -6,7 +6,7 @@ use foliomem_types::counters::{Counters, FaultKind};
 use foliomem_types::units::PAGE_BYTES;
 use std::time::Instant;
 
-/// What a run or a process has at one moment.
+/// The figures of a run or a process at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// The moment.
@@ -36,17 +36,17 @@ pub struct Rates {
 }
 
 impl Figures {
-    /// Returns those of a run.
+    /// Returns the figures of a run.
     pub fn of_run(control: &Control) -> Figures {
         Figures::new(control.tree_measured_bytes(), &control.sum())
     }
 
-    /// Returns those of a process.
+    /// Returns the figures of a process.
     pub fn of_process(slot: &ProcessSlot) -> Figures {
         Figures::new(slot.measured_bytes(), &slot.counters)
     }
 
-    /// Returns those of something that takes `taken_bytes` and has these counters.
+    /// Returns the figures of a run or a process that takes `taken_bytes` and has these counters.
     pub fn new(taken_bytes: u64, counters: &Counters) -> Figures {
         Figures {
             at: Instant::now(),

@@ -20,7 +20,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// A process that uses more than this share of a CPU between two looks, as a divisor, is not idle.
 /// Timers of a sleeping Java or Python program stay below it.
 const BUSY_SHARE: u32 = 100;
-/// CPU time for which a process is compressed on, as one that only looks at a timer needs.
+/// Maximum CPU time that a process may use while it is compressed, without ending the compression:
+/// a process that only looks at a timer needs less.
 const MAX_AWAKE: Duration = Duration::from_millis(10);
 /// Size in bytes below which managing a process takes more than compressing it gives.
 const MIN_BYTES: u64 = 8 << 20;
@@ -30,26 +31,27 @@ const MIN_BYTES: u64 = 8 << 20;
 enum State {
     /// It has used CPU lately.
     Busy,
-    /// It is being compressed, by the request with this number, since it had used so much CPU.
+    /// The request with this number compresses the process. `cpu_time` is what the process had used
+    /// when the request was made.
     Compressing { number: u32, cpu_time: Duration },
     /// It is compressed, and has used no CPU since.
     Idle,
 }
 
-/// What a look at a process leads to.
+/// The action that a look at a process leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Nothing,
-    /// It has become idle.
+    /// The process has become idle: compress it.
     Compress,
-    /// It is no longer idle, and the request with this number is to end.
+    /// The process is no longer idle: take back the request with this number.
     TakeBack(u32),
 }
 
 /// A process that is watched.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
-    /// When it was looked at, and its CPU time then.
+    /// The time of the last look at the process, and its CPU time at that look.
     looked: Instant,
     cpu_time: Duration,
     /// Since when it has been idle.
@@ -62,8 +64,8 @@ impl Watched {
         Watched { looked: now, cpu_time, since: now, state: State::Busy }
     }
 
-    /// Takes in that the process has used `cpu_time` until `now`. `is_served` answers for the
-    /// number of a request.
+    /// Updates the state of a process that has used `cpu_time` until `now`. `is_served` returns
+    /// whether the request with a number is served.
     fn look(
         &mut self,
         now: Instant,
@@ -97,7 +99,7 @@ impl Watched {
 pub struct IdleWatcher {
     idle_time: Duration,
     looked: Option<Instant>,
-    /// By the pid. A process has another slot after it has executed another program.
+    /// The processes by pid. A process gets a new slot when it executes another program.
     processes: BTreeMap<u32, (&'static ProcessSlot, Watched)>,
     /// Whether all processes of the run are idle.
     are_all_idle: bool,
@@ -128,7 +130,7 @@ impl IdleWatcher {
                 self.look_at(now, *pid, slot);
             }
         }
-        // Nothing is known of a process of another pid namespace.
+        // The CPU time of a process in another pid namespace cannot be read.
         let is_watched = control.each_slot().filter(|(_, is_alive)| *is_alive).count() == self.processes.len();
         self.are_all_idle = is_watched && self.processes.values().all(|(_, watched)| watched.state == State::Idle);
     }
@@ -154,7 +156,7 @@ impl IdleWatcher {
         }
     }
 
-    /// Returns whether all processes of the run are idle, as far as the last look could tell.
+    /// Returns whether all processes of the run are idle, as of the last look.
     pub fn are_all_idle(&self) -> bool {
         self.are_all_idle
     }
@@ -181,7 +183,7 @@ mod tests {
             Clocks { watched: Watched::new(now, cpu_time), now, cpu_time }
         }
 
-        /// Looks a second later, in which the process has used so many microseconds.
+        /// Looks a second later. The process has used `used_us` microseconds of CPU meanwhile.
         fn second(&mut self, used_us: u64, is_served: bool) -> Verdict {
             self.now += INTERVAL;
             self.cpu_time += Duration::from_micros(used_us);

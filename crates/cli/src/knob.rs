@@ -22,8 +22,8 @@ pub type Environment = BTreeMap<String, String>;
 pub enum Form {
     /// An option with a value, shown as this word.
     Value(&'static str),
-    /// An option with a size, which people may write with a sign: the refusal is to say more than
-    /// that the option is unknown.
+    /// An option with a size. A value with a minus sign is parsed as a value, so that its error
+    /// explains more than "unknown option".
     Size(&'static str),
     /// An option without a value.
     Switch,
@@ -151,7 +151,7 @@ pub struct Knob<T> {
 pub struct Machine {
     /// The memory, of which limits may be a share.
     pub memory_bytes: u64,
-    /// What the memory group around this process allows, if it has a limit.
+    /// The memory that the group around this process allows, if the group has a limit.
     pub container: Option<Container>,
 }
 

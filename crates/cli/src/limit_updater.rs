@@ -1,8 +1,8 @@
 //! Changes the limit of a run while it goes on: to what `foliomem ctl PID limit` wants, else to
 //! what the memory groups leave.
 //!
-//! A limit is lowered in steps, each a little below what the run takes: the run is not said to
-//! exceed a limit that it could not know, and one with a hard limit is not stopped for it.
+//! A limit is lowered in steps, each a little below what the run takes: so no message says that the
+//! run exceeds a limit which it could not know, and a run with a hard limit is not stopped.
 
 use crate::container_limit::{GroupsLimit, MIN_LIMIT_BYTES, warn_if_above};
 use crate::knob::Machine;

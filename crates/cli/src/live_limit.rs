@@ -19,7 +19,8 @@ use thiserror::Error;
 
 /// How often the sizes of the run are looked at.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The supervisor looks every 10 ms: one that has applied nothing for this long does not run.
+/// The supervisor checks for a wanted limit every 10 ms. If it applies none for this long, it is
+/// stopped or gone.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A run that does not shrink by 1/2^6 in this time does not reach its limit.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,21 +41,21 @@ pub enum LimitError {
          when it goes on"
     )]
     NoAnswer(u32),
-    /// Somebody else has changed it.
+    /// Another command has changed the limit meanwhile.
     #[error("the limit of the run of process {0} was changed again meanwhile, to {1}")]
     ChangedAgain(u32, String),
-    /// The run takes more.
+    /// The run takes more than the new limit.
     #[error("the limit of {limit} does not hold yet: after {seconds:.1} s the run takes {taken}: {cause}; {remedy}")]
     NotHeld {
         /// The limit.
         limit: String,
-        /// What the run takes.
+        /// Memory that the run takes.
         taken: String,
         /// The time since the change.
         seconds: f64,
         /// The reason.
         cause: &'static str,
-        /// What the user can do.
+        /// The remedy for the user.
         remedy: &'static str,
     },
 }

@@ -4,8 +4,8 @@
 //! hierarchy is mounted, and from which group on. Version 1, version 2 and both side by side are
 //! read. In a cgroup namespace, and where a container has only its own group mounted, the group may
 //! lie above the mount: then the mount's own directory is the closest group that can be seen. A
-//! group of version 1 also tells the lowest limit of all ancestors, those included that cannot be
-//! seen.
+//! group of version 1 also shows the lowest limit of all its ancestors, even of ancestors outside
+//! the mount.
 //!
 //! Everything is read below a root directory, which is `/` but for tests.
 
@@ -38,7 +38,7 @@ pub struct MemoryGroup {
     name: String,
 }
 
-/// What the memory of a group consists of, in bytes.
+/// The parts of a group's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// All of it.

@@ -21,7 +21,7 @@ const MAX_PROGRAM: usize = 64;
 /// Prefix of the counters' names that are gauges, as in the kernel.
 const GAUGE_PREFIX: &str = "nr_";
 
-/// What the text is about.
+/// The run that the text describes.
 pub struct Metrics {
     control: &'static Control,
     /// The labels of every sample.

@@ -20,7 +20,7 @@ const SOCKET_EXTENSION: &str = "sock";
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum time that one client may take for its request, and for reading the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The text of a run that has not begun.
+/// The text before the run has begun: no samples.
 const NOTHING: &str = "# EOF\n";
 /// Maximum length of a request, in bytes.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
@@ -67,12 +67,12 @@ pub struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody may have removed it.
+        // The file may be gone already.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// A target that is open: before the program starts.
+/// An open target. It is opened before the program starts.
 pub enum MetricsTarget {
     /// A file that can be written.
     File(PathBuf),
@@ -204,7 +204,8 @@ fn serve<C: Connection>(clients: impl Iterator<Item = io::Result<C>>, metrics: &
     for client in clients {
         let answered = client.and_then(|client| answer(client, metrics));
         if answered.is_err() {
-            // A client that went away is its own business; without descriptors this must not spin.
+            // Ignores a client that has gone. The pause keeps this loop from spinning when no
+            // descriptor is free.
             std::thread::sleep(Duration::from_millis(10));
         }
     }

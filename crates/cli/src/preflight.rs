@@ -147,7 +147,7 @@ mod elf {
     /// Maximum number of segments that are read.
     pub const MAX_SEGMENTS: u64 = 256;
     pub const SEGMENT_BYTES: u64 = 56;
-    /// Bytes of a segment that are looked at.
+    /// Maximum number of bytes that are read of a segment.
     pub const MAX_CONTENT_BYTES: u64 = 4096;
 }
 

@@ -7,7 +7,7 @@ use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Time between the two samples that rates are of: the supervisors sample 20 times in it.
+/// Time between the two samples from which rates are computed. A supervisor samples 20 times in it.
 pub const INTERVAL: Duration = Duration::from_millis(200);
 /// Width of the table, in columns, where no terminal has another.
 const COLUMNS: usize = 80;
@@ -31,7 +31,7 @@ pub fn warn_if_none(runs: &[RunSample]) {
     }
 }
 
-/// Returns what is said if there are no runs.
+/// Returns the message that is printed if there are no runs.
 pub fn no_runs() -> String {
     let whose = if rustix::process::geteuid().is_root() { "" } else { " of this user" };
     format!("there are no runs{whose}")

@@ -121,7 +121,7 @@ impl Report {
     }
 }
 
-/// What one process takes and has swapped out.
+/// The memory that one process takes, and that it has swapped out.
 fn process_json(pid: u32, slot: &ProcessSlot) -> Value {
     json!({
         "pid": pid,

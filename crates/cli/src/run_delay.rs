@@ -8,7 +8,8 @@ use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Time between two samples. What a thread did after the last one is estimated from the rest.
+/// Time between two samples. The delay of a thread after the last sample is estimated from the
+/// earlier ones.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// CPU time of a thread and its time in the run queue, in nanoseconds.

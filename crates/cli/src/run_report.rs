@@ -42,12 +42,12 @@ impl ReportFile {
     }
 }
 
-/// What a process took at most.
+/// The peaks of a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProcessFigures {
     /// The name.
     pub name: String,
-    /// When it was first and last seen, since the start of the run.
+    /// The times of the first and the last look at the process, since the start of the run.
     pub seen: (Duration, Duration),
     /// The most that it took, its part of the store included, in bytes.
     pub taken_bytes: u64,

@@ -22,7 +22,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(900);
 /// itself, and is another one after an exec.
 const NAME_LIFETIME: Duration = Duration::from_secs(1);
 
-/// What tells a run from all others that a sampler has seen.
+/// The identity of a run, unique among all runs that a sampler has seen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct RunId(pub u64);
 
@@ -37,11 +37,11 @@ pub struct RunSample {
     pub program: Vec<String>,
     /// The limit, in bytes.
     pub limit_bytes: u64,
-    /// What the run would take without compression, in bytes.
+    /// Memory that the run would take without compression, in bytes.
     pub needed_bytes: u64,
     /// The time since the start of the program.
     pub elapsed: Duration,
-    /// What the run has.
+    /// The figures of the run.
     pub figures: Figures,
     /// The rates since the sample before; `None` in the first one.
     pub rates: Option<Rates>,
@@ -56,9 +56,9 @@ pub struct ProcessSample {
     pub pid: u32,
     /// The pid of its parent, and its program and arguments.
     pub name: Arc<Name>,
-    /// What the process has.
+    /// The figures of the process.
     pub figures: Figures,
-    /// As those of the run.
+    /// The rates since the sample before; `None` in the first one.
     pub rates: Option<Rates>,
 }
 
@@ -165,7 +165,7 @@ impl Sampler {
             rates: earlier.map(|earlier| figures.since(&earlier)),
             processes,
         };
-        // The figures of a run that has ended since are those of its end, or of no process.
+        // Skips a run that has ended meanwhile: its figures are those of its end, or of no process.
         if control.has_ended() {
             return None;
         }

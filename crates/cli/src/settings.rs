@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Prefix of a limit that is a share of the program's need.
 const OF_NEED: &str = "need/";
-/// Largest divisor of such a limit.
+/// Largest N of a limit `need/N`.
 const MAX_DIVISOR: u32 = 16;
 /// Initial value, in bytes, of a limit that is a share of the need. With less, a growing program
 /// would be short of memory before it has much.

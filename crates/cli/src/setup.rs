@@ -114,8 +114,7 @@ fn machine(how: &SetupHow) -> Result<(), SetupError> {
     }
     if let Some(before) = &record.device {
         let group = group_id(&how.root).unwrap_or(before.gid);
-        // A device that more may open stays so until the rule is used, at the next start of the
-        // machine.
+        // Permissions that are wider than the rule's are kept until the next boot applies the rule.
         set_device(group, before.mode | DEVICE_MODE)?;
     }
     eprintln!(

@@ -1,9 +1,9 @@
 //! Samples how many threads of a run wait for memory.
 //!
-//! The kernel tells by `/proc/PID/task/TID/wchan` in which of its functions a thread sleeps: one
-//! whose page fault foliomem serves sleeps in `handle_userfault`. The fault counters alone would
-//! tell too little: they do not have the time that the kernel takes to stop and wake a thread. Of a
-//! process that this user may not look at, all threads count as running.
+//! `/proc/PID/task/TID/wchan` names the kernel function in which a thread sleeps. A thread whose
+//! page fault foliomem serves sleeps in `handle_userfault`. The fault counters alone would not do:
+//! they miss the time that the kernel takes to stop and wake a thread. Of a process that this user
+//! may not look at, all threads count as running.
 //!
 //! Nothing is sampled while nothing is swapped in.
 
@@ -25,7 +25,7 @@ const SWAP_IN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_THREADS: usize = 256;
 /// The function of the kernel in which a thread waits for a fault that user space serves.
 const FAULT_WAIT: &str = "handle_userfault";
-/// What the kernel says of a thread that does not sleep.
+/// The content of `wchan` for a thread that does not sleep.
 const NO_WAIT: &str = "0";
 
 /// Watches how much a run waits for memory.

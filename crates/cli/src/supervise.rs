@@ -1,5 +1,5 @@
 //! Runs the program: sets up the control segment, starts it with the agent preloaded, watches it,
-//! passes signals on, prints what agents have to say, and reports at the end.
+//! passes signals on, prints the messages of the agents, and reports at the end.
 
 use crate::error::CliError;
 use crate::exit_cause::{EXIT_KILLED, End, Largest, OomKills};
@@ -49,7 +49,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const COMPANIONS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time between two checks for such companions.
 const COMPANIONS_PAUSE: Duration = Duration::from_micros(500);
-/// The size of a swap file of which none was said, in limits.
+/// The default size of a swap file, as a multiple of the limit.
 const SWAP_LIMITS: u64 = 8;
 const EXIT_FAILED: u8 = 125;
 
@@ -123,7 +123,8 @@ pub fn run(
         let announced = control.swap().announce(created);
         announced.map_err(|errno| CliError::System("make a key for the swap file", std::io::Error::from(errno)))?;
     }
-    // A program that finds neither way in runs without a limit, which is said where it takes much.
+    // A program that finds neither the segment nor the door runs without a limit. A warning names
+    // it if it takes much memory.
     let door = Door::open(segment.as_fd(), swap_file.as_ref().map(|created| created.file.as_fd())).ok();
     door.iter().for_each(|door| control.set_door(door.path()));
     let mut command = Command::new(program.path);
@@ -152,7 +153,7 @@ pub fn run(
         largest: Largest::default(),
         limit_updater: LimitUpdater::new(configuration.limit, groups),
         stall_watch: StallWatch::new(),
-        // A run inside this one says itself what it has to say.
+        // A run inside this one prints its own warnings.
         said_unmanaged: preflight::is_foliomem(program.path),
         crashing: Vec::new(),
         said_crashed: false,
@@ -197,7 +198,7 @@ fn segment_name(segment: &OwnedFd, door: Option<&Door>) -> OsString {
     name
 }
 
-/// Opens the swap file, and says what is odd about it.
+/// Opens the swap file, and warns about unusual properties of it.
 fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliError> {
     let created = swap_file::create(&swap.path, swap.bytes, limit_bytes.saturating_mul(SWAP_LIMITS))?;
     let path = swap.path.display();
@@ -213,8 +214,8 @@ fn open_swap_file(swap: &SwapSetting, limit_bytes: u64) -> Result<Created, CliEr
     Ok(created)
 }
 
-/// The file for the counters. It is opened before the program starts: hours later is too late to
-/// learn that it cannot be written.
+/// The file for the counters. It is opened before the program starts, so that an unwritable file is
+/// refused at once, not hours later.
 struct StatsFile {
     name: String,
     target: Box<dyn Write>,
@@ -291,7 +292,7 @@ impl Run {
         // Once: processes that outlive the run go on counting.
         let figures = report.json();
         if let Some(run_report) = self.run_report
-            // The program has ended, and its exit code counts.
+            // A failure to write is only printed: the exit code stays the program's.
             && let Err(error) = run_report.finish(&report, &figures, code)
         {
             eprintln!("foliomem: {error}");
@@ -303,7 +304,7 @@ impl Run {
             }
         }
         if let Some(mut stats) = stats {
-            // The program has ended, and its exit code counts.
+            // A failure to write is only printed: the exit code stays the program's.
             if let Err(error) = stats.write(&format!("{figures:#}\n")) {
                 eprintln!("foliomem: {error}");
             }
@@ -324,7 +325,8 @@ impl Run {
                 ProgramEvent::Nothing => {}
             }
             self.look()?;
-            // Not those of the very end: what they held then is told.
+            // Processes that end together with the run are not reaped, so the report shows what
+            // they held.
             self.control.reap();
             if let Some(process) = self.control.unattended() {
                 self.control.fail(format_args!(
@@ -378,7 +380,7 @@ impl Run {
         if may_pause { IDLE_SAMPLE_INTERVAL } else { SAMPLE_INTERVAL }
     }
 
-    /// Samples sizes, and prints what agents have to say.
+    /// Samples sizes, and prints the messages of the agents.
     fn look(&mut self) -> Result<(), CliError> {
         if !self.are_all_idle() {
             // Idle processes start no others.
@@ -418,14 +420,14 @@ impl Run {
         self.run_report.iter_mut().for_each(|run_report| run_report.note_said(self.control, line));
     }
 
-    /// What may have killed the run, which has ended with `code`.
+    /// Returns the possible causes of the end of the run, which has ended with `code`.
     fn end(&self, code: u8) -> End<'_> {
         let Run { control, oom_kills, largest, .. } = self;
         End { code, control, oom_kills, largest }
     }
 
-    /// The exit code if an agent has asked for the end of the run. Where the kernel has killed
-    /// processes, that is why the agent has.
+    /// Returns the exit code if an agent has asked for the end of the run. If the kernel has killed
+    /// processes, their end made the agent ask.
     fn failure_code(&self) -> Option<u8> {
         self.control.failure()?;
         let is_hard = self.control.was_limit_exceeded() && self.control.configuration().hard;

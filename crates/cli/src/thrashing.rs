@@ -21,7 +21,7 @@ const MAX_SHARE: f64 = 0.5;
 const ONSET: Duration = Duration::from_secs(1);
 /// A run has recovered while its share is below this.
 const CALM_SHARE: f64 = 0.25;
-/// Thrashing is said again after the run has recovered for this long.
+/// A second warning about thrashing is printed only after the run has recovered for this long.
 const RECOVERY: Duration = Duration::from_secs(60);
 /// Maximum time that one sample stands for: the supervisor may have been stopped.
 const MAX_SAMPLE: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ impl Threads {
 /// A sample.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// When it was taken, since the start of the run.
+    /// The time of the sample, since the start of the run.
     at: Duration,
     /// The time that was waited, of the time that the sample stands for.
     stall: Duration,
@@ -132,10 +132,10 @@ pub fn stall_percent(stall: MemoryStall, elapsed: Duration) -> f64 {
     100.0 * stall.as_secs_f64().min(elapsed.as_secs_f64()) / elapsed.as_secs_f64()
 }
 
-/// What a run needs, and what it has.
+/// The need of a run, and its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Need {
-    /// What the tree has needed at most, uncompressed, in bytes.
+    /// Peak of the tree's need, uncompressed, in bytes.
     pub needed_bytes: u64,
     /// Its limit, in bytes.
     pub limit_bytes: u64,
@@ -205,8 +205,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const STEP_MS: u64 = 50;
 
-    /// Adds samples of `threads` for so many milliseconds. Returns the times, in milliseconds, at
-    /// which thrashing was said.
+    /// Adds samples of `threads` for `ms` milliseconds. Returns the times, in milliseconds, at
+    /// which a warning about thrashing was due.
     fn sample(samples: &mut Samples, ms: u64, threads: Threads) -> Vec<u64> {
         let start_ms = samples.last.as_millis() as u64;
         let said = (1..=ms / STEP_MS).map(|step| start_ms + step * STEP_MS).filter(|&at_ms| {

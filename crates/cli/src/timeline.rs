@@ -30,7 +30,7 @@ pub struct Sample {
     pub resident_bytes: u64,
     /// Memory of the store, in bytes.
     pub stored_bytes: u64,
-    /// What lies in the swap file, in bytes.
+    /// Content of the swap file, in bytes.
     pub swap_file_bytes: u64,
     /// Faults so far.
     pub faults: u64,
@@ -43,8 +43,8 @@ impl Sample {
         self.resident_bytes.saturating_add(self.stored_bytes)
     }
 
-    /// Returns the sample for the time of this and a later one: memory at the moment when more was
-    /// taken, and the last counts.
+    /// Returns the sample that stands for this one and a later one: the memory of the larger one,
+    /// and the counters of the later one.
     fn and(self, later: Sample) -> Sample {
         let larger = if later.taken_bytes() > self.taken_bytes() { later } else { self };
         Sample { faults: later.faults, stall_ns: later.stall_ns, ..larger }
@@ -67,9 +67,9 @@ pub struct Point {
 /// A change of the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LimitChange {
-    /// When it began.
+    /// Start of the change, since the start of the run.
     pub from: Duration,
-    /// When it ended.
+    /// End of the change, since the start of the run.
     pub to: Duration,
     /// The limit before, in bytes.
     pub before_bytes: u64,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     proptest! {
-        /// However points are joined, the peak is in one of them, and the last counts are kept.
+        /// Joining points keeps the peak and the last counters.
         #[test]
         fn no_peak_is_lost(steps in prop::collection::vec((1u64..5000, 0u64..1000, 0u64..50), 1..2000)) {
             let (mut timeline, mut at, mut faults, mut peak) = (Timeline::new(), 0, 0, 0);

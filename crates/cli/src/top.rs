@@ -85,7 +85,7 @@ fn terminal_failed(error: io::Error) -> CliError {
     CliError::System("use the terminal", error)
 }
 
-/// Prints `text`. Nobody may want to read it to its end.
+/// Prints `text`. The reader may close the pipe before the end.
 fn print(text: &str) -> Result<(), CliError> {
     match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(CliError::System("print the runs", error)),
@@ -129,7 +129,8 @@ enum Next {
 impl Live {
     fn start(sampler: Sampler, tree: Tree, chooser: Chooser) -> io::Result<Live> {
         let (sender, receiver) = channel();
-        // From here on signals are received, so the terminal is given back.
+        // From here on this process receives signals, so a signal cannot leave the terminal in raw
+        // mode.
         receive_signals(sender.clone())?;
         let screen = Screen::take()?;
         read_keys(sender.clone())?;
@@ -193,7 +194,8 @@ impl Live {
         Ok(Next::GoOn)
     }
 
-    /// Gives the terminal back and stops this process. SIGCONT tells when it goes on.
+    /// Gives the terminal back and stops this process. This process receives SIGCONT when it
+    /// continues.
     fn suspend(&mut self) {
         give_back();
         self.is_suspended = true;
@@ -217,7 +219,7 @@ impl Live {
     }
 }
 
-/// Changes the limit of a run, and returns what there is to tell.
+/// Changes the limit of a run, and returns the message about the result.
 fn change_limit(control: &Control, pid: u32, text: &str) -> String {
     let waiting = match live_limit::ask(control, pid, text) {
         Ok(waiting) => waiting,

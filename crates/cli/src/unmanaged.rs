@@ -4,7 +4,8 @@
 //!   directory or process namespace has neither agent nor control segment. Its memory is counted
 //!   from outside: it is a part of the tree's, so managed processes give way, and a hard limit
 //!   binds it.
-//! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. It is said.
+//! - Shared memory is not managed: PostgreSQL's buffers, the heap of Java's ZGC. A warning names
+//!   processes with much of it.
 //!
 //! The tree is searched for some time after a process was started somewhere, and now and then: a
 //! child has its parent's agent until it executes its own program. The processes found are looked
@@ -180,7 +181,8 @@ impl Census {
         self.processes.insert(pid, Process { name, seen, is_certain: false, bytes: 0, peak_bytes: 0 });
     }
 
-    /// Says it, or stops a run whose limit is hard, where others cannot give way any more.
+    /// Warns that the run exceeds its limit, or stops it if the limit is hard, once managed
+    /// processes have nothing left to swap out.
     fn check_limit(&mut self, control: &Control, now: Instant) {
         let (limit_bytes, taken_bytes) = (control.limit_bytes(), control.tree_anon_bytes().0);
         let is_over = taken_bytes > limit_bytes + (limit_bytes >> TOLERANCE_SHIFT) && control.unmanaged_bytes() > 0;
@@ -238,8 +240,8 @@ fn bytes(status: &str, name: &str) -> u64 {
 
 /// Returns whether the process maps a control segment. So do a process that was just forked and is
 /// about to register itself there, a process that shares its parent's memory (`vfork`), a
-/// companion, and a process of a nested run, which has a limit of its own. Nothing is known of a
-/// process that this user may not look at, and nothing is said of it.
+/// companion, and a process of a nested run, which has a limit of its own. A process that this user
+/// may not inspect counts as one with a segment, so that no warning names it.
 fn has_segment(pid: u32) -> bool {
     find_run::has_segment(pid).unwrap_or(true)
 }
@@ -263,7 +265,7 @@ mod tests {
         Control::create(&configuration).unwrap()
     }
 
-    /// Starts a process that takes so many MiB, and waits until it does.
+    /// Starts a process that takes `mib` MiB, and waits until it does.
     fn hog(mib: u32) -> (Child, Pid) {
         let script = format!("import sys\nx = b'x' * ({mib} << 20)\nprint('there', flush=True)\nsys.stdin.read()");
         let mut child = Command::new("python3");

@@ -48,7 +48,7 @@ pub enum Axis {
     Time {
         /// The times, in seconds.
         seconds: Vec<f64>,
-        /// The first series are areas, one above the other: so many.
+        /// Number of the first series that are drawn as areas, one above the other.
         stacked: usize,
     },
 }
@@ -288,7 +288,7 @@ fn draw_polyline(svg: &mut Markup, number: usize, points: &[String]) {
     svg.element("polyline", &attributes, |_| {});
 }
 
-/// Returns the unit for an axis of so many seconds, and its name.
+/// Returns the unit for an axis of `seconds` seconds, and its name.
 fn time_unit(seconds: f64) -> (f64, &'static str) {
     match seconds {
         short if short < 300.0 => (1.0, "s"),

@@ -83,7 +83,7 @@ pub enum BackgroundReclaim {
 pub enum Protection {
     /// The protected minimum stays resident.
     Minimum,
-    /// Reclaim may take everything: somebody asked for that.
+    /// Reclaim may take everything: a control request asks for it.
     Off,
 }
 

@@ -80,7 +80,7 @@ impl Work {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unknown {
-    /// The run was recorded within more: nobody saw what it touches there.
+    /// The run was recorded within a larger limit, so its touches within this one are unknown.
     BelowRecording,
     /// The memory does not compress into the limit.
     DoesNotFit,

@@ -99,7 +99,7 @@ pub struct Run {
     pub segment: Inode,
     /// The pid of its supervisor.
     pub pid: u32,
-    /// Its segment, mapped as long as somebody holds it.
+    /// Its segment. The mapping ends with the last reference.
     pub control: Arc<Mapped<Control>>,
 }
 

@@ -19,10 +19,10 @@ shared_words! {
     }
 }
 
-/// What the companion is asked to do.
+/// The task of a request to a companion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    /// Swap out so many pages; more than there are means all.
+    /// Swap out `pages` pages, or all pages if there are fewer.
     Reclaim {
         /// The pages to free.
         pages: u64,

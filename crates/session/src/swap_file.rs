@@ -71,7 +71,7 @@ pub enum CreateError {
         missing_kib: u64,
         /// The minimum size, in MiB.
         least_mib: u64,
-        /// What the user can do.
+        /// The remedy for the user.
         remedy: &'static str,
     },
     /// The size exceeds that of the device.

@@ -1,4 +1,4 @@
-//! The limit that somebody wants by hand: `foliomem ctl PID limit` leaves it, the supervisor
+//! The limit that a user has set by hand: `foliomem ctl PID limit` leaves it, the supervisor
 //! applies it.
 //!
 //! The supervisor lowers the limit in steps, so that the run can follow. It publishes the wanted

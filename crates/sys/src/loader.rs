@@ -161,8 +161,8 @@ impl<'a> Object<'a> {
         path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default()
     }
 
-    /// Returns whether it is a C library: glibc's, or musl's, which is the loader, too, and has no
-    /// name that others link to.
+    /// Returns whether the object is a C library: glibc, or musl. The library of musl is also its
+    /// loader, so only the name of its file identifies it.
     fn is_c_library(self) -> bool {
         self.is_named(c"libc.so.6") || self.file_name().starts_with(MUSL)
     }

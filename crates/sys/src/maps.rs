@@ -36,11 +36,11 @@ pub struct Mapping {
     pub start: usize,
     /// Address behind the last byte.
     pub end: usize,
-    /// Whether it can be read.
+    /// Whether the memory can be read.
     pub readable: bool,
-    /// Whether it can be written.
+    /// Whether the memory can be written.
     pub writable: bool,
-    /// Whether it can be executed.
+    /// Whether the memory can be executed.
     pub executable: bool,
     /// Whether other processes see writes (`MAP_SHARED`).
     pub shared: bool,

@@ -1,9 +1,9 @@
 //! Limits of a process: on resources that the companion shares with its program, and on huge pages.
 //!
 //! The kernel counts mappings by address space, which the companion shares with the program, but
-//! checks the limit of the process that maps. So what the companion maps counts when the program
-//! maps more, and only the companion's own limit can refuse a mapping of the companion. There is no
-//! lock.
+//! checks the count against the limit of the process that maps. So the companion's mappings count
+//! when the program maps, and only the companion's own limit can refuse the companion a mapping.
+//! There is no lock.
 
 use crate::thread::syscall4;
 use foliomem_types::size_policy::Disabled;

@@ -48,7 +48,7 @@ impl Consent {
     pub fn ask() -> std::io::Result<(Consent, impl FnMut() + Send + Sync + 'static)> {
         let (reader, mut writer) = pipe()?;
         let give = move || {
-            // SAFETY: takes numbers.
+            // SAFETY: the call takes numbers alone, no pointer.
             if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } == 0 {
                 let _ = writer.write(b"1");
             }

@@ -1,7 +1,7 @@
 //! What this machine allows a process: each probe makes the calls that the agent makes.
 //!
-//! A filter of system calls (seccomp) may kill who makes a call. Where there is one, a child makes
-//! them: then only the child ends, and the steps that it has taken show which call it was.
+//! A filter of system calls (seccomp) may kill the caller. Where there is one, a child makes them:
+//! then only the child ends, and the steps that it has taken show which call it was.
 //!
 //! | module | probes |
 //! |---|---|

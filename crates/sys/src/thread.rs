@@ -148,8 +148,8 @@ fn id_of(result: isize) -> Result<Pid, Errno> {
     Pid::from_raw(result.max(0) as i32).ok_or_else(|| Errno::from_raw_os_error(-result as i32))
 }
 
-/// Starts a process like those of [`Kind::Process`], which ends at once, and returns its id. It
-/// needs no stack. Until it is [reaped](reap), it counts against limits of processes.
+/// Starts a process of [`Kind::Process`] that ends at once, and returns its id. The process needs
+/// no stack. Until it is [reaped](reap), it counts against limits of processes.
 ///
 /// # Errors
 /// Fails if the kernel refuses to make it.

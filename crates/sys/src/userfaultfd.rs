@@ -422,9 +422,9 @@ pub(crate) fn ask_device(device: &OwnedFd) -> Result<OwnedFd, Errno> {
 /// The faults that a userfaultfd serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
-    /// Those of user mode and those of the kernel, which needs a permission.
+    /// Faults of user mode and of the kernel. Serving faults of the kernel needs a permission.
     All,
-    /// Those of user mode, which every process may serve.
+    /// Faults of user mode only, which every process may serve.
     UserMode,
 }
 

@@ -16,7 +16,7 @@ struct Counting {
     parent: AtomicU32,
     failed: AtomicU32,
     child: AtomicU32,
-    /// What the last announced threads need.
+    /// The memory that the last announced threads need.
     words: Mutex<Vec<Range<usize>>>,
 }
 

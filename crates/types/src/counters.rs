@@ -308,7 +308,7 @@ counters! {
         huge_pages: gauge,
         /// Pieces recompressed with the second codec as a trial.
         recompress_tried: count,
-        /// Those of `recompress_tried` that became smaller.
+        /// The pieces of `recompress_tried` that became smaller.
         recompressed: count,
         /// Bytes saved by `recompressed`, counted at that time.
         recompress_saved: count,

@@ -26,7 +26,7 @@ pub enum Limit {
         /// The limit never grows beyond this.
         most_bytes: u64,
     },
-    /// What the memory group around the run leaves for it. The supervisor follows the group.
+    /// The memory that the group around the run leaves for it. The supervisor follows the group.
     Container {
         /// The limit at the start.
         start_bytes: u64,

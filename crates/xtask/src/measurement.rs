@@ -68,7 +68,7 @@ fn commit(root: &Path) -> Result<String, String> {
     Ok(format!("{}{mark}", git(&["rev-parse", "--short", "HEAD"])?.trim()))
 }
 
-/// Returns what the machine says about itself.
+/// Returns a description of the machine: CPUs, memory and kernel.
 fn system() -> Result<String, String> {
     let (cpus, memory, kernel) = (read("/proc/cpuinfo")?, read("/proc/meminfo")?, read("/proc/sys/kernel/osrelease")?);
     Ok(describe(&cpus, &memory, kernel.trim()))

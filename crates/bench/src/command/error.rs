@@ -14,7 +14,7 @@ pub enum CommandError {
     /// A measurement failed.
     #[error(transparent)]
     Bench(#[from] foliomem_bench::Error),
-    /// A program that takes part is not there.
+    /// A program that the benchmark needs is missing.
     #[error(transparent)]
     Beside(#[from] BesideError),
     /// An option has an invalid value.

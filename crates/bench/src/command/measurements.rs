@@ -13,7 +13,7 @@ use std::path::Path;
 struct Measurement {
     /// The kind of machine, as `docs/benchmarks.md` names it.
     machine: String,
-    /// What the machine itself says about its CPUs, memory and kernel.
+    /// The machine's CPUs, memory and kernel, as it describes itself.
     system: String,
     date: String,
     /// The built commit, with `-dirty` if the sources differed from it.

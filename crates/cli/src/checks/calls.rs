@@ -49,7 +49,7 @@ pub fn fork(by: By) -> Finding {
 }
 
 /// Whether a process can take another one's descriptor: Yama allows it to ancestors only, or to
-/// nobody. A run does without, unless who takes one is killed.
+/// nobody. A run does without, unless a filter kills the process that tries.
 pub fn descriptors(amount: Amount, by: By) -> Finding {
     const WHAT: &str = "pidfd_getfd";
     const EFFECT: &str = "forks hand descriptors over by a socket, which is slower";
@@ -71,8 +71,8 @@ pub fn descriptors(amount: Amount, by: By) -> Finding {
     }
 }
 
-/// Says what becomes of a call that does not pass. The agent does without it, with `effect`, unless
-/// who makes it is killed.
+/// Returns the fate of a call that a filter refuses. The agent does without the call, with
+/// `effect`, unless the filter kills the caller.
 fn done_without(what: &'static str, call: Call, fate: Fate, effect: &str) -> Finding {
     let cause = Cause::Filter(call.name());
     match fate {
@@ -81,7 +81,7 @@ fn done_without(what: &'static str, call: Call, fate: Fate, effect: &str) -> Fin
     }
 }
 
-/// Says what keeps a process from another one's descriptor, by Yama's setting.
+/// Returns why a process cannot take another one's descriptor, by Yama's setting.
 fn forbidden_by(scope: &str, errno: Errno) -> String {
     match scope {
         "" | "0" => format!("a process cannot take another one's descriptor: {}", ErrnoText(errno)),
@@ -103,7 +103,7 @@ pub fn memory_users(by: By) -> Finding {
     }
 }
 
-/// Calls that the agent, or the C library, can do without, unless who makes them is killed.
+/// Calls that the agent, or the C library, can do without, unless a filter kills the caller.
 pub fn others(by: By) -> Finding {
     const WHAT: &str = "system calls";
     let effect = |call, fate| match (call, fate) {
@@ -131,7 +131,7 @@ pub fn others(by: By) -> Finding {
     if is_deadly { Finding::missing(WHAT, found, cause) } else { Finding::drawback(WHAT, found, cause) }
 }
 
-/// What a swap file that is a block device is written with.
+/// Whether io_uring works: it writes to a block device that serves as the swap file.
 pub fn io_uring(by: By) -> Finding {
     const WHAT: &str = "io_uring";
     let effect = "a swap device is written with pwrite(2), and nothing compresses meanwhile";

@@ -1,4 +1,4 @@
-//! Whether userfaultfd may be used: which way in is closed by what.
+//! Whether this process may use userfaultfd; if not, which cause closes which way to get one.
 
 use crate::checks::{Finding, State, is_nested};
 use crate::remedy::Cause;
@@ -80,8 +80,8 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Tries all ways in, and says of the kernel, of the permission, and of moving pages how they came
-/// out.
+/// Tries all ways to get a userfaultfd. Returns findings about the kernel, the permission, and
+/// moving pages.
 pub fn check(by: By) -> Vec<Finding> {
     match userfaultfd::probe(by) {
         // Only the cause of a fault depends on more.
@@ -100,8 +100,8 @@ fn judge(ways: &Ways, surroundings: &Surroundings) -> Vec<Finding> {
     findings
 }
 
-/// The features tell what the kernel can do; where no userfaultfd was to be had, only its release
-/// does.
+/// The features of a userfaultfd show what the kernel can do. Without one, only the kernel's
+/// release does.
 fn kernel(ways: &Ways, surroundings: &Surroundings) -> Finding {
     let found = format!("Linux {}", surroundings.release);
     let is_absent = |step: Step| step.errno() == Some(Errno::NOSYS) && !surroundings.is_filtered;
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// The ways where the device fails so, and the call is refused for want of a permission.
+    /// Ways of which the device fails with `device`, and the system call for want of a permission.
     fn closed(device: Step) -> Ways {
         Ways { device, device_answer: Step::NotTaken, call: PERM, call_for_user_mode: DONE, ..OPEN }
     }

@@ -116,7 +116,7 @@ impl Record {
         }
         remove_file(own.path)?;
         for folder in self.folders.iter().rev() {
-            // Somebody else may have put something there.
+            // Another program may have put a file there.
             let _ = fs::remove_dir(root.join(folder));
         }
         changed.map_or(Ok(()), |path| Err(SetupError::Changed(path)))

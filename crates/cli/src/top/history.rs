@@ -1,4 +1,4 @@
-//! What a run had in the last minutes, for the plot.
+//! The figures of a run in the last minutes, for the plot.
 //!
 //! Each column of the plot stands for the same time. The columns begin at multiples of it, so a
 //! column does not change any more once the next has begun.

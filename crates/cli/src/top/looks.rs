@@ -43,7 +43,7 @@ pub enum Letters {
 pub enum Colours {
     /// None, but bold and reverse letters.
     None,
-    /// The eight of the terminal's palette.
+    /// The eight colours of the terminal's palette.
     Palette,
 }
 
@@ -57,13 +57,13 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Returns those of the terminal, as the environment tells.
+    /// Returns the abilities of the terminal that the environment describes.
     pub fn of_environment() -> Looks {
         let variable = |name: &str| var_os(name).map(|value| value.to_string_lossy().into_owned());
         Looks::of(variable)
     }
 
-    /// Returns those that variables of the environment tell.
+    /// Returns the abilities that the variables of the environment describe.
     fn of(variable: impl Fn(&str) -> Option<String>) -> Looks {
         let is_set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find(|name| is_set(name)).and_then(|name| variable(name));
@@ -102,7 +102,7 @@ impl Looks {
         }
     }
 
-    /// Returns the style of what needs attention.
+    /// Returns the style of a text that needs attention.
     pub fn alarm(self) -> Style {
         match self.colours {
             Colours::Palette => Style::new().fg(Color::Red),

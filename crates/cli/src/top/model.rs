@@ -21,7 +21,8 @@ pub struct Model {
     origin: Instant,
     runs: BTreeMap<RunId, RunState>,
     selected: Option<RowId>,
-    /// The number of the selected row, for when that vanishes.
+    /// The number of the selected row. If that row vanishes, the row that takes this number is
+    /// selected.
     selected_index: usize,
     chooser: Chooser,
     /// The column that rows are sorted by.
@@ -29,7 +30,7 @@ pub struct Model {
     order: Order,
     /// What keys are for.
     pub focus: Focus,
-    /// The last thing to tell.
+    /// The last message to the user.
     pub notice: Option<String>,
 }
 
@@ -107,7 +108,7 @@ pub enum RowKind {
     Run(Tree),
     /// A run that has ended.
     EndedRun,
-    /// A process with so many ancestors in the run.
+    /// A process, and the number of its ancestors in the run.
     Process(usize),
 }
 
@@ -128,7 +129,7 @@ pub enum Action {
         run: RunId,
         /// The pid of its supervisor.
         pid: u32,
-        /// The limit, as somebody typed it.
+        /// The limit, as the user typed it.
         text: String,
     },
 }
@@ -173,7 +174,7 @@ impl ProcessSample {
 }
 
 impl Model {
-    /// Returns one without runs, of which `chooser` will have selected the first.
+    /// Returns a model without runs. `chooser` counts as having selected the first row.
     pub fn new(chooser: Chooser, now: Instant) -> Model {
         Model {
             origin: now,
@@ -240,7 +241,7 @@ impl Model {
             children.entry(parent).or_default().push(process);
         }
         let mut rows = Vec::with_capacity(processes.len());
-        // Parents were read at different moments, so they may seem to go round in a circle.
+        // Parents were read at different moments, so they may seem to form a circle.
         while let Some(roots) = children.remove(&None).or_else(|| children.pop_first().map(|(_, rest)| rest)) {
             let mut left: Vec<_> = roots.into_iter().map(|process| (process, 0)).collect();
             while let Some((process, depth)) = left.pop() {

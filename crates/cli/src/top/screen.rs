@@ -49,7 +49,7 @@ impl Screen {
     }
 }
 
-/// Returns what draws on a screen without anything.
+/// Returns a terminal that takes its screen for empty.
 fn blank() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
     Terminal::new(CrosstermBackend::new(io::stdout()))
 }

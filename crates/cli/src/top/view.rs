@@ -62,7 +62,7 @@ impl View {
         }
     }
 
-    /// Returns the titles of the columns; an arrow stands at that which rows are sorted by.
+    /// Returns the titles of the columns; an arrow marks the column that rows are sorted by.
     fn head_line(&self, model: &Model) -> Line<'static> {
         let (sort, order) = model.sort();
         let arrow = match order {
@@ -120,7 +120,7 @@ impl View {
         })
     }
 
-    /// Returns the last lines: what is typed, or what there is to tell, or the most used keys.
+    /// Returns the last lines: the prompt, or the last message, or the most used keys.
     fn footer(&self, model: &Model, width: usize) -> Text<'static> {
         match (&model.focus, &model.notice) {
             (Focus::Prompt(prompt), _) => Text::from(prompt_line(prompt, width)),

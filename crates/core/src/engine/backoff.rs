@@ -1,10 +1,10 @@
 //! Backoff of reclaim that freed next to nothing recently.
 //!
 //! Data that do not compress stay over the limit, and compressing all of it in vain for every fault
-//! would slow the program down. So after [`PATIENCE`] unprofitable reclaims in a row, one request
-//! in two is tried, half as hard, then one in four, and so on, as Linux defers compaction. Each
-//! profitable reclaim halves the number of failures, so a program whose data compress again is held
-//! to the limit after a few faults.
+//! would slow the program down. So after [`PATIENCE`] unprofitable reclaims in a row, reclaim is
+//! tried for one request in two and with half of the usual effort, then for one in four with a
+//! quarter of it, and so on, as Linux defers compaction. Each profitable reclaim halves the number
+//! of failures, so a program whose data compress again is held to the limit after a few faults.
 //!
 //! There is no lock: counts lost to concurrent callers do not matter.
 
@@ -12,7 +12,8 @@ use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Number of failures in a row before reclaim backs off.
 pub(super) const PATIENCE: u32 = 3;
-/// Maximum backoff as a shift: one request in 2^6 is tried, 1/2^6 as hard.
+/// Maximum backoff as a shift: reclaim is tried for one request in 2^6, with 1/2^6 of the usual
+/// effort.
 const MAX_SHIFT: u32 = 6;
 
 /// The backoff state of one engine.
@@ -24,7 +25,7 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the backoff as a shift: reclaim is tried 1/2^shift as hard as usual.
+    /// Returns the backoff as a shift: the effort of a reclaim is 1/2^shift of the usual one.
     pub(super) fn shift(&self) -> u32 {
         (self.failures.load(Relaxed) + 1).saturating_sub(PATIENCE).min(MAX_SHIFT)
     }

@@ -76,8 +76,8 @@ impl<P: Ports> Engine<P> {
         let counts = self.urgency() == Urgency::Normal;
         let youngest_pay = shift > 0 && self.probe_youngest(worker);
         let reclaimed = self.reclaim_some(worker, target_pages, STAGE_ATTEMPTS >> shift);
-        // Finding nothing is no reason to back off, because other threads may have all of it in
-        // hand; nor is it a reason to recover.
+        // A reclaim that finds no folio is neither a failure nor a success: other threads may be
+        // handling all of them.
         if counts && (reclaimed.found_any || shift > 0) {
             self.backoff.note(youngest_pay || reclaimed.pays);
         }

@@ -1,4 +1,4 @@
-//! Resuming: swapped-out memory returns ahead of use, because somebody asked for that.
+//! Resuming: swapped-out memory returns ahead of use, because a control request asks for it.
 //!
 //! Blocks are read ahead one after the other, as a stream would be. Unlike a stream, resuming stops
 //! before the room is so low that reclaim begins: it would swap out again what has just returned.

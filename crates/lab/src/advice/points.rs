@@ -35,7 +35,7 @@ pub struct Point {
     pub slowdown: Option<f64>,
     /// The reason why the slowdown is not known.
     pub unknown: Option<Unknown>,
-    /// What the run does, if that is known.
+    /// The predicted work of the run, if it is known.
     pub work: Option<Work>,
 }
 
@@ -132,7 +132,7 @@ fn default_sizes_kib() -> String {
     sizes.collect::<Vec<_>>().join("+")
 }
 
-/// What a replay within a limit came to.
+/// The result of a replay within a limit.
 #[derive(Clone, Copy, Debug)]
 enum Replayed {
     /// The run did this.
@@ -186,8 +186,8 @@ impl Points<'_> {
         }
     }
 
-    /// Returns the point of a limit. A smaller limit is never faster: what chance makes of it in a
-    /// replay is left out.
+    /// Returns the point of a limit. A smaller limit never counts as faster: where its replay was
+    /// faster by chance, the result of the larger limit stands.
     fn point(&self, limit_mib: u64) -> Point {
         let (slowdown, work) = self.slowdown(limit_mib);
         let larger = self.known.range(limit_mib..).filter_map(|(&larger_mib, _)| self.slowdown(larger_mib).0.ok());

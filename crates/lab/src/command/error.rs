@@ -15,7 +15,7 @@ pub enum CommandError {
     /// An option has an invalid value.
     #[error("{0} (from command line): {1}")]
     Setting(&'static str, SizeError),
-    /// The program that measures is not there.
+    /// The program that measures is missing.
     #[error(transparent)]
     Beside(#[from] BesideError),
     /// The results could not be written.

@@ -264,7 +264,7 @@ mod tests {
             std::thread::scope(|scope| {
                 for thread in 0..THREADS {
                     let advices = &advices;
-                    // As many as the ring has room for, whether or not anybody receives them.
+                    // As many notices as the ring has room for, received or not.
                     let calls = CALLS / THREADS;
                     scope.spawn(move || {
                         (1..=calls)

@@ -116,7 +116,8 @@ impl Marks {
         has_mark
     }
 
-    /// Calls `lost` as [`Marks::check`] does, and removes the marks: the range is about to return.
+    /// Calls `lost` as [`Marks::check`] does, and removes the marks. The caller maps the range in
+    /// again.
     pub(crate) fn take(
         &self,
         program: &Userfaultfd,

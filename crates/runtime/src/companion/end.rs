@@ -64,7 +64,7 @@ pub(crate) fn check_users(runtime: &'static Runtime, user: &mut User) {
             Some(other) => *user = other,
             None => end(runtime),
         }
-        // The kernel has cleared the word, which tells nothing more.
+        // The kernel has cleared the exit word. Watching it any longer would notify nothing.
         runtime.companion.forget_exit_word();
     }
     if runtime.context.budget.control().must_end() {

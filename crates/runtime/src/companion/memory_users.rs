@@ -81,7 +81,8 @@ impl User {
         Ok(User { pid, thread: pid, number, pidfd, statm, origin: Origin::Given })
     }
 
-    /// Returns whether it uses the memory of the companion, whose `/proc/PID/statm` is `ours`.
+    /// Returns whether the user still uses the memory of the companion. `ours` is the companion's
+    /// `/proc/PID/statm`.
     pub fn remains(&self, ours: &OwnedFd) -> bool {
         !self.has_ended(&Timespec::default())
             && match memory_of(self.thread) {

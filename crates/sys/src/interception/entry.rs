@@ -38,7 +38,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 /// Maximum number of threads that fork at the same time; more threads spin.
 const FRAMES: usize = 256;
 
-/// Flags of a child that shares the memory and is a thread, or for which its parent waits.
+/// Flags of a child that may share its parent's memory: a thread, or a process that its parent
+/// waits for (`vfork`).
 const WAITED_FOR: u32 = linux_raw_sys::general::CLONE_THREAD | linux_raw_sys::general::CLONE_VFORK;
 
 /// The saved state of a thread in the entry.

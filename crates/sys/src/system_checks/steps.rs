@@ -1,6 +1,6 @@
 //! A probe: it takes numbered steps, and each leaves a result.
 //!
-//! A filter of system calls (seccomp) may kill who makes a call. So a child can take the steps. Its
+//! A filter of system calls (seccomp) may kill the caller. So a child can take the steps. Its
 //! results lie in shared memory: a child that was killed has left those of the steps before. No
 //! descriptor is needed.
 //!

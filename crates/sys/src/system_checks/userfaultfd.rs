@@ -18,7 +18,7 @@ pub const DEVICE: &str = "/dev/userfaultfd";
 pub struct Ways {
     /// Opening the device.
     pub device: Step,
-    /// Asking it for a userfaultfd.
+    /// The result of asking the device for a userfaultfd.
     pub device_answer: Step,
     /// `userfaultfd(2)` for faults of user mode and of the kernel.
     pub call: Step,
@@ -27,7 +27,8 @@ pub struct Ways {
     pub call_for_user_mode: Step,
     /// Agreeing on the features, which old kernels refuse.
     pub features: Step,
-    /// Moving a page there and back. With an error of a move that is no system error, it is `EIO`.
+    /// Moving a page into a mapping and back. A move that fails without an errno counts as failed
+    /// with `EIO`.
     pub moved: Step,
 }
 
@@ -41,7 +42,7 @@ impl Ways {
 /// The device's node in the file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Whether it is a character device.
+    /// Whether the node is a character device.
     pub is_character_device: bool,
     /// Its minor number.
     pub minor: u32,
@@ -51,7 +52,7 @@ pub struct Node {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Whether it lies on a file system whose devices cannot be opened (`nodev`).
+    /// Whether the node lies on a file system whose devices cannot be opened (`nodev`).
     pub is_on_nodev: bool,
 }
 

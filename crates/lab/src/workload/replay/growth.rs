@@ -27,9 +27,9 @@ const MAX_HISTORY: usize = 4096;
 /// Memory that a run has leaked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Leak {
-    /// What the run grew by between a quarter and three quarters of its time, in pages.
+    /// Growth of the run between a quarter and three quarters of its time, in pages.
     pub grown_pages: u64,
-    /// The part of it that was swapped out and not touched again until the end.
+    /// The part of the growth that was swapped out and not touched again until the end.
     pub idle_pages: u64,
 }
 
@@ -40,7 +40,7 @@ struct Life {
     /// content.
     born_ms: u32,
     is_out: bool,
-    /// Whether it was touched after it had been evicted.
+    /// Whether the page was touched after it had been evicted.
     is_used: bool,
 }
 
@@ -60,10 +60,10 @@ pub struct Growth {
     peak_pages: u64,
     /// The pages with content at some times.
     history: Vec<(u64, u64)>,
-    /// Changes of less than so many pages are left out of the history.
+    /// Minimum size of a change that the history shows, in pages.
     step_pages: u64,
     /// Pages with content when their processes ended, by the time of their birth in milliseconds,
-    /// and those of them that were out.
+    /// and how many of them were swapped out.
     ended: BTreeMap<u32, (u64, u64)>,
 }
 
@@ -204,7 +204,7 @@ mod tests {
         // One use at the end is enough.
         let at_end = |step: u64| if step == STEPS - 1 { 0..step } else { 0..0 };
         assert_eq!(grown(|step| at_end(step).map(|before| Event::Refault(chunk(before))).collect()), None);
-        // So it is if reading all of it evicts what was read before.
+        // One use is enough even if reading a chunk evicts the chunk that was read before.
         let read = |before| [Event::Refault(chunk(before)), Event::Stage(chunk(before))];
         assert_eq!(grown(|step| at_end(step).flat_map(read).collect()), None);
     }

@@ -67,7 +67,8 @@ impl Stays {
 
     /// Returns whether the page of this stay was in use until the end.
     pub fn were_in_use(&self, stay: usize) -> bool {
-        // The summary has a bit for each, unless the file changed since.
+        // The summary has a bit for each stay, unless the trace file has changed since it was
+        // summarised.
         self.bits.get(stay / BLOCK_PAGES).is_some_and(|bits| is_set(bits, stay % BLOCK_PAGES))
     }
 
